@@ -1,0 +1,159 @@
+"""Failures of the agentic service.
+
+ServiceError (backend_kit.wire)
+├── BadRequest, UnknownType, MessageTooLong      the client's frame or body
+├── SessionNotFound, AgentNotFound, ExchangeNotFound, MessageNotFound
+├── Unauthenticated, Forbidden
+├── SessionBusy, TooManyTurns, RateLimited, Overloaded, Draining, Conflict
+├── StorageFull, HistoryUnavailable              persistence
+└── TurnFailed                                   a turn that began and could not end well
+    ├── LlmUnavailable, LlmRateLimited, LlmTimeout, LlmProtocol
+    ├── KfUnavailable
+    └── TurnDeadline
+"""
+
+from typing import ClassVar
+
+from backend_kit.wire import Code, ServiceError
+
+
+class BadRequest(ServiceError):
+    """A frame or body that does not have the shape it must have."""
+
+    code: ClassVar[Code] = Code.BAD_REQUEST
+
+
+class UnknownType(ServiceError):
+    """A frame whose `type` this protocol does not know."""
+
+    code: ClassVar[Code] = Code.UNKNOWN_TYPE
+
+
+class MessageTooLong(ServiceError):
+    """An ask above `limits.max_message_chars`."""
+
+    code: ClassVar[Code] = Code.MESSAGE_TOO_LONG
+
+
+class SessionNotFound(ServiceError):
+    """An unknown session, or another user's: the two are not told apart."""
+
+    code: ClassVar[Code] = Code.SESSION_NOT_FOUND
+
+
+class AgentNotFound(ServiceError):
+    """An agent id that the catalog does not hold, or a disabled one."""
+
+    code: ClassVar[Code] = Code.AGENT_NOT_FOUND
+
+
+class ExchangeNotFound(ServiceError):
+    """A turn that does not run any more, never did, or is another user's."""
+
+    code: ClassVar[Code] = Code.EXCHANGE_NOT_FOUND
+
+
+class MessageNotFound(ServiceError):
+    """No message of that rank in the session."""
+
+    code: ClassVar[Code] = Code.MESSAGE_NOT_FOUND
+
+
+class Unauthenticated(ServiceError):
+    """No credentials, or credentials that do not verify."""
+
+    code: ClassVar[Code] = Code.UNAUTHENTICATED
+
+
+class Forbidden(ServiceError):
+    """Known caller, not allowed."""
+
+    code: ClassVar[Code] = Code.FORBIDDEN
+
+
+class SessionBusy(ServiceError):
+    """The session is in a turn and the ask said `if_busy: reject`, or its queue is full."""
+
+    code: ClassVar[Code] = Code.SESSION_BUSY
+
+
+class TooManyTurns(ServiceError):
+    """The user's `limits.per_user.turns` are all running."""
+
+    code: ClassVar[Code] = Code.TOO_MANY_TURNS
+
+
+class RateLimited(ServiceError):
+    """The user's `limits.per_user.asks_per_min` is used up."""
+
+    code: ClassVar[Code] = Code.RATE_LIMITED
+
+
+class Overloaded(ServiceError):
+    """`limits.max_turns` run and no slot came free within `limits.queue_deadline_s`."""
+
+    code: ClassVar[Code] = Code.OVERLOADED
+
+
+class Draining(ServiceError):
+    """The process is about to end and takes no new turn."""
+
+    code: ClassVar[Code] = Code.DRAINING
+
+
+class Conflict(ServiceError):
+    """The same exchange id with another text."""
+
+    code: ClassVar[Code] = Code.CONFLICT
+
+
+class StorageFull(ServiceError):
+    """The queue or spool of finished turns has no room: refused before the model is called."""
+
+    code: ClassVar[Code] = Code.STORAGE_FULL
+
+
+class HistoryUnavailable(ServiceError):
+    """The database did not answer in time, and the session is not in memory."""
+
+    code: ClassVar[Code] = Code.HISTORY_UNAVAILABLE
+
+
+class TurnFailed(ServiceError):
+    """A turn that was accepted and could not end with an answer."""
+
+
+class LlmUnavailable(TurnFailed):
+    """The model refused the connection or answered 5xx, after the retries."""
+
+    code: ClassVar[Code] = Code.LLM_UNAVAILABLE
+
+
+class LlmRateLimited(TurnFailed):
+    """The model answered 429, after the retries."""
+
+    code: ClassVar[Code] = Code.LLM_RATE_LIMITED
+
+
+class LlmTimeout(TurnFailed):
+    """No first token, or no next token, within its deadline."""
+
+    code: ClassVar[Code] = Code.LLM_TIMEOUT
+
+
+class LlmProtocol(TurnFailed):
+    """The model's stream was not what the protocol allows: garbage, cut, or of the wrong type."""
+
+    code: ClassVar[Code] = Code.LLM_PROTOCOL
+
+
+class KfUnavailable(TurnFailed):
+    """Knowledge flow did not answer, and the agent's policy requires documents."""
+
+    code: ClassVar[Code] = Code.KF_UNAVAILABLE
+
+
+class TurnDeadline(TurnFailed):
+    """The turn as a whole took longer than `deadlines.turn_s`."""
+
+    code: ClassVar[Code] = Code.TURN_DEADLINE

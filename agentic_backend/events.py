@@ -1,0 +1,109 @@
+"""What a turn emits: the messages of an exchange and the steps by which an agent makes them.
+
+An agent yields `Delta`, `Step` and `Sources` through the `Emit` callable in its run's context. The session gives
+them ranks and sequence numbers; chat renders them for each protocol.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from backend_kit.wire import dumps
+
+Role = Literal["user", "assistant", "tool", "system"]
+Channel = Literal["final", "plan", "thought", "observation", "tool_call", "tool_result", "error", "system_note"]
+Part = dict[str, Any]
+"""One part of a message as it stands on the wire: `{"type": "text", "text": …}` and the other shapes of protocol.md."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A fragment of text that the agent has just produced; never the text so far."""
+
+    text: str
+    channel: Channel = "final"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A whole message other than the answer: tool_call, tool_result, thought."""
+
+    role: Role
+    channel: Channel
+    parts: list[Part]
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The passages that the answer may cite, once a turn, each a VectorSearchHit as JSON-ready dict."""
+
+    hits: list[dict[str, Any]]
+
+
+AgentEvent = Delta | Step | Sources
+Emit = Callable[[AgentEvent], None]
+"""Hands an event to the turn. Never blocks and never raises: what is slow is the socket's business."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One message of a session (CONTRACT ChatMessage). `json` holds its encoding, made once, used everywhere."""
+
+    session_id: str
+    exchange_id: str
+    rank: int
+    timestamp: str
+    role: Role
+    channel: Channel
+    parts: list[Part]
+    metadata: dict[str, Any]
+    json: bytes
+
+    @classmethod
+    def build(
+        cls,
+        *,
+        session_id: str,
+        exchange_id: str,
+        rank: int,
+        role: Role,
+        channel: Channel,
+        parts: list[Part],
+        metadata: dict[str, Any] | None = None,
+        timestamp: str | None = None,
+    ) -> "ChatMessage":
+        """Make a message and encode it. `timestamp` is now (UTC) where absent."""
+        stamp = timestamp or utc_now()
+        body = {
+            "session_id": session_id,
+            "exchange_id": exchange_id,
+            "rank": rank,
+            "timestamp": stamp,
+            "role": role,
+            "channel": channel,
+            "parts": parts,
+            "metadata": metadata or {},
+        }
+        return cls(session_id, exchange_id, rank, stamp, role, channel, parts, metadata or {}, dumps(body))
+
+    @property
+    def text(self) -> str:
+        """The text parts joined, as an agent's prompt wants them."""
+        return "\n".join(part["text"] for part in self.parts if part.get("type") == "text")
+
+
+def text_part(text: str) -> Part:
+    """A text part."""
+    return {"type": "text", "text": text}
+
+
+def utc_now() -> str:
+    """Now as ISO 8601 with microseconds and `Z`."""
+    return iso_z(datetime.now(UTC))
+
+
+def iso_z(moment: datetime) -> str:
+    """An aware datetime as ISO 8601 in UTC, always with microseconds, so that equal moments are equal bytes."""
+    return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -1,0 +1,49 @@
+"""The ports through which turns reach storage. `persist` implements them; only `app` wires the two."""
+
+from typing import Protocol
+
+from agentic_backend.session.models import AskRecord, Durability, HistoryWindow, Remembered, Session, TurnRecord
+
+
+class SessionStore(Protocol):
+    """Reads and small writes of sessions. Every method may raise `HistoryUnavailable`; none waits over 2 s for a slot.
+
+    `user_id` is part of every look-up: another user's session is an unknown one.
+    """
+
+    async def create(self, session: Session) -> None:
+        """Store a new session. When it returns, the session is committed."""
+
+    async def count(self, user_id: str) -> int:
+        """How many sessions the user has."""
+
+    async def get(self, session_id: str, user_id: str) -> Session | None:
+        """The session, with what is still on its way to the database, or None."""
+
+    async def list(self, user_id: str) -> list[Session]:
+        """The user's sessions, newest first, in one query."""
+
+    async def delete(self, session_id: str, user_id: str) -> bool:
+        """Delete the session and all that hangs on it, in order after its turns. False where it is unknown."""
+
+    async def history(self, session_id: str, user_id: str, window: HistoryWindow) -> list[bytes]:
+        """Encoded ChatMessages of the window, ascending rank, pending ones included."""
+
+    async def message(self, session_id: str, user_id: str, rank: int) -> bytes | None:
+        """One encoded ChatMessage, or None."""
+
+    async def remembered(self, session_id: str, user_id: str, max_exchanges: int) -> list[Remembered]:
+        """User texts and answers of the last exchanges, oldest first: what an agent is reminded of."""
+
+
+class TurnLog(Protocol):
+    """Where finished turns go. Fire-and-forget for the turn: no method waits for Postgres unless ack is `db`."""
+
+    def has_room(self) -> bool:
+        """False when a new turn must be refused with `storage_full` before the model is called."""
+
+    def begin(self, record: AskRecord) -> None:
+        """Note that a turn has begun. Never waits, never raises."""
+
+    async def append(self, record: TurnRecord) -> Durability:
+        """Hand over a finished turn; says what stands behind it when it returns."""

@@ -1,0 +1,102 @@
+"""The closed list of failure codes with the text, HTTP status and retry advice of each (see docs/protocol.md)."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+Language = Literal["en", "fr"]
+
+
+class Code(StrEnum):
+    """What went wrong, in one word that clients may depend on. New codes are a protocol change."""
+
+    BAD_REQUEST = "bad_request"
+    UNKNOWN_TYPE = "unknown_type"
+    MESSAGE_TOO_LONG = "message_too_long"
+    SESSION_NOT_FOUND = "session_not_found"
+    AGENT_NOT_FOUND = "agent_not_found"
+    EXCHANGE_NOT_FOUND = "exchange_not_found"
+    MESSAGE_NOT_FOUND = "message_not_found"
+    NOT_AWAITING = "not_awaiting"
+    CONFLICT = "conflict"
+    SESSION_BUSY = "session_busy"
+    RATE_LIMITED = "rate_limited"
+    TOO_MANY_TURNS = "too_many_turns"
+    OVERLOADED = "overloaded"
+    DRAINING = "draining"
+    LLM_UNAVAILABLE = "llm_unavailable"
+    LLM_RATE_LIMITED = "llm_rate_limited"
+    LLM_TIMEOUT = "llm_timeout"
+    LLM_PROTOCOL = "llm_protocol"
+    TURN_DEADLINE = "turn_deadline"
+    KF_UNAVAILABLE = "kf_unavailable"
+    HISTORY_UNAVAILABLE = "history_unavailable"
+    STORAGE_FULL = "storage_full"
+    SCHEMA_MISMATCH = "schema_mismatch"
+    UNAUTHENTICATED = "unauthenticated"
+    FORBIDDEN = "forbidden"
+    TOO_LARGE = "too_large"
+    ATTACHMENTS_DISABLED = "attachments_disabled"
+    ATTACHMENT_LIMIT_REACHED = "attachment_limit_reached"
+    ATTACHMENT_TOO_LARGE = "attachment_too_large"
+    ATTACHMENT_DUPLICATE = "attachment_duplicate"
+    ATTACHMENT_NOT_FOUND = "attachment_not_found"
+    MISSING_FILENAME = "missing_filename"
+    UPLOAD_PROCESSING_FAILED = "upload_processing_failed"
+    INTERNAL = "internal"
+
+
+@dataclass(frozen=True, slots=True)
+class CodeInfo:
+    """How one code is rendered: HTTP status on REST, whether a retry may succeed, the text per language."""
+
+    status: int
+    retryable: bool
+    en: str
+    fr: str
+
+
+CODES: dict[Code, CodeInfo] = {
+    Code.BAD_REQUEST: CodeInfo(422, False, "The request could not be read.", "La requête est illisible."),
+    Code.UNKNOWN_TYPE: CodeInfo(422, False, "Unknown message type.", "Type de message inconnu."),
+    Code.MESSAGE_TOO_LONG: CodeInfo(422, False, "The message is too long.", "Le message est trop long."),
+    Code.SESSION_NOT_FOUND: CodeInfo(403, False, "Session not found.", "Session introuvable."),
+    Code.AGENT_NOT_FOUND: CodeInfo(404, False, "Agent not found.", "Agent introuvable."),
+    Code.EXCHANGE_NOT_FOUND: CodeInfo(404, False, "Exchange not found.", "Échange introuvable."),
+    Code.MESSAGE_NOT_FOUND: CodeInfo(404, False, "Message not found.", "Message introuvable."),
+    Code.NOT_AWAITING: CodeInfo(409, False, "No answer is awaited here.", "Aucune réponse n'est attendue ici."),
+    Code.CONFLICT: CodeInfo(409, False, "This conflicts with an earlier request.", "Conflit avec une requête passée."),
+    Code.SESSION_BUSY: CodeInfo(409, True, "The session is answering.", "La session est en train de répondre."),
+    Code.RATE_LIMITED: CodeInfo(429, True, "Too many requests. Slow down.", "Trop de requêtes. Ralentissez."),
+    Code.TOO_MANY_TURNS: CodeInfo(429, True, "Too many questions at once.", "Trop de questions à la fois."),
+    Code.OVERLOADED: CodeInfo(503, True, "The service is overloaded. Try again.", "Service surchargé. Réessayez."),
+    Code.DRAINING: CodeInfo(503, True, "The service is restarting. Try again.", "Redémarrage en cours. Réessayez."),
+    Code.LLM_UNAVAILABLE: CodeInfo(
+        503, True, "The model is unavailable. Try again.", "Modèle indisponible. Réessayez."
+    ),
+    Code.LLM_RATE_LIMITED: CodeInfo(503, True, "The model is busy. Try again.", "Le modèle est occupé. Réessayez."),
+    Code.LLM_TIMEOUT: CodeInfo(504, True, "The model did not answer in time.", "Le modèle n'a pas répondu à temps."),
+    Code.LLM_PROTOCOL: CodeInfo(502, True, "The model's answer was broken.", "La réponse du modèle est corrompue."),
+    Code.TURN_DEADLINE: CodeInfo(504, True, "The answer took too long.", "La réponse a pris trop de temps."),
+    Code.KF_UNAVAILABLE: CodeInfo(503, True, "Documents are unavailable. Try again.", "Documents indisponibles."),
+    Code.HISTORY_UNAVAILABLE: CodeInfo(503, True, "History is unavailable. Try again.", "Historique indisponible."),
+    Code.STORAGE_FULL: CodeInfo(503, True, "Storage is full. Try again later.", "Stockage plein. Réessayez plus tard."),
+    Code.SCHEMA_MISMATCH: CodeInfo(409, False, "The index does not fit the model.", "L'index ne va pas au modèle."),
+    Code.UNAUTHENTICATED: CodeInfo(401, False, "Authentication is required.", "Authentification requise."),
+    Code.FORBIDDEN: CodeInfo(403, False, "Not allowed.", "Non autorisé."),
+    Code.TOO_LARGE: CodeInfo(413, False, "The request is too large.", "La requête est trop volumineuse."),
+    Code.ATTACHMENTS_DISABLED: CodeInfo(501, False, "Attachments are disabled.", "Pièces jointes désactivées."),
+    Code.ATTACHMENT_LIMIT_REACHED: CodeInfo(400, False, "Too many attachments.", "Trop de pièces jointes."),
+    Code.ATTACHMENT_TOO_LARGE: CodeInfo(400, False, "The attachment is too large.", "Pièce jointe trop volumineuse."),
+    Code.ATTACHMENT_DUPLICATE: CodeInfo(409, False, "The attachment is there already.", "Pièce jointe déjà présente."),
+    Code.ATTACHMENT_NOT_FOUND: CodeInfo(404, False, "Attachment not found.", "Pièce jointe introuvable."),
+    Code.MISSING_FILENAME: CodeInfo(400, False, "The file has no name.", "Le fichier n'a pas de nom."),
+    Code.UPLOAD_PROCESSING_FAILED: CodeInfo(400, False, "The file could not be read.", "Fichier illisible."),
+    Code.INTERNAL: CodeInfo(500, False, "Something went wrong on our side.", "Une erreur interne est survenue."),
+}
+
+
+def message_for(code: Code, language: str | None = None) -> str:
+    """The fixed text of a code; French where `language` starts with `fr`, else English."""
+    info = CODES[code]
+    return info.fr if language is not None and language.lower().startswith("fr") else info.en

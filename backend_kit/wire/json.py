@@ -1,0 +1,31 @@
+"""JSON as bytes. One codec for sockets, storage and logs, strict in what it lets out."""
+
+from typing import Any
+
+import orjson
+
+InvalidJson = orjson.JSONDecodeError
+
+
+def dumps(value: Any) -> bytes:
+    """Encode to compact UTF-8 JSON. NaN and infinities become null; a lone surrogate is replaced by U+FFFD."""
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        return orjson.dumps(_scrub(value))
+
+
+def loads(data: bytes | str) -> Any:
+    """Decode JSON. Raises `InvalidJson` (a ValueError) on anything that RFC 8259 does not allow."""
+    return orjson.loads(data)
+
+
+def _scrub(value: Any) -> Any:
+    """Replace what UTF-8 cannot carry. Only reached when the first attempt to encode failed."""
+    if isinstance(value, str):
+        return "".join("\ufffd" if "\ud800" <= char <= "\udfff" else char for char in value)
+    if isinstance(value, dict):
+        return {_scrub(str(key)): _scrub(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_scrub(item) for item in value]
+    return value

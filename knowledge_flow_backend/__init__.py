@@ -1,0 +1,1 @@
+"""The service that ingests documents and finds passages in them."""

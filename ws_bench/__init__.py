@@ -1,0 +1,1 @@
+"""The load tester, its reports and the fake model server."""
