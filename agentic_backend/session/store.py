@@ -20,7 +20,7 @@ class SessionStore(Protocol):
     async def get(self, session_id: str, user_id: str) -> Session | None:
         """The session, with what is still on its way to the database, or None."""
 
-    async def list(self, user_id: str) -> list[Session]:
+    async def list_for(self, user_id: str) -> list[Session]:
         """The user's sessions, newest first, in one query."""
 
     async def delete(self, session_id: str, user_id: str) -> bool:
