@@ -1,0 +1,273 @@
+"""Kpi: what a process observes, handed at once to the summary rollups, Prometheus and the turn's ledger."""
+
+import re
+from asyncio import CancelledError
+from collections.abc import Callable, Iterable
+from time import perf_counter
+from types import TracebackType
+from typing import Final, Literal, Protocol
+
+from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics
+from prometheus_client import Gauge as PrometheusGauge
+
+from backend_kit.kpi.buckets import TURN
+from backend_kit.kpi.exposition import LegacyPhaseHistogram
+from backend_kit.kpi.ledger import _CURRENT, Ledger
+from backend_kit.kpi.rollup import Rollup
+
+PHASES: Final = (
+    "session_read", "agent_init", "history_restore", "llm_invoke", "llm_invoke_title", "vector_search",
+    "vector_rerank", "kf_vector_search", "kf_vector_rerank", "answer_general_only", "answer_no_results",
+    "answer_no_sources", "answer_with_sources", "stream_agent_response", "persist_tx", "stream_total", "session_list",
+    "session_write", "history_get", "attachments_list_on_delete", "admission_wait", "spool_ack", "embed_query",
+    "os_query",
+)  # fmt: skip
+"""Phases every process knows: those of CONTRACT §6 first, so that the label set of the metric is closed."""
+
+LEGACY_GAUGES: Final = ("persist_pool_wait_ms", "persist_sql_ms", "event_loop_lag_ms")
+MAX_EXTRA_PHASES: Final = 64
+_PHASE_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,47}")
+
+Status = Literal["ok", "error", "cancelled", "timeout"]
+
+
+class Observer(Protocol):
+    """A bound Prometheus histogram."""
+
+    def observe(self, amount: float) -> None:
+        """Take one observation in the metric's unit."""
+
+
+class Settable(Protocol):
+    """A bound Prometheus gauge."""
+
+    def set(self, value: float) -> None:
+        """Take the new value."""
+
+
+class Incrementable(Protocol):
+    """A bound Prometheus counter."""
+
+    def inc(self, amount: float = 1) -> None:
+        """Add to the count."""
+
+
+class Timer:
+    """Durations of one key: a summary rollup in milliseconds and a histogram in seconds, fed by one call."""
+
+    __slots__ = ("_add", "_child", "_seconds", "rollup")
+
+    def __init__(self, child: Observer | None) -> None:
+        self.rollup = Rollup()
+        self._add = self.rollup.add
+        self._child = child
+        self._seconds = child.observe if child is not None else None
+
+    def observe(self, ms: float) -> None:
+        """Take a duration in milliseconds."""
+        self._add(ms)
+        if self._seconds is not None:
+            self._seconds(ms * 1e-3)
+
+    def observe_seconds(self, seconds: float) -> None:
+        """Take a duration in seconds."""
+        self._add(seconds * 1e3)
+        if self._seconds is not None:
+            self._seconds(seconds)
+
+
+class Gauge:
+    """Values of one key: a summary rollup of every value set, and a Prometheus gauge that holds the last.
+
+    A `level` gauge describes a state that lasts (sockets open): where nothing changed in a window, the summary shows
+    the value that stands. Otherwise a gauge is a stream of samples and says nothing in a window without one.
+    """
+
+    __slots__ = ("_child", "level", "rollup", "value")
+
+    def __init__(self, child: Settable | None, *, level: bool) -> None:
+        self.rollup = Rollup()
+        self.level = level
+        self.value: float | None = None
+        self._child = child
+
+    def set(self, value: float) -> None:
+        """Take the new value."""
+        self.value = value
+        self.rollup.add(value)
+        if self._child is not None:
+            self._child.set(value)
+
+
+class Counter:
+    """Increments of one key in the window, and the Prometheus counter that never falls."""
+
+    __slots__ = ("_child", "rollup")
+
+    def __init__(self, child: Incrementable | None) -> None:
+        self.rollup = Rollup()
+        self._child = child
+
+    def inc(self, n: float = 1) -> None:
+        """Count `n` more."""
+        self.rollup.add(n)
+        if self._child is not None:
+            self._child.inc(n)
+
+
+class _Series:
+    """One phase: its timers by status, the one of `ok` at hand."""
+
+    __slots__ = ("_bind", "_by_status", "_name", "ok")
+
+    def __init__(self, name: str, bind: Callable[[str, Status], Timer]) -> None:
+        self._name = name
+        self._bind = bind
+        self._by_status: dict[Status, Timer] = {}
+        self.ok: Callable[[float], None] | None = None
+
+    def timer(self, status: Status) -> Timer:
+        timer = self._by_status.get(status)
+        if timer is None:
+            timer = self._by_status[status] = self._bind(self._name, status)
+            if status == "ok":
+                self.ok = timer.observe_seconds
+        return timer
+
+
+class PhaseTimer:
+    """Times a `with` block, also one that fails: in `__exit__`, monotonic clock, with how it ended as status.
+
+    For one use: a new one for each entry, from `Kpi.phase`.
+    """
+
+    __slots__ = ("_depth", "_ledger", "_name", "_outer", "_series", "_start", "_timeouts")
+
+    def __init__(
+        self, name: str, series: _Series, ledger: Ledger | None, timeouts: tuple[type[BaseException], ...]
+    ) -> None:
+        self._name = name
+        self._series = series
+        self._ledger = ledger
+        self._timeouts = timeouts
+
+    def __enter__(self) -> None:
+        ledger = self._ledger
+        if ledger is not None:
+            self._depth = ledger.open
+            self._outer = ledger.current
+            ledger.open = self._depth + 1
+            ledger.current = self._name
+        self._start = perf_counter()
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        end = perf_counter()
+        start = self._start
+        observe = self._series.ok
+        if exc_type is None and observe is not None:
+            observe(end - start)
+        else:
+            self._series.timer(_status(exc_type, self._timeouts)).observe_seconds(end - start)
+        ledger = self._ledger
+        if ledger is not None:
+            ledger.open -= 1
+            ledger.current = self._outer
+            ledger.add(self._name, start, end, self._depth)
+
+
+def _status(exc_type: type[BaseException] | None, timeouts: tuple[type[BaseException], ...]) -> Status:
+    if exc_type is None:
+        return "ok"
+    if issubclass(exc_type, (CancelledError, GeneratorExit)):
+        return "cancelled"
+    return "timeout" if issubclass(exc_type, timeouts) else "error"
+
+
+class Kpi:
+    """The observations of one process (or of one app in a test): built in the lifespan, handed around, no global.
+
+    Every bound object it gives feeds the summary and Prometheus from one call, so the two cannot disagree. All of it
+    may be used from any thread. Keys look like `name|label=value`; the same key gives the same object.
+    """
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        *,
+        service: str,
+        legacy_ms_names: bool = True,
+        phases: Iterable[str] = (),
+        timeouts: tuple[type[BaseException], ...] = (),
+    ) -> None:
+        """`phases` are names beyond PHASES; `timeouts` are exceptions that, as TimeoutError, end a phase as `timeout`.
+
+        Raises ValueError for a phase name that is not `[a-z][a-z0-9_]*` or for more than 64 of them.
+        """
+        # The library's switch is one for the process; `_created` series would be half as many again for nothing.
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # the library left it without annotations
+        self.registry = registry
+        self.service = service
+        self.timers: dict[str, Timer] = {}
+        self.gauges: dict[str, Gauge] = {}
+        self.counters: dict[str, Counter] = {}
+        self.line_sources: list[Callable[[], Iterable[str]]] = []
+        self._timeouts: tuple[type[BaseException], ...] = (TimeoutError, *timeouts)
+        self._histogram = Histogram(
+            "app_phase_latency_seconds",
+            "Duration of a phase. Phases nest: never sum over them.",
+            ["phase", "status"],
+            buckets=TURN,
+            registry=registry,
+        )
+        self._series = {name: _Series(name, self._bind_phase) for name in PHASES}
+        self._other = _Series("other", self._bind_phase)
+        for name in phases:
+            self.register_phase(name)
+        self._legacy_gauges: dict[str, PrometheusGauge] = {}
+        if legacy_ms_names:
+            registry.register(LegacyPhaseHistogram(self._histogram, service))
+            for name in LEGACY_GAUGES:
+                self._legacy_gauges[name] = PrometheusGauge(name, "Last value, milliseconds.", registry=registry)
+
+    def register_phase(self, name: str) -> None:
+        """Let `name` be a phase of its own. At start, not per turn. Raises ValueError as the constructor does."""
+        if name in self._series:
+            return
+        if not _PHASE_NAME.fullmatch(name):
+            raise ValueError(f"phase name {name[:48]!r} is not [a-z][a-z0-9_]* of at most 48 characters")
+        if len(self._series) >= len(PHASES) + MAX_EXTRA_PHASES:
+            raise ValueError(f"no room for phase {name!r}: at most {MAX_EXTRA_PHASES} beyond the known ones")
+        self._series[name] = _Series(name, self._bind_phase)
+
+    def phase(self, name: str) -> PhaseTimer:
+        """Time a step: `with kpi.phase("history_restore"): …`. An unregistered name counts as `other`.
+
+        Feeds the rollup `app.phase_latency_ms|phase=…`, `app_phase_latency_seconds` and the current turn's ledger.
+        """
+        return PhaseTimer(name, self._series.get(name) or self._other, _CURRENT.get(), self._timeouts)
+
+    def record_phase(self, name: str, seconds: float, status: Status = "ok") -> None:
+        """Enter a phase timed by other means, in the rollup and the histogram but in no ledger."""
+        (self._series.get(name) or self._other).timer(status).observe_seconds(seconds)
+
+    def timer(self, name: str, histogram_child: Observer | None = None) -> Timer:
+        """The timer of key `name`; `histogram_child` is in seconds. First call for a key decides the child."""
+        return self.timers.setdefault(name, Timer(histogram_child))
+
+    def gauge(self, name: str, child: Settable | None = None, *, level: bool = False) -> Gauge:
+        """The gauge of key `name`. Compatible names are bound to their Prometheus gauge by themselves."""
+        return self.gauges.setdefault(name, Gauge(child or self._legacy_gauges.get(name), level=level))
+
+    def counter(self, name: str, child: Incrementable | None = None) -> Counter:
+        """The counter of key `name`."""
+        return self.counters.setdefault(name, Counter(child))
+
+    def add_lines(self, source: Callable[[], Iterable[str]]) -> None:
+        """Let an owner add lines to each summary (without the prefix); called in the summary thread."""
+        self.line_sources.append(source)
+
+    def _bind_phase(self, name: str, status: Status) -> Timer:
+        suffix = "" if status == "ok" else f"|status={status}"
+        return self.timer(f"app.phase_latency_ms|phase={name}{suffix}", self._histogram.labels(name, status))

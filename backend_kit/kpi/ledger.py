@@ -1,0 +1,92 @@
+"""The ledger of one turn: which phase took how long, and what no phase accounts for."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from time import perf_counter
+from typing import TYPE_CHECKING, Final, TypedDict
+
+if TYPE_CHECKING:
+    from backend_kit.kpi.core import Kpi, PhaseTimer
+
+MAX_ROWS: Final = 256
+_CURRENT: ContextVar["Ledger | None"] = ContextVar("turnwise_ledger", default=None)
+_NOTHING: Final = nullcontext()
+
+
+class LedgerRow(TypedDict):
+    """One phase of a turn. Milliseconds; `start_ms` counts from the ask's arrival."""
+
+    phase: str
+    depth: int
+    start_ms: float
+    ms: float
+
+
+class Ledger:
+    """Phases of one turn, in order of their start.
+
+    `depth` is the number of phases open when the row's phase began, so rows of depth 0 never overlap, and what they
+    leave of the turn is unattributed. Tasks of one turn share its ledger through their context; what runs side by
+    side belongs inside a phase that waits for all of it. `current` names the phase entered last and still open.
+    Rows beyond 256 are counted in `unattributed_ms` but not kept (`dropped_rows`).
+    """
+
+    __slots__ = ("_covered", "_rows", "current", "dropped_rows", "kpi", "open", "started")
+
+    def __init__(self, kpi: "Kpi", *, started: float | None = None) -> None:
+        """`started` is the ask's arrival on the perf_counter clock, now where absent."""
+        self.kpi = kpi
+        self.started = perf_counter() if started is None else started
+        self.current: str | None = None
+        self.open = 0
+        self.dropped_rows = 0
+        self._covered = 0.0
+        self._rows: list[tuple[str, int, float, float]] = []
+
+    @contextmanager
+    def activate(self) -> Iterator["Ledger"]:
+        """Make this the ledger of the running task and of the tasks it starts."""
+        token = _CURRENT.set(self)
+        try:
+            yield self
+        finally:
+            _CURRENT.reset(token)
+
+    def add(self, phase: str, start: float, end: float, depth: int | None = None) -> None:
+        """Enter a phase timed by other means; `start` and `end` on the perf_counter clock. Feeds no metric."""
+        level = self.open if depth is None else depth
+        if level == 0:
+            self._covered += end - start
+        if len(self._rows) < MAX_ROWS:
+            self._rows.append((phase, level, start, end))
+        else:
+            self.dropped_rows += 1
+
+    def rows(self) -> list[LedgerRow]:
+        """The finished phases by start, an outer phase before those inside it."""
+        base = self.started
+        return [
+            {
+                "phase": phase,
+                "depth": depth,
+                "start_ms": round((start - base) * 1e3, 3),
+                "ms": round((end - start) * 1e3, 3),
+            }
+            for phase, depth, start, end in sorted(self._rows, key=lambda row: (row[2], row[1]))
+        ]
+
+    def unattributed_ms(self, total_ms: float) -> float:
+        """What the finished phases of depth 0 leave of a turn of `total_ms`; never below 0."""
+        return max(total_ms - self._covered * 1e3, 0.0)
+
+
+def current_ledger() -> Ledger | None:
+    """The ledger of the turn this code runs in, None outside a turn."""
+    return _CURRENT.get()
+
+
+def phase(name: str) -> "PhaseTimer | nullcontext[None]":
+    """Time a step of the current turn: `with phase("vector_search"): …`. Does nothing where no turn is current."""
+    ledger = _CURRENT.get()
+    return _NOTHING if ledger is None else ledger.kpi.phase(name)
