@@ -1,0 +1,416 @@
+"""Settings of the agentic service: one frozen object, read once at start (docs/configuration.md lists every key)."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, SecretStr, model_validator
+
+from backend_kit.settings import (
+    App,
+    BasePath,
+    Count,
+    HttpUrl,
+    Listed,
+    Port,
+    Positive,
+    Postgres,
+    Refused,
+    Seconds,
+    Section,
+    ServiceSettings,
+    Text,
+    refuse_twice,
+)
+
+FieldType = Literal[
+    "string",
+    "text",
+    "text-multiline",
+    "prompt",
+    "number",
+    "integer",
+    "boolean",
+    "select",
+    "array",
+    "object",
+    "secret",
+    "url",
+]
+
+
+class AgenticApp(App):
+    """The process of the agentic service."""
+
+    name: Text = "Agentic Backend"
+    base_url: BasePath = "/agentic/v1"
+    port: Port = 8000
+    metrics_port: Port = 9005
+
+
+class FieldSpec(Section):
+    """One value of an agent that an operator may tune; `default` is the value in force."""
+
+    key: Text
+    """Dotted name, such as `prompts.system`."""
+    type: FieldType = "string"
+    """What the value is and how a form shows it."""
+    title: str = ""
+    """Label in a form."""
+    description: str | None = None
+    """What the value does."""
+    required: bool = False
+    """Whether a form may leave it empty."""
+    default: Any = None
+    """The value."""
+    enum: Annotated[tuple[str, ...], Listed] | None = None
+    """The values of a `select`."""
+    min: float | None = None
+    """Least number."""
+    max: float | None = None
+    """Greatest number."""
+    pattern: str | None = None
+    """Regular expression that a text must match."""
+    item_type: FieldType | None = None
+    """Type of the items of an `array`."""
+    ui: dict[str, Any] = Field(default_factory=dict)
+    """Hints for a form, handed through."""
+
+
+class McpServerRef(Section):
+    """An MCP server that an agent uses."""
+
+    id: Text
+    """`id` of an entry of `mcp.servers`."""
+
+
+class AgentTuning(Section):
+    """How an agent presents itself and what may be tuned."""
+
+    role: str = ""
+    """One line under the agent's name."""
+    description: str = ""
+    """What the agent is for."""
+    tags: Annotated[tuple[str, ...], Listed] = ()
+    """Words to group agents by."""
+    fields: Annotated[tuple[FieldSpec, ...], Listed] = ()
+    mcp_servers: Annotated[tuple[McpServerRef, ...], Listed] = ()
+
+
+class ChatOptions(Section):
+    """Controls that the chat page shows for an agent."""
+
+    search_policy_selection: bool = False
+    """Offer the search policy."""
+    libraries_selection: bool = False
+    """Offer document libraries."""
+    include_corpus_in_search: bool = False
+    """Offer to leave the corpus out."""
+    attach_files: bool = False
+    """Offer attachments."""
+    search_rag_scoping: bool = False
+    """Offer the scope of retrieval."""
+    documents_selection: bool = False
+    """Offer single documents."""
+    deep_search_delegate: bool = False
+    """Offer deep search."""
+
+
+class AgentSettings(Section):
+    """One agent: which graph it runs and with which values (CONTRACT §3; also the shape of `GET /agents`)."""
+
+    id: Text
+    """Identifier in asks and sessions; the name where it is left out."""
+    name: Text
+    """Name in the chat page."""
+    enabled: bool = True
+    """Whether the agent is offered."""
+    class_path: Text | None = None
+    """Module that holds the agent's graph."""
+    type: Text = "agent"
+    """Kind of agent."""
+    tuning: AgentTuning = AgentTuning()
+    chat_options: ChatOptions = ChatOptions()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _id_is_the_name_where_left_out(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "id" not in data and "name" in data:
+            return {**data, "id": data["name"]}
+        return data
+
+    @model_validator(mode="after")
+    def _fields_are_unique(self) -> "AgentSettings":
+        refuse_twice([field.key for field in self.tuning.fields], "key", "tuning", "fields")
+        return self
+
+    def tuned(self, key: str, fallback: Any) -> Any:
+        """The value of a tunable field; `fallback` where the agent does not list it or leaves it empty."""
+        for field in self.tuning.fields:
+            if field.key == key and field.default is not None:
+                return field.default
+        return fallback
+
+
+class ClientTimeout(Section):
+    """Deadlines of the knowledge-flow client, in seconds."""
+
+    connect: Seconds = 20
+    """Seconds to open a connection."""
+    read: Seconds = 60
+    """Seconds without a byte of the answer."""
+
+
+class ModelTimeout(Section):
+    """Deadlines of one connection to the model, in seconds; a whole turn has `deadlines`."""
+
+    connect: Seconds = 10
+    """Seconds to open a connection."""
+    read: Seconds = 60
+    """Seconds without a byte of the answer."""
+    write: Seconds = 10
+    """Seconds to hand over the request."""
+    pool: Seconds = 5
+    """Seconds to wait for a free connection."""
+
+
+class HttpClientLimits(Section):
+    """The connection pool of one model endpoint."""
+
+    max_connections: Count = 2048
+    """Connections at once; each running turn holds one. 0 = no limit."""
+    max_keepalive_connections: Count = 512
+    """Idle connections that are kept; 0 = a new connection for each call, which costs 0.3 ms of CPU."""
+    keepalive_expiry_seconds: Seconds = 30
+    """Seconds that an idle connection is kept."""
+
+
+class ChatModelSettings(Section):
+    """How a model is called."""
+
+    base_url: HttpUrl | None = None
+    """Endpoint with its version path; OPENAI_BASE_URL overrides it. Without either: the provider's own."""
+    api_key: SecretStr | None = None
+    """Set through OPENAI_API_KEY."""
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+    """Sampling temperature."""
+    max_retries: Annotated[int, Field(ge=0, le=10)] = 2
+    """Further attempts with jitter, only before the first token."""
+    timeout: ModelTimeout = ModelTimeout()
+    http_client_limits: HttpClientLimits = HttpClientLimits()
+
+
+class ChatModel(Section):
+    """A model behind an OpenAI-compatible endpoint."""
+
+    provider: Literal["openai"] = "openai"
+    """Protocol of the endpoint."""
+    name: Text
+    """Model name that is sent."""
+    settings: ChatModelSettings = ChatModelSettings()
+
+
+class Recursion(Section):
+    """Bound of a graph's loop."""
+
+    recursion_limit: Positive = 40
+    """Steps of one run."""
+
+
+class Ai(Section):
+    """Agents, models, and what they may use."""
+
+    knowledge_flow_url: HttpUrl = "http://127.0.0.1:8111/knowledge-flow/v1"
+    """Base URL of the knowledge-flow service."""
+    timeout: ClientTimeout = ClientTimeout()
+    restore_max_exchanges: Count = 20
+    """Earlier exchanges that an agent is given."""
+    max_concurrent_agents: Positive = 1024
+    """Compiled graphs that are cached."""
+    max_concurrent_sessions_per_user: Count = 0
+    """Sessions a user may have; 0 = no limit."""
+    max_attached_files_per_user: Count = 20
+    """Attachments a user may have."""
+    max_attached_file_size_mb: Positive = 50
+    """Largest attachment, in MB."""
+    use_static_config_only: bool = True
+    """Whether agents come from this file alone; off, they can be made over REST."""
+    default_chat_model: ChatModel
+    default_language_model: ChatModel | None = None
+    recursion: Recursion = Recursion()
+    agents: Annotated[tuple[AgentSettings, ...], Listed] = ()
+
+    @model_validator(mode="after")
+    def _agents_are_unique(self) -> "Ai":
+        refuse_twice([agent.id for agent in self.agents], "id", "agents")
+        return self
+
+    @property
+    def language_model(self) -> ChatModel:
+        """The model for what is not an answer, such as titles."""
+        return self.default_language_model or self.default_chat_model
+
+
+class McpServer(Section):
+    """A tool server (Model Context Protocol)."""
+
+    ignored_keys = ("sse_read_timeout", "auth_mode")
+
+    id: Text
+    """Identifier that agents refer to."""
+    name: Text
+    """Name that people see."""
+    description: str | None = None
+    """What its tools do."""
+    enabled: bool = True
+    """Whether agents may use it."""
+    transport: Literal["streamable_http"] = "streamable_http"
+    """How it is spoken to."""
+    url: HttpUrl
+    """Its endpoint."""
+
+
+class Mcp(Section):
+    """Tool servers that agents may use."""
+
+    servers: Annotated[tuple[McpServer, ...], Listed] = ()
+
+    @model_validator(mode="after")
+    def _servers_are_unique(self) -> "Mcp":
+        refuse_twice([server.id for server in self.servers], "id", "servers")
+        return self
+
+
+class Storage(Section):
+    """Where sessions and their history are."""
+
+    # Only knowledge flow speaks to OpenSearch; the tables have fixed names.
+    ignored_keys = ("*_store", "opensearch")
+
+    postgres: Postgres
+
+
+class Persistence(Section):
+    """How a finished turn reaches Postgres (DESIGN §4)."""
+
+    ack: Literal["spool", "db", "none"] = "none"
+    """What `final` waits for. Only `none` works until the durable spool is there; it promises nothing."""
+    replicas: Literal["single", "many"] = "single"
+    """Whether other instances write to the same database. Only `single` works until sessions have leases."""
+    queue_max_records: Positive = 20_000
+    """Finished turns that wait for Postgres; above it new turns are refused with `storage_full`."""
+    batch_max_records: Annotated[int, Field(ge=1, le=64)] = 64
+    """Turns a transaction."""
+    batch_linger_ms: Count = 20
+    """Milliseconds that the first turn of a batch waits for others."""
+
+    @model_validator(mode="after")
+    def _promises_are_kept(self) -> "Persistence":
+        """A guarantee that is not built yet ends the start; it is never quietly less."""
+        if self.ack != "none":
+            raise Refused("only none is available in this version", "ack")
+        if self.replicas != "single":
+            raise Refused("only single is available in this version", "replicas")
+        return self
+
+
+class PerUser(Section):
+    """Limits of one user; 0 = off."""
+
+    sockets: Count = 0
+    """Open sockets; the oldest is closed with 4409."""
+    turns: Count = 0
+    """Turns at once."""
+    asks_per_min: Count = 0
+    """Asks a minute in the long run."""
+    burst: Count = 0
+    """Asks that may come at once within that rate."""
+
+    @model_validator(mode="after")
+    def _rate_has_a_burst(self) -> "PerUser":
+        if self.asks_per_min and not self.burst:
+            raise Refused("must be at least 1 where asks_per_min is set", "burst")
+        return self
+
+
+class PerAddress(Section):
+    """Limits of one client address; 0 = off."""
+
+    sockets: Count = 0
+    """Open sockets; further ones get 429."""
+
+
+class Limits(Section):
+    """Admission of sockets and turns; 0 = off (DESIGN §3)."""
+
+    max_sockets: Count = 6000
+    """Open sockets; further ones get 503."""
+    max_turns: Count = 2000
+    """Turns at once; further asks queue."""
+    queue_length: Count = 100
+    """Asks that may wait for a turn; further ones are `overloaded`."""
+    queue_deadline_s: Seconds = 2
+    """Seconds that an ask may wait."""
+    per_user: PerUser = PerUser()
+    per_address: PerAddress = PerAddress()
+    max_message_chars: Positive = 32_000
+    """Characters of an ask."""
+    max_frame_bytes: Positive = 262_144
+    """Bytes of a frame after inflation; above it the socket is closed with 1009."""
+
+
+class Deadlines(Section):
+    """How long each wait may take, in seconds on the monotonic clock."""
+
+    first_token_s: Seconds = 30
+    """Model call to first token."""
+    inter_token_s: Seconds = 20
+    """One token to the next."""
+    turn_s: Seconds = 120
+    """A whole turn."""
+    send_s: Seconds = 10
+    """Hand-over of one frame to a reader; then its socket is aborted."""
+    idle_s: Seconds = 1800
+    """A socket without an ask."""
+    heartbeat_s: Seconds = 15
+    """Silence after which a heartbeat is sent (native protocol)."""
+    drain_s: Seconds = 25
+    """Running turns at SIGTERM; then they are cancelled."""
+
+
+class Server(Section):
+    """The WebSocket server and the interpreter."""
+
+    ws_per_message_deflate: bool = False
+    """Compress frames: 27 KB of memory more for each idle socket."""
+    gc_freeze: bool = True
+    """Take what exists after start out of garbage collection."""
+    ping_interval_s: Seconds = 20
+    """Seconds between keepalive pings."""
+    ping_timeout_s: Seconds = 20
+    """Seconds to wait for the pong."""
+
+
+class HistorySettings(Section):
+    """What is kept of conversations in memory."""
+
+    cache_mb: Count = 64
+    """MiB of restored history in all; 0 = read it each time."""
+
+
+class AgenticSettings(ServiceSettings):
+    """The whole configuration of the agentic service."""
+
+    env_overrides: ClassVar[dict[str, tuple[str, ...]]] = {
+        "FRED_POSTGRES_PASSWORD": ("storage.postgres.password",),
+        "OPENAI_API_KEY": ("ai.default_chat_model.settings.api_key", "ai.default_language_model.settings.api_key"),
+        "OPENAI_BASE_URL": ("ai.default_chat_model.settings.base_url", "ai.default_language_model.settings.base_url"),
+    }
+
+    app: AgenticApp = AgenticApp()
+    ai: Ai
+    mcp: Mcp = Mcp()
+    storage: Storage
+    persistence: Persistence = Persistence()
+    limits: Limits = Limits()
+    deadlines: Deadlines = Deadlines()
+    server: Server = Server()
+    history: HistorySettings = HistorySettings()

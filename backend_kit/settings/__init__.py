@@ -1,0 +1,53 @@
+"""Configuration of a service: read once, checked by name and type, frozen."""
+
+from backend_kit.settings.base import (
+    Count,
+    HttpUrl,
+    Listed,
+    Origin,
+    Port,
+    Positive,
+    Refused,
+    RootSection,
+    Seconds,
+    Section,
+    SettingsError,
+    Text,
+    refuse_twice,
+)
+from backend_kit.settings.models import (
+    App,
+    BasePath,
+    Metrics,
+    OpenSearch,
+    Postgres,
+    Security,
+    ServiceSettings,
+    UserSecurity,
+    is_loopback,
+)
+
+__all__ = [
+    "App",
+    "BasePath",
+    "Count",
+    "HttpUrl",
+    "Listed",
+    "Metrics",
+    "OpenSearch",
+    "Origin",
+    "Port",
+    "Positive",
+    "Postgres",
+    "Refused",
+    "RootSection",
+    "Seconds",
+    "Section",
+    "Security",
+    "ServiceSettings",
+    "SettingsError",
+    "Text",
+    "UserSecurity",
+    "is_loopback",
+    "refuse_twice",
+]

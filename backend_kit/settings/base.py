@@ -1,0 +1,96 @@
+"""What every settings model is built from: the frozen section, the error that ends a start, checked value types."""
+
+from typing import Annotated, ClassVar
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict
+
+
+class SettingsError(Exception):
+    """A configuration that cannot be used. Its text is one line, says where, and never holds a value."""
+
+
+class Refused(ValueError):
+    """What a validator raises: a reason without the value, and the key below the validated section it is about."""
+
+    def __init__(self, reason: str, *path: str | int) -> None:
+        super().__init__(reason)
+        self.path = path
+
+
+class Section(BaseModel):
+    """A mapping of the configuration file: frozen, exact types, no unknown key, no input in error texts.
+
+    `ignored_keys` are `fnmatch` patterns of keys that older files carry and that have no effect here: they are
+    dropped before validation, with one log line. A docstring under a field is its meaning in docs/configuration.md.
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        hide_input_in_errors=True,
+        allow_inf_nan=False,
+        ser_json_inf_nan="null",
+    )
+    ignored_keys: ClassVar[tuple[str, ...]] = ()
+
+
+class RootSection(Section):
+    """The whole file of one service.
+
+    `env_overrides` maps an environment variable to the keys it sets, where the file has their section; `env_named` maps a key that holds the name of an
+    environment variable to the key that takes the value of that variable.
+    """
+
+    env_overrides: ClassVar[dict[str, tuple[str, ...]]] = {}
+    env_named: ClassVar[dict[str, str]] = {}
+
+
+def _http_url(value: str) -> str:
+    """An absolute http(s) URL without credentials and without a trailing slash."""
+    try:
+        parts = urlsplit(value)
+        port_ok = parts.port is None or parts.port > 0
+    except ValueError:
+        raise Refused("must be an absolute http or https URL") from None
+    if (
+        parts.scheme not in ("http", "https")
+        or not parts.hostname
+        or not port_ok
+        or any(char.isspace() for char in value)
+    ):
+        raise Refused("must be an absolute http or https URL")
+    if parts.username is not None or parts.password is not None:
+        raise Refused("must not hold credentials: they come from the environment")
+    return value.rstrip("/")
+
+
+def _origin(value: str) -> str:
+    """A browser origin: scheme, host and port, nothing after them (it is compared byte for byte)."""
+    url = _http_url(value)
+    if url != value or urlsplit(url).path or urlsplit(url).query or urlsplit(url).fragment:
+        raise Refused("must be an origin: scheme://host[:port] and nothing after it")
+    if url != url.lower():
+        raise Refused("must be in lower case, as browsers send it")
+    return url
+
+
+HttpUrl = Annotated[str, AfterValidator(_http_url)]
+Origin = Annotated[str, AfterValidator(_origin)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Text = Annotated[str, Field(min_length=1)]
+Listed = Strict(False)
+"""Marks a tuple field, so that the list of a YAML file is taken for it (its items stay strict)."""
+
+
+def refuse_twice(names: list[str], last: str, *path: str) -> None:
+    """Raise `Refused` at the second of two equal names."""
+    seen: set[str] = set()
+    for index, name in enumerate(names):
+        if name in seen:
+            raise Refused("is used twice", *path, index, last)
+        seen.add(name)
