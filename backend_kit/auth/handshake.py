@@ -1,0 +1,97 @@
+"""What a request shows at the door: where its token stands and whether its Origin may come in. Pure functions."""
+
+import ipaddress
+from collections.abc import Collection, Iterable, Sequence
+from enum import StrEnum
+from urllib.parse import parse_qsl
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+BEARER_SUBPROTOCOL = "bearer."
+_MAX_QUERY_FIELDS = 64
+
+
+class TokenSource(StrEnum):
+    """Where a token was found."""
+
+    HEADER = "header"
+    SUBPROTOCOL = "subprotocol"
+    QUERY = "query"
+    NONE = "none"
+
+
+def token_from(
+    headers: Headers, subprotocols: Sequence[str] = (), query: bytes = b"", *, allow_query_token: bool = False
+) -> str | None:
+    """The token of a request or handshake: `Authorization: Bearer`, else subprotocol `bearer.<jwt>`, else `?token=`.
+
+    `headers`, `subprotocols` and `query` are those of the ASGI scope. An empty token is none.
+    """
+    return credential_from(headers, subprotocols, query, allow_query_token=allow_query_token)[0]
+
+
+def credential_from(
+    headers: Headers, subprotocols: Sequence[str] = (), query: bytes = b"", *, allow_query_token: bool = False
+) -> tuple[str | None, TokenSource]:
+    """As `token_from`, with the place where it was found."""
+    authorization = header(headers, b"authorization") or ""
+    scheme, _, value = authorization.partition(" ")
+    if scheme.lower() == "bearer" and value.strip():
+        return value.strip(), TokenSource.HEADER
+    for name in subprotocols:
+        if name.startswith(BEARER_SUBPROTOCOL) and len(name) > len(BEARER_SUBPROTOCOL):
+            return name[len(BEARER_SUBPROTOCOL) :], TokenSource.SUBPROTOCOL
+    token = _query_token(query) if allow_query_token else None
+    return token, TokenSource.QUERY if token else TokenSource.NONE
+
+
+def header(headers: Headers, name: bytes) -> str | None:
+    """The first value of a header of an ASGI scope (`name` in lower case), None where it is absent."""
+    for key, value in headers:
+        if key.lower() == name:
+            return value.decode("latin-1")
+    return None
+
+
+def origin_allowed(
+    origin: str | None, allowed: Collection[str], host: str | None, *, source: TokenSource, any_host: bool = False
+) -> bool:
+    """Whether a WebSocket handshake with this `Origin` may go on (TRUST E5). Everything is compared exactly.
+
+    Allowed are the origins of `allowed` (`security.authorized_origins`) and the page that this service serves
+    itself: the origin whose authority is the `Host` asked for. By name that holds only with `any_host`, to be set
+    where callers are authenticated: without authentication, a foreign name that resolves to this machine (DNS
+    rebinding) would be same-origin too. IP addresses and `localhost` cannot be rebound.
+
+    No Origin means no browser: allowed with a token in the header or the query, and with no token at all, which the
+    check of the credentials refuses next with its own close code. A subprotocol token is what browsers use, so one
+    without an Origin is refused.
+    """
+    if origin is None:
+        return source is not TokenSource.SUBPROTOCOL
+    if origin in allowed:
+        return True
+    scheme, separator, authority = origin.partition("://")
+    if scheme not in ("http", "https") or not separator or not authority or authority != host:
+        return False
+    return any_host or _is_address(authority)
+
+
+def _is_address(authority: str) -> bool:
+    """Whether `host[:port]` names a machine by address, or this one."""
+    name = authority.partition("]")[0][1:] if authority.startswith("[") else authority.partition(":")[0]
+    if name == "localhost":
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _query_token(query: bytes) -> str | None:
+    try:
+        fields = parse_qsl(query.decode("latin-1"), max_num_fields=_MAX_QUERY_FIELDS)
+    except ValueError:
+        return None
+    return next((value for key, value in fields if key == "token" and value), None)

@@ -1,0 +1,69 @@
+"""Who a caller is, what they showed to prove it, and the error of those who could not."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, NoReturn
+
+from backend_kit.wire import Code, ServiceError
+
+AuthDetail = Literal[
+    "No authentication token provided",
+    "Invalid token signature",
+    "Token has expired",
+    "Invalid token",
+]
+"""The closed list of texts a client sees in `{"detail": …}` of a 401 (CONTRACT §1)."""
+
+
+class AuthError(ServiceError):
+    """No credentials, or credentials that do not verify. `detail` is the text for the client."""
+
+    code: ClassVar[Code] = Code.UNAUTHENTICATED
+
+    def __init__(self, detail: AuthDetail) -> None:
+        super().__init__(detail)
+        self.detail: AuthDetail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A verified caller. `uid` owns sessions and documents; the rest is for display and permissions.
+
+    `expires_at` is the token's end in seconds since the epoch, None where it has none (auth off). It takes no part
+    in equality: a renewed token is the same caller.
+    """
+
+    uid: str
+    username: str
+    email: str = ""
+    groups: tuple[str, ...] = ()
+    roles: frozenset[str] = frozenset()
+    expires_at: float | None = field(default=None, compare=False)
+
+
+class Credentials:
+    """An access token on its way to a downstream service, and nowhere else.
+
+    It cannot be pickled, copied, encoded as JSON or printed, so that a token put by mistake into a graph's state, a
+    log line or a row fails where it happens. `reveal` is the one way out; call it where the header is built.
+    """
+
+    __slots__ = ("_access_token",)
+
+    def __init__(self, access_token: str) -> None:
+        self._access_token = access_token
+
+    def reveal(self) -> str:
+        """The token itself, for an Authorization header."""
+        return self._access_token
+
+    def __repr__(self) -> str:
+        return "Credentials(***)"
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError("Credentials cannot be copied")
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        raise TypeError("Credentials cannot be copied")
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("Credentials cannot be serialised")

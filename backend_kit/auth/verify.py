@@ -1,0 +1,174 @@
+"""From a token to an Identity: no authentication at all, or a shared secret (HS256)."""
+
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import jwt
+
+from backend_kit.auth.identity import AuthError, Identity
+
+MAX_TOKEN_BYTES = 8 * 1024
+MAX_LIFETIME_S = 24 * 3600
+LEEWAY_S = 30
+MIN_SECRET_BYTES = 32
+
+_CACHE_TTL_S = 60.0
+_CACHE_ENTRIES = 4096
+_MAX_UID_CHARS = 255
+
+# What a hostile token makes the JSON and number code under PyJWT raise, beside PyJWT's own errors.
+_BROKEN_TOKEN = (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError)
+
+
+class Verifier(Protocol):
+    """Turns a presented token into an Identity, without I/O: keys are fetched elsewhere, ahead of need."""
+
+    def verify(self, token: str | None) -> Identity:
+        """The caller behind `token`. Raises `AuthError`."""
+        ...
+
+
+class NoAuth:
+    """The explicit mode without authentication: everyone is `admin` by name, and has no admin role.
+
+    Any token and no token pass. A socket still has to show one (CONTRACT §2): its caller checks that.
+    """
+
+    def __init__(self) -> None:
+        self._identity = Identity(uid="admin", username="admin")
+
+    def verify(self, token: str | None) -> Identity:  # noqa: ARG002 - the shape of Verifier
+        """The one identity of this mode."""
+        return self._identity
+
+
+class HmacVerifier:
+    """Tokens signed with a shared secret (HS256), for closed deployments and tests.
+
+    Requires exp, iat and sub (iss and aud too where they are configured), at most 24 h between iat and exp, and
+    leaves 30 s of leeway between clocks. What verified is remembered by the token's SHA-256 for 60 s, not beyond exp.
+    """
+
+    def __init__(
+        self, secret: str, *, client_id: str = "", issuer: str | None = None, audience: str | None = None
+    ) -> None:
+        if len(secret.encode()) < MIN_SECRET_BYTES:
+            raise ValueError(f"the token secret must have at least {MIN_SECRET_BYTES} bytes (RFC 7518, 3.2)")
+        self._secret = secret
+        self._client_id = client_id
+        self._issuer = issuer
+        self._audience = audience
+        required = ["exp", "iat", "sub"]
+        required += ["iss"] if issuer is not None else []
+        required += ["aud"] if audience is not None else []
+        self._options: Any = {"require": required, "verify_aud": audience is not None}
+        self._cache: OrderedDict[bytes, tuple[Identity, float]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._cache)
+
+    def verify(self, token: str | None) -> Identity:
+        """The caller behind `token`. Raises `AuthError`."""
+        if not token:
+            raise AuthError("No authentication token provided")
+        if len(token) > MAX_TOKEN_BYTES or not token.isascii():
+            raise AuthError("Invalid token")
+        key = hashlib.sha256(token.encode()).digest()
+        cached = self._cached(key)
+        if cached is not None:
+            return cached
+        claims = self._decode(token)
+        check_claims(claims)
+        identity = identity_from(claims, self._client_id)
+        self._remember(key, identity)
+        return identity
+
+    def _decode(self, token: str) -> dict[str, Any]:
+        try:
+            return jwt.decode(
+                token,
+                self._secret,
+                algorithms=["HS256"],
+                issuer=self._issuer,
+                audience=self._audience,
+                leeway=LEEWAY_S,
+                options=self._options,
+            )
+        except jwt.ExpiredSignatureError:
+            raise AuthError("Token has expired") from None
+        except jwt.InvalidSignatureError:
+            raise AuthError("Invalid token signature") from None
+        except _BROKEN_TOKEN:
+            # `from None`: PyJWT's message may quote the header or a claim.
+            raise AuthError("Invalid token") from None
+
+    def _cached(self, key: bytes) -> Identity | None:
+        entry = self._cache.get(key)
+        if entry is None:
+            return None
+        identity, until = entry
+        # The wall clock too: it may have been set forward since the entry was made.
+        if time.perf_counter() >= until or _ended(identity):
+            del self._cache[key]
+            return None
+        return identity
+
+    def _remember(self, key: bytes, identity: Identity) -> None:
+        if len(self._cache) >= _CACHE_ENTRIES:
+            self._cache.popitem(last=False)
+        self._cache[key] = (identity, time.perf_counter() + _CACHE_TTL_S)
+
+
+def _ended(identity: Identity) -> bool:
+    return identity.expires_at is not None and time.time() >= identity.expires_at + LEEWAY_S
+
+
+def check_claims(claims: Mapping[str, Any]) -> None:
+    """What signature, dates, issuer and audience do not say: lifetime and kind of the token. Raises `AuthError`.
+
+    Whatever the kind of key, a verifier calls this after the signature.
+    """
+    exp, iat, kind = claims.get("exp"), claims.get("iat"), claims.get("typ", "Bearer")
+    if isinstance(exp, bool) or not isinstance(exp, int | float) or not isinstance(iat, int | float):
+        raise AuthError("Invalid token")
+    # Not `> MAX`: a NaN must not pass.
+    if not 0 <= exp - iat <= MAX_LIFETIME_S:
+        raise AuthError("Invalid token")
+    # Keycloak signs ID and refresh tokens with the same keys; only `Bearer` opens an API.
+    if kind != "Bearer":
+        raise AuthError("Invalid token")
+
+
+def identity_from(claims: Mapping[str, Any], client_id: str) -> Identity:
+    """The claims of CONTRACT §1 as an Identity. Raises `AuthError` on a `sub` that no row can hold."""
+    uid = claims.get("sub")
+    if not isinstance(uid, str) or not 0 < len(uid) <= _MAX_UID_CHARS or not _storable(uid):
+        raise AuthError("Invalid token")
+    access = claims.get("resource_access")
+    client = access.get(client_id) if isinstance(access, Mapping) else None
+    roles = client.get("roles") if isinstance(client, Mapping) else None
+    exp = claims.get("exp")
+    return Identity(
+        uid=uid,
+        username=_text(claims.get("preferred_username")) or uid,
+        email=_text(claims.get("email")),
+        groups=tuple(_texts(claims.get("groups"))),
+        roles=frozenset(_texts(roles)),
+        expires_at=float(exp) if isinstance(exp, int | float) else None,
+    )
+
+
+def _storable(text: str) -> bool:
+    """Neither NUL nor a lone surrogate: Postgres refuses both."""
+    return "\0" not in text and not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) and _storable(value) else ""
+
+
+def _texts(value: object) -> list[str]:
+    return [text for item in value if (text := _text(item))] if isinstance(value, list) else []
