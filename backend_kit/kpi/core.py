@@ -53,27 +53,26 @@ class Incrementable(Protocol):
 
 
 class Timer:
-    """Durations of one key: a summary rollup in milliseconds and a histogram in seconds, fed by one call."""
+    """Durations of one key in milliseconds: a summary rollup and a histogram in seconds, fed by one call."""
 
-    __slots__ = ("_add", "_child", "_seconds", "rollup")
+    __slots__ = ("_add", "_observe", "rollup")
 
     def __init__(self, child: Observer | None) -> None:
         self.rollup = Rollup()
         self._add = self.rollup.add
-        self._child = child
-        self._seconds = child.observe if child is not None else None
+        self._observe = child.observe if child is not None else None
 
     def observe(self, ms: float) -> None:
         """Take a duration in milliseconds."""
         self._add(ms)
-        if self._seconds is not None:
-            self._seconds(ms * 1e-3)
+        if self._observe is not None:
+            self._observe(ms * 1e-3)
 
     def observe_seconds(self, seconds: float) -> None:
         """Take a duration in seconds."""
         self._add(seconds * 1e3)
-        if self._seconds is not None:
-            self._seconds(seconds)
+        if self._observe is not None:
+            self._observe(seconds)
 
 
 class Gauge:
@@ -81,38 +80,87 @@ class Gauge:
 
     A `level` gauge describes a state that lasts (sockets open): where nothing changed in a window, the summary shows
     the value that stands. Otherwise a gauge is a stream of samples and says nothing in a window without one.
+    `child_scale` turns the key's unit into the Prometheus gauge's (1e-3 from milliseconds to seconds).
     """
 
-    __slots__ = ("_child", "level", "rollup", "value")
+    __slots__ = ("_child", "_scale", "level", "rollup", "value")
 
-    def __init__(self, child: Settable | None, *, level: bool) -> None:
+    def __init__(self, child: Settable | None, *, level: bool, child_scale: float = 1.0) -> None:
         self.rollup = Rollup()
         self.level = level
         self.value: float | None = None
         self._child = child
+        self._scale = child_scale
 
     def set(self, value: float) -> None:
         """Take the new value."""
         self.value = value
         self.rollup.add(value)
         if self._child is not None:
-            self._child.set(value)
+            self._child.set(value * self._scale)
+
+    def inc(self, n: float = 1) -> None:
+        """Raise the value by `n`, from 0 where none was set. From one thread only."""
+        self.set((self.value or 0.0) + n)
+
+    def dec(self, n: float = 1) -> None:
+        """Lower the value by `n`. From one thread only."""
+        self.set((self.value or 0.0) - n)
 
 
 class Counter:
-    """Increments of one key in the window, and the Prometheus counter that never falls."""
+    """Increments of one key in the window, and the Prometheus counters that never fall."""
 
-    __slots__ = ("_child", "rollup")
+    __slots__ = ("_children", "rollup")
 
-    def __init__(self, child: Incrementable | None) -> None:
+    def __init__(self, children: tuple[Incrementable, ...]) -> None:
         self.rollup = Rollup()
-        self._child = child
+        self._children = children
 
     def inc(self, n: float = 1) -> None:
         """Count `n` more."""
         self.rollup.add(n)
-        if self._child is not None:
-            self._child.inc(n)
+        for child in self._children:
+            child.inc(n)
+
+
+class Seconds:
+    """A key's timer seen in seconds, for callers that hold perf_counter differences."""
+
+    __slots__ = ("observe",)
+
+    def __init__(self, timer: Timer) -> None:
+        self.observe: Callable[[float], None] = timer.observe_seconds
+
+
+class GaugedSeconds:
+    """A wait whose compatible KPI name is a gauge in milliseconds and whose histogram is in seconds."""
+
+    __slots__ = ("_observe", "_set")
+
+    def __init__(self, gauge: Gauge, child: Observer) -> None:
+        self._set = gauge.set
+        self._observe = child.observe
+
+    def observe(self, seconds: float) -> None:
+        """Take a duration in seconds."""
+        self._set(seconds * 1e3)
+        self._observe(seconds)
+
+
+class Amounts:
+    """Sizes: their sum in the summary's counter, their distribution in a histogram."""
+
+    __slots__ = ("_inc", "_observe")
+
+    def __init__(self, counter: Counter, child: Observer) -> None:
+        self._inc = counter.inc
+        self._observe = child.observe
+
+    def observe(self, amount: float) -> None:
+        """Take one size, in the histogram's unit."""
+        self._inc(amount)
+        self._observe(amount)
 
 
 class _Series:
@@ -172,8 +220,9 @@ class PhaseTimer:
             self._series.timer(_status(exc_type, self._timeouts)).observe_seconds(end - start)
         ledger = self._ledger
         if ledger is not None:
-            ledger.open -= 1
-            ledger.current = self._outer
+            ledger.open = still_open = ledger.open - 1
+            # Tasks of one turn may end in another order than they began: what is closed is not what runs.
+            ledger.current = self._outer if still_open else None
             ledger.add(self._name, start, end, self._depth)
 
 
@@ -209,6 +258,7 @@ class Kpi:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # the library left it without annotations
         self.registry = registry
         self.service = service
+        self.legacy_ms_names = legacy_ms_names
         self.timers: dict[str, Timer] = {}
         self.gauges: dict[str, Gauge] = {}
         self.counters: dict[str, Counter] = {}
@@ -256,13 +306,28 @@ class Kpi:
         """The timer of key `name`; `histogram_child` is in seconds. First call for a key decides the child."""
         return self.timers.setdefault(name, Timer(histogram_child))
 
-    def gauge(self, name: str, child: Settable | None = None, *, level: bool = False) -> Gauge:
+    def gauge(
+        self, name: str, child: Settable | None = None, *, level: bool = False, child_scale: float = 1.0
+    ) -> Gauge:
         """The gauge of key `name`. Compatible names are bound to their Prometheus gauge by themselves."""
-        return self.gauges.setdefault(name, Gauge(child or self._legacy_gauges.get(name), level=level))
+        bound = child or self._legacy_gauges.get(name)
+        return self.gauges.setdefault(name, Gauge(bound, level=level, child_scale=child_scale))
 
-    def counter(self, name: str, child: Incrementable | None = None) -> Counter:
+    def counter(self, name: str, *children: Incrementable) -> Counter:
         """The counter of key `name`."""
-        return self.counters.setdefault(name, Counter(child))
+        return self.counters.setdefault(name, Counter(children))
+
+    def seconds(self, name: str, histogram_child: Observer | None = None) -> Seconds:
+        """`timer(name, histogram_child)`, observed in seconds."""
+        return Seconds(self.timer(name, histogram_child))
+
+    def gauged_seconds(self, name: str, histogram_child: Observer) -> GaugedSeconds:
+        """The gauge of key `name` (milliseconds) and a histogram in seconds, fed by one observation in seconds."""
+        return GaugedSeconds(self.gauge(name), histogram_child)
+
+    def amounts(self, name: str, histogram_child: Observer) -> Amounts:
+        """The counter of key `name` and a histogram of the same unit, fed by one observation."""
+        return Amounts(self.counter(name), histogram_child)
 
     def add_lines(self, source: Callable[[], Iterable[str]]) -> None:
         """Let an owner add lines to each summary (without the prefix); called in the summary thread."""

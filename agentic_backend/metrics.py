@@ -1,0 +1,221 @@
+"""The metrics of the agentic service, built once in the lifespan with the registry and the Kpi they feed."""
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Gauge, Histogram
+from prometheus_client import Counter as PrometheusCounter
+
+from backend_kit.kpi import Amounts, Counter, GaugedSeconds, Kpi, Labelled, Seconds, buckets
+from backend_kit.kpi import Gauge as KpiGauge
+
+
+class AgenticMetrics:
+    """Every metric of a turn, as bound objects: `.observe(seconds)`, `.inc()`, `.set(value)`.
+
+    One call feeds the summary log and Prometheus. Labelled ones are called with their values, in the order of the
+    label names: `metrics.turn("georges", "ok").observe(3.05)`. Values: status ok|error|cancelled|timeout|rejected;
+    agent is the catalog's id; model the configured name; pool main|batch; op the statement's name or commit.
+    Never a user, session or exchange.
+    """
+
+    def __init__(self, registry: CollectorRegistry, kpi: Kpi) -> None:
+        self._registry = registry
+        self._kpi = kpi
+        self._turns()
+        self._model()
+        self._sockets()
+        self._persistence()
+        self._compatible()
+
+    def _turns(self) -> None:
+        # Turns last from a cached refusal to their deadline (120 s).
+        self.turn: Labelled[Seconds] = self._timers(
+            "app_turn_seconds",
+            "From the parsed ask to the final written.",
+            ["agent", "status"],
+            "app.turn_latency_ms",
+            buckets.TURN,
+        )
+        self.first_token: Labelled[Seconds] = self._timers(
+            "app_time_to_first_token_seconds",
+            "From the parsed ask to the first assistant event handed to the transport.",
+            ["agent"],
+            "app.ttft_ms",
+            buckets.TURN,
+        )
+        self.stream_gap: Seconds = self._timer(
+            "app_stream_gap_seconds",
+            "Longest silence between two assistant events of a turn: one observation a turn.",
+            "app.stream_gap_ms",
+            buckets.GAP,
+        )
+        self.overhead: Seconds = self._timer(
+            "app_turn_overhead_seconds",
+            "Turn minus model minus search: the time this service owns.",
+            "app.overhead_ms",
+            buckets.TURN,
+        )
+        self.unattributed: Seconds = self._timer(
+            "app_turn_unattributed_seconds",
+            "What the ledger's phases of depth 0 leave of a turn.",
+            "turn_unattributed_ms",
+            buckets.SHORT,
+        )
+        # A wait behind max_turns lasts up to limits.queue_deadline_s; above 2.5 s its length no longer matters.
+        self.admission_wait: Seconds = self._timer(
+            "app_admission_wait_seconds",
+            "From the parsed ask to a slot to run in.",
+            "admission_wait_ms",
+            buckets.SHORT,
+        )
+        self.turns: Labelled[Counter] = self._counters(
+            "app_turns_total", "Turns that ended.", ["agent", "status"], "turns"
+        )
+        self.turns_in_progress: KpiGauge = self._level("app_turns_in_progress", "Turns that run now.", "turns_inflight")
+        self.turns_queued: KpiGauge = self._level(
+            "app_turns_queued", "Accepted asks that wait for a slot.", "turns_queued"
+        )
+        self.replay_events: KpiGauge = self._level(
+            "app_replay_events", "Events kept for clients that resume.", "replay_events"
+        )
+        self.replay_bytes: KpiGauge = self._level(
+            "app_replay_bytes", "Bytes of the events kept for clients that resume.", "replay_bytes"
+        )
+        self._cache = self._counters(
+            "app_cache_requests_total", "Look-ups in a cache by outcome.", ["cache", "result"], "cache"
+        )
+
+    def _model(self) -> None:
+        self.llm_first_chunk: Labelled[Seconds] = self._timers(
+            "app_llm_time_to_first_chunk_seconds",
+            "From the model request to its first chunk.",
+            ["model", "status"],
+            "llm.ttft_ms",
+            buckets.TURN,
+        )
+        self.llm_request: Labelled[Seconds] = self._timers(
+            "app_llm_request_seconds",
+            "From the model request to the end of its stream.",
+            ["model", "status"],
+            "llm.request_latency_ms",
+            buckets.TURN,
+        )
+        self.llm_tokens: Labelled[Counter] = self._counters(
+            "app_llm_tokens_total", "Tokens as the model counted them.", ["model", "type"], "tokens"
+        )
+
+    def _sockets(self) -> None:
+        self.ws_send: Seconds = self._timer(
+            "app_ws_send_seconds",
+            "Longest send of a turn, back-pressure included: one observation a turn.",
+            "app.ws_send_ms",
+            buckets.SHORT,
+        )
+        self.ws_connections: KpiGauge = self._level("app_ws_connections", "Open chat sockets.", "ws_connections")
+        self.outbox_bytes: KpiGauge = self._level(
+            "app_outbox_bytes", "Bytes that wait in the outboxes of all sockets.", "outbox_bytes"
+        )
+
+    def _persistence(self) -> None:
+        pool_wait = Histogram(
+            "app_db_pool_wait_seconds",
+            "Wait for a database connection, the making of an overflow one included.",
+            ["pool"],
+            buckets=buckets.SHORT,
+            registry=self._registry,
+        )
+        self.db_pool_wait: Labelled[GaugedSeconds] = Labelled(
+            1, lambda values: self._kpi.gauged_seconds("persist_pool_wait_ms", pool_wait.labels(*values))
+        )
+        statement = Histogram(
+            "app_db_statement_seconds",
+            "One statement; COMMIT is one of its own (op=commit).",
+            ["pool", "op"],
+            buckets=buckets.SHORT,
+            registry=self._registry,
+        )
+        self.db_statement: Labelled[GaugedSeconds] = Labelled(
+            2, lambda values: self._kpi.gauged_seconds("persist_sql_ms", statement.labels(*values))
+        )
+        self.persist_lag: Seconds = self._timer(
+            "app_persist_lag_seconds", "From final to the commit of its rows.", "persist_lag_ms", buckets.TURN
+        )
+        self.persist_queue_depth: KpiGauge = self._level(
+            "app_persist_queue_depth", "Records that wait for the database.", "persist_queue_depth"
+        )
+        self.persist_oldest_ms: KpiGauge = self._kpi.gauge(
+            "persist_oldest_ms",
+            Gauge("app_persist_oldest_seconds", "Age of the oldest record that waits.", registry=self._registry),
+            level=True,
+            child_scale=1e-3,
+        )
+        self.persist_failures: Labelled[Counter] = self._counters(
+            "app_persist_failures_total", "Records that were lost; must stay 0.", ["reason"], "persist_lost"
+        )
+        self.persist_retries: Labelled[Counter] = self._counters(
+            "app_persist_retries_total", "Batch transactions tried again.", ["cause"], "persist_retries"
+        )
+        self.persist_batch_records: Amounts = self._kpi.amounts(
+            "persist_batch",
+            Histogram(
+                "app_persist_batch_records",
+                "Records of one batch transaction.",
+                buckets=buckets.COUNT,
+                registry=self._registry,
+            ),
+        )
+
+    def _compatible(self) -> None:
+        self.user_messages: Counter = self._legacy_counter("chat_user_message_total", "Asks accepted.")
+        self.exchange_errors: Counter = self._legacy_counter("chat_exchange_error_total", "Turns that ended in error.")
+        self.rag_searches: Counter = self._legacy_counter("rag_search_total", "Searches by the RAG agent.")
+        self.rag_empty_searches: Counter = self._legacy_counter("rag_search_empty_total", "Searches without a hit.")
+        # The original's agent cache is our cache of compiled graphs: one count, two names.
+        self._agent_cache = {
+            result: self._legacy_counter(f"agent_cache_{result}_total", f"Compiled graph looked up: {result}.")
+            for result in ("hit", "miss")
+        }
+
+    def cache_request(self, cache: str, *, hit: bool) -> None:
+        """Count a look-up; `cache` is graph, history, jwt, jwks, statement or mcp_tools."""
+        result = "hit" if hit else "miss"
+        self._cache(cache, result).inc()
+        if cache == "graph":
+            self._agent_cache[result].inc()
+
+    def turn_ended(self, agent: str, status: str, seconds: float) -> None:
+        """Enter a turn that ended: its duration and its count."""
+        self.turn(agent, status).observe(seconds)
+        self.turns(agent, status).inc()
+
+    def _timer(self, name: str, text: str, key: str, bounds: Sequence[float]) -> Seconds:
+        return self._kpi.seconds(key, Histogram(name, text, buckets=bounds, registry=self._registry))
+
+    def _timers(self, name: str, text: str, labels: list[str], key: str, bounds: Sequence[float]) -> Labelled[Seconds]:
+        family = Histogram(name, text, labels, buckets=bounds, registry=self._registry)
+        return Labelled(
+            len(labels), lambda values: self._kpi.seconds(_key(key, labels, values), family.labels(*values))
+        )
+
+    def _counters(self, name: str, text: str, labels: list[str], key: str) -> Labelled[Counter]:
+        family = PrometheusCounter(name, text, labels, registry=self._registry)
+        return Labelled(
+            len(labels), lambda values: self._kpi.counter(_key(key, labels, values), family.labels(*values))
+        )
+
+    def _level(self, name: str, text: str, key: str) -> KpiGauge:
+        return self._kpi.gauge(key, Gauge(name, text, registry=self._registry), level=True)
+
+    def _legacy_counter(self, name: str, text: str) -> Counter:
+        if not self._kpi.legacy_ms_names:
+            return self._kpi.counter(name)
+        return self._kpi.counter(name, PrometheusCounter(name, text, registry=self._registry))
+
+
+def _key(name: str, labels: list[str], values: tuple[str, ...]) -> str:
+    # `status=ok` is left out, as in the lines that dashboards and greps know.
+    pairs = [f"|{label}={value}" for label, value in zip(labels, values, strict=True) if (label, value) != _OK]
+    return name + "".join(pairs)
+
+
+_OK = ("status", "ok")
