@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, JsonValue, SecretStr, model_validator
 
 from backend_kit.settings import (
     App,
@@ -32,7 +32,6 @@ FieldType = Literal[
     "select",
     "array",
     "object",
-    "secret",
     "url",
 ]
 
@@ -59,7 +58,7 @@ class FieldSpec(Section):
     """What the value does."""
     required: bool = False
     """Whether a form may leave it empty."""
-    default: Any = None
+    default: JsonValue = None
     """The value."""
     enum: Annotated[tuple[str, ...], Listed] | None = None
     """The values of a `select`."""
@@ -71,7 +70,7 @@ class FieldSpec(Section):
     """Regular expression that a text must match."""
     item_type: FieldType | None = None
     """Type of the items of an `array`."""
-    ui: dict[str, Any] = Field(default_factory=dict)
+    ui: dict[str, JsonValue] = Field(default_factory=dict)
     """Hints for a form, handed through."""
 
 

@@ -15,6 +15,7 @@ from backend_kit.settings.base import (
     Text,
     refuse_twice,
 )
+from backend_kit.settings.load import config_hash, known_keys, load, load_or_exit, masked, nested_section
 from backend_kit.settings.models import (
     App,
     BasePath,
@@ -48,6 +49,12 @@ __all__ = [
     "SettingsError",
     "Text",
     "UserSecurity",
+    "config_hash",
     "is_loopback",
+    "known_keys",
+    "load",
+    "load_or_exit",
+    "masked",
+    "nested_section",
     "refuse_twice",
 ]

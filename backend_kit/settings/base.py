@@ -31,7 +31,7 @@ class Section(BaseModel):
         strict=True,
         hide_input_in_errors=True,
         allow_inf_nan=False,
-        ser_json_inf_nan="null",
+        validate_default=True,  # so that 20 and 20.0 are the same default
     )
     ignored_keys: ClassVar[tuple[str, ...]] = ()
 
@@ -39,8 +39,8 @@ class Section(BaseModel):
 class RootSection(Section):
     """The whole file of one service.
 
-    `env_overrides` maps an environment variable to the keys it sets, where the file has their section; `env_named` maps a key that holds the name of an
-    environment variable to the key that takes the value of that variable.
+    `env_overrides` maps an environment variable to the keys it sets, where the file has their section.
+    `env_named` maps a key that holds the name of an environment variable to the key that takes its value.
     """
 
     env_overrides: ClassVar[dict[str, tuple[str, ...]]] = {}
