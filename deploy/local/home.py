@@ -1,0 +1,67 @@
+"""Where the local start keeps its data: `$TURNWISE_HOME`, else `.turnwise/` in the checkout.
+
+Postgres refuses to run as root, so root's servers run as `nobody`, who must be able to reach the directory. Where the
+checkout is closed to others (a mode-700 home), root's data therefore lives in `/var/lib/turnwise-<hash of checkout>`,
+or under the temporary directory where `/var/lib` cannot be written.
+"""
+
+import hashlib
+import os
+import stat
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from deploy.local.errors import StartRefused
+
+
+def choose_home(checkout: Path, environ: Mapping[str, str]) -> Path:
+    """The data directory, created where absent. Raises `StartRefused` with what to do when there is none to use."""
+    wish = environ.get("TURNWISE_HOME")
+    if wish:
+        return _made(Path(wish).absolute())
+    if os.geteuid() != 0 or closed_to_others(checkout) is None:
+        return _made(checkout / ".turnwise")
+    places = [place for place in (Path("/var/lib"), Path(tempfile.gettempdir()), Path("/tmp")) if _open_to_all(place)]  # noqa: S108 - _own checks whose it is
+    if not places:
+        raise StartRefused("no directory that user nobody can reach: set TURNWISE_HOME to one")
+    return _own(_made(places[0] / f"turnwise-{hashlib.sha256(os.fsencode(checkout)).hexdigest()[:12]}"))
+
+
+def closed_to_others(path: Path) -> Path | None:
+    """The first directory on the way to `path`, itself included, that strangers may not pass; None if they may."""
+    for directory in (path, *path.parents):
+        if not directory.stat().st_mode & stat.S_IXOTH:
+            return directory
+    return None
+
+
+def _open_to_all(place: Path) -> bool:
+    return place.is_dir() and os.access(place, os.W_OK) and closed_to_others(place) is None
+
+
+def _own(home: Path) -> Path:
+    """In a directory shared with strangers: refuse what one of them has put there under our name."""
+    details = home.lstat()
+    if not stat.S_ISDIR(details.st_mode) or details.st_uid != os.geteuid():
+        raise StartRefused(f"{home} does not belong to this user: remove it or set TURNWISE_HOME")
+    return home
+
+
+def _made(home: Path) -> Path:
+    """Create the directory where absent, passable for the user that Postgres runs as."""
+    try:
+        if not home.is_dir():
+            home.mkdir(parents=True)
+            if os.geteuid() == 0:  # whatever the umask
+                home.chmod(0o755)
+    except OSError as error:
+        raise StartRefused(f"cannot use {home} ({error.strerror}): set TURNWISE_HOME to a writable directory") from None
+    if not os.access(home, os.W_OK | os.X_OK):
+        raise StartRefused(f"cannot write to {home}: set TURNWISE_HOME to a writable directory")
+    if os.geteuid() == 0 and (closed := closed_to_others(home)) is not None:
+        raise StartRefused(
+            f"{closed} is closed to user nobody, as whom Postgres runs when started by root: "
+            "set TURNWISE_HOME to a directory that everyone may pass"
+        )
+    return home

@@ -1,0 +1,88 @@
+"""What holds for every test: uvloop under a stall detector, shared servers, no test without its program."""
+
+import asyncio
+import os
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.mock_llm import mock_llm
+from tests.support.postgres import database, postgres
+from tests.support.programs import Needed, missing_programs
+from tests.support.stalls import DETECTOR, StallDetector, no_stalled_loop, stall_detector
+
+__all__ = ["database", "mock_llm", "no_stalled_loop", "postgres", "stall_detector"]
+
+MISSING = pytest.StashKey[list[Needed]]()
+DESELECTED = pytest.StashKey[dict[str, int]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Look around once, and start to watch."""
+    config.addinivalue_line("markers", "blocks_loop(reason): blocks its event loop on purpose for over half a second")
+    config.stash[MISSING] = missing_programs()
+    config.stash[DESELECTED] = {}
+    config.stash[DETECTOR] = StallDetector()
+    config.stash[DETECTOR].start()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the watch."""
+    config.stash[DETECTOR].stop()
+
+
+@pytest.hookimpl
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop of every asynchronous test."""
+    return {"uvloop": config.stash[DETECTOR].new_event_loop}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Take out the tests whose program is missing, unless all are required: then they stay, and fail."""
+    if _all_required():
+        return
+    missing = {program.name for program in config.stash[MISSING]}
+    kept: list[pytest.Item] = []
+    out: list[pytest.Item] = []
+    for item in items:
+        lacking = sorted(missing & {marker.name for marker in item.iter_markers()})
+        for name in lacking:
+            counts = config.stash[DESELECTED]
+            counts[name] = counts.get(name, 0) + 1
+        (out if lacking else kept).append(item)
+    if out:
+        config.hook.pytest_deselected(items=out)
+        items[:] = kept
+
+
+@pytest.fixture(autouse=True)
+def _programs_are_here(request: pytest.FixtureRequest) -> None:
+    """With TURNWISE_REQUIRE=all: a test whose program is missing fails with the package that brings it."""
+    names = {marker.name for marker in request.node.iter_markers()}
+    lacking = [program for program in request.config.stash[MISSING] if program.name in names]
+    if lacking:
+        packages = " ".join(program.packages for program in lacking)
+        pytest.fail(f"{', '.join(p.name for p in lacking)} is required here: apt-get install {packages}", pytrace=False)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """With TURNWISE_REQUIRE=all a missing program fails the run even where no test of this run needed it."""
+    if _all_required() and session.config.stash[MISSING] and exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """One line for each missing program."""
+    if not config.stash[MISSING]:
+        return
+    terminalreporter.section("programs that are not here")
+    for program in config.stash[MISSING]:
+        count = config.stash[DESELECTED].get(program.name, 0)
+        fate = "required by TURNWISE_REQUIRE=all" if _all_required() else f"{count} test(s) left out"
+        terminalreporter.line(f"{program.name}: {fate}; Debian: apt-get install {program.packages}")
+
+
+def _all_required() -> bool:
+    return os.environ.get("TURNWISE_REQUIRE") == "all"
