@@ -1,0 +1,155 @@
+"""What surrounds each request, as plain ASGI: its id, its time, and the size its body may have."""
+
+import re
+import secrets
+import time
+from collections.abc import MutableMapping
+from typing import Any
+
+from fastapi import HTTPException
+from prometheus_client import CollectorRegistry, Histogram
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from backend_kit.auth import header
+from backend_kit.wire import Code, dumps, message_for
+
+REQUEST_ID_HEADER = "X-Request-ID"
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+class RequestId:
+    """Gives each request and each socket an id: the caller's `X-Request-ID` where it is well-formed, else a new one.
+
+    It stands in `scope["state"]["request_id"]` and in the header of the response.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        given = header(scope["headers"], b"x-request-id") or ""
+        chosen = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        scope.setdefault("state", {})["request_id"] = chosen
+        if scope["type"] == "websocket":
+            # Not wrapped: a socket sends thousands of frames and carries its id in its events.
+            await self._app(scope, receive, send)
+            return
+        encoded = (b"x-request-id", chosen.encode())
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), encoded]
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+def request_id(scope: MutableMapping[str, Any]) -> str:
+    """The id that `RequestId` gave, "" without it."""
+    value = scope.get("state", {}).get("request_id", "")
+    return value if isinstance(value, str) else ""
+
+
+class HttpMetrics:
+    """`app_http_request_seconds{route, method, status}`. Labels are bounded: the route's template, never the path;
+    a method of RFC 9110 or OTHER; the class of the status (2xx).
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.seconds = Histogram(
+            "app_http_request_seconds",
+            "Time of a REST request, from its head to the last byte handed to the socket.",
+            ["route", "method", "status"],
+            # Most answers come from memory (1 to 10 ms); a read of Postgres has 2 s, an upload has minutes.
+            buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60),
+            registry=registry,
+        )
+
+
+class RequestMetrics:
+    """Times each request. Sockets are not requests and pass untouched: their turns have phases of their own."""
+
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
+        self._app = app
+        self._seconds = metrics.seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 500  # what the server sends where no answer was begun
+
+        async def watch(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        began = time.perf_counter()
+        try:
+            await self._app(scope, receive, watch)
+        finally:
+            method = scope["method"] if scope["method"] in _METHODS else "OTHER"
+            labels = (_route(scope), method, f"{status // 100}xx")
+            self._seconds.labels(*labels).observe(time.perf_counter() - began)
+
+
+def _route(scope: Scope) -> str:
+    """The template of the route that matched; the router leaves it in the scope."""
+    path = getattr(scope.get("route"), "path", None)
+    if isinstance(path, str):
+        return path
+    return "mounted" if "endpoint" in scope else "unmatched"
+
+
+class BodyLimit:
+    """Refuses bodies above `limit_bytes` with 413 `too_large`: at once by Content-Length, else while they come.
+
+    `multipart/*` passes: the routes that take files cut them at limits of their own.
+    """
+
+    def __init__(self, app: ASGIApp, limit_bytes: int) -> None:
+        self._app = app
+        self._limit = limit_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+        if scope["type"] != "http" or (header(scope["headers"], b"content-type") or "").startswith("multipart/"):
+            await self._app(scope, receive, send)
+            return
+        declared = header(scope["headers"], b"content-length") or ""
+        if declared.isdigit() and int(declared) > self._limit:
+            await self._refuse(scope, send)
+            return
+        received = 0
+
+        async def counted() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._limit:
+                # FastAPI turns any other error of reading a body into a 400.
+                raise HTTPException(413, _too_large(scope))
+            return message
+
+        await self._app(scope, counted, send)
+
+    async def _refuse(self, scope: Scope, send: Send) -> None:
+        body = dumps({"detail": _too_large(scope)})
+        length = str(len(body)).encode()
+        # `close`: the rest of the body is not read.
+        headers = [(b"content-type", b"application/json"), (b"content-length", length), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": 413, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+def _too_large(scope: Scope) -> dict[str, str]:
+    language = header(scope["headers"], b"accept-language")
+    return {"code": Code.TOO_LARGE.value, "message": message_for(Code.TOO_LARGE, language)}

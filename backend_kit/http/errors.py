@@ -1,0 +1,55 @@
+"""How a failure looks on REST: one renderer for each kind, and nothing of the input or of our internals in any."""
+
+import logging
+import math
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+
+from backend_kit.auth import AuthError
+from backend_kit.http.context import REQUEST_ID_HEADER, request_id
+from backend_kit.wire import CODES, Code, ServiceError, dumps, message_for
+
+logger = logging.getLogger(__name__)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Render `ServiceError`, `AuthError`, validation errors and what nobody caught. 404 and 405 stay FastAPI's."""
+    app.add_exception_handler(AuthError, _auth_error)
+    app.add_exception_handler(ServiceError, _service_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(Exception, _unhandled)
+
+
+def error_response(
+    request: Request, code: Code, *, retry_after_s: float | None = None, with_request_id: bool = False
+) -> Response:
+    """`{"detail": {"code", "message"}}` with the code's status, in the language that the request asks for."""
+    detail = {"code": code.value, "message": message_for(code, request.headers.get("accept-language"))}
+    headers = {}
+    if with_request_id:
+        detail["request_id"] = headers[REQUEST_ID_HEADER] = request_id(request.scope)
+    if retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
+    return Response(dumps({"detail": detail}), CODES[code].status, headers, "application/json")
+
+
+async def _auth_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, AuthError)
+    return Response(dumps({"detail": error.detail}), error.status, {"WWW-Authenticate": "Bearer"}, "application/json")
+
+
+async def _service_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ServiceError)
+    return error_response(request, error.code, retry_after_s=error.retry_after_s)
+
+
+async def _validation_error(request: Request, _error: Exception) -> Response:
+    # FastAPI's own body quotes the input, tokens included (TRUST U11).
+    return error_response(request, Code.BAD_REQUEST)
+
+
+async def _unhandled(request: Request, error: Exception) -> Response:
+    # Starlette raises the error again after this response, so uvicorn logs its traceback just after this line.
+    logger.error("request %s failed: %s", request_id(request.scope), type(error).__name__)
+    return error_response(request, Code.INTERNAL, with_request_id=True)

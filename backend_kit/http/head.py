@@ -1,0 +1,80 @@
+"""uvicorn's HTTP/1.1 protocol with a deadline for the head of a request (TRUST U12)."""
+
+import asyncio
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+if TYPE_CHECKING or find_spec("httptools") is None:
+    from uvicorn.protocols.http.h11_impl import H11Protocol as HttpProtocol
+else:
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as HttpProtocol
+
+HEAD_TIMEOUT_S = 10.0
+
+_TIMEOUT_RESPONSE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+
+class HandshakeTimeoutHttp(HttpProtocol):
+    """`uvicorn.Config(http=HandshakeTimeoutHttp)`. A connection whose next request has no complete head
+    `head_timeout_s` after it was opened, or after the head's first byte, is ended: with 408 where a head has begun,
+    without a word where nothing came. Bytes that trickle in do not extend the time. Nothing else is timed here.
+    """
+
+    head_timeout_s = HEAD_TIMEOUT_S
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._head_begun = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn types it
+        """Start the clock of the first head."""
+        super().connection_made(transport)
+        self._arm()
+
+    def data_received(self, data: bytes) -> None:
+        """Read; the clock runs while no request is in progress, whoever sends what."""
+        if self._idle and self._head_timer is None:
+            self._arm()
+        self._head_begun = True
+        super().data_received(data)
+        # An upgrade took the transport away from this protocol, and uvicorn forgot the connection.
+        if not self._idle or self not in self.connections:
+            self._disarm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """No timer outlives the connection."""
+        self._disarm()
+        super().connection_lost(exc)
+
+    @property
+    def _idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _arm(self) -> None:
+        self._head_begun = False
+        self._head_timer = self.loop.call_later(self.head_timeout_s, self._head_timed_out)
+
+    def _disarm(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_timed_out(self) -> None:
+        self._head_timer = None
+        if self.transport.is_closing():
+            self.transport.abort()
+        elif self._head_begun:
+            self.transport.write(_TIMEOUT_RESPONSE)
+            self.transport.close()
+        else:
+            self.transport.abort()

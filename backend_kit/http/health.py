@@ -1,0 +1,32 @@
+"""`/healthz` and `/ready`: whether the loop answers, and whether new work may come here."""
+
+from typing import Any, Protocol
+
+from fastapi import APIRouter, Response
+
+from backend_kit.wire import dumps
+
+
+class Readiness(Protocol):
+    """What the application knows of itself; asked for each `/ready`, so it must not wait for anything."""
+
+    def state(self) -> tuple[bool, str, dict[str, Any]]:
+        """Whether new work is welcome, one word for it (ready, starting, draining, …), each dependency's state."""
+        ...
+
+
+def health_router(readiness: Readiness) -> APIRouter:
+    """The two routes, without authentication; the application includes them under its base path."""
+    router = APIRouter(tags=["health"])
+
+    @router.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @router.get("/ready", response_model=dict[str, Any], responses={503: {"description": "No new work here"}})
+    async def ready() -> Response:
+        welcome, status, dependencies = readiness.state()
+        body = dumps({"status": status, "dependencies": dependencies})
+        return Response(body, 200 if welcome else 503, media_type="application/json")
+
+    return router

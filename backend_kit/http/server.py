@@ -1,0 +1,191 @@
+"""The server process: one bound socket, uvicorn with our protocols, and an end that loses no turn."""
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from backend_kit.aio.tasks import TaskRegistry
+from backend_kit.http.head import HEAD_TIMEOUT_S, HandshakeTimeoutHttp
+from backend_kit.http.redact import install_redaction
+from backend_kit.http.ws import HardenedWS
+
+logger = logging.getLogger(__name__)
+
+Drain = Callable[[], Awaitable[None]]
+"""Ends the application's work in order (TRUST 4.3, steps 1 to 5). Called once, on the loop."""
+
+EXIT_FORCED = 1
+EXIT_CANNOT_LISTEN = 2
+_FORCE_AFTER_S = 0.8
+
+
+class CannotListen(Exception):
+    """The address is taken, or not ours. `str()` is one line for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """How the server treats connections. Times in seconds, sizes in bytes.
+
+    `forwarded_allow_ips` names the proxies whose X-Forwarded-For is believed ("" = none).
+    `drain_limit_s` bounds the drain callback as a whole, whatever it waits for.
+    """
+
+    ws_max_size: int = 256 * 1024
+    ws_ping_interval_s: float = 20.0
+    ws_ping_timeout_s: float = 20.0
+    ws_deflate: bool = False
+    ws_linger_s: float = HardenedWS.linger_s
+    head_timeout_s: float = HEAD_TIMEOUT_S
+    keep_alive_s: int = 5
+    backlog: int = 2048
+    drain_limit_s: float = 60.0
+    graceful_s: int = 5
+    forwarded_allow_ips: str = ""
+    loop: str = "uvloop"
+
+
+class DrainServer(uvicorn.Server):
+    """A uvicorn server that drains before it shuts down.
+
+    uvicorn closes every WebSocket with 1012 within 10 ms of SIGTERM, before the lifespan hears of it (TRUST U1). Here
+    the first SIGTERM or SIGINT runs `drain` while the server goes on serving; only then does uvicorn's own shutdown
+    begin. A second signal ends the process within a second. After a drain the exit code is 0: the signal is not
+    raised again.
+    """
+
+    def __init__(self, config: uvicorn.Config, drain: Drain, *, drain_limit_s: float = 60.0) -> None:
+        super().__init__(config)
+        install_redaction()
+        self._drain = drain
+        self._drain_limit_s = drain_limit_s
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks = TaskRegistry()
+        self._told = False
+        self._ended = False
+
+    @property
+    def draining(self) -> bool:
+        """Whether the end has been asked for."""
+        return self._told
+
+    def stop(self) -> None:
+        """Begin the drain, as the first signal does. From any thread; a second call has no effect."""
+        if self._told:
+            return
+        self._told = True
+        if self._loop is None:
+            # Still starting: nothing to drain yet.
+            self.should_exit = True
+        else:
+            self._loop.call_soon_threadsafe(self._begin_drain)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the shape of a handler
+        """The signal handler: first drain, then force."""
+        if not self._told:
+            self.stop()
+            return
+        self.should_exit = True
+        self.force_exit = True
+        # A thread or a `finally` may hold the process longer than promised; what was acknowledged is on disk.
+        timer = threading.Timer(_FORCE_AFTER_S, os._exit, (EXIT_FORCED,))
+        timer.daemon = True
+        timer.start()
+
+    async def main_loop(self) -> None:
+        """Serve until the drain has ended."""
+        self._loop = asyncio.get_running_loop()
+        if self._told:
+            self._begin_drain()
+        await super().main_loop()
+        await self._tasks.aclose(0.0 if self.force_exit else 1.0)
+
+    def _begin_drain(self) -> None:
+        self._tasks.spawn("drain", self._run_drain)
+
+    async def _run_drain(self) -> None:
+        logger.info("draining")
+        try:
+            async with asyncio.timeout(self._drain_limit_s):
+                await self._drain()
+            logger.info("drained")
+        finally:
+            self.should_exit = True
+
+
+def listen(host: str, port: int, *, backlog: int = 2048) -> socket.socket:
+    """A listening socket, so that a taken port is known before anything heavy starts. Raises `CannotListen`.
+
+    Connections made before the application has started wait in the backlog.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        sock = socket.create_server((host, port), family=family, backlog=backlog)
+    except OSError as error:
+        raise CannotListen(f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}") from None
+    sock.setblocking(False)
+    return sock
+
+
+def build_server(app: Any, drain: Drain, settings: ServeSettings | None = None) -> DrainServer:
+    """The server of an ASGI application, not yet started: `await server.serve(sockets=[sock])`."""
+    chosen = settings or ServeSettings()
+    # Never TRACE: uvicorn would print whole scopes there, headers included.
+    level = max(logging.DEBUG, logging.getLogger().getEffectiveLevel())
+    config = uvicorn.Config(
+        app,
+        loop=chosen.loop,
+        http=type("Http", (HandshakeTimeoutHttp,), {"head_timeout_s": chosen.head_timeout_s}),
+        ws=type("Ws", (HardenedWS,), {"linger_s": chosen.ws_linger_s}),
+        ws_max_size=chosen.ws_max_size,
+        ws_ping_interval=chosen.ws_ping_interval_s,
+        ws_ping_timeout=chosen.ws_ping_timeout_s,
+        ws_per_message_deflate=chosen.ws_deflate,
+        lifespan="on",
+        log_config=None,
+        log_level=level,
+        access_log=False,
+        server_header=False,
+        proxy_headers=bool(chosen.forwarded_allow_ips),
+        forwarded_allow_ips=chosen.forwarded_allow_ips,
+        # No limit_concurrency: it counts sockets, lets them in and then answers 503 to health checks (TRUST U7).
+        backlog=chosen.backlog,
+        timeout_keep_alive=chosen.keep_alive_s,
+        timeout_graceful_shutdown=chosen.graceful_s,
+    )
+    return DrainServer(config, drain, drain_limit_s=chosen.drain_limit_s)
+
+
+def serve(
+    app: Any,
+    *,
+    host: str,
+    port: int,
+    drain: Drain,
+    settings: ServeSettings | None = None,
+    sock: socket.socket | None = None,
+) -> int:
+    """Run an ASGI application until a signal ends it. Returns the exit code; `sock` is one that `listen` gave.
+
+    0 after a drain, 1 where a second signal cut it short, 2 with one line on stderr where it cannot listen. An
+    application whose lifespan fails ends the process with 3 (SystemExit), as uvicorn does.
+    """
+    if sock is None:
+        try:
+            sock = listen(host, port, backlog=(settings or ServeSettings()).backlog)
+        except CannotListen as error:
+            sys.stderr.write(f"{error}\n")
+            return EXIT_CANNOT_LISTEN
+    server = build_server(app, drain, settings)
+    logger.info("listening on http://%s:%d", host, sock.getsockname()[1])
+    server.run(sockets=[sock])
+    return EXIT_FORCED if server.force_exit else 0

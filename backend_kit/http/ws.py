@@ -1,0 +1,144 @@
+"""The WebSocket protocol of uvicorn, made safe against peers that do not read, do not answer, or break the rules.
+
+uvicorn closes a transport and then waits for its buffer to empty, which a peer that reads nothing never lets happen
+(TRUST U4). Here every closing has an end: what is still unsent after `linger_s` is dropped with the connection.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from asyncio.transports import BaseTransport
+from typing import Any
+
+from uvicorn.config import Config
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
+from websockets.frames import CloseCode
+from websockets.protocol import OPEN
+
+WRITE_HIGH_WATER_BYTES = 64 * 1024
+USER_TIMEOUT_MS = 20_000
+"""Linux gives a connection up when sent data stays unacknowledged, or a zero window shut, for this long."""
+
+
+class HardenedWS(WebSocketsSansIOProtocol):
+    """`uvicorn.Config(ws=HardenedWS)`. The application finds `abort` in `scope["state"]`: a callable that drops the
+    connection at once, for a writer whose send deadline has passed. It may be called at any time and more than once.
+
+    A violation of the protocol is answered with its close code (1002, 1007, 1009); then the sending side is shut and
+    what still comes is discarded for at most `linger_s`, so that the code reaches a peer in the middle of sending.
+    """
+
+    linger_s = 5.0
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, {**app_state, "abort": self.abort}, _loop)
+        self.close_timeout = self.linger_s
+        # uvicorn hands its own logger to the codec, which then prints headers and frames at DEBUG, tokens included.
+        self.conn.logger = logging.getLogger("websockets.server")
+        self.conn.debug = False
+        self._linger_timer: asyncio.TimerHandle | None = None
+
+    def abort(self) -> None:
+        """Drop the connection now, with whatever is unsent."""
+        if self.transport is not None and not self.disconnected:
+            self.transport.abort()
+
+    def connection_made(self, transport: BaseTransport) -> None:
+        """Set the limits of the socket, then as uvicorn does."""
+        super().connection_made(transport)
+        self.transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
+        sock = transport.get_extra_info("socket")
+        if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+            return
+        # A peer that is gone already makes these fail; the transport reports the loss by itself.
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """As uvicorn does, and no timer outlives the connection."""
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
+            self._linger_timer = None
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the codec; after a violation, discard."""
+        if self.conn.parser_exc is not None:
+            return
+        super().data_received(data)
+        if self.conn.handshake_exc is not None and not self.handshake_initiated:
+            # The codec refused the head (414, 431) and wrote why; uvicorn would wait for more, for ever.
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            self.transport.close()
+        self._end_closing()
+
+    def keepalive_timeout(self) -> None:
+        """The pong did not come: drop at once where bytes are unsent, as the close frame could not leave either."""
+        if not self.close_sent and self.transport.get_write_buffer_size() > 0:
+            self.abort()
+            return
+        super().keepalive_timeout()
+        self._end_closing()
+
+    def shutdown(self) -> None:
+        """The server ends: 1012, unless the connection is closing already (uvicorn would raise and stop there)."""
+        if self.transport.is_closing() or (self.handshake_complete and self.conn.state is not OPEN):
+            self.stop_keepalive()
+            self.transport.close()
+        else:
+            super().shutdown()
+        self._end_closing()
+
+    def send_receive_event_to_app(self) -> None:
+        """Give a whole message to the application; text that is not UTF-8 is 1007 and no log line."""
+        if self.curr_msg_data_type == "text" and not self.close_sent:
+            try:
+                b"".join(self.frames).decode()
+            except UnicodeDecodeError:
+                self.frames = []
+                self.conn.fail(CloseCode.INVALID_DATA)
+                self.handle_parser_exception()
+                return
+        super().send_receive_event_to_app()
+
+    def handle_parser_exception(self) -> None:
+        """Send the close frame that the codec chose, shut the sending side, and leave the peer time to read it."""
+        if self.close_sent:
+            return
+        self.stop_keepalive()
+        sent = self.conn.close_sent
+        code = sent.code if sent is not None else CloseCode.ABNORMAL_CLOSURE
+        self.queue.put_nowait(
+            {"type": "websocket.disconnect", "code": code, "reason": sent.reason if sent is not None else ""}
+        )
+        self.close_sent = True
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        if self.read_paused:
+            self.read_paused = False
+            self.transport.resume_reading()
+        self.close_timer = self.loop.call_later(self.linger_s, self.abort)
+
+    async def run_asgi(self) -> None:
+        """Run the application; its end closes the connection, also where the peer never answers our close frame."""
+        await super().run_asgi()
+        if self.close_timer is not None:
+            self.close_timer.cancel()
+            self.close_timer = self.loop.call_later(self.linger_s, self.abort)
+        self._end_closing()
+
+    def _end_closing(self) -> None:
+        """Bound the flush of a transport that is closing."""
+        if self._linger_timer is None and not self.disconnected and self.transport.is_closing():
+            self._linger_timer = self.loop.call_later(self.linger_s, self.abort)
