@@ -99,6 +99,11 @@ class Gauge:
         if self._child is not None:
             self._child.set(value * self._scale)
 
+    def restate(self) -> None:
+        """Enter the value that stands in the window, for a level gauge; at the end of a window."""
+        if self.level and self.value is not None:
+            self.rollup.add(self.value)
+
     def inc(self, n: float = 1) -> None:
         """Raise the value by `n`, from 0 where none was set. From one thread only."""
         self.set((self.value or 0.0) + n)

@@ -1,11 +1,23 @@
-"""What stands on /metrics beside the metrics themselves: compatible names, process, build, and the endpoint."""
+"""What stands on /metrics beside the metrics themselves: compatible names, pauses, and the endpoint."""
 
+import gc
+import socketserver
+from bisect import bisect_left
 from collections.abc import Iterable
+from itertools import accumulate
 from math import isinf
+from threading import BoundedSemaphore, Thread
+from time import perf_counter
+from typing import Any, Final
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import Histogram
+from prometheus_client import CollectorRegistry, Histogram, make_wsgi_app
 from prometheus_client.metrics_core import HistogramMetricFamily
 from prometheus_client.registry import Collector
+
+from backend_kit.kpi.buckets import SHORT
+
+_MAX_SCRAPES: Final = 16
 
 
 class LegacyPhaseHistogram(Collector):
@@ -53,3 +65,124 @@ class LegacyPhaseHistogram(Collector):
 def _le(seconds: float) -> str:
     # Rounded: 0.035 s is 35 ms to a reader, not the 35.00000000000001 that binary fractions make of it.
     return "+Inf" if isinf(seconds) else str(round(seconds * 1e3, 6))
+
+
+class GcPauses(Collector):
+    """`app_gc_pause_seconds`: how long each garbage collection stopped the process.
+
+    Counts by itself rather than in a Histogram: a collection may begin anywhere, also inside the library's locks.
+    Collections never nest, so plain increments are enough.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._counts = [0] * (len(SHORT) + 1)
+        self._sum = 0.0
+        self._began = 0.0
+        registry.register(self)
+
+    def start(self) -> None:
+        """Begin to count."""
+        gc.callbacks.append(self._collection)
+
+    def close(self) -> None:
+        """Stop counting. Does nothing where it was not started."""
+        if self._collection in gc.callbacks:
+            gc.callbacks.remove(self._collection)
+
+    def describe(self) -> Iterable[HistogramMetricFamily]:
+        """The empty family, so that registering does not collect."""
+        return [HistogramMetricFamily("app_gc_pause_seconds", "Pauses by garbage collection.")]
+
+    def collect(self) -> Iterable[HistogramMetricFamily]:
+        """The family with its one sample set."""
+        family = HistogramMetricFamily("app_gc_pause_seconds", "Pauses by garbage collection.")
+        bounds = [*(str(bound) for bound in SHORT), "+Inf"]
+        family.add_metric([], list(zip(bounds, accumulate(self._counts), strict=True)), self._sum)
+        return [family]
+
+    def _collection(self, phase: str, info: dict[str, int]) -> None:  # noqa: ARG002  # gc calls it with both
+        if phase == "start":
+            self._began = perf_counter()
+        elif self._began:
+            pause = perf_counter() - self._began
+            self._counts[bisect_left(SHORT, pause)] += 1
+            self._sum += pause
+
+
+class MetricsPortTaken(OSError):
+    """The metrics endpoint cannot listen where the configuration says. The message names address, port and key."""
+
+
+class MetricsServer:
+    """Serves a registry from threads of its own, so that a scrape (6 ms for 50 label sets) never runs on the loop
+    and an overloaded loop still shows its metrics."""
+
+    def __init__(self, registry: CollectorRegistry, address: str, port: int) -> None:
+        """Port 0 takes a free one."""
+        self._app = make_wsgi_app(registry)
+        self._address = address
+        self._port = port
+        self._server: _Server | None = None
+
+    def start(self) -> None:
+        """Listen. Raises MetricsPortTaken."""
+        try:
+            server = _Server((self._address, self._port), _Handler)
+        except OSError as exc:
+            raise MetricsPortTaken(
+                exc.errno,
+                f"app.metrics_port: cannot listen on {self._address}:{self._port} ({exc.strerror}); "
+                "choose another port or stop what listens there",
+            ) from exc
+        server.set_app(self._app)
+        self._server = server
+        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, name="kpi-metrics", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop listening. Does nothing where it was not started."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+
+    @property
+    def port(self) -> int | None:
+        """The port in use, None while not started."""
+        return self._server.server_port if self._server is not None else None
+
+
+class _Server(socketserver.ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+    request_queue_size = _MAX_SCRAPES
+
+    def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
+        self._slots = BoundedSemaphore(_MAX_SCRAPES)
+        super().__init__(address, handler)
+
+    def server_bind(self) -> None:
+        # The parent asks the resolver for the host's full name, which may take seconds; nobody reads it.
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._slots.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._slots.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A scraper that went away is no news; the parent prints a traceback."""
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = 10  # seconds a client may keep a thread without sending
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the parent's signature
+        """Scrapes are not logged."""

@@ -1,0 +1,187 @@
+"""The loop monitor: how late the event loop is, how busy, and what stands in its way."""
+
+import asyncio
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter
+from typing import Final
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from backend_kit.kpi.buckets import SHORT
+from backend_kit.kpi.core import Kpi
+
+_MAX_OUTSTANDING: Final = 1200
+_GIL_HELD_S: Final = 0.02
+_BUSY_INTERVAL_S: Final = 1.0
+_NOTICE_INTERVAL_S: Final = 1.0
+_STACK_FRAMES: Final = 15
+
+
+class LoopMonitor:
+    """Samples the lateness of one event loop from a thread, at a fixed rate.
+
+    The thread asks the loop 25 times a second to call back and goes on asking while the loop is blocked, so a block
+    of 200 ms is four samples and not one (a probe that sleeps on the loop misses it: METRICS). A thread that woke
+    late itself, because a C call held the GIL, counts from the time it should have woken. The busy ratio is the CPU
+    clock of the loop's thread. A lateness above `stall_s` counts as one stall, however many samples it spans, and
+    writes one notice a second at most, with the stack taken while it lasts.
+    """
+
+    def __init__(
+        self, kpi: Kpi, *, notice: Callable[[str], None], interval_s: float = 0.04, stall_s: float = 0.1
+    ) -> None:
+        """`notice` takes the line about a stall, from the monitor's thread, and must not block."""
+        registry = kpi.registry
+        self._lag = kpi.gauged_seconds(
+            "event_loop_lag_ms",
+            Histogram("app_event_loop_lag_seconds", "Lateness of the event loop.", buckets=SHORT, registry=registry),
+        )
+        self._busy = kpi.gauge(
+            "event_loop_busy_pct",
+            Gauge("app_event_loop_busy_ratio", "CPU share of the loop's thread, 0 to 1.", registry=registry),
+            child_scale=0.01,
+        )
+        self._stalls = kpi.counter(
+            "event_loop_stall",
+            Counter("app_event_loop_stalls_total", "Times the loop was late by more than 100 ms.", registry=registry),
+        )
+        self._notice = notice
+        self._interval = interval_s
+        self._stall_s = stall_s
+        self._outstanding: deque[float] = deque()
+        self._stalled = False
+        self._stall_lock = threading.Lock()
+        self._last_lag = 0.0
+        self._last_notice = float("-inf")
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Watch the running loop. Call it on the loop's thread."""
+        loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(
+            target=self._run, args=(loop, threading.get_ident()), name="kpi-loop-monitor", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; waits 1 s at most. Does nothing where it was not started."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(1.0)
+
+    @property
+    def lag_s(self) -> float:
+        """How late the loop is now, in seconds: the last sample, or the age of one that waits and is older."""
+        return max(self._last_lag, self._oldest_age(perf_counter()))
+
+    def _run(self, loop: asyncio.AbstractEventLoop, loop_thread: int) -> None:
+        busy = _BusyClock(loop_thread)
+        due = perf_counter() + self._interval
+        while not self._stop.wait(max(self._next_wake(due) - perf_counter(), 0.0)):
+            now = perf_counter()
+            while due <= now:
+                if len(self._outstanding) >= _MAX_OUTSTANDING:
+                    due = now + self._interval
+                    break
+                if not self._ask(loop, due if now - due > _GIL_HELD_S else now):
+                    return
+                due += self._interval
+            self._watch(loop, loop_thread)
+            percent = busy.percent()
+            if percent is not None:
+                self._busy.set(percent)
+
+    def _next_wake(self, due: float) -> float:
+        try:
+            oldest = self._outstanding[0]
+        except IndexError:
+            return due
+        # Wake right when the sample becomes a stall: what holds the loop may be gone at the next tick.
+        return due if self._stalled else min(due, oldest + self._stall_s + 0.001)
+
+    def _ask(self, loop: asyncio.AbstractEventLoop, start: float) -> bool:
+        # Appended before the call: the answer may come before call_soon_threadsafe returns. Answers come in the
+        # order of the questions, since one thread asks and the loop's queue is first in, first out.
+        self._outstanding.append(start)
+        try:
+            loop.call_soon_threadsafe(self._answered)
+        except RuntimeError:  # the loop is closed
+            return False
+        return True
+
+    def _answered(self) -> None:
+        self._last_lag = lag = perf_counter() - self._outstanding.popleft()
+        self._lag.observe(lag)
+        if lag > self._stall_s:
+            self._enter_stall()
+
+    def _oldest_age(self, now: float) -> float:
+        try:
+            return now - self._outstanding[0]
+        except IndexError:
+            return 0.0
+
+    def _enter_stall(self) -> bool:
+        with self._stall_lock:
+            if self._stalled:
+                return False
+            self._stalled = True
+        self._stalls.inc()
+        return True
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, loop_thread: int) -> None:
+        now = perf_counter()
+        age = self._oldest_age(now)
+        if age <= self._stall_s:
+            self._stalled = False
+            return
+        if self._enter_stall() and now - self._last_notice >= _NOTICE_INTERVAL_S:
+            self._last_notice = now
+            task = asyncio.current_task(loop)
+            name = task.get_name() if task is not None else "none"
+            self._notice(f"[KPI][STALL] lag_ms={age * 1e3:.0f} task={name} stack={_stack(loop_thread)}")
+
+
+class _BusyClock:
+    """CPU share of a thread, once a second. Silent on systems without a CPU clock for each thread."""
+
+    def __init__(self, thread: int) -> None:
+        self._clock = time.pthread_getcpuclockid(thread) if hasattr(time, "pthread_getcpuclockid") else None
+        self._wall = perf_counter()
+        self._cpu = self._read()
+
+    def percent(self) -> float | None:
+        """The share since the last answer in percent, None before a second has gone by."""
+        now = perf_counter()
+        if self._clock is None or now - self._wall < _BUSY_INTERVAL_S:
+            return None
+        cpu = self._read()
+        share = (cpu - self._cpu) / (now - self._wall)
+        self._wall, self._cpu = now, cpu
+        return min(max(share, 0.0), 1.0) * 100
+
+    def _read(self) -> float:
+        if self._clock is None:
+            return 0.0
+        try:
+            return time.clock_gettime(self._clock)
+        except OSError:  # the loop's thread has ended
+            self._clock = None
+            return 0.0
+
+
+def _stack(thread: int) -> str:
+    """Where the thread stands, innermost call first, on one line."""
+    frame = sys._current_frames().get(thread)
+    places: list[str] = []
+    while frame is not None and len(places) < _STACK_FRAMES:
+        code = frame.f_code
+        file = "/".join(code.co_filename.rsplit("/", 3)[-3:])
+        places.append(f"{file}:{frame.f_lineno}:{code.co_name}")
+        frame = frame.f_back
+    return " < ".join(places)

@@ -1,0 +1,77 @@
+"""What runs beside the loop for a Kpi: summary, loop monitor, garbage-collection pauses, the metrics endpoint."""
+
+from dataclasses import dataclass
+from typing import Self, TextIO
+
+from prometheus_client import GCCollector, Info, PlatformCollector, ProcessCollector
+
+from backend_kit.kpi.core import Kpi
+from backend_kit.kpi.exposition import GcPauses, MetricsServer
+from backend_kit.kpi.loop import LoopMonitor
+from backend_kit.kpi.summary import Summary
+
+
+@dataclass(frozen=True, slots=True)
+class KpiOptions:
+    """The `app` switches of CONTRACT §7 that concern measurement. Intervals in seconds, 0 = off."""
+
+    log_level: str = "info"
+    summary_interval_s: float = 10.0
+    summary_top_n: int = 0
+    process_interval_s: float = 10.0
+    metrics_enabled: bool = True
+    metrics_address: str = "127.0.0.1"
+    metrics_port: int = 0
+    """0 takes a free port (tests); `KpiRuntime.metrics_port` says which."""
+    version: str = "unknown"
+    git_sha: str = "unknown"
+    config_hash: str = "unknown"
+
+
+class KpiRuntime:
+    """Starts and ends everything that observes a process. Built and closed in the lifespan."""
+
+    def __init__(self, kpi: Kpi, options: KpiOptions, *, stream: TextIO | None = None) -> None:
+        """Registers process, platform, garbage-collection and build metrics on the Kpi's registry."""
+        registry = kpi.registry
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        GCCollector(registry=registry)
+        Info("app_build", "What runs.", registry=registry).info(
+            {"version": options.version, "git_sha": options.git_sha, "config_hash": options.config_hash}
+        )
+        self._gc_pauses = GcPauses(registry)
+        self.summary = Summary(
+            kpi,
+            interval_s=options.summary_interval_s,
+            top_n=options.summary_top_n,
+            process_interval_s=options.process_interval_s,
+            log_level=options.log_level,
+            stream=stream,
+        )
+        self.loop = LoopMonitor(kpi, notice=self.summary.notice)
+        self._server = (
+            MetricsServer(registry, options.metrics_address, options.metrics_port) if options.metrics_enabled else None
+        )
+
+    def start(self) -> Self:
+        """Open the endpoint and start the threads; on the loop's thread. Raises MetricsPortTaken."""
+        if self._server is not None:
+            self._server.start()
+        self._gc_pauses.start()
+        self.summary.start()
+        self.loop.start()
+        return self
+
+    def close(self) -> None:
+        """End in reverse; writes the last summary. May wait up to 3 s for a blocked log."""
+        self.loop.close()
+        self.summary.close()
+        self._gc_pauses.close()
+        if self._server is not None:
+            self._server.close()
+
+    @property
+    def metrics_port(self) -> int | None:
+        """The port that /metrics listens on, None where it is off or not started."""
+        return self._server.port if self._server is not None else None
