@@ -8,8 +8,10 @@ from backend_kit.settings import (
     App,
     BasePath,
     Count,
+    HttpClientLimits,
     HttpUrl,
     Listed,
+    ModelTimeout,
     Port,
     Positive,
     Postgres,
@@ -158,30 +160,6 @@ class ClientTimeout(Section):
     """Seconds without a byte of the answer."""
 
 
-class ModelTimeout(Section):
-    """Deadlines of one connection to the model, in seconds; a whole turn has `deadlines`."""
-
-    connect: Seconds = 10
-    """Seconds to open a connection."""
-    read: Seconds = 60
-    """Seconds without a byte of the answer."""
-    write: Seconds = 10
-    """Seconds to hand over the request."""
-    pool: Seconds = 5
-    """Seconds to wait for a free connection."""
-
-
-class HttpClientLimits(Section):
-    """The connection pool of one model endpoint."""
-
-    max_connections: Count = 2048
-    """Connections at once; each running turn holds one. 0 = no limit."""
-    max_keepalive_connections: Count = 512
-    """Idle connections that are kept; 0 = a new connection for each call, which costs 0.3 ms of CPU."""
-    keepalive_expiry_seconds: Seconds = 30
-    """Seconds that an idle connection is kept."""
-
-
 class ChatModelSettings(Section):
     """How a model is called."""
 
@@ -203,7 +181,7 @@ class ChatModel(Section):
     provider: Literal["openai"] = "openai"
     """Protocol of the endpoint."""
     name: Text
-    """Model name that is sent."""
+    """Model name that is sent; OPENAI_MODEL overrides it."""
     settings: ChatModelSettings = ChatModelSettings()
 
 
@@ -401,6 +379,7 @@ class AgenticSettings(ServiceSettings):
     env_overrides: ClassVar[dict[str, tuple[str, ...]]] = {
         "FRED_POSTGRES_PASSWORD": ("storage.postgres.password",),
         "OPENAI_API_KEY": ("ai.default_chat_model.settings.api_key", "ai.default_language_model.settings.api_key"),
+        "OPENAI_MODEL": ("ai.default_chat_model.name", "ai.default_language_model.name"),
         "OPENAI_BASE_URL": ("ai.default_chat_model.settings.base_url", "ai.default_language_model.settings.base_url"),
     }
 

@@ -121,6 +121,30 @@ class OpenSearch(Section):
     """Set through OPENSEARCH_PASSWORD."""
 
 
+class ModelTimeout(Section):
+    """Deadlines of one connection to the model, in seconds; a whole turn has `deadlines`."""
+
+    connect: Seconds = 10
+    """Seconds to open a connection."""
+    read: Seconds = 60
+    """Seconds without a byte of the answer."""
+    write: Seconds = 10
+    """Seconds to hand over the request."""
+    pool: Seconds = 5
+    """Seconds to wait for a free connection."""
+
+
+class HttpClientLimits(Section):
+    """The connection pool of one model endpoint."""
+
+    max_connections: Count = 2048
+    """Connections at once; each call in flight holds one. 0 = no limit."""
+    max_keepalive_connections: Count = 512
+    """Idle connections that are kept; 0 = a new connection for each call, which costs 0.3 ms of CPU."""
+    keepalive_expiry_seconds: Seconds = 30
+    """Seconds that an idle connection is kept."""
+
+
 class Metrics(Section):
     """What is exposed to Prometheus."""
 

@@ -1,0 +1,215 @@
+"""Settings of the knowledge-flow service: one frozen object, read once at start (docs/configuration.md)."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, SecretStr, model_validator
+
+from backend_kit.settings import (
+    App,
+    BasePath,
+    Count,
+    HttpClientLimits,
+    HttpUrl,
+    ModelTimeout,
+    OpenSearch,
+    Port,
+    Positive,
+    Postgres,
+    Refused,
+    Seconds,
+    Section,
+    ServiceSettings,
+    Text,
+)
+
+
+class KnowledgeFlowApp(App):
+    """The process of the knowledge-flow service."""
+
+    name: Text = "Knowledge Flow Backend"
+    base_url: BasePath = "/knowledge-flow/v1"
+    port: Port = 8111
+    metrics_port: Port = 9111
+    workers: Positive = 1
+    """Processes that serve; the service keeps no state."""
+
+
+class EmbeddingSettings(Section):
+    """How texts become vectors."""
+
+    base_url: HttpUrl | None = None
+    """Endpoint with its version path (`openai`). Without it: the provider's own."""
+    api_key: SecretStr | None = None
+    """Set through OPENAI_API_KEY."""
+    max_retries: Annotated[int, Field(ge=0, le=10)] = 2
+    """Further attempts with jitter (`openai`)."""
+    timeout: ModelTimeout = ModelTimeout()
+    http_client_limits: HttpClientLimits = HttpClientLimits()
+    threads: Positive = 1
+    """Threads that compute (`local`); never the event loop."""
+    batch_max_texts: Positive = 32
+    """Texts that are embedded together."""
+    batch_linger_ms: Count = 2
+    """Milliseconds that the first text of a batch waits for others."""
+
+
+class EmbeddingModel(Section):
+    """The embedder; the index remembers it, and another one is refused with `schema_mismatch`."""
+
+    provider: Literal["local", "openai"] = "local"
+    """`local`: MiniLM int8 in this process. `openai`: an OpenAI-compatible endpoint."""
+    name: Text = "all-MiniLM-L6-v2"
+    """Model name."""
+    settings: EmbeddingSettings = EmbeddingSettings()
+
+
+class CrossencoderSettings(Section):
+    """How candidates are scored again."""
+
+    ignored_keys = ("online", "local_path")
+
+    base_url: HttpUrl | None = None
+    """Endpoint (`http`)."""
+    api_key: SecretStr | None = None
+    """Set through RERANK_API_KEY."""
+    shape: Literal["cohere", "jina", "vllm", "tei", "infinity"] = "cohere"
+    """Request and answer of the endpoint (`http`)."""
+    max_retries: Annotated[int, Field(ge=0, le=10)] = 0
+    """Further attempts within `deadlines.rerank_s` (`http`)."""
+    timeout: ModelTimeout = ModelTimeout()
+    http_client_limits: HttpClientLimits = HttpClientLimits()
+    threads: Positive = 1
+    """Threads that compute (`local`)."""
+
+
+class CrossencoderModel(Section):
+    """The reranker."""
+
+    provider: Literal["local", "http", "none"] = "local"
+    """`local`: half cosine, half BM25 over the candidates. `http`: a rerank endpoint. `none`: order of retrieval."""
+    name: Text = "local"
+    """Model name that is sent (`http`)."""
+    settings: CrossencoderSettings = CrossencoderSettings()
+
+    @model_validator(mode="after")
+    def _http_has_an_endpoint(self) -> "CrossencoderModel":
+        if self.provider == "http" and self.settings.base_url is None:
+            raise Refused("is required where provider is http", "settings", "base_url")
+        return self
+
+
+class VectorStore(Section):
+    """The index of chunks."""
+
+    type: Literal["pgvector", "opensearch"] = "pgvector"
+    """`pgvector`: tables in `storage.postgres`. `opensearch`: an index in `storage.opensearch`."""
+    index: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,49}$")] = "turnwise-chunks"
+    """Name of the index or table."""
+    bulk_size: Positive = 500
+    """Chunks that are written together."""
+
+
+class Storage(Section):
+    """Where documents, libraries and the index are."""
+
+    ignored_keys = ("*_store",)  # the tables have fixed names
+
+    postgres: Postgres
+    vector_store: VectorStore = VectorStore()
+    opensearch: OpenSearch | None = None
+
+    @model_validator(mode="after")
+    def _index_has_a_server(self) -> "Storage":
+        if self.vector_store.type == "opensearch" and self.opensearch is None:
+            raise Refused("needs storage.opensearch", "vector_store", "type")
+        return self
+
+
+class Processing(Section):
+    """How a file becomes chunks."""
+
+    ignored_keys = ("default_profile", "profiles")
+
+    chunk_size_chars: Annotated[int, Field(ge=100, le=20_000)] = 1500
+    """Characters of a chunk; a table stays whole where it fits."""
+    chunk_overlap_chars: Count = 150
+    """Characters that a chunk repeats of the one before."""
+    max_file_mb: Positive = 50
+    """Largest file, in MB; an upload is cut there."""
+    workers: Positive = 1
+    """Child processes that parse."""
+    worker_memory_mb: Annotated[int, Field(ge=128)] = 1024
+    """Memory limit of a child, in MB."""
+    worker_timeout_s: Seconds = 120
+    """Seconds for one file; then its child is killed."""
+
+    @model_validator(mode="after")
+    def _chunks_advance(self) -> "Processing":
+        if self.chunk_overlap_chars * 2 > self.chunk_size_chars:
+            raise Refused("must be at most half of chunk_size_chars", "chunk_overlap_chars")
+        return self
+
+
+class Search(Section):
+    """How chunks are found."""
+
+    candidates: Annotated[int, Field(ge=1, le=1000)] = 50
+    """Hits of each half, lexical and vector, before they are fused."""
+    rrf_k: Positive = 60
+    """Constant of reciprocal rank fusion: a rank scores 1 / (rrf_k + rank)."""
+    attachment_hits: Count = 3
+    """Best hits in the session's own attachments that are guaranteed a place."""
+
+
+class Limits(Section):
+    """Admission of requests; 0 = off."""
+
+    max_searches: Count = 256
+    """Searches at once; further ones get 503."""
+    max_question_chars: Positive = 32_000
+    """Characters of a question."""
+    max_request_bytes: Positive = 4_194_304
+    """Bytes of a JSON body."""
+
+
+class Deadlines(Section):
+    """How long each wait may take, in seconds on the monotonic clock."""
+
+    search_s: Seconds = 4.5
+    """A whole search: before the 5 s after which agents give up."""
+    rerank_s: Seconds = 1.0
+    """A rerank; later, the order of retrieval is returned and marked `rerank: skipped`."""
+    drain_s: Seconds = 25
+    """Running requests at SIGTERM."""
+
+
+class KnowledgeFlowSettings(ServiceSettings):
+    """The whole configuration of the knowledge-flow service."""
+
+    env_overrides: ClassVar[dict[str, tuple[str, ...]]] = {
+        "FRED_POSTGRES_PASSWORD": ("storage.postgres.password",),
+        "OPENSEARCH_PASSWORD": ("storage.opensearch.password",),
+        "OPENAI_API_KEY": ("embedding_model.settings.api_key",),
+        "RERANK_API_KEY": ("crossencoder_model.settings.api_key",),
+    }
+
+    # What an older file says about object stores, further models and tools has no counterpart here.
+    ignored_keys = (
+        *ServiceSettings.ignored_keys,
+        "content_storage",
+        "document_sources",
+        "chat_model",
+        "vision_model",
+        "mcp",
+        "filesystem",
+        "workspace_layout",
+    )
+
+    app: KnowledgeFlowApp = KnowledgeFlowApp()
+    embedding_model: EmbeddingModel = EmbeddingModel()
+    crossencoder_model: CrossencoderModel = CrossencoderModel()
+    storage: Storage
+    processing: Processing = Processing()
+    search: Search = Search()
+    limits: Limits = Limits()
+    deadlines: Deadlines = Deadlines()
