@@ -102,8 +102,10 @@ class RequestMetrics:
 
 
 def _route(scope: Scope) -> str:
-    """The template of the route that matched; the router leaves it in the scope."""
-    path = getattr(scope.get("route"), "path", None)
+    """The template of the route that matched, which the router leaves in the scope."""
+    # A route of an included router has its path without the prefix; FastAPI keeps the whole one beside it.
+    context = scope.get("fastapi", {}).get("effective_route_context")
+    path = getattr(context, "path_format", None) or getattr(scope.get("route"), "path", None)
     if isinstance(path, str):
         return path
     return "mounted" if "endpoint" in scope else "unmatched"

@@ -1,0 +1,183 @@
+import base64
+import copy
+import json
+import pickle
+import time
+from typing import Any
+
+import jwt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend_kit.auth import AuthError, Credentials, HmacVerifier, Identity, NoAuth, identity_from
+from backend_kit.auth import verify as verify_module
+
+SECRET = "a secret of at least thirty-two bytes"
+ISSUER = "https://id.example/realms/main"
+AUDIENCE = "turnwise"
+
+
+def claims(**changes: Any) -> dict[str, Any]:
+    now = int(time.time())
+    body = {
+        "sub": "u-1",
+        "iss": ISSUER,
+        "aud": AUDIENCE,
+        "iat": now,
+        "exp": now + 600,
+        "preferred_username": "ada",
+        "email": "ada@example.com",
+        "groups": ["/staff", "/maths"],
+        "resource_access": {"app": {"roles": ["viewer"]}, "other": {"roles": ["admin"]}},
+    }
+    body.update(changes)
+    return {key: value for key, value in body.items() if value is not None}
+
+
+def token(key: str = SECRET, headers: dict[str, Any] | None = None, **changes: Any) -> str:
+    return jwt.encode(claims(**changes), key, algorithm="HS256", headers=headers)
+
+
+def raw_token(header: object, payload: object | bytes, signature: bytes = b"x") -> str:
+    parts = [part if isinstance(part, bytes) else json.dumps(part).encode() for part in (header, payload)]
+    return ".".join(base64.urlsafe_b64encode(part).rstrip(b"=").decode() for part in (*parts, signature))
+
+
+@pytest.fixture
+def verifier() -> HmacVerifier:
+    return HmacVerifier(SECRET, client_id="app", issuer=ISSUER, audience=AUDIENCE)
+
+
+def test_a_good_token_gives_the_identity_of_its_claims(verifier: HmacVerifier) -> None:
+    body = claims()
+    assert verifier.verify(jwt.encode(body, SECRET, algorithm="HS256")) == Identity(
+        uid="u-1",
+        username="ada",
+        email="ada@example.com",
+        groups=("/staff", "/maths"),
+        roles=frozenset({"viewer"}),
+    )
+    assert verifier.verify(jwt.encode(body, SECRET, algorithm="HS256")).expires_at == body["exp"]
+
+
+@pytest.mark.parametrize("absent", [None, ""])
+def test_no_token_is_said_as_such(verifier: HmacVerifier, absent: str | None) -> None:
+    with pytest.raises(AuthError) as caught:
+        verifier.verify(absent)
+    assert (caught.value.detail, caught.value.status) == ("No authentication token provided", 401)
+
+
+def test_expired_and_wrongly_signed_tokens_have_their_own_words(verifier: HmacVerifier) -> None:
+    now = int(time.time())
+    with pytest.raises(AuthError) as caught:
+        verifier.verify(token(iat=now - 700, exp=now - 60))
+    assert caught.value.detail == "Token has expired"
+    with pytest.raises(AuthError) as caught:
+        verifier.verify(token("another secret of thirty-two bytes or more"))
+    assert caught.value.detail == "Invalid token signature"
+
+
+NOW = int(time.time())
+HOSTILE = {
+    "none": raw_token({"alg": "none", "typ": "JWT"}, claims(), b""),
+    "none, mixed case": raw_token({"alg": "nOnE"}, claims(), b""),
+    "HS512": jwt.encode(claims(), SECRET + SECRET, algorithm="HS512"),
+    "RS256 header": raw_token({"alg": "RS256"}, claims()),
+    "unknown crit": token(headers={"crit": ["exp", "x"], "x": 1}),
+    "wrong issuer": token(iss="https://evil.example"),
+    "no issuer": token(iss=None),
+    "wrong audience": token(aud="other"),
+    "no audience": token(aud=None),
+    "no exp": token(exp=None),
+    "no iat": token(iat=None),
+    "no sub": token(sub=None),
+    "ten years": token(exp=NOW + 10 * 365 * 86400),
+    "exp before iat": token(iat=NOW + 20, exp=NOW + 10),
+    "iat in the future": token(iat=NOW + 3600, exp=NOW + 7200),
+    "nbf in the future": token(nbf=NOW + 3600),
+    "ID token": token(typ="ID"),
+    "refresh token": token(typ="Refresh"),
+    "sub is a number": raw_token({"alg": "HS256"}, claims(sub=7)),
+    "empty sub": token(sub=""),
+    "sub with NUL": token(sub="a\0b"),
+    "endless sub": token(sub="a" * 256),
+    "exp is a text": token(exp="soon"),
+    "exp is infinite": token(exp=float("inf")),
+    "exp is no number": token(exp=float("nan")),
+    "iat is no number": token(iat=float("nan")),
+    "two parts": "a.b",
+    "not base64": "!.!.!",
+    "not ASCII": "é.é.é",
+    "deep payload": raw_token({"alg": "HS256"}, b"[" * 5000),
+    "deep header": raw_token(b"[" * 5000, claims()),
+    "payload is a list": raw_token({"alg": "HS256"}, [1]),
+    "100 KB": token(padding="x" * 100_000),
+    "just too long": token(padding="x" * 7000),
+    "embedded key": token("attacker's own key, thirty-two bytes", headers={"jwk": {"kty": "oct", "k": "AAAA"}}),
+}
+
+
+@pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE.keys())
+def test_hostile_tokens_are_refused(verifier: HmacVerifier, hostile: str) -> None:
+    with pytest.raises(AuthError) as caught:
+        verifier.verify(hostile)
+    assert caught.value.detail in {"Invalid token", "Invalid token signature"}
+    assert caught.value.__cause__ is None
+    assert len(verifier) == 0
+
+
+@given(st.text() | st.binary().map(lambda raw: raw_token({"alg": "HS256"}, raw)))
+def test_no_text_whatever_raises_anything_else(text: str) -> None:
+    with pytest.raises(AuthError):
+        HmacVerifier(SECRET).verify(text)
+
+
+def test_issuer_and_audience_count_only_where_they_are_configured() -> None:
+    assert HmacVerifier(SECRET).verify(token(iss=None, aud="any")).uid == "u-1"
+
+
+def test_a_short_secret_is_refused_when_the_service_starts() -> None:
+    with pytest.raises(ValueError, match="32 bytes"):
+        HmacVerifier("short")
+
+
+def test_what_verified_is_remembered_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify_module, "_CACHE_ENTRIES", 3)
+    verifier = HmacVerifier(SECRET)
+    first = token(sub="0")
+    identity = verifier.verify(first)
+    assert verifier.verify(first) is identity
+    for number in range(1, 5):
+        verifier.verify(token(sub=str(number)))
+    assert len(verifier) == 3
+
+
+def test_a_remembered_token_ends_at_its_exp(monkeypatch: pytest.MonkeyPatch) -> None:
+    verifier = HmacVerifier(SECRET)
+    text = token()
+    remembered = verifier.verify(text)
+    later = time.time() + 600 + 31
+    monkeypatch.setattr(verify_module.time, "time", lambda: later)
+    # Not from memory but decoded again; PyJWT has a clock of its own and finds it good.
+    assert verifier.verify(text) is not remembered
+
+
+def test_no_auth_is_admin_by_name_and_nothing_more() -> None:
+    identity = NoAuth().verify(None)
+    assert (identity.uid, identity.username, identity.roles, identity.groups) == ("admin", "admin", frozenset(), ())
+    assert NoAuth().verify("anything") == identity
+
+
+@pytest.mark.parametrize("value", [None, 7, "x", {"app": None}, {"app": {"roles": "admin"}}, {"app": {"roles": [1]}}])
+def test_misshapen_roles_are_none(value: object) -> None:
+    assert identity_from(claims(resource_access=value, groups="all"), "app").roles == frozenset()
+
+
+def test_credentials_do_not_leave_by_accident() -> None:
+    credentials = Credentials("canary")
+    assert "canary" not in f"{credentials!r} {credentials} {[credentials]}"
+    assert credentials.reveal() == "canary"
+    for leak in (pickle.dumps, copy.copy, copy.deepcopy, json.dumps, vars, dict):
+        with pytest.raises(TypeError):
+            leak(credentials)  # type: ignore[operator]
