@@ -54,7 +54,7 @@ class EmbeddedPostgres:
     the machine may then destroy the data. An empty `password` means that every local user is let in.
 
     `start()` and `stop()` block for up to 30 s and 20 s. A supervisor that runs the process itself calls `prepare()`,
-    runs `command()` and then `await_ready()`.
+    runs `command()` and then asks `is_ready()` until it is.
     """
 
     def __init__(
@@ -122,24 +122,21 @@ class EmbeddedPostgres:
             (account.uid, account.gid) if account else None,
         )
 
-    def await_ready(self, still_runs: "subprocess.Popen[bytes] | None" = None) -> None:
-        """Block until the server answers, then create the database where it is absent.
+    def is_ready(self) -> bool:
+        """Try once: whether the server answers; the database exists then. Blocks for up to 2 s.
 
-        Raises `PostgresFailed` after 30 s, or as soon as the process `still_runs` has ended.
+        Raises `PostgresFailed` when the server answers and refuses the password.
         """
-        give_up = time.monotonic() + START_S
-        while True:
-            try:
-                with psycopg.connect(
-                    self.dsn_of("postgres"), autocommit=True, connect_timeout=2, sslmode="disable", options=""
-                ) as connection:
-                    return _create_database(connection, self.database)
-            except psycopg.OperationalError as error:
-                if still_runs is not None and still_runs.poll() is not None:
-                    raise PostgresFailed(f"Postgres ended with code {still_runs.returncode}: {self._log()}") from None
-                if time.monotonic() > give_up:
-                    raise PostgresFailed(f"Postgres does not answer on port {self.port}: {error}") from None
-            time.sleep(0.02)
+        try:
+            with psycopg.connect(
+                self.dsn_of("postgres"), autocommit=True, connect_timeout=2, sslmode="disable", options=""
+            ) as connection:
+                _create_database(connection, self.database)
+        except psycopg.OperationalError as error:
+            if "authentication failed" in str(error):
+                raise PostgresFailed(f"Postgres in {self.directory} was set up with another password") from None
+            return False
+        return True
 
     def start(self) -> None:
         """Start the server and return once the database is there. Raises `PortTaken` or `PostgresFailed`."""
@@ -157,7 +154,7 @@ class EmbeddedPostgres:
                 start_new_session=True,
             )
         try:
-            self.await_ready(self._process)
+            self._await_ready(self._process)
         except BaseException:
             self.kill()
             raise
@@ -180,6 +177,15 @@ class EmbeddedPostgres:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def _await_ready(self, process: "subprocess.Popen[bytes]") -> None:
+        give_up = time.monotonic() + START_S
+        while not self.is_ready():
+            if process.poll() is not None:
+                raise PostgresFailed(f"Postgres ended with code {process.returncode}: {self._log()}")
+            if time.monotonic() > give_up:
+                raise PostgresFailed(f"Postgres does not answer on port {self.port}: {self._log()}")
+            time.sleep(0.02)
 
     @property
     def _log_path(self) -> Path:

@@ -26,6 +26,7 @@ def tethered(command: list[str], stop_signal: signal.Signals, ids: tuple[int, in
 
 def main(arguments: list[str]) -> None:
     """Drop to the user, tie the knot, become the program."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback when it ends while it is still this script
     parent, stop_signal, owner, *command = arguments
     if owner != "-":
         uid, gid = (int(part) for part in owner.split(":"))

@@ -1,0 +1,187 @@
+"""`python -m deploy.local`: everything of Turnwise on this machine, by one command, until Ctrl-C."""
+
+import argparse
+import asyncio
+import os
+import secrets
+import signal
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from deploy.local.errors import PostgresFailed, StartRefused
+from deploy.local.first_turn import FirstTurnFailed, first_turn, is_ready
+from deploy.local.home import choose_home
+from deploy.local.plan import Plan, Service, read_plan
+from deploy.local.ports import require_free
+from deploy.local.postgres import ENVIRONMENT, START_S, EmbeddedPostgres
+from deploy.local.supervise import Child, Console, Program, stop_in_turn
+from deploy.local.tether import tethered
+
+CHECKOUT = Path(__file__).parents[2]
+AGENTIC_STOP_S = 35.0  # it drains for up to 30 s
+DEATHS_BEFORE_READY = 3
+POLL_S = 0.05
+US = "turnwise"
+
+
+class Launcher:
+    """The children of one start, in the order in which they start; they end in the opposite one."""
+
+    def __init__(self, plan: Plan, home: Path, console: Console) -> None:
+        self._plan = plan
+        self._home = home
+        self._console = console
+        self._environment = {**plan.environment, "PYTHONUNBUFFERED": "1", "TURNWISE_HOME": str(home)}
+        self._postgres: EmbeddedPostgres | None = None
+        self._stop = asyncio.Event()
+        self._failed = False
+        self.children: list[Child] = []
+
+    async def run(self, *, try_a_turn: bool) -> int:
+        """Start, supervise, and end on SIGINT, SIGTERM or SIGHUP; the exit code. A second signal kills what is left."""
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(16))  # a thread waits for each child
+        for what in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(what, self._on_signal)
+        async with asyncio.TaskGroup() as tasks:
+            opening = tasks.create_task(self._open(tasks, try_a_turn=try_a_turn))
+            await self._stop.wait()
+            opening.cancel()
+            await stop_in_turn(self.children)
+        self._console.say(US, "everything has ended")
+        return 1 if self._failed else 0
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            self._console.say(US, "killing what is left")
+            for child in self.children:
+                child.kill()
+        else:
+            self._console.say(US, "stopping; once more to kill")
+            self._stop.set()
+
+    async def _open(self, tasks: asyncio.TaskGroup, *, try_a_turn: bool) -> None:
+        """Bring everything up in order. What makes the start hopeless ends it with its reason."""
+        try:
+            await self._start_postgres(tasks)
+            self._start_model(tasks)
+            if self._plan.knowledge_flow is not None:
+                self._start_service(tasks, "knowledge", self._plan.knowledge_flow, stop_s=10.0)
+            agentic = self._start_service(tasks, "agentic", self._plan.agentic, stop_s=AGENTIC_STOP_S)
+            await self._await_ready(agentic)
+            if try_a_turn:
+                await first_turn(self._plan.agentic)
+            self._announce()
+        except FirstTurnFailed as failure:
+            self._console.say(US, f"the services run, but a first turn failed: {failure}")
+            self._announce()
+        except StartRefused as refusal:
+            self._console.say(US, str(refusal))
+            self._failed = True
+            self._stop.set()
+
+    async def _await_ready(self, agentic: Child) -> None:
+        while not await is_ready(self._plan.agentic):
+            if agentic.deaths >= DEATHS_BEFORE_READY:
+                raise StartRefused("the agentic service cannot start: its lines above say why")
+            await asyncio.sleep(POLL_S)
+
+    def _announce(self) -> None:
+        agentic = self._plan.agentic
+        metrics = f"metrics {agentic.metrics_url}, " if agentic.metrics_url else ""
+        self._console.announce(f"Turnwise is ready: {agentic.origin}  ({metrics}Ctrl-C stops)")
+
+    async def _start_postgres(self, tasks: asyncio.TaskGroup) -> None:
+        if self._plan.postgres_port is None:
+            return
+        password = _kept_password(self._home / "postgres-password")
+        server = EmbeddedPostgres(
+            self._home / "postgres", self._plan.postgres_port, password=password, database=self._plan.database
+        )
+        self._environment["FRED_POSTGRES_PASSWORD"] = password
+        await asyncio.to_thread(server.prepare)  # a refusal here ends the start; later it is only said
+        self._keep(
+            tasks,
+            Program("postgres", server.command, ENVIRONMENT, server.directory, signal.SIGINT, prepare=server.prepare),
+        )
+        give_up = asyncio.get_running_loop().time() + START_S
+        while not await asyncio.to_thread(server.is_ready):
+            if asyncio.get_running_loop().time() > give_up:
+                raise PostgresFailed("Postgres does not answer: its lines above may say why")
+            await asyncio.sleep(POLL_S)
+
+    def _start_model(self, tasks: asyncio.TaskGroup) -> None:
+        if self._plan.model_url is None:
+            return
+        address = ["--host", self._plan.model_host, "--port", str(self._plan.model_port)]
+        self._keep(tasks, self._python("model", ["ws_bench", "mock-llm", *address], 10.0))
+
+    def _start_service(self, tasks: asyncio.TaskGroup, name: str, service: Service, *, stop_s: float) -> Child:
+        return self._keep(tasks, self._python(name, [service.module], stop_s, CONFIG_FILE=str(service.config)))
+
+    def _python(self, name: str, arguments: list[str], stop_s: float, **environment: str) -> Program:
+        """`python -m arguments…` with the launcher's environment and more."""
+        return Program(
+            name,
+            lambda: tethered([sys.executable, "-m", *arguments], signal.SIGTERM),
+            {**self._environment, **environment},
+            CHECKOUT,
+            stop_s=stop_s,
+        )
+
+    def _keep(self, tasks: asyncio.TaskGroup, program: Program) -> Child:
+        child = Child(program, self._console)
+        self.children.append(child)
+        tasks.create_task(child.run(), name=f"child {program.name}")
+        return child
+
+
+def _kept_password(path: Path) -> str:
+    """The password of the embedded Postgres, made at the first start and readable by its owner alone.
+
+    Without one every user of the machine could connect as superuser and run commands as the server's user.
+    """
+    try:
+        if not path.exists():
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(secrets.token_urlsafe(24))
+        return path.read_text().strip()
+    except OSError as error:
+        raise StartRefused(f"cannot use {path}: {error.strerror}") from None
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m deploy.local", description="Start Turnwise on this machine.")
+    parser.add_argument("--config-agentic", type=Path, metavar="FILE", help="configuration of the agentic service")
+    parser.add_argument("--config-knowledge-flow", type=Path, metavar="FILE", help="configuration of knowledge flow")
+    parser.add_argument("--bench", action="store_true", help="use configuration_bench.yaml, never a model elsewhere")
+    parser.add_argument("--no-first-turn", action="store_true", help="do not try a turn before saying ready")
+    options = parser.parse_args(argv)
+    file = "configuration_bench.yaml" if options.bench else "configuration.yaml"
+    options.config_agentic = options.config_agentic or CHECKOUT / "config/agentic" / file
+    options.config_knowledge_flow = options.config_knowledge_flow or CHECKOUT / "config/knowledge_flow" / file
+    return options
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run until Ctrl-C; the exit code: 0, or 1 with the reason in words when the start is refused."""
+    options = _arguments(argv)
+    try:
+        plan = read_plan(options.config_agentic, options.config_knowledge_flow, os.environ, bench=options.bench)
+        require_free(plan.ports())
+        home = choose_home(CHECKOUT, os.environ)
+    except StartRefused as refusal:
+        print(f"turnwise: {refusal}", file=sys.stderr)
+        return 1
+    console = Console(sys.stdout)
+    console.say(US, f"data in {home}")
+    return asyncio.run(_supervise(plan, home, console, try_a_turn=not options.no_first_turn))
+
+
+async def _supervise(plan: Plan, home: Path, console: Console, *, try_a_turn: bool) -> int:
+    return await Launcher(plan, home, console).run(try_a_turn=try_a_turn)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

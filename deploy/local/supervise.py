@@ -1,0 +1,164 @@
+"""Runs programs as children: output prefixed, restarted with back-off when they die, ended in order and for certain.
+
+Each child leads a session of its own, so that a Ctrl-C at the terminal reaches the launcher alone, and is on a tether
+(see tether.py), so that it ends even when the launcher is killed. Pipes are read and ends are awaited in threads:
+what asyncio's own `Process.wait` waits for besides the end (the pipes, which a grandchild may hold open) differs
+between patch releases of Python.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TextIO
+
+from deploy.local.errors import StartRefused
+
+RESTART_MIN_S = 0.5
+RESTART_MAX_S = 10.0
+HEALTHY_S = 30.0
+NAME_WIDTH = 9
+LINE_BYTES = 64 * 1024
+
+
+class Console:
+    """Writes whole lines to the terminal, from whatever thread. A terminal that is gone is no reason to fail."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+
+    def say(self, name: str, text: str) -> None:
+        """One line of the one named: `name     | text`, names of one width."""
+        self.announce(f"{name:<{NAME_WIDTH}}| {text}")
+
+    def announce(self, text: str) -> None:
+        """A line without a name."""
+        with self._lock, contextlib.suppress(OSError):
+            self._stream.write(f"{text}\n")
+            self._stream.flush()
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """How to run one child.
+
+    `command` makes the (tethered) argument vector, after `prepare`, which runs before every start, may block and may
+    raise `StartRefused`. To end it: `stop_signal`, then SIGKILL after `stop_s` seconds.
+    """
+
+    name: str
+    command: Callable[[], list[str]]
+    environment: Mapping[str, str]
+    cwd: Path
+    stop_signal: signal.Signals = signal.SIGTERM
+    stop_s: float = 10.0
+    prepare: Callable[[], None] = lambda: None
+
+
+class Child:
+    """One program, kept running from `run()` until `stop()`."""
+
+    def __init__(self, program: Program, console: Console) -> None:
+        self.name = program.name
+        self.deaths = 0
+        self._program = program
+        self._console = console
+        self._process: subprocess.Popen[bytes] | None = None
+        self._began = False
+        self._stopping = asyncio.Event()
+        self._ended = asyncio.Event()
+
+    async def run(self) -> None:
+        """Start the program again whenever it ends: after 0.5 s, twice that each time, at most 10 s.
+
+        The wait is back at 0.5 s once the program has lived for 30 s. Call it once; returns after `stop()`.
+        """
+        self._began = True
+        loop = asyncio.get_running_loop()
+        delay_s = RESTART_MIN_S
+        try:
+            while not self._stopping.is_set():
+                born = loop.time()
+                how = await self._run_once()
+                if self._stopping.is_set():
+                    break
+                self.deaths += 1
+                delay_s = RESTART_MIN_S if loop.time() - born >= HEALTHY_S else delay_s
+                self._console.say(self.name, f"{how}; it starts again in {delay_s:g} s")
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), delay_s)
+                delay_s = min(2 * delay_s, RESTART_MAX_S)
+        finally:
+            self.kill()
+            self._ended.set()
+
+    async def stop(self) -> None:
+        """End the program, politely at first, and return when it is gone. Harmless when it does not run."""
+        self._stopping.set()
+        if not self._began:
+            return
+        if self._process is not None:
+            self._process.send_signal(self._program.stop_signal)
+        try:
+            await asyncio.wait_for(self._ended.wait(), self._program.stop_s)
+        except TimeoutError:
+            self._console.say(self.name, f"did not end within {self._program.stop_s:g} s and is killed")
+            self.kill()
+            await self._ended.wait()
+
+    def kill(self) -> None:
+        """SIGKILL to the program and its process group, for good. Harmless when it does not run."""
+        self._stopping.set()
+        if self._process is not None:
+            _kill_group(self._process.pid)
+
+    async def _run_once(self) -> str:
+        """Run the program to its end; how it ended, in words."""
+        try:
+            await asyncio.to_thread(self._program.prepare)
+        except StartRefused as error:
+            return f"cannot start: {error}"
+        if self._stopping.is_set():
+            return "was not started"
+        # From the main thread: the tether is to the thread that starts it.
+        process = subprocess.Popen(  # noqa: ASYNC220, S603 - waits for no more than the exec of our own command
+            self._program.command(),
+            cwd=self._program.cwd,
+            env=dict(self._program.environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._process = process
+        threading.Thread(target=self._print_output, args=(process.stdout,), name=self.name, daemon=True).start()
+        await asyncio.to_thread(os.waitid, os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        _kill_group(process.pid)  # what it started and left behind
+        code = process.wait()
+        self._process = None
+        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+
+    def _print_output(self, pipe: IO[bytes] | None) -> None:
+        if pipe is None:
+            return
+        with pipe:
+            while line := pipe.readline(LINE_BYTES):
+                self._console.say(self.name, line.decode(errors="replace").rstrip("\r\n"))
+
+
+async def stop_in_turn(children: list[Child]) -> None:
+    """Stop the children one after the other, the last one first."""
+    for child in reversed(children):
+        await child.stop()
+
+
+def _kill_group(pid: int) -> None:
+    """SIGKILL to the group that a child leads. Only before the child is reaped: then the number is still its own."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
