@@ -1,0 +1,38 @@
+"""Failures of the load tester.
+
+BenchError
+├── UsageError           flags that cannot be run: exit 2
+├── PreparationFailed    the run never began (sessions could not be created): exit 2
+└── TurnBroken           one turn that did not end well; carries the class under which it is counted
+    └── SessionCallFailed  the session could not be created or deleted
+"""
+
+
+class BenchError(Exception):
+    """Root of what the load tester says in one line instead of a traceback."""
+
+
+class UsageError(BenchError):
+    """A flag that does not exist, or a value that it cannot have."""
+
+
+class PreparationFailed(BenchError):
+    """What has to stand before the first turn could not be set up."""
+
+
+class TurnBroken(BenchError):
+    """A turn that is not a success.
+
+    `kind` is the error class of the report, such as `tcp_refused` or `ws_close_1011`. `usable` says whether the
+    socket can carry the client's next turn.
+    """
+
+    def __init__(self, kind: str, detail: str = "", *, usable: bool = False) -> None:
+        super().__init__(f"{kind}: {detail}" if detail else kind)
+        self.kind = kind
+        self.detail = detail
+        self.usable = usable
+
+
+class SessionCallFailed(TurnBroken):
+    """The service did not create or delete a session."""

@@ -1,0 +1,108 @@
+"""How the fake model behaves: set by flags for all requests, and by the model name for one.
+
+Syntax of a model name: `NAME[;KEY=VALUE]…`, for example `mock;ttft=3000;gap=20;tokens=50;error=0.1;status=429`.
+NAME is anything without `;`. A key that the name gives replaces the flag's value for that request.
+
+| key | unit | meaning (default) |
+|---|---|---|
+| `ttft` | ms | from the request's last byte to the first token (0) |
+| `gap` | ms | between one token and the next, on a fixed schedule: lateness does not add up (0) |
+| `tokens` | count | answer with a text of exactly so many tokens, whatever is asked (0: answer usefully) |
+| `floor` | ms | the last token and the end are not sent before this time (0) |
+| `error` | 0..1 | share of requests refused with `status` (0; 1 where only `status` is given) |
+| `status` | HTTP | status of a refusal, 400..599; 429 and 503 carry `Retry-After: 1` (500) |
+| `stall` | count | send so many tokens, then nothing, and keep the connection open (off) |
+| `truncate` | count | send so many tokens, then close the connection without an end (off) |
+
+A token is a word with the space before it. The same times hold for an answer that is not streamed: it comes when
+a stream would have ended; `stall` and `truncate` then mean no answer, and a closed connection.
+An unknown key or a value out of range is answered with 400 and the list of keys.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+MAX_TOKENS = 100_000
+_MAX_MS = 3_600_000.0
+
+
+class BadKnob(ValueError):
+    """A knob that does not exist or a value that it cannot have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """The behaviour of one answer. Times in milliseconds; `stall` and `truncate` are None where they are off."""
+
+    ttft_ms: float = 0.0
+    gap_ms: float = 0.0
+    tokens: int = 0
+    floor_ms: float = 0.0
+    error: float = 0.0
+    status: int = 500
+    stall: int | None = None
+    truncate: int | None = None
+
+
+def _number(low: float, high: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        value = float(text)
+        if not low <= value <= high:
+            raise ValueError(text)
+        return value
+
+    return parse
+
+
+def _count(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = int(text)
+        if not low <= value <= high:
+            raise ValueError(text)
+        return value
+
+    return parse
+
+
+KNOBS: dict[str, tuple[str, Callable[[str], float]]] = {
+    "ttft": ("ttft_ms", _number(0, _MAX_MS)),
+    "gap": ("gap_ms", _number(0, _MAX_MS)),
+    "tokens": ("tokens", _count(0, MAX_TOKENS)),
+    "floor": ("floor_ms", _number(0, _MAX_MS)),
+    "error": ("error", _number(0, 1)),
+    "status": ("status", _count(400, 599)),
+    "stall": ("stall", _count(0, MAX_TOKENS)),
+    "truncate": ("truncate", _count(0, MAX_TOKENS)),
+}
+"""Key in a model name (and flag) → field of `Knobs` and its parser."""
+
+
+def parse_knob(key: str, text: str) -> float:
+    """The value of one knob. Raises `BadKnob`, whose text lists the keys."""
+    try:
+        _, parse = KNOBS[key]
+        return parse(text)
+    except KeyError:
+        raise BadKnob(f"unknown knob {key!r}: use {', '.join(KNOBS)}") from None
+    except ValueError:
+        raise BadKnob(f"knob {key} cannot be {text!r}") from None
+
+
+def knobs_of(model: str, defaults: Knobs) -> Knobs:
+    """The behaviour that a model name asks for, on top of the flags. Raises `BadKnob`."""
+    _, separator, rest = model.partition(";")
+    if not separator:
+        return defaults
+    changes: dict[str, float] = {}
+    for item in rest.split(";"):
+        if item.strip():
+            key, _, value = item.partition("=")
+            changes[key.strip()] = parse_knob(key.strip(), value.strip())
+    return with_knobs(defaults, changes)
+
+
+def with_knobs(defaults: Knobs, changes: dict[str, float]) -> Knobs:
+    """`defaults` with some knobs replaced; a status alone means that every request is refused with it."""
+    if "status" in changes and "error" not in changes and defaults.error == 0:
+        changes = {**changes, "error": 1.0}
+    return replace(defaults, **{KNOBS[key][0]: value for key, value in changes.items()})  # type: ignore[arg-type] # parsers give each field's type

@@ -1,0 +1,239 @@
+"""`ws_bench mock-llm`: an OpenAI-compatible model server without a model.
+
+Routes: `POST /v1/chat/completions` (streamed or not), `POST /v1/embeddings`, `GET /v1/models`, `GET /stats`,
+`GET /healthz`. Any `Authorization` is accepted.
+
+Every knob is a flag for all requests (`--ttft 3000 --gap 20`) and a key in the model name for one of them
+(`mock;ttft=3000;gap=20;tokens=50`); `ws_bench.fakes.knobs` documents the syntax and each key. Without `tokens` the
+answer is made from the prompt (`ws_bench.fakes.answers`).
+"""
+
+import argparse
+import asyncio
+import errno
+import gc
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from backend_kit.wire import InvalidJson, loads
+from ws_bench.errors import PreparationFailed, UsageError
+from ws_bench.fakes.completions import Completions, Stats
+from ws_bench.fakes.embedding import DEFAULT_DIMENSIONS, MAX_DIMENSIONS, as_base64, embed
+from ws_bench.fakes.http import Connection, Request, error_body
+from ws_bench.fakes.knobs import KNOBS, BadKnob, Knobs, parse_knob, with_knobs
+from ws_bench.fakes.wheel import Wheel
+from ws_bench.golang import parse_duration
+
+_MAX_INPUTS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class MockOptions:
+    """How the fake model server runs. `keep` is how many requests `/stats` shows."""
+
+    host: str
+    port: int
+    model: str
+    knobs: Knobs
+    embed_latency_s: float
+    keep: int
+    seed: int
+
+
+class _Parser(argparse.ArgumentParser):
+    """An ArgumentParser that raises `UsageError` instead of leaving the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def parse_mock_flags(argv: Sequence[str]) -> MockOptions:
+    """The options that flags ask for. Raises `UsageError`; `-h` prints the help and raises SystemExit(0)."""
+    parser = _Parser(
+        prog="ws_bench mock-llm",
+        allow_abbrev=False,
+        description="Serve a fake OpenAI-compatible model. Each knob may also stand in the model name: "
+        "mock;ttft=3000;gap=20;tokens=50;error=0.1;status=429;stall=10;truncate=5",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", default=8099, type=int, help="port to listen on; 0: a free one")
+    parser.add_argument("--model", default="mock", help="the name that /v1/models lists")
+    parser.add_argument("--embed-latency", default="0", help="time to wait before embeddings, such as 20ms")
+    parser.add_argument("--keep", default=20, type=int, help="how many requests /stats shows")
+    parser.add_argument("--seed", default=0, type=int, help="seed of the draw for --error")
+    for name in KNOBS:
+        parser.add_argument(f"--{name}", help=f"knob {name}: times in ms, see ws_bench.fakes.knobs")
+    values = parser.parse_args(list(argv))
+    if not 0 <= values.port <= 65_535:
+        raise UsageError("--port must be in 0..65535")
+    try:
+        given = {name: getattr(values, name) for name in KNOBS if getattr(values, name) is not None}
+        knobs = with_knobs(Knobs(), {name: parse_knob(name, text) for name, text in given.items()})
+    except BadKnob as failure:
+        raise UsageError(str(failure)) from failure
+    return MockOptions(
+        host=values.host,
+        port=values.port,
+        model=values.model,
+        knobs=knobs,
+        embed_latency_s=parse_duration(values.embed_latency),
+        keep=max(values.keep, 0),
+        seed=values.seed,
+    )
+
+
+class MockLlm:
+    """The server as an object: `start`, `port`, `close`. Use it inside a running loop."""
+
+    def __init__(self, options: MockOptions) -> None:
+        self._options = options
+        self.stats = Stats()
+        self._wheel = Wheel(asyncio.get_running_loop())
+        self._completions = Completions(self._wheel, self.stats, options.knobs, seed=options.seed, keep=options.keep)
+        self._connections: set[Connection] = set()
+        self._server: asyncio.Server | None = None
+        self._routes: dict[str, tuple[str, Callable[[Request, Connection], None]]] = {
+            "/v1/chat/completions": ("POST", lambda request, out: self._completions.handle(request.body, out)),
+            "/v1/embeddings": ("POST", self._embeddings),
+            "/v1/models": ("GET", self._models),
+            "/stats": ("GET", lambda _, out: out.respond(200, self.stats.as_json())),
+            "/healthz": ("GET", lambda _, out: out.respond(200, {"status": "ok"})),
+        }
+
+    async def start(self) -> None:
+        """Listen. Raises `PreparationFailed` with one line when the address cannot be had."""
+        loop, options = asyncio.get_running_loop(), self._options
+        try:
+            self._server = await loop.create_server(
+                lambda: Connection(self._handle, self._connections), options.host, options.port, backlog=2048
+            )
+        except OSError as failure:
+            taken = failure.errno == errno.EADDRINUSE
+            reason = "the port is taken" if taken else failure.strerror or str(failure)
+            raise PreparationFailed(f"cannot listen on {options.host}:{options.port}: {reason}") from failure
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        if self._server is None:
+            raise RuntimeError("not started")
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    async def close(self) -> None:
+        """Stop listening and close every connection; open streams end without an end, as at a crash."""
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.abort()
+        if self._server is not None:
+            await self._server.wait_closed()
+
+    def _handle(self, request: Request, connection: Connection) -> None:
+        route = self._routes.get(request.path)
+        if route is None:
+            connection.respond(404, error_body(f"no such path: {request.path}", "invalid_request_error"))
+        elif request.method != route[0]:
+            body = error_body(f"use {route[0]}", "invalid_request_error")
+            connection.respond(405, body, ((b"allow", route[0].encode()),))
+        else:
+            route[1](request, connection)
+
+    def _models(self, _: Request, connection: Connection) -> None:
+        self.stats.model_requests += 1
+        entry = {"id": self._options.model, "object": "model", "created": 0, "owned_by": "turnwise"}
+        connection.respond(200, {"object": "list", "data": [entry]})
+
+    def _embeddings(self, request: Request, connection: Connection) -> None:
+        self.stats.embedding_requests += 1
+        try:
+            wanted = _embedding_request(request.body)
+        except ValueError as failure:
+            self.stats.refused += 1
+            connection.respond(400, error_body(str(failure), "invalid_request_error"))
+            return
+
+        def answer() -> None:
+            if connection.alive:
+                connection.respond(200, _embedding_body(wanted))
+
+        if self._options.embed_latency_s > 0:
+            self._wheel.at(self._wheel.time() + self._options.embed_latency_s, answer)
+        else:
+            answer()
+
+
+@dataclass(frozen=True, slots=True)
+class _EmbeddingRequest:
+    """A checked embeddings request: texts or token lists."""
+
+    model: str
+    inputs: list[str | list[int]]
+    dimensions: int
+    base64: bool
+
+
+def _embedding_request(body: bytes) -> _EmbeddingRequest:
+    """Read a request as OpenAI-compatible clients send it. Raises ValueError with a text for the caller."""
+    try:
+        request = loads(body)
+    except InvalidJson:
+        raise ValueError("the body is not JSON") from None
+    if not isinstance(request, dict) or not isinstance(request.get("model"), str):
+        raise ValueError("`model` must be a string")  # noqa: TRY004 - one kind of refusal for the caller
+    dimensions = request.get("dimensions") or DEFAULT_DIMENSIONS
+    if not isinstance(dimensions, int) or not 1 <= dimensions <= MAX_DIMENSIONS:
+        raise ValueError(f"`dimensions` must be in 1..{MAX_DIMENSIONS}")
+    inputs = _inputs_of(request.get("input"))
+    if not 1 <= len(inputs) <= _MAX_INPUTS:
+        raise ValueError(f"`input` must hold 1..{_MAX_INPUTS} texts")
+    return _EmbeddingRequest(request["model"], inputs, dimensions, request.get("encoding_format") == "base64")
+
+
+def _inputs_of(given: Any) -> list[str | list[int]]:
+    if isinstance(given, str):
+        return [given]
+    if not isinstance(given, list):
+        raise ValueError("`input` must be a text, a list of texts, or token ids")  # noqa: TRY004 - as above
+    if given and all(isinstance(item, int) for item in given):
+        return [given]
+    if not all(isinstance(item, str) or _is_tokens(item) for item in given):
+        raise ValueError("`input` must be a text, a list of texts, or token ids")
+    return given
+
+
+def _is_tokens(item: Any) -> bool:
+    return isinstance(item, list) and all(isinstance(token, int) for token in item)
+
+
+def _embedding_body(request: _EmbeddingRequest) -> dict[str, object]:
+    data = []
+    tokens = 0
+    for index, text in enumerate(request.inputs):
+        vector = embed(text, request.dimensions)
+        tokens += len(text.split()) if isinstance(text, str) else len(text)
+        shown: object = as_base64(vector) if request.base64 else vector.tolist()
+        data.append({"object": "embedding", "index": index, "embedding": shown})
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "data": data, "model": request.model, "usage": usage}
+
+
+async def serve(options: MockOptions) -> None:
+    """Serve until SIGTERM or SIGINT. The first line on stdout says where; raises `PreparationFailed`."""
+    server = MockLlm(options)
+    await server.start()
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    # What is imported stays: the collector need not walk it again for every generation of requests.
+    gc.collect()
+    gc.freeze()
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    print(f"mock-llm listening on http://{host}:{server.port}", flush=True)
+    try:
+        await stop.wait()
+    finally:
+        await server.close()
