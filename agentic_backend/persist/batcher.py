@@ -1,0 +1,312 @@
+"""Writes finished turns and deletes to Postgres, many a transaction, in order, for as long as it takes."""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+
+from agentic_backend.errors import StorageFull
+from agentic_backend.metrics import AgenticMetrics
+from agentic_backend.persist.database import Database
+from agentic_backend.persist.engines import JsonBytes, TimedConnection
+from agentic_backend.persist.faults import Backoff, Cause, DatabaseFault, QuietLog, cause_of, sqlstate_of
+from agentic_backend.persist.pending import DeleteOp, Key, Op, Pending, TurnOp
+from agentic_backend.persist.statements import DELETE_SESSIONS, WRITE_TURNS
+from agentic_backend.session.models import TurnRecord
+from backend_kit.aio import TaskRegistry
+from backend_kit.kpi import Kpi
+from backend_kit.wire import dumps
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRules:
+    """Bounds of the queue and of one transaction.
+
+    A turn is refused at the door once `queue_max_records` less `reserve_records` wait: turns that run already find
+    their place in the reserve, which should be as many as may run at once. `linger_s` is how long the first record
+    of a transaction waits for others.
+    """
+
+    queue_max_records: int = 20_000
+    reserve_records: int = 2_000
+    queue_max_bytes: int = 256 * 1024 * 1024
+    max_records: int = 64
+    max_bytes: int = 4 * 1024 * 1024
+    linger_s: float = 0.02
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.reserve_records < self.queue_max_records:
+            raise ValueError("reserve_records must be below queue_max_records")
+
+
+@dataclass(slots=True)
+class BatcherStats:
+    """Counts since the start. `poison`, `rank_conflicts` and `lost` are alarms: they must stay 0."""
+
+    transactions: int = 0
+    turns: int = 0
+    deletes: int = 0
+    retries: int = 0
+    poison: int = 0
+    rank_conflicts: int = 0
+    after_delete: int = 0
+    lost: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DrainReport:
+    """How a drain ended: operations written and left, and the seconds it took."""
+
+    flushed: int
+    left: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What one transaction did with its turns, by place in the batch."""
+
+    clashes: set[int] = field(default_factory=set)
+    unknown: set[int] = field(default_factory=set)
+
+
+class _SkippedRanks(Exception):
+    """Another writer stored ranks of this batch between its snapshot and its insert."""
+
+
+class Batcher:
+    """The only writer of turns. `push` and `delete` never wait; one task writes what they leave.
+
+    One transaction takes at most `rules.max_records`: one statement for its turns, then one for its deletes. That
+    order is right whatever the order was, because a deleted session never comes back: a turn behind a delete is
+    dropped by either. A turn whose session is not in the database is dropped for the same reason, and counted.
+
+    Failures of the connection, the server or the transaction are tried again for ever, with back-off. Data that
+    Postgres refuses is narrowed down by halves to its record, which is dropped with an alarm line and a count.
+    """
+
+    def __init__(
+        self, database: Database, pending: Pending, rules: BatchRules, *, kpi: Kpi, metrics: AgenticMetrics
+    ) -> None:
+        self.stats = BatcherStats()
+        self.blocked_by: Cause | None = None
+        self._database = database
+        self._pending = pending
+        self._rules = rules
+        self._kpi = kpi
+        self._metrics = metrics
+        self._log = QuietLog(logger)
+        self._some = asyncio.Event()
+        self._enough = asyncio.Event()
+        self._none = asyncio.Event()
+        self._none.set()
+        self._draining = False
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, tasks: TaskRegistry) -> None:
+        """Begin to write, once the database is ready."""
+        self._task = tasks.spawn("persist-batcher", self._run, restart=True)
+
+    def has_room(self) -> bool:
+        """Whether one more turn may begin."""
+        rules = self._rules
+        return (
+            len(self._pending) < rules.queue_max_records - rules.reserve_records
+            and self._pending.bytes < rules.queue_max_bytes
+        )
+
+    def push(self, record: TurnRecord) -> None:
+        """Take a finished turn. It is never refused: that was decided before it began."""
+        self._push(TurnOp(record))
+
+    def delete(self, key: Key) -> "asyncio.Future[bool]":
+        """Take the delete of a session; the future says, once committed, whether there was one.
+
+        Whoever waits for it must shield it: the same future answers every caller. Raises `StorageFull`.
+        """
+        waiting = self._pending.deletion(key)
+        if waiting is not None:
+            return waiting.done
+        if len(self._pending) >= self._rules.queue_max_records:
+            raise StorageFull
+        op = DeleteOp(key, asyncio.get_running_loop().create_future())
+        self._push(op)
+        return op.done
+
+    async def aclose(self, deadline_s: float) -> DrainReport:
+        """Write what is pending, for at most `deadline_s`, and end. What is left then is lost, and said to be."""
+        begun = time.perf_counter()
+        before = len(self._pending)
+        self._draining = True
+        self._enough.set()
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._none.wait()
+        except TimeoutError:
+            pass
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        left = len(self._pending)
+        report = DrainReport(before - left, left, time.perf_counter() - begun)
+        if left:
+            self.stats.lost += left
+            self._metrics.persist_failures("shutdown").inc(left)
+            logger.error(
+                "persistence ended with %d records unwritten after %.2f s (%d written)",
+                left,
+                report.seconds,
+                report.flushed,
+            )
+        else:
+            logger.info("persistence drained: %d records in %.2f s", report.flushed, report.seconds)
+        return report
+
+    def _observe_queue(self) -> None:
+        """Set the gauges of the queue: after each transaction, also one that failed."""
+        self._metrics.persist_queue_depth.set(len(self._pending))
+        self._metrics.persist_oldest_ms.set(self._pending.oldest_s * 1e3)
+
+    def _push(self, op: Op) -> None:
+        self._pending.push(op)
+        self._none.clear()
+        self._some.set()
+        # A person waits behind a delete: it does not linger.
+        if isinstance(op, DeleteOp) or len(self._pending) >= self._rules.max_records:
+            self._enough.set()
+
+    async def _run(self) -> None:
+        await self._database.wait_ready()
+        backoff = Backoff()
+        while True:
+            await self._gather()
+            batch = self._pending.head(self._rules.max_records, self._rules.max_bytes)
+            try:
+                await self._write(batch)
+            except (*DatabaseFault, _SkippedRanks) as error:
+                self._failed(error)
+                await asyncio.sleep(backoff.next_s())
+            else:
+                self.blocked_by = None
+                backoff.reset()
+
+    async def _gather(self) -> None:
+        """Wait for the first record, then a moment for others, unless there are enough."""
+        await self._some.wait()
+        try:
+            async with asyncio.timeout(self._rules.linger_s):
+                await self._enough.wait()
+        except TimeoutError:
+            pass
+
+    async def _write(self, batch: list[Op]) -> None:
+        """Commit a batch; where its data is refused, each half of it, down to the record that is to blame."""
+        try:
+            outcome = await self._transaction(batch)
+        except DatabaseFault as error:
+            if cause_of(error) is not Cause.POISON:
+                raise
+            if len(batch) == 1:
+                self._drop(batch[0], sqlstate_of(error))
+                return
+            half = len(batch) // 2
+            await self._write(batch[:half])
+            await self._write(batch[half:])
+            return
+        self._committed(batch, outcome)
+
+    async def _transaction(self, batch: list[Op]) -> _Outcome:
+        turns = [op.record.encode() for op in batch if isinstance(op, TurnOp)]
+        deletes = {op.key: op for op in batch if isinstance(op, DeleteOp)}
+        outcome = _Outcome()
+        with self._kpi.phase("persist_tx"):
+            async with self._database.batch.connection() as connection:
+                if turns:
+                    await self._write_turns(connection, turns, outcome)
+                if deletes:
+                    await self._delete_sessions(connection, deletes)
+                await connection.commit()
+        return outcome
+
+    async def _write_turns(self, connection: TimedConnection, turns: list[bytes], outcome: _Outcome) -> None:
+        records = JsonBytes(b"[" + b",".join(turns) + b"]")
+        for row in await connection.execute("write_turns", WRITE_TURNS, {"records": records}):
+            if row.verdict == "skipped":
+                raise _SkippedRanks
+            (outcome.clashes if row.verdict == "clash" else outcome.unknown).add(row.ord - 1)
+
+    async def _delete_sessions(self, connection: TimedConnection, deletes: dict[Key, DeleteOp]) -> None:
+        gone = dumps([{"session_id": session_id, "user_id": user_id} for session_id, user_id in deletes])
+        for row in await connection.execute("delete_sessions", DELETE_SESSIONS, {"deletes": JsonBytes(gone)}):
+            # Kept over a commit whose answer was lost: the next attempt finds nothing any more.
+            deletes[row.session_id, row.user_id].found = True
+
+    def _committed(self, batch: list[Op], outcome: _Outcome) -> None:
+        now = time.perf_counter()
+        turns = [op for op in batch if isinstance(op, TurnOp)]
+        self.stats.transactions += 1
+        self.stats.turns += len(turns)
+        self.stats.deletes += len(batch) - len(turns)
+        self._metrics.persist_batch_records.observe(len(batch))
+        for place, op in enumerate(turns):
+            if place in outcome.clashes:
+                self._alarm_clash(op)
+            elif place in outcome.unknown:
+                self.stats.after_delete += 1
+                logger.info("turn of a deleted session left out: session_id=%s", op.record.session.id)
+            else:
+                self._metrics.persist_lag.observe(now - op.at)
+        self._settle(batch)
+
+    def _settle(self, ops: list[Op]) -> None:
+        self._pending.settle(ops)
+        for op in ops:
+            if isinstance(op, DeleteOp) and not op.done.done():
+                op.done.set_result(op.found)
+        if not self._pending:
+            self._some.clear()
+            self._none.set()
+        if len(self._pending) < self._rules.max_records and not self._pending.deletes and not self._draining:
+            self._enough.clear()
+        self._observe_queue()
+
+    def _alarm_clash(self, op: TurnOp) -> None:
+        self.stats.rank_conflicts += 1
+        self._metrics.persist_failures("rank_conflict").inc()
+        logger.error(
+            "ALARM rank conflict: another exchange has the turn's ranks, not stored: session_id=%s exchange_id=%s",
+            op.record.session.id,
+            op.record.exchange_id,
+        )
+
+    def _drop(self, op: Op, sqlstate: str | None) -> None:
+        self.stats.poison += 1
+        self._metrics.persist_failures("poison").inc()
+        session_id, _ = op.key
+        logger.error(
+            "ALARM record refused by Postgres for ever, dropped: sqlstate=%s session_id=%s exchange_id=%s",
+            sqlstate,
+            session_id,
+            op.record.exchange_id if isinstance(op, TurnOp) else None,
+        )
+        self._settle([op])
+
+    def _failed(self, error: Exception) -> None:
+        """Note why a transaction failed; what it held stays pending."""
+        if isinstance(error, DatabaseFault):
+            cause, sqlstate = cause_of(error), sqlstate_of(error)
+        else:
+            cause, sqlstate = Cause.CONCURRENT, None
+        self.blocked_by = cause
+        self.stats.retries += 1
+        self._metrics.persist_retries(cause.value).inc()
+        self._observe_queue()
+        self._log.warning(
+            cause,
+            "batch not written: cause=%s sqlstate=%s pending=%d; trying on",
+            cause.value,
+            sqlstate,
+            len(self._pending),
+        )

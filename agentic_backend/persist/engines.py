@@ -1,0 +1,214 @@
+"""Connections to Postgres: SQLAlchemy engines whose pool waits, statements and commits are timed one by one."""
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from psycopg.adapt import Dumper
+from psycopg.postgres import types as postgres_types
+from sqlalchemy import URL, Row, TextClause, event
+from sqlalchemy.engine.interfaces import CacheStats
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import QueuePool
+
+from agentic_backend.metrics import AgenticMetrics
+from backend_kit.settings import Postgres
+
+CONNECT_TIMEOUT_S = 2
+STATEMENT_TIMEOUT_MS = 5000
+
+PoolName = Literal["main", "batch"]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRules:
+    """Size and behaviour of one pool: connections, seconds to wait for one, seconds until one is replaced."""
+
+    size: int
+    max_overflow: int
+    timeout_s: float
+    recycle_s: int
+    pre_ping: bool
+
+    @classmethod
+    def for_reads(cls, settings: Postgres) -> "PoolRules":
+        """The pool of reads and small writes, as the YAML says."""
+        return cls(
+            settings.pool_size,
+            settings.max_overflow,
+            settings.pool_timeout,
+            settings.pool_recycle,
+            settings.pool_pre_ping,
+        )
+
+    @classmethod
+    def for_batches(cls, settings: Postgres) -> "PoolRules":
+        """The batcher's pool: readers can never take its connections, nor it theirs."""
+        return cls(2, 0, settings.pool_timeout, settings.pool_recycle, pre_ping=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """A pool now (`in_use`, `idle`, `overflow`, `waiting`) and since its start (`opened`, `compiled`)."""
+
+    size: int
+    in_use: int
+    idle: int
+    overflow: int
+    waiting: int
+    opened: int
+    compiled: int
+
+
+@dataclass(frozen=True, slots=True)
+class JsonBytes:
+    """A JSON parameter that is encoded already; it goes to the server as it is."""
+
+    data: bytes
+
+
+class _JsonBytesDumper(Dumper):
+    oid = postgres_types["jsonb"].oid
+
+    def dump(self, obj: JsonBytes) -> bytes:
+        return obj.data
+
+
+class TimedConnection:
+    """One connection out of a pool. Each statement and each commit is a timing of its own."""
+
+    def __init__(self, connection: AsyncConnection, pool: PoolName, metrics: AgenticMetrics) -> None:
+        self._connection = connection
+        self._pool = pool
+        self._metrics = metrics
+
+    async def execute(
+        self, op: str, statement: TextClause, parameters: Mapping[str, object] | None = None
+    ) -> Sequence[Row[Any]]:
+        """Run a constant statement and return its rows. `op` names it in the metrics, from a small fixed set.
+
+        Raises sqlalchemy's DBAPIError.
+        """
+        begun = time.perf_counter()
+        try:
+            result = await self._connection.execute(statement, parameters)
+        finally:
+            self._metrics.db_statement(self._pool, op).observe(time.perf_counter() - begun)
+        return result.all() if result.returns_rows else ()
+
+    async def commit(self) -> None:
+        """End the transaction; what was executed is durable when this returns (synchronous_commit is on)."""
+        begun = time.perf_counter()
+        try:
+            await self._connection.commit()
+        finally:
+            self._metrics.db_statement(self._pool, "commit").observe(time.perf_counter() - begun)
+
+
+class Pool:
+    """One engine with its pool. With `autocommit` each statement is a transaction: no BEGIN, no ROLLBACK round trip."""
+
+    def __init__(
+        self, name: PoolName, settings: Postgres, rules: PoolRules, metrics: AgenticMetrics, *, autocommit: bool
+    ) -> None:
+        self.name = name
+        self._metrics = metrics
+        self._waiting = 0
+        self._opened = 0
+        self._compiled = 0
+        self._engine = _engine(f"turnwise-agentic-{name}", settings, rules, autocommit=autocommit)
+        event.listen(self._engine.sync_engine, "connect", self._on_connect)
+        event.listen(self._engine.sync_engine, "before_cursor_execute", self._on_execute)
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[TimedConnection]:
+        """A connection for the block; what was not committed is rolled back after it.
+
+        The wait is timed whether it succeeds or not; it includes the opening of a connection where one was opened.
+        Raises sqlalchemy's TimeoutError where none came free in time, DBAPIError where none could be opened.
+        """
+        connection = self._engine.connect()
+        async with AsyncExitStack() as stack:
+            begun = time.perf_counter()
+            self._waiting += 1
+            try:
+                await connection.start()
+            finally:
+                self._waiting -= 1
+                self._metrics.db_pool_wait(self.name).observe(time.perf_counter() - begun)
+            # SQLAlchemy's own exit gives the connection back even when the task is cancelled in it.
+            stack.push_async_exit(connection)
+            yield TimedConnection(connection, self.name, self._metrics)
+
+    def stats(self) -> PoolStats:
+        """What the pool does now. Cheap; may be called from any thread."""
+        pool = self._engine.pool
+        assert isinstance(pool, QueuePool)
+        return PoolStats(
+            size=pool.size(),
+            in_use=pool.checkedout(),
+            idle=pool.checkedin(),
+            overflow=max(0, pool.overflow()),
+            waiting=self._waiting,
+            opened=self._opened,
+            compiled=self._compiled,
+        )
+
+    async def aclose(self) -> None:
+        """Close every idle connection; those in use close when they are given back."""
+        await self._engine.dispose()
+
+    def _on_connect(self, connection: Any, _record: object) -> None:
+        self._opened += 1
+        connection.driver_connection.adapters.register_dumper(JsonBytes, _JsonBytesDumper)
+
+    def _on_execute(
+        self, _connection: object, _cursor: object, _statement: str, _parameters: object, context: Any, _many: bool
+    ) -> None:
+        # A statement that is compiled on each execution costs 0.3-0.5 ms of loop: it must show (COSTS §4).
+        if context is not None and context.cache_hit is not CacheStats.CACHE_HIT:
+            self._compiled += 1
+
+
+def database_url(settings: Postgres) -> URL:
+    """Where the database is, for SQLAlchemy on psycopg 3. Its `str()` masks the password."""
+    return URL.create(
+        "postgresql+psycopg",
+        username=settings.username,
+        password=settings.password.get_secret_value() if settings.password else None,
+        host=settings.host,
+        port=settings.port,
+        database=settings.database,
+    )
+
+
+def connect_args(application_name: str, statement_timeout_ms: int = STATEMENT_TIMEOUT_MS) -> dict[str, object]:
+    """What libpq is told: deadlines, and keepalives so that a peer which vanished is noticed within seconds."""
+    return {
+        "application_name": application_name,
+        "connect_timeout": CONNECT_TIMEOUT_S,
+        "options": f"-c statement_timeout={statement_timeout_ms} -c synchronous_commit=on -c timezone=UTC",
+        "keepalives": 1,
+        "keepalives_idle": 5,
+        "keepalives_interval": 2,
+        "keepalives_count": 2,
+        "tcp_user_timeout": 6000,
+    }
+
+
+def _engine(application_name: str, settings: Postgres, rules: PoolRules, *, autocommit: bool) -> AsyncEngine:
+    extra: dict[str, Any] = {"isolation_level": "AUTOCOMMIT", "pool_reset_on_return": None} if autocommit else {}
+    return create_async_engine(
+        database_url(settings),
+        pool_size=rules.size,
+        max_overflow=rules.max_overflow,
+        pool_timeout=rules.timeout_s,
+        pool_recycle=rules.recycle_s,
+        pool_pre_ping=rules.pre_ping,
+        connect_args=connect_args(application_name),
+        hide_parameters=True,  # an error text must not carry what a person wrote
+        use_native_hstore=False,  # saves a look-up per engine
+        **extra,
+    )

@@ -1,0 +1,1 @@
+"""One file a schema revision, never edited once it was released."""

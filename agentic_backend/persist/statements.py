@@ -1,0 +1,115 @@
+"""The SQL of sessions and history: constant statements, so that nothing is compiled while turns run.
+
+Each is compiled once per engine by SQLAlchemy, and prepared once per connection by psycopg. Every statement of a
+user's data names the user.
+"""
+
+from sqlalchemy import text
+
+_SESSION_COLUMNS = """session_id, user_id, agent_id, session_data::text AS data, version,
+    to_char(updated_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') AS updated_at"""
+
+# A ChatMessage as it stands on the wire, put together by the server: nothing is parsed or encoded on our loop.
+_MESSAGE = """'{"session_id":' || to_json(session_id)::text || ',"exchange_id":' || to_json(exchange_id)::text
+    || ',"rank":' || rank::text || ',"timestamp":"'
+    || to_char("timestamp" AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
+    || '","role":' || to_json(role)::text || ',"channel":' || to_json(channel)::text
+    || ',"parts":' || parts_json::text || ',"metadata":' || metadata_json::text || '}' AS message"""
+
+# An id is 64 random bits of ours, so DO NOTHING only ever meets our own first attempt, whose answer was lost.
+CREATE_SESSION = text("""
+INSERT INTO session (session_id, user_id, agent_id, session_data, updated_at, version)
+VALUES (:session_id, :user_id, :agent_id, CAST(:data AS json), CAST(:updated_at AS timestamptz), :version)
+ON CONFLICT (session_id) DO NOTHING
+""")
+
+COUNT_SESSIONS = text("SELECT count(*) FROM session WHERE user_id = :user_id")
+
+GET_SESSION = text(f"SELECT {_SESSION_COLUMNS} FROM session WHERE session_id = :session_id AND user_id = :user_id")  # noqa: S608 - constants
+
+LIST_SESSIONS = text(f"SELECT {_SESSION_COLUMNS} FROM session WHERE user_id = :user_id")  # noqa: S608 - constants
+
+# `below` leaves out what is still pending: the caller has it already.
+HISTORY = text(f"""
+SELECT {_MESSAGE} FROM session_history
+WHERE session_id = :session_id AND user_id = :user_id AND rank < :below
+ORDER BY rank DESC LIMIT CAST(:limit AS bigint) OFFSET :offset
+""")  # noqa: S608 - constants
+
+MESSAGE = text(f"""
+SELECT {_MESSAGE} FROM session_history
+WHERE session_id = :session_id AND user_id = :user_id AND rank = CAST(:rank AS integer)
+""")  # noqa: S608 - constants
+
+REMEMBERED = text("""
+SELECT exchange_id, role, metadata_json #> '{extras,error}' IS NOT NULL AS failed,
+    (SELECT string_agg(part->>'text', E'\\n' ORDER BY place)
+     FROM jsonb_array_elements(parts_json) WITH ORDINALITY AS parts(part, place)
+     WHERE part->>'type' = 'text') AS text
+FROM session_history
+WHERE session_id = :session_id AND user_id = :user_id AND channel = 'final' AND role IN ('user', 'assistant')
+ORDER BY rank DESC LIMIT :messages
+""")
+
+# One batch of turns. :records is a JSON array of TurnRecord.encode(). In this order:
+# known     the sessions that exist and are the user's, locked in one order against deletes and other writers;
+#           a record without one belongs to a deleted session and is left out: a session exists from `create` on
+# clash     records with a rank that another exchange holds, stored or earlier in this batch: left out whole
+# newest    one row a session, because an update meets each row once; preferences are not a turn's to write
+# skipped   a rank that somebody stored after this statement's snapshot: the batch must be tried again to be judged
+# Returns (verdict, ord), ord being the 1-based place of the record in :records.
+WRITE_TURNS = text("""
+WITH record AS MATERIALIZED (
+    SELECT ord, r->>'exchange_id' AS exchange_id, r->'session' AS session, r->'session'->>'id' AS session_id,
+        r->'session'->>'user_id' AS user_id, (r->'session'->>'version')::bigint AS version, r->'messages' AS messages
+    FROM jsonb_array_elements(:records) WITH ORDINALITY AS input(r, ord)
+), known AS MATERIALIZED (
+    SELECT s.session_id, s.user_id FROM session AS s
+    WHERE s.session_id IN (SELECT session_id FROM record) ORDER BY s.session_id FOR NO KEY UPDATE
+), message AS MATERIALIZED (
+    SELECT record.ord, record.exchange_id, known.session_id, known.user_id, m.*
+    FROM record JOIN known USING (session_id, user_id)
+    CROSS JOIN LATERAL jsonb_to_recordset(record.messages)
+        AS m(rank integer, "timestamp" timestamptz, role text, channel text, parts jsonb, metadata jsonb)
+), clash AS MATERIALIZED (
+    SELECT message.ord FROM message JOIN session_history AS stored USING (session_id, rank)
+    WHERE stored.exchange_id <> message.exchange_id
+    UNION
+    SELECT later.ord FROM message AS later JOIN message AS earlier USING (session_id, rank)
+    WHERE earlier.ord < later.ord AND earlier.exchange_id <> later.exchange_id
+), fit AS MATERIALIZED (
+    SELECT * FROM message WHERE ord NOT IN (SELECT ord FROM clash)
+), newest AS (
+    SELECT DISTINCT ON (session_id) session_id, user_id, version, session
+    FROM record WHERE ord NOT IN (SELECT ord FROM clash)
+    ORDER BY session_id, version DESC
+), advanced AS (
+    UPDATE session SET agent_id = newest.session->>'agent_id', version = newest.version,
+        updated_at = (newest.session->>'updated_at')::timestamptz,
+        session_data = (session.session_data::jsonb || jsonb_build_object(
+            'title', newest.session->'title', 'next_rank', newest.session->'next_rank'))::json
+    FROM newest JOIN known USING (session_id, user_id)
+    WHERE session.session_id = newest.session_id AND newest.version > session.version
+), written AS (
+    INSERT INTO session_history (session_id, user_id, rank, "timestamp", role, channel, exchange_id, parts_json,
+        metadata_json)
+    SELECT session_id, user_id, rank, "timestamp", role, channel, exchange_id, parts, metadata FROM fit
+    ON CONFLICT DO NOTHING RETURNING session_id, rank
+)
+SELECT 'clash' AS verdict, ord FROM clash
+UNION ALL
+SELECT 'unknown', ord FROM record WHERE NOT EXISTS (
+    SELECT FROM known WHERE known.session_id = record.session_id AND known.user_id = record.user_id)
+UNION ALL
+SELECT 'skipped', ord FROM fit
+    LEFT JOIN written USING (session_id, rank)
+    LEFT JOIN session_history AS stored USING (session_id, rank)
+WHERE written.rank IS NULL AND stored.rank IS NULL
+""")
+
+# History, attachments and feedback go with the session (ON DELETE CASCADE).
+DELETE_SESSIONS = text("""
+DELETE FROM session USING jsonb_to_recordset(:deletes) AS gone(session_id text, user_id text)
+WHERE session.session_id = gone.session_id AND session.user_id = gone.user_id
+RETURNING session.session_id, session.user_id
+""")

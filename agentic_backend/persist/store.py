@@ -1,0 +1,280 @@
+"""Sessions and history as their readers see them: Postgres, with what is still on its way laid over it."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Row, TextClause
+from sqlalchemy.exc import DBAPIError
+
+from agentic_backend.errors import HistoryUnavailable
+from agentic_backend.metrics import AgenticMetrics
+from agentic_backend.persist.batcher import Batcher
+from agentic_backend.persist.cache import HistoryCache, RememberedExchange
+from agentic_backend.persist.database import Database
+from agentic_backend.persist.faults import Cause, DatabaseFault, QuietLog, cause_of, sqlstate_of
+from agentic_backend.persist.pending import Key, Pending
+from agentic_backend.persist.statements import (
+    COUNT_SESSIONS,
+    CREATE_SESSION,
+    GET_SESSION,
+    HISTORY,
+    LIST_SESSIONS,
+    MESSAGE,
+    REMEMBERED,
+)
+from agentic_backend.session.models import HistoryWindow, Remembered, Session
+from backend_kit.kpi import Kpi
+from backend_kit.wire import dumps, loads
+
+logger = logging.getLogger(__name__)
+
+_RANK_LIMIT = 2**31 - 1
+_DELETE_WAIT_S = 5.0
+
+
+class PostgresSessionStore:
+    """Implements `SessionStore`.
+
+    Reads and small writes take one connection of the main pool for one statement. Where Postgres does not answer
+    they raise `HistoryUnavailable`: at once where it refuses, after `pool_timeout` where no connection comes free.
+    What is pending is laid over what is stored, so a reader finds a turn as soon as its `final` was sent.
+
+    Times the phases session_write, session_list and history_get; a turn's session_read and history_restore are timed
+    by the turn, whose cache may spare the call.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        pending: Pending,
+        batcher: Batcher,
+        cache: HistoryCache,
+        *,
+        kpi: Kpi,
+        metrics: AgenticMetrics,
+    ) -> None:
+        self._database = database
+        self._pending = pending
+        self._batcher = batcher
+        self._cache = cache
+        self._kpi = kpi
+        self._metrics = metrics
+        self._log = QuietLog(logger)
+
+    async def create(self, session: Session) -> None:
+        """Store a new session. When it returns, the session is committed."""
+        data = {"title": session.title, "next_rank": session.next_rank, "preferences": session.preferences}
+        with self._kpi.phase("session_write"):
+            await self._run(
+                "create_session",
+                CREATE_SESSION,
+                {
+                    "session_id": session.id,
+                    "user_id": session.user_id,
+                    "agent_id": session.agent_id,
+                    "data": dumps(data).decode(),
+                    "updated_at": session.updated_at,
+                    "version": session.version,
+                },
+            )
+        if session.next_rank == 0:
+            self._cache.begin((session.id, session.user_id))
+
+    async def count(self, user_id: str) -> int:
+        """How many sessions the user has."""
+        ((count,),) = await self._run("count_sessions", COUNT_SESSIONS, {"user_id": user_id})
+        return int(count)
+
+    async def get(self, session_id: str, user_id: str) -> Session | None:
+        """The session, with what is still on its way to the database, or None.
+
+        With Postgres away it is what its pending turn left, where there is one; else `HistoryUnavailable`.
+        """
+        key = (session_id, user_id)
+        if not _is_id(session_id) or self._pending.deletion(key) is not None:
+            return None
+        pending = self._pending.session(key)
+        try:
+            rows = await self._run("get_session", GET_SESSION, _of(key))
+        except HistoryUnavailable:
+            if pending is None:
+                raise
+            return pending
+        return _newer(_session(rows[0]), pending) if rows else None
+
+    async def list_for(self, user_id: str) -> list[Session]:
+        """The user's sessions, newest first, in one query."""
+        with self._kpi.phase("session_list"):
+            rows = await self._run("list_sessions", LIST_SESSIONS, {"user_id": user_id})
+        stored = [_session(row) for row in rows]
+        sessions = [
+            _newer(session, self._pending.session((session.id, user_id)))
+            for session in stored
+            if self._pending.deletion((session.id, user_id)) is None
+        ]
+        sessions.sort(key=lambda session: session.updated_at, reverse=True)
+        return sessions
+
+    async def delete(self, session_id: str, user_id: str) -> bool:
+        """Delete the session and all that hangs on it, in order after its turns. False where it is unknown.
+
+        Returns after the commit. Where that takes over 5 s it raises `HistoryUnavailable`: the session is hidden from
+        its readers and is deleted as soon as Postgres can.
+        """
+        if not _is_id(session_id):
+            return False
+        key = (session_id, user_id)
+        with self._kpi.phase("session_write"):
+            done = self._batcher.delete(key)
+            self._cache.forget(key)
+            try:
+                async with asyncio.timeout(_DELETE_WAIT_S):
+                    return await asyncio.shield(done)
+            except TimeoutError:
+                raise HistoryUnavailable("the delete waits for Postgres") from None
+
+    async def history(self, session_id: str, user_id: str, window: HistoryWindow) -> list[bytes]:
+        """Encoded ChatMessages of the window, ascending rank, pending ones included."""
+        with self._kpi.phase("history_get"):
+            return await self._history((session_id, user_id), window)
+
+    async def message(self, session_id: str, user_id: str, rank: int) -> bytes | None:
+        """One encoded ChatMessage, or None."""
+        key = (session_id, user_id)
+        if not self._may_exist(key) or not 0 <= rank <= _RANK_LIMIT:
+            return None
+        with self._kpi.phase("history_get"):
+            for message in self._pending.messages(key):
+                if message.rank == rank:
+                    return message.json
+            rows = await self._run("get_message", MESSAGE, {**_of(key), "rank": rank})
+        return rows[0].message.encode() if rows else None
+
+    async def remembered(self, session_id: str, user_id: str, max_exchanges: int) -> list[Remembered]:
+        """User texts and answers of the last exchanges, oldest first: what an agent is reminded of.
+
+        Exchanges that failed or have no answer are among the last ones but are left out. From memory where the
+        session was used lately, else one query.
+        """
+        key = (session_id, user_id)
+        if max_exchanges <= 0 or not self._may_exist(key):
+            return []
+        exchanges = self._cache.get(key, max_exchanges)
+        self._metrics.cache_request("history", hit=exchanges is not None)
+        if exchanges is None:
+            exchanges = await self._restore(key, max_exchanges)
+        return [
+            remembered
+            for exchange in exchanges
+            for remembered in (Remembered("user", exchange.question), Remembered("assistant", exchange.answer))
+        ]
+
+    async def _restore(self, key: Key, depth: int) -> list[RememberedExchange]:
+        loading = self._cache.load(key, depth, self._pending.turns(key))
+        try:
+            rows = await self._run("remembered", REMEMBERED, {**_of(key), "messages": 2 * depth})
+            return self._cache.loaded(loading, _exchanges(rows))
+        finally:
+            self._cache.end(loading)
+
+    async def _history(self, key: Key, window: HistoryWindow) -> list[bytes]:
+        """A session's pending messages are its newest: the window takes from their end first, then from the table."""
+        limit = None if window.limit is None else min(window.limit, _RANK_LIMIT)
+        offset = min(window.offset, _RANK_LIMIT)
+        if limit == 0 or not self._may_exist(key):
+            return []
+        pending = self._pending.messages(key)
+        end = max(0, len(pending) - offset)
+        newest = pending[end - min(end, limit) : end] if limit is not None else pending[:end]
+        overlay = [message.json for message in newest]
+        starts_at = pending[0].rank if pending else _RANK_LIMIT
+        if starts_at == 0 or len(overlay) == limit:
+            return overlay
+        rows = await self._run(
+            "history",
+            HISTORY,
+            {
+                **_of(key),
+                "below": starts_at,
+                "limit": None if limit is None else limit - len(overlay),
+                "offset": max(0, offset - len(pending)),
+            },
+        )
+        return [row.message.encode() for row in reversed(rows)] + overlay
+
+    def _may_exist(self, key: Key) -> bool:
+        return _is_id(key[0]) and self._pending.deletion(key) is None
+
+    async def _run(self, op: str, statement: TextClause, parameters: Mapping[str, object]) -> Sequence[Row[Any]]:
+        """One statement on the main pool, once more where the connection had died while it was idle."""
+        if not self._database.ready:
+            raise HistoryUnavailable("the schema has not been seen yet")
+        try:
+            try:
+                return await self._execute(op, statement, parameters)
+            except DBAPIError as error:
+                # SQLAlchemy has emptied the pool of its dead connections: the next one is new.
+                if not error.connection_invalidated:
+                    raise
+                return await self._execute(op, statement, parameters)
+        except DatabaseFault as error:
+            cause = cause_of(error)
+            if cause is Cause.POISON:
+                self._log.warning(cause, "%s: parameters refused, sqlstate=%s", op, sqlstate_of(error))
+            else:
+                self._log.warning(cause, "%s failed: cause=%s sqlstate=%s", op, cause.value, sqlstate_of(error))
+            raise HistoryUnavailable(f"{op}: {cause.value}") from None
+
+    async def _execute(self, op: str, statement: TextClause, parameters: Mapping[str, object]) -> Sequence[Row[Any]]:
+        async with self._database.main.connection() as connection:
+            return await connection.execute(op, statement, parameters)
+
+
+def _of(key: Key) -> dict[str, object]:
+    return {"session_id": key[0], "user_id": key[1]}
+
+
+def _is_id(session_id: str) -> bool:
+    """Whether it may be a session's id: all of ours are printable ASCII; others, with a NUL say, Postgres refuses."""
+    return session_id.isascii() and session_id.isprintable()
+
+
+def _session(row: Row[Any]) -> Session:
+    data = loads(row.data)
+    return Session(
+        id=row.session_id,
+        user_id=row.user_id,
+        agent_id=row.agent_id,
+        title=data.get("title", ""),
+        updated_at=row.updated_at,
+        next_rank=data.get("next_rank", 0),
+        preferences=data.get("preferences", {}),
+        version=row.version,
+    )
+
+
+def _newer(stored: Session, pending: Session | None) -> Session:
+    """The stored session advanced by its pending turn; preferences are not a turn's to write."""
+    if pending is None or pending.version <= stored.version:
+        return stored
+    return replace(pending, preferences=stored.preferences)
+
+
+def _exchanges(rows: Sequence[Row[Any]]) -> list[RememberedExchange]:
+    """Rows of final messages, newest first, as whole exchanges that did not fail, oldest first."""
+    questions: dict[str, str] = {}
+    answers: dict[str, str] = {}
+    failed: set[str] = set()
+    for row in reversed(rows):
+        if row.failed:
+            failed.add(row.exchange_id)
+        elif row.text:
+            (questions if row.role == "user" else answers)[row.exchange_id] = row.text
+    return [
+        RememberedExchange(exchange_id, question, answers[exchange_id])
+        for exchange_id, question in questions.items()
+        if exchange_id in answers and exchange_id not in failed
+    ]
