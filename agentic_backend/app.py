@@ -1,0 +1,387 @@
+"""Builds the agentic service in its lifespan, wires the ports, and ends it in the order that loses nothing."""
+
+import asyncio
+import gc
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+from starlette.responses import FileResponse
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from agentic_backend.agent import AgentKit, Catalog, DirectAnswer
+from agentic_backend.chat.hub import TICK_S, SocketHub, SocketRules
+from agentic_backend.chat.router import ChatServices, build_router
+from agentic_backend.llm import Connections, Deadlines, Endpoint, ModelPool, Retries
+from agentic_backend.llm.observer import Metered
+from agentic_backend.metrics import AgenticMetrics
+from agentic_backend.persist import Persistence
+from agentic_backend.session.admission import Admission, TurnLimits
+from agentic_backend.session.baseline import BaselineTurns
+from agentic_backend.session.registry import TurnRegistry
+from agentic_backend.session.turn import TurnRules, TurnRunner
+from agentic_backend.settings import AgenticSettings
+from backend_kit.aio import TaskRegistry
+from backend_kit.auth import HmacVerifier, NoAuth, Verifier
+from backend_kit.http import (
+    BodyLimit,
+    CannotListen,
+    HttpMetrics,
+    RequestId,
+    RequestMetrics,
+    ServeSettings,
+    bearer,
+    health_router,
+    install_error_handlers,
+    listen,
+    serve,
+)
+from backend_kit.kpi import Kpi
+from backend_kit.kpi.runtime import KpiOptions, KpiRuntime
+from backend_kit.settings import config_hash
+
+logger = logging.getLogger(__name__)
+
+WEB = Path(__file__).parent / "web"
+DEFAULT_BASE_URL = "https://api.openai.com/v1"
+"""Where the model is, when neither the configuration nor OPENAI_BASE_URL says."""
+_MAX_BODY_BYTES = 1024 * 1024
+_SOCKETS_LEAVE_S = 5.0
+_FLUSH_S = 5.0
+_LAG_NOT_READY_S = 1.0
+_LAG_NOT_READY_FOR_S = 10.0
+
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""What the page may load and connect to: itself. A model's answer can make it fetch nothing else (TRUST F6)."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the lifespan built, each with its one owner."""
+
+    tasks: TaskRegistry
+    runtime: KpiRuntime
+    metrics: AgenticMetrics
+    models: ModelPool
+    catalog: Catalog
+    persistence: Persistence
+    admission: Admission
+    registry: TurnRegistry
+    baseline: BaselineTurns
+    hub: SocketHub
+    chat: ChatServices
+
+
+class AgenticService:
+    """One agentic service: `app` is the ASGI application, `drain` its orderly end. Two may live in one process."""
+
+    def __init__(self, settings: AgenticSettings) -> None:
+        self._settings = settings
+        self._verifier = make_verifier(settings)
+        self._registry = CollectorRegistry()
+        self._state: State | None = None
+        self._draining = False
+        self._late_since: float | None = None
+        self.app = self._build_app()
+
+    @property
+    def metrics_port(self) -> int | None:
+        """Where /metrics listens, once started."""
+        return None if self._state is None else self._state.runtime.metrics_port
+
+    def state(self) -> tuple[bool, str, dict[str, Any]]:
+        """Readiness: not a question of Postgres, or one outage would take every instance out at once."""
+        state = self._state
+        if state is None:
+            return False, "starting", {}
+        dependencies = state.persistence.dependencies()
+        if self._draining:
+            return False, "draining", dependencies
+        if not state.persistence.schema_known:
+            return False, "starting", dependencies
+        if not state.persistence.log.has_room():
+            return False, "storage_full", dependencies
+        if self._loop_is_late(state):
+            return False, "loop_late", dependencies
+        return True, "ready", dependencies
+
+    async def drain(self) -> None:
+        """Steps 1 to 5 of TRUST 4.3; the server closes afterwards."""
+        state = self._running()
+        self._draining = state.baseline.draining = True
+        logger.info("drain 1/5: not ready any more; new sockets and asks are refused")
+        leaving = state.hub.begin_drain()
+        logger.info("drain 2/5: %d idle sockets closed with 1012", leaving)
+        cancelled = await state.registry.drain(self._settings.deadlines.drain_s)
+        logger.info("drain 3/5: running turns have ended, %d of them cancelled at the deadline", cancelled)
+        cut = await state.hub.wait_empty(_SOCKETS_LEAVE_S)
+        logger.info("drain 4/5: all sockets closed, %d of them cut", cut)
+        left = await state.persistence.flush(_FLUSH_S)
+        logger.info("drain 5/5: history flushed, %d records left", left)
+
+    def _loop_is_late(self, state: State) -> bool:
+        now = asyncio.get_running_loop().time()
+        if state.runtime.loop.lag_s < _LAG_NOT_READY_S:
+            self._late_since = None
+            return False
+        if self._late_since is None:
+            self._late_since = now
+        return now - self._late_since >= _LAG_NOT_READY_FOR_S
+
+    def _running(self) -> State:
+        if self._state is None:
+            raise RuntimeError("the service has not started")
+        return self._state
+
+    def _build_app(self) -> FastAPI:
+        app = FastAPI(title="Turnwise agentic service", version=version("turnwise"), lifespan=self._lifespan)
+        base = self._settings.app.base_url
+        install_error_handlers(app)
+        app.include_router(health_router(self), prefix=base)
+        router = build_router(lambda: self._running().chat, bearer(self._verifier))
+        app.include_router(router, prefix=base)
+        app.add_api_route("/", _page, include_in_schema=False)
+        app.mount("/web", PageHeaders(StaticFiles(directory=WEB)), name="web")
+        app.add_middleware(RequestMetrics, metrics=HttpMetrics(self._registry))
+        app.add_middleware(BodyLimit, limit_bytes=_MAX_BODY_BYTES)
+        app.add_middleware(RequestId)
+        return app
+
+    @asynccontextmanager
+    async def _lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            self._state = await self._build(stack)
+            if self._settings.server.gc_freeze:
+                freeze_gc()
+                stack.callback(gc.unfreeze)
+            yield
+            self._state = None
+
+    async def _build(self, stack: AsyncExitStack) -> State:
+        """Build in order; the stack closes in reverse."""
+        settings = self._settings
+        kpi = Kpi(self._registry, service=settings.app.name, legacy_ms_names=settings.metrics.legacy_ms_names)
+        metrics = AgenticMetrics(self._registry, kpi)
+        runtime = KpiRuntime(kpi, kpi_options(settings)).start()
+        stack.callback(runtime.close)
+        tasks = TaskRegistry()
+        persistence = Persistence(settings, kpi=kpi, metrics=metrics, tasks=tasks)
+        stack.push_async_callback(persistence.aclose)
+        models = make_models(settings, metrics)
+        stack.push_async_callback(models.aclose)
+        kit = make_kit(settings, models)
+        catalog = Catalog(
+            settings.ai.agents,
+            kit,
+            recursion_limit=settings.ai.recursion.recursion_limit,
+            max_graphs=settings.ai.max_concurrent_agents,
+            on_lookup=lambda hit: metrics.cache_request("graph", hit=hit),
+        )
+        stack.push_async_callback(catalog.aclose)
+        admission = Admission(turn_limits(settings))
+        runner = TurnRunner(
+            store=persistence.store,
+            log=persistence.log,
+            catalog=catalog,
+            admission=admission,
+            metrics=metrics,
+            kpi=kpi,
+            rules=TurnRules(settings.deadlines.turn_s, settings.ai.restore_max_exchanges),
+        )
+        registry = TurnRegistry(runner=runner, admission=admission, log=persistence.log, tasks=tasks)
+        baseline = BaselineTurns(direct=DirectAnswer(kit), tasks=tasks, turn_s=settings.deadlines.turn_s)
+        hub = SocketHub(verifier=self._verifier, rules=socket_rules(settings), metrics=metrics)
+        chat = ChatServices(
+            hub=hub,
+            registry=registry,
+            baseline=baseline,
+            store=persistence.store,
+            catalog=catalog,
+            kpi=kpi,
+            max_sessions_per_user=settings.ai.max_concurrent_sessions_per_user,
+        )
+        state = State(tasks, runtime, metrics, models, catalog, persistence, admission, registry, baseline, hub, chat)
+        stack.push_async_callback(tasks.aclose)
+        persistence.start()
+        tasks.spawn("socket-clock", hub.watch, restart=True)
+        tasks.spawn("turn-clock", lambda: _watch_turns(state), restart=True)
+        return state
+
+
+class PageHeaders:
+    """Puts the security headers of the page on every answer of an application."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                extra = [(name.encode(), value.encode()) for name, value in _page_headers().items()]
+                message["headers"] = [*message.get("headers", ()), *extra]
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
+def make_verifier(settings: AgenticSettings) -> Verifier:
+    """Who checks tokens: nobody where authentication is off (said aloud), else the shared secret."""
+    security = settings.security
+    if not security.user.enabled:
+        logger.warning("authentication is OFF: every caller is the user 'admin'")
+        return NoAuth()
+    if security.hs256_secret is None:
+        raise RuntimeError("security.user.enabled without security.hs256_secret_env")
+    return HmacVerifier(
+        security.hs256_secret.get_secret_value(),
+        issuer=security.user.realm_url,
+        audience=security.user.client_id,
+    )
+
+
+def make_models(settings: AgenticSettings, metrics: AgenticMetrics) -> ModelPool:
+    """The HTTP session to the model endpoints, with the limits of the configuration."""
+    chosen = settings.ai.default_chat_model.settings
+    limits = chosen.http_client_limits
+    connections = Connections(
+        max_connections=limits.max_connections,
+        keepalive_s=limits.keepalive_expiry_seconds,
+        connect_s=chosen.timeout.connect,
+        pool_s=chosen.timeout.pool,
+    )
+    return ModelPool(connections, Metered(metrics))
+
+
+def make_kit(settings: AgenticSettings, models: ModelPool) -> AgentKit:
+    """What graphs are built from: the configured chat model."""
+    model = settings.ai.default_chat_model
+    chosen = model.settings
+    endpoint = Endpoint(
+        base_url=chosen.base_url or DEFAULT_BASE_URL,
+        model=model.name,
+        api_key=chosen.api_key,
+        temperature=chosen.temperature,
+        deadlines=Deadlines(
+            first_token_s=settings.deadlines.first_token_s,
+            inter_token_s=settings.deadlines.inter_token_s,
+            answer_s=chosen.timeout.read,
+        ),
+        retries=Retries(max_retries=chosen.max_retries),
+    )
+    return AgentKit(models.chat_model(endpoint), model.name)
+
+
+def kpi_options(settings: AgenticSettings) -> KpiOptions:
+    """The measurement switches of the configuration."""
+    app = settings.app
+    return KpiOptions(
+        log_level=app.log_level,
+        summary_interval_s=app.kpi_log_summary_interval_sec,
+        summary_top_n=app.kpi_log_summary_top_n,
+        process_interval_s=app.kpi_process_metrics_interval_sec,
+        metrics_enabled=app.metrics_enabled,
+        metrics_address=app.metrics_address,
+        metrics_port=app.metrics_port,
+        version=version("turnwise"),
+        git_sha=os.environ.get("TURNWISE_GIT_SHA", "unknown"),
+        config_hash=config_hash(settings),
+    )
+
+
+def turn_limits(settings: AgenticSettings) -> TurnLimits:
+    """Admission of turns, from `limits:`."""
+    limits = settings.limits
+    return TurnLimits(
+        max_turns=limits.max_turns,
+        queue_length=limits.queue_length,
+        queue_deadline_s=limits.queue_deadline_s,
+        turns_per_user=limits.per_user.turns,
+        asks_per_min=limits.per_user.asks_per_min,
+        burst=limits.per_user.burst,
+    )
+
+
+def socket_rules(settings: AgenticSettings) -> SocketRules:
+    """Admission and deadlines of sockets, from `limits:`, `deadlines:` and `security:`."""
+    limits, deadlines, security = settings.limits, settings.deadlines, settings.security
+    return SocketRules(
+        authorized_origins=security.authorized_origins,
+        allow_query_token=security.allow_query_token,
+        max_sockets=limits.max_sockets,
+        sockets_per_user=limits.per_user.sockets,
+        sockets_per_address=limits.per_address.sockets,
+        max_message_chars=limits.max_message_chars,
+        send_s=deadlines.send_s,
+        idle_s=deadlines.idle_s,
+        heartbeat_s=deadlines.heartbeat_s,
+    )
+
+
+def freeze_gc() -> None:
+    """Take what start-up made out of garbage collection: full collections over it cost 100-180 ms each (COSTS §7)."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+
+
+def serve_app(settings: AgenticSettings) -> int:
+    """Run the service until a signal ends it; returns the exit code."""
+    try:
+        sock = listen(settings.app.address, settings.app.port)
+    except CannotListen as error:
+        logger.critical("%s", error)
+        return 2
+    service = AgenticService(settings)
+    server = settings.server
+    return serve(
+        service.app,
+        host=settings.app.address,
+        port=settings.app.port,
+        drain=service.drain,
+        settings=ServeSettings(
+            ws_max_size=settings.limits.max_frame_bytes,
+            ws_ping_interval_s=server.ping_interval_s,
+            ws_ping_timeout_s=server.ping_timeout_s,
+            ws_deflate=server.ws_per_message_deflate,
+            drain_limit_s=settings.deadlines.drain_s + 15.0,
+        ),
+        sock=sock,
+    )
+
+
+async def _watch_turns(state: State) -> None:
+    """Once a second: drop what is kept too long, and publish the levels that are counted elsewhere."""
+    metrics = state.metrics
+    while True:
+        await asyncio.sleep(TICK_S)
+        state.registry.expire()
+        metrics.turns_in_progress.set(state.admission.running)
+        metrics.turns_queued.set(state.admission.waiting)
+        metrics.replay_events.set(state.registry.replay_events)
+        metrics.replay_bytes.set(state.registry.replay_bytes)
+
+
+def _page_headers() -> dict[str, str]:
+    return {
+        "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-cache",
+    }
+
+
+async def _page() -> FileResponse:
+    return FileResponse(WEB / "index.html", headers=_page_headers())

@@ -1,0 +1,1 @@
+"""Sockets and REST of conversations: frames in, events out, both protocols."""

@@ -1,0 +1,169 @@
+"""Client frames: text in, typed frames out, for both protocols. Pure functions, no socket.
+
+A frame that cannot be read raises BadRequest, UnknownType or MessageTooLong; what was in it appears in no message.
+"""
+
+import json
+import re
+from typing import Annotated, Any, Literal, NoReturn
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from agentic_backend.errors import BadRequest, MessageTooLong, UnknownType
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def _storable(text: str) -> str:
+    """Refuse what UTF-8 or Postgres cannot carry: a lone surrogate, NUL."""
+    if "\x00" in text or _SURROGATE.search(text):
+        raise ValueError("text holds NUL or a lone surrogate")
+    return text
+
+
+CleanText = Annotated[str, AfterValidator(_storable)]
+Identifier = Annotated[CleanText, Field(min_length=1, max_length=128)]
+
+
+class _Frame(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", hide_input_in_errors=True)
+
+
+class _Lenient(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", hide_input_in_errors=True)
+
+
+class RuntimeContext(_Frame):
+    """What an ask may say about itself (CONTRACT §2). Who asks is never part of it: that comes from the token."""
+
+    language: CleanText | None = None
+    session_id: CleanText | None = None
+    selected_document_libraries_ids: list[Identifier] | None = None
+    selected_document_uids: list[Identifier] | None = None
+    selected_chat_context_ids: list[Identifier] | None = None
+    search_policy: Literal["hybrid", "semantic", "strict"] | None = None
+    attachments_markdown: CleanText | None = None
+    search_rag_scope: Literal["corpus_only", "hybrid", "general_only"] | None = None
+    deep_search: bool | None = None
+    include_session_scope: bool | None = None
+    include_corpus_scope: bool | None = None
+
+    def given(self) -> dict[str, Any]:
+        """The keys that were sent, as a dict."""
+        return self.model_dump(exclude_none=True)
+
+
+class CompatibleContext(RuntimeContext):
+    """The same where unknown keys, claimed identities and tokens are accepted and dropped."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", hide_input_in_errors=True)
+
+
+class NativeAsk(_Frame):
+    """A question in the native protocol."""
+
+    type: Literal["ask"]
+    session_id: Identifier
+    agent_id: Identifier
+    message: Annotated[CleanText, Field(min_length=1)]
+    client_exchange_id: Identifier | None = None
+    runtime_context: RuntimeContext = RuntimeContext()
+    if_busy: Literal["reject", "queue", "replace"] = "reject"
+    on_disconnect: Literal["continue", "cancel"] = "continue"
+
+
+class Cancel(_Frame):
+    """Stop a turn."""
+
+    type: Literal["cancel"]
+    exchange_id: Identifier
+
+
+class Auth(_Frame):
+    """Renew the socket's credentials."""
+
+    type: Literal["auth"]
+    access_token: CleanText
+
+
+class Ping(_Frame):
+    """Ask for a pong."""
+
+    type: Literal["ping"]
+
+
+class CompatibleAsk(_Lenient):
+    """A question in the compatible protocol: `type` may be absent, unknown keys are dropped."""
+
+    type: Literal["ask"] = "ask"
+    session_id: Identifier
+    agent_id: Identifier
+    message: Annotated[CleanText, Field(min_length=1)]
+    client_exchange_id: Identifier | None = None
+    runtime_context: CompatibleContext | None = None
+    access_token: CleanText | None = Field(default=None, repr=False)
+
+
+NativeFrame = NativeAsk | Cancel | Auth | Ping
+_NATIVE: TypeAdapter[NativeFrame] = TypeAdapter(Annotated[NativeFrame, Field(discriminator="type")])
+
+
+def parse_native(text: str, max_message_chars: int) -> NativeFrame:
+    """Read one frame of the native protocol."""
+    value = _load(text)
+    if not isinstance(value, dict):
+        raise BadRequest
+    try:
+        frame = _NATIVE.validate_python(value)
+    except ValidationError as error:
+        if any(problem["type"] == "union_tag_invalid" for problem in error.errors(include_input=False)):
+            raise UnknownType from None
+        raise BadRequest from None
+    if isinstance(frame, NativeAsk) and len(frame.message) > max_message_chars:
+        raise MessageTooLong
+    return frame
+
+
+def parse_compatible(text: str, max_message_chars: int) -> CompatibleAsk:
+    """Read one frame of the compatible protocol. `human_resume` is not known to this version."""
+    value = _load(text)
+    if not isinstance(value, dict):
+        raise BadRequest
+    if value.get("type", "ask") != "ask":
+        raise UnknownType
+    try:
+        frame = CompatibleAsk.model_validate(value)
+    except ValidationError:
+        raise BadRequest from None
+    if len(frame.message) > max_message_chars:
+        raise MessageTooLong
+    return frame
+
+
+def session_id_of(text: str) -> str:
+    """The session a broken compatible frame was about, as far as that can be read, else `unknown-session`."""
+    try:
+        value = _load(text)
+    except BadRequest:
+        return "unknown-session"
+    claimed = value.get("session_id") if isinstance(value, dict) else None
+    return claimed if isinstance(claimed, str) and re.fullmatch(r"[\w-]{1,64}", claimed) else "unknown-session"
+
+
+def _load(text: str) -> Any:
+    """Strict JSON: no duplicate keys, no NaN, no nesting or integer that the parser refuses."""
+    try:
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        raise BadRequest from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("duplicate key")
+    return result
+
+
+def _no_constant(_name: str) -> NoReturn:
+    raise ValueError("not a JSON number")

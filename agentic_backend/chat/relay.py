@@ -1,0 +1,136 @@
+"""Events to frames: one enum of events, two renderers. Pure functions; message bytes are reused, never made again."""
+
+from typing import Any
+
+from agentic_backend.events import ChatMessage
+from agentic_backend.session.models import Session
+from agentic_backend.session.stream import (
+    Accepted,
+    Cancelled,
+    Cited,
+    Failed,
+    Final,
+    SessionChanged,
+    TextDelta,
+    Turn,
+    TurnEvent,
+    Whole,
+)
+from backend_kit.wire import CODES, Code, dumps, message_for
+
+
+def native(turn: Turn, event: TurnEvent) -> str:
+    """The frame of an event in turnwise.v1."""
+    payload = event.payload
+    if isinstance(payload, TextDelta):
+        return native_delta(turn, event.seq, payload.rank, payload.channel, payload.text)
+    return _frame(turn, event.seq, *_native_body(turn, payload))
+
+
+def native_delta(turn: Turn, seq: int, rank: int, channel: str, text: str) -> str:
+    """A delta frame; `seq` is that of the last fragment in `text`."""
+    return (
+        f'{{"type":"delta",{turn.head},"seq":{seq},"rank":{rank},"channel":"{channel}","text":{dumps(text).decode()}}}'
+    )
+
+
+def native_error(code: Code, *, language: str | None = None, request_id: str, retry_after_ms: int | None = None) -> str:
+    """An error that belongs to no turn."""
+    return dumps(_error_fields(code, language, request_id, retry_after_ms)).decode()
+
+
+def compatible(turn: Turn, event: TurnEvent) -> list[str]:
+    """The frames of an event in the compatible protocol, none where that protocol says nothing.
+
+    There the answer is a `stream` frame like any other message, and a new title follows it: so both come with the end.
+    """
+    payload = event.payload
+    if isinstance(payload, Whole):
+        return [_stream(payload.message)]
+    if isinstance(payload, Final):
+        titled = [e.payload for e in turn.events if isinstance(e.payload, SessionChanged)]
+        frames = [_stream(payload.messages[-1])]
+        frames += [f'{{"type":"session","session":{_session(change.session)}}}' for change in titled]
+        return [*frames, _compatible_final(payload.messages, payload.session)]
+    if isinstance(payload, Cancelled):
+        return [_compatible_final(payload.messages, payload.session)]
+    if isinstance(payload, Failed):
+        if payload.session is None:
+            return [compatible_error(payload.code, turn.ask.session_id, payload.language)]
+        return [_compatible_final(payload.messages, payload.session)]
+    return []
+
+
+def _stream(message: ChatMessage) -> str:
+    return f'{{"type":"stream","message":{message.json.decode()}}}'
+
+
+def compatible_error(code: Code, session_id: str, language: str | None = None) -> str:
+    """An error frame of the compatible protocol; the socket closes with 1011 after it."""
+    body = {"type": "error", "content": message_for(code, language), "session_id": session_id, "code": code.value}
+    return dumps(body).decode()
+
+
+def _native_body(turn: Turn, payload: Any) -> tuple[str, str]:
+    """Type and the type's own fields, as JSON text that begins with a comma where there are any."""
+    if isinstance(payload, Accepted):
+        position = payload.queue_position
+        return "accepted", "" if position is None else f',"queue_position":{position}'
+    if isinstance(payload, Whole):
+        return "message", f',"message":{payload.message.json.decode()}'
+    if isinstance(payload, Cited):
+        return "sources", f',"sources":{dumps(payload.hits).decode()}'
+    if isinstance(payload, SessionChanged):
+        return "session", f',"session":{_session(payload.session)}'
+    if isinstance(payload, Final):
+        return "final", _final_fields(payload)
+    if isinstance(payload, Cancelled):
+        return "cancelled", f',"messages":{_messages(payload.messages)},"session":{_session(payload.session)}'
+    return "error", _failed_fields(turn, payload)
+
+
+def _final_fields(final: Final) -> str:
+    rest = {
+        "ledger": final.ledger,
+        "unattributed_ms": final.unattributed_ms,
+        "durable": final.durable,
+        "warnings": final.warnings,
+    }
+    return f',"messages":{_messages(final.messages)},"session":{_session(final.session)},{dumps(rest).decode()[1:-1]}'
+
+
+def _failed_fields(turn: Turn, failed: Failed) -> str:
+    fields = _error_fields(failed.code, failed.language, turn.ask.request_id, failed.retry_after_ms)
+    del fields["type"]
+    fields["partial"] = failed.partial
+    return "," + dumps(fields).decode()[1:-1]
+
+
+def _error_fields(code: Code, language: str | None, request_id: str, retry_after_ms: int | None) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "type": "error",
+        "code": code.value,
+        "message": message_for(code, language),
+        "retryable": CODES[code].retryable,
+        "request_id": request_id,
+    }
+    if retry_after_ms is not None:
+        fields["retry_after_ms"] = retry_after_ms
+    return fields
+
+
+def _frame(turn: Turn, seq: int, kind: str, fields: str) -> str:
+    number = f',"seq":{seq}' if seq else ""
+    return f'{{"type":"{kind}",{turn.head}{number}{fields}}}'
+
+
+def _compatible_final(messages: tuple[ChatMessage, ...], session: Session) -> str:
+    return f'{{"type":"final","messages":{_messages(messages)},"session":{_session(session)}}}'
+
+
+def _messages(messages: tuple[ChatMessage, ...]) -> str:
+    return "[" + ",".join(message.json.decode() for message in messages) + "]"
+
+
+def _session(session: Session) -> str:
+    return dumps(session.wire()).decode()

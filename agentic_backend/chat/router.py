@@ -1,0 +1,171 @@
+"""REST of agents, sessions and history, and the two WebSocket routes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, HTTPException, Query, Response
+from fastapi import Path as PathParam
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from starlette.websockets import WebSocket
+
+from agentic_backend.agent import Catalog
+from agentic_backend.chat.hub import SocketHub
+from agentic_backend.chat.socket import Turns
+from agentic_backend.errors import MessageNotFound, SessionNotFound
+from agentic_backend.session.models import HistoryWindow, Session
+from agentic_backend.session.registry import TurnRegistry
+from agentic_backend.session.store import SessionStore
+from backend_kit.auth import Identity
+from backend_kit.kpi import Kpi
+from backend_kit.wire import dumps, loads
+
+_MAX_TITLE_CHARS = 200
+
+
+def _storable(text: str) -> str:
+    if "\x00" in text:
+        raise ValueError("text holds NUL")
+    return text
+
+
+SessionId = Annotated[str, PathParam(min_length=1, max_length=64)]
+Rank = Annotated[int, PathParam(ge=0, le=2**31 - 1)]
+Storable = Annotated[str, AfterValidator(_storable)]
+
+
+class CreateSession(BaseModel):
+    """Body of `POST /chatbot/session`; both keys may be left out."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    agent_id: Annotated[Storable, Field(max_length=128)] | None = None
+    title: Annotated[Storable, Field(max_length=_MAX_TITLE_CHARS)] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatServices:
+    """What the routes need, built in the lifespan."""
+
+    hub: SocketHub
+    registry: TurnRegistry
+    baseline: Turns
+    store: SessionStore
+    catalog: Catalog
+    kpi: Kpi
+    max_sessions_per_user: int
+
+
+def build_router(services: Callable[[], ChatServices], identify: Callable[..., Any]) -> APIRouter:
+    """The routes below the service's base path. `services()` is asked at each request: it exists once the app runs."""
+    router = APIRouter()
+    caller = Annotated[Identity, Depends(identify)]
+    _add_sockets(router, services)
+    _add_agents(router, services, caller)
+    _add_sessions(router, services, caller)
+    _add_history(router, services, caller)
+    return router
+
+
+def _add_sockets(router: APIRouter, services: Callable[[], ChatServices]) -> None:
+    @router.websocket("/chatbot/query/ws")
+    async def query(websocket: WebSocket) -> None:
+        state = services()
+        await state.hub.serve(websocket, state.registry)
+
+    @router.websocket("/chatbot/query/ws-baseline")
+    async def baseline(websocket: WebSocket) -> None:
+        state = services()
+        await state.hub.serve(websocket, state.baseline)
+
+
+def _add_agents(router: APIRouter, services: Callable[[], ChatServices], caller: Any) -> None:
+    @router.get("/agents")
+    async def agents(identity: caller) -> list[dict[str, Any]]:  # noqa: ARG001 - the route is for known callers
+        return services().catalog.list()
+
+
+def _add_sessions(router: APIRouter, services: Callable[[], ChatServices], caller: Any) -> None:
+    @router.post("/chatbot/session")
+    async def create_session(identity: caller, body: CreateSession | None = None) -> dict[str, Any]:
+        state = services()
+        wanted = body or CreateSession()
+        agent = state.catalog.get(wanted.agent_id or state.catalog.default_id() or "")
+        with state.kpi.phase("session_write"):
+            limit = state.max_sessions_per_user
+            if limit and await state.store.count(identity.uid) >= limit:
+                # The text is the compatible one; clients match it.
+                raise HTTPException(403, f"Session limit reached ({limit} sessions per user).")
+            session = Session.new(identity.uid, agent.id, (wanted.title or "").strip())
+            await state.store.create(session)
+        state.registry.update(session)
+        return session.wire()
+
+    @router.get("/chatbot/sessions")
+    async def list_sessions(identity: caller) -> list[dict[str, Any]]:
+        state = services()
+        with state.kpi.phase("session_list"):
+            sessions = await state.store.list_for(identity.uid)
+        names = {agent["id"]: agent["name"] for agent in state.catalog.list()}
+        return [_with_files(session, names) for session in sessions]
+
+    @router.delete("/chatbot/session/{session_id}")
+    async def delete_session(session_id: SessionId, identity: caller) -> bool:
+        state = services()
+        if await state.store.get(session_id, identity.uid) is None:
+            raise SessionNotFound
+        await state.registry.forget(session_id, identity.uid)
+        with state.kpi.phase("session_write"):
+            if not await state.store.delete(session_id, identity.uid):
+                raise SessionNotFound
+        return True
+
+
+def _add_history(router: APIRouter, services: Callable[[], ChatServices], caller: Any) -> None:
+    @router.get("/chatbot/session/{session_id}/history")
+    async def history(
+        session_id: SessionId,
+        identity: caller,
+        limit: Annotated[int | None, Query(ge=1, le=10_000)] = None,
+        offset: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
+        text_limit: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
+        text_offset: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
+    ) -> Response:
+        state = services()
+        if await state.store.get(session_id, identity.uid) is None:
+            raise SessionNotFound
+        with state.kpi.phase("history_get"):
+            messages = await state.store.history(session_id, identity.uid, HistoryWindow(limit, offset))
+        if text_limit is not None or text_offset:
+            messages = [_cut_text(message, text_limit, text_offset) for message in messages]
+        return _json(b"[" + b",".join(messages) + b"]")
+
+    @router.get("/chatbot/session/{session_id}/message/{rank}")
+    async def message(session_id: SessionId, rank: Rank, identity: caller) -> Response:
+        state = services()
+        if await state.store.get(session_id, identity.uid) is None:
+            raise SessionNotFound
+        found = await state.store.message(session_id, identity.uid, rank)
+        if found is None:
+            raise MessageNotFound
+        return _json(found)
+
+
+def _cut_text(message: bytes, limit: int | None, offset: int) -> bytes:
+    """The message with each text part cut to the window of characters."""
+    body = loads(message)
+    end = None if limit is None else offset + limit
+    for part in body["parts"]:
+        if part.get("type") == "text":
+            part["text"] = part["text"][offset:end]
+    return dumps(body)
+
+
+def _json(content: bytes) -> Response:
+    return Response(content, media_type="application/json")
+
+
+def _with_files(session: Session, names: dict[str, str]) -> dict[str, Any]:
+    """SessionWithFiles of CONTRACT §2; attachments come with their own issue."""
+    agent = {"id": session.agent_id, "name": names.get(session.agent_id, session.agent_id)}
+    return {**session.wire(), "agents": [agent], "file_names": [], "attachments": []}

@@ -1,0 +1,375 @@
+"""One chat socket: a reader that is always in receive, a writer that sends what the followed turns publish.
+
+States: OPEN -> CLOSING (a close code is set; the writer sends what is left, then the close frame) -> CLOSED.
+The turn belongs to neither task: it runs in the registry, and a socket only follows it. So a slow reader delays
+nobody, and a socket that dies takes no turn with it unless its ask said so.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal, Protocol
+from uuid import uuid4
+
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from agentic_backend.chat import frames, relay
+from agentic_backend.errors import BadRequest, ExchangeNotFound, RateLimited
+from agentic_backend.session.stream import Ask, Failed, TextDelta, Turn
+from backend_kit.auth import AuthError, Identity, Verifier
+from backend_kit.kpi import Seconds
+from backend_kit.wire import ServiceError
+
+logger = logging.getLogger(__name__)
+
+CLIENT_STOP = 4000
+"""The close code by which the existing page stops a turn; any other end lets it finish."""
+_PENDING_ASKS = 8
+_FOLLOWED_TURNS = 32
+_OUTBOX_FRAMES = 256
+_DELTA_CHARS = 64 * 1024
+_BAD_FRAMES = 3
+_BAD_FRAMES_WINDOW_S = 10.0
+
+ProtocolName = Literal["native", "compatible"]
+
+
+class SocketState(Enum):
+    """Where a socket is in its life."""
+
+    OPEN = "open"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+class Turns(Protocol):
+    """What a socket needs of whoever runs turns."""
+
+    def submit(self, ask: Ask) -> Turn:
+        """Start the turn of an ask; what stands against it is the turn's only event."""
+
+    def find(self, exchange_id: str, user_id: str) -> Turn | None:
+        """The user's turn, running or kept."""
+
+
+class _Gone(Exception):  # not a failure: the peer left, with its close code
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+@dataclass(slots=True)
+class _Follow:
+    """One followed turn and how far its events have been written."""
+
+    turn: Turn
+    cursor: int = 0
+
+
+@dataclass(slots=True)
+class SendClock:
+    """When the send now under way began and when the last one ended, for the hub's deadline (0: none)."""
+
+    since: float = 0.0
+    last_sent: float = field(default_factory=time.monotonic)
+    last_received: float = field(default_factory=time.monotonic)
+
+
+class ChatSocket:
+    """An accepted and authenticated socket. `run` returns when it is closed; it never raises for what a client did."""
+
+    def __init__(
+        self,
+        websocket: WebSocket,
+        *,
+        protocol: ProtocolName,
+        identity: Identity,
+        address: str,
+        turns: Turns,
+        verifier: Verifier,
+        max_message_chars: int,
+        send_seconds: Seconds,
+        abort: Callable[[], None],
+    ) -> None:
+        self.identity = identity
+        self.address = address
+        self.protocol = protocol
+        self.clock = SendClock()
+        self.state = SocketState.OPEN
+        self._websocket = websocket
+        self._turns = turns
+        self._verifier = verifier
+        self._max_message_chars = max_message_chars
+        self._send_seconds = send_seconds
+        self._abort = abort
+        self._close_code = 1000
+        self._direct: deque[str] = deque()
+        self._follows: list[_Follow] = []
+        self._pending: deque[Ask] = deque()
+        self._bad_frames: deque[float] = deque(maxlen=_BAD_FRAMES)
+        self._wake = asyncio.Event()
+        self._slowest_send_s = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a turn is followed or an ask waits."""
+        return bool(self._follows or self._pending)
+
+    async def run(self) -> None:
+        """Read and write until either side closes."""
+        code = 1006
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._read(), name="socket-reader")
+                group.create_task(self._write(), name="socket-writer")
+        except* _Gone as gone:
+            code = next(error.code for error in _leaves(gone) if isinstance(error, _Gone))
+        except* Exception:
+            # The edge of the socket: whatever it is, it must be seen, and the peer must learn that we gave up.
+            logger.exception("socket failed")
+            await self._close_after_failure()
+        finally:
+            self.state = SocketState.CLOSED
+            self._let_go(code)
+
+    def close(self, code: int) -> None:
+        """Send what is left of the followed turns, then close with `code`. Asks that wait are dropped."""
+        if self.state is not SocketState.OPEN:
+            return
+        self.state = SocketState.CLOSING
+        self._close_code = code
+        self._pending.clear()
+        self._wake.set()
+
+    def abort(self) -> None:
+        """Cut the connection at once: the peer does not read."""
+        self._abort()
+
+    def heartbeat(self) -> None:
+        """Say that we are here, in the protocol that knows how."""
+        if self.protocol == "native" and self.state is SocketState.OPEN:
+            self._say('{"type":"heartbeat"}')
+
+    # Reading
+
+    async def _read(self) -> None:
+        while True:
+            message = await self._websocket.receive()
+            if message["type"] == "websocket.disconnect":
+                raise _Gone(message.get("code") or 1005)
+            self.clock.last_received = time.monotonic()
+            if self.state is not SocketState.OPEN:
+                continue
+            text = message.get("text")
+            if text is None:
+                self.close(1003)
+                continue
+            try:
+                self._take(text)
+            except ServiceError as error:
+                self._refuse_frame(text, error)
+
+    def _take(self, text: str) -> None:
+        if self.protocol == "compatible":
+            self._take_compatible(frames.parse_compatible(text, self._max_message_chars))
+            return
+        frame = frames.parse_native(text, self._max_message_chars)
+        if isinstance(frame, frames.NativeAsk):
+            self._ask_native(frame)
+        elif isinstance(frame, frames.Cancel):
+            turn = self._turns.find(frame.exchange_id, self.identity.uid)
+            if turn is None or turn.ended:
+                raise ExchangeNotFound
+            turn.cancel()
+        elif isinstance(frame, frames.Auth):
+            self._renew(frame.access_token)
+        else:
+            self._say('{"type":"pong"}')
+
+    def _ask_native(self, frame: frames.NativeAsk) -> None:
+        if len(self._follows) >= _FOLLOWED_TURNS:
+            raise RateLimited(retry_after_s=1.0)
+        context = frame.runtime_context
+        ask = Ask(
+            session_id=frame.session_id,
+            agent_id=frame.agent_id,
+            message=frame.message,
+            exchange_id=frame.client_exchange_id or str(uuid4()),
+            user_id=self.identity.uid,
+            received_at=time.perf_counter(),
+            runtime_context=context.given(),
+            language=context.language,
+            if_busy=frame.if_busy,
+            on_disconnect=frame.on_disconnect,
+            request_id=uuid4().hex,
+        )
+        self._follow(self._turns.submit(ask))
+
+    def _take_compatible(self, frame: frames.CompatibleAsk) -> None:
+        if frame.access_token:
+            self._replace_token(frame.access_token)
+        context = frame.runtime_context or frames.CompatibleContext()
+        ask = Ask(
+            session_id=frame.session_id,
+            agent_id=frame.agent_id,
+            message=frame.message,
+            exchange_id=frame.client_exchange_id or str(uuid4()),
+            user_id=self.identity.uid,
+            received_at=time.perf_counter(),
+            runtime_context=context.given(),
+            language=context.language,
+            if_busy="queue",
+            request_id=uuid4().hex,
+        )
+        if not self._follows:
+            self._follow(self._turns.submit(ask))
+        elif len(self._pending) < _PENDING_ASKS:
+            self._pending.append(ask)  # answered in order: it starts when the one before it has ended
+        else:
+            raise RateLimited(retry_after_s=1.0)
+
+    def _renew(self, token: str) -> None:
+        identity = self._verifier.verify(token)
+        if identity.uid != self.identity.uid:
+            raise AuthError("Invalid token")
+        self.identity = identity
+
+    def _replace_token(self, token: str) -> None:
+        """CONTRACT §2: a token in an ask counts only if it verifies and is the same user's; else it is ignored."""
+        try:
+            self._renew(token)
+        except AuthError:
+            logger.info("token in an ask was ignored")
+
+    def _refuse_frame(self, text: str, error: ServiceError) -> None:
+        retry_after_ms = None if error.retry_after_s is None else round(error.retry_after_s * 1000)
+        if self.protocol == "compatible":
+            self._say(relay.compatible_error(error.code, frames.session_id_of(text)))
+            self.close(1011)
+            return
+        self._say(relay.native_error(error.code, request_id=uuid4().hex, retry_after_ms=retry_after_ms))
+        if isinstance(error, BadRequest):
+            self._bad_frames.append(time.monotonic())
+            spread = self._bad_frames[-1] - self._bad_frames[0]
+            if len(self._bad_frames) == _BAD_FRAMES and spread < _BAD_FRAMES_WINDOW_S:
+                self.close(1008)
+
+    # Writing
+
+    def _say(self, frame: str) -> None:
+        """Send a frame that belongs to no turn. A peer that lets 256 of them pile up does not read."""
+        if len(self._direct) >= _OUTBOX_FRAMES:
+            self.abort()
+            return
+        self._direct.append(frame)
+        self._wake.set()
+
+    def _follow(self, turn: Turn) -> None:
+        self._follows.append(_Follow(turn))
+        turn.follow(self._wake.set)
+        self._wake.set()
+
+    async def _write(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._direct:
+                await self._send(self._direct.popleft())
+            for follow in tuple(self._follows):
+                await self._relay(follow)
+            if self.state is SocketState.CLOSING and not self._follows and not self._direct:
+                await self._send_close()
+                return
+
+    async def _relay(self, follow: _Follow) -> None:
+        turn = follow.turn
+        while follow.cursor < len(turn.events):
+            for frame in self._next_frames(follow):
+                await self._send(frame)
+        if turn.ended and follow.cursor == len(turn.events):
+            self._done_with(follow)
+
+    def _next_frames(self, follow: _Follow) -> list[str]:
+        """The frames of the next event; fragments of one message that have piled up go out as one."""
+        turn = follow.turn
+        event = turn.events[follow.cursor]
+        follow.cursor += 1
+        if self.protocol == "compatible":
+            return relay.compatible(turn, event)
+        payload = event.payload
+        if not isinstance(payload, TextDelta):
+            return [relay.native(turn, event)]
+        if follow.cursor == len(turn.events):
+            return [relay.native(turn, event)]
+        texts = [payload.text]
+        chars = len(payload.text)
+        seq = event.seq
+        while follow.cursor < len(turn.events) and chars < _DELTA_CHARS:
+            more = turn.events[follow.cursor]
+            if not isinstance(more.payload, TextDelta) or more.payload.rank != payload.rank:
+                break
+            texts.append(more.payload.text)
+            chars += len(more.payload.text)
+            seq = more.seq
+            follow.cursor += 1
+        return [relay.native_delta(turn, seq, payload.rank, payload.channel, "".join(texts))]
+
+    def _done_with(self, follow: _Follow) -> None:
+        self._follows.remove(follow)
+        follow.turn.unfollow(self._wake.set)
+        self._send_seconds.observe(self._slowest_send_s)
+        self._slowest_send_s = 0.0
+        if self.protocol == "native":
+            return
+        end = follow.turn.events[-1].payload
+        if isinstance(end, Failed) and end.session is None:
+            self.close(1011)  # refused: the compatible protocol ends the socket
+        elif self._pending and self.state is SocketState.OPEN:
+            self._follow(self._turns.submit(self._pending.popleft()))
+
+    async def _send(self, frame: str) -> None:
+        clock = self.clock
+        began = clock.since = time.monotonic()
+        try:
+            await self._websocket.send({"type": "websocket.send", "text": frame})
+        except WebSocketDisconnect as gone:
+            raise _Gone(gone.code) from None
+        finally:
+            # The hub aborts a send that began too long ago: one comparison a second instead of a timer a frame.
+            clock.since = 0.0
+        clock.last_sent = time.monotonic()
+        if clock.last_sent - began > self._slowest_send_s:
+            self._slowest_send_s = clock.last_sent - began
+
+    async def _send_close(self) -> None:
+        try:
+            await self._websocket.send({"type": "websocket.close", "code": self._close_code})
+        except WebSocketDisconnect as gone:
+            raise _Gone(gone.code) from None
+
+    async def _close_after_failure(self) -> None:
+        try:
+            await self._websocket.send({"type": "websocket.close", "code": 1011})
+        except (WebSocketDisconnect, RuntimeError):
+            self._abort()
+
+    def _let_go(self, code: int) -> None:
+        """Stop following; cancel where the close code or the ask says so, and nobody else listens."""
+        for follow in self._follows:
+            turn = follow.turn
+            turn.unfollow(self._wake.set)
+            if code == CLIENT_STOP or (turn.ask.on_disconnect == "cancel" and not turn.followed):
+                turn.cancel()
+        self._follows.clear()
+        self._pending.clear()
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    leaves: list[BaseException] = []
+    for error in group.exceptions:
+        leaves += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return leaves

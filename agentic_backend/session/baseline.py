@@ -1,0 +1,92 @@
+"""The rung below the agent: one direct model call, no graph, no session, nothing stored."""
+
+import asyncio
+import logging
+
+from agentic_backend.agent import AgentAnswer, AgentRun, DirectAnswer
+from agentic_backend.errors import Draining, TurnDeadline
+from agentic_backend.session.exchange import Exchange
+from agentic_backend.session.models import Session
+from agentic_backend.session.stream import Accepted, Ask, Cancelled, Failed, Final, Turn
+from agentic_backend.session.turn import refuse
+from backend_kit.aio import TaskRegistry
+from backend_kit.wire import Code, ServiceError
+
+logger = logging.getLogger(__name__)
+
+
+class BaselineTurns:
+    """Answers asks with the model alone. The session in `final` is made up: it exists nowhere."""
+
+    def __init__(self, *, direct: DirectAnswer, tasks: TaskRegistry, turn_s: float) -> None:
+        self._direct = direct
+        self._tasks = tasks
+        self._turn_s = turn_s
+        self._turns: dict[tuple[str, str], Turn] = {}
+        self.draining = False
+
+    def submit(self, ask: Ask) -> Turn:
+        """Start the call."""
+        turn = Turn(ask)
+        if self.draining:
+            refuse(turn, Draining(retry_after_s=2.0))
+            return turn
+        self._turns[(ask.user_id, ask.exchange_id)] = turn
+        turn.bind(self._tasks.spawn(f"baseline:{ask.exchange_id}", lambda: self._run(turn)))
+        return turn
+
+    def find(self, exchange_id: str, user_id: str) -> Turn | None:
+        """The running call, or None."""
+        return self._turns.get((user_id, exchange_id))
+
+    async def _run(self, turn: Turn) -> None:
+        ask = turn.ask
+        exchange = Exchange(turn, Session.new(ask.user_id, ask.agent_id, "baseline"))
+        turn.publish(Accepted())
+        exchange.open()
+        try:
+            async with asyncio.timeout(self._turn_s):
+                answer = await self._direct.run(self._agent_run(exchange))
+        except asyncio.CancelledError:
+            turn.publish(Cancelled(tuple(exchange.messages), exchange.next_session()))
+        except TimeoutError:
+            self._fail(exchange, TurnDeadline.code)
+        except ServiceError as error:
+            self._fail(exchange, error.code)
+        else:
+            self._finish(exchange, answer)
+        finally:
+            self._turns.pop((ask.user_id, ask.exchange_id), None)
+
+    def _agent_run(self, exchange: Exchange) -> AgentRun:
+        ask = exchange.ask
+        return AgentRun(
+            session_id=ask.session_id,
+            exchange_id=ask.exchange_id,
+            user_id=ask.user_id,
+            message=ask.message,
+            history=(),
+            runtime_context=ask.runtime_context,
+            language=ask.language,
+            emit=exchange.emit,
+        )
+
+    def _finish(self, exchange: Exchange, answer: AgentAnswer) -> None:
+        exchange.close(answer.text, answer.parts, answer.metadata)
+        messages = tuple(exchange.messages)
+        exchange.turn.publish(Final(messages, exchange.next_session(), [], 0.0, "none"))
+
+    def _fail(self, exchange: Exchange, code: Code) -> None:
+        failed = Failed(code, refused=False, language=exchange.ask.language, partial=bool(exchange.text))
+        metadata = {"finish_reason": "other", "extras": {"error": code.value}}
+        exchange.close(failed.text, [], metadata)
+        exchange.turn.publish(
+            Failed(
+                code,
+                refused=False,
+                language=exchange.ask.language,
+                partial=failed.partial,
+                messages=tuple(exchange.messages),
+                session=exchange.next_session(),
+            )
+        )

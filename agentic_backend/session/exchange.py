@@ -1,0 +1,123 @@
+"""What one exchange has produced so far: ranks, text, whole messages, first-token and gap times. No I/O."""
+
+import time
+from typing import Any
+
+from agentic_backend.events import AgentEvent, Channel, ChatMessage, Delta, Part, Role, Sources, Step, text_part
+from agentic_backend.session.models import Session
+from agentic_backend.session.stream import Ask, Cited, TextDelta, Turn, Whole
+
+_TITLE_CHARS = 60
+
+
+class Exchange:
+    """Collects what an agent emits, gives it ranks and publishes it.
+
+    Ranks go up in the order in which messages begin: the user's first, then each step, the answer last. Text that
+    is followed by a step was not the answer: it becomes a thought.
+    """
+
+    def __init__(self, turn: Turn, session: Session) -> None:
+        self.turn = turn
+        self.session = session
+        self.messages: list[ChatMessage] = []
+        self.hits: list[dict[str, Any]] = []
+        self.first_token_at: float | None = None
+        self.longest_gap_s = 0.0
+        self._last_delta_at = 0.0
+        self._next_rank = session.next_rank
+        self._text: list[str] = []
+        self._text_rank: int | None = None
+
+    @property
+    def ask(self) -> Ask:
+        """The question of this exchange."""
+        return self.turn.ask
+
+    @property
+    def text(self) -> str:
+        """The answer's text so far."""
+        return "".join(self._text)
+
+    def open(self) -> ChatMessage:
+        """Make, keep and publish the user's own message."""
+        message = self._message("user", "final", [text_part(self.ask.message)], {}, self._take_rank())
+        self.turn.publish(Whole(message))
+        return message
+
+    def emit(self, event: AgentEvent) -> None:
+        """Take one event of the agent. After the end of the turn it is dropped: nobody could see it."""
+        if self.turn.ended:
+            return
+        if isinstance(event, Delta):
+            self._delta(event)
+        elif isinstance(event, Step):
+            self._step(event)
+        elif isinstance(event, Sources):
+            self.hits = event.hits
+            self.turn.publish(Cited(event.hits))
+
+    def close(self, text: str, extra_parts: list[Part], metadata: dict[str, Any]) -> ChatMessage:
+        """Make and keep the assistant's final message."""
+        rank = self._text_rank if self._text_rank is not None else self._take_rank()
+        return self._message("assistant", "final", [text_part(clean(text)), *extra_parts], metadata, rank)
+
+    def next_session(self) -> Session:
+        """The session after this exchange, with a title if it had none."""
+        return self.session.advanced(self._next_rank, self.session.title or title_from(self.ask.message))
+
+    def _delta(self, event: Delta) -> None:
+        now = time.perf_counter()
+        if self.first_token_at is None:
+            self.first_token_at = now
+        elif now - self._last_delta_at > self.longest_gap_s:
+            self.longest_gap_s = now - self._last_delta_at
+        self._last_delta_at = now
+        if self._text_rank is None:
+            self._text_rank = self._take_rank()
+        text = clean(event.text)
+        self._text.append(text)
+        self.turn.publish(TextDelta(self._text_rank, event.channel, text))
+
+    def _step(self, event: Step) -> None:
+        if self._text_rank is not None:
+            thought = self._message("assistant", "thought", [text_part(self.text)], {}, self._text_rank)
+            self.turn.publish(Whole(thought))
+            self._text_rank = None
+            self._text.clear()
+        message = self._message(event.role, event.channel, event.parts, event.metadata, self._take_rank())
+        self.turn.publish(Whole(message))
+
+    def _message(
+        self, role: Role, channel: Channel, parts: list[Part], metadata: dict[str, Any], rank: int
+    ) -> ChatMessage:
+        message = ChatMessage.build(
+            session_id=self.ask.session_id,
+            exchange_id=self.ask.exchange_id,
+            rank=rank,
+            role=role,
+            channel=channel,
+            parts=parts,
+            metadata=metadata,
+        )
+        self.messages.append(message)
+        return message
+
+    def _take_rank(self) -> int:
+        rank = self._next_rank
+        self._next_rank += 1
+        return rank
+
+
+def clean(text: str) -> str:
+    """Model text as Postgres can store it: NUL, which jsonb refuses, becomes U+FFFD."""
+    return text.replace("\x00", "\ufffd") if "\x00" in text else text
+
+
+def title_from(message: str) -> str:
+    """A session's title from its first question: the first line, cut at a word after at most 60 characters."""
+    lines = message.strip().splitlines()
+    line = " ".join(lines[0].split()) if lines else ""
+    if len(line) <= _TITLE_CHARS:
+        return line
+    return line[:_TITLE_CHARS].rsplit(" ", 1)[0] + "…"

@@ -1,0 +1,227 @@
+"""The turns of this process: who runs, who waits behind whom, what has just ended, and how all of it ends."""
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+from agentic_backend.errors import Conflict, Draining, SessionBusy, SessionNotFound, StorageFull
+from agentic_backend.session.admission import Admission
+from agentic_backend.session.models import Session
+from agentic_backend.session.store import TurnLog
+from agentic_backend.session.stream import Ask, Cancelled, Turn
+from agentic_backend.session.turn import TurnRunner, refuse
+from backend_kit.aio import TaskRegistry
+from backend_kit.wire import ServiceError
+
+logger = logging.getLogger(__name__)
+
+_KEPT_AFTER_END_S = 120.0
+_KEPT_BYTES = 16 * 1024 * 1024
+_IDLE_SESSIONS_KEPT = 10_000
+_QUEUED_PER_SESSION = 8
+
+_Key = tuple[str, str]
+"""(user id, session or exchange id): another user's id is another key, so it can neither be seen nor blocked."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A session as this process knows it: its state after the last turn, who runs, who waits."""
+
+    session: Session | None = None
+    running: Turn | None = None
+    waiting: deque[tuple[asyncio.Future[None], Turn]] = field(default_factory=deque)
+
+
+class TurnRegistry:
+    """Starts turns, one at a time a session, and keeps what they emitted for 120 s after their end (16 MiB in all)."""
+
+    def __init__(self, *, runner: TurnRunner, admission: Admission, log: TurnLog, tasks: TaskRegistry) -> None:
+        self._runner = runner
+        self._admission = admission
+        self._log = log
+        self._tasks = tasks
+        self._turns: dict[_Key, Turn] = {}
+        self._ended: OrderedDict[_Key, Turn] = OrderedDict()
+        self._ended_bytes = 0
+        self._slots: OrderedDict[_Key, _Slot] = OrderedDict()
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        self.draining = False
+
+    @property
+    def running(self) -> int:
+        """Turns that have no terminal event yet."""
+        return len(self._turns)
+
+    @property
+    def replay_events(self) -> int:
+        """Events of ended turns that are still kept."""
+        return sum(len(turn.events) for turn in self._ended.values())
+
+    @property
+    def replay_bytes(self) -> int:
+        """Bytes of ended turns that are still kept."""
+        return self._ended_bytes
+
+    def submit(self, ask: Ask) -> Turn:
+        """Start the turn of an ask, or find the one that it repeats. Never waits and never raises.
+
+        What stands against the ask is the returned turn's first and only event.
+        """
+        key = (ask.user_id, ask.exchange_id)
+        known = self._turns.get(key) or self._ended.get(key)
+        if known is not None and _same(known.ask, ask):
+            return known
+        turn = Turn(ask)
+        try:
+            if known is not None:
+                raise Conflict
+            self._admit(ask)
+        except ServiceError as error:
+            refuse(turn, error)
+            return turn
+        self._turns[key] = turn
+        self._quiet.clear()
+        self._admission.enter_user(ask.user_id)
+        turn.bind(self._tasks.spawn(f"turn:{ask.exchange_id}", lambda: self._run(key, turn)))
+        return turn
+
+    def find(self, exchange_id: str, user_id: str) -> Turn | None:
+        """The user's turn, running or kept, or None."""
+        key = (user_id, exchange_id)
+        return self._turns.get(key) or self._ended.get(key)
+
+    async def forget(self, session_id: str, user_id: str) -> None:
+        """Stop the session's turns and drop what is known of it, because it is about to be deleted."""
+        key = (user_id, session_id)
+        slot = self._slots.pop(key, None)
+        if slot is None:
+            return
+        for place, _ in slot.waiting:
+            place.cancel()
+        if slot.running is not None:
+            slot.running.cancel()
+            await slot.running.done.wait()
+
+    def update(self, session: Session) -> None:
+        """Take over a session that changed outside a turn (created, renamed)."""
+        self._slot((session.user_id, session.id)).session = session
+
+    def expire(self) -> None:
+        """Drop ended turns that are over the age or the byte bound."""
+        horizon = time.monotonic() - _KEPT_AFTER_END_S
+        while self._ended:
+            key, turn = next(iter(self._ended.items()))
+            if turn.ended_at > horizon and self._ended_bytes <= _KEPT_BYTES:
+                return
+            del self._ended[key]
+            self._ended_bytes -= turn.bytes_held
+
+    async def drain(self, deadline_s: float) -> int:
+        """Take no new turn, wait for the running ones, then cancel what is left. Returns how many were cancelled."""
+        self.draining = True
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._quiet.wait()
+        except TimeoutError:
+            left = list(self._turns.values())
+            for turn in left:
+                turn.cancel()
+            async with asyncio.timeout(5.0):
+                await self._quiet.wait()
+            return len(left)
+        return 0
+
+    def _admit(self, ask: Ask) -> None:
+        if self.draining:
+            raise Draining(retry_after_s=2.0)
+        if not self._log.has_room():
+            raise StorageFull(retry_after_s=5.0)
+        slot = self._slots.get((ask.user_id, ask.session_id))
+        if slot is not None and slot.running is not None:
+            if ask.if_busy == "reject":
+                raise SessionBusy(retry_after_s=1.0)
+            if len(slot.waiting) >= _QUEUED_PER_SESSION:
+                raise SessionBusy(retry_after_s=1.0)
+        self._admission.check(ask.user_id)
+
+    async def _run(self, key: _Key, turn: Turn) -> None:
+        ask = turn.ask
+        slot_key = (ask.user_id, ask.session_id)
+        slot = self._slot(slot_key)
+        try:
+            await self._wait_for_session(slot_key, slot, turn)
+            try:
+                slot.session = await self._runner.run(turn, slot.session)
+            finally:
+                self._free(slot_key, slot)
+        except SessionBusy as error:
+            refuse(turn, error)
+        except asyncio.CancelledError:
+            # Only a turn that still waited for its session gets here: a running one ends by itself.
+            if turn.cancel_requested:
+                turn.publish(Cancelled((), slot.session or Session(ask.session_id, ask.user_id, ask.agent_id, "", "")))
+            elif not turn.ended:
+                refuse(turn, SessionNotFound())
+        finally:
+            self._end(key, turn)
+
+    async def _wait_for_session(self, key: _Key, slot: _Slot, turn: Turn) -> None:
+        if slot.running is not None:
+            if turn.ask.if_busy == "reject":
+                raise SessionBusy(retry_after_s=1.0)
+            if turn.ask.if_busy == "replace":
+                slot.running.cancel()
+            place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            slot.waiting.append((place, turn))
+            try:
+                await place
+            except asyncio.CancelledError:
+                if place.done() and not place.cancelled():
+                    self._free(key, slot)  # the session had been handed over in the same tick
+                raise
+        slot.running = turn
+
+    def _free(self, key: _Key, slot: _Slot) -> None:
+        while slot.waiting:
+            place, turn = slot.waiting.popleft()
+            if not place.done():
+                # Handed over, not freed: a newcomer in between must find the session busy.
+                slot.running = turn
+                place.set_result(None)
+                return
+        slot.running = None
+        if slot.session is None and self._slots.get(key) is slot:
+            del self._slots[key]  # an unknown session: nothing to remember
+
+    def _slot(self, key: _Key) -> _Slot:
+        slot = self._slots.get(key)
+        if slot is None:
+            slot = self._slots[key] = _Slot()
+            self._trim_slots()
+        self._slots.move_to_end(key)
+        return slot
+
+    def _trim_slots(self) -> None:
+        for key in list(self._slots)[: max(0, len(self._slots) - _IDLE_SESSIONS_KEPT)]:
+            slot = self._slots[key]
+            if slot.running is None and not slot.waiting:
+                del self._slots[key]
+
+    def _end(self, key: _Key, turn: Turn) -> None:
+        self._turns.pop(key, None)
+        self._admission.leave_user(turn.ask.user_id)
+        turn.ended_at = time.monotonic()
+        if turn.ended and turn.events[-1].seq:
+            self._ended[key] = turn
+            self._ended_bytes += turn.bytes_held
+            self.expire()
+        if not self._turns:
+            self._quiet.set()
+
+
+def _same(one: Ask, other: Ask) -> bool:
+    return (one.session_id, one.agent_id, one.message) == (other.session_id, other.agent_id, other.message)

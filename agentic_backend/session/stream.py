@@ -1,0 +1,202 @@
+"""The numbered events of one turn, and who follows them.
+
+The turn publishes, sockets follow: each follower keeps its own cursor into `Turn.events`, so a slow one costs the
+others nothing and a late one starts wherever it likes.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from agentic_backend.events import Channel, ChatMessage
+from agentic_backend.session.models import Durability, Session
+from backend_kit.kpi import LedgerRow
+from backend_kit.wire import Code, dumps, message_for
+
+IfBusy = Literal["reject", "queue", "replace"]
+OnDisconnect = Literal["continue", "cancel"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One question as the socket received it. `received_at` is `time.perf_counter()` of its arrival."""
+
+    session_id: str
+    agent_id: str
+    message: str
+    exchange_id: str
+    user_id: str
+    received_at: float
+    runtime_context: dict[str, Any] = field(default_factory=dict)
+    language: str | None = None
+    if_busy: IfBusy = "reject"
+    on_disconnect: OnDisconnect = "continue"
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The ask is a turn now; `queue_position` (1-based) where it waits for a slot."""
+
+    queue_position: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """New text of the message that will have `rank`."""
+
+    rank: int
+    channel: Channel
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A whole message: the user's echo, a tool call or result, a thought. Never the answer."""
+
+    message: ChatMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Cited:
+    """The passages that the answer may cite."""
+
+    hits: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionChanged:
+    """The session got its title in this turn."""
+
+    session: Session
+
+
+@dataclass(frozen=True, slots=True)
+class Final:
+    """The answer is whole and `durable` stands behind it."""
+
+    messages: tuple[ChatMessage, ...]
+    session: Session
+    ledger: list[LedgerRow]
+    unattributed_ms: float
+    durable: Durability
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The turn was stopped; `messages` hold what there was of it."""
+
+    messages: tuple[ChatMessage, ...]
+    session: Session
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The turn ended without an answer. `refused`: before it began, nothing was stored and it has no seq."""
+
+    code: Code
+    refused: bool
+    language: str | None = None
+    retry_after_ms: int | None = None
+    partial: bool = False
+    messages: tuple[ChatMessage, ...] = ()
+    session: Session | None = None
+
+    @property
+    def text(self) -> str:
+        """The fixed text of the code in the asker's language."""
+        return message_for(self.code, self.language)
+
+
+Payload = Accepted | TextDelta | Whole | Cited | SessionChanged | Final | Cancelled | Failed
+_TERMINAL = (Final, Cancelled, Failed)
+
+
+@dataclass(slots=True)
+class TurnEvent:
+    """One event of a turn with its number; `seq` starts at 1 and has no gaps. A refusal has seq 0."""
+
+    seq: int
+    payload: Payload
+
+    @property
+    def terminal(self) -> bool:
+        """Whether the exchange ends with this event."""
+        return isinstance(self.payload, _TERMINAL)
+
+
+class Turn:
+    """One exchange while it runs and for a while after: its events, its followers, its end.
+
+    Only the turn's own task publishes. `cancel` may be called from anywhere, any number of times.
+    """
+
+    def __init__(self, ask: Ask) -> None:
+        self.ask = ask
+        self.events: list[TurnEvent] = []
+        self.ended = False
+        self.ended_at = 0.0
+        self.bytes_held = 0
+        self.cancel_requested = False
+        self.done = asyncio.Event()
+        self._followers: list[Callable[[], None]] = []
+        self._task: asyncio.Task[None] | None = None
+        self._head = dumps({"session_id": ask.session_id, "exchange_id": ask.exchange_id})[1:-1].decode()
+
+    @property
+    def head(self) -> str:
+        """`"session_id":…,"exchange_id":…` as JSON text: the part that all its native frames share."""
+        return self._head
+
+    @property
+    def followed(self) -> bool:
+        """Whether any socket still listens."""
+        return bool(self._followers)
+
+    def bind(self, task: "asyncio.Task[None]") -> None:
+        """The task that runs this turn, so that it can be cancelled."""
+        self._task = task
+
+    def publish(self, payload: Payload) -> None:
+        """Append an event and wake the followers. A refusal gets seq 0; nothing may follow a terminal event."""
+        if self.ended:
+            raise RuntimeError(f"event {type(payload).__name__} after the end of exchange {self.ask.exchange_id}")
+        refused = isinstance(payload, Failed) and payload.refused and not self.events
+        event = TurnEvent(0 if refused else len(self.events) + 1, payload)
+        self.events.append(event)
+        self.bytes_held += _weight(payload)
+        if event.terminal:
+            self.ended = True
+            self.done.set()
+        for wake in self._followers:
+            wake()
+
+    def follow(self, wake: Callable[[], None]) -> None:
+        """Call `wake` after each event from now on; the caller reads `events` from its own cursor."""
+        self._followers.append(wake)
+
+    def unfollow(self, wake: Callable[[], None]) -> None:
+        """Stop calling `wake`."""
+        if wake in self._followers:
+            self._followers.remove(wake)
+
+    def cancel(self) -> None:
+        """Ask the turn to stop. It ends with `Cancelled` once what it has is recorded."""
+        if self.ended or self.cancel_requested:
+            return
+        self.cancel_requested = True
+        if self._task is not None:
+            self._task.cancel()
+
+
+def _weight(payload: Payload) -> int:
+    """Roughly the bytes an event keeps alive: what the replay bound counts."""
+    if isinstance(payload, TextDelta):
+        return 120 + len(payload.text)
+    if isinstance(payload, Whole):
+        return 200 + len(payload.message.json)
+    if isinstance(payload, Final | Cancelled | Failed):
+        return 400 + sum(len(message.json) for message in payload.messages)
+    return 400

@@ -1,0 +1,265 @@
+"""One turn from its acceptance to its terminal event, and what is written of it."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentic_backend.agent import Agent, AgentAnswer, AgentRun, Catalog
+from agentic_backend.errors import HistoryUnavailable, SessionNotFound, TurnDeadline, TurnFailed
+from agentic_backend.events import text_part
+from agentic_backend.metrics import AgenticMetrics
+from agentic_backend.session.admission import Admission
+from agentic_backend.session.exchange import Exchange
+from agentic_backend.session.models import AskRecord, Durability, Remembered, Session, TurnRecord
+from agentic_backend.session.store import SessionStore, TurnLog
+from agentic_backend.session.stream import Accepted, Ask, Cancelled, Failed, Final, SessionChanged, Turn
+from backend_kit.kpi import Kpi, Ledger, Status, phase
+from backend_kit.wire import Code, ServiceError, message_for
+
+logger = logging.getLogger(__name__)
+
+_ELSEWHERE = frozenset({"llm_invoke", "kf_vector_search", "kf_vector_rerank"})
+"""Phases that are another process's time: what they leave of a turn is the overhead that we own."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRules:
+    """What bounds a turn: seconds for the whole of it, and how many earlier exchanges the agent is reminded of."""
+
+    turn_s: float
+    restore_max_exchanges: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What had to be known before the turn could be accepted."""
+
+    session: Session
+    agent: Agent
+    history: Sequence[Remembered]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """How an exchange ended: `status` for the metrics, `code` where it failed."""
+
+    status: Status
+    code: Code | None = None
+    answer: AgentAnswer | None = None
+
+
+class TurnRunner:
+    """Runs turns. Stateless between them; `run` may be called any number of times at once."""
+
+    def __init__(
+        self,
+        *,
+        store: SessionStore,
+        log: TurnLog,
+        catalog: Catalog,
+        admission: Admission,
+        metrics: AgenticMetrics,
+        kpi: Kpi,
+        rules: TurnRules,
+    ) -> None:
+        self._store = store
+        self._log = log
+        self._catalog = catalog
+        self._admission = admission
+        self._metrics = metrics
+        self._kpi = kpi
+        self._rules = rules
+
+    async def run(self, turn: Turn, cached: Session | None) -> Session | None:
+        """Run the turn to its terminal event. Returns the session after it, or None where it was refused.
+
+        `cached` is the session as this process last knew it; the caller sees to it that no other turn of the session
+        runs meanwhile.
+        """
+        ledger = Ledger(self._kpi, started=turn.ask.received_at)
+        with ledger.activate():
+            try:
+                prepared = await self._prepare(turn.ask, cached)
+                waited_s = await self._take_slot(turn)
+            except ServiceError as error:
+                self._refuse(turn, error)
+                return cached
+            except asyncio.CancelledError:
+                self._stopped_before_start(turn, cached)
+                return cached
+            self._metrics.admission_wait.observe(waited_s)
+            try:
+                return await self._run_accepted(turn, prepared, ledger)
+            finally:
+                self._admission.leave()
+
+    async def _prepare(self, ask: Ask, cached: Session | None) -> _Prepared:
+        agent = self._catalog.get(ask.agent_id)
+        session = cached
+        if session is None:
+            with phase("session_read"):
+                session = await self._store.get(ask.session_id, ask.user_id)
+        if session is None:
+            raise SessionNotFound
+        with phase("history_restore"):
+            history = await self._store.remembered(ask.session_id, ask.user_id, self._rules.restore_max_exchanges)
+        return _Prepared(session, agent, history)
+
+    async def _take_slot(self, turn: Turn) -> float:
+        queued = self._admission.full
+        if queued and not self._admission.queue_full:
+            turn.publish(Accepted(self._admission.waiting + 1))
+        with phase("admission_wait"):
+            waited_s = await self._admission.enter()
+        if not queued:
+            turn.publish(Accepted())
+        return waited_s
+
+    async def _run_accepted(self, turn: Turn, prepared: _Prepared, ledger: Ledger) -> Session:
+        exchange = Exchange(turn, prepared.session)
+        self._metrics.user_messages.inc()
+        self._log.begin(AskRecord(prepared.session, exchange.open()))
+        ending = await self._answer(exchange, prepared)
+        session = await self._record(exchange, ending, ledger)
+        self._observe(exchange, ending, prepared.agent.id, ledger)
+        return session
+
+    async def _answer(self, exchange: Exchange, prepared: _Prepared) -> _Ending:
+        """Let the agent answer. Never raises: each way to end is a value, so that each is recorded the same way."""
+        ask = exchange.ask
+        run = AgentRun(
+            session_id=ask.session_id,
+            exchange_id=ask.exchange_id,
+            user_id=ask.user_id,
+            message=ask.message,
+            history=prepared.history,
+            runtime_context=ask.runtime_context,
+            language=ask.language,
+            emit=exchange.emit,
+        )
+        try:
+            with phase("stream_agent_response"):
+                async with asyncio.timeout(self._rules.turn_s) as deadline:
+                    answer = await prepared.agent.run(run)
+        except TurnFailed as error:
+            logger.warning("turn failed exchange_id=%s code=%s reason=%s", ask.exchange_id, error.code, error)
+            return _Ending("timeout" if "timeout" in error.code or "deadline" in error.code else "error", error.code)
+        except TimeoutError:
+            code = TurnDeadline.code if deadline.expired() else Code.INTERNAL
+            logger.warning("turn failed exchange_id=%s code=%s", ask.exchange_id, code)
+            return _Ending("timeout", code)
+        except asyncio.CancelledError:
+            # The stop is a value from here on: what follows (the record) must not be cancelled again.
+            task = asyncio.current_task()
+            if task is not None:
+                task.uncancel()
+            return _Ending("cancelled")
+        except Exception:
+            # The edge of the turn: an agent is anybody's code, and its failure must end in an event, not in a void.
+            logger.exception("agent failed exchange_id=%s agent=%s", ask.exchange_id, ask.agent_id)
+            return _Ending("error", Code.INTERNAL)
+        return _Ending("ok", None, answer)
+
+    async def _record(self, exchange: Exchange, ending: _Ending, ledger: Ledger) -> Session:
+        """Close the exchange, hand it to storage, and only then say so."""
+        partial = bool(exchange.text)
+        self._close(exchange, ending, ledger)
+        session = exchange.next_session()
+        messages = tuple(sorted(exchange.messages, key=lambda message: message.rank))
+        record = TurnRecord(session, exchange.ask.exchange_id, messages)
+        with phase("spool_ack"):
+            durable = await asyncio.shield(self._log.append(record))
+        turn = exchange.turn
+        if ending.status == "cancelled":
+            turn.publish(Cancelled(messages, session))
+        elif ending.code is not None:
+            turn.publish(
+                Failed(
+                    ending.code,
+                    refused=False,
+                    language=turn.ask.language,
+                    partial=partial,
+                    messages=messages,
+                    session=session,
+                )
+            )
+        else:
+            if not exchange.session.title:
+                turn.publish(SessionChanged(session))
+            turn.publish(self._final(exchange, ending, ledger, session, durable))
+        return session
+
+    def _final(
+        self, exchange: Exchange, ending: _Ending, ledger: Ledger, session: Session, durable: Durability
+    ) -> Final:
+        total_ms = (time.perf_counter() - exchange.ask.received_at) * 1e3
+        return Final(
+            messages=tuple(sorted(exchange.messages, key=lambda message: message.rank)),
+            session=session,
+            ledger=ledger.rows(),
+            unattributed_ms=round(ledger.unattributed_ms(total_ms), 3),
+            durable=durable,
+            warnings=tuple(ending.answer.warnings) if ending.answer else (),
+        )
+
+    def _close(self, exchange: Exchange, ending: _Ending, ledger: Ledger) -> None:
+        latency_ms = (time.perf_counter() - exchange.ask.received_at) * 1e3
+        extras: dict[str, Any] = {"ledger": ledger.rows()}
+        metadata: dict[str, Any] = {"agent_id": exchange.ask.agent_id, "latency_ms": round(latency_ms)}
+        if ending.answer is not None:
+            metadata.update(ending.answer.metadata)
+            metadata["extras"] = {**ending.answer.metadata.get("extras", {}), **extras}
+            exchange.close(ending.answer.text, ending.answer.parts, metadata)
+            return
+        metadata["extras"] = extras
+        if ending.code is None:
+            extras["status"] = "interrupted"
+            metadata["finish_reason"] = "cancelled"
+            exchange.close(exchange.text, [], metadata)
+            return
+        extras["error"] = ending.code.value
+        metadata["finish_reason"] = "other"
+        excuse = message_for(ending.code, exchange.ask.language)
+        if exchange.text:
+            exchange.close(exchange.text, [text_part(excuse)], metadata)
+        else:
+            exchange.close(excuse, [], metadata)
+
+    def _refuse(self, turn: Turn, error: ServiceError) -> None:
+        refuse(turn, error)
+        status = "error" if isinstance(error, HistoryUnavailable) else "rejected"
+        self._metrics.turns(self._known_agent(turn.ask.agent_id), status).inc()
+
+    def _stopped_before_start(self, turn: Turn, cached: Session | None) -> None:
+        """Cancelled while it waited: nothing was stored, nothing was shown."""
+        ask = turn.ask
+        turn.publish(Cancelled((), cached or Session(ask.session_id, ask.user_id, ask.agent_id, "", "")))
+        self._metrics.turns(self._known_agent(ask.agent_id), "cancelled").inc()
+
+    def _known_agent(self, agent_id: str) -> str:
+        # A label must come from the configuration, never from what a client sent.
+        return agent_id if agent_id in self._catalog else "unknown"
+
+    def _observe(self, exchange: Exchange, ending: _Ending, agent_id: str, ledger: Ledger) -> None:
+        metrics = self._metrics
+        total_s = time.perf_counter() - exchange.ask.received_at
+        self._kpi.record_phase("stream_total", total_s, ending.status)
+        metrics.turn(agent_id, ending.status).observe(total_s)
+        metrics.turns(agent_id, ending.status).inc()
+        if ending.code is not None:
+            metrics.exchange_errors.inc()
+        if exchange.first_token_at is not None:
+            metrics.first_token(agent_id).observe(exchange.first_token_at - exchange.ask.received_at)
+            metrics.stream_gap.observe(exchange.longest_gap_s)
+        metrics.unattributed.observe(ledger.unattributed_ms(total_s * 1e3) / 1e3)
+        elsewhere_ms = sum(row["ms"] for row in ledger.rows() if row["phase"] in _ELSEWHERE)
+        metrics.overhead.observe(max(0.0, total_s - elsewhere_ms / 1e3))
+
+
+def refuse(turn: Turn, error: ServiceError) -> None:
+    """End a turn that never began. An ask that had been told its place in the queue gets a numbered error."""
+    retry_after_ms = None if error.retry_after_s is None else round(error.retry_after_s * 1000)
+    turn.publish(Failed(error.code, refused=not turn.events, language=turn.ask.language, retry_after_ms=retry_after_ms))

@@ -1,0 +1,109 @@
+import json
+
+import pytest
+
+from agentic_backend.chat import frames
+from agentic_backend.errors import BadRequest, MessageTooLong, UnknownType
+
+ASK = {"type": "ask", "session_id": "s", "agent_id": "Georges", "message": "hello"}
+
+
+def native(**changes):
+    return json.dumps({**ASK, **changes})
+
+
+HOSTILE = {
+    "not json": "{",
+    "a list": "[]",
+    "null": "null",
+    "a bare string": '"ask"',
+    "deep nesting": "[" * 100_000,
+    "deep object": '{"a":' * 50_000,
+    "an integer of 5000 digits": '{"type":"ask","n":' + "9" * 5000 + "}",
+    "NaN": '{"type":"ask","session_id":"s","agent_id":"a","message":"m","n":NaN}',
+    "infinity": '{"type":"ping","n":-Infinity}',
+    "duplicate keys": '{"type":"ping","type":"ping"}',
+    "a lone surrogate": '{"type":"ask","session_id":"s","agent_id":"a","message":"\\ud800"}',
+    "NUL": '{"type":"ask","session_id":"s","agent_id":"a","message":"\\u0000"}',
+    "an unknown key": native(surprise=1),
+    "a missing key": '{"type":"ask","session_id":"s"}',
+    "no type": '{"session_id":"s","agent_id":"a","message":"m"}',
+    "an empty message": native(message=""),
+    "a number for text": native(message=7),
+    "an unknown policy": native(runtime_context={"search_policy": "all"}),
+    "a claimed user": native(runtime_context={"user_id": "root"}),
+    "claimed groups": native(runtime_context={"user_groups": ["admins"]}),
+    "a token in the context": native(runtime_context={"access_token": "t"}),
+    "a surrogate in a list": native(runtime_context={"selected_document_uids": ["\ud800"]}),
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_frame_that_is_not_one_is_refused_without_quoting_it(text):
+    with pytest.raises(BadRequest) as refusal:
+        frames.parse_native(text, 100)
+    assert str(refusal.value) == "bad_request"
+    assert refusal.value.__cause__ is None
+
+
+def test_an_unknown_type_is_told_apart_from_a_bad_frame():
+    with pytest.raises(UnknownType):
+        frames.parse_native('{"type":"dance"}', 100)
+    with pytest.raises(UnknownType):
+        frames.parse_compatible('{"type":"dance"}', 100)
+
+
+def test_a_message_is_counted_in_characters():
+    assert isinstance(frames.parse_native(native(message="é" * 100), 100), frames.NativeAsk)
+    with pytest.raises(MessageTooLong):
+        frames.parse_native(native(message="é" * 101), 100)
+    with pytest.raises(MessageTooLong):
+        frames.parse_compatible(native(message="é" * 101), 100)
+
+
+def test_native_frames_are_read_by_type():
+    assert isinstance(frames.parse_native('{"type":"ping"}', 1), frames.Ping)
+    cancel = frames.parse_native('{"type":"cancel","exchange_id":"e"}', 1)
+    assert isinstance(cancel, frames.Cancel)
+    assert cancel.exchange_id == "e"
+    ask = frames.parse_native(native(if_busy="queue", runtime_context={"language": "fr"}), 100)
+    assert isinstance(ask, frames.NativeAsk)
+    assert ask.if_busy == "queue"
+    assert ask.runtime_context.given() == {"language": "fr"}
+
+
+def test_a_compatible_ask_needs_no_type_and_drops_what_it_does_not_know():
+    text = json.dumps(
+        {
+            "session_id": "s",
+            "agent_id": "Georges",
+            "message": "hello",
+            "refresh_token": "r",
+            "surprise": {"deep": [1]},
+            "runtime_context": {"user_id": "root", "access_token": "t", "language": "fr", "search_policy": "strict"},
+        }
+    )
+    ask = frames.parse_compatible(text, 100)
+    assert ask.runtime_context is not None
+    assert ask.runtime_context.given() == {"language": "fr", "search_policy": "strict"}
+    assert "root" not in repr(ask)
+
+
+def test_an_access_token_is_in_no_repr():
+    ask = frames.parse_compatible(native(access_token="canary-token"), 100)
+    assert ask.access_token == "canary-token"
+    assert "canary" not in repr(ask)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{", "unknown-session"),
+        ("[]", "unknown-session"),
+        ('{"session_id": 7}', "unknown-session"),
+        ('{"session_id": "<script>"}', "unknown-session"),
+        ('{"session_id": "abc-DEF_123"}', "abc-DEF_123"),
+    ],
+)
+def test_the_session_of_a_broken_frame_is_named_where_it_can_be_read(text, expected):
+    assert frames.session_id_of(text) == expected
