@@ -1,0 +1,32 @@
+"""What an agent's graph is built from, and what an agent module has to offer."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from langchain_core.language_models import BaseChatModel
+from langgraph.graph.state import CompiledStateGraph
+
+from agentic_backend.agent.run import AgentRun, AgentState
+from agentic_backend.settings import AgentSettings
+
+Graph = CompiledStateGraph[Any, AgentRun, AgentState, Any]
+"""A compiled graph that is given an `AgentState` with `message` and the `AgentRun` as its context."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentKit:
+    """The shared, user-less things that a graph may use."""
+
+    chat_model: BaseChatModel
+    model_name: str
+
+
+class Build(Protocol):
+    """`build(settings, kit)` of an agent module: compiles the agent's graph, once per configuration.
+
+    Nodes read the turn from `runtime: Runtime[AgentRun]`, hand text out through `runtime.context.emit`, time their
+    steps with `backend_kit.kpi.phase`, and one of them leaves an `AgentAnswer` under `answer`. The graph is compiled
+    without a checkpointer and keeps nothing of a run.
+    """
+
+    def __call__(self, settings: AgentSettings, kit: AgentKit) -> Graph: ...

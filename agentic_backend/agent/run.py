@@ -1,0 +1,61 @@
+"""What goes into a run of an agent and what comes out: the only shapes that session and agents share."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypedDict
+
+from agentic_backend.events import Emit, Part
+
+FinishReason = Literal["stop", "length", "content_filter", "tool_calls", "cancelled", "other"]
+
+
+class HistoryItem(Protocol):
+    """One earlier message of the conversation."""
+
+    @property
+    def role(self) -> Literal["user", "assistant"]:
+        """Who said it."""
+
+    @property
+    def text(self) -> str:
+        """What was said."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRun:
+    """One turn as an agent sees it. `history` is oldest first and does not hold `message`.
+
+    `emit` takes what the agent produces while it produces it. Everything that belongs to a user is in here, nothing
+    of it in the graph, which all sessions share.
+    """
+
+    session_id: str
+    exchange_id: str
+    user_id: str
+    message: str
+    emit: Emit
+    history: Sequence[HistoryItem] = ()
+    runtime_context: Mapping[str, Any] = field(default_factory=dict)
+    language: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AgentAnswer:
+    """The answer of a turn.
+
+    `text` is the joined text of the `Delta`s on channel final; `parts` are further parts, such as citations.
+    `metadata` has `model`, `finish_reason` (`FinishReason`), `token_usage{input_tokens,output_tokens,total_tokens}`
+    where the model counts, and `sources` where there are any.
+    """
+
+    text: str
+    parts: list[Part] = field(default_factory=list)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+class AgentState(TypedDict, total=False):
+    """The least that a graph's state has: it is given `message` and leaves `answer`."""
+
+    message: str
+    answer: AgentAnswer

@@ -1,0 +1,199 @@
+"""Chat completion chunks as dicts: what langchain-openai may be handed, checked before it is."""
+
+import re
+from typing import Any, Final
+
+from backend_kit.wire import InvalidJson, loads
+
+Chunk = dict[str, Any]
+
+DONE: Final = b"[DONE]"
+_COUNTS: Final = ("prompt_tokens", "completion_tokens", "total_tokens")
+_NAMES: Final = ("model", "service_tier", "system_fingerprint")
+_ESCAPE: Final = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)", re.DOTALL
+)
+
+
+class BrokenChunk(ValueError):
+    """The data of an event is no chat completion chunk. The text names the field, never its value."""
+
+
+def parse_chunk(data: bytes) -> Chunk:
+    """Decode and check one event's data. Raises `BrokenChunk`.
+
+    Checked is every field that langchain-openai reads, so that no input of a model server becomes a KeyError or
+    TypeError in there. A lone surrogate (a proxy that cuts text by UTF-16 unit) and NUL, which storage refuses,
+    become U+FFFD.
+    """
+    try:
+        chunk = loads(data)
+    except InvalidJson:
+        chunk = _parse_repaired(data)
+    if not isinstance(chunk, dict):
+        raise BrokenChunk("not an object")
+    choices = chunk.get("choices")
+    if choices:
+        _check_choice(choices)
+    elif choices is not None and choices != []:
+        raise BrokenChunk("choices")
+    else:
+        chunk["choices"] = []
+    if chunk.get("usage") is not None:
+        _check_usage(chunk["usage"])
+    for key in _NAMES:
+        if key in chunk and not isinstance(chunk[key], str):
+            del chunk[key]
+    # `type` and `chunk` belong to another API, which langchain-openai recognises by them.
+    chunk.pop("type", None)
+    chunk.pop("chunk", None)
+    return chunk
+
+
+def parse_answer(data: bytes) -> dict[str, Any]:
+    """Decode and check a whole, non-streamed answer. Raises `BrokenChunk`."""
+    try:
+        answer = loads(data)
+    except InvalidJson:
+        answer = _parse_repaired(data)
+    choices = answer.get("choices") if isinstance(answer, dict) else None
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        raise BrokenChunk("choices")
+    message = choices[0].get("message")
+    if not isinstance(message, dict) or not isinstance(choices[0].get("finish_reason"), str | None):
+        raise BrokenChunk("message")
+    _check_delta(message)
+    message["role"] = "assistant"
+    if answer.get("usage") is not None:
+        _check_usage(answer["usage"])
+    parsed = {key: answer[key] for key in _NAMES if isinstance(answer.get(key), str)}
+    choice = {"index": 0, "message": message, "finish_reason": choices[0].get("finish_reason")}
+    return {**parsed, "choices": [choice], "usage": answer.get("usage")}
+
+
+def usage_of(answer: dict[str, Any]) -> tuple[int, int] | None:
+    """Tokens read and written, where a chunk or an answer says so."""
+    usage = answer.get("usage")
+    return (usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0) if usage else None
+
+
+def error_of(chunk: Chunk) -> Any:
+    """What a server puts into a stream it has already begun when it fails, or None."""
+    return chunk.get("error")
+
+
+def content_of(chunk: Chunk) -> str:
+    """The text of the chunk, empty where it carries none."""
+    choices = chunk["choices"]
+    delta = choices[0].get("delta") if choices else None
+    return (delta.get("content") or "") if delta else ""
+
+
+def is_token(chunk: Chunk) -> bool:
+    """Whether the chunk brings something: text, reasoning, a tool call or the end. A lone role does not."""
+    if not chunk["choices"]:
+        return False
+    choice = chunk["choices"][0]
+    delta = choice.get("delta") or {}
+    return bool(choice.get("finish_reason")) or any(value for key, value in delta.items() if key != "role")
+
+
+def finish_reason_of(chunk: Chunk) -> str | None:
+    """Why the model stopped, on the chunk that says so."""
+    choices = chunk["choices"]
+    return choices[0].get("finish_reason") if choices else None
+
+
+def ended(reason: str) -> Chunk:
+    """A chunk of our own that ends a stream."""
+    return {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]}
+
+
+def _parse_repaired(data: bytes) -> Any:
+    """Decode again with lone surrogate escapes replaced; only reached when the first attempt failed."""
+    try:
+        return loads(_ESCAPE.sub(_without_lone_surrogate, data))
+    except InvalidJson as failure:
+        raise BrokenChunk("not JSON") from failure
+
+
+def _without_lone_surrogate(match: re.Match[bytes]) -> bytes:
+    escape = match.group()
+    lone = len(escape) == 6 and escape[1:3].lower() == b"ud" and escape[3:4].lower() in b"89abcdef"
+    return rb"\ufffd" if lone else escape
+
+
+def _check_choice(choices: Any) -> None:
+    if not isinstance(choices, list) or not isinstance(choices[0], dict):
+        raise BrokenChunk("choices")
+    choice = choices[0]
+    delta = choice.setdefault("delta", {})
+    if delta is not None:
+        if not isinstance(delta, dict):
+            raise BrokenChunk("delta")
+        _check_delta(delta)
+    if not isinstance(choice.get("finish_reason"), str | None):
+        raise BrokenChunk("finish_reason")
+    logprobs = choice.get("logprobs")
+    if logprobs is not None and not (isinstance(logprobs, dict) and isinstance(logprobs.get("content"), list | None)):
+        raise BrokenChunk("logprobs")
+
+
+def _check_delta(delta: dict[str, Any]) -> None:
+    content = delta.get("content")
+    if content is not None:
+        if not isinstance(content, str):
+            raise BrokenChunk("content")
+        if "\0" in content:
+            delta["content"] = content.replace("\0", "\ufffd")
+    if delta.get("role", "assistant") not in ("assistant", None):
+        raise BrokenChunk("role")
+    if content is None or len(delta) > 1:
+        _check_rare(delta)
+
+
+def _check_rare(delta: dict[str, Any]) -> None:
+    """The fields that most chunks do not have."""
+    if not isinstance(delta.get("id"), str | None):
+        raise BrokenChunk("id")
+    # Superseded by tool_calls years ago; merged by langchain in ways that depend on its shape.
+    delta.pop("function_call", None)
+    calls = delta.get("tool_calls")
+    if calls is None:
+        return
+    if not isinstance(calls, list):
+        raise BrokenChunk("tool_calls")
+    for call in calls:
+        _check_tool_call(call)
+
+
+def _check_tool_call(call: Any) -> None:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        raise BrokenChunk("tool_calls")
+    texts = (call.get("id"), function.get("name"), function.get("arguments"))
+    if not all(isinstance(text, str | None) for text in texts) or type(call.setdefault("index", 0)) is not int:
+        raise BrokenChunk("tool_calls")
+    # Only what a function call is made of goes on; langchain keeps the rest of what it is given.
+    call["function"] = {key: function.get(key) for key in ("name", "arguments")}
+
+
+def _check_usage(usage: Any) -> None:
+    if not isinstance(usage, dict):
+        raise BrokenChunk("usage")
+    for key in _COUNTS:
+        _check_count(usage, key)
+    for key in ("prompt_tokens_details", "completion_tokens_details"):
+        details = usage.get(key)
+        if details is None:
+            continue
+        if not isinstance(details, dict):
+            raise BrokenChunk(key)
+        for name in details:
+            _check_count(details, name)
+
+
+def _check_count(counts: dict[str, Any], key: str) -> None:
+    value = counts.get(key)
+    if value is not None and (type(value) is not int or value < 0):
+        raise BrokenChunk(key)

@@ -1,0 +1,371 @@
+"""The HTTP side of a chat model: chat completions as dicts, with deadlines, bounds and retries.
+
+This is what `ChatOpenAI` calls as its `async_client`. Handing it dicts keeps langchain-openai's own code for tools,
+usage and finish reasons and saves the SDK's response models: about a fifth of the CPU per token
+(`python -m tests.bench.llm_client`).
+"""
+
+import asyncio
+import io
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from time import perf_counter
+from typing import Any, Self, TypeVar
+
+import aiohttp
+from yarl import URL
+
+from agentic_backend.errors import LlmTimeout, LlmUnavailable, TurnFailed
+from agentic_backend.llm import chunks as wire
+from agentic_backend.llm import failures
+from agentic_backend.llm.breaker import Breaker
+from agentic_backend.llm.endpoint import MIB, Endpoint
+from agentic_backend.llm.failures import AttemptFailed
+from agentic_backend.llm.observer import CallStatus, LlmObserver
+from agentic_backend.llm.sse import SseParser, SseTooLarge
+from backend_kit.wire import dumps
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_SETTLE_S = 0.1
+_SDK_ONLY = frozenset({"extra_headers", "extra_query", "extra_body", "timeout"})
+
+
+class CompletionsClient:
+    """Chat completions of one endpoint. Raises the `TurnFailed` family of `agentic_backend.errors` and nothing else.
+
+    Has the methods of the OpenAI SDK's `chat.completions` that langchain-openai uses. The session is shared with
+    other endpoints and not closed here. The API key is in no attribute that `repr` shows.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, endpoint: Endpoint, observer: LlmObserver) -> None:
+        self.endpoint = endpoint
+        self.observer = observer
+        self.breaker = Breaker(perf_counter)
+        self._session = session
+        self._url = URL(endpoint.base_url.rstrip("/") + "/chat/completions")
+        self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        if endpoint.api_key is not None:
+            self._headers["Authorization"] = f"Bearer {endpoint.api_key.get_secret_value()}"
+        self._said: dict[str, float] = {}
+
+    @property
+    def with_raw_response(self) -> "RawCompletions":
+        """The same calls, their result behind `.parse()`: how langchain-openai makes a non-streamed call."""
+        return RawCompletions(self)
+
+    async def create(self, **payload: Any) -> "CompletionStream | dict[str, Any]":
+        """Call the model with the parameters of its chat completions API.
+
+        With `stream=True` nothing is sent before the returned stream is iterated.
+        """
+        extra = payload.get("extra_body") or {}
+        body = dumps({key: value for key, value in payload.items() if key not in _SDK_ONLY} | extra)
+        if payload.get("stream"):
+            return CompletionStream(self, body)
+        return await self._complete(body)
+
+    async def post(self, body: bytes, content_type: str) -> aiohttp.ClientResponse:
+        """One attempt up to the headers of a good answer. Raises `AttemptFailed`, `aiohttp.ClientError`, `OSError`."""
+        # aiohttp warns of large bytes because it writes them in one go; a file-like body is written in pieces.
+        data = body if len(body) < MIB else io.BytesIO(body)
+        # Redirects are not followed: they would carry the prompt to an address that nobody configured.
+        response = await self._session.post(self._url, data=data, headers=self._headers, allow_redirects=False)
+        if response.status != 200:
+            response.release()
+            raise failures.of_status(response.status, response.headers)
+        if response.content_type != content_type:
+            response.close()
+            raise failures.broken("content type")
+        return response
+
+    async def retrying(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Make attempts until one succeeds, fails for good, or the retry budget is used up (`AttemptFailed`)."""
+        policy = self.endpoint.retries
+        started = perf_counter()
+        retries = 0
+        while True:
+            try:
+                return await attempt()
+            except AttemptFailed as failure:
+                delay_s = policy.delay_s(retries, failure.error.retry_after_s)
+                late = perf_counter() - started + delay_s > policy.budget_s
+                if not failure.retry or retries >= policy.max_retries or late:
+                    raise
+            retries += 1
+            await asyncio.sleep(delay_s)
+
+    def settle(self, error: BaseException | None, seconds: float, usage: tuple[int, int] | None) -> None:
+        """Account for a call that has ended, well or with `error`."""
+        status: CallStatus = "ok"
+        if error is None:
+            self.breaker.succeeded()
+        elif isinstance(error, LlmUnavailable):
+            status = "error"
+            self.breaker.failed()
+        else:
+            self.breaker.undecided()
+            status = "error" if isinstance(error, TurnFailed) else "cancelled"
+            if isinstance(error, LlmTimeout):
+                status = "timeout"
+        self.observer.llm_request(self.endpoint.model, status, seconds)
+        if usage is not None:
+            self.observer.llm_tokens(self.endpoint.model, *usage)
+
+    def say(self, failure: AttemptFailed) -> TurnFailed:
+        """Log a failed call, at most once a second and cause, and return the error to raise for it."""
+        now = perf_counter()
+        if now - self._said.get(failure.cause, -1.0) >= 1.0:
+            self._said[failure.cause] = now
+            logger.warning("model %s failed: %s: %s", self.endpoint.model, failure.cause, failure.error)
+        return failure.error
+
+    async def _complete(self, body: bytes) -> dict[str, Any]:
+        started = perf_counter()
+        error: BaseException | None = None
+        answer: dict[str, Any] = {}
+        self.breaker.admit()
+        try:
+            async with asyncio.timeout(self.endpoint.deadlines.answer_s):
+                answer = await self.retrying(lambda: self._whole(body))
+            return answer
+        except TimeoutError:
+            error = self.say(failures.silent("no answer"))
+            raise error from None
+        except AttemptFailed as failure:
+            error = self.say(failure)
+            raise error from failure
+        except asyncio.CancelledError as cancelled:
+            error = cancelled
+            raise
+        finally:
+            self.settle(error, perf_counter() - started, wire.usage_of(answer))
+
+    async def _whole(self, body: bytes) -> dict[str, Any]:
+        """One attempt at a non-streamed answer."""
+        try:
+            response = await self.post(body, "application/json")
+            async with response:
+                data = bytearray()
+                while piece := await response.content.readany():
+                    data += piece
+                    if len(data) > self.endpoint.max_body_bytes:
+                        response.close()
+                        raise failures.broken("body too large")
+            return wire.parse_answer(bytes(data))
+        except wire.BrokenChunk as failure:
+            raise failures.broken(f"broken answer: {failure}") from failure
+        except (aiohttp.ClientError, OSError) as failure:
+            raise failures.of_exception(failure) from failure
+
+
+class RawCompletions:
+    """`CompletionsClient` behind the shape of the SDK's `with_raw_response`."""
+
+    def __init__(self, client: CompletionsClient) -> None:
+        self._client = client
+
+    async def create(self, **payload: Any) -> "RawCompletion":
+        """Call the model; the result comes from `.parse()`."""
+        return RawCompletion(await self._client.create(**payload))
+
+
+class RawCompletion:
+    """A result that has to be asked for."""
+
+    def __init__(self, result: "CompletionStream | dict[str, Any]") -> None:
+        self._result = result
+        self.headers: dict[str, str] = {}
+
+    def parse(self) -> "CompletionStream | dict[str, Any]":
+        """The result."""
+        return self._result
+
+
+class CompletionStream:
+    """One streamed call: an async context manager and iterator of checked chunk dicts, to be used once.
+
+    The request is sent by the first iteration. Leaving the context, cancellation and any error close the upstream
+    connection at once; a stream read to its end gives it back for the next call.
+    """
+
+    def __init__(self, client: CompletionsClient, body: bytes) -> None:
+        self._client = client
+        self._endpoint = client.endpoint
+        self._body = body
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiting_since = 0.0
+        self._usage: tuple[int, int] | None = None
+        self._reset()
+        self._iterator = self._run()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self._iterator.aclose()
+
+    def __aiter__(self) -> AsyncGenerator[wire.Chunk]:
+        return self._iterator
+
+    def _reset(self) -> None:
+        self._response: aiohttp.ClientResponse | None = None
+        self._parser = SseParser(self._endpoint.max_event_bytes)
+        self._failure: AttemptFailed | None = None
+        self._finished = False
+        self._ended = False
+        self._room = self._endpoint.max_answer_chars
+
+    async def _run(self) -> AsyncGenerator[wire.Chunk]:
+        started = perf_counter()
+        error: BaseException | None = None
+        self._client.breaker.admit()
+        try:
+            chunks = await self._begin()
+            self._client.observer.llm_first_chunk(self._endpoint.model, perf_counter() - started)
+            while True:
+                for chunk in chunks:
+                    yield chunk
+                if self._ended:
+                    break
+                chunks = await self._more()
+            await self._drain()
+        except AttemptFailed as failure:
+            error = self._client.say(failure)
+            raise error from failure
+        except (asyncio.CancelledError, GeneratorExit) as stopped:
+            error = stopped
+            raise
+        finally:
+            self._close()
+            self._client.settle(error, perf_counter() - started, self._usage)
+
+    async def _begin(self) -> list[wire.Chunk]:
+        """Everything up to and with the first token: the only part that is ever tried again."""
+        try:
+            async with asyncio.timeout(self._endpoint.deadlines.first_token_s):
+                chunks = await self._client.retrying(self._attempt)
+        except TimeoutError:
+            raise failures.silent("no first token") from None
+        self._timer = self._loop.call_later(self._endpoint.deadlines.inter_token_s, self._watch)
+        self._waiting_since = self._loop.time()
+        return chunks
+
+    async def _attempt(self) -> list[wire.Chunk]:
+        self._close()
+        self._reset()
+        try:
+            self._response = await self._client.post(self._body, "text/event-stream")
+            chunks: list[wire.Chunk] = []
+            while True:
+                new = await self._read(self._response)
+                chunks += new
+                if self._ended or any(map(wire.is_token, new)):
+                    return chunks
+        except AttemptFailed:
+            self._close()
+            raise
+        except (aiohttp.ClientError, OSError) as failure:
+            self._close()
+            raise failures.of_exception(failure) from failure
+
+    async def _more(self) -> list[wire.Chunk]:
+        """The chunks of the next read that brings any. Comments bring none, so they do not feed the deadline."""
+        assert self._response is not None
+        self._waiting_since = self._loop.time()
+        try:
+            while True:
+                chunks = await self._read(self._response)
+                if chunks or self._ended:
+                    return chunks
+        except (aiohttp.ClientError, OSError) as failure:
+            if self._finished:
+                self._ended = True
+                return []
+            raise failures.broken("connection lost in the stream") from failure
+        finally:
+            # While the consumer works, nobody waits for the model.
+            self._waiting_since = float("inf")
+
+    def _watch(self) -> None:
+        """The deadline between tokens: one timer that follows the last wait lazily, since arming it costs."""
+        limit_s = self._endpoint.deadlines.inter_token_s
+        left_s = self._waiting_since + limit_s - self._loop.time()
+        if left_s > 0:
+            self._timer = self._loop.call_later(min(left_s, limit_s), self._watch)
+        elif self._response is not None:
+            self._response.content.set_exception(failures.silent("no next token"))
+
+    async def _read(self, response: aiohttp.ClientResponse) -> list[wire.Chunk]:
+        """One read from the network, decoded. What is good before something broken is returned first."""
+        if self._failure is not None:
+            raise self._failure
+        data = await response.content.readany()
+        if not data:
+            if not self._finished:
+                raise failures.broken("stream ended early")
+            self._ended = True
+            return []
+        try:
+            events = self._parser.feed(data)
+        except SseTooLarge as failure:
+            raise failures.broken("event too large") from failure
+        chunks: list[wire.Chunk] = []
+        for event in events:
+            if event == wire.DONE:
+                self._ended = True
+            elif self._failure is None:
+                self._take(event, chunks)
+            if self._ended:
+                break
+        return chunks
+
+    def _take(self, event: bytes, chunks: list[wire.Chunk]) -> None:
+        """Add the event's chunk to `chunks`, or note in `_failure` what is wrong with it."""
+        try:
+            chunk = wire.parse_chunk(event)
+        except wire.BrokenChunk as failure:
+            self._failure = failures.broken(f"broken chunk: {failure}")
+            return
+        if (said := wire.error_of(chunk)) is not None:
+            self._failure = failures.of_stream_error(said)
+            return
+        content = wire.content_of(chunk)
+        self._room -= len(content) or len(event)
+        if self._room < 0:
+            # An answer without an end is cut where its bound is, and says so.
+            if content:
+                chunk["choices"][0]["delta"]["content"] = content[: self._room]
+                chunks.append(chunk)
+            chunks.append(wire.ended("length"))
+            self._finished = self._ended = True
+            return
+        if wire.finish_reason_of(chunk):
+            self._finished = True
+        self._usage = wire.usage_of(chunk) or self._usage
+        chunks.append(chunk)
+
+    async def _drain(self) -> None:
+        """Read the end of the body that follows `[DONE]`, so that the connection can be used again."""
+        if self._response is None or self._response.content.at_eof() or self._room < 0:
+            return
+        try:
+            async with asyncio.timeout(_SETTLE_S):
+                await self._response.content.readany()
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            return
+
+    def _close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        response, self._response = self._response, None
+        if response is None:
+            return
+        if response.content.at_eof():
+            response.release()
+        else:
+            response.close()

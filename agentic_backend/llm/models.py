@@ -1,0 +1,108 @@
+"""The chat models of a process: one per endpoint, all over one HTTP session."""
+
+from collections.abc import Callable
+from time import perf_counter
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+from langchain_openai import ChatOpenAI
+from pydantic import SecretStr
+
+from agentic_backend.llm.client import CompletionsClient
+from agentic_backend.llm.endpoint import Connections, Endpoint
+from agentic_backend.llm.observer import LlmObserver, Unobserved
+
+
+class ModelPool:
+    """Owns the HTTP session and hands out chat models. Built on the running loop, closed by `aclose`.
+
+    A model is shared by every agent and turn of its endpoint and holds nothing of any of them. Only its async
+    methods work. Structured output goes through `method="function_calling"`.
+    """
+
+    def __init__(
+        self,
+        connections: Connections | None = None,
+        observer: LlmObserver | None = None,
+        *,
+        pool_wait: Callable[[float], None] | None = None,
+    ) -> None:
+        """`pool_wait` is told the seconds of each wait for a free connection."""
+        limits = connections or Connections()
+        self._observer = observer or Unobserved()
+        self._models: dict[Endpoint, ChatOpenAI] = {}
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=limits.max_connections,
+                keepalive_timeout=limits.keepalive_s if limits.keepalive else None,
+                force_close=not limits.keepalive,
+                ttl_dns_cache=60,
+            ),
+            # No total and no read timeout here: a stream's deadlines are kept by `CompletionStream`.
+            timeout=aiohttp.ClientTimeout(
+                total=None, connect=limits.pool_s + limits.connect_s, sock_connect=limits.connect_s
+            ),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"User-Agent": "turnwise"},
+            trace_configs=[_pool_wait(pool_wait)] if pool_wait is not None else None,
+        )
+
+    def chat_model(self, endpoint: Endpoint) -> ChatOpenAI:
+        """The model of the endpoint, made on first use."""
+        model = self._models.get(endpoint)
+        if model is None:
+            client = CompletionsClient(self._session, endpoint, self._observer)
+            model = self._models[endpoint] = chat_openai(client)
+        return model
+
+    async def aclose(self) -> None:
+        """Close the session and its connections. Calls that still run fail."""
+        self._models.clear()
+        await self._session.close()
+
+
+def chat_openai(client: CompletionsClient) -> ChatOpenAI:
+    """A ChatOpenAI over our client. It never sees the API key, makes no client of its own and never retries."""
+    return ChatOpenAI(
+        model=client.endpoint.model,
+        base_url=client.endpoint.base_url,
+        api_key=SecretStr("held-by-the-client"),
+        temperature=client.endpoint.temperature,
+        client=_NoSyncClient(),
+        async_client=client,
+        streaming=True,
+        stream_usage=True,
+        # Its timeout makes a task per token on Python 3.11; the client has deadlines of its own.
+        stream_chunk_timeout=None,
+        max_retries=0,
+        use_responses_api=False,
+        http_socket_options=(),
+        cache=False,
+    )
+
+
+class _NoSyncClient:
+    """Stands where ChatOpenAI keeps its blocking client, and refuses: a blocking call would stop every turn."""
+
+    def create(self, **_payload: Any) -> Any:
+        raise RuntimeError("this chat model is async only: use ainvoke or astream")
+
+    @property
+    def with_raw_response(self) -> "_NoSyncClient":
+        return self
+
+
+def _pool_wait(tell: Callable[[float], None]) -> aiohttp.TraceConfig:
+    """Reports how long a call waited for a connection; says nothing of calls that did not wait."""
+
+    async def queued(_session: aiohttp.ClientSession, context: SimpleNamespace, _params: object) -> None:
+        context.queued_at = perf_counter()
+
+    async def unqueued(_session: aiohttp.ClientSession, context: SimpleNamespace, _params: object) -> None:
+        tell(perf_counter() - context.queued_at)
+
+    config = aiohttp.TraceConfig()
+    config.on_connection_queued_start.append(queued)
+    config.on_connection_queued_end.append(unqueued)
+    return config
