@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 S = TypeVar("S", bound=RootSection)
 
 # Below this likeness a key of another section may be meant; above the other, an ignored key is a typo of a known one.
-_LIKE = 0.6
+_LIKE = 0.5
 _VERY_LIKE = 0.85
 
 _REASONS = {
@@ -36,11 +36,13 @@ _REASONS = {
     "literal_error": "must be {expected}",
     "greater_than": "must be greater than {gt}",
     "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
     "less_than_equal": "must be at most {le}",
     "model_type": "must be a mapping",
     "dict_type": "must be a mapping",
     "tuple_type": "must be a list",
-    "string_too_short": "must have at least {min_length} characters",
+    "string_too_short": "must have {min_length} characters or more",
+    "too_short": "must have {min_length} characters or more",
     "string_pattern_mismatch": "does not have the form {pattern}",
     "extra_forbidden": "unknown key",
 }
@@ -114,10 +116,10 @@ def masked(section: Section) -> dict[str, Any]:
 
 def _without_secrets(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_secrets(item) for key, item in value.items() if not isinstance(item, SecretStr)}
+        return {key: _without_secrets(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_without_secrets(item) for item in value]
-    return value
+    return None if isinstance(value, SecretStr) else value
 
 
 def _variables(env: Mapping[str, str]) -> dict[str, tuple[str, str]]:
@@ -227,4 +229,8 @@ def _first_error(document: Document, failure: ValidationError) -> SettingsError:
 
 def _reason(detail: ErrorDetails) -> str:
     """The reason without the value; what an error's context adds is the rule, not the input."""
-    return _REASONS.get(detail["type"], "is not valid").format_map(detail.get("ctx", {}))
+    rule = {
+        name: int(bound) if isinstance(bound, float) and bound.is_integer() else bound
+        for name, bound in detail.get("ctx", {}).items()
+    }
+    return _REASONS.get(detail["type"], "is not valid").format_map(rule)

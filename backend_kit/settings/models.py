@@ -26,7 +26,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 class App(Section):
     """The process: where it listens, what it logs."""
 
-    ignored_keys = ("reload", "reload_dir")
+    ignored_keys: ClassVar[tuple[str, ...]] = ("reload", "reload_dir")
 
     name: Text
     """Name of the service in logs and metrics."""
@@ -66,7 +66,7 @@ class UserSecurity(Section):
 class Security(Section):
     """Authentication of callers and of the pages they come from."""
 
-    ignored_keys = ("m2m", "rebac")
+    ignored_keys: ClassVar[tuple[str, ...]] = ("m2m", "rebac")
 
     user: UserSecurity = UserSecurity()
     authorized_origins: Annotated[tuple[Origin, ...], Listed] = ()
@@ -155,7 +155,7 @@ class Metrics(Section):
 class ServiceSettings(RootSection):
     """What the file of each service has, and the rule that ties two sections: auth off is local."""
 
-    ignored_keys = ("scheduler", "frontend_settings")
+    ignored_keys: ClassVar[tuple[str, ...]] = ("scheduler", "frontend_settings")
     env_named: ClassVar[dict[str, str]] = {"security.hs256_secret_env": "security.hs256_secret"}
 
     app: App
