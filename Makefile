@@ -1,0 +1,44 @@
+# Turnwise. `make` lists what there is; everything else needs only Python 3.11 or newer, its venv module, and a network
+# the first time. ARGS passes arguments on: make test ARGS="tests/deploy -x".
+
+RUN := ./deploy/local/toolchain.sh run
+PYTHON_RUN := $(RUN) .venv/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check format lock bench bench-short bench-micro clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+run: ## start everything on this machine: Postgres, the mock model, the services; Ctrl-C stops
+	@$(PYTHON_RUN) -m deploy.local $(ARGS)
+
+test: ## run every test that the programs of this machine allow; TURNWISE_REQUIRE=all allows no gap
+	@$(PYTHON_RUN) -m pytest $(ARGS)
+
+check: ## format, lint, types, import contracts, the project's own checks
+	@$(RUN) .venv/bin/ruff format --check .
+	@$(RUN) .venv/bin/ruff check .
+	@$(PYTHON_RUN) -m mypy
+	@$(RUN) .venv/bin/lint-imports
+	@$(PYTHON_RUN) -m pytest -q tests/checks
+
+format: ## format the code and repair what the linter can
+	@$(RUN) .venv/bin/ruff format .
+	@$(RUN) .venv/bin/ruff check --fix .
+
+lock: ## resolve the dependencies anew into uv.lock (ARGS=--upgrade takes newer ones)
+	@./deploy/local/toolchain.sh uv lock $(ARGS)
+
+bench: ## the load test of this release, on this machine
+	@$(PYTHON_RUN) tests/bench/bench.py $(ARGS)
+
+bench-short: ## the same, short: what .ci/run does
+	@$(PYTHON_RUN) tests/bench/bench.py --short $(ARGS)
+
+bench-micro: ## what the smallest pieces cost
+	@$(PYTHON_RUN) tests/bench/micro.py $(ARGS)
+
+clean: ## remove what can be made again; data in .turnwise stays
+	rm -rf .venv .tools .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist .coverage .coverage.*
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
