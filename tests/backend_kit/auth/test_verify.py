@@ -158,7 +158,7 @@ def test_a_remembered_token_ends_at_its_exp(monkeypatch: pytest.MonkeyPatch) -> 
     text = token()
     remembered = verifier.verify(text)
     later = time.time() + 600 + 31
-    monkeypatch.setattr(verify_module.time, "time", lambda: later)
+    monkeypatch.setattr(time, "time", lambda: later)
     # Not from memory but decoded again; PyJWT has a clock of its own and finds it good.
     assert verifier.verify(text) is not remembered
 
@@ -178,6 +178,7 @@ def test_credentials_do_not_leave_by_accident() -> None:
     credentials = Credentials("canary")
     assert "canary" not in f"{credentials!r} {credentials} {[credentials]}"
     assert credentials.reveal() == "canary"
-    for leak in (pickle.dumps, copy.copy, copy.deepcopy, json.dumps, vars, dict):
+    leaks: list[Any] = [pickle.dumps, copy.copy, copy.deepcopy, json.dumps, vars, dict]
+    for leak in leaks:
         with pytest.raises(TypeError):
-            leak(credentials)  # type: ignore[operator]
+            leak(credentials)

@@ -1,0 +1,127 @@
+"""What uvicorn and starlette do as delivered (TRUST U1 to U13): if one of these changes, our workaround must too."""
+
+import logging
+
+import pytest
+import uvicorn
+
+from backend_kit.http import RedactTokens
+from backend_kit.http.redact import LOGGERS
+from tests.backend_kit.http.lab import Lab, at_end, close_code, connect, frame, handshake, plain, read_frame
+
+
+@pytest.fixture
+def lab() -> Lab:
+    return Lab()
+
+
+@pytest.fixture
+def unfiltered() -> None:
+    for name in LOGGERS:
+        logger = logging.getLogger(name)
+        for existing in [item for item in logger.filters if isinstance(item, RedactTokens)]:
+            logger.removeFilter(existing)
+
+
+def test_u1_shutdown_closes_sockets_before_the_lifespan_hears_of_it(lab: Lab) -> None:
+    with plain(lab) as running, connect(running.port) as sock:
+        handshake(sock, "/echo")
+        running.server.handle_exit(15, None)
+        running.server._captured_signals.clear()
+        assert close_code(sock) == 1012
+        assert lab.next() == ("disconnect", 1012)
+        assert lab.next() == ("lifespan", "shutdown")
+
+
+def test_u2_the_lifespan_ends_while_cancelled_handlers_still_run(lab: Lab) -> None:
+    with plain(lab, timeout_graceful_shutdown=1) as running, connect(running.port) as sock:
+        handshake(sock, "/stubborn")
+        assert lab.next() == ("accepted",)
+        running.server.should_exit = True
+        assert lab.next() == ("lifespan", "shutdown")
+
+
+def test_u3_one_unread_message_kills_a_healthy_connection(lab: Lab) -> None:
+    with plain(lab, ws_ping_interval=0.2, ws_ping_timeout=0.2) as running, connect(running.port) as sock:
+        handshake(sock, "/deaf")
+        sock.sendall(frame(1, b"a stop"))
+        opcode, payload = read_frame(sock)
+        assert opcode == 9
+        sock.sendall(frame(10, payload))
+        assert close_code(sock) == 1011
+
+
+def test_u4_a_peer_that_never_reads_keeps_its_task_and_socket(lab: Lab) -> None:
+    with plain(lab, ws_ping_interval=0.2, ws_ping_timeout=0.2) as running, connect(running.port) as sock:
+        handshake(sock, "/flood")
+        assert lab.next() == ("accepted",)
+        state = running.server.server_state
+        running.until(lab, lambda: all(item.transport.is_closing() for item in state.connections))
+        # The keepalive gave up and closed the transport; the flush never ends, so neither does the handler.
+        assert running.on_loop(lab, lambda: (len(state.connections), len(state.tasks))) == (1, 1)
+        assert lab.seen.empty()
+        sock.close()
+        assert lab.next()[0] == "send failed"
+
+
+def test_u5_a_handler_that_only_sends_is_not_told_that_its_client_left(lab: Lab) -> None:
+    with plain(lab) as running:
+        with connect(running.port) as sock:
+            handshake(sock, "/deaf")
+            assert lab.next() == ("accepted",)
+        state = running.server.server_state
+        running.until(lab, lambda: not state.connections)
+        assert running.on_loop(lab, lambda: len(state.tasks)) == 1
+        lab.let_go()
+        assert lab.next() == ("receive", {"type": "websocket.disconnect", "code": 1005})
+
+
+def test_u6_the_defaults_are_16_mib_and_compression() -> None:
+    config = uvicorn.Config("app")
+    assert (config.ws_max_size, config.ws_per_message_deflate) == (16 * 1024 * 1024, True)
+
+
+def test_u7_limit_concurrency_lets_sockets_in_and_shuts_health_out(lab: Lab) -> None:
+    with plain(lab, limit_concurrency=2) as running:
+        sockets = [connect(running.port) for _ in range(4)]
+        assert all(handshake(sock, "/echo").startswith(b"HTTP/1.1 101") for sock in sockets)
+        with connect(running.port) as sock:
+            sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert sock.recv(4096).startswith(b"HTTP/1.1 503")
+        for sock in sockets:
+            sock.close()
+
+
+@pytest.mark.usefixtures("unfiltered")
+def test_u8_the_token_of_the_query_is_logged_in_clear(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO), plain(lab, access_log=False) as running, connect(running.port) as sock:
+        handshake(sock, "/echo?token=CANARY")
+        sock.sendall(frame(8, b""))
+        assert lab.next() == ("disconnect", 1005)
+    assert "CANARY" in caplog.text
+
+
+def test_u9_a_foreign_origin_is_let_in(lab: Lab) -> None:
+    with plain(lab) as running, connect(running.port) as sock:
+        assert b" 101 " in handshake(sock, "/echo", "Origin: https://evil.example")
+
+
+def test_u12_half_a_head_is_waited_for(lab: Lab) -> None:
+    with plain(lab, timeout_keep_alive=1) as running, connect(running.port) as sock, connect(running.port) as other:
+        sock.sendall(b"GET / HTTP/1.1\r\nHost:")
+        other.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert at_end(other)
+        state = running.server.server_state
+        running.until(lab, lambda: len(state.connections) == 1)
+        (waiting,) = state.connections
+        # No timer of any kind is set for it.
+        assert running.on_loop(lab, lambda: getattr(waiting, "timeout_keep_alive_task", "?")) is None
+
+
+def test_u13_a_close_before_accept_is_a_403_and_one_after_it_has_its_code(lab: Lab) -> None:
+    with plain(lab) as running:
+        with connect(running.port) as sock:
+            assert handshake(sock, "/refuse").startswith(b"HTTP/1.1 403")
+        with connect(running.port) as sock:
+            handshake(sock, "/unwelcome")
+            assert close_code(sock) == 4401
