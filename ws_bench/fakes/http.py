@@ -6,6 +6,7 @@ Why not a web framework: a stream then costs a task, and each token several awai
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import h11
 
@@ -59,9 +60,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The loop's call: a client has come."""
-        if not isinstance(transport, asyncio.Transport):
-            raise TypeError(type(transport))
-        self._transport = transport
+        # uvloop's transports have the interface without being subclasses.
+        self._transport = cast("asyncio.Transport", transport)
         self._open.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - how it ended makes no difference
