@@ -90,6 +90,10 @@ settle() {
     UV_PYTHON_DOWNLOADS=never
     UV_PYTHON_PREFERENCE=only-system
     UV_PROJECT_ENVIRONMENT=$here/.venv
+    # uv brings its own list of certificates; the system's also knows the one of a company's proxy. Two names, by age.
+    if [ -e /etc/ssl/certs/ca-certificates.crt ]; then
+        export UV_SYSTEM_CERTS="${UV_SYSTEM_CERTS:-1}" UV_NATIVE_TLS="${UV_NATIVE_TLS:-1}"
+    fi
     export UV_PYTHON UV_PYTHON_DOWNLOADS UV_PYTHON_PREFERENCE UV_PROJECT_ENVIRONMENT
 }
 
