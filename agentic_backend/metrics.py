@@ -183,11 +183,6 @@ class AgenticMetrics:
         if cache == "graph":
             self._agent_cache[result].inc()
 
-    def turn_ended(self, agent: str, status: str, seconds: float) -> None:
-        """Enter a turn that ended: its duration and its count."""
-        self.turn(agent, status).observe(seconds)
-        self.turns(agent, status).inc()
-
     def _timer(self, name: str, text: str, key: str, bounds: Sequence[float]) -> Seconds:
         return self._kpi.seconds(key, Histogram(name, text, buckets=bounds, registry=self._registry))
 

@@ -300,6 +300,7 @@ class Kpi:
         """Time a step: `with kpi.phase("history_restore"): …`. An unregistered name counts as `other`.
 
         Feeds the rollup `app.phase_latency_ms|phase=…`, `app_phase_latency_seconds` and the current turn's ledger.
+        A deadline belongs inside the block: outside it, asyncio cancels the block, and that is its status.
         """
         return PhaseTimer(name, self._series.get(name) or self._other, _CURRENT.get(), self._timeouts)
 

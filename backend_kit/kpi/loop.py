@@ -25,7 +25,7 @@ class LoopMonitor:
     """Samples the lateness of one event loop from a thread, at a fixed rate.
 
     The thread asks the loop 25 times a second to call back and goes on asking while the loop is blocked, so a block
-    of 200 ms is four samples and not one (a probe that sleeps on the loop misses it: METRICS). A thread that woke
+    of 200 ms is five samples and not one (a probe that sleeps on the loop misses it: METRICS). A thread that woke
     late itself, because a C call held the GIL, counts from the time it should have woken. The busy ratio is the CPU
     clock of the loop's thread. A lateness above `stall_s` counts as one stall, however many samples it spans, and
     writes one notice a second at most, with the stack taken while it lasts.

@@ -1,0 +1,203 @@
+"""The exposition of the agentic service against its golden table: names, types, labels."""
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from agentic_backend.metrics import AgenticMetrics
+from backend_kit.kpi import Kpi
+
+GOLDEN = """
+agent_cache_hit counter -
+agent_cache_miss counter -
+app_admission_wait_seconds histogram -
+app_cache_requests counter cache,result
+app_db_pool_wait_seconds histogram pool
+app_db_statement_seconds histogram op,pool
+app_llm_request_seconds histogram model,status
+app_llm_time_to_first_chunk_seconds histogram model,status
+app_llm_tokens counter model,type
+app_outbox_bytes gauge -
+app_persist_batch_records histogram -
+app_persist_failures counter reason
+app_persist_lag_seconds histogram -
+app_persist_oldest_seconds gauge -
+app_persist_queue_depth gauge -
+app_persist_retries counter cause
+app_phase_latency_ms histogram phase,service
+app_phase_latency_seconds histogram phase,status
+app_replay_bytes gauge -
+app_replay_events gauge -
+app_stream_gap_seconds histogram -
+app_time_to_first_token_seconds histogram agent
+app_turn_overhead_seconds histogram -
+app_turn_seconds histogram agent,status
+app_turn_unattributed_seconds histogram -
+app_turns counter agent,status
+app_turns_in_progress gauge -
+app_turns_queued gauge -
+app_ws_connections gauge -
+app_ws_send_seconds histogram -
+chat_exchange_error counter -
+chat_user_message counter -
+event_loop_lag_ms gauge -
+persist_pool_wait_ms gauge -
+persist_sql_ms gauge -
+rag_search counter -
+rag_search_empty counter -
+"""
+COMPATIBLE = {
+    "agent_cache_hit",
+    "agent_cache_miss",
+    "app_phase_latency_ms",
+    "chat_exchange_error",
+    "chat_user_message",
+    "event_loop_lag_ms",
+    "persist_pool_wait_ms",
+    "persist_sql_ms",
+    "rag_search",
+    "rag_search_empty",
+}
+
+
+def built(*, legacy_ms_names: bool = True) -> tuple[Kpi, AgenticMetrics]:
+    kpi = Kpi(CollectorRegistry(), service="agentic", legacy_ms_names=legacy_ms_names)
+    return kpi, AgenticMetrics(kpi.registry, kpi)
+
+
+def feed(kpi: Kpi, metrics: AgenticMetrics) -> None:
+    """One observation of everything."""
+    with kpi.phase("llm_invoke"):
+        pass
+    kpi.gauge("event_loop_lag_ms").set(1.5)
+    metrics.turn("Georges", "ok").observe(3.05)
+    metrics.turns("Georges", "ok").inc()
+    metrics.first_token("Georges").observe(0.4)
+    for seconds in (metrics.stream_gap, metrics.overhead, metrics.unattributed, metrics.admission_wait):
+        seconds.observe(0.02)
+    for level in (metrics.turns_in_progress, metrics.turns_queued, metrics.replay_events, metrics.replay_bytes):
+        level.set(2)
+    for level in (metrics.ws_connections, metrics.outbox_bytes, metrics.persist_queue_depth):
+        level.inc(3)
+    metrics.persist_oldest_ms.set(250.0)
+    metrics.llm_first_chunk("mock", "ok").observe(0.3)
+    metrics.llm_request("mock", "timeout").observe(60.0)
+    metrics.llm_tokens("mock", "output").inc(50)
+    metrics.ws_send.observe(0.001)
+    metrics.db_pool_wait("main").observe(0.004)
+    metrics.db_statement("batch", "commit").observe(0.0175)
+    metrics.persist_lag.observe(0.03)
+    metrics.persist_failures("shutdown").inc()
+    metrics.persist_retries("connection").inc()
+    metrics.persist_batch_records.observe(64)
+    metrics.cache_request("graph", hit=True)
+    metrics.cache_request("history", hit=False)
+    for counter in (metrics.user_messages, metrics.exchange_errors, metrics.rag_searches, metrics.rag_empty_searches):
+        counter.inc()
+
+
+def table(registry: CollectorRegistry) -> list[str]:
+    rows = []
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+        rows.append(f"{family.name} {family.type} {','.join(sorted(labels)) or '-'}")
+    return sorted(rows)
+
+
+def test_the_exposition_is_the_golden_one() -> None:
+    kpi, metrics = built()
+    feed(kpi, metrics)
+    assert table(kpi.registry) == sorted(GOLDEN.split("\n")[1:-1])
+
+
+def test_without_compatible_names_the_rest_stands_and_everything_may_still_be_fed() -> None:
+    kpi, metrics = built(legacy_ms_names=False)
+    feed(kpi, metrics)
+    rest = [row for row in GOLDEN.split("\n")[1:-1] if row.split()[0] not in COMPATIBLE]
+    assert table(kpi.registry) == sorted(rest)
+
+
+@pytest.mark.parametrize(
+    ("key", "histogram", "labels"),
+    [
+        ("app.turn_latency_ms|agent=Georges", "app_turn_seconds", {"agent": "Georges", "status": "ok"}),
+        ("app.ttft_ms|agent=Georges", "app_time_to_first_token_seconds", {"agent": "Georges"}),
+        ("app.stream_gap_ms", "app_stream_gap_seconds", {}),
+        ("app.ws_send_ms", "app_ws_send_seconds", {}),
+        ("app.overhead_ms", "app_turn_overhead_seconds", {}),
+        (
+            "llm.request_latency_ms|model=mock|status=timeout",
+            "app_llm_request_seconds",
+            {"model": "mock", "status": "timeout"},
+        ),
+        ("llm.ttft_ms|model=mock", "app_llm_time_to_first_chunk_seconds", {"model": "mock", "status": "ok"}),
+        ("persist_lag_ms", "app_persist_lag_seconds", {}),
+        ("turn_unattributed_ms", "app_turn_unattributed_seconds", {}),
+        ("admission_wait_ms", "app_admission_wait_seconds", {}),
+        ("persist_pool_wait_ms", "app_db_pool_wait_seconds", {"pool": "main"}),
+        ("persist_sql_ms", "app_db_statement_seconds", {"pool": "batch", "op": "commit"}),
+    ],
+)
+def test_the_summary_in_ms_and_the_histogram_in_seconds_agree(key: str, histogram: str, labels: dict[str, str]) -> None:
+    kpi, metrics = built()
+    feed(kpi, metrics)
+    timers = {name: timer.rollup for name, timer in kpi.timers.items()}
+    gauges = {name: gauge.rollup for name, gauge in kpi.gauges.items()}
+    stats = (timers | gauges)[key].take()
+    assert stats is not None
+    assert kpi.registry.get_sample_value(f"{histogram}_count", labels) == stats.count
+    assert kpi.registry.get_sample_value(f"{histogram}_sum", labels) == pytest.approx(stats.total / 1e3)
+
+
+@pytest.mark.parametrize(
+    ("key", "counter", "labels"),
+    [
+        ("turns|agent=Georges", "app_turns_total", {"agent": "Georges", "status": "ok"}),
+        ("tokens|model=mock|type=output", "app_llm_tokens_total", {"model": "mock", "type": "output"}),
+        ("persist_lost|reason=shutdown", "app_persist_failures_total", {"reason": "shutdown"}),
+        ("persist_retries|cause=connection", "app_persist_retries_total", {"cause": "connection"}),
+        ("persist_batch", "app_persist_batch_records_sum", {}),
+        ("cache|cache=graph|result=hit", "app_cache_requests_total", {"cache": "graph", "result": "hit"}),
+        ("chat_user_message_total", "chat_user_message_total", {}),
+        ("agent_cache_hit_total", "agent_cache_hit_total", {}),
+    ],
+)
+def test_the_summary_and_prometheus_count_the_same(key: str, counter: str, labels: dict[str, str]) -> None:
+    kpi, metrics = built()
+    feed(kpi, metrics)
+    feed(kpi, metrics)
+    stats = kpi.counters[key].rollup.take()
+    assert stats is not None
+    assert kpi.registry.get_sample_value(counter, labels) == stats.total > 1
+
+
+def test_only_look_ups_of_compiled_graphs_count_as_agent_cache() -> None:
+    kpi, metrics = built()
+    metrics.cache_request("graph", hit=True)
+    metrics.cache_request("history", hit=True)
+    metrics.cache_request("graph", hit=False)
+    assert kpi.registry.get_sample_value("agent_cache_hit_total") == 1
+    assert kpi.registry.get_sample_value("agent_cache_miss_total") == 1
+
+
+def test_states_are_gauges_in_base_units() -> None:
+    kpi, metrics = built()
+    feed(kpi, metrics)
+    metrics.ws_connections.dec()
+    assert kpi.registry.get_sample_value("app_ws_connections") == 2
+    assert kpi.registry.get_sample_value("app_persist_oldest_seconds") == 0.25
+    assert kpi.registry.get_sample_value("persist_sql_ms") == pytest.approx(17.5)
+
+
+def test_agents_named_without_bound_do_not_grow_the_exposition() -> None:
+    kpi, metrics = built()
+    for number in range(100):
+        metrics.turns(f"agent-{number}", "ok").inc()
+    assert kpi.registry.get_sample_value("app_turns_total", {"agent": "other", "status": "ok"}) == 80
+
+
+def test_two_apps_in_one_process_count_for_themselves() -> None:
+    (one, first), (two, _) = built(), built()
+    feed(one, first)
+    assert one.registry.get_sample_value("chat_user_message_total") == 1
+    assert two.registry.get_sample_value("chat_user_message_total") == 0

@@ -1,0 +1,153 @@
+"""What stands on /metrics, and the endpoint that serves it."""
+
+import asyncio
+import gc
+import io
+import socket
+import time
+import urllib.request
+from collections.abc import Callable
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from backend_kit.kpi import Kpi, KpiOptions, KpiRuntime, MetricsPortTaken, MetricsServer
+from backend_kit.kpi.buckets import SHORT
+from backend_kit.kpi.exposition import GcPauses
+from tests.backend_kit.kpi.conftest import TellingStream
+
+Value = Callable[..., float | None]
+LEGACY_BUCKETS = [5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 30000, 60000, 120000]
+
+
+def scrape(port: int | None) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        body: bytes = answer.read()
+    return body.decode()
+
+
+def test_the_compatible_histogram_is_the_other_in_milliseconds_over_all_statuses(kpi: Kpi, value: Value) -> None:
+    kpi.record_phase("llm_invoke", 0.004)
+    kpi.record_phase("llm_invoke", 3.0)
+    kpi.record_phase("llm_invoke", 300.0, "timeout")
+    labels = {"phase": "llm_invoke", "service": "agentic"}
+    assert value("app_phase_latency_ms_count", **labels) == 3
+    assert value("app_phase_latency_ms_sum", **labels) == pytest.approx(303_004.0)
+    counts = [value("app_phase_latency_ms_bucket", le=f"{bound}.0", **labels) for bound in LEGACY_BUCKETS]
+    assert counts == [1] * 9 + [2] * 5
+    assert value("app_phase_latency_ms_bucket", le="+Inf", **labels) == 3
+
+
+def test_without_compatible_names_only_the_standard_ones_stand() -> None:
+    kpi = Kpi(CollectorRegistry(), service="agentic", legacy_ms_names=False)
+    kpi.record_phase("llm_invoke", 0.004)
+    kpi.gauge("persist_sql_ms").set(1.0)
+    text = generate_latest(kpi.registry).decode()
+    assert {family.name for family in text_string_to_metric_families(text)} == {"app_phase_latency_seconds"}
+
+
+def test_no_created_series(kpi: Kpi) -> None:
+    kpi.record_phase("llm_invoke", 0.004)
+    assert "_created" not in generate_latest(kpi.registry).decode()
+
+
+def test_garbage_collections_are_counted_until_closed() -> None:
+    registry = CollectorRegistry()
+    pauses = GcPauses(registry)
+    pauses.close()
+    pauses.start()
+    gc.collect()
+    gc.collect()
+    pauses.close()
+    seen = registry.get_sample_value("app_gc_pause_seconds_count")
+    gc.collect()
+    assert seen is not None
+    assert seen >= 2
+    assert registry.get_sample_value("app_gc_pause_seconds_count") == seen
+    assert registry.get_sample_value("app_gc_pause_seconds_bucket", {"le": "+Inf"}) == seen
+    assert (registry.get_sample_value("app_gc_pause_seconds_sum") or 0) > 0
+    assert len(next(iter(pauses.collect())).samples) == len(SHORT) + 3
+
+
+def test_a_taken_port_is_said_with_its_key(kpi: Kpi) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        server = MetricsServer(kpi.registry, "127.0.0.1", port)
+        with pytest.raises(MetricsPortTaken, match=f"app.metrics_port: cannot listen on 127.0.0.1:{port}"):
+            server.start()
+        server.close()
+
+
+async def test_metrics_answer_while_the_loop_is_blocked(kpi: Kpi) -> None:
+    server = MetricsServer(kpi.registry, "127.0.0.1", 0)
+    server.start()
+    kpi.record_phase("llm_invoke", 0.004)
+    assert "app_phase_latency_seconds_count" in scrape(server.port)  # blocks this loop, and is answered
+    server.close()
+    assert server.port is None
+
+
+def test_a_client_that_says_nothing_does_not_keep_others_from_the_metrics(kpi: Kpi) -> None:
+    server = MetricsServer(kpi.registry, "127.0.0.1", 0)
+    server.start()
+    port = server.port
+    assert port is not None
+    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(8)]
+    assert "app_phase_latency_seconds" in scrape(port)
+    for client in silent:
+        client.close()
+    server.close()
+
+
+def test_more_clients_than_slots_are_turned_away(kpi: Kpi) -> None:
+    server = MetricsServer(kpi.registry, "127.0.0.1", 0)
+    server.start()
+    port = server.port
+    assert port is not None
+    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(16)]
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as late:
+        assert late.recv(1) == b""
+    for client in silent:
+        client.close()
+    server.close()
+
+
+async def test_the_runtime_shows_process_build_and_loop_and_closes_without_a_rest(kpi: Kpi) -> None:
+    stream = io.StringIO()
+    options = KpiOptions(log_level="warning", version="1.2.3", git_sha="abc", config_hash="def")
+    runtime = KpiRuntime(kpi, options, stream=stream).start()
+    port = runtime.metrics_port
+    text = await asyncio.to_thread(scrape, port)
+    runtime.close()
+    names = {family.name for family in text_string_to_metric_families(text)}
+    assert {
+        "process_cpu_seconds",
+        "process_resident_memory_bytes",
+        "process_open_fds",
+        "python_info",
+        "python_gc_collections",
+        "app_build_info",
+        "app_gc_pause_seconds",
+        "app_event_loop_lag_seconds",
+        "app_event_loop_busy_ratio",
+        "app_event_loop_stalls",
+        "event_loop_lag_ms",
+    } <= names
+    assert 'app_build_info{config_hash="def",git_sha="abc",version="1.2.3"} 1.0' in text
+    assert "open_fds=" in stream.getvalue()
+    assert runtime.metrics_port is None
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", port or 0))
+
+
+async def test_the_runtime_without_an_endpoint(kpi: Kpi) -> None:
+    stream = TellingStream("[KPI][STALL]")
+    runtime = KpiRuntime(kpi, KpiOptions(metrics_enabled=False, summary_interval_s=0), stream=stream).start()
+    assert runtime.metrics_port is None
+    time.sleep(0.16)  # noqa: ASYNC251  # a stall, to see it said though summaries are off
+    assert await asyncio.to_thread(stream.seen.wait, 30)
+    runtime.close()
+    assert "[KPI][SUMMARY]" not in stream.getvalue()

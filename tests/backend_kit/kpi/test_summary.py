@@ -1,0 +1,179 @@
+"""The summary log against the line formats that dashboards and greps know."""
+
+import io
+import re
+
+import pytest
+from prometheus_client import CollectorRegistry, Gauge
+
+from backend_kit.kpi import Kpi, Summary
+from backend_kit.kpi.summary import ProcessLine
+from tests.backend_kit.kpi.conftest import TellingStream
+
+NUMBER = r"-?\d+\.\d\d"
+PERCENTILES = rf"p50={NUMBER} p95={NUMBER} p99={NUMBER}"
+TIMER = re.compile(
+    rf"\[KPI\]\[SUMMARY\] timer (\S+) count=(\d+) avg={NUMBER} min={NUMBER} max=({NUMBER})(?: {PERCENTILES})?$"
+)
+GAUGE = re.compile(
+    rf"\[KPI\]\[SUMMARY\] gauge (\S+) count=(\d+) last=(-?\d+\.\d{{4}}) avg={NUMBER} min={NUMBER} max={NUMBER}"
+    rf"(?: {PERCENTILES})?$"
+)
+PROCESS = re.compile(
+    rf"cpu_pct=({NUMBER}|n/a) rss_mb=({NUMBER}|n/a) rss_pct=({NUMBER}|n/a) vms_mb=({NUMBER}|n/a) open_fds=(\d+|n/a)$"
+)
+PUBLISHED = (
+    "[KPI][SUMMARY] timer app.phase_latency_ms|phase=vector_search count=89 avg=1912.17 min=1306.00 max=2420.00",
+    "[KPI][SUMMARY] gauge event_loop_lag_ms count=98 last=0.0326 avg=0.06 min=0.01 max=1.46",
+    "[KPI][SUMMARY] cpu_pct=14.19 rss_mb=282.36 rss_pct=0.89 vms_mb=1733.68 open_fds=61",
+)
+
+
+def summary_of(kpi: Kpi, stream: io.StringIO | None = None, **options: object) -> Summary:
+    return Summary(kpi, stream=stream or io.StringIO(), **{"interval_s": 60.0, **options})  # type: ignore[arg-type]
+
+
+def messages(stream: io.StringIO) -> list[str]:
+    return [line.split(" turnwise.kpi ", 1)[1] for line in stream.getvalue().splitlines()]
+
+
+def test_the_expressions_of_this_file_are_those_of_the_published_lines() -> None:
+    assert TIMER.match(PUBLISHED[0])
+    assert GAUGE.match(PUBLISHED[1])
+    assert PROCESS.match(PUBLISHED[2].removeprefix("[KPI][SUMMARY] "))
+
+
+def test_lines_have_the_published_format_with_percentiles_after_it(kpi: Kpi) -> None:
+    for ms in (1306.0, 2420.0, 1912.17):
+        kpi.record_phase("vector_search", ms / 1e3)
+    kpi.record_phase("vector_search", 0.0005, "timeout")
+    kpi.gauge("event_loop_lag_ms").set(1.46)
+    kpi.gauge("event_loop_lag_ms").set(0.03264)
+    kpi.counter("turns|agent=Georges").inc()
+    spreads = (
+        ("timer app.phase_latency_ms|phase=vector_search count=3", "1879.39 min=1306.00 max=2420.00", 1912.17, 2420.0),
+        ("timer app.phase_latency_ms|phase=vector_search|status=timeout count=1", "0.50 min=0.50 max=0.50", 0.5, 0.5),
+        ("gauge event_loop_lag_ms count=2 last=0.0326", "0.75 min=0.03 max=1.46", 0.03, 1.46),
+    )
+    assert summary_of(kpi).lines() == [
+        *(f"[KPI][SUMMARY] {a} avg={b} p50={p50:.2f} p95={p95:.2f} p99={p95:.2f}" for a, b, p50, p95 in spreads),
+        "[KPI][SUMMARY] counter turns|agent=Georges count=1",
+    ]
+
+
+def test_each_summary_starts_the_window_again(kpi: Kpi) -> None:
+    summary = summary_of(kpi)
+    kpi.record_phase("agent_init", 0.001)
+    assert len(summary.lines()) == 1
+    assert summary.lines() == []
+
+
+def test_a_level_gauge_is_said_again_and_a_sampled_one_is_not(kpi: Kpi) -> None:
+    prometheus = Gauge("app_persist_oldest_seconds", "Age.", registry=kpi.registry)
+    oldest = kpi.gauge("persist_oldest_ms", prometheus, level=True, child_scale=1e-3)
+    sockets = kpi.gauge("ws_connections", level=True)
+    kpi.gauge("never_set", level=True)
+    oldest.set(250.0)
+    sockets.inc()
+    sockets.inc(2)
+    sockets.dec()
+    kpi.gauge("persist_sql_ms").set(3.0)
+    summary = summary_of(kpi)
+    summary.lines()
+    lasts = {match[1]: float(match[3]) for line in summary.lines() if (match := GAUGE.match(line))}
+    assert lasts == {"persist_oldest_ms": 250.0, "ws_connections": 2.0}
+    assert kpi.registry.get_sample_value("app_persist_oldest_seconds") == 0.25
+    assert kpi.registry.get_sample_value("persist_sql_ms") == 3.0
+
+
+def test_sorted_by_name_or_by_count_and_cut(kpi: Kpi) -> None:
+    for name, count in (("b", 3), ("a", 1), ("c", 2)):
+        for _ in range(count):
+            kpi.timer(name).observe(1.0)
+            kpi.gauge(name).set(1.0)
+
+    def keys(lines: list[str]) -> list[str]:
+        return [line.split()[2] for line in lines]
+
+    assert keys(summary_of(kpi, top_n=2).lines()) == ["b", "c", "b", "c"]
+    for name in ("b", "a"):
+        kpi.timer(name).observe(1.0)
+    assert keys(summary_of(kpi).lines()) == ["a", "b"]
+
+
+def test_owners_add_lines(kpi: Kpi) -> None:
+    kpi.add_lines(lambda: ["db_pool=main size=20 checked_out=3"])
+    assert summary_of(kpi).lines() == ["[KPI][SUMMARY] db_pool=main size=20 checked_out=3"]
+
+
+@pytest.mark.parametrize(
+    ("log_level", "said"), [("debug", "INFO"), ("info", "INFO"), ("warning", "WARNING"), ("ERROR", "WARNING")]
+)
+def test_the_last_summary_is_written_at_close_whatever_the_log_level(kpi: Kpi, log_level: str, said: str) -> None:
+    stream = io.StringIO()
+    summary = summary_of(kpi, stream, log_level=log_level)
+    summary.start()
+    kpi.record_phase("agent_init", 0.001)
+    summary.close()
+    summary.close()
+    first, last = messages(stream)
+    assert TIMER.match(first)
+    assert PROCESS.match(last.removeprefix("[KPI][SUMMARY] "))
+    assert all(f" {said} turnwise.kpi " in line for line in stream.getvalue().splitlines())
+
+
+def test_a_summary_comes_each_interval(kpi: Kpi) -> None:
+    stream = TellingStream("open_fds=", 3)
+    summary = summary_of(kpi, stream, interval_s=0.01)
+    summary.start()
+    assert stream.seen.wait(30)
+    summary.close()
+
+
+def test_an_interval_of_0_writes_notices_only(kpi: Kpi) -> None:
+    stream = io.StringIO()
+    summary = summary_of(kpi, stream, interval_s=0.0)
+    summary.start()
+    kpi.record_phase("agent_init", 0.001)
+    summary.notice("[KPI][STALL] lag_ms=200")
+    summary.close()
+    assert messages(stream) == ["[KPI][STALL] lag_ms=200"]
+    assert " WARNING " in stream.getvalue()
+
+
+def test_a_process_interval_of_0_leaves_the_process_line_out(kpi: Kpi) -> None:
+    stream = io.StringIO()
+    summary = summary_of(kpi, stream, process_interval_s=0.0)
+    summary.start()
+    kpi.record_phase("agent_init", 0.001)
+    summary.close()
+    assert len(messages(stream)) == 1
+
+
+def test_notices_never_block_and_are_bounded(kpi: Kpi) -> None:
+    stream = io.StringIO()
+    summary = summary_of(kpi, stream, interval_s=0.0)
+    for number in range(1000):
+        summary.notice(f"notice {number}")
+    summary.start()
+    summary.close()
+    assert messages(stream) == [f"notice {number}" for number in range(64)]
+
+
+def test_the_process_line_tells_of_this_process() -> None:
+    match = PROCESS.match(ProcessLine()())
+    assert match is not None
+    assert float(match[2]) > 1
+    assert int(match[5]) > 2
+
+
+def test_two_summaries_do_not_write_each_others_lines() -> None:
+    streams = [io.StringIO(), io.StringIO()]
+    kpis = [Kpi(CollectorRegistry(), service=name) for name in ("one", "two")]
+    summaries = [summary_of(kpi, stream) for kpi, stream in zip(kpis, streams, strict=True)]
+    for summary in summaries:
+        summary.start()
+    kpis[0].record_phase("agent_init", 0.001)
+    for summary in summaries:
+        summary.close()
+    assert [len(messages(stream)) for stream in streams] == [2, 1]
