@@ -3,7 +3,7 @@
 from agentic_backend.persist.batcher import BatcherStats, BatchRules, DrainReport
 from agentic_backend.persist.cache import HistoryCache
 from agentic_backend.persist.database import Database, DatabaseState, PoolStats, SchemaTooNew
-from agentic_backend.persist.storage import Storage
+from agentic_backend.persist.persistence import Persistence
 
 __all__ = [
     "BatchRules",
@@ -12,7 +12,7 @@ __all__ = [
     "DatabaseState",
     "DrainReport",
     "HistoryCache",
+    "Persistence",
     "PoolStats",
     "SchemaTooNew",
-    "Storage",
 ]

@@ -1,6 +1,7 @@
 """Writes finished turns and deletes to Postgres, many a transaction, in order, for as long as it takes."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from dataclasses import dataclass, field
@@ -135,33 +136,47 @@ class Batcher:
         self._push(op)
         return op.done
 
-    async def aclose(self, deadline_s: float) -> DrainReport:
-        """Write what is pending, for at most `deadline_s`, and end. What is left then is lost, and said to be."""
+    async def flush(self, deadline_s: float) -> DrainReport:
+        """Wait until nothing is pending, at most `deadline_s`, and say how that went."""
         begun = time.perf_counter()
         before = len(self._pending)
         self._draining = True
         self._enough.set()
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(deadline_s):
                 await self._none.wait()
-        except TimeoutError:
-            pass
+        return self._report(before, begun)
+
+    async def aclose(self, deadline_s: float) -> DrainReport:
+        """Write what is pending, for at most `deadline_s`, and end. What is left then is lost, and said to be.
+
+        Writes by itself, so it does not matter whether the batcher's task still runs.
+        """
+        begun = time.perf_counter()
+        before = len(self._pending)
+        self._draining = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
+        if self._database.ready:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(deadline_s):
+                    await self._write_all()
+        report = self._report(before, begun)
+        self.stats.lost += report.left
+        self._metrics.persist_failures("shutdown").inc(report.left)
+        return report
+
+    def _report(self, before: int, begun: float) -> DrainReport:
         left = len(self._pending)
         report = DrainReport(before - left, left, time.perf_counter() - begun)
-        if left:
-            self.stats.lost += left
-            self._metrics.persist_failures("shutdown").inc(left)
-            logger.error(
-                "persistence ended with %d records unwritten after %.2f s (%d written)",
-                left,
-                report.seconds,
-                report.flushed,
-            )
-        else:
-            logger.info("persistence drained: %d records in %.2f s", report.flushed, report.seconds)
+        logger.log(
+            logging.ERROR if left else logging.INFO,
+            "persistence drained: %d records written in %.2f s, %d left",
+            report.flushed,
+            report.seconds,
+            left,
+        )
         return report
 
     def _observe_queue(self) -> None:
@@ -179,27 +194,32 @@ class Batcher:
 
     async def _run(self) -> None:
         await self._database.wait_ready()
-        backoff = Backoff()
         while True:
             await self._gather()
+            await self._write_all()
+
+    async def _write_all(self) -> None:
+        """Write until nothing is pending or more is worth waiting for. Tries again for as long as it takes."""
+        backoff = Backoff()
+        while self._pending:
             batch = self._pending.head(self._rules.max_records, self._rules.max_bytes)
             try:
                 await self._write(batch)
             except (*DatabaseFault, _SkippedRanks) as error:
                 self._failed(error)
                 await asyncio.sleep(backoff.next_s())
-            else:
-                self.blocked_by = None
-                backoff.reset()
+                continue
+            self.blocked_by = self._database.trouble = None
+            backoff.reset()
+            if not self._enough.is_set():
+                return
 
     async def _gather(self) -> None:
         """Wait for the first record, then a moment for others, unless there are enough."""
         await self._some.wait()
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._rules.linger_s):
                 await self._enough.wait()
-        except TimeoutError:
-            pass
 
     async def _write(self, batch: list[Op]) -> None:
         """Commit a batch; where its data is refused, each half of it, down to the record that is to blame."""
@@ -299,7 +319,7 @@ class Batcher:
             cause, sqlstate = cause_of(error), sqlstate_of(error)
         else:
             cause, sqlstate = Cause.CONCURRENT, None
-        self.blocked_by = cause
+        self.blocked_by = self._database.trouble = cause
         self.stats.retries += 1
         self._metrics.persist_retries(cause.value).inc()
         self._observe_queue()

@@ -8,7 +8,7 @@ from typing import Literal
 
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.engines import Pool, PoolRules, PoolStats
-from agentic_backend.persist.faults import Backoff, DatabaseFault, QuietLog, cause_of, sqlstate_of
+from agentic_backend.persist.faults import Backoff, Cause, DatabaseFault, QuietLog, cause_of, sqlstate_of
 from agentic_backend.persist.schema import SchemaTooNew, migrate
 from backend_kit.settings import Postgres
 
@@ -26,12 +26,16 @@ class DatabaseState:
 
 
 class Database:
-    """Both pools of one service and the schema behind them. Opens nothing before it is used."""
+    """Both pools of one service and the schema behind them. Opens nothing before it is used.
+
+    `trouble` is what the last use of the database failed of, None where it succeeded; its users set it.
+    """
 
     def __init__(self, settings: Postgres, metrics: AgenticMetrics) -> None:
         self._settings = settings
         self.main = Pool("main", settings, PoolRules.for_reads(settings), metrics, autocommit=True)
         self.batch = Pool("batch", settings, PoolRules.for_batches(settings), metrics, autocommit=False)
+        self.trouble: Cause | None = None
         self._ready = asyncio.Event()
         self._log = QuietLog(logger)
 

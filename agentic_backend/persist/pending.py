@@ -112,6 +112,11 @@ class Pending:
         turns = self.turns(key)
         return turns[-1].session if turns else None
 
+    def of_user(self, user_id: str) -> tuple[dict[str, Session], set[str]]:
+        """The user's sessions with pending turns by id, and the ids of those whose delete is pending."""
+        turns = {key[0]: records[-1].session for key, records in self._turns.items() if key[1] == user_id}
+        return turns, {key[0] for key in self._deletes if key[1] == user_id}
+
     def deletion(self, key: Key) -> DeleteOp | None:
         """The pending delete of the session."""
         return self._deletes.get(key)

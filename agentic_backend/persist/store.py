@@ -26,7 +26,6 @@ from agentic_backend.persist.statements import (
     REMEMBERED,
 )
 from agentic_backend.session.models import HistoryWindow, Remembered, Session
-from backend_kit.kpi import Kpi
 from backend_kit.wire import dumps, loads
 
 logger = logging.getLogger(__name__)
@@ -42,8 +41,7 @@ class PostgresSessionStore:
     they raise `HistoryUnavailable`: at once where it refuses, after `pool_timeout` where no connection comes free.
     What is pending is laid over what is stored, so a reader finds a turn as soon as its `final` was sent.
 
-    Times the phases session_write, session_list and history_get; a turn's session_read and history_restore are timed
-    by the turn, whose cache may spare the call.
+    Its callers time the phases (session_read, history_get and so on): they know what a read belongs to.
     """
 
     def __init__(
@@ -53,33 +51,30 @@ class PostgresSessionStore:
         batcher: Batcher,
         cache: HistoryCache,
         *,
-        kpi: Kpi,
         metrics: AgenticMetrics,
     ) -> None:
         self._database = database
         self._pending = pending
         self._batcher = batcher
         self._cache = cache
-        self._kpi = kpi
         self._metrics = metrics
         self._log = QuietLog(logger)
 
     async def create(self, session: Session) -> None:
         """Store a new session. When it returns, the session is committed."""
         data = {"title": session.title, "next_rank": session.next_rank, "preferences": session.preferences}
-        with self._kpi.phase("session_write"):
-            await self._run(
-                "create_session",
-                CREATE_SESSION,
-                {
-                    "session_id": session.id,
-                    "user_id": session.user_id,
-                    "agent_id": session.agent_id,
-                    "data": dumps(data).decode(),
-                    "updated_at": session.updated_at,
-                    "version": session.version,
-                },
-            )
+        await self._run(
+            "create_session",
+            CREATE_SESSION,
+            {
+                "session_id": session.id,
+                "user_id": session.user_id,
+                "agent_id": session.agent_id,
+                "data": dumps(data).decode(),
+                "updated_at": session.updated_at,
+                "version": session.version,
+            },
+        )
         if session.next_rank == 0:
             self._cache.begin((session.id, session.user_id))
 
@@ -107,13 +102,11 @@ class PostgresSessionStore:
 
     async def list_for(self, user_id: str) -> list[Session]:
         """The user's sessions, newest first, in one query."""
-        with self._kpi.phase("session_list"):
-            rows = await self._run("list_sessions", LIST_SESSIONS, {"user_id": user_id})
-        stored = [_session(row) for row in rows]
+        # Before the query: what is committed while it runs may be missing from both.
+        pending, deleted = self._pending.of_user(user_id)
+        rows = await self._run("list_sessions", LIST_SESSIONS, {"user_id": user_id})
         sessions = [
-            _newer(session, self._pending.session((session.id, user_id)))
-            for session in stored
-            if self._pending.deletion((session.id, user_id)) is None
+            _newer(session, pending.get(session.id)) for session in map(_session, rows) if session.id not in deleted
         ]
         sessions.sort(key=lambda session: session.updated_at, reverse=True)
         return sessions
@@ -127,30 +120,27 @@ class PostgresSessionStore:
         if not _is_id(session_id):
             return False
         key = (session_id, user_id)
-        with self._kpi.phase("session_write"):
-            done = self._batcher.delete(key)
-            self._cache.forget(key)
-            try:
-                async with asyncio.timeout(_DELETE_WAIT_S):
-                    return await asyncio.shield(done)
-            except TimeoutError:
-                raise HistoryUnavailable("the delete waits for Postgres") from None
+        done = self._batcher.delete(key)
+        self._cache.forget(key)
+        try:
+            async with asyncio.timeout(_DELETE_WAIT_S):
+                return await asyncio.shield(done)
+        except TimeoutError:
+            raise HistoryUnavailable("the delete waits for Postgres") from None
 
     async def history(self, session_id: str, user_id: str, window: HistoryWindow) -> list[bytes]:
         """Encoded ChatMessages of the window, ascending rank, pending ones included."""
-        with self._kpi.phase("history_get"):
-            return await self._history((session_id, user_id), window)
+        return await self._history((session_id, user_id), window)
 
     async def message(self, session_id: str, user_id: str, rank: int) -> bytes | None:
         """One encoded ChatMessage, or None."""
         key = (session_id, user_id)
         if not self._may_exist(key) or not 0 <= rank <= _RANK_LIMIT:
             return None
-        with self._kpi.phase("history_get"):
-            for message in self._pending.messages(key):
-                if message.rank == rank:
-                    return message.json
-            rows = await self._run("get_message", MESSAGE, {**_of(key), "rank": rank})
+        for message in self._pending.messages(key):
+            if message.rank == rank:
+                return message.json
+        rows = await self._run("get_message", MESSAGE, {**_of(key), "rank": rank})
         return rows[0].message.encode() if rows else None
 
     async def remembered(self, session_id: str, user_id: str, max_exchanges: int) -> list[Remembered]:
@@ -214,19 +204,20 @@ class PostgresSessionStore:
             raise HistoryUnavailable("the schema has not been seen yet")
         try:
             try:
-                return await self._execute(op, statement, parameters)
+                rows = await self._execute(op, statement, parameters)
             except DBAPIError as error:
                 # SQLAlchemy has emptied the pool of its dead connections: the next one is new.
                 if not error.connection_invalidated:
                     raise
-                return await self._execute(op, statement, parameters)
+                rows = await self._execute(op, statement, parameters)
         except DatabaseFault as error:
             cause = cause_of(error)
-            if cause is Cause.POISON:
-                self._log.warning(cause, "%s: parameters refused, sqlstate=%s", op, sqlstate_of(error))
-            else:
-                self._log.warning(cause, "%s failed: cause=%s sqlstate=%s", op, cause.value, sqlstate_of(error))
+            if cause is not Cause.POISON:
+                self._database.trouble = cause
+            self._log.warning(cause, "%s failed: cause=%s sqlstate=%s", op, cause.value, sqlstate_of(error))
             raise HistoryUnavailable(f"{op}: {cause.value}") from None
+        self._database.trouble = None
+        return rows
 
     async def _execute(self, op: str, statement: TextClause, parameters: Mapping[str, object]) -> Sequence[Row[Any]]:
         async with self._database.main.connection() as connection:
