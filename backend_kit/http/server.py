@@ -71,7 +71,6 @@ class DrainServer(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks = TaskRegistry()
         self._told = False
-        self._ended = False
 
     @property
     def draining(self) -> bool:
@@ -84,7 +83,7 @@ class DrainServer(uvicorn.Server):
             return
         self._told = True
         if self._loop is None:
-            # Still starting: nothing to drain yet.
+            # Still starting, nothing accepted: uvicorn ends after the start, with the lifespan's shutdown.
             self.should_exit = True
         else:
             self._loop.call_soon_threadsafe(self._begin_drain)
@@ -104,8 +103,6 @@ class DrainServer(uvicorn.Server):
     async def main_loop(self) -> None:
         """Serve until the drain has ended."""
         self._loop = asyncio.get_running_loop()
-        if self._told:
-            self._begin_drain()
         await super().main_loop()
         await self._tasks.aclose(0.0 if self.force_exit else 1.0)
 

@@ -1,0 +1,154 @@
+"""The server as a process: how it ends, and how it fails to begin."""
+
+import signal
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from backend_kit.http import CannotListen, ServeSettings, listen, serve
+from tests.backend_kit.http.lab import Lab, close_code, connect, frame, handshake, no_drain, read_frame, running
+from tests.support.ports import free_port
+from tests.support.processes import ModuleProcess
+
+MODULE = "tests.backend_kit.http.drain_app"
+
+
+@contextmanager
+def service(mode: str, *, traceback_allowed: bool = False) -> Iterator[tuple[ModuleProcess, int]]:
+    port = free_port()
+    with ModuleProcess(MODULE, str(port), mode, traceback_allowed=traceback_allowed, stop_s=5.0) as process:
+        if mode == "slow-start":
+            process.wait_for_line("^starting")
+        else:
+            process.wait_for_http(f"http://127.0.0.1:{port}/healthz")
+        yield process, port
+
+
+def status(port: int, path: str) -> int:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_drains_while_everything_goes_on_answering(sig: signal.Signals) -> None:
+    with service("normal") as (process, port), connect(port) as sock:
+        handshake(sock, "/echo")
+        assert (status(port, "/healthz"), status(port, "/ready")) == (200, 200)
+        process.send(sig)
+        process.wait_for_line("drain began")
+        assert (status(port, "/healthz"), status(port, "/ready")) == (200, 503)
+        sock.sendall(frame(1, b"in mid-turn"))
+        assert read_frame(sock) == (1, b"in mid-turn")
+        sock.sendall(frame(1, b"finish"))
+        assert read_frame(sock) == (1, b"finish")
+        assert close_code(sock) == 1012
+        assert process.wait() == 0
+        told = [line for line in process.output.splitlines() if not line.startswith(("INFO", "starting"))]
+        assert told == ["started", "drain began", "drain ended", "socket ended with 1012", "closed"]
+
+
+def test_a_second_signal_ends_a_drain_that_would_not() -> None:
+    with service("hang", traceback_allowed=True) as (process, _):
+        process.send(signal.SIGTERM)
+        process.wait_for_line("drain began")
+        process.send(signal.SIGTERM)
+        assert process.wait(5.0) == 1
+        assert "drain ended" not in process.output
+
+
+def test_a_second_signal_ends_a_start_that_would_not() -> None:
+    with service("slow-start", traceback_allowed=True) as (process, _):
+        process.send(signal.SIGTERM)
+        process.send(signal.SIGINT)
+        assert process.wait(5.0) == 1
+
+
+def test_a_drain_that_fails_still_closes_in_order() -> None:
+    with service("broken", traceback_allowed=True) as (process, _):
+        process.send(signal.SIGTERM)
+        assert process.wait() == 0
+        assert "task drain failed" in process.output
+        process.wait_for_line("^closed")
+
+
+def test_a_drain_beyond_its_limit_is_given_up() -> None:
+    with service("limited", traceback_allowed=True) as (process, _):
+        process.send(signal.SIGTERM)
+        assert process.wait() == 0
+        assert "TimeoutError" in process.output
+        process.wait_for_line("^closed")
+
+
+def test_a_taken_port_is_one_line_and_exit_code_2() -> None:
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with ModuleProcess(MODULE, str(port), "normal") as process:
+            assert process.wait() == 2
+            assert process.output == f"cannot listen on 127.0.0.1:{port}: Address already in use\n"
+
+
+def test_an_address_that_is_not_ours_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve(Lab(), host="192.0.2.1", port=0, drain=no_drain) == 2
+    assert capsys.readouterr().err == "cannot listen on 192.0.2.1:0: Cannot assign requested address\n"
+    with pytest.raises(CannotListen, match=r"no-such-host\.invalid"):
+        listen("no-such-host.invalid", 0)
+
+
+def test_both_families_are_listened_on() -> None:
+    with listen("::1", 0) as sock:
+        assert sock.family == socket.AF_INET6
+
+
+HEAD = ServeSettings(head_timeout_s=0.3)
+
+
+@pytest.mark.parametrize(
+    ("sent", "answer"),
+    [
+        (b"", b""),
+        (b"GET / HT", b"HTTP/1.1 408 "),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n", b"HTTP/1.1 408 "),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\nGET / HTTP", b"HTTP/1.1 200 "),
+    ],
+)
+def test_a_connection_without_a_whole_head_is_ended(sent: bytes, answer: bytes) -> None:
+    with running(Lab(), HEAD) as server, connect(server.port) as sock:
+        sock.sendall(sent)
+        received = b""
+        while chunk := _received(sock):
+            received += chunk
+        assert received[: len(answer)] == answer
+        assert len(received) == 0 or answer
+
+
+def test_a_second_request_has_the_same_time_for_its_head() -> None:
+    with running(Lab(), HEAD) as server, connect(server.port) as sock:
+        for _ in range(2):
+            sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert sock.recv(4096).endswith(b"ok")
+        sock.sendall(b"GET / HT")
+        assert sock.recv(4096).startswith(b"HTTP/1.1 408 ")
+        assert _received(sock) == b""
+
+
+def test_what_has_its_head_is_not_timed() -> None:
+    lab = Lab()
+    with running(lab, HEAD) as server, connect(server.port) as sock, connect(server.port) as silent:
+        handshake(sock, "/echo")
+        assert _received(silent) == b""
+        sock.sendall(frame(1, b"still here"))
+        assert read_frame(sock) == (1, b"still here")
+
+
+def _received(sock: socket.socket) -> bytes:
+    try:
+        return sock.recv(4096)
+    except ConnectionResetError:
+        return b""
