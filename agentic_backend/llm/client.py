@@ -263,6 +263,8 @@ class CompletionStream:
             while True:
                 new = await self._read(self._response)
                 chunks += new
+                if self._ended and not chunks:
+                    raise failures.broken("empty stream")
                 if self._ended or any(map(wire.is_token, new)):
                     return chunks
         except AttemptFailed:

@@ -1,0 +1,37 @@
+from collections.abc import AsyncIterator
+
+import pytest
+
+from agentic_backend.llm import CallStatus, ModelPool
+
+
+class Watched:
+    """An observer that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.first_chunks: list[str] = []
+        self.requests: list[tuple[str, CallStatus]] = []
+        self.tokens: list[tuple[str, int, int]] = []
+
+    def llm_first_chunk(self, model: str, seconds: float) -> None:
+        assert seconds > 0
+        self.first_chunks.append(model)
+
+    def llm_request(self, model: str, status: CallStatus, seconds: float) -> None:
+        assert seconds > 0
+        self.requests.append((model, status))
+
+    def llm_tokens(self, model: str, input_tokens: int, output_tokens: int) -> None:
+        self.tokens.append((model, input_tokens, output_tokens))
+
+
+@pytest.fixture
+def watched() -> Watched:
+    return Watched()
+
+
+@pytest.fixture
+async def pool(watched: Watched) -> AsyncIterator[ModelPool]:
+    pool = ModelPool(observer=watched)
+    yield pool
+    await pool.aclose()

@@ -1,0 +1,382 @@
+"""Each fault of a model server, byte for byte, and what a turn is told (TRUST C1 to C7)."""
+
+import asyncio
+import logging
+import random
+
+import pytest
+from pydantic import SecretStr
+
+from agentic_backend.errors import LlmProtocol, LlmRateLimited, LlmTimeout, LlmUnavailable, TurnFailed
+from agentic_backend.llm import Deadlines, Endpoint, ModelPool, Retries
+from tests.agentic_backend.llm.conftest import Watched
+from tests.agentic_backend.llm.scripted import (
+    DONE,
+    SSE_HEAD,
+    Step,
+    Write,
+    event,
+    finish,
+    scripted,
+    sends,
+    stalls_after,
+    status,
+    streams,
+    token,
+    usage,
+)
+from tests.support.ports import free_port
+
+QUICK = Retries(base_s=0.001, cap_s=0.002)
+GOOD = streams(token("Hel"), token("lo"), finish(), usage(3, 2), DONE)
+KEY = "sk-canary-4711"
+
+
+async def ask(
+    pool: ModelPool,
+    base_url: str,
+    said: list[str] | None = None,
+    *,
+    retries: Retries = QUICK,
+    deadlines: Deadlines | None = None,
+    max_answer_chars: int = 1000,
+) -> str:
+    """The whole text of one streamed answer; `said` has what came before a failure."""
+    said = [] if said is None else said
+    endpoint = Endpoint(
+        base_url,
+        "m",
+        SecretStr(KEY),
+        retries=retries,
+        deadlines=deadlines or Deadlines(),
+        max_answer_chars=max_answer_chars,
+    )
+    async for chunk in pool.chat_model(endpoint).astream("Hi"):
+        assert isinstance(chunk.content, str)
+        said.append(chunk.content)
+    return "".join(said)
+
+
+async def test_a_good_stream_is_observed(pool: ModelPool, watched: Watched) -> None:
+    async with scripted(GOOD) as model:
+        assert await ask(pool, model.base_url) == "Hello"
+    assert (watched.first_chunks, watched.requests, watched.tokens) == (["m"], [("m", "ok")], [("m", 3, 2)])
+    assert model.requests[0].headers["authorization"] == f"Bearer {KEY}"
+    assert model.requests[0].body["stream_options"] == {"include_usage": True}
+
+
+@pytest.mark.parametrize("fault", [status(429), status(429, "Retry-After: 0"), status(500), status(502), status(503)])
+async def test_a_passing_refusal_is_tried_again(pool: ModelPool, fault: Step) -> None:
+    async with scripted(fault, fault, GOOD) as model:
+        assert await ask(pool, model.base_url) == "Hello"
+        assert len(model.requests) == 3
+        assert model.requests[0].body == model.requests[2].body
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        (status(429), LlmRateLimited),
+        (status(500), LlmUnavailable),
+        (sends(), LlmUnavailable),
+        (sends(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 9\r\n\r\nda"), LlmUnavailable),
+        (streams(event({"error": {"message": "x", "code": 503}})), LlmUnavailable),
+        (streams(event({"error": {"message": "x", "code": "rate_limit_exceeded"}})), LlmRateLimited),
+        (streams(event({"error": "x"})), LlmUnavailable),
+    ],
+)
+async def test_a_lasting_fault_fails_after_two_retries(
+    pool: ModelPool, watched: Watched, fault: Step, error: type[TurnFailed]
+) -> None:
+    async with scripted(fault) as model:
+        with pytest.raises(error) as raised:
+            await ask(pool, model.base_url)
+        assert type(raised.value) is error
+        assert len(model.requests) == 3
+    assert watched.requests == [("m", "error")]
+    assert watched.first_chunks == []
+
+
+async def test_a_refused_connection_is_unavailable(pool: ModelPool) -> None:
+    with pytest.raises(LlmUnavailable):
+        await ask(pool, f"http://127.0.0.1:{free_port()}/v1")
+
+
+async def test_retry_after_is_waited_for(pool: ModelPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    async def no_wait(seconds: float) -> None:
+        waits.append(seconds)
+
+    async with scripted(status(429, "Retry-After: 3"), GOOD) as model:
+        monkeypatch.setattr("agentic_backend.llm.client.asyncio.sleep", no_wait)
+        assert await ask(pool, model.base_url) == "Hello"
+    assert [round(wait) for wait in waits] == [3]
+
+
+async def test_a_retry_after_beyond_the_budget_fails_at_once_and_is_passed_on(pool: ModelPool) -> None:
+    async with scripted(status(429, "Retry-After: 30")) as model:
+        with pytest.raises(LlmRateLimited) as raised:
+            await ask(pool, model.base_url)
+        assert len(model.requests) == 1
+    assert raised.value.retry_after_s == 30
+
+
+@pytest.mark.parametrize("code", [301, 400, 401, 404])
+async def test_another_status_is_final_and_logged_without_body_or_key(
+    pool: ModelPool, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with scripted(
+        status(code, "Location: http://127.0.0.1:1/", body=b'{"error": "the prompt was: Hi"}')
+    ) as model:
+        with pytest.raises(LlmProtocol) as raised:
+            await ask(pool, model.base_url)
+        assert len(model.requests) == 1
+    assert str(code) in caplog.text
+    for secret in (KEY, "the prompt"):
+        assert secret not in caplog.text + str(raised.value) + repr(pool.__dict__)
+
+
+BROKEN: dict[str, Step] = {
+    "garbage": streams(token("Hel"), b"data: lorem ipsum\n\n"),
+    "bad JSON": streams(token("Hel"), b'data: {"choices": [\n\n'),
+    "no object": streams(token("Hel"), b"data: []\n\n"),
+    "cut in a UTF-8 sequence": streams(token("Hel"), b'data: {"choices": [{"delta": {"content": "\xe2\x82"}}]}\n\n'),
+    "cut in an event": streams(token("Hel"), b'data: {"choices": [{"delta": {"conte'),
+    "no end": streams(token("Hel")),
+    "connection lost": sends(SSE_HEAD.replace(b"Connection: close", b"Transfer-Encoding: chunked"), b"5\r\nda"),
+    "huge event": streams(token("Hel"), b"data: ", b"x" * (1 << 20), b"x\n\n"),
+    "error in the stream": streams(token("Hel"), event({"error": {"code": 400}})),
+}
+
+
+@pytest.mark.parametrize("fault", [pytest.param(fault, id=name) for name, fault in BROKEN.items()][:6])
+async def test_a_stream_that_breaks_keeps_its_text_and_is_not_tried_again(
+    pool: ModelPool, watched: Watched, fault: Step
+) -> None:
+    said: list[str] = []
+    async with scripted(fault) as model:
+        with pytest.raises(LlmProtocol):
+            await ask(pool, model.base_url, said)
+        assert len(model.requests) == 1
+    assert "".join(said) == "Hel"
+    assert watched.requests == [("m", "error")]
+
+
+@pytest.mark.parametrize("name", ["huge event", "error in the stream"])
+async def test_what_follows_text_is_not_tried_again(pool: ModelPool, name: str) -> None:
+    async with scripted(BROKEN[name]) as model:
+        with pytest.raises(LlmProtocol):
+            await ask(pool, model.base_url)
+        assert len(model.requests) == 1
+
+
+async def test_a_server_that_fails_in_its_stream_says_which_way(pool: ModelPool) -> None:
+    said: list[str] = []
+    async with scripted(streams(token("Hel"), event({"error": {"code": 500}}))) as model:
+        with pytest.raises(LlmUnavailable):
+            await ask(pool, model.base_url, said)
+        assert len(model.requests) == 1
+    assert said == ["Hel"]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        status(200, body=b'{"choices": []}'),
+        sends(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 4\r\n\r\n<ok>"),
+        sends(b"SSH-2.0-OpenSSH\r\n\r\n"),
+        streams(b"<html></html>"),
+        streams(b"\xff\xfe\xfd"),
+        streams(DONE),
+    ],
+)
+async def test_an_answer_that_is_no_stream_is_a_protocol_failure(pool: ModelPool, fault: Step) -> None:
+    async with scripted(fault) as model:
+        with pytest.raises(LlmProtocol):
+            await ask(pool, model.base_url)
+        assert len(model.requests) == 1
+
+
+async def test_an_endless_event_is_refused_at_the_bound(pool: ModelPool) -> None:
+    async def endless(write: Write) -> None:
+        await write(SSE_HEAD + b"data: ")
+        while True:
+            await write(b"x" * 65536)
+
+    async with scripted(endless) as model:
+        with pytest.raises(LlmProtocol):
+            await ask(pool, model.base_url)
+        await model.gone.wait()
+        # What the kernel buffers of a loopback connection is some megabytes; 100 are not among them.
+        assert model.written < 32 << 20
+
+
+async def test_an_endless_answer_is_cut_at_its_bound_and_says_so(pool: ModelPool, watched: Watched) -> None:
+    async def endless(write: Write) -> None:
+        await write(SSE_HEAD)
+        while True:
+            await write(token("x" * 30))
+
+    async with scripted(endless) as model:
+        endpoint = Endpoint(model.base_url, "m", max_answer_chars=1000)
+        answer = await pool.chat_model(endpoint).ainvoke("Hi")
+        await model.gone.wait()
+    assert answer.content == "x" * 1000
+    assert answer.response_metadata["finish_reason"] == "length"
+    assert watched.requests == [("m", "ok")]
+
+
+async def test_events_without_text_are_bounded_too(pool: ModelPool) -> None:
+    async def endless(write: Write) -> None:
+        await write(SSE_HEAD)
+        while True:
+            await write(event({"choices": [], "x": "x" * 100}))
+
+    async with scripted(endless) as model:
+        assert await ask(pool, model.base_url) == ""
+        await model.gone.wait()
+
+
+async def test_no_first_token_in_time(pool: ModelPool, watched: Watched) -> None:
+    role = event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
+    async with scripted(stalls_after(role)) as model:
+        with pytest.raises(LlmTimeout):
+            await ask(pool, model.base_url, deadlines=Deadlines(first_token_s=0.1))
+        await model.gone.wait()
+        assert len(model.requests) == 1
+    assert watched.requests == [("m", "timeout")]
+
+
+async def test_no_headers_in_time(pool: ModelPool) -> None:
+    async def silent(_write: Write) -> None:
+        await asyncio.Event().wait()
+
+    async with scripted(silent) as model:
+        with pytest.raises(LlmTimeout):
+            await ask(pool, model.base_url, deadlines=Deadlines(first_token_s=0.1))
+        await model.gone.wait()
+
+
+async def test_the_first_tokens_deadline_holds_over_retries(pool: ModelPool) -> None:
+    async with scripted(status(503)) as model:
+        with pytest.raises(LlmTimeout):
+            await ask(
+                pool,
+                model.base_url,
+                retries=Retries(max_retries=10**6, base_s=0.001, cap_s=0.001),
+                deadlines=Deadlines(first_token_s=0.1),
+            )
+
+
+async def test_a_stream_that_stalls(pool: ModelPool, watched: Watched) -> None:
+    said: list[str] = []
+    async with scripted(stalls_after(token("Hel"), token("lo"))) as model:
+        with pytest.raises(LlmTimeout):
+            await ask(pool, model.base_url, said, deadlines=Deadlines(inter_token_s=0.1))
+        await model.gone.wait()
+    assert "".join(said) == "Hello"
+    assert watched.requests == [("m", "timeout")]
+
+
+async def test_comments_are_no_tokens(pool: ModelPool) -> None:
+    async def kept_alive(write: Write) -> None:
+        await write(SSE_HEAD + token("Hel"))
+        while True:
+            await write(b": keep-alive\n\n")
+            await asyncio.sleep(0.01)
+
+    async with scripted(kept_alive) as model:
+        with pytest.raises(LlmTimeout):
+            await ask(pool, model.base_url, deadlines=Deadlines(inter_token_s=0.1))
+        await model.gone.wait()
+
+
+async def test_a_slow_but_steady_stream_outlives_the_deadline(pool: ModelPool) -> None:
+    async def slow(write: Write) -> None:
+        await write(SSE_HEAD)
+        for _ in range(6):
+            await write(token("x"))
+            await asyncio.sleep(0.1)
+        await write(finish() + DONE)
+
+    async with scripted(slow) as model:
+        assert await ask(pool, model.base_url, deadlines=Deadlines(inter_token_s=0.3)) == "xxxxxx"
+
+
+async def test_a_consumer_that_takes_its_time_is_no_stall(pool: ModelPool) -> None:
+    async with scripted(streams(*[token("x")] * 3, finish(), DONE)) as model:
+        endpoint = Endpoint(model.base_url, "m", deadlines=Deadlines(inter_token_s=0.05))
+        text = ""
+        async for chunk in pool.chat_model(endpoint).astream("Hi"):
+            text += str(chunk.content)
+            await asyncio.sleep(0.1)
+    assert text == "xxx"
+
+
+@pytest.mark.parametrize("before", [b"", SSE_HEAD, SSE_HEAD + token("Hel")])
+async def test_cancelling_closes_the_connection_at_once(pool: ModelPool, watched: Watched, before: bytes) -> None:
+    reached = asyncio.Event()
+
+    async def stall(write: Write) -> None:
+        if before:
+            await write(before)
+        reached.set()
+        await asyncio.Event().wait()
+
+    async with scripted(stall) as model:
+        task = asyncio.ensure_future(ask(pool, model.base_url))
+        await reached.wait()
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.wait_for(model.gone.wait(), 0.5)
+    assert watched.requests == [("m", "cancelled")]
+
+
+async def test_leaving_a_stream_early_closes_the_connection(pool: ModelPool, watched: Watched) -> None:
+    async with scripted(stalls_after(token("Hel"), token("lo"))) as model:
+        stream = await pool.chat_model(Endpoint(model.base_url, "m")).async_client.create(stream=True)
+        async with stream as chunks:
+            async for _chunk in chunks:
+                break
+        await asyncio.wait_for(model.gone.wait(), 0.5)
+    assert watched.requests == [("m", "cancelled")]
+
+
+async def test_a_dead_endpoint_fails_fast_until_it_is_back(pool: ModelPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    async with scripted(*[status(500)] * 15, GOOD) as model:
+        client = pool.chat_model(Endpoint(model.base_url, "m", SecretStr(KEY), retries=QUICK, max_answer_chars=1000))
+        monkeypatch.setattr(client.async_client.breaker, "_clock", lambda: now)
+        for _ in range(5):
+            with pytest.raises(LlmUnavailable):
+                await ask(pool, model.base_url)
+        assert len(model.requests) == 15
+        with pytest.raises(LlmUnavailable) as raised:
+            await ask(pool, model.base_url)
+        assert raised.value.retry_after_s == 5
+        assert len(model.requests) == 15
+        now += 5
+        assert await ask(pool, model.base_url) == "Hello"
+        assert await ask(pool, model.base_url) == "Hello"
+
+
+async def test_failures_are_logged_once_a_second_and_cause(pool: ModelPool, caplog: pytest.LogCaptureFixture) -> None:
+    async with scripted(status(400)) as model:
+        for _ in range(20):
+            with pytest.raises(LlmProtocol):
+                await ask(pool, model.base_url)
+    assert 1 <= len([record for record in caplog.records if "http_status" in record.getMessage()]) < 20
+
+
+def test_the_wait_before_a_retry_is_jittered_within_a_doubling_window() -> None:
+    random.seed(7)
+    policy = Retries(base_s=1.0, cap_s=3.0)
+    for done, window in ((0, 1.0), (1, 2.0), (2, 3.0), (3, 3.0)):
+        delays = [policy.delay_s(done, None) for _ in range(200)]
+        assert 0 <= min(delays) < window / 4
+        assert window * 3 / 4 < max(delays) <= window
+    assert policy.delay_s(0, 5.0) >= 5.0
