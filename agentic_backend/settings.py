@@ -229,7 +229,7 @@ class Ai(Section):
 class McpServer(Section):
     """A tool server (Model Context Protocol)."""
 
-    ignored_keys = ("sse_read_timeout", "auth_mode")
+    ignored_keys: ClassVar[tuple[str, ...]] = ("sse_read_timeout", "auth_mode")
 
     id: Text
     """Identifier that agents refer to."""
@@ -260,7 +260,7 @@ class Storage(Section):
     """Where sessions and their history are."""
 
     # Only knowledge flow speaks to OpenSearch; the tables have fixed names.
-    ignored_keys = ("*_store", "opensearch")
+    ignored_keys: ClassVar[tuple[str, ...]] = ("*_store", "opensearch")
 
     postgres: Postgres
 

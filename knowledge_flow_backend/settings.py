@@ -66,7 +66,7 @@ class EmbeddingModel(Section):
 class CrossencoderSettings(Section):
     """How candidates are scored again."""
 
-    ignored_keys = ("online", "local_path")
+    ignored_keys: ClassVar[tuple[str, ...]] = ("online", "local_path")
 
     base_url: HttpUrl | None = None
     """Endpoint (`http`)."""
@@ -112,7 +112,7 @@ class VectorStore(Section):
 class Storage(Section):
     """Where documents, libraries and the index are."""
 
-    ignored_keys = ("*_store",)  # the tables have fixed names
+    ignored_keys: ClassVar[tuple[str, ...]] = ("*_store",)  # the tables have fixed names
 
     postgres: Postgres
     vector_store: VectorStore = VectorStore()
@@ -128,7 +128,7 @@ class Storage(Section):
 class Processing(Section):
     """How a file becomes chunks."""
 
-    ignored_keys = ("default_profile", "profiles")
+    ignored_keys: ClassVar[tuple[str, ...]] = ("default_profile", "profiles")
 
     chunk_size_chars: Annotated[int, Field(ge=100, le=20_000)] = 1500
     """Characters of a chunk; a table stays whole where it fits."""
@@ -194,7 +194,7 @@ class KnowledgeFlowSettings(ServiceSettings):
     }
 
     # What an older file says about object stores, further models and tools has no counterpart here.
-    ignored_keys = (
+    ignored_keys: ClassVar[tuple[str, ...]] = (
         *ServiceSettings.ignored_keys,
         "content_storage",
         "document_sources",

@@ -208,14 +208,6 @@ def test_a_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
     assert load(Sample, missing, {}).storage.postgres.host == "h"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
-def test_a_file_that_may_not_be_read(file: Path) -> None:
-    file.write_text(BASE)
-    file.chmod(0)
-    with pytest.raises(SettingsError, match=r"cannot be read: Permission denied$"):
-        load(Sample, file, {})
-
-
 def test_the_environment_overrides_the_file(file: Path) -> None:
     settings = loaded(file, BASE + "endpoint: {url: http://a}\n", {"DB_PASSWORD": CANARY, "ENDPOINT": "http://b/v1/"})
     assert settings.storage.postgres.password is not None

@@ -10,12 +10,11 @@ from backend_kit.settings import RootSection, Section, SettingsError, known_keys
 
 
 def typos(name: str) -> Iterator[str]:
-    """Each swap of neighbours and each dropped, doubled or wrong-case letter; never `name` itself."""
+    """Each swap of neighbours and each dropped letter, a doubled one, capitals, dashes; never `name` itself."""
+    yield name[0] + name
+    yield name.upper()
     for at in range(len(name)):
         yield name[:at] + name[at + 1 :]
-        yield name[:at] + name[at] + name[at:]
-        if name[at].upper() != name[at]:
-            yield name[:at] + name[at].upper() + name[at + 1 :]
         if at and name[at - 1] != name[at]:
             yield name[: at - 1] + name[at] + name[at - 1] + name[at + 1 :]
     if "_" in name:

@@ -1,0 +1,218 @@
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import SecretStr
+
+from agentic_backend.settings import AgenticSettings
+from backend_kit.settings import SettingsError, config_hash, load, masked
+from tests.backend_kit.settings.typos import refusals, typos_in_file
+from ws_bench.fakes.knobs import Knobs, knobs_of
+
+CONFIG = Path(__file__).parents[2] / "config" / "agentic"
+ENV = {"TURNWISE_HS256_SECRET": "0123456789abcdef0123456789abcdef"}
+FILES = ["configuration.yaml", "configuration_bench.yaml", "configuration_prod.yaml"]
+CANARY = "hunter2-canary"
+
+
+def shipped(name: str, env: dict[str, str] | None = None) -> AgenticSettings:
+    return load(AgenticSettings, CONFIG / name, ENV | (env or {}))
+
+
+def changed(tmp_path: Path, **sections: Any) -> AgenticSettings:
+    """configuration.yaml with some of its keys replaced; nested mappings are merged."""
+    data = yaml.safe_load((CONFIG / "configuration.yaml").read_text())
+    merge(data, sections)
+    file = tmp_path / "changed.yaml"
+    file.write_text(yaml.safe_dump(data))
+    return load(AgenticSettings, file, {})
+
+
+def merge(data: dict[str, Any], changes: dict[str, Any]) -> None:
+    for key, value in changes.items():
+        if isinstance(value, dict) and isinstance(data.get(key), dict):
+            merge(data[key], value)
+        else:
+            data[key] = value
+
+
+def test_each_file_loads_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    hashes = {config_hash(shipped(name)) for name in FILES}
+    assert len(hashes) == len(FILES)
+    assert not caplog.records
+
+
+def test_the_limits_of_each_file_are_those_of_the_design() -> None:
+    for name in FILES[:2]:
+        limits = shipped(name).limits
+        assert (limits.max_turns, limits.max_sockets, limits.queue_length) == (2000, 6000, 100)
+        assert set(limits.per_user.model_dump().values()) == {0}
+        assert limits.per_address.sockets == 0
+    limits = shipped(FILES[2]).limits
+    assert (limits.max_turns, limits.max_sockets, limits.per_address.sockets) == (300, 2000, 0)
+    assert list(limits.per_user.model_dump().values()) == [10, 4, 30, 5]
+
+
+def test_the_files_differ_in_who_may_call() -> None:
+    for name in FILES[:2]:
+        settings = shipped(name)
+        assert not settings.security.user.enabled
+        assert settings.security.allow_query_token
+        assert settings.app.address == settings.app.metrics_address == "127.0.0.1"
+        assert settings.ai.max_concurrent_sessions_per_user == 0
+    settings = shipped(FILES[2])
+    assert settings.security.user.enabled
+    assert not settings.security.allow_query_token
+    assert settings.security.hs256_secret == SecretStr(ENV["TURNWISE_HS256_SECRET"])
+
+
+def test_the_bench_file_needs_nothing_but_this_machine() -> None:
+    settings = shipped("configuration_bench.yaml")
+    assert settings.ai.default_chat_model.settings.base_url == "http://127.0.0.1:8099/v1"
+    assert (settings.storage.postgres.host, settings.storage.postgres.port) == ("127.0.0.1", 5543)
+    assert settings.app.log_level == "warning"
+    assert settings.app.kpi_log_summary_interval_sec == 10.0
+    assert settings.app.kpi_log_summary_top_n == 20
+    assert settings.storage.postgres.pool_timeout == 2.0
+
+
+def test_the_bench_model_has_a_floor_of_three_seconds() -> None:
+    knobs = knobs_of(shipped("configuration_bench.yaml").ai.default_chat_model.name, Knobs())
+    assert knobs.ttft_ms + (knobs.tokens - 1) * knobs.gap_ms == 3000
+
+
+def test_the_environment_chooses_the_model_and_holds_the_secrets() -> None:
+    env = {"OPENAI_API_KEY": CANARY, "OPENAI_BASE_URL": "http://other/v1", "FRED_POSTGRES_PASSWORD": CANARY + "2"}
+    settings = shipped("configuration.yaml", env)
+    model = settings.ai.default_chat_model
+    assert model.settings.api_key == SecretStr(CANARY)
+    assert model.settings.base_url == "http://other/v1"
+    assert settings.storage.postgres.password == SecretStr(CANARY + "2")
+    assert settings.ai.default_language_model is None
+    assert settings.ai.language_model is model
+    assert CANARY not in f"{settings!r}{settings}{masked(settings)}"
+
+
+def test_both_models_get_what_the_environment_says(tmp_path: Path) -> None:
+    settings = changed(tmp_path, ai={"default_language_model": {"name": "small"}})
+    assert settings.ai.language_model.name == "small"
+    file = tmp_path / "changed.yaml"
+    env = {"OPENAI_API_KEY": CANARY, "OPENAI_BASE_URL": "http://other/v1", "OPENAI_MODEL": "real"}
+    ai = load(AgenticSettings, file, env).ai
+    for model in (ai.default_chat_model, ai.language_model):
+        assert (model.name, model.settings.base_url) == ("real", "http://other/v1")
+        assert model.settings.api_key == SecretStr(CANARY)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "localhost"])
+def test_without_authentication_only_this_machine_is_served(tmp_path: Path, address: str) -> None:
+    assert changed(tmp_path, app={"address": address}).app.address == address
+
+
+def test_without_authentication_another_address_must_be_wanted(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError) as caught:
+        changed(tmp_path, app={"address": "0.0.0.0"})  # noqa: S104 - refused
+    assert "security.user.enabled: authentication is off and app.address is not loopback" in str(caught.value)
+    settings = changed(tmp_path, app={"address": "0.0.0.0"}, security={"allow_insecure": True})  # noqa: S104
+    assert settings.security.allow_insecure
+
+
+def test_authentication_needs_a_key(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"security\.user\.enabled: authentication is on and there is no key"):
+        changed(tmp_path, security={"user": {"enabled": True, "realm_url": "https://id.example/realms/a"}})
+    with pytest.raises(SettingsError, match=r"security\.hs256_secret_env: names an environment variable that is not"):
+        load(AgenticSettings, CONFIG / "configuration_prod.yaml", {})
+    with pytest.raises(SettingsError, match=r"TURNWISE_HS256_SECRET: security\.hs256_secret: must have 32 characters"):
+        load(AgenticSettings, CONFIG / "configuration_prod.yaml", {"TURNWISE_HS256_SECRET": CANARY})
+
+
+def test_authentication_is_on_unless_said_otherwise(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="authentication is on"):
+        changed(tmp_path, security={"user": {}} | {"user": {"enabled": True}})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"persistence": {"ack": "spool"}}, r"persistence\.ack: only none is available in this version$"),
+        ({"persistence": {"replicas": "many"}}, r"persistence\.replicas: only single is available in this version$"),
+        ({"persistence": {"ack": CANARY}}, r"persistence\.ack: must be 'spool', 'db' or 'none'$"),
+        ({"limits": {"per_user": {"asks_per_min": 30}}}, r"limits\.per_user\.burst: must be at least 1 where"),
+        ({"ai": {"agents": [{"name": "A"}, {"id": "A", "name": "B"}]}}, r"ai\.agents\[1\]\.id: is used twice$"),
+        (
+            {"ai": {"agents": [{"name": "A", "tuning": {"fields": [{"key": "k"}, {"key": "k"}]}}]}},
+            r"ai\.agents\[0\]\.tuning\.fields\[1\]\.key: is used twice$",
+        ),
+        (
+            {
+                "mcp": {
+                    "servers": [
+                        {"id": "a", "name": "A", "url": "http://a"},
+                        {"id": "a", "name": "B", "url": "http://b"},
+                    ]
+                }
+            },
+            r"mcp\.servers\[1\]\.id: is used twice$",
+        ),
+        ({"ai": {"knowledge_flow_url": CANARY}}, r"ai\.knowledge_flow_url: must be an absolute http or https URL$"),
+        ({"app": {"port": 0}}, r"app\.port: must be at least 1$"),
+        ({"app": {"port": CANARY}}, r"app\.port: must be a whole number$"),
+        ({"app": {"base_url": "agentic/"}}, r"app\.base_url: does not have the form "),
+    ],
+)
+def test_a_value_that_cannot_work_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message) as caught:
+        changed(tmp_path, **changes)
+    assert CANARY not in str(caught.value)
+
+
+def test_an_older_pool_timeout_is_honoured(tmp_path: Path) -> None:
+    settings = changed(tmp_path, storage={"postgres": {"pool_timeout": 100, "pool_pre_ping": True}})
+    assert settings.storage.postgres.pool_timeout == 100.0
+    assert settings.storage.postgres.pool_pre_ping
+
+
+def test_what_an_older_file_has_without_effect_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        changed(
+            tmp_path,
+            app={"reload": False, "reload_dir": "."},
+            scheduler={"enabled": True},
+            frontend_settings={"properties": {"logoName": "a"}},
+            security={"m2m": {"enabled": False}, "rebac": {"enabled": False}},
+            storage={
+                "opensearch": {"host": "https://localhost:9200"},
+                "kpi_store": {"type": "log"},
+                "log_store": {"type": "in_memory"},
+                "session_store": {"type": "postgres", "table": "session"},
+            },
+        )
+    (record,) = caplog.records
+    for key in ("app.reload", "scheduler", "frontend_settings", "security.m2m", "security.rebac", "storage.opensearch"):
+        assert f"{key} (line " in record.getMessage()
+    for key in ("storage.kpi_store", "storage.log_store", "storage.session_store"):
+        assert f"{key} (line " in record.getMessage()
+
+
+def test_an_agent_is_known_by_its_name_where_it_has_no_id(tmp_path: Path) -> None:
+    (agent,) = changed(tmp_path, ai={"agents": [{"name": "Georges"}]}).ai.agents
+    assert agent.id == "Georges"
+    assert agent.enabled
+
+
+def test_a_tunable_field_has_a_value_or_the_fallback() -> None:
+    (georges,) = shipped("configuration.yaml").ai.agents
+    assert georges.class_path == "agentic_backend.agent.plain"
+    assert "Georges" in georges.tuned("prompts.system", "")
+    assert georges.tuned("prompts.other", "fallback") == "fallback"
+
+
+def test_every_typo_of_every_key_is_refused_with_the_right_suggestion(tmp_path: Path) -> None:
+    assert refusals(AgenticSettings, tmp_path) == []
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_typo_in_a_shipped_file_is_refused_at_its_line(tmp_path: Path, name: str) -> None:
+    assert typos_in_file(AgenticSettings, CONFIG / name, tmp_path, ENV) == []

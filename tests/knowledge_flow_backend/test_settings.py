@@ -1,0 +1,104 @@
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import SecretStr
+
+from backend_kit.settings import SettingsError, config_hash, load, masked
+from knowledge_flow_backend.settings import KnowledgeFlowSettings
+from tests.backend_kit.settings.typos import refusals, typos_in_file
+
+CONFIG = Path(__file__).parents[2] / "config" / "knowledge_flow"
+ENV = {"TURNWISE_HS256_SECRET": "0123456789abcdef0123456789abcdef"}
+FILES = ["configuration.yaml", "configuration_bench.yaml", "configuration_prod.yaml"]
+CANARY = "hunter2-canary"
+
+
+def shipped(name: str, env: dict[str, str] | None = None) -> KnowledgeFlowSettings:
+    return load(KnowledgeFlowSettings, CONFIG / name, ENV | (env or {}))
+
+
+def changed(tmp_path: Path, env: dict[str, str] | None = None, **sections: Any) -> KnowledgeFlowSettings:
+    """configuration.yaml with keys added to its sections, or replaced there."""
+    data = yaml.safe_load((CONFIG / "configuration.yaml").read_text())
+    for name, keys in sections.items():
+        data[name] = {**data.get(name, {}), **keys}
+    file = tmp_path / "changed.yaml"
+    file.write_text(yaml.safe_dump(data))
+    return load(KnowledgeFlowSettings, file, env or {})
+
+
+def test_each_file_loads_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    assert len({config_hash(shipped(name)) for name in FILES}) == len(FILES)
+    assert not caplog.records
+
+
+def test_the_ports_are_beside_those_of_the_agentic_service() -> None:
+    for name in FILES:
+        app = shipped(name).app
+        assert (app.port, app.metrics_port, app.base_url) == (8111, 9111, "/knowledge-flow/v1")
+
+
+def test_the_bench_file_needs_nothing_but_this_machine() -> None:
+    settings = shipped("configuration_bench.yaml")
+    assert settings.embedding_model.settings.base_url == "http://127.0.0.1:8099/v1"
+    assert (settings.storage.postgres.host, settings.storage.postgres.port) == ("127.0.0.1", 5543)
+    assert settings.storage.postgres.pool_timeout == 2.0
+
+
+def test_an_opensearch_index_needs_its_cluster(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"storage\.vector_store\.type: needs storage\.opensearch$"):
+        changed(tmp_path, storage={"vector_store": {"type": "opensearch"}})
+    storage = {"vector_store": {"type": "opensearch"}, "opensearch": {"host": "https://localhost:9200"}}
+    settings = changed(tmp_path, {"OPENSEARCH_PASSWORD": CANARY}, storage=storage)
+    assert settings.storage.opensearch is not None
+    assert settings.storage.opensearch.password == SecretStr(CANARY)
+    assert CANARY not in f"{settings!r}{masked(settings)}"
+
+
+def test_a_password_for_a_cluster_that_is_not_there_changes_nothing() -> None:
+    assert shipped("configuration.yaml", {"OPENSEARCH_PASSWORD": CANARY}).storage.opensearch is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"processing": {"chunk_size_chars": 200, "chunk_overlap_chars": 101}},
+            r"chunk_overlap_chars: must be at most",
+        ),
+        ({"crossencoder_model": {"provider": "http"}}, r"crossencoder_model\.settings\.base_url: is required where"),
+        ({"storage": {"vector_store": {"index": CANARY + "; drop"}}}, r"vector_store\.index: does not have the form"),
+        ({"app": {"address": "0.0.0.0"}}, r"security\.user\.enabled: authentication is off"),  # noqa: S104 - refused
+        ({"embedding_model": {"provider": CANARY}}, r"embedding_model\.provider: must be 'local' or 'openai'$"),
+    ],
+)
+def test_a_value_that_cannot_work_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message) as caught:
+        changed(tmp_path, **changes)
+    assert CANARY not in str(caught.value)
+
+
+def test_what_an_older_file_has_without_effect_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        changed(
+            tmp_path,
+            scheduler={"enabled": True},
+            content_storage={"type": "minio"},
+            crossencoder_model={"settings": {"online": True}},
+            storage={"tag_store": {"type": "postgres"}, "metadata_store": {"type": "postgres"}},
+        )
+    (record,) = caplog.records
+    for key in ("scheduler", "content_storage", "crossencoder_model.settings.online", "storage.tag_store"):
+        assert f"{key} (line " in record.getMessage()
+
+
+def test_every_typo_of_every_key_is_refused_with_the_right_suggestion(tmp_path: Path) -> None:
+    assert refusals(KnowledgeFlowSettings, tmp_path) == []
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_typo_in_a_shipped_file_is_refused_at_its_line(tmp_path: Path, name: str) -> None:
+    assert typos_in_file(KnowledgeFlowSettings, CONFIG / name, tmp_path, ENV) == []
