@@ -1,0 +1,146 @@
+"""The project's own source, parsed, and what the style rules look for in it. Pure functions over syntax trees."""
+
+import ast
+import io
+import tokenize
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("agentic_backend", "backend_kit", "deploy", "knowledge_flow_backend", "ws_bench")
+SERVICES = ("agentic_backend", "knowledge_flow_backend")
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+_LAYOUT = (
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+)
+
+
+@dataclass(frozen=True)
+class Module:
+    """One file: its path from the root, its text, its tree."""
+
+    path: Path
+    text: str
+    tree: ast.Module
+
+    @property
+    def package(self) -> str:
+        """The top-level package."""
+        return self.path.parts[0]
+
+    def at(self, node: ast.AST) -> str:
+        """`file:line` of a node."""
+        return f"{self.path}:{getattr(node, 'lineno', 1)}"
+
+    def line(self, node: ast.AST) -> str:
+        """The text of the line on which a node begins."""
+        return self.text.splitlines()[getattr(node, "lineno", 1) - 1]
+
+
+def module_of(text: str, path: str = "agentic_backend/sample.py") -> Module:
+    """A module from its text."""
+    return Module(Path(path), text, ast.parse(text))
+
+
+def modules(*packages: str) -> list[Module]:
+    """Every module of the packages (of all, when none is named). There is always one, or the checks look nowhere."""
+    found = [
+        module_of(file.read_text(), str(file.relative_to(ROOT)))
+        for package in packages or PACKAGES
+        for file in sorted((ROOT / package).rglob("*.py"))
+    ]
+    assert found, f"no module found in {packages}"
+    return found
+
+
+def functions(module: Module) -> list[Function]:
+    """Every function and method, nested ones included."""
+    return [node for node in ast.walk(module.tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def length(function: Function) -> int:
+    """Lines from `def` to the end, the docstring included, decorators not."""
+    return (function.end_lineno or function.lineno) - function.lineno + 1
+
+
+def stray_tasks(module: Module) -> list[str]:
+    """Tasks that nobody holds: `create_task` or `ensure_future` on anything but a TaskGroup of this module."""
+    groups = _task_group_names(module.tree)
+    strays = []
+    for node in ast.walk(module.tree):
+        if not isinstance(node, ast.Call):
+            continue
+        called = node.func
+        name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+        if name not in ("create_task", "ensure_future"):
+            continue
+        held = isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id in groups
+        if not held:
+            strays.append(f"{module.at(node)}: {ast.unparse(called)}")
+    return strays
+
+
+def broad_excepts(module: Module) -> list[ast.ExceptHandler]:
+    """Handlers of everything that keep what they caught; one that ends in a bare `raise` only cleans up."""
+    return [
+        node
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ExceptHandler) and _is_broad(node.type) and not _raises_again(node)
+    ]
+
+
+def prints(module: Module) -> list[str]:
+    """Calls of `print`."""
+    return [
+        module.at(node)
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+
+
+def code_lines(module: Module) -> int:
+    """Lines that hold code: no blank lines, no comments, no docstrings."""
+    told = {
+        line
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    written = {
+        line
+        for token in tokenize.generate_tokens(io.StringIO(module.text).readline)
+        if token.type not in _LAYOUT
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+    return len(written - told)
+
+
+def _task_group_names(tree: ast.Module) -> set[str]:
+    """Names bound by `async with TaskGroup() as name`, or of parameters annotated as one."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.withitem) and isinstance(node.optional_vars, ast.Name):
+            if isinstance(node.context_expr, ast.Call) and "TaskGroup" in ast.unparse(node.context_expr.func):
+                names.add(node.optional_vars.id)
+        elif isinstance(node, ast.arg) and node.annotation is not None and "TaskGroup" in ast.unparse(node.annotation):
+            names.add(node.arg)
+    return names
+
+
+def _is_broad(caught: ast.expr | None) -> bool:
+    if caught is None:
+        return True
+    options = caught.elts if isinstance(caught, ast.Tuple) else [caught]
+    return any(ast.unparse(option).split(".")[-1] in ("Exception", "BaseException") for option in options)
+
+
+def _raises_again(handler: ast.ExceptHandler) -> bool:
+    last = handler.body[-1]
+    return isinstance(last, ast.Raise) and last.exc is None

@@ -1,0 +1,106 @@
+"""Style rules that no linter knows, over the whole source."""
+
+import ast
+import statistics
+
+import pytest
+
+from tests.checks.source import (
+    PACKAGES,
+    SERVICES,
+    broad_excepts,
+    code_lines,
+    functions,
+    length,
+    module_of,
+    modules,
+    prints,
+    stray_tasks,
+)
+
+LONGEST_FUNCTION = 60
+LONGEST_FUNCTION_P90 = 40
+BROAD_EXCEPTS_A_SERVICE = 3
+KIT_CODE_LINES = 2_500
+KIT_MODULES = {"aio", "auth", "http", "kpi", "settings", "wire"}
+
+
+def test_every_module_says_what_it_owns() -> None:
+    silent = [str(m.path) for m in modules(*PACKAGES, "tests/support") if m.text and not ast.get_docstring(m.tree)]
+    assert silent == []
+
+
+def test_tasks_are_created_in_one_place_only() -> None:
+    strays = [stray for m in modules() if m.path.parts[:2] != ("backend_kit", "aio") for stray in stray_tasks(m)]
+    assert strays == []
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("import asyncio\nasyncio.create_task(f())", 1),
+        ("from asyncio import create_task\ncreate_task(f())", 1),
+        ("loop.create_task(f())", 1),
+        ("asyncio.ensure_future(f())", 1),
+        ("async def g():\n async with asyncio.TaskGroup() as tasks:\n  tasks.create_task(f())", 0),
+        ("def g(tasks: asyncio.TaskGroup):\n tasks.create_task(f())", 0),
+    ],
+)
+def test_a_stray_task_is_found(text: str, count: int) -> None:
+    assert len(stray_tasks(module_of(text))) == count
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_everything_is_caught_at_three_edges_only_each_with_its_reason(service: str) -> None:
+    found = [(m, handler) for m in modules(service, "backend_kit") for handler in broad_excepts(m)]
+    places = [m.at(handler) for m, handler in found]
+    assert len(places) <= BROAD_EXCEPTS_A_SERVICE, places
+    without_reason = [m.at(handler) for m, handler in found if "# noqa: BLE001 - " not in m.line(handler)]
+    assert without_reason == []
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("try:\n f()\nexcept Exception:\n pass", 1),
+        ("try:\n f()\nexcept (ValueError, BaseException) as e:\n log(e)", 1),
+        ("try:\n f()\nexcept:\n pass", 1),
+        ("try:\n f()\nexcept BaseException:\n g()\n raise", 0),
+        ("try:\n f()\nexcept (ValueError, OSError):\n pass", 0),
+    ],
+)
+def test_a_broad_except_is_found(text: str, count: int) -> None:
+    assert len(broad_excepts(module_of(text))) == count
+
+
+def test_functions_fit_a_screen() -> None:
+    lengths = {f"{m.at(f)} {f.name}": length(f) for m in modules() for f in functions(m)}
+    assert {name: lines for name, lines in lengths.items() if lines > LONGEST_FUNCTION} == {}
+    assert statistics.quantiles(lengths.values(), n=10)[8] <= LONGEST_FUNCTION_P90
+
+
+def test_the_length_of_a_function_counts_its_docstring() -> None:
+    (function,) = functions(module_of('@decorated\ndef f():\n    """Says.\n\n    More.\n    """\n    return 1\n'))
+    assert length(function) == 6
+
+
+def test_services_log_and_never_print() -> None:
+    """The command lines (ws_bench, deploy) and the entry points may."""
+    found = [at for m in modules(*SERVICES, "backend_kit") if m.path.name != "__main__.py" for at in prints(m)]
+    assert found == []
+
+
+def test_a_print_is_found() -> None:
+    assert prints(module_of("def f():\n    print(1)")) == ["agentic_backend/sample.py:2"]
+
+
+def test_the_kit_stays_small() -> None:
+    """Six modules, a closed list, and a ceiling on lines of code (blank lines, comments and docstrings are free)."""
+    kit = modules("backend_kit")
+    assert {m.path.parts[1] for m in kit if len(m.path.parts) > 2} <= KIT_MODULES
+    assert sum(code_lines(m) for m in kit) <= KIT_CODE_LINES
+
+
+def test_lines_of_code_leave_out_what_is_only_told() -> None:
+    text = '"""Module.\n\nMore.\n"""\n\n# why\nx = [\n    1,\n]\n\n\ndef f():\n    """Doc."""\n    return x  # here\n'
+    assert code_lines(module_of(text)) == 5
