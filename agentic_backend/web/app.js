@@ -1,0 +1,509 @@
+/**
+ * The chat page: wires the credentials, the REST interface, the socket and the view, and keeps what they share.
+ *
+ * A turn belongs to the server, not to the socket: after a break, or a reload, the page looks for the answer in the
+ * history and, where there is none yet, asks again under the same id, which the server answers once.
+ */
+
+import { Api, ApiError, Credentials } from "./api.js";
+import { backoffMs, SocketClient, Turn } from "./protocol.js";
+import { errorText } from "./texts.js";
+import { View } from "./view.js";
+
+const HISTORY_WINDOW = 100;
+const PENDING_KEY = "turnwise.pending";
+const AGENT_KEY = "turnwise.agent";
+/** Longer than any turn may take: an older question is answered or lost, and history says which. */
+const PENDING_MAX_AGE_MS = 10 * 60_000;
+const MAX_RECOVERIES = 20;
+const CLOCK_REFRESH_MS = 60_000;
+
+/** What the page knows of one session: its turns in order, and the messages that were read from its history. */
+class Conversation {
+  constructor(id) {
+    this.id = id;
+    this.agentId = null;
+    this.turns = [];
+    this.messages = new Map();
+    this.storedTurns = new Map();
+    this.loaded = false;
+    this.draft = "";
+  }
+
+  get firstRank() {
+    return Math.min(...this.messages.keys(), Number.POSITIVE_INFINITY);
+  }
+
+  get hasEarlier() {
+    return this.messages.size > 0 && this.firstRank > 0;
+  }
+
+  get running() {
+    return this.turns.find((turn) => !turn.ended);
+  }
+}
+
+class App {
+  #api;
+  #socket;
+  #view;
+  #agents = [];
+  #agentId = localStorage.getItem(AGENT_KEY);
+  #sessions = new Map();
+  #conversations = new Map();
+  #turns = new Map();
+  #currentId = null;
+  #creating = false;
+  #freshDraft = "";
+
+  constructor() {
+    const credentials = new Credentials();
+    this.#api = new Api(new URL("../agentic/v1/", import.meta.url), credentials);
+    this.#socket = new SocketClient({
+      url: this.#api.socketUrl,
+      token: () => credentials.token,
+      onEvent: (event) => this.#onEvent(event),
+      onState: (state) => this.#onConnection(state),
+    });
+    this.#view = new View({
+      send: (text) => this.#send(text),
+      stop: () => this.#stop(),
+      newChat: () => this.#leaveTo("#/"),
+      deleteSession: (id) => this.#deleteSession(id),
+      loadEarlier: () => this.#loadEarlier(),
+      connect: () => this.#socket.connect(),
+      retry: (turn) => this.#retry(turn),
+      edit: (turn) => this.#edit(turn),
+      chooseAgent: (id) => this.#chooseAgent(id),
+    });
+  }
+
+  start() {
+    this.#restorePending();
+    addEventListener("hashchange", () => this.#openFromAddress());
+    addEventListener("online", () => this.#wake());
+    document.addEventListener("visibilitychange", () => this.#onVisible());
+    setInterval(() => this.#showSessions(), CLOCK_REFRESH_MS);
+    this.#socket.connect();
+    this.#openFromAddress();
+    this.#loadAgents();
+    this.#loadSessions();
+  }
+
+  #onVisible() {
+    if (document.visibilityState !== "visible") return;
+    this.#wake();
+    this.#loadSessions();
+  }
+
+  /** Not where the server closed on purpose: two tabs would throw each other out for ever. */
+  #wake() {
+    if (this.#socket.state === "asleep" || this.#socket.state === "waiting") this.#socket.connect();
+  }
+
+  // ---- agents and sessions ----
+
+  async #loadAgents() {
+    await this.#guarded(async () => {
+      this.#agents = await this.#api.agents();
+      this.#showAgents();
+    }, () => this.#loadAgents());
+  }
+
+  async #loadSessions() {
+    await this.#guarded(async () => {
+      const sessions = await this.#api.sessions();
+      this.#sessions = new Map(sessions.map((session) => [session.id, session]));
+      this.#showSessions();
+      this.#showAgents();
+      if (this.#currentId !== null) this.#view.showTitle(this.#sessions.get(this.#currentId) ?? {});
+    }, () => this.#loadSessions());
+  }
+
+  #showSessions() {
+    const sessions = [...this.#sessions.values()];
+    sessions.sort((a, b) => (a.updated_at < b.updated_at ? 1 : -1));
+    const busy = [...this.#conversations.values()].filter((conversation) => conversation.running !== undefined);
+    const busyIds = new Set(busy.map((conversation) => conversation.id));
+    this.#view.showSessions(sessions, { currentId: this.#currentId, busyIds });
+  }
+
+  get #chosenAgentId() {
+    const known = (id) => this.#agents.some((agent) => agent.id === id);
+    const own = this.#conversations.get(this.#currentId)?.agentId ?? this.#sessions.get(this.#currentId)?.agent_id;
+    return [own, this.#agentId].find(known) ?? this.#agents[0]?.id ?? null;
+  }
+
+  #showAgents() {
+    this.#view.showAgents(this.#agents, this.#chosenAgentId);
+  }
+
+  #chooseAgent(id) {
+    this.#agentId = id;
+    localStorage.setItem(AGENT_KEY, id);
+    const conversation = this.#conversations.get(this.#currentId);
+    if (conversation !== undefined) conversation.agentId = id;
+    this.#showAgents();
+  }
+
+  #noteSession(session) {
+    this.#sessions.set(session.id, { ...this.#sessions.get(session.id), ...session });
+    if (session.id === this.#currentId) this.#view.showTitle(this.#sessions.get(session.id));
+    this.#showSessions();
+  }
+
+  async #deleteSession(id) {
+    const running = this.#conversations.get(id)?.running;
+    if (running?.sent) this.#socket.send({ type: "cancel", exchange_id: running.exchangeId });
+    await this.#guarded(async () => {
+      await this.#api.deleteSession(id);
+      for (const turn of this.#conversations.get(id)?.turns ?? []) this.#turns.delete(turn.exchangeId);
+      this.#conversations.delete(id);
+      this.#sessions.delete(id);
+      this.#savePending();
+      this.#showSessions();
+      if (id === this.#currentId) this.#leaveTo("#/");
+    });
+  }
+
+  // ---- the conversation on the screen ----
+
+  #leaveTo(hash) {
+    if (location.hash === hash || (hash === "#/" && location.hash === "")) this.#openFromAddress();
+    else location.hash = hash;
+  }
+
+  #openFromAddress() {
+    const match = /^#\/c\/([\w-]{1,64})$/.exec(location.hash);
+    this.#open(match === null ? null : match[1]);
+  }
+
+  #open(id) {
+    this.#keepDraft();
+    this.#currentId = id;
+    this.#view.clearNotice();
+    if (id === null) {
+      this.#view.showConversation(null, []);
+    } else {
+      const conversation = this.#conversationOf(id);
+      this.#show(conversation);
+      if (!conversation.loaded) this.#loadHistory(conversation);
+    }
+    this.#view.draft = id === null ? this.#freshDraft : this.#conversationOf(id).draft;
+    this.#showBusy();
+    this.#showSessions();
+    this.#showAgents();
+    this.#view.focusComposer();
+  }
+
+  #keepDraft() {
+    if (this.#currentId === null) this.#freshDraft = this.#view.draft;
+    else if (this.#conversations.has(this.#currentId)) this.#conversationOf(this.#currentId).draft = this.#view.draft;
+  }
+
+  #conversationOf(id) {
+    if (!this.#conversations.has(id)) this.#conversations.set(id, new Conversation(id));
+    return this.#conversations.get(id);
+  }
+
+  #show(conversation) {
+    const session = this.#sessions.get(conversation.id) ?? {};
+    const { turns, loaded, hasEarlier } = conversation;
+    this.#view.showConversation(session, turns, { loading: !loaded, hasEarlier });
+  }
+
+  #showBusy() {
+    const running = this.#conversations.get(this.#currentId)?.running;
+    this.#view.showBusy(running !== undefined || this.#creating, running?.status === "stopping" || this.#creating);
+  }
+
+  async #loadHistory(conversation) {
+    await this.#guarded(async () => {
+      this.#merge(conversation, await this.#api.history(conversation.id, { limit: HISTORY_WINDOW }));
+      conversation.loaded = true;
+      if (conversation.id === this.#currentId) this.#show(conversation);
+    }, () => this.#loadHistory(conversation));
+    if (conversation.id !== this.#currentId) return;
+    this.#view.hideLoading();
+    this.#showBusy();
+  }
+
+  async #loadEarlier() {
+    const conversation = this.#conversationOf(this.#currentId);
+    await this.#guarded(async () => {
+      // Where next_rank is stale the window overlaps with what is known, and ranks sort that out.
+      const newest = Math.max(...conversation.messages.keys());
+      const next = Math.max(this.#sessions.get(conversation.id)?.next_rank ?? 0, newest + 1);
+      const window = { limit: HISTORY_WINDOW, offset: next - conversation.firstRank };
+      this.#merge(conversation, await this.#api.history(conversation.id, window));
+      if (conversation.id === this.#currentId) this.#view.showEarlier(conversation.turns, conversation.hasEarlier);
+    });
+  }
+
+  /** Takes messages of the history into the conversation: the stored turns in order, then those not stored yet. */
+  #merge(conversation, messages) {
+    for (const message of messages) conversation.messages.set(message.rank, message);
+    const ordered = [...conversation.messages.values()].sort((a, b) => a.rank - b.rank);
+    const groups = Map.groupBy(ordered, (message) => message.exchange_id);
+    const stored = [...groups].map(([exchangeId, group]) => this.#storedTurn(conversation, exchangeId, group));
+    conversation.turns = [...stored, ...conversation.turns.filter((turn) => !groups.has(turn.exchangeId))];
+  }
+
+  /** A turn that this page follows itself is taken as it is, or ended where storage has its answer. */
+  #storedTurn(conversation, exchangeId, messages) {
+    const followed = this.#turns.get(exchangeId);
+    if (followed !== undefined) {
+      if (!followed.ended && hasAnswer(messages)) this.#settle(followed, messages);
+      return followed;
+    }
+    const known = conversation.storedTurns.get(exchangeId);
+    if (known?.size === messages.length) return known.turn;
+    const turn = Turn.fromMessages(messages);
+    conversation.storedTurns.set(exchangeId, { turn, size: messages.length });
+    return turn;
+  }
+
+  // ---- asking ----
+
+  async #send(text) {
+    if (this.#creating || this.#conversations.get(this.#currentId)?.running !== undefined) return;
+    const agentId = this.#chosenAgentId;
+    if (agentId === null) {
+      this.#view.notify({ title: "There is no agent to ask", message: "" }, () => this.#loadAgents());
+      return;
+    }
+    const id = this.#currentId ?? (await this.#createSession(agentId));
+    if (id === null) return;
+    this.#view.clearNotice();
+    this.#view.draft = "";
+    this.#ask(this.#conversationOf(id), text, agentId);
+  }
+
+  /** The id of a new session, which is then the one on the screen; null where the service did not make one. */
+  async #createSession(agentId) {
+    this.#creating = true;
+    this.#showBusy();
+    try {
+      const session = await this.#api.createSession(agentId);
+      this.#sessions.set(session.id, session);
+      const conversation = this.#conversationOf(session.id);
+      conversation.loaded = true;
+      this.#currentId = session.id;
+      this.#freshDraft = "";
+      history.pushState(null, "", `#/c/${session.id}`);
+      this.#show(conversation);
+      return session.id;
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      this.#view.notify(errorText({ code: error.code, message: error.serverMessage }));
+      return null;
+    } finally {
+      this.#creating = false;
+      this.#showBusy();
+    }
+  }
+
+  #ask(conversation, question, agentId) {
+    const turn = new Turn({
+      exchangeId: newExchangeId(),
+      sessionId: conversation.id,
+      agentId,
+      question,
+      askedAt: performance.now(),
+    });
+    turn.savedAt = Date.now();
+    conversation.turns.push(turn);
+    this.#turns.set(turn.exchangeId, turn);
+    this.#dispatch(turn);
+    this.#savePending();
+    this.#view.addTurn(turn);
+    this.#showBusy();
+    this.#showSessions();
+  }
+
+  /** Sends the ask, or has it sent as soon as there is a connection. */
+  #dispatch(turn) {
+    const sent = this.#socket.send(turn.askFrame());
+    turn.sent ||= sent;
+    turn.waitingForConnection = !sent;
+    if (!sent) this.#wake();
+    this.#view.updateTurn(turn);
+  }
+
+  #stop() {
+    const turn = this.#conversations.get(this.#currentId)?.running;
+    if (turn === undefined) return;
+    if (turn.sent) {
+      turn.status = "stopping";
+      this.#socket.send({ type: "cancel", exchange_id: turn.exchangeId });
+    } else {
+      turn.status = "cancelled";
+    }
+    this.#changed(turn);
+  }
+
+  #retry(turn) {
+    const conversation = this.#conversationOf(turn.sessionId);
+    if (conversation.running !== undefined) return;
+    this.#dropRefused(conversation, turn);
+    this.#ask(conversation, turn.question, turn.agentId ?? this.#chosenAgentId);
+  }
+
+  #edit(turn) {
+    this.#dropRefused(this.#conversationOf(turn.sessionId), turn);
+    this.#view.draft = turn.question;
+    this.#view.focusComposer();
+  }
+
+  /** A refused turn is in no history: its second attempt takes its place. A failed one stays, without its buttons. */
+  #dropRefused(conversation, turn) {
+    turn.retried = true;
+    if (turn.status !== "refused") {
+      this.#view.updateTurn(turn);
+      return;
+    }
+    conversation.turns = conversation.turns.filter((other) => other !== turn);
+    this.#turns.delete(turn.exchangeId);
+    this.#view.removeTurn(turn);
+  }
+
+  // ---- what the server says ----
+
+  #onEvent(event) {
+    if (event.session !== undefined && this.#sessions.has(event.session.id)) this.#noteSession(event.session);
+    const turn = this.#turns.get(event.exchange_id);
+    if (event.type === "error" && (event.seq === undefined || event.seq === null)) this.#onRefusal(event, turn);
+    else if (turn?.apply(event, performance.now())) this.#changed(turn);
+  }
+
+  /** An error before any turn: of an ask, of a repeated ask after a break, or of a cancel that came too late. */
+  #onRefusal(event, named) {
+    const late = event.code === "exchange_not_found";
+    const concerned = [...this.#turns.values()].filter((turn) => turn.sent && turn.status === (late ? "stopping" : "sending"));
+    const turn = named ?? (concerned.length === 1 ? concerned[0] : undefined);
+    if (turn === undefined) {
+      // A cancel that came after the end is nobody's trouble.
+      if (!late) this.#view.notify(errorText(event));
+    } else if (turn.status === "sending" && !turn.recoveries) {
+      turn.refuse(event);
+      this.#changed(turn);
+    } else if (!turn.ended) {
+      this.#recoverLater(turn, event);
+    }
+  }
+
+  #changed(turn) {
+    turn.waitingForConnection = false;
+    this.#view.updateTurn(turn);
+    if (turn.ended) {
+      this.#savePending();
+      this.#view.announce(ENDINGS[turn.status] ?? "");
+      this.#showSessions();
+    }
+    if (turn.sessionId === this.#currentId) this.#showBusy();
+  }
+
+  #onConnection(state) {
+    this.#view.showConnection(state);
+    if (state.name !== "open") return;
+    for (const turn of this.#turns.values()) {
+      if (turn.ended) continue;
+      if (turn.sent) this.#recover(turn);
+      else this.#dispatch(turn);
+    }
+  }
+
+  // ---- after a break ----
+
+  /** Looks for the turn's answer in the history; where there is none, asks again under the same id. */
+  async #recover(turn) {
+    turn.recoveries = (turn.recoveries ?? 0) + 1;
+    try {
+      const messages = await this.#api.history(turn.sessionId, { limit: HISTORY_WINDOW });
+      const own = messages.filter((message) => message.exchange_id === turn.exchangeId);
+      if (turn.ended) return;
+      if (hasAnswer(own)) {
+        this.#settle(turn, own);
+        return;
+      }
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      this.#recoverLater(turn, error);
+      return;
+    }
+    const stopping = turn.status === "stopping";
+    turn.expectReplay();
+    this.#dispatch(turn);
+    if (stopping) this.#socket.send({ type: "cancel", exchange_id: turn.exchangeId });
+  }
+
+  /** The service cannot say yet (it is busy with this very turn, or not back): look again a little later. */
+  #recoverLater(turn, { code, message, retryable, retry_after_ms: retryAfterMs = 0 }) {
+    const hopeful = retryable || code === "session_busy" || code === "exchange_not_found";
+    const tried = turn.recoveries ?? 0;
+    if (!hopeful || tried >= MAX_RECOVERIES) {
+      turn.refuse(hopeful ? { code: "lost" } : { code, message });
+      this.#changed(turn);
+      return;
+    }
+    const wait = Math.max(retryAfterMs, backoffMs(tried));
+    setTimeout(() => {
+      // Without a connection the next one starts the recovery.
+      if (!turn.ended && this.#socket.state === "open") this.#recover(turn);
+    }, wait);
+  }
+
+  #settle(turn, messages) {
+    turn.adopt(messages);
+    this.#changed(turn);
+  }
+
+  /** Questions whose answer is outstanding survive a reload of the tab. */
+  #savePending() {
+    const open = [...this.#turns.values()].filter((turn) => !turn.ended);
+    const pending = open.map(({ exchangeId, sessionId, agentId, question, savedAt }) => {
+      return { exchangeId, sessionId, agentId, question, savedAt };
+    });
+    sessionStorage.setItem(PENDING_KEY, JSON.stringify(pending));
+  }
+
+  #restorePending() {
+    const pending = JSON.parse(sessionStorage.getItem(PENDING_KEY) ?? "[]");
+    for (const { savedAt, ...kept } of pending) {
+      if (Date.now() - savedAt > PENDING_MAX_AGE_MS) continue;
+      const turn = new Turn(kept);
+      turn.sent = true;
+      turn.savedAt = savedAt;
+      this.#turns.set(turn.exchangeId, turn);
+      this.#conversationOf(turn.sessionId).turns.push(turn);
+    }
+  }
+
+  /** Runs a REST call for the page; a failure becomes a notice, with `again` behind its button where that may help. */
+  async #guarded(call, again = null) {
+    try {
+      await call();
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      this.#view.notify(errorText({ code: error.code, message: error.serverMessage }), error.retryable ? again : null);
+    }
+  }
+}
+
+const ENDINGS = { done: "Answer complete.", cancelled: "Stopped.", unanswered: "There is no answer." };
+
+function hasAnswer(messages) {
+  return messages.some((message) => message.role === "assistant" && message.channel === "final");
+}
+
+/** crypto.randomUUID() exists on https and on this machine only; the page may also be served on a plain local network. */
+function newExchangeId() {
+  if (crypto.randomUUID !== undefined) return crypto.randomUUID();
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  bytes[6] = (bytes[6] & 0x0f) | 0x40;
+  bytes[8] = (bytes[8] & 0x3f) | 0x80;
+  const hex = Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+  return hex.replace(/^(.{8})(.{4})(.{4})(.{4})(.{12})$/, "$1-$2-$3-$4-$5");
+}
+
+new App().start();

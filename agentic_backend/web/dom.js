@@ -1,0 +1,83 @@
+/** Making DOM nodes without ever parsing HTML: elements, icons, and the copy button that several views share. */
+
+const SVG = "http://www.w3.org/2000/svg";
+
+const ICON_PATHS = {
+  plus: "M12 5v14M5 12h14",
+  menu: "M4 7h16M4 12h16M4 17h16",
+  close: "M6 6l12 12M18 6L6 18",
+  trash: "M4 7h16M9 7V4.5h6V7M6.5 7l1 12.5h9l1-12.5M10 11v5M14 11v5",
+  send: "M12 19V5M6 11l6-6 6 6",
+  stop: "M7 7h10v10H7z",
+  copy: "M9 9h10v10H9zM15 9V5H5v10h4",
+  check: "M5 12.5l4.5 4.5L19 7.5",
+  alert: "M12 8v5M12 16.2v.2M12 3.5l9 16H3z",
+  down: "M12 5v14M6 13l6 6 6-6",
+  tool: "M14.5 6.5a4 4 0 0 0-5.3 5.1L4 16.8 7.2 20l5.2-5.2a4 4 0 0 0 5.1-5.3l-2.6 2.6-2.4-.6-.6-2.4z",
+};
+
+/**
+ * An element. Attributes whose value is null, undefined or false are left out; `onclick` and the like are listeners.
+ * @param {string} tag
+ * @param {Record<string, unknown>} attributes
+ * @param {...(Node|string)} children strings become text nodes
+ */
+export function el(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (typeof value === "function") node.addEventListener(name.slice(2), value);
+    else node.setAttribute(name, value === true ? "" : String(value));
+  }
+  // append() takes its nodes as arguments, and an engine takes some 100,000 of those at most.
+  for (let at = 0; at < children.length; at += 10_000) node.append(...children.slice(at, at + 10_000));
+  return node;
+}
+
+/** A decorative 24 × 24 icon in the colour of the text. */
+export function icon(name) {
+  const svg = document.createElementNS(SVG, "svg");
+  svg.setAttribute("viewBox", "0 0 24 24");
+  svg.setAttribute("class", `icon icon-${name}`);
+  svg.setAttribute("aria-hidden", "true");
+  const path = document.createElementNS(SVG, "path");
+  path.setAttribute("d", ICON_PATHS[name]);
+  svg.append(path);
+  return svg;
+}
+
+/** A button that copies what `read` returns and says so for a moment. */
+export function copyButton(read, label = "Copy") {
+  const button = el("button", { type: "button", class: "quiet small copy", "aria-label": label, title: label });
+  const show = (name, text) => button.replaceChildren(icon(name), el("span", {}, text));
+  show("copy", "Copy");
+  button.addEventListener("click", async () => {
+    const copied = await copyText(read());
+    show(copied ? "check" : "alert", copied ? "Copied" : "Not copied");
+    setTimeout(() => show("copy", "Copy"), 1600);
+  });
+  return button;
+}
+
+async function copyText(text) {
+  if (navigator.clipboard !== undefined) {
+    try {
+      await navigator.clipboard.writeText(text);
+      return true;
+    } catch (error) {
+      if (!(error instanceof DOMException)) throw error;
+    }
+  }
+  return copyBySelection(text);
+}
+
+/** The way that also works on plain http addresses other than this machine's, where there is no clipboard object. */
+function copyBySelection(text) {
+  const field = el("textarea", { class: "visually-hidden", readonly: true });
+  field.value = text;
+  document.body.append(field);
+  field.select();
+  const copied = document.execCommand("copy");
+  field.remove();
+  return copied;
+}

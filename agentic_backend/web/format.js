@@ -1,0 +1,36 @@
+/** How the page writes durations and moments. */
+
+const RELATIVE = new Intl.RelativeTimeFormat("en", { numeric: "auto" });
+const CLOCK = new Intl.DateTimeFormat("en", { hour: "2-digit", minute: "2-digit", hour12: false });
+const DAY = new Intl.DateTimeFormat("en", { day: "numeric", month: "short" });
+const DAY_AND_YEAR = new Intl.DateTimeFormat("en", { day: "numeric", month: "short", year: "numeric" });
+const FULL = new Intl.DateTimeFormat("en", { dateStyle: "medium", timeStyle: "medium", hour12: false });
+
+/** A duration with three digits that matter: `0.42 ms`, `41.7 ms`, `412 ms`, `3.02 s`, `2 min 5 s`. */
+export function duration(ms) {
+  if (!Number.isFinite(ms)) return "–";
+  if (ms < 10) return `${ms.toFixed(2)} ms`;
+  if (ms < 100) return `${ms.toFixed(1)} ms`;
+  if (ms < 999.5) return `${Math.round(ms)} ms`;
+  if (ms < 9_995) return `${(ms / 1000).toFixed(2)} s`;
+  if (ms < 59_950) return `${(ms / 1000).toFixed(1)} s`;
+  const seconds = Math.round(ms / 1000);
+  return `${Math.floor(seconds / 60)} min ${seconds % 60} s`;
+}
+
+/** A past moment as a person would say it: `now`, `5 minutes ago`, `14:05`, `3 Nov`. */
+export function moment(iso, now = new Date()) {
+  const date = new Date(iso);
+  if (Number.isNaN(date.getTime())) return "";
+  const seconds = (now - date) / 1000;
+  if (seconds < 45) return "now";
+  if (seconds < 3600) return RELATIVE.format(-Math.round(seconds / 60), "minute");
+  if (date.toDateString() === now.toDateString()) return CLOCK.format(date);
+  return (date.getFullYear() === now.getFullYear() ? DAY : DAY_AND_YEAR).format(date);
+}
+
+/** A moment in full, for tooltips. */
+export function fullMoment(iso) {
+  const date = new Date(iso);
+  return Number.isNaN(date.getTime()) ? "" : FULL.format(date);
+}

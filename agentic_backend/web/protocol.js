@@ -1,0 +1,384 @@
+/**
+ * The native protocol (turnwise.v1): what a turn is to the page, and the socket that carries turns.
+ *
+ * `Turn`, `backoffMs` and `afterClose` are pure: they take events and codes and give states, and know neither socket
+ * nor DOM. `SocketClient` is the I/O around them: one socket for the whole page, kept alive, reconnected with back-off.
+ */
+
+export const SUBPROTOCOL = "turnwise.v1";
+
+const FIRST_RETRY_MS = 200;
+const FIRST_CEILING_MS = 2_000;
+const LAST_CEILING_MS = 30_000;
+const STABLE_AFTER_MS = 10_000;
+const CONNECT_DEADLINE_MS = 10_000;
+const WATCH_EVERY_MS = 1_000;
+/** The server breaks its silence every 15 s while a turn runs; past this the page asks whether it is still there. */
+const PING_AFTER_SILENCE_MS = 20_000;
+const PONG_DEADLINE_MS = 10_000;
+const CLOSE_STALE = 4001;
+
+/** What the page does after a close, by its code (TRUST §2); any code that is not listed is a reason to reconnect. */
+const AFTER_CLOSE = new Map([
+  [1000, "asleep"],
+  [4401, "refused"],
+  [4403, "refused"],
+  [4408, "asleep"],
+  [4409, "replaced"],
+]);
+
+/** Events that end a turn. Exactly one of them follows each accepted ask. */
+const TERMINAL = new Set(["final", "error", "cancelled", "awaiting_human"]);
+
+/**
+ * How long to wait before the next attempt, in ms: at random between 0.2 s and a ceiling of 2 s that doubles with each
+ * failed attempt up to 30 s. A whole service full of pages must not come back in the same instant.
+ * @param {number} attempt failed attempts so far
+ * @param {() => number} random uniform in [0, 1)
+ */
+export function backoffMs(attempt, random = Math.random) {
+  const ceiling = Math.min(LAST_CEILING_MS, FIRST_CEILING_MS * 2 ** Math.min(attempt, 10));
+  return FIRST_RETRY_MS + random() * (ceiling - FIRST_RETRY_MS);
+}
+
+/** "retry", "asleep" (reconnects when needed), "replaced" or "refused" (both wait for the person). */
+export function afterClose(code) {
+  return AFTER_CLOSE.get(code) ?? "retry";
+}
+
+/**
+ * One exchange as the page sees it: the question, what the agent has said and done so far, and how it ended.
+ *
+ * `status`: "sending" (not accepted yet), "running", "stopping" (cancel asked for), and the ends: "done", "cancelled",
+ * "failed" (see `error`), "refused" (the same, and the server keeps nothing of it), "unanswered" (history holds a
+ * question without an answer). `items` holds what came after the question: {rank, role, channel, text, message} in
+ * ascending rank, `message` being the whole ChatMessage once it is known. Times are ms of the caller's clock.
+ */
+export class Turn {
+  constructor({ exchangeId, sessionId, agentId, question, askedAt = null, timestamp = null }) {
+    this.exchangeId = exchangeId;
+    this.sessionId = sessionId;
+    this.agentId = agentId;
+    this.question = question;
+    this.timestamp = timestamp;
+    this.askedAt = askedAt;
+    this.firstTokenMs = null;
+    this.elapsedMs = null;
+    this.status = "sending";
+    this.sent = false;
+    this.lastSeq = 0;
+    this.replayExpected = false;
+    this.queuePosition = null;
+    this.items = [];
+    this.sources = [];
+    this.ledger = null;
+    this.warnings = [];
+    this.durable = null;
+    this.error = null;
+  }
+
+  /** A turn of the history: the ChatMessages of one exchange in ascending rank. */
+  static fromMessages(messages) {
+    const user = messages.find((message) => message.role === "user");
+    const first = user ?? messages[0];
+    const turn = new Turn({
+      exchangeId: first.exchange_id,
+      sessionId: first.session_id,
+      agentId: null,
+      question: user === undefined ? null : textOf(user),
+      timestamp: first.timestamp,
+    });
+    turn.sent = true;
+    turn.adopt(messages);
+    return turn;
+  }
+
+  get ended() {
+    return !["sending", "running", "stopping"].includes(this.status);
+  }
+
+  /** The answer's item: the last message of the assistant on the final channel, or undefined. */
+  get answer() {
+    return this.items.findLast((item) => item.role === "assistant" && item.channel === "final");
+  }
+
+  /** The metadata of the stored answer, or {} while there is none. */
+  get metadata() {
+    return this.answer?.message?.metadata ?? {};
+  }
+
+  /** The ask frame; sent again under the same id it is the same turn, not a second one. */
+  askFrame() {
+    return {
+      type: "ask",
+      session_id: this.sessionId,
+      message: this.question,
+      agent_id: this.agentId,
+      client_exchange_id: this.exchangeId,
+      if_busy: "reject",
+    };
+  }
+
+  /** The ask goes out once more: the server may tell the turn from its beginning, or go on where it is. */
+  expectReplay() {
+    this.replayExpected = true;
+  }
+
+  /**
+   * Takes one numbered event of this exchange. An event that was seen before changes nothing.
+   *
+   * Except as the first one after `expectReplay`: then the turn is told anew and what was known of it is dropped. The
+   * server joins fragments that have piled up, so a replayed fragment need not end where one ended the first time.
+   * @returns {boolean} whether anything changed
+   */
+  apply(event, now) {
+    if (this.ended) return false;
+    if (this.replayExpected && event.seq <= this.lastSeq) {
+      this.items = [];
+      this.lastSeq = 0;
+    }
+    this.replayExpected = false;
+    if (event.seq <= this.lastSeq) return false;
+    this.lastSeq = event.seq;
+    if (this.status === "sending") this.status = "running";
+    this.#take(event, now);
+    if (TERMINAL.has(event.type)) this.elapsedMs = this.askedAt === null ? null : now - this.askedAt;
+    return true;
+  }
+
+  /** Ends the turn with an error that came before it was accepted: the server keeps nothing of it. */
+  refuse(event) {
+    this.error = errorOf(event);
+    this.status = "refused";
+  }
+
+  /** Ends the turn with what storage holds of it. */
+  adopt(messages) {
+    this.#replaceItems(messages);
+    const { metadata } = this;
+    this.#takeMetadata();
+    const failure = metadata.extras?.error;
+    if (failure) {
+      this.error = { code: failure, message: this.#takeExcuse(), retryable: false, retryAfterMs: 0, partial: false };
+      this.status = "failed";
+    } else if (metadata.finish_reason === "cancelled") {
+      this.status = "cancelled";
+    } else {
+      this.status = this.answer === undefined ? "unanswered" : "done";
+    }
+  }
+
+  /** A stored failure has its fixed text as the answer's last part: it belongs into the error, not into the answer. */
+  #takeExcuse() {
+    const { answer } = this;
+    const texts = textsOf(answer.message);
+    answer.text = texts.slice(0, -1).join("\n");
+    return texts.at(-1) ?? null;
+  }
+
+  #takeMetadata() {
+    const { metadata } = this;
+    this.ledger = ledgerOf(metadata);
+    if (metadata.sources?.length > 0) this.sources = metadata.sources;
+  }
+
+  #take(event, now) {
+    switch (event.type) {
+      case "accepted":
+        this.queuePosition = event.queue_position ?? null;
+        break;
+      case "delta":
+        this.#append(event, now);
+        break;
+      case "message":
+        if (event.message.role === "user") this.timestamp = event.message.timestamp;
+        else this.#put(itemOf(event.message));
+        break;
+      case "sources":
+        this.sources = event.sources;
+        break;
+      case "final":
+        this.#finish(event);
+        break;
+      case "cancelled":
+        if (event.messages?.length > 0) this.#replaceItems(event.messages);
+        this.#takeMetadata();
+        this.status = "cancelled";
+        break;
+      case "error":
+        this.error = errorOf(event);
+        this.status = "failed";
+        break;
+      default:
+    }
+    if (event.type !== "accepted") this.queuePosition = null;
+  }
+
+  #append({ rank, channel, text }, now) {
+    if (this.firstTokenMs === null && channel === "final" && this.askedAt !== null) {
+      this.firstTokenMs = now - this.askedAt;
+    }
+    const known = this.items.find((item) => item.rank === rank);
+    if (known === undefined) this.#put({ rank, role: "assistant", channel, text, message: null });
+    else known.text += text;
+  }
+
+  #put(item) {
+    const at = this.items.findIndex((other) => other.rank >= item.rank);
+    if (at === -1) this.items.push(item);
+    else this.items.splice(at, this.items[at].rank === item.rank ? 1 : 0, item);
+  }
+
+  #finish(event) {
+    this.#replaceItems(event.messages);
+    this.#takeMetadata();
+    if (event.ledger !== undefined) this.ledger = { rows: event.ledger, unattributedMs: event.unattributed_ms ?? null };
+    this.warnings = event.warnings ?? [];
+    this.durable = event.durable ?? null;
+    this.status = this.metadata.finish_reason === "cancelled" ? "cancelled" : "done";
+  }
+
+  #replaceItems(messages) {
+    const user = messages.find((message) => message.role === "user");
+    if (user !== undefined) this.timestamp = user.timestamp;
+    this.items = messages.filter((message) => message.role !== "user").map(itemOf);
+  }
+}
+
+function itemOf(message) {
+  return { rank: message.rank, role: message.role, channel: message.channel, text: textOf(message), message };
+}
+
+function textOf(message) {
+  return textsOf(message).join("\n");
+}
+
+function textsOf(message) {
+  return message.parts.filter((part) => part.type === "text").map((part) => part.text);
+}
+
+function errorOf(event) {
+  return {
+    code: event.code ?? "internal",
+    message: event.message ?? null,
+    retryable: event.retryable === true,
+    retryAfterMs: event.retry_after_ms ?? 0,
+    partial: event.partial === true,
+  };
+}
+
+/** The ledger that the answer keeps in its metadata. What it leaves unattributed follows from the turn's length. */
+function ledgerOf(metadata) {
+  const rows = metadata.extras?.ledger;
+  return Array.isArray(rows) ? { rows, unattributedMs: null, totalMs: metadata.latency_ms ?? null } : null;
+}
+
+/**
+ * The page's one socket. Tells `onState` about {name, retryInMs?, code?} with name "connecting", "open", "waiting"
+ * (for the next attempt), "asleep", "replaced" or "refused", and `onEvent` about every event of the server.
+ */
+export class SocketClient {
+  #url;
+  #token;
+  #onEvent;
+  #onState;
+  #socket = null;
+  #attempt = 0;
+  #openedAt = 0;
+  #heardAt = 0;
+  #pingedAt = null;
+  #retryTimer = null;
+  #watchTimer = null;
+  #state = "asleep";
+
+  /** @param {{url: string, token: () => string, onEvent: (event: object) => void, onState: (state: object) => void}} */
+  constructor({ url, token, onEvent, onState }) {
+    this.#url = url;
+    this.#token = token;
+    this.#onEvent = onEvent;
+    this.#onState = onState;
+  }
+
+  get state() {
+    return this.#state;
+  }
+
+  /** Connects unless that is done or under way. Also the person's "try now" while an attempt is waited for. */
+  connect() {
+    if (this.#socket !== null) return;
+    clearTimeout(this.#retryTimer);
+    this.#setState({ name: "connecting" });
+    const socket = new WebSocket(this.#url, [SUBPROTOCOL, `bearer.${this.#token()}`]);
+    this.#socket = socket;
+    this.#heardAt = performance.now();
+    socket.addEventListener("open", () => this.#opened(socket));
+    socket.addEventListener("message", ({ data }) => this.#heard(socket, data));
+    socket.addEventListener("close", ({ code }) => this.#closed(socket, code));
+    this.#watchTimer = setInterval(() => this.#watch(socket), WATCH_EVERY_MS);
+  }
+
+  /** Sends a frame. False where there is no open socket: the caller sends again once it is. */
+  send(frame) {
+    if (this.#socket?.readyState !== WebSocket.OPEN) return false;
+    this.#socket.send(JSON.stringify(frame));
+    return true;
+  }
+
+  #opened(socket) {
+    if (socket !== this.#socket) return;
+    this.#openedAt = performance.now();
+    this.#heardAt = this.#openedAt;
+    this.#setState({ name: "open" });
+  }
+
+  #heard(socket, data) {
+    if (socket !== this.#socket) return;
+    this.#heardAt = performance.now();
+    this.#pingedAt = null;
+    this.#onEvent(JSON.parse(data));
+  }
+
+  #closed(socket, code) {
+    if (socket !== this.#socket) return;
+    this.#socket = null;
+    this.#pingedAt = null;
+    clearInterval(this.#watchTimer);
+    // A server that accepts and then drops everybody must not be hammered: only a lasting connection clears the count.
+    const lasted = this.#openedAt > 0 && performance.now() - this.#openedAt > STABLE_AFTER_MS;
+    this.#attempt = lasted ? 0 : this.#attempt;
+    this.#openedAt = 0;
+    const next = afterClose(code);
+    if (next !== "retry") {
+      this.#setState({ name: next, code });
+      return;
+    }
+    const retryInMs = backoffMs(this.#attempt);
+    this.#attempt += 1;
+    this.#retryTimer = setTimeout(() => this.connect(), retryInMs);
+    this.#setState({ name: "waiting", retryInMs, code });
+  }
+
+  /** A connection can die without a word (sleep, a changed network): silence is answered with a ping, then with a close. */
+  #watch(socket) {
+    const now = performance.now();
+    const silent = now - this.#heardAt;
+    if (socket.readyState === WebSocket.CONNECTING) {
+      if (silent > CONNECT_DEADLINE_MS) this.#abandon(socket);
+    } else if (this.#pingedAt !== null) {
+      if (now - this.#pingedAt > PONG_DEADLINE_MS) this.#abandon(socket);
+    } else if (silent > PING_AFTER_SILENCE_MS && document.visibilityState === "visible") {
+      this.#pingedAt = this.send({ type: "ping" }) ? now : null;
+    }
+  }
+
+  /** close() on a dead connection may take a minute to report: the page does not wait for it. */
+  #abandon(socket) {
+    socket.close(CLOSE_STALE);
+    this.#closed(socket, CLOSE_STALE);
+  }
+
+  #setState(state) {
+    this.#state = state.name;
+    this.#onState(state);
+  }
+}

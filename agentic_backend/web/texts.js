@@ -1,0 +1,45 @@
+/** What the page says about failures and warnings. Codes are the closed list of the wire; unknown ones still read well. */
+
+const TITLES = {
+  message_too_long: "That message is too long",
+  session_not_found: "This conversation no longer exists",
+  agent_not_found: "This agent is not available",
+  session_busy: "This conversation is still answering",
+  rate_limited: "Too many questions in a short time",
+  too_many_turns: "Too many questions at once",
+  overloaded: "The service is busy",
+  draining: "The service is restarting",
+  llm_unavailable: "The model is not reachable",
+  llm_rate_limited: "The model is busy",
+  llm_timeout: "The model took too long",
+  llm_protocol: "The model's answer broke off",
+  turn_deadline: "The answer took too long",
+  kf_unavailable: "The documents are not reachable",
+  history_unavailable: "The conversation could not be read",
+  storage_full: "The service cannot store more answers right now",
+  unauthenticated: "You need to sign in",
+  forbidden: "You are not allowed to do this",
+  conflict: "This question was already asked with another text",
+  lost: "The connection was lost during this answer",
+  unreachable: "The service does not answer",
+};
+
+const MESSAGES = {
+  lost: "It may have finished all the same: reload the page in a moment to see.",
+  unreachable: "Check that it is running and that you are online, then try again.",
+};
+
+const WARNINGS = {
+  answered_without_documents: "Answered without your documents: they could not be searched.",
+};
+
+/** {title, message} of an error {code, message?}. */
+export function errorText(error) {
+  const title = TITLES[error.code] ?? "Something went wrong";
+  return { title, message: error.message ?? MESSAGES[error.code] ?? "" };
+}
+
+/** The sentence for a warning's code. */
+export function warningText(code) {
+  return WARNINGS[code] ?? `Note: ${String(code).replaceAll("_", " ")}.`;
+}

@@ -1,0 +1,228 @@
+/** One turn on the page: question, what the agent did, streamed answer, how it ended, and its phases. */
+
+import { copyButton, el, icon } from "./dom.js";
+import { duration, fullMoment, moment } from "./format.js";
+import { renderLedger, summarise } from "./ledger.js";
+import { codeBlock, MarkdownStream, safeLink } from "./markdown.js";
+import { errorText, warningText } from "./texts.js";
+
+const STEP_NAMES = { plan: "Plan", thought: "Thought", observation: "Observation", system_note: "Note", error: "Error" };
+const END_NOTES = {
+  cancelled: "Stopped. What was written so far is kept.",
+  unanswered: "This question has no stored answer.",
+};
+
+/**
+ * Shows a Turn and follows it: `update` after each change, which costs only what has changed.
+ * `actions` has retry(turn) and edit(turn), called by the buttons of a failed turn.
+ */
+export class TurnView {
+  #turn;
+  #actions;
+  #items = new Map();
+  #steps = el("div", { class: "items" });
+  #state = el("div", { class: "turn-state" });
+  #end = el("div", { class: "turn-end" });
+  #stateKey = "";
+  #endKey = "";
+  #retryTimer = null;
+
+  constructor(turn, actions) {
+    this.#turn = turn;
+    this.#actions = actions;
+    this.answer = el("div", { class: "answer" }, this.#steps, this.#state);
+    this.node = el("article", { class: "turn", "aria-label": "Question and answer" }, this.answer, this.#end);
+    if (turn.question !== null) this.node.prepend(el("div", { class: "question" }, turn.question));
+    this.update();
+  }
+
+  /** Brings the nodes in line with the turn. */
+  update() {
+    const turn = this.#turn;
+    this.node.dataset.status = turn.status;
+    if (turn.ended) this.answer.removeAttribute("aria-busy");
+    else this.answer.setAttribute("aria-busy", "true");
+    this.#updateItems();
+    this.#updateState();
+    if (turn.ended) this.#updateEnd();
+  }
+
+  #updateItems() {
+    const shown = new Set();
+    let previous = null;
+    for (const item of this.#turn.items) {
+      const key = `${item.rank}:${item.channel}`;
+      shown.add(key);
+      let view = this.#items.get(key);
+      if (view === undefined) {
+        view = item.role === "assistant" && item.channel === "final" ? new AnswerItem() : new StepItem(item);
+        this.#items.set(key, view);
+        if (previous === null) this.#steps.prepend(view.node);
+        else previous.after(view.node);
+      }
+      view.update(item);
+      previous = view.node;
+    }
+    for (const [key, view] of this.#items) {
+      if (shown.has(key)) continue;
+      view.node.remove();
+      this.#items.delete(key);
+    }
+  }
+
+  /** The line under the text while the turn runs: waiting, thinking, stopping. */
+  #updateState() {
+    const text = stateText(this.#turn);
+    if (text === this.#stateKey) return;
+    this.#stateKey = text;
+    const dots = el("span", { class: "dots", "aria-hidden": "true" }, el("i"), el("i"), el("i"));
+    this.#state.replaceChildren(...(text === "" ? [] : [dots, text]));
+  }
+
+  #updateEnd() {
+    const turn = this.#turn;
+    const key = `${turn.status}:${turn.retried === true}`;
+    if (key === this.#endKey) return;
+    this.#endKey = key;
+    clearInterval(this.#retryTimer);
+    const warnings = turn.warnings.map((code) => el("p", { class: "note warning" }, icon("alert"), warningText(code)));
+    const note = END_NOTES[turn.status];
+    this.#end.replaceChildren(
+      ...warnings,
+      ...(note === undefined ? [] : [el("p", { class: "note" }, note)]),
+      ...(turn.error === null ? [] : [this.#errorBox(turn.error)]),
+      this.#footer(),
+    );
+  }
+
+  #errorBox(error) {
+    const { title, message } = errorText(error);
+    const buttons = el("div", { class: "buttons" });
+    if (!this.#turn.retried && this.#turn.question !== null) {
+      if (error.retryable) buttons.append(this.#retryButton(error.retryAfterMs));
+      if (this.#turn.status === "refused") {
+        buttons.append(el("button", { type: "button", onclick: () => this.#actions.edit(this.#turn) }, "Edit"));
+      }
+    }
+    const partial = error.partial ? "The part above was written before it broke off." : "";
+    const words = [message, partial].filter((text) => text !== "" && text !== title).join(" ");
+    const text = el("div", {}, el("strong", {}, title), words === "" ? "" : el("p", {}, words), buttons);
+    return el("div", { class: "error", role: "alert", "data-code": error.code }, icon("alert"), text);
+  }
+
+  /** Can be pressed once the server's `retry_after_ms` is over. */
+  #retryButton(waitMs) {
+    const button = el("button", { type: "button", onclick: () => this.#actions.retry(this.#turn) });
+    const due = performance.now() + waitMs;
+    const show = () => {
+      const left = Math.ceil((due - performance.now()) / 1000);
+      button.disabled = left > 0;
+      button.textContent = left > 0 ? `Try again in ${left} s` : "Try again";
+      if (left <= 0) clearInterval(this.#retryTimer);
+    };
+    this.#retryTimer = setInterval(show, 250);
+    show();
+    return button;
+  }
+
+  #footer() {
+    const turn = this.#turn;
+    const footer = el("footer", {});
+    const row = el("div", { class: "turn-meta" });
+    if (turn.answer !== undefined && turn.answer.text !== "") {
+      row.append(copyButton(() => turn.answer.text, "Copy answer"));
+    }
+    const { timestamp } = turn;
+    if (timestamp !== null) {
+      row.append(el("time", { datetime: timestamp, title: fullMoment(timestamp) }, moment(timestamp)));
+    }
+    const { model } = turn.metadata;
+    if (typeof model === "string" && model !== "") row.append(el("span", {}, model));
+    const summary = summarise(turn.ledger);
+    if (summary !== null) {
+      footer.append(renderLedger(summary, { firstTokenMs: turn.firstTokenMs, elapsedMs: turn.elapsedMs }));
+    } else if (turn.elapsedMs !== null && turn.status !== "refused") {
+      row.append(el("span", {}, `${duration(turn.elapsedMs)} in this browser`));
+    }
+    footer.append(row);
+    return footer;
+  }
+}
+
+function stateText(turn) {
+  if (turn.ended) return "";
+  if (turn.status === "stopping") return "Stopping…";
+  if (turn.waitingForConnection === true) return "Waiting for the connection…";
+  if (turn.queuePosition !== null) return `In the queue, position ${turn.queuePosition}`;
+  return turn.answer === undefined || turn.answer.text === "" ? "Thinking…" : "";
+}
+
+/** The answer, or a whole message of text among the steps. */
+class AnswerItem {
+  #stream;
+  #extras = el("div", { class: "extras" });
+  #message = null;
+
+  constructor() {
+    const body = el("div", { class: "markdown" });
+    this.#stream = new MarkdownStream(body);
+    this.node = el("div", { class: "item" }, body, this.#extras);
+  }
+
+  update(item) {
+    this.#stream.update(item.text);
+    if (item.message === null || item.message === this.#message) return;
+    this.#message = item.message;
+    this.#extras.replaceChildren(...item.message.parts.flatMap(renderPart));
+  }
+}
+
+/** The parts of a message that are not its text. An image is a link: nothing of an answer loads by itself. */
+function renderPart(part) {
+  switch (part.type) {
+    case "code":
+      return [codeBlock(String(part.code), part.language ?? "")];
+    case "image_url":
+      return [safeLink(part.url, [`Image: ${part.alt || "untitled"}`])];
+    case "link":
+      return part.href ? [safeLink(part.href, [part.title || part.href])] : [];
+    case "geo":
+      return [codeBlock(JSON.stringify(part.geojson, null, 2), "geojson")];
+    default:
+      return [];
+  }
+}
+
+/** A thought, a tool call, a tool's result: one closed line that opens. */
+class StepItem {
+  #body = el("div", { class: "step-body" });
+  #shown = null;
+
+  constructor(item) {
+    const summary = el("summary", {}, icon("tool"), stepTitle(item));
+    this.node = el("details", { class: `step step-${item.channel}` }, summary, this.#body);
+  }
+
+  update(item) {
+    const shown = item.message ?? item.text;
+    if (shown === this.#shown) return;
+    this.#shown = shown;
+    const blocks = item.text === "" ? [] : [el("p", { class: "plain" }, item.text)];
+    for (const part of item.message?.parts ?? []) {
+      if (part.type === "tool_call") blocks.push(codeBlock(JSON.stringify(part.args, null, 2), "json"));
+      else if (part.type === "tool_result") blocks.push(codeBlock(String(part.content ?? ""), part.ok ? "" : "failed"));
+      else blocks.push(...renderPart(part));
+    }
+    this.#body.replaceChildren(...blocks);
+  }
+}
+
+function stepTitle(item) {
+  const part = item.message?.parts.find(({ type }) => type === "tool_call" || type === "tool_result");
+  if (part?.type === "tool_call") return `Tool: ${part.name}`;
+  if (part?.type === "tool_result") {
+    const took = Number.isFinite(part.latency_ms) ? ` in ${duration(part.latency_ms)}` : "";
+    return `${part.ok === false ? "Tool failed" : "Tool answered"}${took}`;
+  }
+  return STEP_NAMES[item.channel] ?? "Step";
+}

@@ -1,0 +1,351 @@
+/** The page around the turns: conversation list, header, message log, composer, connection, notices and the dialog. */
+
+import { el, icon } from "./dom.js";
+import { Sidebar, titleOf } from "./sidebar.js";
+import { TurnView } from "./turns.js";
+
+const NEAR_END_PX = 96;
+const COMPOSER_MAX_PX = 240;
+const NARROW = "(max-width: 800px)";
+const SUGGESTIONS = ["What is Turnwise?", "Where does the time of an answer go?", "Say hello"];
+/** A short break of the connection is mended before anyone needs to read about it. */
+const QUIET_BREAK_MS = 1_200;
+
+const CONNECTIONS = {
+  connecting: { label: "Connecting…", tone: "wait" },
+  open: { label: "Connected", tone: "good" },
+  waiting: { label: "Reconnecting…", tone: "wait", banner: "The connection is down.", action: "Try now" },
+  asleep: { label: "Idle", tone: "idle" },
+  replaced: {
+    label: "Open elsewhere",
+    tone: "bad",
+    banner: "This page was replaced by a newer connection of yours.",
+    action: "Use it here",
+  },
+  refused: { label: "Not signed in", tone: "bad", banner: "The service refused your credentials.", action: "Try again" },
+};
+
+/**
+ * Owns every node of the page outside a turn. `actions` are the controller's: send(text), stop(), newChat(),
+ * deleteSession(id), loadEarlier(), connect(), retry(turn), edit(turn), chooseAgent(id).
+ */
+export class View {
+  #actions;
+  #nodes = {};
+  #turnViews = new WeakMap();
+  #dirty = new Set();
+  #frame = null;
+  #lastRenderMs = 0;
+  #connection = "connecting";
+  #bannerTimer = null;
+  #countdown = null;
+  #following = true;
+  #busy = false;
+  #sidebar;
+
+  constructor(actions) {
+    this.#actions = actions;
+    for (const node of document.querySelectorAll("[id]")) this.#nodes[node.id] = node;
+    this.#sidebar = new Sidebar(this.#nodes.sessions, (session) => this.#confirmDelete(session));
+    this.#addIcons();
+    this.#wireComposer();
+    this.#wireDrawer();
+    this.#wireScrolling();
+    this.#nodes["new-chat"].addEventListener("click", () => this.#actions.newChat());
+    this.#nodes.earlier.addEventListener("click", () => this.#actions.loadEarlier());
+    this.#nodes["connection-action"].addEventListener("click", () => this.#actions.connect());
+    this.#nodes.agent.addEventListener("change", ({ target }) => this.#actions.chooseAgent(target.value));
+    for (const text of SUGGESTIONS) {
+      const button = el("button", { type: "button", onclick: () => this.#actions.send(text) }, text);
+      this.#nodes.suggestions.append(button);
+    }
+  }
+
+  // ---- conversations ----
+
+  /** The list beside the log, or why there is none. */
+  showSessions(sessions, state) {
+    this.#sidebar.show(sessions, state);
+    this.#nodes["no-sessions"].hidden = sessions.length > 0;
+  }
+
+  /** A conversation's turns; `session` is null for one that does not exist yet. */
+  showConversation(session, turns, { loading = false, hasEarlier = false } = {}) {
+    this.showTitle(session);
+    this.#nodes.welcome.hidden = session !== null;
+    this.#nodes.loading.hidden = !loading;
+    this.#nodes.earlier.hidden = !hasEarlier;
+    // A screen reader is not to read a whole history aloud: only what is added while the log is not busy.
+    this.#nodes.log.setAttribute("aria-busy", "true");
+    this.#nodes.turns.replaceChildren(...turns.map((turn) => this.#viewOf(turn).node));
+    this.closeDrawer();
+    this.#toEnd();
+    requestAnimationFrame(() => this.#nodes.log.removeAttribute("aria-busy"));
+  }
+
+  hideLoading() {
+    this.#nodes.loading.hidden = true;
+  }
+
+  /** The same conversation with more turns above, and what is on the screen where it was. */
+  showEarlier(turns, hasEarlier) {
+    const { log } = this.#nodes;
+    const fromEnd = log.scrollHeight - log.scrollTop;
+    this.#nodes.turns.replaceChildren(...turns.map((turn) => this.#viewOf(turn).node));
+    this.#nodes.earlier.hidden = !hasEarlier;
+    log.scrollTop = log.scrollHeight - fromEnd;
+  }
+
+  showTitle(session) {
+    const title = session === null ? "New conversation" : titleOf(session);
+    this.#nodes.title.textContent = title;
+    document.title = session === null ? "Turnwise" : `${title} · Turnwise`;
+  }
+
+  addTurn(turn) {
+    this.#nodes.welcome.hidden = true;
+    this.#nodes.turns.append(this.#viewOf(turn).node);
+    this.#toEnd();
+  }
+
+  removeTurn(turn) {
+    this.#viewOf(turn).node.remove();
+  }
+
+  /** Shows a turn's change with the next frame; many changes in one frame cost one update. */
+  updateTurn(turn) {
+    this.#dirty.add(turn);
+    if (this.#frame !== null) return;
+    // A very long answer may take longer than a frame to draw: then draw less often and stay usable between.
+    const paint = () => requestAnimationFrame(() => this.#paint());
+    this.#frame = this.#lastRenderMs < 8 ? paint() : setTimeout(paint, this.#lastRenderMs * 3);
+  }
+
+  #paint() {
+    this.#frame = null;
+    const start = performance.now();
+    for (const turn of this.#dirty) this.#viewOf(turn).update();
+    this.#dirty.clear();
+    if (this.#following) this.#nodes.log.scrollTop = this.#nodes.log.scrollHeight;
+    this.#lastRenderMs = performance.now() - start;
+  }
+
+  #viewOf(turn) {
+    let view = this.#turnViews.get(turn);
+    if (view === undefined) {
+      view = new TurnView(turn, this.#actions);
+      this.#turnViews.set(turn, view);
+    }
+    return view;
+  }
+
+  // ---- agents ----
+
+  /** The picker is there only where there is a choice. */
+  showAgents(agents, chosenId) {
+    const { agent, "agent-about": about } = this.#nodes;
+    agent.replaceChildren(...agents.map(({ id, name }) => el("option", { value: id }, name)));
+    agent.value = chosenId ?? "";
+    this.#nodes["agent-picker"].hidden = agents.length < 2;
+    const chosen = agents.find(({ id }) => id === chosenId);
+    const words = [chosen?.tuning?.role, chosen?.tuning?.description].filter(Boolean);
+    about.textContent = chosen === undefined ? "" : [chosen.name, ...words].join(" · ");
+  }
+
+  // ---- composer ----
+
+  /** Whether the conversation on the screen is answering: the send button is then a stop button. */
+  showBusy(busy, stopping) {
+    this.#busy = busy;
+    const { action } = this.#nodes;
+    action.replaceChildren(icon(busy ? "stop" : "send"));
+    action.setAttribute("aria-label", busy ? "Stop" : "Send");
+    action.title = busy ? "Stop" : "Send (Enter)";
+    action.classList.toggle("stop", busy);
+    action.disabled = stopping;
+    if (!busy) this.#fitComposer();
+  }
+
+  get draft() {
+    return this.#nodes.message.value;
+  }
+
+  set draft(text) {
+    this.#nodes.message.value = text;
+    this.#fitComposer();
+  }
+
+  focusComposer() {
+    if (!matchMedia("(pointer: coarse)").matches) this.#nodes.message.focus();
+  }
+
+  #wireComposer() {
+    const { composer, message } = this.#nodes;
+    message.addEventListener("input", () => this.#fitComposer());
+    message.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      event.preventDefault();
+      if (!this.#busy) this.#submit();
+    });
+    composer.addEventListener("submit", (event) => {
+      event.preventDefault();
+      if (this.#busy) this.#actions.stop();
+      else this.#submit();
+    });
+  }
+
+  #submit() {
+    const text = this.draft.trim();
+    if (text !== "") this.#actions.send(text);
+  }
+
+  #fitComposer() {
+    const { message, action } = this.#nodes;
+    message.style.height = "auto";
+    message.style.height = `${Math.min(message.scrollHeight, COMPOSER_MAX_PX)}px`;
+    if (!this.#busy) action.disabled = message.value.trim() === "";
+  }
+
+  // ---- connection and notices ----
+
+  /** @param {{name: string, retryInMs?: number}} state as SocketClient tells it */
+  showConnection({ name, retryInMs = 0 }) {
+    const { label, tone, banner, action } = CONNECTIONS[name];
+    const { connection, "connection-banner": box } = this.#nodes;
+    connection.dataset.tone = tone;
+    connection.lastElementChild.textContent = label;
+    connection.title = label;
+    const lost = banner !== undefined;
+    if (lost) this.#nodes["connection-action"].textContent = action;
+    if (name === "waiting") this.#countDown(performance.now() + retryInMs);
+    else this.#nodes["connection-text"].textContent = banner ?? "";
+    // "connecting" between two attempts neither shows nor hides the banner: it would flicker.
+    if (name === "open" && this.#connection !== "open" && !box.hidden) this.announce("Connected again.");
+    if (name === "open" || name === "asleep") this.#hideBanner();
+    else if (lost && box.hidden && this.#bannerTimer === null) this.#showBannerSoon();
+    this.#connection = name;
+  }
+
+  #showBannerSoon() {
+    this.#bannerTimer = setTimeout(() => {
+      this.#nodes["connection-banner"].hidden = false;
+      this.announce("The connection is down.");
+    }, QUIET_BREAK_MS);
+  }
+
+  #hideBanner() {
+    clearTimeout(this.#bannerTimer);
+    clearInterval(this.#countdown);
+    this.#bannerTimer = null;
+    this.#nodes["connection-banner"].hidden = true;
+  }
+
+  #countDown(due) {
+    clearInterval(this.#countdown);
+    const show = () => {
+      const left = Math.max(0, Math.ceil((due - performance.now()) / 1000));
+      const when = left === 0 ? "Trying again…" : `Trying again in ${left} s.`;
+      this.#nodes["connection-text"].textContent = `${CONNECTIONS.waiting.banner} ${when}`;
+    };
+    this.#countdown = setInterval(show, 500);
+    show();
+  }
+
+  /** A failure that belongs to no turn. Stays until the next one or until it is closed. */
+  notify({ title, message }, retry = null) {
+    const { notice } = this.#nodes;
+    const close = el("button", { type: "button", class: "quiet icon-button", "aria-label": "Close" }, icon("close"));
+    close.addEventListener("click", () => this.clearNotice());
+    const again = el("button", { type: "button", class: "small" }, "Try again");
+    again.addEventListener("click", () => {
+      this.clearNotice();
+      retry();
+    });
+    const text = el("span", {}, el("strong", {}, title), message ? ` ${message}` : "");
+    notice.replaceChildren(icon("alert"), text, ...(retry === null ? [] : [again]), close);
+    notice.hidden = false;
+  }
+
+  clearNotice() {
+    this.#nodes.notice.hidden = true;
+    this.#nodes.notice.replaceChildren();
+  }
+
+  /** Says something to screen readers only. */
+  announce(text) {
+    this.#nodes.announcer.textContent = text;
+  }
+
+  // ---- deleting ----
+
+  #confirmDelete(session) {
+    const { "delete-dialog": dialog, "delete-name": name } = this.#nodes;
+    name.textContent = titleOf(session);
+    dialog.returnValue = "";
+    dialog.addEventListener(
+      "close",
+      () => {
+        if (dialog.returnValue === "delete") this.#actions.deleteSession(session.id);
+      },
+      { once: true },
+    );
+    dialog.showModal();
+  }
+
+  // ---- drawer of narrow screens ----
+
+  closeDrawer() {
+    this.#setDrawer(false);
+  }
+
+  #wireDrawer() {
+    const { menu, scrim, sidebar } = this.#nodes;
+    menu.addEventListener("click", () => this.#setDrawer(!document.body.classList.contains("drawer-open")));
+    scrim.addEventListener("click", () => this.#setDrawer(false));
+    document.addEventListener("keydown", ({ key }) => {
+      if (key !== "Escape" || !document.body.classList.contains("drawer-open")) return;
+      this.#setDrawer(false);
+      menu.focus();
+    });
+    const narrow = matchMedia(NARROW);
+    const settle = () => {
+      document.body.classList.remove("drawer-open");
+      menu.setAttribute("aria-expanded", "false");
+      sidebar.inert = narrow.matches;
+    };
+    narrow.addEventListener("change", settle);
+    settle();
+  }
+
+  #setDrawer(open) {
+    const { menu, sidebar, main } = this.#nodes;
+    const narrow = matchMedia(NARROW).matches;
+    document.body.classList.toggle("drawer-open", open && narrow);
+    menu.setAttribute("aria-expanded", String(open && narrow));
+    sidebar.inert = narrow && !open;
+    main.inert = narrow && open;
+    if (open && narrow) this.#nodes["new-chat"].focus();
+  }
+
+  // ---- scrolling ----
+
+  /** The log follows what is written while its end is in sight, and leaves the reader alone otherwise. */
+  #wireScrolling() {
+    const { log, "to-end": button } = this.#nodes;
+    log.addEventListener("scroll", () => {
+      this.#following = log.scrollHeight - log.scrollTop - log.clientHeight < NEAR_END_PX;
+      button.hidden = this.#following;
+    });
+    button.addEventListener("click", () => this.#toEnd());
+  }
+
+  #toEnd() {
+    const { log } = this.#nodes;
+    this.#following = true;
+    log.scrollTop = log.scrollHeight;
+  }
+
+  #addIcons() {
+    for (const node of document.querySelectorAll("[data-icon]")) node.prepend(icon(node.dataset.icon));
+  }
+}
