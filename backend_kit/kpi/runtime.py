@@ -1,5 +1,6 @@
 """What runs beside the loop for a Kpi: summary, loop monitor, garbage-collection pauses, the metrics endpoint."""
 
+import sys
 from dataclasses import dataclass
 from typing import Self, TextIO
 
@@ -26,6 +27,10 @@ class KpiOptions:
     version: str = "unknown"
     git_sha: str = "unknown"
     config_hash: str = "unknown"
+    switch_interval_s: float = 0.0005
+    """How long a thread waits for the GIL before it asks for it. A saturated loop lets go of the GIL at each poll and
+    has it back before another thread wakes; at Python's 5 ms that thread's wait starts anew each time, and it starves:
+    15 to 128 of 200 lag samples came through, all 200 at 0.5 ms (tests/bench/lag.py --switch-interval)."""
 
 
 class KpiRuntime:
@@ -40,6 +45,8 @@ class KpiRuntime:
         Info("app_build", "What runs.", registry=registry).info(
             {"version": options.version, "git_sha": options.git_sha, "config_hash": options.config_hash}
         )
+        self._options = options
+        self._switch_interval_before: float | None = None
         self._gc_pauses = GcPauses(registry)
         self.summary = Summary(
             kpi,
@@ -58,6 +65,8 @@ class KpiRuntime:
         """Open the endpoint and start the threads; on the loop's thread. Raises MetricsPortTaken."""
         if self._server is not None:
             self._server.start()
+        self._switch_interval_before = sys.getswitchinterval()
+        sys.setswitchinterval(self._options.switch_interval_s)
         self._gc_pauses.start()
         self.summary.start()
         self.loop.start()
@@ -70,6 +79,8 @@ class KpiRuntime:
         self._gc_pauses.close()
         if self._server is not None:
             self._server.close()
+        if self._switch_interval_before is not None:
+            sys.setswitchinterval(self._switch_interval_before)
 
     @property
     def metrics_port(self) -> int | None:

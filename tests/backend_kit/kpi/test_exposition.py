@@ -4,6 +4,7 @@ import asyncio
 import gc
 import io
 import socket
+import sys
 import time
 import urllib.request
 from collections.abc import Callable
@@ -116,10 +117,12 @@ def test_more_clients_than_slots_are_turned_away(kpi: Kpi) -> None:
 
 
 async def test_the_runtime_shows_process_build_and_loop_and_closes_without_a_rest(kpi: Kpi) -> None:
+    before = sys.getswitchinterval()
     stream = io.StringIO()
     options = KpiOptions(log_level="warning", version="1.2.3", git_sha="abc", config_hash="def")
     runtime = KpiRuntime(kpi, options, stream=stream).start()
     port = runtime.metrics_port
+    assert sys.getswitchinterval() == pytest.approx(0.0005)
     text = await asyncio.to_thread(scrape, port)
     runtime.close()
     names = {family.name for family in text_string_to_metric_families(text)}
@@ -139,6 +142,7 @@ async def test_the_runtime_shows_process_build_and_loop_and_closes_without_a_res
     assert 'app_build_info{config_hash="def",git_sha="abc",version="1.2.3"} 1.0' in text
     assert "open_fds=" in stream.getvalue()
     assert runtime.metrics_port is None
+    assert sys.getswitchinterval() == before
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", port or 0))
 
