@@ -328,9 +328,13 @@ class CompletionStream:
     def _take(self, event: bytes, chunks: list[wire.Chunk]) -> None:
         """Add the event's chunk to `chunks`, or note in `_failure` what is wrong with it."""
         try:
-            chunk = wire.parse_chunk(event)
+            chunk, text = wire.parse_chunk(event)
         except wire.BrokenChunk as failure:
             self._failure = failures.broken(f"broken chunk: {failure}")
+            return
+        if text is not None and len(text) <= self._room:
+            self._room -= len(text) or len(event)
+            chunks.append(chunk)
             return
         if (said := wire.error_of(chunk)) is not None:
             self._failure = failures.of_stream_error(said)

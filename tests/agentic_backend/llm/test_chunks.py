@@ -6,19 +6,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessageChunk
 
+from agentic_backend.llm import chunks
 from agentic_backend.llm.chunks import (
     BrokenChunk,
     content_of,
     finish_reason_of,
     is_token,
     parse_answer,
-    parse_chunk,
     usage_of,
 )
 from agentic_backend.llm.client import CompletionsClient
 from agentic_backend.llm.endpoint import Endpoint
 from agentic_backend.llm.models import chat_openai
 from agentic_backend.llm.observer import Unobserved
+
+
+def parse_chunk(data: bytes) -> dict[str, Any]:
+    return chunks.parse_chunk(data)[0]
 
 
 def chunk(**delta: Any) -> bytes:
