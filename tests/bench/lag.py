@@ -143,10 +143,11 @@ def main() -> int:
         close = all(abs(a - b) <= TOLERANCE * b for a, b in ((lag.average, true_average), (lag.p95, true_p95)))
         good = {"nothing": True, "lag": close, "busy": ratio >= 0.85}[judged]
         failed += not good
+        verdict = f"{'ok' if good else 'OFF'} (judged by: {judged})"
         print(
             f"{scenario.__name__:8} client {true_average:6.1f} / {true_p95:6.1f} / {truth[-1]:6.1f}   "
-            f"monitor {lag.average:6.1f} / {lag.p95:6.1f} / {lag.maximum:6.1f} ({lag.count} samples)   busy {ratio:.2f}   "
-            f"{'ok' if good else 'OFF'} (judged by: {judged})"
+            f"monitor {lag.average:6.1f} / {lag.p95:6.1f} / {lag.maximum:6.1f} ({lag.count} samples)   "
+            f"busy {ratio:.2f}   {verdict}"
         )
     return 1 if failed else 0
 
