@@ -14,6 +14,7 @@ DEFAULT_URL = "ws://127.0.0.1:8000/agentic/v1/chatbot/query/ws"
 NATIVE_SUBPROTOCOL = "turnwise.v1"
 _SOCKET_PATHS = ("/chatbot/query/ws-baseline", "/chatbot/query/ws")
 _MAX_CLIENTS = 20_000
+_HELP_FLAGS = frozenset({"h", "help"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,9 @@ def join_go_flags(argv: Sequence[str], value_flags: frozenset[str]) -> list[str]
     rest = iter(argv)
     for word in rest:
         name, equals, value = word.lstrip("-").partition("=")
-        if not word.startswith("-") or not name:
+        if name in _HELP_FLAGS and word.startswith("-"):
+            joined.append("--help")
+        elif not word.startswith("-") or not name:
             joined.append(word)
         elif equals or name not in value_flags:
             joined.append(f"--{name}{equals}{value}")
@@ -176,7 +179,7 @@ class _Flags:
         self.parser.add_argument(f"--{name}", default=default, type=_converter(kind), help=help_text, metavar="VALUE")
 
     def switch(self, name: str, help_text: str, *, default: bool = False) -> None:
-        """A boolean: `-name` alone means true, `-name=false` is the only other form, as in Go."""
+        """A boolean: `-name` alone means true; `-name=false` as in Go, and `-name false`, which Go misreads."""
         self.parser.add_argument(
             f"--{name}",
             nargs="?",

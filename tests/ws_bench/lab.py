@@ -1,0 +1,173 @@
+"""A small service of known behaviour: sessions over REST, and a socket that speaks both protocols by a script."""
+
+import asyncio
+import functools
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import WSMsgType, web
+
+from backend_kit.wire import dumps, loads
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class Lab:
+    """What the service was asked, and how it answers: `behave` gets each ask with its number (from 0)."""
+
+    behave: "Callable[[Lab, Exchange], Awaitable[None]]"
+    create_status: int = 200
+    protocols: tuple[str, ...] = ("turnwise.v1",)
+    port: int = 0
+    created: list[str] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    asks: list[dict[str, Any]] = field(default_factory=list)
+    sockets: int = 0
+    tokens: list[tuple[str | None, str | None]] = field(default_factory=list)
+    close_codes: list[int | None] = field(default_factory=list)
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def url(self) -> str:
+        return f"ws://127.0.0.1:{self.port}/agentic/v1/chatbot/query/ws"
+
+
+@dataclass
+class Exchange:
+    """One ask on a socket, and how to answer it."""
+
+    number: int
+    ask: dict[str, Any]
+    socket: web.WebSocketResponse
+    request: web.Request
+
+    @property
+    def native(self) -> bool:
+        return self.socket.ws_protocol == "turnwise.v1"
+
+    async def send(self, kind: str, **more: Any) -> None:
+        await self.socket.send_str(dumps({"type": kind, **more}).decode())
+
+    def message(self, role: str, text: str, **metadata: Any) -> dict[str, Any]:
+        return {
+            "session_id": self.ask.get("session_id"),
+            "exchange_id": self.ask["client_exchange_id"],
+            "role": role,
+            "channel": "final",
+            "parts": [{"type": "text", "text": text}],
+            "metadata": metadata,
+        }
+
+    def cut(self) -> None:
+        """End the connection without a close frame."""
+        transport = self.request.transport
+        if transport is not None:
+            transport.close()
+
+
+async def answer(_: Lab, exchange: Exchange) -> None:
+    """A good turn in the protocol of the socket: two deltas, or one message."""
+    messages = [exchange.message("user", exchange.ask["message"]), exchange.message("assistant", "Hello back")]
+    if not exchange.native:
+        await exchange.send("stream", message=messages[0])
+        await exchange.send("stream", message=messages[1])
+        await exchange.send("final", messages=messages, session={})
+        return
+    head = {"session_id": exchange.ask["session_id"], "exchange_id": exchange.ask["client_exchange_id"]}
+    await exchange.send("accepted", seq=0, **head)
+    await exchange.send("message", seq=1, message=messages[0], **head)
+    for seq, text in enumerate(("Hello", " back"), start=2):
+        await exchange.send("delta", seq=seq, rank=1, channel="final", text=text, **head)
+    await exchange.send("final", seq=4, messages=messages, session={}, ledger=[], durable="none", warnings=[], **head)
+
+
+@asynccontextmanager
+async def lab(behave: Callable[[Lab, Exchange], Awaitable[None]] = answer, **options: Any) -> AsyncIterator[Lab]:
+    """The service on a free loopback port."""
+    state = Lab(behave, **options)
+    app = web.Application()
+    app.add_routes(
+        [
+            web.post("/agentic/v1/chatbot/session", functools.partial(_create, state)),
+            web.delete("/agentic/v1/chatbot/session/{id}", functools.partial(_delete, state)),
+            web.get("/agentic/v1/chatbot/query/ws", functools.partial(_socket, state)),
+        ]
+    )
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    state.port = runner.addresses[0][1]
+    try:
+        yield state
+    finally:
+        await runner.cleanup()
+
+
+async def _create(state: Lab, request: web.Request) -> web.Response:
+    if state.create_status != 200:
+        return web.Response(status=state.create_status)
+    state.bodies.append(await request.json())
+    state.created.append(f"session-{len(state.created)}")
+    return web.json_response({"id": state.created[-1]})
+
+
+async def _delete(state: Lab, request: web.Request) -> web.Response:
+    state.deleted.append(request.match_info["id"])
+    return web.json_response(True)
+
+
+async def _socket(state: Lab, request: web.Request) -> web.WebSocketResponse:
+    socket = web.WebSocketResponse(protocols=state.protocols, compress=False)
+    await socket.prepare(request)
+    state.sockets += 1
+    state.tokens.append((request.headers.get("Authorization"), request.query.get("token")))
+    async for frame in socket:
+        if frame.type is WSMsgType.TEXT:
+            exchange = Exchange(len(state.asks), loads(frame.data), socket, request)
+            state.asks.append(exchange.ask)
+            state.asked.set()
+            await state.behave(state, exchange)
+    state.close_codes.append(socket.close_code)
+    return socket
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished `ws_bench` process left behind."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+async def start_bench(*argv: str) -> asyncio.subprocess.Process:
+    """`python -m ws_bench …` with both outputs as pipes; the caller waits for its end."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "ws_bench", *argv,
+        cwd=ROOT, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+
+
+async def finish(process: asyncio.subprocess.Process) -> Outcome:
+    """Wait for a bench process to end by itself."""
+    try:
+        stdout, stderr = await asyncio.wait_for(process.communicate(), 60)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode is not None
+    assert "Traceback" not in stderr.decode()
+    return Outcome(process.returncode, stdout.decode(), stderr.decode())
+
+
+async def bench(*argv: str) -> Outcome:
+    """Run `python -m ws_bench …` to its end."""
+    return await finish(await start_bench(*argv))

@@ -1,0 +1,119 @@
+"""Both protocols as state over events: what counts as a token, as an end, and as a failure."""
+
+from typing import Any
+
+import pytest
+
+from backend_kit.wire import loads
+from ws_bench.dialects import CompatibleTurn, NativeTurn, ask_frame, parse_event
+from ws_bench.errors import TurnBroken
+
+
+def message(role: str, text: str = "x", **metadata: Any) -> dict[str, Any]:
+    parts = [{"type": "text", "text": text}]
+    return {"role": role, "channel": "final", "parts": parts, "metadata": metadata}
+
+
+def native(kind: str, seq: int, **more: Any) -> dict[str, Any]:
+    return {"type": kind, "session_id": "s", "exchange_id": "e", "seq": seq, **more}
+
+
+FINAL = {"type": "final", "messages": [message("user"), message("assistant")], "session": {}}
+
+
+def test_an_ask_leaves_out_what_it_does_not_say() -> None:
+    assert loads(ask_frame("", "e", "Hi", "Georges", {})) == {
+        "type": "ask", "message": "Hi", "agent_id": "Georges", "client_exchange_id": "e",
+    }  # fmt: skip
+    full = loads(ask_frame("s", "e", "Hi", "Georges", {"search_policy": "strict"}))
+    assert (full["session_id"], full["runtime_context"]) == ("s", {"search_policy": "strict"})
+
+
+@pytest.mark.parametrize("frame", [b"", b"{", b"[]", b'"text"', b"\xff"])
+def test_a_frame_that_is_no_object_breaks_the_turn(frame: bytes) -> None:
+    with pytest.raises(TurnBroken) as broken:
+        parse_event(frame)
+    assert broken.value.kind == "protocol_bad_json"
+
+
+def test_compatible_first_token_is_the_first_assistant_message_not_the_echo() -> None:
+    turn = CompatibleTurn()
+    assert not turn.feed({"type": "session", "session": {}}, 1.0)
+    assert not turn.feed({"type": "stream", "message": message("user")}, 2.0)
+    assert not turn.feed({"type": "stream", "message": {"role": "assistant", "parts": [{"type": "tool_call"}]}}, 2.5)
+    assert turn.first_token_at is None
+    assert not turn.feed({"type": "stream", "message": message("assistant")}, 3.0)
+    assert not turn.feed({"type": "stream", "message": message("assistant")}, 3.25)
+    assert turn.feed(FINAL, 4.0)
+    assert turn.first_token_at == 3.0
+    assert list(turn.gaps_ms) == [250.0]
+
+
+def test_native_tokens_are_deltas() -> None:
+    turn = NativeTurn("e")
+    assert not turn.feed(native("accepted", 0), 1.0)
+    assert not turn.feed(native("message", 1, message=message("user")), 1.5)
+    assert not turn.feed(native("delta", 2, rank=1, channel="final", text=""), 1.75)
+    assert not turn.feed(native("delta", 3, rank=1, channel="final", text="a"), 2.0)
+    assert not turn.feed({"type": "heartbeat"}, 2.1)
+    assert not turn.feed(native("delta", 5, rank=1, channel="final", text="b"), 2.5)
+    assert not turn.feed(native("message", 6, message=message("assistant")), 3.0)
+    assert turn.feed(native("final", 7, messages=FINAL["messages"]), 4.0)
+    assert turn.first_token_at == 2.0
+    assert list(turn.gaps_ms) == [500.0]
+
+
+def test_a_native_turn_without_deltas_counts_its_message() -> None:
+    turn = NativeTurn("e")
+    turn.feed(native("message", 0, message=message("user")), 1.0)
+    turn.feed(native("message", 1, message=message("assistant")), 2.0)
+    assert turn.first_token_at == 2.0
+
+
+@pytest.mark.parametrize(
+    ("event", "kind", "usable"),
+    [
+        ({"type": "error", "content": "no", "code": "overloaded"}, "server_error_event(overloaded)", False),
+        ({"type": "error", "content": "no"}, "server_error_event(unknown)", False),
+        ({"type": "delta", "text": "x"}, "protocol_unknown_event", False),
+        ({}, "protocol_unknown_event", False),
+        ({"type": "awaiting_human", "payload": {}}, "awaiting_human", False),
+        ({"type": "final", "messages": []}, "protocol_empty_final", True),
+        ({"type": "final", "messages": [message("user")]}, "protocol_empty_final", True),
+        (
+            {"type": "final", "messages": [message("user"), message("assistant", extras={"error": "llm_timeout"})]},
+            "server_error_event(llm_timeout)",
+            True,
+        ),
+        (
+            {"type": "final", "messages": [message("assistant", extras={"error": {"code": "internal"}})]},
+            "server_error_event(internal)",
+            True,
+        ),
+    ],
+)
+def test_compatible_failures(event: dict[str, Any], kind: str, usable: bool) -> None:
+    with pytest.raises(TurnBroken) as broken:
+        CompatibleTurn().feed(event, 1.0)
+    assert (broken.value.kind, broken.value.usable) == (kind, usable)
+
+
+@pytest.mark.parametrize(
+    ("event", "kind", "usable"),
+    [
+        ({"type": "error", "code": "session_busy", "message": "no"}, "server_error_event(session_busy)", True),
+        (native("cancelled", 1), "server_cancelled", True),
+        (native("awaiting_human", 1), "awaiting_human", False),
+        (native("stream", 1), "protocol_unknown_event", False),
+        ({**native("delta", 1, text="x"), "exchange_id": "other"}, "protocol_cross_talk", False),
+        (native("delta", 0, text="x"), "protocol_order", False),
+        ({"type": "delta", "exchange_id": "e", "text": "x"}, "protocol_order", False),
+        (native("final", 1, messages=[]), "protocol_empty_final", True),
+    ],
+)
+def test_native_failures(event: dict[str, Any], kind: str, usable: bool) -> None:
+    turn = NativeTurn("e")
+    turn.feed(native("accepted", 0), 0.5)
+    with pytest.raises(TurnBroken) as broken:
+        turn.feed(event, 1.0)
+    assert (broken.value.kind, broken.value.usable) == (kind, usable)

@@ -1,0 +1,166 @@
+"""The printed blocks, byte for byte, and the result file."""
+
+import io
+
+import pytest
+
+from ws_bench.flags import RunConfig, parse_run_flags
+from ws_bench.report import (
+    RunReport,
+    SessionCounts,
+    Style,
+    build_report,
+    config_recap,
+    detail_block,
+    result_json,
+    summary_block,
+)
+from ws_bench.results import TurnResult
+
+PLAIN = Style(enabled=False)
+
+
+def report_of(
+    config: RunConfig, results: list[TurnResult], elapsed_s: float, *, interrupted: bool = False
+) -> RunReport:
+    return build_report(
+        config,
+        results,
+        started_at="2026-01-01T00:00:00.000Z",
+        elapsed_s=elapsed_s,
+        connect_ms=[1.25],
+        session_create_ms=[],
+        sessions=SessionCounts(created=2, deleted=2, delete_failed=0),
+        interrupted=interrupted,
+    )
+
+
+def turns(*latencies_ms: float, client: int = 0) -> list[TurnResult]:
+    return [TurnResult(client=client, asked=0.0, ended=ms / 1000, first_token_ms=ms / 2) for ms in latencies_ms]
+
+
+def test_summary_of_a_good_run() -> None:
+    config = parse_run_flags(["-agent", "Rico", "-clients", "2", "-requests-per-client", "2"], {})
+    report = report_of(config, turns(757.9, 1877.2, 2072.0, 6690.999), 31.8164)
+    assert summary_block(config, report, PLAIN) == (
+        "\n"
+        "WS BENCH SUMMARY\n"
+        "Outcome: OK\n"
+        "Target: ws://127.0.0.1:8000/agentic/v1/chatbot/query/ws\n"
+        "Agent ID: Rico\n"
+        "Total requests: 4\n"
+        "Concurrent clients: 2\n"
+        "Requests per client: 2\n"
+        "Success: 4 (100.00%)\n"
+        "Errors: 0\n"
+        "Elapsed: 31.816s\n"
+        "Requests/sec: 0.13\n"
+        "Latency ms (min/avg/p50/p95/p99/max): 757/2849/1877/6690/6690/6690\n"
+    )
+
+
+def test_summary_of_a_run_with_errors_in_total_mode() -> None:
+    config = parse_run_flags(["-clients", "3", "-requests-per-client=0"], {})
+    failed = TurnResult(client=1, asked=0, ended=1, error="ws_close_1011", detail="broken\nhere")
+    report = report_of(config, [*turns(100.0), failed], 147.81)
+    assert summary_block(config, report, PLAIN) == (
+        "\n"
+        "WS BENCH SUMMARY\n"
+        "Outcome: DEGRADED\n"
+        "Target: ws://127.0.0.1:8000/agentic/v1/chatbot/query/ws\n"
+        "Agent ID: Georges\n"
+        "Total requests: 3\n"
+        "Concurrent clients: 3\n"
+        "Success: 1 (33.33%)\n"
+        "Errors: 1\n"
+        "Elapsed: 2m27.81s\n"
+        "Requests/sec: 0.01\n"
+        "Latency ms (min/avg/p50/p95/p99/max): 100/100/100/100/100/100\n"
+        "\n"
+        "Sample errors:\n"
+        "- ws_close_1011: broken here\n"
+    )
+    assert report.tally.not_sent == 1
+
+
+def test_summary_without_a_success_has_no_rate_and_no_latency() -> None:
+    config = parse_run_flags(["-clients", "1", "-requests-per-client", "1"], {})
+    report = report_of(config, [TurnResult(client=0, asked=0, ended=1, error="tcp_refused")], 1.0)
+    text = summary_block(config, report, PLAIN)
+    assert "Outcome: FAILED\n" in text
+    assert "Success: 0 (0.00%)\nErrors: 1\nElapsed: 1s\n\nSample errors:\n- tcp_refused\n" in text
+    assert report.exit_code == 3
+
+
+def test_an_interrupted_run_says_so_whatever_it_achieved() -> None:
+    config = parse_run_flags(["-clients", "1"], {})
+    assert report_of(config, turns(1.0), 1.0, interrupted=True).exit_code == 130
+    assert "Outcome: INTERRUPTED\n" in summary_block(config, report_of(config, [], 1.0, interrupted=True), PLAIN)
+
+
+def test_detail_follows_the_compatible_block() -> None:
+    config = parse_run_flags(["-clients", "2", "-requests-per-client", "2"], {})
+    results = [
+        TurnResult(client=0, asked=1.0, ended=2.0, first_token_ms=10.0),
+        TurnResult(client=0, asked=2.0, ended=3.0, first_token_ms=20.0),
+        TurnResult(client=1, asked=1.5, ended=2.5, error="turn_timeout"),
+    ]
+    assert detail_block(report_of(config, results, 4.0), PLAIN) == (
+        "\n"
+        "WS BENCH DETAIL\n"
+        "Not sent: 1\n"
+        "Errors by class: turn_timeout=1\n"
+        "First token ms (min/avg/p50/p95/p99/max): 10.0/15.0/10.0/20.0/20.0/20.0\n"
+        "Connect ms (min/avg/p50/p95/p99/max): 1.2/1.2/1.2/1.2/1.2/1.2\n"
+        "Setup: 1s\n"
+        "Ramp: 500ms\n"
+        "Steady window: 1s\n"
+        "Steady turns/sec: 1.00\n"
+        "Sessions (created/deleted): 2/2\n"
+    )
+
+
+def test_the_recap_says_what_is_run_and_never_the_token() -> None:
+    config = parse_run_flags(["-token", "s3cret", "-clients", "3", "-search-policy", "strict", "-native"], {})
+    text = config_recap(config, PLAIN)
+    assert text.startswith("\nWS BENCH CONFIG\nTarget: ws://127.0.0.1:8000/")
+    assert "Search policy: strict\nMode: per-client\nClients: 3\nTotal requests: 30\nRequests per client: 10\n" in text
+    assert "Session plan: create per client\n" in text
+    assert "Timeout: 1m30s\n" in text
+    assert "s3cret" not in text
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "environ", "coloured"),
+    [
+        (Terminal(), {"TERM": "xterm"}, True),
+        (Terminal(), {"TERM": "dumb"}, False),
+        (Terminal(), {"TERM": "xterm", "NO_COLOR": "1"}, False),
+        (io.StringIO(), {"TERM": "xterm"}, False),
+    ],
+)
+def test_colours_only_on_a_terminal_that_wants_them(
+    stream: io.StringIO, environ: dict[str, str], coloured: bool
+) -> None:
+    assert ("\033[" in Style.of(stream, environ).line("Errors", 1, "\033[31m")) is coloured
+
+
+def test_the_result_file_holds_counts_figures_and_no_secret() -> None:
+    argv = ["-token", "s3cret", "-clients=1", "-requests-per-client=2", "-url=ws://h/chatbot/query/ws?token=s3cret"]
+    config = parse_run_flags(argv, {})
+    result = result_json(config, report_of(config, turns(100.0), 2.0), argv)
+    assert (result["schema"], result["schema_version"]) == ("turnwise.ws_bench.run", 1)
+    assert result["counts"] == {"total": 2, "success": 1, "errors": 0, "not_sent": 1}
+    assert result["latency_ms"] == {
+        "count": 1, "min": 100.0, "avg": 100.0, "p50": 100.0, "p95": 100.0, "p99": 100.0, "max": 100.0,
+    }  # fmt: skip
+    assert (result["gap_ms"], result["session_create_ms"], result["requests_per_s"]) == (None, None, 0.5)
+    assert (result["outcome"], result["exit_code"], result["mode"]) == ("OK", 0, "per-client")
+    assert "s3cret" not in str(result)
