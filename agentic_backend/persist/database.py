@@ -77,7 +77,7 @@ class Database:
             else:
                 self._ready.set()
                 logger.info("schema is at revision %s", revision)
-                on_state(DatabaseState("ready"))
+        on_state(DatabaseState("ready"))
 
     async def aclose(self) -> None:
         """Close both pools. After the batcher: it writes to the last."""

@@ -1,0 +1,68 @@
+"""Persistence on a database of the test's own."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from agentic_backend.metrics import AgenticMetrics
+from agentic_backend.persist import DatabaseState, Persistence
+from backend_kit.aio import TaskRegistry
+from backend_kit.kpi import Kpi
+from tests.agentic_backend.persist.support import settings_for
+from tests.support.postgres import Database
+
+Build = Callable[..., Persistence]
+Start = Callable[..., Awaitable[Persistence]]
+
+
+@pytest.fixture
+def kpi() -> Kpi:
+    return Kpi(CollectorRegistry(), service="agentic")
+
+
+@pytest.fixture
+async def tasks() -> AsyncIterator[TaskRegistry]:
+    registry = TaskRegistry()
+    yield registry
+    await registry.aclose()
+
+
+@pytest.fixture
+async def build(database: Database, kpi: Kpi, tasks: TaskRegistry) -> AsyncIterator[Build]:
+    """Make persistence for a database; it is closed after the test, and only then is the database dropped."""
+    async with AsyncExitStack() as stack:
+
+        def make(
+            where: dict[str, Any],
+            *,
+            on_state: Callable[[DatabaseState], None] | None = None,
+            own_kpi: Kpi | None = None,
+            **sections: Any,
+        ) -> Persistence:
+            chosen = own_kpi or kpi
+            metrics = AgenticMetrics(chosen.registry, chosen)
+            made = Persistence(
+                settings_for(where, **sections), kpi=chosen, metrics=metrics, tasks=tasks, on_state=on_state
+            )
+            stack.push_async_callback(made.aclose)
+            return made
+
+        yield make
+
+
+@pytest.fixture
+async def held(build: Build, database: Database) -> Persistence:
+    """Persistence whose batcher has not been started: what is appended stays pending."""
+    persistence = build(database.settings())
+    await persistence.database.connect_until_ready(lambda _state: None)
+    return persistence
+
+
+@pytest.fixture
+async def persistence(held: Persistence) -> Persistence:
+    """Persistence that runs."""
+    held.start()
+    return held

@@ -1,0 +1,230 @@
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+from psycopg import errors
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from agentic_backend.errors import HistoryUnavailable
+from agentic_backend.persist import Persistence
+from agentic_backend.persist.engines import PoolRules, database_url
+from agentic_backend.persist.faults import Backoff, Cause, cause_of
+from agentic_backend.session.models import HistoryWindow
+from backend_kit.kpi import Kpi
+from backend_kit.settings import Postgres
+from tests.agentic_backend.persist.conftest import Build
+from tests.agentic_backend.persist.support import USER, new_session, observations, rows, total, turns
+from tests.support.postgres import Database
+
+ONE = text("SELECT 1 AS one")
+POSTGRES = Postgres(host="db", database="d", username="u", pool_size=3, max_overflow=4, pool_recycle=60)
+
+
+def test_the_pools_are_sized_as_configured() -> None:
+    assert PoolRules.for_reads(POSTGRES) == PoolRules(3, 4, 2.0, 60, pre_ping=False)
+    assert PoolRules.for_batches(POSTGRES) == PoolRules(2, 0, 2.0, 60, pre_ping=False)
+
+
+def test_a_password_does_not_show_in_the_address() -> None:
+    url = database_url(POSTGRES.model_validate({**POSTGRES.model_dump(), "password": "s3cret"}))
+    assert url.password == "s3cret"
+    assert "s3cret" not in str(url)
+
+
+async def test_waits_statements_and_commits_are_timed_apart(held: Persistence, kpi: Kpi) -> None:
+    async with held.database.batch.connection() as connection:
+        assert [row.one for row in await connection.execute("one", ONE)] == [1]
+        await connection.commit()
+
+    assert observations(kpi, "app_db_pool_wait_seconds", pool="batch") == 1
+    assert observations(kpi, "app_db_statement_seconds", pool="batch", op="one") == 1
+    assert observations(kpi, "app_db_statement_seconds", pool="batch", op="commit") == 1
+    assert total(kpi, "persist_pool_wait_ms") > 0
+    assert total(kpi, "persist_sql_ms") > 0
+
+
+async def test_a_statement_that_fails_is_timed_and_its_connection_comes_back(held: Persistence, kpi: Kpi) -> None:
+    with pytest.raises(DBAPIError) as caught:
+        async with held.database.batch.connection() as connection:
+            await connection.execute("broken", text("SELECT 1 / :zero"), {"zero": 0})
+
+    assert cause_of(caught.value) is Cause.POISON
+    assert "0" not in str(caught.value).split("[SQL")[1].split("]")[1]  # parameters are hidden
+    assert observations(kpi, "app_db_statement_seconds", pool="batch", op="broken") == 1
+    assert held.database.batch.stats().in_use == 0
+
+
+async def test_connections_say_who_they_are_and_have_deadlines(held: Persistence) -> None:
+    query = text(
+        "SELECT current_setting('application_name') AS name, current_setting('statement_timeout') AS deadline,"
+        " current_setting('synchronous_commit') AS durable"
+    )
+    seen = []
+    for pool in (held.database.main, held.database.batch):
+        async with pool.connection() as connection:
+            seen += [tuple(row) for row in await connection.execute("settings", query)]
+    assert seen == [("turnwise-agentic-main", "5s", "on"), ("turnwise-agentic-batch", "5s", "on")]
+
+
+async def test_a_pool_without_a_free_connection_answers_history_unavailable(
+    build: Build, database: Database, kpi: Kpi
+) -> None:
+    where = {**database.settings(), "pool_size": 1, "max_overflow": 1, "pool_timeout": 0.1}
+    persistence = build(where)
+    await persistence.database.connect_until_ready(lambda _state: None)
+    session = await new_session(persistence)
+    waits = observations(kpi, "app_db_pool_wait_seconds", pool="main")
+    async with AsyncExitStack() as stack:
+        for _ in range(2):
+            await stack.enter_async_context(persistence.database.main.connection())
+        stats = persistence.database.main.stats()
+        assert (stats.size, stats.in_use, stats.idle, stats.overflow) == (1, 2, 0, 1)
+        for read in (
+            persistence.store.get(session.id, USER),
+            persistence.store.history(session.id, USER, HistoryWindow()),
+            persistence.store.list_for(USER),
+            persistence.store.count(USER),
+            persistence.store.create(session),
+            persistence.store.message(session.id, USER, 0),
+        ):
+            with pytest.raises(HistoryUnavailable):
+                await read
+        # Turns go on: the batcher's connections are its own.
+        persistence.start()
+        for record in turns(session, 3):
+            await persistence.log.append(record)
+        assert await persistence.flush(30) == 0
+
+    # The waits that failed were timed too.
+    assert observations(kpi, "app_db_pool_wait_seconds", pool="main") == waits + 8
+    assert await persistence.store.count(USER) == 1
+
+
+async def test_a_cancelled_wait_is_timed_and_leaves_the_pool_whole(build: Build, database: Database, kpi: Kpi) -> None:
+    persistence = build({**database.settings(), "pool_size": 1, "max_overflow": 0, "pool_timeout": 30})
+    await persistence.database.connect_until_ready(lambda _state: None)
+    async with persistence.database.main.connection():
+        waiting = asyncio.ensure_future(persistence.store.count(USER))
+        while persistence.database.main.stats().waiting == 0:  # noqa: ASYNC110 - one turn of the loop or two
+            await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    assert observations(kpi, "app_db_pool_wait_seconds", pool="main") == 2
+    assert await persistence.store.count(USER) == 0
+    assert persistence.database.main.stats().waiting == 0
+
+
+async def test_nothing_is_compiled_after_warm_up(persistence: Persistence) -> None:
+    async def everything() -> None:
+        session = await new_session(persistence)
+        for record in turns(session, 2):
+            await persistence.log.append(record)
+        assert await persistence.flush(30) == 0
+        persistence.cache.forget((session.id, USER))
+        await persistence.store.remembered(session.id, USER, 5)
+        await persistence.store.history(session.id, USER, HistoryWindow())
+        await persistence.store.history(session.id, USER, HistoryWindow(1, 1))
+        await persistence.store.message(session.id, USER, 1)
+        await persistence.store.get(session.id, USER)
+        await persistence.store.list_for(USER)
+        await persistence.store.count(USER)
+        await persistence.store.delete(session.id, USER)
+
+    def compiled() -> tuple[int, int]:
+        return persistence.database.main.stats().compiled, persistence.database.batch.stats().compiled
+
+    await everything()
+    warm = compiled()
+    assert warm == (7, 2)
+    for _ in range(10):
+        await everything()
+    assert compiled() == warm
+
+
+async def test_what_is_compiled_each_time_would_show(held: Persistence) -> None:
+    before = held.database.main.stats().compiled
+    async with held.database.main.connection() as connection:
+        for number in range(5):
+            await connection.execute("odd", text(f"SELECT {number}"))
+    assert held.database.main.stats().compiled == before + 5
+
+
+async def test_opened_connections_are_counted(held: Persistence, database: Database) -> None:
+    for _ in range(5):
+        await held.store.count(USER)
+    assert held.database.main.stats().opened == 1
+    rows(
+        database.dsn,
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'turnwise-agentic-main'"
+        " AND datname = current_database()",
+    )
+    # The dead connection is noticed, and the read is tried once more on a new one.
+    assert await held.store.count(USER) == 0
+    assert held.database.main.stats().opened == 2
+    assert held.database.trouble is None
+
+
+def wrapped(error: Exception) -> DBAPIError:
+    return DBAPIError("SELECT 1", {}, error)
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "cause"),
+    [
+        ("22P05", Cause.POISON),
+        ("23505", Cause.POISON),
+        ("54000", Cause.POISON),
+        ("57P01", Cause.SHUTDOWN),
+        ("57P03", Cause.SHUTDOWN),
+        ("57014", Cause.TIMEOUT),
+        ("55P03", Cause.TIMEOUT),
+        ("40001", Cause.SERIALIZATION),
+        ("40P01", Cause.DEADLOCK),
+        ("08006", Cause.CONNECTION),
+        ("28P01", Cause.CONNECTION),
+        ("3D000", Cause.CONNECTION),
+        ("53300", Cause.RESOURCES),
+        ("25006", Cause.READ_ONLY),
+        ("42P01", Cause.STATEMENT),
+        ("3F000", Cause.STATEMENT),
+        ("XX000", Cause.OTHER),
+    ],
+)
+def test_the_cause_of_an_error_follows_its_sqlstate(sqlstate: str, cause: Cause) -> None:
+    assert cause_of(wrapped(errors.lookup(sqlstate)())) is cause
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (errors.DataError(), Cause.POISON),
+        (errors.OperationalError(), Cause.CONNECTION),
+        (errors.InterfaceError(), Cause.CONNECTION),
+        (errors.ProgrammingError(), Cause.STATEMENT),
+        (errors.NotSupportedError(), Cause.OTHER),
+        (ValueError(), Cause.OTHER),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_cause_of_an_error_of_the_driver_follows_its_type(error: Exception, cause: Cause) -> None:
+    # The classes of errors.lookup carry their own sqlstate; the bare ones of DB-API have none.
+    assert cause_of(wrapped(error)) is cause
+
+
+def test_no_free_connection_is_a_cause_of_its_own() -> None:
+    assert cause_of(PoolTimeout()) is Cause.POOL
+
+
+def test_backoff_doubles_up_to_its_bound_with_full_jitter() -> None:
+    backoff = Backoff(0.05, 2.0)
+    bounds = []
+    for _ in range(8):
+        bounds.append(backoff.bound_s)
+        assert 0.0 <= backoff.next_s() <= bounds[-1]
+    assert bounds == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+    backoff.reset()
+    assert backoff.bound_s == 0.05

@@ -1,0 +1,136 @@
+"""Postgres goes away and comes back: nothing is lost while the process lives, and the log stays readable."""
+
+import asyncio
+import logging
+import shutil
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from agentic_backend.errors import HistoryUnavailable
+from agentic_backend.persist import DatabaseState
+from agentic_backend.session.models import HistoryWindow
+from backend_kit.wire import loads
+from deploy.local.postgres import EmbeddedPostgres
+from tests.agentic_backend.persist.conftest import Build
+from tests.agentic_backend.persist.support import USER, new_session, rows, stored_ranks, turn, turns
+from tests.support.ports import free_port
+from tests.support.postgres import public_directory
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[EmbeddedPostgres]:
+    """A server of the test's own, prepared but not started. Durable, as it is going to be killed."""
+    directory = public_directory("turnwise-outage-pg-")
+    postgres = EmbeddedPostgres(directory, free_port())
+    await asyncio.to_thread(postgres.prepare)
+    yield postgres
+    await asyncio.to_thread(postgres.stop)
+    shutil.rmtree(directory)
+
+
+def where(server: EmbeddedPostgres) -> dict[str, str | int]:
+    return {"host": server.host, "port": server.port, "database": server.database, "username": "postgres"}
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+async def test_an_outage_in_mid_stream_loses_nothing(
+    server: EmbeddedPostgres, build: Build, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    await asyncio.to_thread(server.start)
+    persistence = build(where(server))
+    await persistence.database.connect_until_ready(lambda _state: None)
+    persistence.start()
+    sessions = [await new_session(persistence) for _ in range(20)]
+    made = [turns(session, 30) for session in sessions]
+    begun = time.perf_counter()
+    for number, records in enumerate(zip(*made, strict=True)):
+        for record in records:
+            await persistence.log.append(record)
+        if number == 10:
+            await asyncio.to_thread(server.stop if how == "stop" else server.kill)
+        if number == 20:
+            # Readers of a pending session are served; of others, told at once that history is not available.
+            with pytest.raises(HistoryUnavailable):
+                await persistence.store.count(USER)
+            newest = await persistence.store.history(sessions[0].id, USER, HistoryWindow(2))
+            assert [loads(message)["rank"] for message in newest] == [40, 41]
+            known = await persistence.store.get(sessions[0].id, USER)
+            assert known is not None
+            assert known.next_rank == 42
+            assert persistence.dependencies()["postgres"]["status"] == "down"
+            await asyncio.to_thread(server.start)
+        await asyncio.sleep(0.005)
+    assert await persistence.flush(60) == 0
+    elapsed_s = time.perf_counter() - begun
+
+    for session in sessions:
+        assert stored_ranks(server.dsn, session) == [(rank, f"x{rank // 2 + 1}") for rank in range(60)]
+    assert persistence.batcher.stats.lost == persistence.batcher.stats.poison == 0
+    assert persistence.batcher.stats.rank_conflicts == 0
+    assert persistence.batcher.stats.retries > 0
+    assert await persistence.store.count(USER) == 20
+    assert persistence.dependencies()["postgres"] == {"status": "up", "pending_records": 0}
+    said = [(r.name, r.getMessage().split("sqlstate")[0]) for r in caplog.records if r.levelno >= logging.WARNING]
+    causes = {text for _, text in said}
+    assert len(said) <= len(causes) * (2 + elapsed_s), said
+    assert {name for name, _ in said} <= {"agentic_backend.persist.batcher", "agentic_backend.persist.store"}
+
+
+async def test_the_service_starts_before_postgres(
+    server: EmbeddedPostgres, build: Build, caplog: pytest.LogCaptureFixture
+) -> None:
+    states: asyncio.Queue[DatabaseState] = asyncio.Queue()
+    persistence = build(where(server), on_state=states.put_nowait)
+    persistence.start()
+    assert await asyncio.wait_for(states.get(), 30) == DatabaseState("connecting", "connection")
+    assert not persistence.schema_known
+    with pytest.raises(HistoryUnavailable):
+        await persistence.store.list_for(USER)
+
+    await asyncio.to_thread(server.start)
+    async with asyncio.timeout(60):
+        while (await states.get()).status != "ready":
+            pass
+    session = await new_session(persistence)
+    await persistence.log.append(turn(session, "x1"))
+    assert await persistence.flush(30) == 0
+    assert len(stored_ranks(server.dsn, session)) == 2
+    assert f"Postgres at 127.0.0.1:{server.port} is not ready: cause=connection" in caplog.text
+
+
+async def test_closing_without_postgres_ends_at_the_deadline(server: EmbeddedPostgres, build: Build) -> None:
+    await asyncio.to_thread(server.start)
+    persistence = build(where(server))
+    await persistence.database.connect_until_ready(lambda _state: None)
+    session = await new_session(persistence)
+    await asyncio.to_thread(server.stop)
+    persistence.start()
+    for record in turns(session, 3):
+        await persistence.log.append(record)
+    assert await persistence.flush(0.2) == 3
+    report = await persistence.batcher.aclose(0.2)
+    assert (report.flushed, report.left) == (0, 3)
+
+    await asyncio.to_thread(server.start)
+    await persistence.aclose()
+    assert len(stored_ranks(server.dsn, session)) == 6
+
+
+async def test_a_delete_during_an_outage_is_done_afterwards(
+    server: EmbeddedPostgres, build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await asyncio.to_thread(server.start)
+    persistence = build(where(server))
+    await persistence.database.connect_until_ready(lambda _state: None)
+    persistence.start()
+    session = await new_session(persistence)
+    await asyncio.to_thread(server.stop)
+    monkeypatch.setattr("agentic_backend.persist.store._DELETE_WAIT_S", 0.1)
+    with pytest.raises(HistoryUnavailable):
+        await persistence.store.delete(session.id, USER)
+    assert await persistence.store.get(session.id, USER) is None
+    await asyncio.to_thread(server.start)
+    assert await persistence.flush(60) == 0
+    assert rows(server.dsn, "SELECT count(*) FROM session") == [(0,)]

@@ -1,0 +1,93 @@
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from agentic_backend.persist import DatabaseState
+from agentic_backend.persist.schema import LOCK_KEY, SchemaTooNew, migrate
+from tests.agentic_backend.persist.conftest import Build
+from tests.agentic_backend.persist.support import rows, settings_for, until_waiting
+from tests.support.postgres import Database
+
+TABLES = {"agent", "alembic_version", "feedbacks", "session", "session_attachments", "session_history"}
+
+
+def columns(dsn: str, table: str) -> dict[str, str]:
+    found = rows(dsn, "SELECT column_name, data_type FROM information_schema.columns WHERE table_name = %s", table)
+    return dict(found)
+
+
+async def test_migration_makes_the_tables_of_the_contract(database: Database) -> None:
+    revision = await asyncio.to_thread(migrate, settings_for(database.settings()).storage.postgres)
+
+    tables = {name for (name,) in rows(database.dsn, "SELECT tablename FROM pg_tables WHERE schemaname = 'public'")}
+    assert tables == TABLES
+    assert rows(database.dsn, "SELECT version_num FROM alembic_version") == [(revision,)]
+    session = columns(database.dsn, "session")
+    assert session["session_data"] == "json"
+    assert session["updated_at"] == "timestamp with time zone"
+    assert session["version"] == "bigint"
+    history = columns(database.dsn, "session_history")
+    assert history["parts_json"] == history["metadata_json"] == "jsonb"
+    keys = rows(
+        database.dsn,
+        "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = 'session_history'::regclass"
+        " AND contype IN ('p', 'u')",
+    )
+    assert {key for (key,) in keys} == {"PRIMARY KEY (session_id, user_id, rank)", "UNIQUE (session_id, rank)"}
+
+
+async def test_migration_again_changes_nothing(database: Database) -> None:
+    postgres = settings_for(database.settings()).storage.postgres
+    first = await asyncio.to_thread(migrate, postgres)
+    rows(database.dsn, "INSERT INTO agent (id, name, payload_json) VALUES ('a', 'A', '{}') RETURNING id")
+
+    assert await asyncio.to_thread(migrate, postgres) == first
+    assert rows(database.dsn, "SELECT id FROM agent") == [("a",)]
+
+
+async def test_processes_that_start_together_migrate_once(database: Database) -> None:
+    program = (
+        "import json, sys\n"
+        "from agentic_backend.persist.schema import migrate\n"
+        "from backend_kit.settings import Postgres\n"
+        "print(migrate(Postgres.model_validate(json.loads(sys.argv[1]))))\n"
+    )
+    argument = settings_for(database.settings()).storage.postgres.model_dump_json()
+    root = Path(__file__).parents[3]
+    with psycopg.connect(database.dsn) as gate:
+        # Both wait here, so that they go on at the same moment.
+        gate.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK_KEY,))
+        processes = [
+            await asyncio.create_subprocess_exec(
+                sys.executable, "-c", program, argument, cwd=root, stdout=subprocess.PIPE
+            )
+            for _ in range(2)
+        ]
+        await until_waiting(database.dsn, 2)
+    results = await asyncio.gather(*(process.communicate() for process in processes))
+
+    assert [process.returncode for process in processes] == [0, 0]
+    assert [out.strip() for out, _ in results] == [b"0001", b"0001"]
+    assert rows(database.dsn, "SELECT count(*) FROM alembic_version") == [(1,)]
+
+
+async def test_a_newer_schema_is_refused_with_words(database: Database, build: Build) -> None:
+    postgres = settings_for(database.settings()).storage.postgres
+    await asyncio.to_thread(migrate, postgres)
+    rows(database.dsn, "UPDATE alembic_version SET version_num = '9999' RETURNING 1")
+
+    with pytest.raises(SchemaTooNew, match=r"schema revision 9999.*knows up to 0001.*newer version"):
+        await asyncio.to_thread(migrate, postgres)
+
+    states: asyncio.Queue[DatabaseState] = asyncio.Queue()
+    persistence = build(database.settings(), on_state=states.put_nowait)
+    persistence.start()
+    state = await asyncio.wait_for(states.get(), 30)
+    assert state.status == "refused"
+    assert "9999" in state.reason
+    assert not persistence.schema_known
+    assert persistence.dependencies()["postgres"]["status"] == "refused"

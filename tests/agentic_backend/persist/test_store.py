@@ -1,0 +1,248 @@
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from agentic_backend.errors import HistoryUnavailable
+from agentic_backend.events import ChatMessage, text_part
+from agentic_backend.persist import Persistence
+from agentic_backend.session.models import HistoryWindow, Remembered, Session, TurnRecord
+from backend_kit.kpi import Kpi
+from backend_kit.wire import loads
+from tests.agentic_backend.persist.conftest import Build
+from tests.agentic_backend.persist.support import USER, new_session, rows, total, turn, turns
+from tests.support.postgres import Database
+
+WINDOWS = [
+    HistoryWindow(limit, offset) for limit in (None, 0, 1, 2, 3, 5, 8, 50) for offset in (0, 1, 2, 4, 5, 7, 10, 50)
+]
+
+
+def expected(messages: list[ChatMessage], window: HistoryWindow) -> list[Any]:
+    end = max(0, len(messages) - window.offset)
+    start = 0 if window.limit is None else max(0, end - window.limit)
+    return [loads(message.json) for message in messages[start:end]]
+
+
+@pytest.mark.parametrize("stored", [0, 3, 5], ids=["all pending", "some pending", "all stored"])
+async def test_a_window_is_counted_from_the_newest_message(build: Build, database: Database, stored: int) -> None:
+    persistence = build(database.settings())
+    await persistence.database.connect_until_ready(lambda _state: None)
+    session = await new_session(persistence)
+    records = turns(session, 5)
+    for record in records[:stored]:
+        persistence.batcher.push(record)
+    if stored:
+        await persistence.batcher._write_all()
+    for record in records[stored:]:
+        persistence.batcher.push(record)
+    assert len(persistence.pending) == 5 - stored
+
+    messages = [message for record in records for message in record.messages]
+    for window in WINDOWS:
+        found = [loads(message) for message in await persistence.store.history(session.id, USER, window)]
+        assert found == expected(messages, window), window
+    for message in messages:
+        one = await persistence.store.message(session.id, USER, message.rank)
+        assert one is not None
+        assert loads(one) == loads(message.json)
+    for rank in (-1, 10, 2**31, 10**30):
+        assert await persistence.store.message(session.id, USER, rank) is None
+
+
+async def test_a_message_comes_back_as_it_was_written(persistence: Persistence) -> None:
+    session = await new_session(persistence)
+    parts = [
+        text_part('quotes " and \\ and \n and é and 😀 and \u2028'),
+        {"type": "tool_call", "call_id": "c", "name": "n", "args": {"list": [1, 2.5, None, True, {"deep": []}]}},
+    ]
+    message = ChatMessage.build(
+        session_id=session.id,
+        exchange_id='x"1',
+        rank=0,
+        role="assistant",
+        channel="tool_call",
+        parts=parts,
+        metadata={"token_usage": {"input_tokens": 12345678901}, "empty": {}},
+        timestamp="2026-02-03T04:05:06.000700Z",
+    )
+    await persistence.log.append(TurnRecord(session.advanced(1, "t"), 'x"1', (message,)))
+    assert await persistence.flush(30) == 0
+
+    (stored,) = await persistence.store.history(session.id, USER, HistoryWindow())
+    assert loads(stored) == loads(message.json)
+    assert list(loads(stored)) == list(loads(message.json))
+
+
+async def test_a_reader_sees_its_own_writes_at_every_moment(persistence: Persistence) -> None:
+    session = await new_session(persistence)
+    for number, record in enumerate(turns(session, 200), 1):
+        await persistence.log.append(record)
+        if number % 3 == 0:
+            await asyncio.sleep(random.uniform(0, 0.01))  # noqa: S311 - catches the commit at different moments
+        history = await persistence.store.history(session.id, USER, HistoryWindow(4))
+        found = await persistence.store.get(session.id, USER)
+        (listed,) = await persistence.store.list_for(USER)
+        message = await persistence.store.message(session.id, USER, 2 * number - 1)
+        assert [loads(m)["rank"] for m in history] == list(range(max(0, 2 * number - 4), 2 * number))
+        assert found is not None
+        assert found.next_rank == listed.next_rank == 2 * number
+        assert found.version == listed.version == number
+        assert message == record.messages[1].json or loads(message or b"") == loads(record.messages[1].json)
+    assert await persistence.flush(30) == 0
+
+
+async def test_sessions_are_listed_newest_first_with_pending_turns(held: Persistence) -> None:
+    first, second, third = [await new_session(held) for _ in range(3)]
+    await new_session(held, "mallory")
+    record = turn(first, "x1")
+    await held.log.append(record)
+    gone = asyncio.ensure_future(held.store.delete(second.id, USER))
+    await asyncio.sleep(0)
+
+    assert await held.store.list_for(USER) == [record.session, third]
+    assert await held.store.list_for("nobody") == []
+    assert await held.store.count(USER) == 3
+    held.start()
+    assert await gone is True
+    assert await held.store.count(USER) == 2
+    assert await held.store.list_for(USER) == [record.session, third]
+
+
+async def test_a_session_comes_back_as_it_was_created(held: Persistence) -> None:
+    session = Session.new(USER, "georges", 'A "title" é')
+    await held.store.create(session)
+    await held.store.create(session)
+    assert await held.store.get(session.id, USER) == session
+    assert await held.store.count(USER) == 1
+
+
+@pytest.mark.parametrize("pending", [True, False])
+async def test_another_users_session_is_an_unknown_one(held: Persistence, pending: bool) -> None:
+    session = await new_session(held)
+    await held.log.append(turn(session, "x1"))
+    if not pending:
+        held.start()
+        assert await held.flush(30) == 0
+    store = held.store
+    assert await store.get(session.id, "mallory") is None
+    assert await store.history(session.id, "mallory", HistoryWindow()) == []
+    assert await store.message(session.id, "mallory", 0) is None
+    assert await store.remembered(session.id, "mallory", 5) == []
+    assert await store.list_for("mallory") == []
+    assert await store.count("mallory") == 0
+
+
+async def test_a_session_whose_delete_is_pending_is_gone_for_its_readers(held: Persistence) -> None:
+    session = await new_session(held)
+    await held.log.append(turn(session, "x1"))
+    gone = asyncio.ensure_future(held.store.delete(session.id, USER))
+    await asyncio.sleep(0)
+    store = held.store
+    assert await store.get(session.id, USER) is None
+    assert await store.history(session.id, USER, HistoryWindow()) == []
+    assert await store.message(session.id, USER, 0) is None
+    assert await store.remembered(session.id, USER, 5) == []
+    assert await store.list_for(USER) == []
+    held.start()
+    assert await gone is True
+
+
+@pytest.mark.parametrize("session_id", ["nope", "", "a\x00b", "sé", "\ud800"])
+async def test_ids_that_cannot_exist_are_unknown(persistence: Persistence, session_id: str) -> None:
+    store = persistence.store
+    assert await store.get(session_id, USER) is None
+    assert await store.history(session_id, USER, HistoryWindow()) == []
+    assert await store.message(session_id, USER, 0) is None
+    assert await store.remembered(session_id, USER, 5) == []
+    assert await store.delete(session_id, USER) is False
+    assert persistence.database.trouble is None
+
+
+async def test_a_user_that_postgres_refuses_is_no_outage(persistence: Persistence) -> None:
+    with pytest.raises(HistoryUnavailable):
+        await persistence.store.count("a\x00b")
+    assert persistence.database.trouble is None
+
+
+async def test_nothing_is_read_before_the_schema_is_known(build: Build, database: Database) -> None:
+    persistence = build(database.settings())
+    with pytest.raises(HistoryUnavailable):
+        await persistence.store.list_for(USER)
+    assert not persistence.schema_known
+    assert persistence.dependencies()["postgres"]["status"] == "connecting"
+
+
+def spoken(*pairs: tuple[str, str]) -> list[Remembered]:
+    return [
+        remembered
+        for question, answer in pairs
+        for remembered in (Remembered("user", question), Remembered("assistant", answer))
+    ]
+
+
+async def test_an_agent_is_reminded_of_the_last_exchanges(held: Persistence, database: Database) -> None:
+    session = await new_session(held)
+    for record in turns(session, 5):
+        await held.log.append(record)
+    everything = spoken(*((f"question {n}", f"answer {n}") for n in range(5)))
+    assert await held.store.remembered(session.id, USER, 20) == everything
+    held.start()
+    assert await held.flush(30) == 0
+
+    for forget in (False, True):
+        if forget:
+            held.cache.forget((session.id, USER))
+        assert await held.store.remembered(session.id, USER, 3) == everything[4:]
+        assert await held.store.remembered(session.id, USER, 20) == everything
+        assert await held.store.remembered(session.id, USER, 0) == []
+    assert rows(database.dsn, "SELECT count(*) FROM session_history") == [(10,)]
+
+
+async def test_a_restored_session_is_read_once(persistence: Persistence, kpi: Kpi) -> None:
+    session = await new_session(persistence)
+    first, second = turns(session, 2)
+    await persistence.log.append(first)
+    assert await persistence.flush(30) == 0
+    persistence.cache.forget((session.id, USER))
+
+    for _ in range(3):
+        assert await persistence.store.remembered(session.id, USER, 20) == spoken(("question 0", "answer 0"))
+    await persistence.log.append(second)
+    assert len(await persistence.store.remembered(session.id, USER, 20)) == 4
+    read = kpi.registry.get_sample_value("app_db_statement_seconds_count", {"pool": "main", "op": "remembered"})
+    assert read == 1
+    assert total(kpi, "app_cache_requests_total", cache="history", result="miss") == 1
+    assert total(kpi, "app_cache_requests_total", cache="history", result="hit") == 3
+
+
+async def test_pending_turns_are_remembered_over_what_is_stored(held: Persistence) -> None:
+    session = await new_session(held)
+    first, second = turns(session, 2)
+    held.batcher.push(first)
+    await held.batcher._write_all()
+    held.batcher.push(second)
+    held.cache.forget((session.id, USER))
+    assert await held.store.remembered(session.id, USER, 20) == spoken(
+        ("question 0", "answer 0"), ("question 1", "answer 1")
+    )
+
+
+@pytest.mark.parametrize("restored", [True, False])
+async def test_failed_exchanges_are_not_remembered(held: Persistence, restored: bool) -> None:
+    session = await new_session(held)
+    record = turn(session, "x1", "first", "one")
+    await held.log.append(record)
+    record = turn(record.session, "x2", "second", "sorry", metadata={"extras": {"error": "llm_timeout"}})
+    await held.log.append(record)
+    record = turn(record.session, "x3", "third", "")
+    await held.log.append(record)
+    record = turn(record.session, "x4", "fourth", "half an", metadata={"extras": {"status": "interrupted"}})
+    await held.log.append(record)
+    held.start()
+    assert await held.flush(30) == 0
+    if restored:
+        held.cache.forget((session.id, USER))
+
+    assert await held.store.remembered(session.id, USER, 20) == spoken(("first", "one"), ("fourth", "half an"))
