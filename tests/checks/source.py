@@ -39,9 +39,10 @@ class Module:
         """`file:line` of a node."""
         return f"{self.path}:{getattr(node, 'lineno', 1)}"
 
-    def line(self, node: ast.AST) -> str:
-        """The text of the line on which a node begins."""
-        return self.text.splitlines()[getattr(node, "lineno", 1) - 1]
+    def lines(self, node: ast.AST, count: int) -> str:
+        """The text of `count` lines from the one on which a node begins."""
+        first = getattr(node, "lineno", 1) - 1
+        return "\n".join(self.text.splitlines()[first : first + count])
 
 
 def module_of(text: str, path: str = "agentic_backend/sample.py") -> Module:

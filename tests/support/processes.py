@@ -105,6 +105,9 @@ class ModuleProcess:
                 if self._reader is None or not self._reader.is_alive() or time.monotonic() > give_up:
                     break
                 self._changed.wait(0.5)
+        if self._reader is None or not self._reader.is_alive():  # it has closed its output: it is about to end
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._running().wait(2.0)
         pytest.fail(f"no line with {pattern!r} (exit code {self.returncode}):\n{self.output}", pytrace=False)
 
     def wait_for_http(self, url: str, timeout_s: float = 30.0) -> None:

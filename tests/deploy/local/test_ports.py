@@ -1,0 +1,46 @@
+"""Which ports are free, said before anything starts."""
+
+import socket
+
+import pytest
+
+from deploy.local.errors import PortTaken
+from deploy.local.ports import Wanted, require_free
+from tests.support.ports import free_port
+
+
+def test_free_ports_pass() -> None:
+    require_free([Wanted("a", "127.0.0.1", free_port())])
+
+
+def test_every_taken_port_is_named_with_what_wanted_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
+        first, second = one.getsockname()[1], two.getsockname()[1]
+        with pytest.raises(PortTaken) as refusal:
+            require_free([Wanted("agentic", "127.0.0.1", first), Wanted("Postgres", "127.0.0.1", second)])
+    assert str(refusal.value) == (
+        f"port {first} (127.0.0.1), wanted by agentic, is taken; "
+        f"port {second} (127.0.0.1), wanted by Postgres, is taken"
+    )
+
+
+def test_a_port_that_two_want_is_refused() -> None:
+    port = free_port()
+    with pytest.raises(PortTaken, match=f"port {port} is wanted by both agentic and agentic metrics"):
+        require_free([Wanted("agentic", "127.0.0.1", port), Wanted("agentic metrics", "127.0.0.1", port)])
+
+
+def test_a_listener_on_all_addresses_takes_the_port_too() -> None:
+    with socket.create_server(("0.0.0.0", 0)) as everywhere:  # noqa: S104 - that is the case in question
+        port = everywhere.getsockname()[1]
+        with pytest.raises(PortTaken):
+            require_free([Wanted("agentic", "127.0.0.1", port)])
+
+
+def test_a_connection_in_time_wait_does_not_take_the_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            accepted, _ = server.accept()
+            accepted.close()  # the server's side closes first and is left in TIME_WAIT
+    require_free([Wanted("agentic", "127.0.0.1", port)])

@@ -1,0 +1,177 @@
+"""Children: kept running, prefixed, ended for certain."""
+
+import asyncio
+import io
+import os
+import signal
+import sys
+
+import psutil
+import pytest
+
+from deploy.local.errors import StartRefused
+from deploy.local.supervise import Child, Console, Program, stop_in_turn
+from deploy.local.tether import tethered
+from tests.support.processes import ROOT
+
+
+class Screen(io.StringIO):
+    """A terminal whose lines can be awaited. Children write to it from their threads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._loop = asyncio.get_running_loop()
+        self._lines: asyncio.Queue[str] = asyncio.Queue()
+        self.seen: list[str] = []
+
+    def write(self, text: str, /) -> int:
+        self._loop.call_soon_threadsafe(self._lines.put_nowait, text)
+        return len(text)
+
+    async def line_with(self, part: str) -> str:
+        while True:
+            line = await self._lines.get()
+            self.seen.append(line)
+            if part in line:
+                return line
+
+
+def program(script: str, *, name: str = "sample", stop_s: float = 20.0) -> Program:
+    def command() -> list[str]:
+        return tethered([sys.executable, "-u", "-c", script], signal.SIGTERM)
+
+    return Program(name, command, os.environ, ROOT, stop_s=stop_s)
+
+
+SLEEPER = "import time; print('up'); time.sleep(600)"
+
+
+async def test_output_carries_the_name_in_a_column_of_one_width() -> None:
+    screen = Screen()
+    async with asyncio.TaskGroup() as tasks:
+        child = Child(
+            program("import sys, time; print('out'); print('err', file=sys.stderr); time.sleep(600)"), Console(screen)
+        )
+        tasks.create_task(child.run())
+        assert await screen.line_with("out") == "sample   | out\n"
+        assert await screen.line_with("err") == "sample   | err\n"
+        await child.stop()
+
+
+async def test_a_child_that_dies_is_said_and_started_again_later_each_time() -> None:
+    screen = Screen()
+    async with asyncio.TaskGroup() as tasks:
+        child = Child(program("raise SystemExit(3)"), Console(screen))
+        tasks.create_task(child.run())
+        assert await screen.line_with("again") == "sample   | ended with code 3; it starts again in 0.5 s\n"
+        assert await screen.line_with("again") == "sample   | ended with code 3; it starts again in 1 s\n"
+        assert child.deaths == 2
+        await child.stop()
+
+
+async def test_a_child_that_is_killed_is_said_by_the_name_of_the_signal_and_runs_again() -> None:
+    screen = Screen()
+    async with asyncio.TaskGroup() as tasks:
+        child = Child(program("import os; print(os.getpid()); import time; time.sleep(600)"), Console(screen))
+        tasks.create_task(child.run())
+        first = int((await screen.line_with("|")).split("|")[1])
+        os.kill(first, signal.SIGKILL)
+        await screen.line_with("was ended by SIGKILL")
+        second = int((await screen.line_with("|")).split("|")[1])
+        assert second != first
+        await child.stop()
+        assert not psutil.pid_exists(second)
+
+
+async def test_a_child_that_ignores_the_polite_signal_is_killed() -> None:
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); time.sleep(600)"
+    screen = Screen()
+    async with asyncio.TaskGroup() as tasks:
+        child = Child(program(deaf, stop_s=0.2), Console(screen))
+        tasks.create_task(child.run())
+        await screen.line_with("up")
+        await child.stop()
+    await screen.line_with("did not end within 0.2 s and is killed")
+
+
+async def test_what_a_dead_child_has_left_behind_is_ended_with_it() -> None:
+    parent = (
+        "import subprocess, sys;"
+        "left = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
+        "print('left', left.pid); import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    screen = Screen()
+    async with asyncio.TaskGroup() as tasks:
+        child = Child(program(parent), Console(screen))
+        tasks.create_task(child.run())
+        left = psutil.Process(int((await screen.line_with("left")).split()[-1]))
+        await screen.line_with("was ended by SIGKILL")
+        await child.stop()
+    gone, alive = await asyncio.to_thread(psutil.wait_procs, [left], timeout=20)
+    assert (gone, alive) == ([left], [])
+
+
+async def test_a_child_stops_while_it_waits_to_start_again() -> None:
+    screen = Screen()
+    async with asyncio.TaskGroup() as tasks:
+        child = Child(program("raise SystemExit(1)"), Console(screen))
+        tasks.create_task(child.run())
+        await screen.line_with("again")
+        await child.stop()
+
+
+async def test_a_start_that_is_refused_is_said_and_tried_again() -> None:
+    refusals = iter(["no room"])
+
+    def prepare() -> None:
+        for reason in refusals:
+            raise StartRefused(reason)
+
+    ready = program(SLEEPER)
+    screen = Screen()
+    async with asyncio.TaskGroup() as tasks:
+        child = Child(Program("sample", ready.command, os.environ, ROOT, prepare=prepare), Console(screen))
+        tasks.create_task(child.run())
+        await screen.line_with("cannot start: no room; it starts again in 0.5 s")
+        await screen.line_with("up")
+        await child.stop()
+
+
+async def test_children_end_in_the_opposite_order() -> None:
+    polite = (
+        "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: (print('bye'), sys.exit()));"
+        "print('up'); time.sleep(600)"
+    )
+    screen = Screen()
+    async with asyncio.TaskGroup() as tasks:
+        children = [Child(program(polite, name=name), Console(screen)) for name in ("first", "second", "third")]
+        for child in children:
+            tasks.create_task(child.run())
+        for _ in children:
+            await screen.line_with("up")
+        await stop_in_turn(children)
+    for name in ("third", "second", "first"):
+        assert (await screen.line_with("bye")).startswith(name)
+
+
+async def test_a_child_that_was_never_run_stops_at_once() -> None:
+    await Child(program(SLEEPER), Console(Screen())).stop()
+
+
+async def test_a_line_without_end_is_cut_and_not_kept() -> None:
+    screen = Screen()
+    async with asyncio.TaskGroup() as tasks:
+        child = Child(program("import time; print('x' * 200_000); print('up'); time.sleep(600)"), Console(screen))
+        tasks.create_task(child.run())
+        await screen.line_with("up")
+        await child.stop()
+    assert sum(line.count("x") for line in screen.seen) == 200_000
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError, OSError(5, "the terminal is gone")])
+def test_a_terminal_that_is_gone_does_not_end_the_launcher(error: OSError) -> None:
+    class Gone(io.StringIO):
+        def write(self, _text: str, /) -> int:
+            raise error
+
+    Console(Gone()).say("sample", "text")

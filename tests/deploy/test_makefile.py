@@ -1,0 +1,71 @@
+"""The Makefile says what there is, and how it fails."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+from tests.checks.source import ROOT
+
+TARGETS = ("help", "run", "test", "check", "format", "lock", "bench", "bench-short", "bench-micro", "clean")
+
+
+def make(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    env = {**os.environ, **environment}
+    return subprocess.run(["make", *arguments], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+
+
+def toolchain(*arguments: str, cwd: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """The script in a directory of its own, so that nothing touches the checkout's environment."""
+    place = cwd / "deploy/local"
+    place.mkdir(parents=True)
+    script = place / "toolchain.sh"
+    script.write_bytes((ROOT / "deploy/local/toolchain.sh").read_bytes())
+    script.chmod(0o755)
+    return subprocess.run(
+        [script, *arguments], env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+
+
+def test_help_is_the_default_and_names_every_target() -> None:
+    done = make()
+    assert done.returncode == 0
+    assert tuple(re.findall(r"^  make (\S+) +\S", done.stdout, re.MULTILINE)) == TARGETS
+    assert make("help").stdout == done.stdout
+
+
+def test_no_target_is_taken_for_a_file() -> None:
+    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert phony is not None
+    assert tuple(phony[1].split()) == TARGETS
+
+
+def test_without_a_python_that_is_new_enough_it_says_what_to_install(tmp_path: Path) -> None:
+    done = toolchain("sync", cwd=tmp_path, PYTHON="/bin/false")
+    assert done.returncode == 1
+    assert "Python 3.11 or newer is needed (Debian: apt-get install python3 python3-venv)" in done.stderr
+
+
+def test_a_uv_that_is_too_old_is_refused(tmp_path: Path) -> None:
+    old = tmp_path / "uv"
+    old.write_text("#!/bin/sh\necho uv 0.8.22 '(of some day)'\n")
+    old.chmod(0o755)
+    done = toolchain("uv", "--version", cwd=tmp_path, UV=str(old))
+    assert done.returncode == 1
+    assert f"UV={old} is not uv 0.9 or newer" in done.stderr
+
+
+def test_uv_gets_one_python_no_downloads_and_a_cache_it_can_write(tmp_path: Path) -> None:
+    uv = tmp_path / "uv"
+    uv.write_text("#!/bin/sh\nif [ $1 = --version ]; then echo uv 1.2.3; else env; fi\n")
+    uv.chmod(0o755)
+    unwritable = {"UV_CACHE_DIR": "", "XDG_CACHE_HOME": "/proc/none", "HOME": ""}
+    done = toolchain("uv", "say", cwd=tmp_path, UV=str(uv), UV_MANAGED_PYTHON="1", VIRTUAL_ENV="/other", **unwritable)
+    assert done.returncode == 0, done.stderr
+    told = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+    assert told["UV_PYTHON_DOWNLOADS"] == "never"
+    assert told["UV_PYTHON_PREFERENCE"] == "only-system"
+    assert Path(told["UV_PYTHON"]).is_absolute()
+    assert told["UV_PROJECT_ENVIRONMENT"] == str(tmp_path / ".venv")
+    assert told["UV_CACHE_DIR"] == str(tmp_path / ".tools/uv-cache")
+    assert not {"UV_MANAGED_PYTHON", "VIRTUAL_ENV"} & told.keys()
