@@ -1,0 +1,152 @@
+"""Connections, settings and metrics around the client."""
+
+import asyncio
+
+import pytest
+from prometheus_client import CollectorRegistry
+from pydantic import SecretStr
+
+from agentic_backend import settings
+from agentic_backend.errors import LlmTimeout
+from agentic_backend.llm import (
+    Connections,
+    Deadlines,
+    Endpoint,
+    Metered,
+    ModelPool,
+    Retries,
+    connections_of,
+    endpoint_of,
+)
+from agentic_backend.llm.failures import retry_after_s
+from agentic_backend.metrics import AgenticMetrics
+from backend_kit.kpi import Kpi
+from tests.agentic_backend.llm.conftest import Watched
+from tests.support.mock_llm import MockModel
+
+
+async def test_connections_are_kept_and_shared(mock_llm: MockModel, pool: ModelPool) -> None:
+    models = [pool.chat_model(Endpoint(mock_llm.base_url, f"mock;tokens={n}")) for n in (3, 5)]
+    for _ in range(3):
+        for model in models:
+            assert (await model.ainvoke("Hi")).content
+    connector = pool._session.connector
+    assert connector is not None
+    assert sum(len(idle) for idle in connector._conns.values()) == 1
+
+
+async def test_keepalive_can_be_switched_off(mock_llm: MockModel) -> None:
+    pool = ModelPool(Connections(keepalive=False))
+    assert (await pool.chat_model(Endpoint(mock_llm.base_url, "mock;tokens=3")).ainvoke("Hi")).content
+    connector = pool._session.connector
+    assert connector is not None
+    assert not connector._conns
+    await pool.aclose()
+
+
+async def test_waits_for_a_connection_are_told(mock_llm: MockModel) -> None:
+    waits: list[float] = []
+    pool = ModelPool(Connections(max_connections=1), pool_wait=waits.append)
+    model = pool.chat_model(Endpoint(mock_llm.base_url, "mock;tokens=3;gap=10"))
+    answers = await asyncio.gather(*(model.ainvoke("Hi") for _ in range(3)))
+    assert len({str(answer.content) for answer in answers}) == 1
+    assert len(waits) == 2
+    await pool.aclose()
+
+
+async def test_the_real_mock_model_streams_and_counts(mock_llm: MockModel, pool: ModelPool, watched: Watched) -> None:
+    model = pool.chat_model(Endpoint(mock_llm.base_url, "mock;tokens=50"))
+    texts = [str(chunk.content) async for chunk in model.astream("Hi")]
+    assert len([text for text in texts if text]) == 50
+    assert watched.requests == [("mock;tokens=50", "ok")]
+    assert [written for _model, _read, written in watched.tokens] == [50]
+
+
+async def test_a_stalled_mock_model_times_out(mock_llm: MockModel, pool: ModelPool) -> None:
+    endpoint = Endpoint(mock_llm.base_url, "mock;tokens=50;stall=5", deadlines=Deadlines(inter_token_s=0.2))
+    with pytest.raises(LlmTimeout):
+        await pool.chat_model(endpoint).ainvoke("Hi")
+
+
+def test_calls_become_metrics() -> None:
+    registry = CollectorRegistry()
+    observer = Metered(AgenticMetrics(registry, Kpi(registry, service="agentic")))
+    observer.llm_first_chunk("m", 0.1)
+    observer.llm_request("m", "timeout", 0.5)
+    observer.llm_tokens("m", 3, 2)
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(name, {"model": "m", **labels})
+
+    assert value("app_llm_time_to_first_chunk_seconds_count", status="ok") == 1
+    assert value("app_llm_request_seconds_count", status="timeout") == 1
+    assert value("app_llm_tokens_total", type="input") == 3
+    assert value("app_llm_tokens_total", type="output") == 2
+
+
+def test_settings_become_an_endpoint() -> None:
+    model = settings.ChatModel.model_validate(
+        {
+            "name": "m",
+            "settings": {
+                "base_url": "http://127.0.0.1:8099/v1",
+                "max_retries": 9,
+                "temperature": 0.3,
+                "timeout": {"connect": 3, "read": 7, "pool": 2},
+                "http_client_limits": {"max_connections": 11, "max_keepalive_connections": 0},
+            },
+        }
+    )
+    assert endpoint_of(model, settings.Deadlines(first_token_s=3, inter_token_s=4)) == Endpoint(
+        base_url="http://127.0.0.1:8099/v1",
+        model="m",
+        temperature=0.3,
+        deadlines=Deadlines(first_token_s=3, inter_token_s=4, answer_s=7),
+        retries=Retries(max_retries=2),
+    )
+    assert connections_of(model) == Connections(
+        max_connections=11, keepalive=False, keepalive_s=30, connect_s=3, pool_s=2
+    )
+
+
+def test_without_an_address_the_provider_is_called() -> None:
+    endpoint = endpoint_of(settings.ChatModel(name="m"), settings.Deadlines())
+    assert endpoint.base_url == "https://api.openai.com/v1"
+
+
+def test_a_key_is_in_no_repr() -> None:
+    assert "sk-1" not in repr(Endpoint("http://x/v1", "m", SecretStr("sk-1")))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Deadlines(first_token_s=0),
+        lambda: Deadlines(answer_s=-1),
+        lambda: Connections(max_connections=-1),
+        lambda: Connections(pool_s=0),
+    ],
+)
+def test_bounds_that_bound_nothing_are_refused(make: type) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011
+        make()
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        (None, None),
+        ("2", 2.0),
+        ("1.5", 1.5),
+        ("-1", None),
+        ("nan", None),
+        ("soon", None),
+        ("", None),
+        ("9999999", 3600.0),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0),
+        ("Wed, 21 Oct 9015 07:28:00 GMT", 3600.0),
+        ("Wed, 21 Oct 9015 07:28:00 -0000", None),
+    ],
+)
+def test_retry_after_is_read_in_both_its_forms(header: str | None, seconds: float | None) -> None:
+    assert retry_after_s(header) == seconds

@@ -1,0 +1,166 @@
+"""The seam to langchain-openai: what it must go on doing with dict chunks, whatever its version."""
+
+import json
+from functools import reduce
+from operator import add
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_openai import ChatOpenAI
+
+from agentic_backend.errors import LlmProtocol, LlmTimeout, LlmUnavailable
+from agentic_backend.llm import Deadlines, Endpoint, ModelPool, Retries
+from tests.agentic_backend.llm.conftest import Watched
+from tests.agentic_backend.llm.scripted import (
+    DONE,
+    Write,
+    event,
+    finish,
+    scripted,
+    sends,
+    status,
+    streams,
+    token,
+    usage,
+)
+
+
+def tool_chunk(index: int, **call: Any) -> bytes:
+    return event({"choices": [{"delta": {"tool_calls": [{"index": index, **call}]}}]})
+
+
+TOOL_CALLS = streams(
+    event({"choices": [{"delta": {"role": "assistant", "content": None}}]}),
+    tool_chunk(0, id="call_1", type="function", function={"name": "add", "arguments": ""}),
+    tool_chunk(0, function={"arguments": '{"a": 1,'}),
+    tool_chunk(0, function={"arguments": ' "b": 2}'}),
+    tool_chunk(1, id="call_2", type="function", function={"name": "add", "arguments": '{"a": 3, "b": 4}'}),
+    finish("tool_calls"),
+    usage(11, 7),
+    DONE,
+)
+
+
+def add_tool(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+async def test_text_reason_model_and_usage_come_through(pool: ModelPool) -> None:
+    async with scripted(streams(token("Hel"), token("lo"), finish(), usage(3, 2), DONE)) as server:
+        chunks = [chunk async for chunk in pool.chat_model(Endpoint(server.base_url, "m")).astream("Hi")]
+    assert [chunk.content for chunk in chunks if chunk.content] == ["Hel", "lo"]
+    whole = reduce(add, chunks)
+    assert isinstance(whole, AIMessageChunk)
+    assert whole.content == "Hello"
+    assert whole.response_metadata["finish_reason"] == "stop"
+    assert whole.response_metadata["model_name"] == "scripted"
+    assert whole.usage_metadata is not None
+    assert [whole.usage_metadata[key] for key in ("input_tokens", "output_tokens", "total_tokens")] == [3, 2, 5]  # type: ignore[literal-required]
+
+
+async def test_tool_calls_come_through(pool: ModelPool) -> None:
+    async with scripted(TOOL_CALLS) as server:
+        model = pool.chat_model(Endpoint(server.base_url, "m")).bind_tools([add_tool])
+        whole = reduce(add, [chunk async for chunk in model.astream("1 + 2, 3 + 4")])
+    assert isinstance(whole, AIMessageChunk)
+    calls = [(call["id"], call["name"], call["args"]) for call in whole.tool_calls]
+    assert calls == [("call_1", "add", {"a": 1, "b": 2}), ("call_2", "add", {"a": 3, "b": 4})]
+    assert whole.response_metadata["finish_reason"] == "tool_calls"
+    assert server.requests[0].body["tools"][0]["function"]["name"] == "add_tool"
+
+
+async def test_ainvoke_streams_underneath(pool: ModelPool) -> None:
+    async with scripted(streams(token("Hello"), finish(), usage(3, 2), DONE)) as server:
+        answer = await pool.chat_model(Endpoint(server.base_url, "m")).ainvoke("Hi")
+    assert isinstance(answer, AIMessage)
+    assert answer.content == "Hello"
+    assert server.requests[0].body["stream"] is True
+
+
+WHOLE = {
+    "id": "x",
+    "model": "scripted",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "A title"}, "finish_reason": "stop"}],
+    "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
+}
+
+
+async def test_an_answer_in_one_piece(pool: ModelPool, watched: Watched) -> None:
+    async with scripted(status(200, body=json.dumps(WHOLE).encode())) as server:
+        answer = await pool.chat_model(Endpoint(server.base_url, "m")).ainvoke("Hi", stream=False, max_tokens=5)
+    assert answer.content == "A title"
+    assert answer.response_metadata["finish_reason"] == "stop"
+    assert answer.usage_metadata is not None
+    assert answer.usage_metadata["total_tokens"] == 5
+    assert server.requests[0].body["stream"] is False
+    assert watched.requests == [("m", "ok")]
+    assert watched.tokens == [("m", 3, 2)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (status(200, body=b"lorem"), LlmProtocol),
+        (status(200, body=b'{"choices": []}'), LlmProtocol),
+        (status(200, body=b'{"error": {"message": "x"}}'), LlmProtocol),
+        (status(200, body=b'{"choices": [{"message": {"content": "' + b"x" * 3000 + b'"}}]}'), LlmProtocol),
+        (sends(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 2\r\n\r\nok"), LlmProtocol),
+        (status(404), LlmProtocol),
+        (status(500), LlmUnavailable),
+        (sends(), LlmUnavailable),
+    ],
+)
+async def test_a_broken_answer_in_one_piece(
+    pool: ModelPool, watched: Watched, answer: Any, error: type[Exception]
+) -> None:
+    async with scripted(answer) as server:
+        endpoint = Endpoint(server.base_url, "m", retries=Retries(base_s=0.001), max_body_bytes=2000)
+        with pytest.raises(error) as raised:
+            await pool.chat_model(endpoint).ainvoke("Hi", stream=False)
+    assert type(raised.value) is error
+    assert watched.requests == [("m", "error")]
+
+
+async def test_an_answer_in_one_piece_has_a_deadline(pool: ModelPool) -> None:
+    async def silent(_write: Write) -> None:
+        await server.gone.wait()
+
+    async with scripted(silent) as server:
+        endpoint = Endpoint(server.base_url, "m", deadlines=Deadlines(answer_s=0.1))
+        with pytest.raises(LlmTimeout):
+            await pool.chat_model(endpoint).ainvoke("Hi", stream=False)
+        await server.gone.wait()
+
+
+async def test_sdk_only_parameters_stay_out_of_the_body(pool: ModelPool) -> None:
+    async with scripted(streams(token("x"), finish(), DONE)) as server:
+        model = pool.chat_model(Endpoint(server.base_url, "m", temperature=0.5))
+        await model.ainvoke("Hi", extra_body={"top_k": 3}, timeout=5)
+    body = server.requests[0].body
+    assert body["top_k"] == 3
+    assert body["temperature"] == 0.5
+    assert not {"extra_body", "timeout"} & set(body)
+
+
+async def test_response_headers_do_not_break_the_stream(pool: ModelPool) -> None:
+    async with scripted(streams(token("x"), finish(), DONE)) as server:
+        model = pool.chat_model(Endpoint(server.base_url, "m")).model_copy(update={"include_response_headers": True})
+        assert (await model.ainvoke("Hi")).content == "x"
+
+
+async def test_a_blocking_call_is_refused(pool: ModelPool) -> None:
+    model = pool.chat_model(Endpoint("http://127.0.0.1:1/v1", "m"))
+    with pytest.raises(RuntimeError, match="async only"):
+        model.invoke("Hi")
+
+
+async def test_one_model_an_endpoint_and_no_key_in_it(pool: ModelPool) -> None:
+    one = pool.chat_model(Endpoint("http://127.0.0.1:1/v1", "m"))
+    assert pool.chat_model(Endpoint("http://127.0.0.1:1/v1", "m")) is one
+    assert pool.chat_model(Endpoint("http://127.0.0.1:1/v1", "n")) is not one
+    assert isinstance(one, ChatOpenAI)
+    assert one.root_async_client is None
+    assert one.max_retries == 0
+    assert one.stream_chunk_timeout is None
