@@ -130,7 +130,7 @@ def _build_of(settings: AgentSettings) -> Build:
         return built_in
     try:
         build = getattr(importlib.import_module(path), "build", None)
-    except ImportError as failure:
+    except (ImportError, ValueError, TypeError) as failure:
         raise AgentUnusable(f"agent {settings.id}: class_path {path} cannot be imported") from failure
     if not callable(build):
         raise AgentUnusable(f"agent {settings.id}: module {path} has no build(settings, kit)")

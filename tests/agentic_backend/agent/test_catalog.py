@@ -1,0 +1,97 @@
+import pytest
+
+from agentic_backend.agent import AgentUnusable, Catalog
+from agentic_backend.errors import AgentNotFound, TurnFailed
+from agentic_backend.events import Delta, Step, text_part
+from agentic_backend.llm import ModelPool
+from agentic_backend.settings import AgentSettings, AgentTuning, FieldSpec
+from backend_kit.wire import Code
+from tests.agentic_backend.agent.helpers import Turn, kit_for, settings_for
+
+AUTHORED = "tests.agentic_backend.agent.authored"
+
+
+def catalog_of(pool: ModelPool, *agents: AgentSettings, lookups: list[bool] | None = None, **more: int) -> Catalog:
+    on_lookup = None if lookups is None else lookups.append
+    return Catalog(agents, kit_for(pool, "http://127.0.0.1:1/v1"), on_lookup=on_lookup, **more)
+
+
+def authored(mode: str) -> AgentSettings:
+    return AgentSettings(
+        id="Loud", name="Loud", class_path=AUTHORED, tuning=AgentTuning(fields=(FieldSpec(key="mode", default=mode),))
+    )
+
+
+async def test_a_graph_is_compiled_once_and_look_ups_are_counted(pool: ModelPool) -> None:
+    lookups: list[bool] = []
+    catalog = catalog_of(pool, settings_for("A"), settings_for("B"), lookups=lookups)
+    assert catalog.get("A") is catalog.get("A")
+    assert catalog.get("B") is not catalog.get("A")
+    assert lookups == [False, True, False, True]
+
+
+async def test_the_least_used_graph_goes_when_there_are_too_many(pool: ModelPool) -> None:
+    lookups: list[bool] = []
+    catalog = catalog_of(pool, *(settings_for(name) for name in "ABC"), lookups=lookups, max_graphs=2)
+    for name in "ABACAB":
+        assert catalog.get(name).id == name
+    assert lookups == [False, False, True, False, True, False]
+
+
+async def test_an_unknown_and_a_disabled_agent_are_not_found(pool: ModelPool) -> None:
+    catalog = catalog_of(pool, settings_for("Off", enabled=False), settings_for("On"))
+    for name in ("Off", "Nobody", ""):
+        with pytest.raises(AgentNotFound) as raised:
+            catalog.get(name)
+        assert raised.value.code == Code.AGENT_NOT_FOUND
+        assert name not in catalog
+    assert "On" in catalog
+    assert catalog.default_id() == "On"
+
+
+async def test_the_list_is_agent_settings_of_the_wire(pool: ModelPool) -> None:
+    catalog = catalog_of(pool, settings_for("Georges", prompt="x"), settings_for("Off", enabled=False))
+    georges, off = catalog.list()
+    assert (georges["id"], georges["enabled"], off["enabled"]) == ("Georges", True, False)
+    assert set(georges) == {"id", "name", "enabled", "class_path", "type", "tuning", "chat_options"}
+    assert georges["tuning"]["fields"][0]["default"] == "x"
+
+
+async def test_an_empty_catalog_has_no_default(pool: ModelPool) -> None:
+    assert catalog_of(pool).default_id() is None
+    assert catalog_of(pool).list() == []
+
+
+@pytest.mark.parametrize("path", ["agentic_backend.agents.generalist.generalist_expert.Georges", "anything.Georges"])
+async def test_the_class_path_of_an_existing_configuration_finds_georges(pool: ModelPool, path: str) -> None:
+    assert catalog_of(pool, settings_for(class_path=path)).get("Georges").name == "Georges"
+
+
+@pytest.mark.parametrize("path", ["no.such.module", "json", "..", "agentic_backend.errors"])
+async def test_a_class_path_to_nothing_is_refused_at_the_start(pool: ModelPool, path: str) -> None:
+    with pytest.raises(AgentUnusable, match="Bad"):
+        catalog_of(pool, settings_for("Bad", class_path=path))
+    catalog_of(pool, settings_for("Bad", class_path=path, enabled=False))
+
+
+async def test_an_authors_agent_runs(pool: ModelPool) -> None:
+    turn = Turn("hello", user="ada")
+    answer = await catalog_of(pool, authored("once")).get("Loud").run(turn.run)
+    assert turn.events == [Step("assistant", "thought", [text_part("loudly")]), Delta("HELLO")]
+    assert (answer.text, answer.metadata) == ("HELLO", {"user": "ada"})
+
+
+@pytest.mark.parametrize("mode", ["loop", "silent"])
+async def test_an_agent_that_never_answers_fails_the_turn(pool: ModelPool, mode: str) -> None:
+    agent = catalog_of(pool, authored(mode), recursion_limit=7).get("Loud")
+    with pytest.raises(TurnFailed):
+        await agent.run(Turn().run)
+
+
+async def test_closing_forgets_the_graphs(pool: ModelPool) -> None:
+    lookups: list[bool] = []
+    catalog = catalog_of(pool, settings_for("A"), lookups=lookups)
+    catalog.get("A")
+    await catalog.aclose()
+    catalog.get("A")
+    assert lookups == [False, False]
