@@ -91,7 +91,16 @@ class EmbeddedPostgres:
         Blocks: 0.5 to 1.5 s the first time, milliseconds later, up to 15 s while a predecessor that lost its launcher
         is still shutting down. Raises `PortTaken` or `PostgresFailed`.
         """
-        self.directory.mkdir(parents=True, exist_ok=True)
+        try:
+            self._prepare()
+        except OSError as error:
+            raise PostgresFailed(f"cannot use {error.filename or self.directory}: {error.strerror}") from None
+
+    def _prepare(self) -> None:
+        if not self.directory.is_dir():
+            self.directory.mkdir(parents=True)
+            if os.geteuid() == 0:  # whatever the umask: the server's user must pass it
+                self.directory.chmod(0o755)
         self._await_predecessor()
         require_free([Wanted("Postgres", self.host, self.port)])
         account = self._account()

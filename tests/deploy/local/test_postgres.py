@@ -123,6 +123,22 @@ def test_a_server_whose_data_is_damaged_says_what_its_log_says(server: EmbeddedP
     assert server.pid is None
 
 
+def test_the_umask_does_not_lock_the_server_out(directory: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        server = EmbeddedPostgres(directory / "inner", free_port())
+        server.start()
+    finally:
+        os.umask(before)
+    server.stop()
+
+
+def test_a_directory_that_cannot_be_made_is_refused_in_words(directory: Path) -> None:
+    (directory / "file").touch()
+    with pytest.raises(PostgresFailed, match=f"cannot use {directory}/file/inner: Not a directory"):
+        EmbeddedPostgres(directory / "file/inner", free_port()).start()
+
+
 def test_stopping_what_does_not_run_is_harmless(server: EmbeddedPostgres) -> None:
     server.stop()
     server.kill()
