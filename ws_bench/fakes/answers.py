@@ -103,7 +103,7 @@ def _terms(text: str) -> set[str]:
 def _sources_in(prompt: str) -> dict[int, str]:
     """Numbered passages: each begins on a line with `[n]` and lasts until the next one or an empty line pair."""
     marks = list(_SOURCE.finditer(prompt))
-    ends = [mark.start() for mark in marks[1:]] + [len(prompt)]
+    ends = [*(mark.start() for mark in marks[1:]), len(prompt)][: len(marks)]
     found = {}
     for mark, end in zip(marks, ends, strict=True):
         text = re.split(

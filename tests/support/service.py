@@ -1,0 +1,161 @@
+"""The agentic service in the test's own process: its real app on a real port, real Postgres, the shipped mock model."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.typing import Subprotocol
+
+from agentic_backend.app import AgenticService
+from agentic_backend.settings import AgenticSettings
+from backend_kit.http import ServeSettings, build_server, listen
+from tests.support.mock_llm import MockModel
+from tests.support.postgres import Database
+
+BASE = "/agentic/v1"
+NATIVE = Subprotocol("turnwise.v1")
+
+
+@dataclass(slots=True)
+class RunningService:
+    """A started service and what a client of it does."""
+
+    service: AgenticService
+    port: int
+    http: aiohttp.ClientSession
+
+    @property
+    def ws_url(self) -> str:
+        """Where chat sockets are."""
+        return f"ws://127.0.0.1:{self.port}{BASE}/chatbot/query/ws"
+
+    async def create_session(self, title: str | None = "A title", agent_id: str = "Georges") -> str:
+        """Make a session over REST; its id."""
+        body = {"agent_id": agent_id} | ({} if title is None else {"title": title})
+        async with self.http.post(f"{BASE}/chatbot/session", json=body) as response:
+            assert response.status == 200, await response.text()
+            return str((await response.json())["id"])
+
+    async def get(self, path: str) -> Any:
+        """GET below the base path; the decoded body of a 200."""
+        async with self.http.get(BASE + path) as response:
+            assert response.status == 200, await response.text()
+            return await response.json()
+
+    async def history(self, session_id: str, query: str = "") -> list[dict[str, Any]]:
+        """The session's messages."""
+        messages: list[dict[str, Any]] = await self.get(f"/chatbot/session/{session_id}/history{query}")
+        return messages
+
+    def native(self, token: str = "local") -> connect:
+        """A socket in the native protocol."""
+        protocols = [NATIVE, Subprotocol(f"bearer.{token}")]
+        origin = f"http://127.0.0.1:{self.port}"
+        return connect(self.ws_url, subprotocols=protocols, origin=origin, compression=None)  # type: ignore[arg-type]
+
+    def compatible(self, path: str = "", token: str | None = "local") -> connect:
+        """A socket in the compatible protocol."""
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        return connect(self.ws_url + path, additional_headers=headers, compression=None)
+
+
+async def say(socket: ClientConnection, **frame: Any) -> None:
+    """Send one frame."""
+    await socket.send(json.dumps(frame))
+
+
+async def hear(socket: ClientConnection) -> dict[str, Any]:
+    """The next frame, within 20 s."""
+    async with asyncio.timeout(20):
+        frame: dict[str, Any] = json.loads(await socket.recv())
+    return frame
+
+
+async def hear_until(socket: ClientConnection, *types: str) -> list[dict[str, Any]]:
+    """The frames up to and with the first of one of the types. Another terminal frame fails the test."""
+    heard = [await hear(socket)]
+    while heard[-1]["type"] not in types:
+        assert heard[-1]["type"] not in {"final", "error", "cancelled"}, heard[-1]
+        heard.append(await hear(socket))
+    return heard
+
+
+StartService = Callable[..., AbstractAsyncContextManager[RunningService]]
+
+
+def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`base` with `changes` laid over it, key by key."""
+    merged = dict(base)
+    for key, value in changes.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = merge(merged[key], value) if both else value
+    return merged
+
+
+@asynccontextmanager
+async def run_service(settings: AgenticSettings) -> AsyncIterator[RunningService]:
+    """Serve until the block ends, then drain and close."""
+    service = AgenticService(settings)
+    sock = listen("127.0.0.1", 0)
+    port = sock.getsockname()[1]
+    limits = ServeSettings(ws_max_size=settings.limits.max_frame_bytes, loop="none")
+    server = build_server(service.app, service.drain, limits)
+    server.capture_signals = _no_signals  # type: ignore[method-assign]  # the test run keeps its own handlers
+    async with asyncio.TaskGroup() as group:
+        serving = group.create_task(server.serve(sockets=[sock]))
+        headers = {"Authorization": "Bearer local"}
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", headers=headers) as http:
+            await _wait_ready(http, serving)
+            yield RunningService(service, port, http)
+        server.stop()
+
+
+@pytest.fixture
+def start_service(database: Database, mock_llm: MockModel) -> StartService:
+    """Start a service on the test's database: `async with start_service(model="mock;gap=20", limits={…})`."""
+
+    def start(model: str = "mock", **changes: Any) -> AbstractAsyncContextManager[RunningService]:
+        base = {
+            "app": {"port": 1, "metrics_port": 1, "metrics_enabled": False, "kpi_log_summary_interval_sec": 0},
+            "security": {"user": {"enabled": False}, "allow_query_token": True},
+            "ai": {
+                "default_chat_model": {"name": model, "settings": {"base_url": mock_llm.base_url}},
+                "agents": [{"name": "Georges", "class_path": "agentic_backend.agent.plain"}],
+            },
+            "storage": {"postgres": database.settings()},
+            "deadlines": {"drain_s": 5},
+            "server": {"gc_freeze": False},
+        }
+        return run_service(AgenticSettings.model_validate(merge(base, changes)))
+
+    return start
+
+
+@pytest.fixture
+async def service(start_service: StartService) -> AsyncIterator[RunningService]:
+    """A service with the defaults."""
+    async with start_service() as running:
+        yield running
+
+
+async def _wait_ready(http: aiohttp.ClientSession, serving: "asyncio.Task[None]") -> None:
+    async with asyncio.timeout(30):
+        while not serving.done():
+            async with http.get(f"{BASE}/ready") as response:
+                if response.status == 200:
+                    return
+            await asyncio.sleep(0.02)
+
+
+class _no_signals:  # noqa: N801 - stands in for a method
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
