@@ -97,10 +97,9 @@ class EmbeddedPostgres:
             raise PostgresFailed(f"cannot use {error.filename or self.directory}: {error.strerror}") from None
 
     def _prepare(self) -> None:
-        if not self.directory.is_dir():
-            self.directory.mkdir(parents=True)
-            if os.geteuid() == 0:  # whatever the umask: the server's user must pass it
-                self.directory.chmod(0o755)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        if os.geteuid() == 0:  # whatever the umask: the server's user must pass it
+            self.directory.chmod(0o755)
         self._await_predecessor()
         require_free([Wanted("Postgres", self.host, self.port)])
         account = self._account()
