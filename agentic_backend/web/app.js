@@ -379,7 +379,8 @@ class App {
   /** An error before any turn: of an ask, of a repeated ask after a break, or of a cancel that came too late. */
   #onRefusal(event, named) {
     const late = event.code === "exchange_not_found";
-    const concerned = [...this.#turns.values()].filter((turn) => turn.sent && turn.status === (late ? "stopping" : "sending"));
+    const status = late ? "stopping" : "sending";
+    const concerned = [...this.#turns.values()].filter((turn) => turn.sent && turn.status === status);
     const turn = named ?? (concerned.length === 1 ? concerned[0] : undefined);
     if (turn === undefined) {
       // A cancel that came after the end is nobody's trouble.
@@ -496,7 +497,7 @@ function hasAnswer(messages) {
   return messages.some((message) => message.role === "assistant" && message.channel === "final");
 }
 
-/** crypto.randomUUID() exists on https and on this machine only; the page may also be served on a plain local network. */
+/** crypto.randomUUID() exists on https and this machine only; the page may also be served on a plain local network. */
 function newExchangeId() {
   if (crypto.randomUUID !== undefined) return crypto.randomUUID();
   const bytes = crypto.getRandomValues(new Uint8Array(16));

@@ -20,7 +20,7 @@ const ICON_PATHS = {
  * An element. Attributes whose value is null, undefined or false are left out; `onclick` and the like are listeners.
  * @param {string} tag
  * @param {Record<string, unknown>} attributes
- * @param {...(Node|string)} children strings become text nodes
+ * @param {...(Node|string|Array)} children strings become text nodes; pass a long list as an array, not spread
  */
 export function el(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
@@ -29,8 +29,15 @@ export function el(tag, attributes = {}, ...children) {
     if (typeof value === "function") node.addEventListener(name.slice(2), value);
     else node.setAttribute(name, value === true ? "" : String(value));
   }
-  // append() takes its nodes as arguments, and an engine takes some 100,000 of those at most.
-  for (let at = 0; at < children.length; at += 10_000) node.append(...children.slice(at, at + 10_000));
+  return fill(node, children);
+}
+
+/** Appends children, arrays of them included, one by one: an engine takes only so many arguments. */
+export function fill(node, children) {
+  for (const child of children) {
+    if (Array.isArray(child)) fill(node, child);
+    else node.append(child);
+  }
   return node;
 }
 

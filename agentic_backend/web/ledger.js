@@ -9,20 +9,21 @@ import { duration } from "./format.js";
 
 const MAX_ROWS = 200;
 const HUES = 8;
+const MIN_BAR_SHARE = 1 / 400;
 
 /** Colours that stay the same from turn to turn; a phase without a place here gets one by its name. */
 const KNOWN_HUES = new Map([
   ["llm_invoke", 0],
-  ["answer_with_sources", 0],
-  ["answer_general_only", 0],
   ["vector_search", 1],
+  ["kf_vector_search", 1],
   ["vector_rerank", 2],
+  ["kf_vector_rerank", 2],
   ["history_restore", 3],
   ["session_read", 4],
   ["agent_init", 5],
-  ["persist_tx", 6],
-  ["spool_ack", 6],
-  ["llm_invoke_title", 7],
+  ["stream_agent_response", 6],
+  ["persist_tx", 7],
+  ["spool_ack", 7],
 ]);
 
 /**
@@ -59,46 +60,76 @@ function hueOf(phase) {
 }
 
 /**
+ * Cuts the turn into pieces, each under the deepest phase that ran then: what the time was really spent in.
+ * @param {object} summary as `summarise` returns it
+ * @returns {{phase: string|null, hue: number|null, ms: number}[]} in order of time; phase null where none ran
+ */
+export function pieces(summary) {
+  const { rows, totalMs } = summary;
+  const ends = rows.flatMap((row) => [row.startMs, row.startMs + row.ms]);
+  const cuts = [...new Set([0, totalMs, ...ends])].filter((cut) => cut >= 0 && cut <= totalMs).sort((a, b) => a - b);
+  const found = [];
+  for (let at = 1; at < cuts.length; at += 1) {
+    const row = deepest(rows, (cuts[at - 1] + cuts[at]) / 2);
+    const ms = cuts[at] - cuts[at - 1];
+    const last = found.at(-1);
+    if (last !== undefined && last.phase === (row?.phase ?? null)) last.ms += ms;
+    else found.push({ phase: row?.phase ?? null, hue: row?.hue ?? null, ms });
+  }
+  return found;
+}
+
+function deepest(rows, moment) {
+  let found = null;
+  for (const row of rows) {
+    const runs = row.startMs <= moment && moment < row.startMs + row.ms;
+    if (runs && (found === null || row.depth >= found.depth)) found = row;
+  }
+  return found;
+}
+
+/** The phase with the most time of its own, and that time: {phase, ms} or null. */
+function bottleneck(parts) {
+  const times = new Map();
+  for (const { phase, ms } of parts) if (phase !== null) times.set(phase, (times.get(phase) ?? 0) + ms);
+  const [longest] = [...times].sort((a, b) => b[1] - a[1]);
+  return longest === undefined ? null : { phase: longest[0], ms: longest[1] };
+}
+
+/**
  * The bar and the table of a turn's phases.
  * @param {object} summary as `summarise` returns it
  * @param {{firstTokenMs: number|null, elapsedMs: number|null}} measured what this page timed itself
  */
 export function renderLedger(summary, measured) {
+  const parts = pieces(summary);
   const facts = [duration(summary.totalMs)];
   if (measured.firstTokenMs !== null) facts.push(`first token ${duration(measured.firstTokenMs)}`);
-  const longest = summary.rows.filter((row) => row.depth === 0).reduce((a, b) => (b.ms > a.ms ? b : a), { ms: -1 });
-  if (longest.ms > 0) facts.push(`${longest.phase} ${share(longest.ms, summary.totalMs)}`);
+  const longest = bottleneck(parts);
+  if (longest !== null) facts.push(`${longest.phase} ${share(longest.ms, summary.totalMs)}`);
   return el(
     "details",
     { class: "ledger" },
-    el("summary", {}, renderBar(summary), el("span", { class: "ledger-facts" }, facts.join(" · "))),
+    el("summary", {}, renderBar(parts, summary.totalMs), el("span", { class: "ledger-facts" }, facts.join(" · "))),
     renderTable(summary, measured),
   );
 }
 
-/** Depth 0 in order of time, the gaps between as unattributed. Widths are set through the object model: no inline style. */
-function renderBar(summary) {
-  const top = summary.rows.filter((row) => row.depth === 0);
-  const label = top.map((row) => `${row.phase} ${duration(row.ms)}`).join(", ");
+/**
+ * Pieces narrower than a pixel are left to the table. Widths are set through the object model: the page's policy allows
+ * no inline style.
+ */
+function renderBar(all, totalMs) {
+  const parts = all.filter(({ ms }) => ms >= totalMs * MIN_BAR_SHARE);
+  const named = parts.map(({ phase, ms }) => ({ phase: phase ?? "unattributed", ms }));
+  const label = named.map(({ phase, ms }) => `${phase} ${duration(ms)}`).join(", ");
   const bar = el("span", { class: "bar", role: "img", "aria-label": `Phases: ${label}` });
-  const segment = (className, ms, title) => {
-    const part = el("span", { class: className, title });
+  parts.forEach(({ hue, ms }, at) => {
+    const title = `${named[at].phase} ${duration(ms)}`;
+    const part = el("span", { class: hue === null ? "gap" : `hue-${hue}`, title });
     part.style.flexGrow = String(ms);
     bar.append(part);
-  };
-  let left = summary.unattributedMs ?? 0;
-  let clock = 0;
-  const gap = (ms) => {
-    const width = Math.min(ms, left);
-    if (width > summary.totalMs / 500) segment("gap", width, `unattributed ${duration(width)}`);
-    left -= Math.max(0, width);
-  };
-  for (const row of top) {
-    gap(row.startMs - clock);
-    segment(`phase hue-${row.hue}`, row.ms, `${row.phase} ${duration(row.ms)}`);
-    clock = row.startMs + row.ms;
-  }
-  gap(left);
+  });
   return bar;
 }
 
@@ -124,8 +155,9 @@ function renderTable(summary, measured) {
     if (ms !== null) foot.push(cells(el("th", { scope: "row" }, name), "", duration(ms), ""));
   }
   const head = ["Phase", "Start", "Duration", "Share"].map((name) => el("th", { scope: "col" }, name));
-  const table = el("table", {}, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows), el("tfoot", {}, ...foot));
-  return el("div", { class: "ledger-table", tabindex: "0", role: "region", "aria-label": "Phases of this turn" }, table);
+  const body = [el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows), el("tfoot", {}, ...foot)];
+  const region = { class: "ledger-table", tabindex: "0", role: "region", "aria-label": "Phases of this turn" };
+  return el("div", region, el("table", {}, ...body));
 }
 
 function cells(name, ...values) {

@@ -3,13 +3,13 @@
  *
  * The text is untrusted: it may have been steered by a document that the model read. Nothing of it is ever parsed as
  * HTML, nothing of it loads by itself (an image becomes a link), and a link leads to http, https or a relative address
- * or is shown as text. Every reader below is linear in its input or bounded, because a page that hangs is a failure too.
+ * or is shown as text. Every reader is linear in its input or bounded, because a page that hangs is a failure too.
  *
  * `parse` is pure and returns plain objects; `render` makes nodes of them; `MarkdownStream` does both for a text that
  * grows, and touches only the last block. Not supported, on purpose: raw HTML, reference links, footnotes, math.
  */
 
-import { copyButton, el } from "./dom.js";
+import { copyButton, el, fill } from "./dom.js";
 
 const MAX_BLOCK_DEPTH = 12;
 const MAX_INLINE_DEPTH = 20;
@@ -59,10 +59,10 @@ export function safeHref(address, base = document.baseURI) {
 /** A link that opens elsewhere and tells that place nothing, or the plain label where the address is not allowed. */
 export function safeLink(address, children, title = "") {
   const href = safeHref(address);
-  if (href === null) return el("span", { class: "dead-link", title: "This address is not opened." }, ...children);
+  if (href === null) return el("span", { class: "dead-link", title: "This address is not opened." }, children);
   const hover = title ? `${title}\n${href}` : href;
   const attributes = { href, title: hover, target: "_blank", rel: "noopener noreferrer nofollow" };
-  return el("a", { ...attributes, referrerpolicy: "no-referrer" }, ...children);
+  return el("a", { ...attributes, referrerpolicy: "no-referrer" }, children);
 }
 
 /** A block of code with its language and a copy button. */
@@ -70,7 +70,7 @@ export function codeBlock(code, language = "") {
   return el(
     "figure",
     { class: "code" },
-    el("figcaption", {}, el("span", { class: "code-language" }, language || "text"), copyButton(() => code, "Copy code")),
+    el("figcaption", {}, el("span", {}, language || "text"), copyButton(() => code, "Copy code")),
     el("pre", { tabindex: "0" }, el("code", {}, code)),
   );
 }
@@ -104,7 +104,7 @@ export class MarkdownStream {
     const lines = toLines(clean.slice(this.#tailStart));
     const blocks = parseBlocks(lines, 0);
     const nodes = render(blocks);
-    this.#container.append(...nodes);
+    fill(this.#container, nodes);
     const open = firstOpenBlock(blocks, lines.length);
     this.#tailNodes = nodes.slice(open);
     for (let line = 0; open < blocks.length && line < blocks[open].line; line += 1) {
@@ -820,12 +820,12 @@ function plainText(nodes) {
 
 const BLOCK_RENDERERS = {
   code: (block) => codeBlock(block.text, block.language),
-  heading: (block) => el(`h${Math.min(block.level + 2, 6)}`, {}, ...renderInline(block.children)),
+  heading: (block) => el(`h${Math.min(block.level + 2, 6)}`, {}, renderInline(block.children)),
   rule: () => el("hr"),
-  quote: (block) => el("blockquote", {}, ...render(block.children)),
+  quote: (block) => el("blockquote", {}, render(block.children)),
   list: renderList,
   table: renderTable,
-  paragraph: (block) => el("p", {}, ...renderInline(block.children)),
+  paragraph: (block) => el("p", {}, renderInline(block.children)),
 };
 
 function renderBlock(block) {
@@ -834,28 +834,28 @@ function renderBlock(block) {
 
 function renderList(list) {
   const start = list.ordered && list.start !== 1 ? list.start : null;
-  return el(list.ordered ? "ol" : "ul", { start }, ...list.items.map((item) => renderItem(item, list.loose)));
+  return el(list.ordered ? "ol" : "ul", { start }, list.items.map((item) => renderItem(item, list.loose)));
 }
 
 function renderItem(item, loose) {
   const children = item.children.flatMap((block) =>
     !loose && block.type === "paragraph" ? renderInline(block.children) : [renderBlock(block)],
   );
-  if (item.checked === null) return el("li", {}, ...children);
+  if (item.checked === null) return el("li", {}, children);
   const box = el("input", {
     type: "checkbox",
     disabled: true,
     checked: item.checked,
     "aria-label": item.checked ? "Done" : "To do",
   });
-  return el("li", { class: "task" }, box, " ", ...children);
+  return el("li", { class: "task" }, box, " ", children);
 }
 
 function renderTable(table) {
   const cell = (tag) => (nodes, column) =>
-    el(tag, { class: `align-${table.alignments[column]}`, scope: tag === "th" ? "col" : null }, ...renderInline(nodes));
-  const head = el("thead", {}, el("tr", {}, ...table.header.map(cell("th"))));
-  const body = el("tbody", {}, ...table.rows.map((row) => el("tr", {}, ...row.map(cell("td")))));
+    el(tag, { class: `align-${table.alignments[column]}`, scope: tag === "th" ? "col" : null }, renderInline(nodes));
+  const head = el("thead", {}, el("tr", {}, table.header.map(cell("th"))));
+  const body = el("tbody", {}, table.rows.map((row) => el("tr", {}, row.map(cell("td")))));
   const region = { class: "table", tabindex: "0", role: "region", "aria-label": "Table" };
   return el("div", region, el("table", {}, head, body));
 }
@@ -874,7 +874,7 @@ function renderInline(nodes) {
       case "image":
         return renderImage(node);
       default:
-        return el(node.type, {}, ...renderInline(node.children));
+        return el(node.type, {}, renderInline(node.children));
     }
   });
 }

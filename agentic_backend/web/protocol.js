@@ -358,7 +358,7 @@ export class SocketClient {
     this.#setState({ name: "waiting", retryInMs, code });
   }
 
-  /** A connection can die without a word (sleep, a changed network): silence is answered with a ping, then with a close. */
+  /** A connection can die without a word (sleep, another network): silence is answered with a ping, then a close. */
   #watch(socket) {
     const now = performance.now();
     const silent = now - this.#heardAt;

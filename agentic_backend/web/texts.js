@@ -1,4 +1,4 @@
-/** What the page says about failures and warnings. Codes are the closed list of the wire; unknown ones still read well. */
+/** What the page says about failures and warnings, by the codes of the wire; unknown codes still read well. */
 
 const TITLES = {
   message_too_long: "That message is too long",

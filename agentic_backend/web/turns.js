@@ -6,7 +6,7 @@ import { renderLedger, summarise } from "./ledger.js";
 import { codeBlock, MarkdownStream, safeLink } from "./markdown.js";
 import { errorText, warningText } from "./texts.js";
 
-const STEP_NAMES = { plan: "Plan", thought: "Thought", observation: "Observation", system_note: "Note", error: "Error" };
+const STEP_NAMES = { plan: "Plan", thought: "Thought", observation: "Observation", system_note: "Note" };
 const END_NOTES = {
   cancelled: "Stopped. What was written so far is kept.",
   unanswered: "This question has no stored answer.",

@@ -22,7 +22,12 @@ const CONNECTIONS = {
     banner: "This page was replaced by a newer connection of yours.",
     action: "Use it here",
   },
-  refused: { label: "Not signed in", tone: "bad", banner: "The service refused your credentials.", action: "Try again" },
+  refused: {
+    label: "Not signed in",
+    tone: "bad",
+    banner: "The service refused your credentials.",
+    action: "Try again",
+  },
 };
 
 /**

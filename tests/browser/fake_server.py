@@ -1,4 +1,4 @@
-"""A server that the test plays by hand: the page's files, REST in memory, and sockets on which the test says each event.
+"""A server that the test plays by hand: the page's files, REST in memory, sockets on which the test says each event.
 
 It is for what the page does when a server misbehaves: refusals, failures in mid-answer, broken connections, hostile
 text. What a healthy service does is tested against the real one (test_chat_page).
@@ -169,16 +169,16 @@ class FakeServer:
         ]
         return Starlette(routes=routes)
 
-    async def _page(self, request: Request) -> Response:
+    async def _page(self, _request: Request) -> Response:
         return FileResponse(WEB / "index.html", headers={"Content-Security-Policy": POLICY})
 
-    async def _agents(self, request: Request) -> Response:
+    async def _agents(self, _request: Request) -> Response:
         return JSONResponse(self.agents)
 
-    async def _list(self, request: Request) -> Response:
+    async def _list(self, _request: Request) -> Response:
         return self.broken or JSONResponse(list(self.sessions.values()))
 
-    async def _create(self, request: Request) -> Response:
+    async def _create(self, _request: Request) -> Response:
         if self.broken is not None:
             return self.broken
         session_id = f"session-{len(self.sessions):03d}"
