@@ -124,12 +124,13 @@ class CompletionsClient:
 
     async def _complete(self, body: bytes) -> dict[str, Any]:
         started = perf_counter()
-        error: BaseException | None = None
+        error: BaseException | None = TurnFailed("unfinished")
         answer: dict[str, Any] = {}
         self.breaker.admit()
         try:
             async with asyncio.timeout(self.endpoint.deadlines.answer_s):
                 answer = await self.retrying(lambda: self._whole(body))
+            error = None
             return answer
         except TimeoutError:
             error = self.say(failures.silent("no answer"))
@@ -215,13 +216,16 @@ class CompletionStream:
         self._response: aiohttp.ClientResponse | None = None
         self._parser = SseParser(self._endpoint.max_event_bytes)
         self._failure: AttemptFailed | None = None
+        self._behind: dict[str, Any] | None = None
+        """The delta of the last chunk of this read, where further text may join it."""
         self._finished = False
         self._ended = False
         self._room = self._endpoint.max_answer_chars
 
     async def _run(self) -> AsyncGenerator[wire.Chunk]:
         started = perf_counter()
-        error: BaseException | None = None
+        # What stands here at the end is what the call is counted as: a failure of our own included.
+        error: BaseException | None = TurnFailed("unfinished")
         self._client.breaker.admit()
         try:
             chunks = await self._begin()
@@ -233,6 +237,7 @@ class CompletionStream:
                     break
                 chunks = await self._more()
             await self._drain()
+            error = None
         except AttemptFailed as failure:
             error = self._client.say(failure)
             raise error from failure
@@ -316,6 +321,7 @@ class CompletionStream:
         except SseTooLarge as failure:
             raise failures.broken("event too large") from failure
         chunks: list[wire.Chunk] = []
+        self._behind = None
         for event in events:
             if event == wire.DONE:
                 self._ended = True
@@ -334,8 +340,13 @@ class CompletionStream:
             return
         if text is not None and len(text) <= self._room:
             self._room -= len(text) or len(event)
-            chunks.append(chunk)
+            if self._behind is None:
+                chunks.append(chunk)
+                self._behind = chunk["choices"][0]["delta"] if self._endpoint.coalesce else None
+            else:
+                self._behind["content"] += text
             return
+        self._behind = None
         if (said := wire.error_of(chunk)) is not None:
             self._failure = failures.of_stream_error(said)
             return

@@ -13,7 +13,7 @@ QUICK = Retries(base_s=0.001, cap_s=0.002)
 
 
 def kit_for(pool: ModelPool, base_url: str, model: str = "m", deadlines: Deadlines | None = None) -> AgentKit:
-    endpoint = Endpoint(base_url, model, retries=QUICK, deadlines=deadlines or Deadlines())
+    endpoint = Endpoint(base_url, model, retries=QUICK, deadlines=deadlines or Deadlines(), coalesce=False)
     return AgentKit(pool.chat_model(endpoint), model)
 
 

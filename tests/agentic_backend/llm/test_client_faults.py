@@ -3,12 +3,15 @@
 import asyncio
 import logging
 import random
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 from pydantic import SecretStr
 
 from agentic_backend.errors import LlmProtocol, LlmRateLimited, LlmTimeout, LlmUnavailable, TurnFailed
-from agentic_backend.llm import Deadlines, Endpoint, ModelPool, Retries
+from agentic_backend.llm import Connections, Deadlines, Endpoint, ModelPool, Retries
 from tests.agentic_backend.llm.conftest import Watched
 from tests.agentic_backend.llm.scripted import (
     DONE,
@@ -55,6 +58,19 @@ async def ask(
         assert isinstance(chunk.content, str)
         said.append(chunk.content)
     return "".join(said)
+
+
+@pytest.fixture
+def dead_end() -> Iterator[str]:
+    """An address whose queue of connections is full, so that nobody answers a further one."""
+    with socket.socket() as listener, ExitStack() as waiting:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):
+            client = waiting.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(listener.getsockname())
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
 
 
 async def test_a_good_stream_is_observed(pool: ModelPool, watched: Watched) -> None:
@@ -313,6 +329,49 @@ async def test_a_consumer_that_takes_its_time_is_no_stall(pool: ModelPool) -> No
             text += str(chunk.content)
             await asyncio.sleep(0.1)
     assert text == "xxx"
+
+
+async def test_an_end_that_is_lost_after_the_finish_reason_is_an_answer(pool: ModelPool) -> None:
+    chunked = SSE_HEAD.replace(b"Connection: close", b"Transfer-Encoding: chunked")
+    body = token("Hello") + finish()
+    async with scripted(sends(chunked + b"%x\r\n%s\r\n" % (len(body), body), b"9\r\nda")) as model:
+        assert await ask(pool, model.base_url) == "Hello"
+    async with scripted(streams(token("Hello"), finish())) as model:
+        assert await ask(pool, model.base_url) == "Hello"
+
+
+async def test_a_server_that_keeps_the_stream_open_after_its_end_holds_nobody_up(pool: ModelPool) -> None:
+    async with scripted(stalls_after(token("Hello"), finish(), DONE)) as model:
+        assert await ask(pool, model.base_url) == "Hello"
+        await model.gone.wait()
+
+
+async def test_an_address_that_speaks_no_tls_is_not_tried_again(pool: ModelPool) -> None:
+    connections = 0
+
+    async def greet(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        writer.write(b"220 hello\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(LlmUnavailable):
+            await ask(pool, f"https://127.0.0.1:{port}/v1")
+    assert connections == 1
+
+
+async def test_an_address_that_is_none_is_not_tried_again(pool: ModelPool) -> None:
+    with pytest.raises(LlmUnavailable):
+        await ask(pool, "nonsense", retries=Retries(base_s=60.0, cap_s=60.0, budget_s=1000.0))
+
+
+async def test_a_connection_that_is_not_made_in_time_is_unavailable(dead_end: str) -> None:
+    pool = ModelPool(Connections(connect_s=0.1))
+    with pytest.raises(LlmUnavailable):
+        await ask(pool, dead_end)
+    await pool.aclose()
 
 
 @pytest.mark.parametrize("before", [b"", SSE_HEAD, SSE_HEAD + token("Hel")])

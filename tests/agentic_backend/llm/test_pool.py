@@ -55,7 +55,7 @@ async def test_waits_for_a_connection_are_told(mock_llm: MockModel) -> None:
 
 
 async def test_the_real_mock_model_streams_and_counts(mock_llm: MockModel, pool: ModelPool, watched: Watched) -> None:
-    model = pool.chat_model(Endpoint(mock_llm.base_url, "mock;tokens=50"))
+    model = pool.chat_model(Endpoint(mock_llm.base_url, "mock;tokens=50", coalesce=False))
     texts = [str(chunk.content) async for chunk in model.astream("Hi")]
     assert len([text for text in texts if text]) == 50
     assert watched.requests == [("mock;tokens=50", "ok")]

@@ -1,5 +1,6 @@
 """The seam to langchain-openai: what it must go on doing with dict chunks, whatever its version."""
 
+import asyncio
 import json
 from functools import reduce
 from operator import add
@@ -14,6 +15,7 @@ from agentic_backend.llm import Deadlines, Endpoint, ModelPool, Retries
 from tests.agentic_backend.llm.conftest import Watched
 from tests.agentic_backend.llm.scripted import (
     DONE,
+    SSE_HEAD,
     Write,
     event,
     finish,
@@ -49,7 +51,8 @@ def add_tool(a: int, b: int) -> int:
 
 async def test_text_reason_model_and_usage_come_through(pool: ModelPool) -> None:
     async with scripted(streams(token("Hel"), token("lo"), finish(), usage(3, 2), DONE)) as server:
-        chunks = [chunk async for chunk in pool.chat_model(Endpoint(server.base_url, "m")).astream("Hi")]
+        model = pool.chat_model(Endpoint(server.base_url, "m", coalesce=False))
+        chunks = [chunk async for chunk in model.astream("Hi")]
     assert [chunk.content for chunk in chunks if chunk.content] == ["Hel", "lo"]
     whole = reduce(add, chunks)
     assert isinstance(whole, AIMessageChunk)
@@ -58,6 +61,25 @@ async def test_text_reason_model_and_usage_come_through(pool: ModelPool) -> None
     assert whole.response_metadata["model_name"] == "scripted"
     assert whole.usage_metadata is not None
     assert [whole.usage_metadata[key] for key in ("input_tokens", "output_tokens", "total_tokens")] == [3, 2, 5]  # type: ignore[literal-required]
+
+
+async def test_texts_that_waited_together_are_one_chunk(pool: ModelPool) -> None:
+    heard = asyncio.Event()
+
+    async def in_two_writes(write: Write) -> None:
+        await write(SSE_HEAD + token("a"))
+        await heard.wait()
+        role = event({"choices": [{"delta": {"role": "assistant", "content": "e"}}]})
+        await write(
+            token("b") + token("c") + b": x\n\n" + token("d") + role + token("f") + token("g") + finish() + DONE
+        )
+
+    async with scripted(in_two_writes) as server:
+        texts = []
+        async for chunk in pool.chat_model(Endpoint(server.base_url, "m")).astream("Hi"):
+            texts.append(chunk.content)
+            heard.set()
+    assert [text for text in texts if text] == ["a", "bcd", "e", "fg"]
 
 
 async def test_tool_calls_come_through(pool: ModelPool) -> None:
@@ -154,6 +176,8 @@ async def test_a_blocking_call_is_refused(pool: ModelPool) -> None:
     model = pool.chat_model(Endpoint("http://127.0.0.1:1/v1", "m"))
     with pytest.raises(RuntimeError, match="async only"):
         model.invoke("Hi")
+    with pytest.raises(RuntimeError, match="async only"):
+        model.invoke("Hi", stream=False)
 
 
 async def test_one_model_an_endpoint_and_no_key_in_it(pool: ModelPool) -> None:
