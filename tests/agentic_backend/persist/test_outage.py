@@ -4,7 +4,7 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -20,13 +20,13 @@ from tests.support.postgres import public_directory
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[EmbeddedPostgres]:
+def server() -> Iterator[EmbeddedPostgres]:
     """A server of the test's own, prepared but not started. Durable, as it is going to be killed."""
     directory = public_directory("turnwise-outage-pg-")
     postgres = EmbeddedPostgres(directory, free_port())
-    await asyncio.to_thread(postgres.prepare)
+    postgres.prepare()
     yield postgres
-    await asyncio.to_thread(postgres.stop)
+    postgres.stop()
     shutil.rmtree(directory)
 
 
