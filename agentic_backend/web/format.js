@@ -9,6 +9,7 @@ const FULL = new Intl.DateTimeFormat("en", { dateStyle: "medium", timeStyle: "me
 /** A duration with three digits that matter: `0.42 ms`, `41.7 ms`, `412 ms`, `3.02 s`, `2 min 5 s`. */
 export function duration(ms) {
   if (!Number.isFinite(ms)) return "–";
+  if (ms > 0 && ms < 0.01) return "< 0.01 ms";
   if (ms < 10) return `${ms.toFixed(2)} ms`;
   if (ms < 100) return `${ms.toFixed(1)} ms`;
   if (ms < 999.5) return `${Math.round(ms)} ms`;

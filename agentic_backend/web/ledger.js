@@ -21,6 +21,7 @@ const KNOWN_HUES = new Map([
   ["history_restore", 3],
   ["session_read", 4],
   ["agent_init", 5],
+  ["admission_wait", 2],
   ["stream_agent_response", 6],
   ["persist_tx", 7],
   ["spool_ack", 7],
@@ -135,8 +136,9 @@ function renderBar(all, totalMs) {
 
 function renderTable(summary, measured) {
   const rows = summary.rows.map((row) => {
-    const name = el("th", { scope: "row" }, el("span", { class: `swatch hue-${row.hue}` }), row.phase);
-    name.style.paddingInlineStart = `${0.85 + Math.min(row.depth, 8) * 1.1}rem`;
+    const swatch = el("span", { class: `swatch hue-${row.hue}` });
+    swatch.style.marginInlineStart = `${Math.min(row.depth, 8) * 1.1}rem`;
+    const name = el("th", { scope: "row" }, swatch, row.phase);
     const line = cells(name, duration(row.startMs), duration(row.ms), share(row.ms, summary.totalMs));
     line.classList.toggle("nested-row", row.depth > 0);
     return line;

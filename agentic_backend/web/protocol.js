@@ -27,8 +27,8 @@ const AFTER_CLOSE = new Map([
   [4409, "replaced"],
 ]);
 
-/** Events that end a turn. Exactly one of them follows each accepted ask. */
-const TERMINAL = new Set(["final", "error", "cancelled", "awaiting_human"]);
+/** Events that end a turn: exactly one follows each accepted ask (`awaiting_human` only where an agent asks back). */
+const TERMINAL = new Set(["final", "error", "cancelled"]);
 
 /**
  * How long to wait before the next attempt, in ms: at random between 0.2 s and a ceiling of 2 s that doubles with each
