@@ -1,0 +1,98 @@
+"""What a parser gives: the canonical text of a document and the blocks it consists of, by offsets into that text."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """What a block is; code and tables are kept whole where they fit in a chunk."""
+
+    HEADING = "heading"
+    PROSE = "prose"
+    CODE = "code"
+    TABLE = "table"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """`content[start:end]`, counted in code points; blocks ascend and do not overlap.
+
+    `section` is the path of headings it stands under, outermost first, a heading's own title included. `page` counts
+    from 1, None where the format has no pages.
+    """
+
+    kind: Kind
+    start: int
+    end: int
+    section: tuple[str, ...] = ()
+    page: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A document as it is shown and cited. `title` is "" where the document names none."""
+
+    content: str
+    title: str
+    blocks: tuple[Block, ...]
+    pages: int | None = None
+
+
+class Sections:
+    """The headings above the place that a parser has reached."""
+
+    def __init__(self) -> None:
+        self._open: list[tuple[int, str]] = []
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """The titles, outermost first; headings without text are left out."""
+        return tuple(title for _, title in self._open if title)
+
+    def enter(self, level: int, title: str) -> tuple[str, ...]:
+        """Begin the section of a heading (level 1 is the outermost) and give its path."""
+        while self._open and self._open[-1][0] >= level:
+            self._open.pop()
+        self._open.append((level, title))
+        return self.path
+
+
+class Writer:
+    """Builds the canonical text of a format that is not its own, block by block, an empty line between two."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self._length = 0
+        self._blocks: list[Block] = []
+        self.sections = Sections()
+
+    @property
+    def length(self) -> int:
+        """Code points written so far."""
+        return self._length
+
+    def heading(self, level: int, title: str, page: int | None = None) -> None:
+        """A heading of one line; `level` is 1 to 6."""
+        self.sections.enter(level, title)
+        self.add(Kind.HEADING, f"{'#' * level} {title}", page)
+
+    def add(self, kind: Kind, text: str, page: int | None = None) -> None:
+        """A block; one without visible text is left out."""
+        if not text.strip():
+            return
+        if self._parts:
+            self._parts.append("\n\n")
+            self._length += 2
+        start = self._length
+        self._parts.append(text)
+        self._length += len(text)
+        self._blocks.append(Block(kind, start, self._length, self.sections.path, page))
+
+    def parsed(self, title: str, pages: int | None = None) -> Parsed:
+        """The document."""
+        return Parsed("".join(self._parts), title, tuple(self._blocks), pages)
+
+
+def without_title(path: tuple[str, ...], title: str) -> tuple[str, ...]:
+    """A section path without the document's own title, which is shown beside it anyway."""
+    return path[1:] if path and path[0] == title else path

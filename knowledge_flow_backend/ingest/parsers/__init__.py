@@ -1,0 +1,1 @@
+"""One parser a format, each from bytes to the canonical text and its blocks. They run in children only."""

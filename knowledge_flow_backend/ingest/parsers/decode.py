@@ -1,0 +1,109 @@
+"""Bytes to text that Postgres, JSON and a browser can hold: the character set, line ends, control characters."""
+
+import codecs
+import re
+import unicodedata
+from itertools import islice
+
+from charset_normalizer import from_bytes
+
+from knowledge_flow_backend.ingest.reasons import Reason, Refused
+
+# Longest first: the mark of UTF-32 begins with that of UTF-16.
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+_SAMPLE_BYTES = 64 * 1024
+_MAX_DAMAGE = 0.001
+"""Share of broken characters up to which a file of a known charset is taken as damaged, not as another charset."""
+_UNSEEN = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f\ud800-\udfff]")
+_LINE_ENDS = re.compile("\r\n|[\r\x85\u2028\u2029\x0c]")
+
+# What pages say when they mean Windows' superset (the WHATWG table of labels).
+_WINDOWS = {"iso-8859-1": "cp1252", "latin-1": "cp1252", "latin1": "cp1252", "us-ascii": "cp1252", "ascii": "cp1252"}
+
+
+def decode(data: bytes, declared: str | None = None) -> str:
+    """The text of a file, cleaned (see `clean`).
+
+    In this order: a byte order mark, strict UTF-8, the charset `declared` within the file, UTF-16 by the pattern of
+    its zero bytes, UTF-8 with single damaged bytes, the likeliest legacy charset of a sample. Raises `Refused` with
+    `not_text` for what holds binary data and `unknown_charset` where nothing fits.
+    """
+    for mark, charset in _MARKS:
+        if data.startswith(mark):
+            return _tolerant(data[len(mark) :], charset)
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return _not_utf8(data, declared)
+    if "\x00" in text:  # UTF-16 of plain English is valid UTF-8
+        return _wide(data)
+    return clean(text)
+
+
+def clean(text: str) -> str:
+    """One line end (\\n), no control characters, no lone surrogates, composed letters (NFC)."""
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", text)
+    return _UNSEEN.sub("", _LINE_ENDS.sub("\n", text))
+
+
+def _not_utf8(data: bytes, declared: str | None) -> str:
+    if b"\x00" in data:
+        return _wide(data)
+    if declared:
+        try:
+            return _tolerant(data, _WINDOWS.get(declared.lower(), declared))
+        except (LookupError, Refused):
+            pass  # the declaration names no charset, or not this one
+    repaired = data.decode(errors="replace")
+    broken = repaired.count("\ufffd")
+    beyond_ascii = sum(1 for char in repaired if char > "\x7f")
+    if broken <= max(1, len(repaired) * _MAX_DAMAGE) and beyond_ascii > 4 * broken:
+        return clean(repaired)
+    return _legacy(data)
+
+
+def _wide(data: bytes) -> str:
+    """UTF-16 without its mark: in Western text every second byte is zero, on one side or the other."""
+    sample = data[:_SAMPLE_BYTES]
+    zeros = (sample[::2].count(0), sample[1::2].count(0))
+    half = max(1, len(sample) // 2)
+    if min(zeros) > half * 0.05 or max(zeros) < half * 0.2:
+        raise Refused(Reason.NOT_TEXT)
+    return _tolerant(data, "utf-16-be" if zeros[0] > zeros[1] else "utf-16-le")
+
+
+def _tolerant(data: bytes, charset: str) -> str:
+    """Decode what a few damaged characters must not lose. Raises LookupError for an unknown charset."""
+    if codecs.lookup(charset)._is_text_encoding is False:
+        raise LookupError(charset)
+    text = data.decode(charset, errors="replace")
+    if text.count("\ufffd") > max(1, len(text) * _MAX_DAMAGE):
+        raise Refused(Reason.UNKNOWN_CHARSET)
+    return clean(text)
+
+
+def _legacy(data: bytes) -> str:
+    """A one-byte or East Asian charset, by the statistics of its letters."""
+    sample = data[:_SAMPLE_BYTES]
+    if sum(1 for byte in sample if byte < 32 and byte not in b"\t\n\r\x0c\x1b") > len(sample) * 0.01:
+        raise Refused(Reason.NOT_TEXT)
+    for match in islice(from_bytes(_around_letters(data)), 3):
+        try:
+            return clean(data.decode(match.encoding))
+        except UnicodeDecodeError:
+            continue  # the sample fitted, the rest does not
+    raise Refused(Reason.UNKNOWN_CHARSET)
+
+
+def _around_letters(data: bytes) -> bytes:
+    """A sample that holds the first bytes beyond ASCII, from the beginning of a line on."""
+    first = next((at for at, byte in enumerate(data) if byte > 127), 0)
+    start = data.rfind(b"\n", 0, max(0, first - 200)) + 1
+    return data[start : start + _SAMPLE_BYTES]

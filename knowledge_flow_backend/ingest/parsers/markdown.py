@@ -1,0 +1,61 @@
+"""Markdown: the source itself is the canonical text, and markdown-it says where its blocks are."""
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from knowledge_flow_backend.ingest.blocks import Block, Kind, Parsed, Sections
+from knowledge_flow_backend.ingest.parsers.decode import decode
+
+_FRONT_MATTER = re.compile(r"---[ \t]*\n(.*?\n)?(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
+_FRONT_TITLE = re.compile(r"""^title:[ \t]*(["']?)(.*?)\1[ \t]*$""", re.MULTILINE)
+_KINDS = {"fence": Kind.CODE, "code_block": Kind.CODE, "table_open": Kind.TABLE, "heading_open": Kind.HEADING}
+_TEXT = ("text", "code_inline", "html_inline")
+
+
+def parse(data: bytes) -> Parsed:
+    """Parse one file. Front matter gives the title and is no block. Raises `Refused`."""
+    content = decode(data)
+    front = _FRONT_MATTER.match(content)
+    body = front.end() if front else 0
+    tokens = MarkdownIt("commonmark").enable("table").parse(content[body:])
+    blocks = tuple(_blocks(content, body, tokens))
+    return Parsed(content, _front_title(front) or _first_heading(tokens), blocks)
+
+
+def _blocks(content: str, body: int, tokens: Sequence[Token]) -> Iterator[Block]:
+    starts = list(accumulate((len(line) + 1 for line in content[body:].split("\n")), initial=body))
+    sections = Sections()
+    for at, token in enumerate(tokens):
+        if token.level or token.map is None:
+            continue
+        first, after = token.map
+        start = starts[first]
+        end = start + len(content[start : starts[after]].rstrip())
+        if token.type == "heading_open":
+            sections.enter(int(token.tag[1:]), plain(tokens[at + 1]))
+        if end > start:
+            yield Block(_KINDS.get(token.type, Kind.PROSE), start, end, sections.path)
+
+
+def plain(inline: Token) -> str:
+    """The text of a heading without its marks."""
+    children = inline.children or ()
+    parts = (child.content if child.type in _TEXT else " " if child.type == "softbreak" else "" for child in children)
+    return " ".join("".join(parts).split())
+
+
+def _front_title(front: re.Match[str] | None) -> str:
+    found = _FRONT_TITLE.search(front[1] or "") if front else None
+    return found[2].strip() if found else ""
+
+
+def _first_heading(tokens: Sequence[Token]) -> str:
+    """The title of a document is its first top heading, wherever it stands."""
+    for at, token in enumerate(tokens):
+        if token.type == "heading_open" and token.tag == "h1" and not token.level:
+            return plain(tokens[at + 1])
+    return ""

@@ -1,0 +1,194 @@
+"""The parsing children: a few processes that live long, are killed at their deadline, and are replaced."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import knowledge_flow_backend
+from backend_kit.wire import InvalidJson, dumps, loads
+from knowledge_flow_backend.ingest.reasons import Reason, Refused
+from knowledge_flow_backend.ingest.work import Job
+from knowledge_flow_backend.ingest.worker import EXIT_OUT_OF_MEMORY
+
+logger = logging.getLogger(__name__)
+
+CHECKOUT = Path(knowledge_flow_backend.__file__).parents[1]
+WORKER = (sys.executable, "-B", "-m", "knowledge_flow_backend.ingest.worker")
+FILES_A_CHILD = 500
+"""A child is replaced after so many files, so that what a parser leaks stays small."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRules:
+    """How many children, and what one may use for a file: memory in MB, time in seconds."""
+
+    workers: int
+    memory_mb: int
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What the child found: the text and the chunks are in the job's files. Lengths in code points."""
+
+    title: str
+    chars: int
+    pages: int | None
+    chunks: int
+
+
+@dataclass(slots=True)
+class PoolStats:
+    """Since start: files read, files refused, children started, killed at the deadline, dead by themselves."""
+
+    files: int = 0
+    refused: int = 0
+    started: int = 0
+    killed: int = 0
+    died: int = 0
+    busy: int = 0
+    waiting: int = 0
+    waited_s: float = 0.0
+
+
+class ParserPool:
+    """Reads files in children, at most `rules.workers` at once, further ones wait in order.
+
+    Children start with the first file. `command` is the program of a child; the two limits are appended to it.
+    """
+
+    def __init__(self, rules: PoolRules, *, command: Sequence[str] = WORKER) -> None:
+        self._rules = rules
+        self._command = command
+        self._free = asyncio.Semaphore(rules.workers)
+        self._idle: list[_Child] = []
+        self._closed = False
+        self.stats = PoolStats()
+
+    async def read(self, job: Job) -> Outline:
+        """Read one file. Raises `Refused` with its reason; a cancelled caller's child is killed."""
+        began = perf_counter()
+        self.stats.waiting += 1
+        try:
+            await self._free.acquire()
+        finally:
+            self.stats.waiting -= 1
+            self.stats.waited_s += perf_counter() - began
+        self.stats.busy += 1
+        try:
+            answer = await self._ask(job)
+        finally:
+            self.stats.busy -= 1
+            self._free.release()
+        self.stats.files += 1
+        if "refused" in answer:
+            self.stats.refused += 1
+            raise Refused(Reason(answer["refused"]))
+        return Outline(**answer)
+
+    async def aclose(self) -> None:
+        """End the idle children. Files that are being read belong to tasks that have been cancelled before."""
+        self._closed = True
+        while self._idle:
+            await self._idle.pop().end()
+
+    async def _ask(self, job: Job) -> dict[str, Any]:
+        child = self._idle.pop() if self._idle else await self._start()
+        keep = False
+        try:
+            async with asyncio.timeout(self._rules.timeout_s):
+                answer = await child.ask(job)
+            keep = child.asked < FILES_A_CHILD and not self._closed
+        except TimeoutError:
+            self.stats.killed += 1
+            raise Refused(Reason.TIMED_OUT) from None
+        except _Died as death:
+            self.stats.died += 1
+            logger.warning("a parsing child ended with code %s while it read a file", death.code)
+            raise Refused(death.reason) from None
+        finally:
+            if keep:
+                self._idle.append(child)
+            else:
+                await child.kill()
+        return answer
+
+    async def _start(self) -> "_Child":
+        self.stats.started += 1
+        # Not our environment: it holds the keys of models and databases.
+        environment = {"PATH": os.environ.get("PATH", ""), "PYTHONPATH": str(CHECKOUT), "LANG": "C.UTF-8"}
+        process = await asyncio.create_subprocess_exec(
+            *self._command,
+            str(self._rules.memory_mb),
+            str(os.getpid()),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=environment,
+            cwd=CHECKOUT,
+        )
+        return _Child(process)
+
+
+class _Died(Exception):
+    """The child ended without an answer."""
+
+    def __init__(self, code: int | None) -> None:
+        super().__init__(code)
+        self.code = code
+        # The kernel's out-of-memory killer sends SIGKILL; our own kill does not come this way.
+        memory = code in (EXIT_OUT_OF_MEMORY, -signal.SIGKILL)
+        self.reason = Reason.OUT_OF_MEMORY if memory else Reason.PARSER_DIED
+
+
+class _Child:
+    """One process and the line protocol to it."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.asked = 0
+
+    async def ask(self, job: Job) -> dict[str, Any]:
+        """Send a job and wait for its answer. Raises `_Died`."""
+        self.asked += 1
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        with suppress(ConnectionError):  # it has died: the end of its output says so
+            stdin.write(dumps(asdict(job)) + b"\n")
+            await stdin.drain()
+        line = await stdout.readline()
+        if not line.endswith(b"\n"):
+            raise _Died(await self._process.wait())
+        try:
+            answer = loads(line)
+        except InvalidJson:
+            raise _Died(None) from None
+        if not isinstance(answer, dict):
+            raise _Died(None)
+        return answer
+
+    async def end(self) -> None:
+        """Let an idle child end by itself."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            async with asyncio.timeout(2.0):
+                await self._process.wait()
+        except TimeoutError:
+            await self.kill()
+
+    async def kill(self) -> None:
+        """End it now, whatever it does, and wait for its end; the wait is for the kernel only."""
+        with suppress(ProcessLookupError):
+            self._process.kill()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        await self._process.wait()

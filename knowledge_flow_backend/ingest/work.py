@@ -1,0 +1,87 @@
+"""What a parsing child does with one file: parse, divide, write the canonical text, and say what it found."""
+
+import os
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+from pypdf.errors import PyPdfError
+
+from backend_kit.wire import dumps
+from knowledge_flow_backend.ingest.blocks import Parsed
+from knowledge_flow_backend.ingest.chunks import ChunkRules, chunks
+from knowledge_flow_backend.ingest.names import stem
+from knowledge_flow_backend.ingest.parsers import html, markdown, pdf, text
+from knowledge_flow_backend.ingest.reasons import Reason, Refused
+
+CHUNKS_A_LINE = 64
+MAX_TITLE_CHARS = 300
+
+# What parsers raise for files that break their format; anything else ends the child and counts as its death.
+BROKEN_INPUT = (PyPdfError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, zlib.error)
+
+Parse = Callable[[bytes], Parsed]
+PARSERS: dict[str, Parse] = {"markdown": markdown.parse, "text": text.parse, "html": html.parse, "pdf": pdf.parse}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One file: where its bytes are, which parser reads them, the name people know it by, and how it is divided.
+
+    `content` and `chunks` are the two files to write: the first holds the answer of `GET /markdown/{uid}`,
+    `{"content": …}`; the second a line for each batch of chunks, `[[ordinal, start, end, [section…], page, text]…]`.
+    """
+
+    source: str
+    format: str
+    name: str
+    content: str
+    chunks: str
+    size: int
+    overlap: int
+
+
+def run(job: Job, parsers: Mapping[str, Parse] = PARSERS) -> dict[str, Any]:
+    """Do the job. `{"title", "chars", "pages", "chunks"}` once both files are on disk, or `{"refused": reason}`."""
+    try:
+        parsed = _parse(job, parsers)
+    except Refused as refused:
+        return {"refused": refused.reason}
+    count = 0
+    with _written(job.chunks) as file:
+        divided = chunks(parsed, ChunkRules(job.size, job.overlap))
+        while batch := [[c.ordinal, c.start, c.end, c.section, c.page, c.text] for c in islice(divided, CHUNKS_A_LINE)]:
+            file.write(dumps(batch) + b"\n")
+            count += len(batch)
+    with _written(job.content) as file:
+        file.write(dumps({"content": parsed.content}))
+    title = parsed.title[:MAX_TITLE_CHARS] or stem(job.name)
+    return {"title": title, "chars": len(parsed.content), "pages": parsed.pages, "chunks": count}
+
+
+def _parse(job: Job, parsers: Mapping[str, Parse]) -> Parsed:
+    data = Path(job.source).read_bytes()
+    if not data.strip():
+        raise Refused(Reason.EMPTY)
+    try:
+        parsed = parsers[job.format](data)
+    except RecursionError:
+        raise Refused(Reason.TOO_COMPLEX) from None
+    except BROKEN_INPUT:
+        raise Refused(Reason.UNREADABLE) from None
+    if not parsed.blocks:
+        raise Refused(Reason.NO_TEXT)
+    return parsed
+
+
+@contextmanager
+def _written(path: str) -> Iterator[IO[bytes]]:
+    """A new file that is on disk when the block ends."""
+    with Path(path).open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())

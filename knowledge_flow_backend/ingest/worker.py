@@ -1,0 +1,68 @@
+"""The parsing child: reads one job a line, answers one line each, within limits the kernel keeps.
+
+Started by the pool as `python -m knowledge_flow_backend.ingest.worker MEMORY_MB PARENT_PID`. It holds no secret and no
+connection, and it ends with its parent, with its stdin, at the memory limit, or when the pool kills it.
+"""
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+from collections.abc import Mapping
+from types import TracebackType
+
+from backend_kit.wire import dumps, loads
+from knowledge_flow_backend.ingest.work import PARSERS, Job, Parse, run
+
+EXIT_OUT_OF_MEMORY = 77
+_MAX_OUTPUT_BYTES = 1 << 30
+_MAX_OPEN_FILES = 64
+_PR_SET_PDEATHSIG = 1
+
+
+def main(parsers: Mapping[str, Parse] = PARSERS) -> int:
+    """Serve until the parent has no more work. Arguments: memory limit in MB, process id of the parent."""
+    memory_mb, parent = (int(argument) for argument in sys.argv[1:3])
+    sys.excepthook = _brief
+    _end_with_parent(parent)
+    _limit(memory_mb)
+    # What a parser prints must not stand between answers.
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    try:
+        for line in sys.stdin.buffer:
+            answers.write(dumps(run(Job(**loads(line)), parsers)) + b"\n")
+    except MemoryError:
+        # What is left of the address space is in pieces: a new process serves the next file.
+        return EXIT_OUT_OF_MEMORY
+    return 0
+
+
+def _limit(memory_mb: int) -> None:
+    size = memory_mb * 1024 * 1024
+    resource.setrlimit(resource.RLIMIT_AS, (size, size))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (_MAX_OUTPUT_BYTES, _MAX_OUTPUT_BYTES))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_MAX_OPEN_FILES, _MAX_OPEN_FILES))
+
+
+def _end_with_parent(parent: int) -> None:
+    """A service that was killed leaves no child behind, not even one in the middle of a file."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent drains first
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(1)
+
+
+def _brief(kind: type[BaseException], _value: BaseException, trace: TracebackType | None) -> None:
+    """Say where it failed, and nothing of the text it failed on."""
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else "start"
+    sys.stderr.write(f"parsing child ends: {kind.__name__} at {where}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
