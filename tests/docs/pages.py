@@ -1,0 +1,62 @@
+"""What the tests of the documents read: fenced blocks with the mark before them, and tables."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+_BLOCK = re.compile(
+    r"^<!-- (?P<mark>[a-z]+): (?P<name>[a-z-]+) -->\n```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+_LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)(?:#[^)]*)?\)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block after a comment `<!-- mark: name -->`, and the line on which its text begins."""
+
+    mark: str
+    name: str
+    language: str
+    text: str
+    line: int
+
+
+def blocks(page: Path, mark: str) -> list[Block]:
+    """The marked blocks of a page. A mark that no fence follows is a mistake."""
+    text = page.read_text()
+    found = [
+        Block(
+            match["mark"], match["name"], match["language"], match["text"], text.count("\n", 0, match.start("text")) + 1
+        )
+        for match in _BLOCK.finditer(text)
+        if match["mark"] == mark
+    ]
+    assert len(found) == text.count(f"<!-- {mark}: "), f"{page}: a mark without a block"
+    assert found, f"{page}: no block is marked {mark}"
+    return found
+
+
+def table(page: Path, *heading: str) -> list[list[str]]:
+    """The rows of the table under these headings, cells without backticks around them."""
+    lines = iter(page.read_text().splitlines())
+    rows: list[list[str]] = []
+    for line in lines:
+        if _cells(line) == list(heading):
+            next(lines)  # the rule below the headings
+            for row in lines:
+                if not row.startswith("|"):
+                    break
+                rows.append(_cells(row))
+    assert rows, f"{page}: no table with {heading}"
+    return rows
+
+
+def links(page: Path) -> list[str]:
+    """Every link of the page to a file of the project, without its fragment."""
+    return _LINK.findall(page.read_text())
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else []
