@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _SETTLE_S = 0.1
+_NOBODY_WAITS = float("inf")
 _SDK_ONLY = frozenset({"extra_headers", "extra_query", "extra_body", "timeout"})
 
 
@@ -198,7 +199,8 @@ class CompletionStream:
         self._body = body
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._waiting_since = 0.0
+        self._waiting_since = _NOBODY_WAITS
+        self._begun = False
         self._usage: tuple[int, int] | None = None
         self._reset()
         self._iterator = self._run()
@@ -228,14 +230,14 @@ class CompletionStream:
         error: BaseException | None = TurnFailed("unfinished")
         self._client.breaker.admit()
         try:
-            chunks = await self._begin()
+            response, chunks = await self._begin()
             self._client.observer.llm_first_chunk(self._endpoint.model, perf_counter() - started)
             while True:
                 for chunk in chunks:
                     yield chunk
                 if self._ended:
                     break
-                chunks = await self._more()
+                chunks = await self._read(response)
             await self._drain()
             error = None
         except AttemptFailed as failure:
@@ -248,54 +250,35 @@ class CompletionStream:
             self._close()
             self._client.settle(error, perf_counter() - started, self._usage)
 
-    async def _begin(self) -> list[wire.Chunk]:
+    async def _begin(self) -> tuple[aiohttp.ClientResponse, list[wire.Chunk]]:
         """Everything up to and with the first token: the only part that is ever tried again."""
         try:
             async with asyncio.timeout(self._endpoint.deadlines.first_token_s):
-                chunks = await self._client.retrying(self._attempt)
+                begun = await self._client.retrying(self._attempt)
         except TimeoutError:
             raise failures.silent("no first token") from None
+        self._begun = True
         self._timer = self._loop.call_later(self._endpoint.deadlines.inter_token_s, self._watch)
-        self._waiting_since = self._loop.time()
-        return chunks
+        return begun
 
-    async def _attempt(self) -> list[wire.Chunk]:
-        self._close()
+    async def _attempt(self) -> tuple[aiohttp.ClientResponse, list[wire.Chunk]]:
         self._reset()
         try:
-            self._response = await self._client.post(self._body, "text/event-stream")
+            response = self._response = await self._client.post(self._body, "text/event-stream")
             chunks: list[wire.Chunk] = []
-            while True:
-                new = await self._read(self._response)
+            begun = False
+            while not begun and not self._ended:
+                new = await self._read(response)
+                begun = any(map(wire.is_token, new))
                 chunks += new
-                if self._ended and not chunks:
-                    raise failures.broken("empty stream")
-                if self._ended or any(map(wire.is_token, new)):
-                    return chunks
+            if not chunks:
+                raise failures.broken("empty stream")
+            return response, chunks
         except AttemptFailed:
             self._close()
             raise
         except (aiohttp.ClientError, OSError) as failure:
-            self._close()
             raise failures.of_exception(failure) from failure
-
-    async def _more(self) -> list[wire.Chunk]:
-        """The chunks of the next read that brings any. Comments bring none, so they do not feed the deadline."""
-        assert self._response is not None
-        self._waiting_since = self._loop.time()
-        try:
-            while True:
-                chunks = await self._read(self._response)
-                if chunks or self._ended:
-                    return chunks
-        except (aiohttp.ClientError, OSError) as failure:
-            if self._finished:
-                self._ended = True
-                return []
-            raise failures.broken("connection lost in the stream") from failure
-        finally:
-            # While the consumer works, nobody waits for the model.
-            self._waiting_since = float("inf")
 
     def _watch(self) -> None:
         """The deadline between tokens: one timer that follows the last wait lazily, since arming it costs."""
@@ -307,10 +290,32 @@ class CompletionStream:
             self._response.content.set_exception(failures.silent("no next token"))
 
     async def _read(self, response: aiohttp.ClientResponse) -> list[wire.Chunk]:
-        """One read from the network, decoded. What is good before something broken is returned first."""
-        if self._failure is not None:
-            raise self._failure
-        data = await response.content.readany()
+        """The chunks of the next read that brings any. Comments bring none, so they do not feed the deadline."""
+        self._waiting_since = self._loop.time()
+        chunks: list[wire.Chunk] = []
+        while not chunks and not self._ended:
+            # What was good before something broken has been handed out.
+            if self._failure is not None:
+                raise self._failure
+            try:
+                data = await response.content.readany()
+            except (aiohttp.ClientError, OSError) as failure:
+                data = self._lost(failure)
+            chunks = self._decode(data)
+        # While the consumer works, nobody waits for the model.
+        self._waiting_since = _NOBODY_WAITS
+        return chunks
+
+    def _lost(self, failure: aiohttp.ClientError | OSError) -> bytes:
+        """A connection that ended badly has ended all the same where the model had finished."""
+        if self._finished:
+            return b""
+        if self._begun:
+            raise failures.broken("connection lost in the stream") from failure
+        raise failures.of_exception(failure) from failure
+
+    def _decode(self, data: bytes) -> list[wire.Chunk]:
+        """The chunks of one read; notes in `_ended` and `_failure` what follows them."""
         if not data:
             if not self._finished:
                 raise failures.broken("stream ended early")
@@ -325,9 +330,9 @@ class CompletionStream:
         for event in events:
             if event == wire.DONE:
                 self._ended = True
-            elif self._failure is None:
+            else:
                 self._take(event, chunks)
-            if self._ended:
+            if self._ended or self._failure is not None:
                 break
         return chunks
 

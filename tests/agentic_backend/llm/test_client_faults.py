@@ -322,13 +322,38 @@ async def test_a_slow_but_steady_stream_outlives_the_deadline(pool: ModelPool) -
 
 
 async def test_a_consumer_that_takes_its_time_is_no_stall(pool: ModelPool) -> None:
-    async with scripted(streams(*[token("x")] * 3, finish(), DONE)) as model:
-        endpoint = Endpoint(model.base_url, "m", deadlines=Deadlines(inter_token_s=0.05))
-        text = ""
+    taken = asyncio.Event()
+
+    async def on_demand(write: Write) -> None:
+        await write(SSE_HEAD)
+        for _ in range(3):
+            await write(token("x"))
+            await taken.wait()
+            taken.clear()
+        await write(finish() + DONE)
+
+    text = ""
+    async with scripted(on_demand) as model:
+        endpoint = Endpoint(model.base_url, "m", deadlines=Deadlines(inter_token_s=0.1))
         async for chunk in pool.chat_model(endpoint).astream("Hi"):
             text += str(chunk.content)
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.25)
+            taken.set()
     assert text == "xxx"
+
+
+async def test_a_token_is_handed_on_whatever_came_with_it(pool: ModelPool) -> None:
+    said: list[str] = []
+    async with scripted(stalls_after(token("Hel") + usage(3, 1))) as model:
+        with pytest.raises(LlmTimeout):
+            await ask(pool, model.base_url, said, deadlines=Deadlines(first_token_s=30, inter_token_s=0.1))
+    assert "".join(said) == "Hel"
+
+
+async def test_what_is_broken_before_the_end_is_broken(pool: ModelPool) -> None:
+    async with scripted(streams(token("Hel") + b"data: lorem\n\n" + finish() + DONE)) as model:
+        with pytest.raises(LlmProtocol):
+            await ask(pool, model.base_url)
 
 
 async def test_an_end_that_is_lost_after_the_finish_reason_is_an_answer(pool: ModelPool) -> None:
