@@ -51,6 +51,7 @@ def chunk(**delta: Any) -> bytes:
         b'{"usage": {"prompt_tokens": "3"}}',
         b'{"usage": {"prompt_tokens": -3}}',
         b'{"usage": {"prompt_tokens_details": 3}}',
+        b'{"usage": {"prompt_tokens_details": {"cached_tokens": "1"}}}',
         chunk(content=1),
         chunk(content=["a"]),
         chunk(content="a", role="user"),

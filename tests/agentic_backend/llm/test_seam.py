@@ -156,6 +156,29 @@ async def test_an_answer_in_one_piece_has_a_deadline(pool: ModelPool) -> None:
         await server.gone.wait()
 
 
+async def test_cancelling_an_answer_in_one_piece_closes_the_connection(pool: ModelPool, watched: Watched) -> None:
+    asked = asyncio.Event()
+
+    async def silent(_write: Write) -> None:
+        asked.set()
+        await server.gone.wait()
+
+    async with scripted(silent) as server:
+        task = asyncio.ensure_future(pool.chat_model(Endpoint(server.base_url, "m")).ainvoke("Hi", stream=False))
+        await asked.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.wait_for(server.gone.wait(), 0.5)
+    assert watched.requests == [("m", "cancelled")]
+
+
+async def test_a_long_conversation_is_sent_in_pieces(pool: ModelPool) -> None:
+    async with scripted(streams(token("x"), finish(), DONE)) as server:
+        await pool.chat_model(Endpoint(server.base_url, "m")).ainvoke("y" * (2 << 20))
+    assert len(server.requests[0].body["messages"][0]["content"]) == 2 << 20
+
+
 async def test_sdk_only_parameters_stay_out_of_the_body(pool: ModelPool) -> None:
     async with scripted(streams(token("x"), finish(), DONE)) as server:
         model = pool.chat_model(Endpoint(server.base_url, "m", temperature=0.5))
