@@ -118,7 +118,7 @@ class AgenticService:
 
     async def drain(self) -> None:
         """Steps 1 to 5 of TRUST 4.3; the server closes afterwards."""
-        state = self._running()
+        state = self.running
         self._draining = state.baseline.draining = True
         logger.info("drain 1/5: not ready any more; new sockets and asks are refused")
         leaving = state.hub.begin_drain()
@@ -139,7 +139,9 @@ class AgenticService:
             self._late_since = now
         return now - self._late_since >= _LAG_NOT_READY_FOR_S
 
-    def _running(self) -> State:
+    @property
+    def running(self) -> State:
+        """What the lifespan built. RuntimeError before it has begun and after its end."""
         if self._state is None:
             raise RuntimeError("the service has not started")
         return self._state
@@ -149,7 +151,7 @@ class AgenticService:
         base = self._settings.app.base_url
         install_error_handlers(app)
         app.include_router(health_router(self), prefix=base)
-        router = build_router(lambda: self._running().chat, bearer(self._verifier))
+        router = build_router(lambda: self.running.chat, bearer(self._verifier))
         app.include_router(router, prefix=base)
         app.add_api_route("/", _page, include_in_schema=False)
         app.mount("/web", PageHeaders(StaticFiles(directory=WEB)), name="web")

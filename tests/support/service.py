@@ -13,6 +13,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 from agentic_backend.app import AgenticService
+from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.settings import AgenticSettings
 from backend_kit.http import ServeSettings, build_server, listen
 from tests.support.mock_llm import MockModel
@@ -34,6 +35,11 @@ class RunningService:
     def ws_url(self) -> str:
         """Where chat sockets are."""
         return f"ws://127.0.0.1:{self.port}{BASE}/chatbot/query/ws"
+
+    @property
+    def turns(self) -> TurnRegistry:
+        """The turns of the service, so that a test can wait for the end of one that nobody follows."""
+        return self.service.running.registry
 
     async def create_session(self, title: str | None = "A title", agent_id: str = "Georges") -> str:
         """Make a session over REST; its id."""
