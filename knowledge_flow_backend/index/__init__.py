@@ -1,0 +1,33 @@
+"""Where documents, libraries and chunks are: the models, the ports over the index, the database and its schema.
+
+`models` and `port` are what the other rooms build on; `engines`, `faults`, `schema`, `database` are Postgres.
+"""
+
+from knowledge_flow_backend.index.models import (
+    Chunk,
+    ChunkHit,
+    Document,
+    DocumentContent,
+    IndexQuery,
+    Policy,
+    Reader,
+    Similarity,
+    Vector,
+    chunk_uid,
+)
+from knowledge_flow_backend.index.port import ChunkIndex, IndexWriter
+
+__all__ = [
+    "Chunk",
+    "ChunkHit",
+    "ChunkIndex",
+    "Document",
+    "DocumentContent",
+    "IndexQuery",
+    "IndexWriter",
+    "Policy",
+    "Reader",
+    "Similarity",
+    "Vector",
+    "chunk_uid",
+]

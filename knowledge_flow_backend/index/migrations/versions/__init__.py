@@ -1,0 +1,1 @@
+"""The revisions of the index's own Postgres schema."""

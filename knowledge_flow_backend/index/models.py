@@ -1,0 +1,149 @@
+"""What is written to the index and what comes out of it. No database here."""
+
+import hashlib
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float32]
+"""A unit vector of the embedder: one dimension, float32."""
+
+
+class Policy(StrEnum):
+    """How chunks are found (CONTRACT §4)."""
+
+    HYBRID = "hybrid"
+    """Both of the following, fused by reciprocal rank."""
+    STRICT = "strict"
+    """By the words of the question."""
+    SEMANTIC = "semantic"
+    """By the vector of the question."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Who reads: only what this caller may see leaves the index. Made of a verified identity, never of a body."""
+
+    user_id: str
+    groups: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A document as it is stored. Times are aware.
+
+    `session_id` set: an attachment, seen in that session by its owner alone and by no library. `tag_ids` are the
+    libraries that a write puts it in; it stays in those it is in already. `created` and `modified` are the file's own.
+    """
+
+    uid: str
+    owner_id: str
+    title: str
+    file_name: str
+    mime_type: str
+    content_hash: str
+    size_bytes: int
+    session_id: str | None = None
+    file_path: str | None = None
+    type: str | None = None
+    source_tag: str | None = None
+    author: str | None = None
+    language: str | None = None
+    license: str | None = None
+    repository: str | None = None
+    pull_location: str | None = None
+    confidential: bool = False
+    created: datetime | None = None
+    modified: datetime | None = None
+    tag_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentContent:
+    """What a citation opens: the canonical text that chunk offsets count in, and the file as it came."""
+
+    markdown: str
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A passage of a document: `markdown[start:end]`, counted in code points.
+
+    `section` is the path of headings, outermost first, joined by " > ", "" where there is none; `page` counts from 1.
+    `uid` is unique in the whole index (see `chunk_uid`).
+    """
+
+    uid: str
+    ordinal: int
+    content: str
+    start: int
+    end: int
+    section: str = ""
+    page: int | None = None
+    token_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class IndexQuery:
+    """A search, as the index sees it. `libraries` and `documents` narrow the corpus; empty: nothing is found there.
+
+    `session_id` None: no attachments are searched. `limit` is how many hits come back, `candidates` how many each
+    half of a hybrid search hands to the fusion.
+    """
+
+    question: str
+    policy: Policy
+    reader: Reader
+    limit: int
+    candidates: int
+    corpus: bool = True
+    libraries: tuple[str, ...] | None = None
+    documents: tuple[str, ...] | None = None
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkHit:
+    """A chunk that was found, with what its document says of it. A higher `score` is better, within one search."""
+
+    chunk_uid: str
+    document_uid: str
+    content: str
+    score: float
+    title: str
+    section: str
+    page: int | None
+    token_count: int
+    file_name: str
+    file_path: str | None
+    mime_type: str
+    type: str | None
+    author: str | None
+    created: datetime | None
+    modified: datetime | None
+    language: str | None
+    license: str | None
+    repository: str | None
+    pull_location: str | None
+    confidential: bool
+    session_id: str | None
+    tag_ids: tuple[str, ...]
+    tag_names: tuple[str, ...]
+    tag_full_paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Similarity:
+    """Cosine between a stored chunk and a question's vector, -1 to 1."""
+
+    chunk_uid: str
+    cosine: float
+
+
+def chunk_uid(document_uid: str, content_hash: str, ordinal: int) -> str:
+    """The uid of a chunk: the same bytes give the same one, so that citations outlive a repeated ingestion."""
+    return hashlib.sha256(f"{document_uid}\0{content_hash}\0{ordinal}".encode()).hexdigest()[:24]

@@ -1,0 +1,132 @@
+"""The metrics of the knowledge-flow service, built once in the lifespan with the registry and the Kpi they feed."""
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Gauge, Histogram
+from prometheus_client import Counter as PrometheusCounter
+
+from backend_kit.kpi import Amounts, Counter, GaugedSeconds, Kpi, Labelled, Seconds, buckets
+from backend_kit.kpi import Gauge as KpiGauge
+
+PHASES = ("lexical_query", "vector_query", "rerank", "ingest_parse", "ingest_embed", "ingest_write")
+"""Phases of this service beyond those that every process knows (`embed_query` is one of them)."""
+
+_OK = ("status", "ok")
+
+
+class KnowledgeFlowMetrics:
+    """Every metric of the service, as bound objects: `.observe(seconds)`, `.inc()`, `.set(value)`.
+
+    One call feeds the summary log and Prometheus. Labelled ones are called with their values, in the order of the
+    label names. Values: route search|rerank|ingest|documents|tags; status ok|error|cancelled|timeout|rejected;
+    cause late|failed|busy|off; pool main|ingest; op the statement's name or commit; stage parse|chunk|embed|index.
+    Never a user, session, document or library.
+    """
+
+    def __init__(self, registry: CollectorRegistry, kpi: Kpi) -> None:
+        self._registry = registry
+        self._kpi = kpi
+        self._requests()
+        self._models()
+        self._database()
+        self._ingestion()
+
+    def _requests(self) -> None:
+        # A search takes from 10 ms to its deadline (4.5 s); an upload takes minutes.
+        self.request: Labelled[Seconds] = self._timers(
+            "app_kf_request_seconds",
+            "One call of a route, refused ones included.",
+            ["route", "status"],
+            "kf.requests",
+            buckets.TURN,
+        )
+        self.searches_running: KpiGauge = self._kpi.gauge(
+            "kf.searches_running",
+            Gauge("app_kf_searches_in_progress", "Searches that run now.", registry=self._registry),
+            level=True,
+        )
+        self.empty_searches: Counter = self._kpi.counter(
+            "kf.search_empty",
+            PrometheusCounter("app_kf_search_empty_total", "Searches without a hit.", registry=self._registry),
+        )
+        self.rerank_skipped: Labelled[Counter] = self._counters(
+            "app_rerank_skipped_total", "Answers in the order of retrieval, by cause.", ["cause"], "rerank_skipped"
+        )
+
+    def _models(self) -> None:
+        # A query takes 2 to 20 ms where it is computed, up to a second over a network.
+        self.embed: Seconds = self._timer(
+            "app_embed_seconds", "One batch of texts at the embedder.", "embed", buckets.SHORT
+        )
+        self.embed_queue: Seconds = self._timer(
+            "app_embed_queue_seconds", "From a text's arrival to the start of its batch.", "embed_queue", buckets.SHORT
+        )
+        self.embed_batch_size: Amounts = self._kpi.amounts(
+            "embed_texts",
+            Histogram(
+                "app_embed_batch_size", "Texts of one batch.", buckets=buckets.COUNT[:5], registry=self._registry
+            ),
+        )
+        self.rerank_queue: Seconds = self._timer(
+            "app_rerank_queue_seconds", "Wait for a thread that reranks.", "rerank_queue", buckets.SHORT
+        )
+
+    def _database(self) -> None:
+        pool_wait = Histogram(
+            "app_db_pool_wait_seconds",
+            "Wait for a database connection, the making of an overflow one included.",
+            ["pool"],
+            buckets=buckets.SHORT,
+            registry=self._registry,
+        )
+        self.db_pool_wait: Labelled[GaugedSeconds] = Labelled(
+            1, lambda values: self._kpi.gauged_seconds("persist_pool_wait_ms", pool_wait.labels(*values))
+        )
+        statement = Histogram(
+            "app_db_statement_seconds",
+            "One statement; COMMIT is one of its own (op=commit).",
+            ["pool", "op"],
+            buckets=buckets.SHORT,
+            registry=self._registry,
+        )
+        self.db_statement: Labelled[GaugedSeconds] = Labelled(
+            2, lambda values: self._kpi.gauged_seconds("persist_sql_ms", statement.labels(*values))
+        )
+
+    def _ingestion(self) -> None:
+        self.ingest_stage: Labelled[Seconds] = self._timers(
+            "app_ingest_stage_seconds", "One stage of one file.", ["stage", "status"], "ingest.stage", buckets.TURN
+        )
+        self.ingested_documents: Labelled[Counter] = self._counters(
+            "app_ingest_documents_total", "Files that were ingested, or not.", ["status"], "ingest.documents"
+        )
+        self.ingested_chunks: Counter = self._kpi.counter(
+            "ingest.chunks",
+            PrometheusCounter("app_ingest_chunks_total", "Chunks written to the index.", registry=self._registry),
+        )
+        self.ingest_running: KpiGauge = self._kpi.gauge(
+            "ingest.running",
+            Gauge("app_ingest_in_progress", "Files that are being ingested now.", registry=self._registry),
+            level=True,
+        )
+
+    def _timer(self, name: str, text: str, key: str, bounds: Sequence[float]) -> Seconds:
+        return self._kpi.seconds(key, Histogram(name, text, buckets=bounds, registry=self._registry))
+
+    def _timers(self, name: str, text: str, labels: list[str], key: str, bounds: Sequence[float]) -> Labelled[Seconds]:
+        family = Histogram(name, text, labels, buckets=bounds, registry=self._registry)
+        return Labelled(
+            len(labels), lambda values: self._kpi.seconds(_key(key, labels, values), family.labels(*values))
+        )
+
+    def _counters(self, name: str, text: str, labels: list[str], key: str) -> Labelled[Counter]:
+        family = PrometheusCounter(name, text, labels, registry=self._registry)
+        return Labelled(
+            len(labels), lambda values: self._kpi.counter(_key(key, labels, values), family.labels(*values))
+        )
+
+
+def _key(name: str, labels: list[str], values: tuple[str, ...]) -> str:
+    # `status=ok` is left out, as in the lines that dashboards and greps know.
+    pairs = [f"|{label}={value}" for label, value in zip(labels, values, strict=True) if (label, value) != _OK]
+    return name + "".join(pairs)
