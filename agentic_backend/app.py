@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from agentic_backend.agent import AgentKit, Catalog, DirectAnswer
 from agentic_backend.chat.hub import TICK_S, SocketHub, SocketRules
 from agentic_backend.chat.router import ChatServices, build_router
+from agentic_backend.errors import LlmTimeout, TurnDeadline
 from agentic_backend.llm import Connections, Deadlines, Endpoint, ModelPool, Retries
 from agentic_backend.llm.observer import Metered
 from agentic_backend.metrics import AgenticMetrics
@@ -61,7 +62,7 @@ _LAG_NOT_READY_FOR_S = 10.0
 
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
 )
 """What the page may load and connect to: itself. A model's answer can make it fetch nothing else (TRUST F6)."""
 
@@ -173,7 +174,12 @@ class AgenticService:
     async def _build(self, stack: AsyncExitStack) -> State:
         """Build in order; the stack closes in reverse."""
         settings = self._settings
-        kpi = Kpi(self._registry, service=settings.app.name, legacy_ms_names=settings.metrics.legacy_ms_names)
+        kpi = Kpi(
+            self._registry,
+            service=settings.app.name,
+            legacy_ms_names=settings.metrics.legacy_ms_names,
+            timeouts=(LlmTimeout, TurnDeadline),
+        )
         metrics = AgenticMetrics(self._registry, kpi)
         runtime = KpiRuntime(kpi, kpi_options(settings)).start()
         stack.callback(runtime.close)
@@ -381,6 +387,8 @@ def _page_headers() -> dict[str, str]:
         "Content-Security-Policy": CONTENT_SECURITY_POLICY,
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
+        # To look up the host of a link in an answer would already tell it something.
+        "X-DNS-Prefetch-Control": "off",
         "Cache-Control": "no-cache",
     }
 

@@ -34,9 +34,14 @@ def native_delta(turn: Turn, seq: int, rank: int, channel: str, text: str) -> st
     )
 
 
-def native_error(code: Code, *, language: str | None = None, request_id: str, retry_after_ms: int | None = None) -> str:
-    """An error that belongs to no turn."""
-    return dumps(_error_fields(code, language, request_id, retry_after_ms)).decode()
+def native_error(
+    code: Code, *, request_id: str, exchange_id: str | None = None, retry_after_ms: int | None = None
+) -> str:
+    """An error that belongs to no turn; `exchange_id` is the one that the refused frame named."""
+    fields = _error_fields(code, None, request_id, retry_after_ms)
+    if exchange_id is not None:
+        fields["exchange_id"] = exchange_id
+    return dumps(fields).decode()
 
 
 def compatible(turn: Turn, event: TurnEvent) -> list[str]:

@@ -181,14 +181,19 @@ class ChatSocket:
         if isinstance(frame, frames.NativeAsk):
             self._ask_native(frame)
         elif isinstance(frame, frames.Cancel):
-            turn = self._turns.find(frame.exchange_id, self.identity.uid)
-            if turn is None or turn.ended:
-                raise ExchangeNotFound
-            turn.cancel()
+            self._cancel(frame.exchange_id)
         elif isinstance(frame, frames.Auth):
             self._renew(frame.access_token)
         else:
             self._say('{"type":"pong"}')
+
+    def _cancel(self, exchange_id: str) -> None:
+        turn = self._turns.find(exchange_id, self.identity.uid)
+        if turn is None or turn.ended:
+            code = ExchangeNotFound.code
+            self._say(relay.native_error(code, request_id=uuid4().hex, exchange_id=exchange_id))
+            return
+        turn.cancel()
 
     def _ask_native(self, frame: frames.NativeAsk) -> None:
         if len(self._follows) >= _FOLLOWED_TURNS:

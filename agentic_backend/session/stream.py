@@ -140,6 +140,7 @@ class Turn:
         self.ended_at = 0.0
         self.bytes_held = 0
         self.cancel_requested = False
+        self._settled = False
         self.done = asyncio.Event()
         self._followers: list[Callable[[], None]] = []
         self._task: asyncio.Task[None] | None = None
@@ -158,6 +159,10 @@ class Turn:
     def bind(self, task: "asyncio.Task[None]") -> None:
         """The task that runs this turn, so that it can be cancelled."""
         self._task = task
+
+    def settle(self) -> None:
+        """How the turn ends is known: it is being recorded, and a stop would leave it without a terminal event."""
+        self._settled = True
 
     def publish(self, payload: Payload) -> None:
         """Append an event and wake the followers. A refusal gets seq 0; nothing may follow a terminal event."""
@@ -183,8 +188,8 @@ class Turn:
             self._followers.remove(wake)
 
     def cancel(self) -> None:
-        """Ask the turn to stop. It ends with `Cancelled` once what it has is recorded."""
-        if self.ended or self.cancel_requested:
+        """Ask the turn to stop. It ends with `Cancelled` once what it has is recorded; too late once it is settled."""
+        if self.ended or self.cancel_requested or self._settled:
             return
         self.cancel_requested = True
         if self._task is not None:

@@ -123,6 +123,7 @@ class TurnRunner:
         self._metrics.user_messages.inc()
         self._log.begin(AskRecord(prepared.session, exchange.open()))
         ending = await self._answer(exchange, prepared)
+        turn.settle()
         session = await self._record(exchange, ending, ledger)
         self._observe(exchange, ending, prepared.agent.id, ledger)
         return session
@@ -171,7 +172,7 @@ class TurnRunner:
         messages = tuple(sorted(exchange.messages, key=lambda message: message.rank))
         record = TurnRecord(session, exchange.ask.exchange_id, messages)
         with phase("spool_ack"):
-            durable = await asyncio.shield(self._log.append(record))
+            durable = await self._log.append(record)
         turn = exchange.turn
         if ending.status == "cancelled":
             turn.publish(Cancelled(messages, session))
@@ -207,8 +208,11 @@ class TurnRunner:
 
     def _close(self, exchange: Exchange, ending: _Ending, ledger: Ledger) -> None:
         latency_ms = (time.perf_counter() - exchange.ask.received_at) * 1e3
-        extras: dict[str, Any] = {"ledger": ledger.rows()}
-        metadata: dict[str, Any] = {"agent_id": exchange.ask.agent_id, "latency_ms": round(latency_ms)}
+        extras: dict[str, Any] = {
+            "ledger": ledger.rows(),
+            "unattributed_ms": round(ledger.unattributed_ms(latency_ms), 3),
+        }
+        metadata: dict[str, Any] = {"agent_id": exchange.ask.agent_id, "latency_ms": round(latency_ms, 3)}
         if ending.answer is not None:
             metadata.update(ending.answer.metadata)
             metadata["extras"] = {**ending.answer.metadata.get("extras", {}), **extras}

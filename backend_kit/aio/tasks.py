@@ -53,7 +53,7 @@ class TaskRegistry:
         while True:
             try:
                 await start()
-            except Exception:
+            except Exception:  # the edge of every background task: whatever it is must be seen
                 self.failures[name] += 1
                 logger.exception("task %s failed", name)
             else:
