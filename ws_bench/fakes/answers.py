@@ -151,15 +151,13 @@ def _from_sources(question: str, sources: Mapping[int, str]) -> str:
 
 def _from_conversation(asked: str, earlier: Sequence[str]) -> str:
     """What earlier user messages say, where the question is about them; empty where it is not."""
+    if _ASKED_BEFORE.search(asked):
+        if not earlier:
+            return "This is your first message here."
+        which = earlier[0] if re.search(r"\bfirst\b", asked, re.IGNORECASE) else earlier[-1]
+        return f"You said: “{which.strip()}”"
     wanted = _MY_WHAT.search(asked)
-    if wanted:
-        return _about_user(wanted.group(1), earlier)
-    if not _ASKED_BEFORE.search(asked):
-        return ""
-    if not earlier:
-        return "This is your first message here."
-    which = earlier[0] if re.search(r"\bfirst\b", asked, re.IGNORECASE) else earlier[-1]
-    return f"You said: “{which.strip()}”"
+    return _about_user(wanted.group(1), earlier) if wanted else ""
 
 
 def _about_user(thing: str, earlier: Sequence[str]) -> str:

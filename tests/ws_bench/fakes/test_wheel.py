@@ -1,0 +1,45 @@
+"""The timer wheel."""
+
+import asyncio
+
+from ws_bench.fakes.wheel import EARLY_S, Wheel
+
+
+async def test_calls_come_in_order_of_their_times_and_never_early() -> None:
+    wheel = Wheel(asyncio.get_running_loop())
+    called: list[tuple[float, float]] = []
+    done = asyncio.Event()
+    begin = wheel.time()
+    for delay in (0.05, 0.01, 0.03, 0.0, 0.0301):
+        due = begin + delay
+        wheel.at(due, lambda due=due: called.append((due, wheel.time())))  # type: ignore[misc]
+    wheel.at(begin + 0.06, done.set)
+    await asyncio.wait_for(done.wait(), 10)
+    assert [due for due, _ in called] == sorted(due for due, _ in called)
+    assert len(called) == 5
+    assert all(now >= due - EARLY_S for due, now in called)
+
+
+async def test_a_call_may_ask_for_another_one_and_the_past_is_served_too() -> None:
+    wheel = Wheel(asyncio.get_running_loop())
+    done = asyncio.Event()
+    left = [20]
+
+    def again() -> None:
+        left[0] -= 1
+        if left[0]:
+            wheel.at(wheel.time() - 1.0, again)
+        else:
+            done.set()
+
+    again()
+    await asyncio.wait_for(done.wait(), 10)
+    assert left == [0]
+
+
+async def test_an_earlier_call_moves_the_timer_forward() -> None:
+    wheel = Wheel(asyncio.get_running_loop())
+    done = asyncio.Event()
+    wheel.at(wheel.time() + 3600, lambda: None)
+    wheel.at(wheel.time() + 0.01, done.set)
+    await asyncio.wait_for(done.wait(), 10)
