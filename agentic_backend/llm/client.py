@@ -18,11 +18,11 @@ from yarl import URL
 from agentic_backend.errors import LlmTimeout, LlmUnavailable, TurnFailed
 from agentic_backend.llm import chunks as wire
 from agentic_backend.llm import failures
-from agentic_backend.llm.breaker import Breaker
 from agentic_backend.llm.endpoint import MIB, Endpoint
 from agentic_backend.llm.failures import AttemptFailed
 from agentic_backend.llm.observer import CallStatus, LlmObserver
 from agentic_backend.llm.sse import SseParser, SseTooLarge
+from backend_kit.aio import Breaker
 from backend_kit.wire import dumps
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class CompletionsClient:
     def __init__(self, session: aiohttp.ClientSession, endpoint: Endpoint, observer: LlmObserver) -> None:
         self.endpoint = endpoint
         self.observer = observer
-        self.breaker = Breaker(perf_counter)
+        self.breaker = Breaker(perf_counter, _circuit_open)
         self._session = session
         self._url = URL(endpoint.base_url.rstrip("/") + "/chat/completions")
         self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
@@ -391,3 +391,7 @@ class CompletionStream:
             response.release()
         else:
             response.close()
+
+
+def _circuit_open(wait_s: float) -> LlmUnavailable:
+    return LlmUnavailable("circuit open", retry_after_s=wait_s)

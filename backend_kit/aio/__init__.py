@@ -1,5 +1,6 @@
-"""Background work that is named, held, watched and drained."""
+"""Background work that is named, held, watched and drained; and calls that are not made to what is down."""
 
+from backend_kit.aio.breaker import Breaker
 from backend_kit.aio.tasks import TaskRegistry
 
-__all__ = ["TaskRegistry"]
+__all__ = ["Breaker", "TaskRegistry"]

@@ -1,7 +1,12 @@
 import pytest
 
-from agentic_backend.errors import LlmUnavailable
-from agentic_backend.llm.breaker import Breaker
+from backend_kit.aio import Breaker
+
+
+class Refused(Exception):
+    def __init__(self, wait_s: float) -> None:
+        super().__init__(wait_s)
+        self.wait_s = wait_s
 
 
 class Clock:
@@ -18,7 +23,7 @@ def clock() -> Clock:
 
 
 def opened(clock: Clock) -> Breaker:
-    breaker = Breaker(clock)
+    breaker = Breaker(clock, Refused)
     for _ in range(5):
         breaker.admit()
         breaker.failed()
@@ -27,13 +32,14 @@ def opened(clock: Clock) -> Breaker:
 
 def test_opens_after_five_failures_in_a_row(clock: Clock) -> None:
     breaker = opened(clock)
-    with pytest.raises(LlmUnavailable) as refused:
+    with pytest.raises(Refused) as refused:
         breaker.admit()
-    assert refused.value.retry_after_s == 5
+    assert refused.value.wait_s == 5
+    assert not breaker.closed
 
 
 def test_stays_closed_where_a_success_is_among_the_failures(clock: Clock) -> None:
-    breaker = Breaker(clock)
+    breaker = Breaker(clock, Refused)
     for _ in range(10):
         for _ in range(4):
             breaker.failed()
@@ -42,7 +48,7 @@ def test_stays_closed_where_a_success_is_among_the_failures(clock: Clock) -> Non
 
 
 def test_stays_closed_where_failures_are_far_apart(clock: Clock) -> None:
-    breaker = Breaker(clock)
+    breaker = Breaker(clock, Refused)
     for _ in range(10):
         breaker.failed()
         clock.now += 3
@@ -53,9 +59,10 @@ def test_lets_one_probe_through_and_closes_when_it_succeeds(clock: Clock) -> Non
     breaker = opened(clock)
     clock.now += 5
     breaker.admit()
-    with pytest.raises(LlmUnavailable):
+    with pytest.raises(Refused):
         breaker.admit()
     breaker.succeeded()
+    assert breaker.closed
     breaker.admit()
     breaker.admit()
 
@@ -65,7 +72,7 @@ def test_opens_again_when_the_probe_fails(clock: Clock) -> None:
     clock.now += 5
     breaker.admit()
     breaker.failed()
-    with pytest.raises(LlmUnavailable):
+    with pytest.raises(Refused):
         breaker.admit()
     clock.now += 5
     breaker.admit()
