@@ -14,7 +14,8 @@ class AgenticMetrics:
 
     One call feeds the summary log and Prometheus. Labelled ones are called with their values, in the order of the
     label names: `metrics.turn("georges", "ok").observe(3.05)`. Values: status ok|error|cancelled|timeout|rejected;
-    agent is the catalog's id; model the configured name; pool main|batch; op the statement's name or commit.
+    agent is the catalog's id; model the configured name; pool main|batch of the database, llm|kf of HTTP; op the
+    statement's name or commit.
     Never a user, session or exchange.
     """
 
@@ -102,6 +103,16 @@ class AgenticMetrics:
         )
         self.llm_tokens: Labelled[Counter] = self._counters(
             "app_llm_tokens_total", "Tokens as the model counted them.", ["model", "type"], "tokens"
+        )
+        http_wait = Histogram(
+            "app_http_pool_wait_seconds",
+            "Wait for a free connection, by those calls that had to wait.",
+            ["pool"],
+            buckets=buckets.SHORT,
+            registry=self._registry,
+        )
+        self.http_pool_wait: Labelled[GaugedSeconds] = Labelled(
+            1, lambda values: self._kpi.gauged_seconds(f"{values[0]}.pool_wait_ms", http_wait.labels(*values))
         )
 
     def _sockets(self) -> None:

@@ -14,6 +14,7 @@ app_admission_wait_seconds histogram -
 app_cache_requests counter cache,result
 app_db_pool_wait_seconds histogram pool
 app_db_statement_seconds histogram op,pool
+app_http_pool_wait_seconds histogram pool
 app_llm_request_seconds histogram model,status
 app_llm_time_to_first_chunk_seconds histogram model,status
 app_llm_tokens counter model,type
@@ -83,6 +84,7 @@ def feed(kpi: Kpi, metrics: AgenticMetrics) -> None:
     metrics.llm_first_chunk("mock", "ok").observe(0.3)
     metrics.llm_request("mock", "timeout").observe(60.0)
     metrics.llm_tokens("mock", "output").inc(50)
+    metrics.http_pool_wait("llm").observe(0.002)
     metrics.ws_send.observe(0.001)
     metrics.db_pool_wait("main").observe(0.004)
     metrics.db_statement("batch", "commit").observe(0.0175)
@@ -131,6 +133,7 @@ def test_without_compatible_names_the_rest_stands_and_everything_may_still_be_fe
             {"model": "mock", "status": "timeout"},
         ),
         ("llm.ttft_ms|model=mock", "app_llm_time_to_first_chunk_seconds", {"model": "mock", "status": "ok"}),
+        ("llm.pool_wait_ms", "app_http_pool_wait_seconds", {"pool": "llm"}),
         ("persist_lag_ms", "app_persist_lag_seconds", {}),
         ("turn_unattributed_ms", "app_turn_unattributed_seconds", {}),
         ("admission_wait_ms", "app_admission_wait_seconds", {}),

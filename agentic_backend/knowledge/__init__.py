@@ -1,0 +1,18 @@
+"""The async client of knowledge flow: search and rerank, with limits, one deadline and no second try in vain."""
+
+from agentic_backend.knowledge.client import Caller, KnowledgeClient, KnowledgeEndpoint
+from agentic_backend.knowledge.hits import Hit
+from agentic_backend.knowledge.observer import KnowledgeObserver, Metered, Unobserved
+from agentic_backend.knowledge.query import SearchPolicy, SearchQuery
+
+__all__ = [
+    "Caller",
+    "Hit",
+    "KnowledgeClient",
+    "KnowledgeEndpoint",
+    "KnowledgeObserver",
+    "Metered",
+    "SearchPolicy",
+    "SearchQuery",
+    "Unobserved",
+]

@@ -1,0 +1,104 @@
+"""Search hits as they come over the wire: checked, clipped, and nothing in them that history could not store."""
+
+import math
+from collections.abc import Callable
+from typing import Any, Final
+
+from backend_kit.wire import InvalidJson, loads
+
+Hit = dict[str, Any]
+"""A VectorSearchHit of CONTRACT §4: content, uid, title and score, and of its other keys those that say something."""
+
+MAX_CONTENT_CHARS: Final = 8_000
+_MAX_TEXT_CHARS: Final = 2_000
+_MAX_ITEMS: Final = 50
+
+
+class BadHits(ValueError):
+    """An answer that is no list of hits. The text says what is wrong, never what was in it."""
+
+
+def parse_hits(data: bytes, limit: int) -> list[Hit]:
+    """The first `limit` hits of an answer, contents and texts clipped. Raises `BadHits`.
+
+    A hit without content, uid, title or score, or with one of another type, makes the whole answer bad; any other
+    key that is unknown or of another type is dropped.
+    """
+    try:
+        value = loads(data)
+    except InvalidJson:
+        raise BadHits("not JSON") from None
+    if not isinstance(value, list):
+        raise BadHits("not a list")
+    # Postgres refuses NUL in jsonb, and the hits of an answer are kept with it.
+    clean = _without_nul if b"\\u0000" in data else _as_it_is
+    return [_hit(item, clean) for item in value[:limit]]
+
+
+def _hit(value: Any, clean: Callable[[str], str]) -> Hit:
+    if not isinstance(value, dict):
+        raise BadHits("a hit is not an object")
+    hit: Hit = {}
+    for key, limit in (("content", MAX_CONTENT_CHARS), ("uid", _MAX_TEXT_CHARS), ("title", _MAX_TEXT_CHARS)):
+        text = value.get(key)
+        if not isinstance(text, str):
+            raise BadHits(f"a hit has no {key}")
+        hit[key] = clean(text[:limit])
+    score = _number(value.get("score"))
+    if score is None or not hit["uid"]:
+        raise BadHits("a hit has no score or no uid")
+    hit["score"] = score
+    for key, read in _OPTIONAL.items():
+        found = read(value.get(key))
+        if found is not None:
+            hit[key] = clean(found) if isinstance(found, str) else found
+    for key in _LISTS:
+        texts = value.get(key)
+        if isinstance(texts, list) and texts:
+            hit[key] = [clean(text[:_MAX_TEXT_CHARS]) for text in texts[:_MAX_ITEMS] if isinstance(text, str)]
+    return hit
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return value
+
+
+def _whole(value: Any) -> int | None:
+    return value if type(value) is int else None
+
+
+def _text(value: Any) -> str | None:
+    return value[:_MAX_TEXT_CHARS] if isinstance(value, str) else None
+
+
+def _flag(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def _as_it_is(text: str) -> str:
+    return text
+
+
+def _without_nul(text: str) -> str:
+    return text.replace("\x00", "\ufffd")
+
+
+_OPTIONAL: Final[dict[str, Callable[[Any], Any]]] = {
+    "rank": _whole,
+    "retrieval_score": _number,
+    "retrieval_rank": _whole,
+    "page": _whole,
+    "token_count": _whole,
+    "confidential": _flag,
+    **dict.fromkeys(
+        (
+            "section", "viewer_fragment", "author", "created", "modified", "file_name", "file_path", "repository",
+            "pull_location", "language", "mime_type", "type", "preview_url", "preview_at_url", "repo_url",
+            "citation_url", "license", "embedding_model", "vector_index", "retrieved_at", "retrieval_session_id",
+        ),
+        _text,
+    ),
+}  # fmt: skip
+_LISTS: Final = ("tag_ids", "tag_names", "tag_full_paths")
