@@ -35,9 +35,9 @@ class Chunk:
     text: str
 
 
-def chunk_uid(document_uid: str, chunk: Chunk) -> str:
-    """The same for the same text at the same place of the same document, in every run."""
-    key = f"{document_uid}\0{chunk.ordinal}\0{chunk.text}"
+def chunk_uid(document_uid: str, ordinal: int, text: str) -> str:
+    """The same for the same text at the same place of the same document, in every run and every version of it."""
+    key = f"{document_uid}\0{ordinal}\0{text}"
     return hashlib.sha256(key.encode()).hexdigest()[:32]
 
 

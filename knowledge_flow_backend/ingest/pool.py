@@ -14,9 +14,9 @@ from typing import Any
 
 import knowledge_flow_backend
 from backend_kit.wire import InvalidJson, dumps, loads
-from knowledge_flow_backend.ingest.reasons import Reason, Refused
 from knowledge_flow_backend.ingest.work import Job
 from knowledge_flow_backend.ingest.worker import EXIT_OUT_OF_MEMORY
+from knowledge_flow_backend.library.reasons import Reason, Refused
 
 logger = logging.getLogger(__name__)
 

@@ -1,13 +1,11 @@
 """What a parsing child does with one file: parse, divide, write the canonical text, and say what it found."""
 
-import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from pypdf.errors import PyPdfError
 
@@ -16,7 +14,7 @@ from knowledge_flow_backend.ingest.blocks import Parsed
 from knowledge_flow_backend.ingest.chunks import ChunkRules, chunks
 from knowledge_flow_backend.ingest.names import stem
 from knowledge_flow_backend.ingest.parsers import html, markdown, pdf, text
-from knowledge_flow_backend.ingest.reasons import Reason, Refused
+from knowledge_flow_backend.library.reasons import Reason, Refused
 
 CHUNKS_A_LINE = 64
 MAX_TITLE_CHARS = 300
@@ -32,8 +30,8 @@ PARSERS: dict[str, Parse] = {"markdown": markdown.parse, "text": text.parse, "ht
 class Job:
     """One file: where its bytes are, which parser reads them, the name people know it by, and how it is divided.
 
-    `content` and `chunks` are the two files to write: the first holds the answer of `GET /markdown/{uid}`,
-    `{"content": …}`; the second a line for each batch of chunks, `[[ordinal, start, end, [section…], page, text]…]`.
+    `content` and `chunks` are the two files to write: the canonical text in UTF-8, and a line of JSON for each batch
+    of chunks, `[[ordinal, start, end, [section…], page, text]…]`.
     """
 
     source: str
@@ -46,19 +44,18 @@ class Job:
 
 
 def run(job: Job, parsers: Mapping[str, Parse] = PARSERS) -> dict[str, Any]:
-    """Do the job. `{"title", "chars", "pages", "chunks"}` once both files are on disk, or `{"refused": reason}`."""
+    """Do the job. `{"title", "chars", "pages", "chunks"}` once both files are written, or `{"refused": reason}`."""
     try:
         parsed = _parse(job, parsers)
     except Refused as refused:
         return {"refused": refused.reason}
     count = 0
-    with _written(job.chunks) as file:
+    with Path(job.chunks).open("wb") as file:
         divided = chunks(parsed, ChunkRules(job.size, job.overlap))
         while batch := [[c.ordinal, c.start, c.end, c.section, c.page, c.text] for c in islice(divided, CHUNKS_A_LINE)]:
             file.write(dumps(batch) + b"\n")
             count += len(batch)
-    with _written(job.content) as file:
-        file.write(dumps({"content": parsed.content}))
+    Path(job.content).write_text(parsed.content, encoding="utf-8", newline="")
     title = parsed.title[:MAX_TITLE_CHARS] or stem(job.name)
     return {"title": title, "chars": len(parsed.content), "pages": parsed.pages, "chunks": count}
 
@@ -76,12 +73,3 @@ def _parse(job: Job, parsers: Mapping[str, Parse]) -> Parsed:
     if not parsed.blocks:
         raise Refused(Reason.NO_TEXT)
     return parsed
-
-
-@contextmanager
-def _written(path: str) -> Iterator[IO[bytes]]:
-    """A new file that is on disk when the block ends."""
-    with Path(path).open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())

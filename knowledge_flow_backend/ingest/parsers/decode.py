@@ -7,7 +7,7 @@ from itertools import islice
 
 from charset_normalizer import from_bytes
 
-from knowledge_flow_backend.ingest.reasons import Reason, Refused
+from knowledge_flow_backend.library.reasons import Reason, Refused
 
 # Longest first: the mark of UTF-32 begins with that of UTF-16.
 _MARKS = (

@@ -6,7 +6,7 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from knowledge_flow_backend.ingest.blocks import Kind, Parsed, Writer
 from knowledge_flow_backend.ingest.parsers.decode import clean, decode
-from knowledge_flow_backend.ingest.reasons import Reason, Refused
+from knowledge_flow_backend.library.reasons import Reason, Refused
 
 _CHARSET = re.compile(rb"""<meta[^>]{0,200}charset\s*=\s*["']?\s*([A-Za-z0-9_:.-]{2,40})""", re.IGNORECASE)
 _HEAD_BYTES = 4096

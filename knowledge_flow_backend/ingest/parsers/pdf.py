@@ -12,7 +12,7 @@ from pypdf.generic import Destination
 
 from knowledge_flow_backend.ingest.blocks import Kind, Parsed, Writer
 from knowledge_flow_backend.ingest.parsers.decode import clean
-from knowledge_flow_backend.ingest.reasons import Reason, Refused
+from knowledge_flow_backend.library.reasons import Reason, Refused
 
 MAX_PAGES = 5_000
 MAX_CHARS = 50_000_000

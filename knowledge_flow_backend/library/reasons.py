@@ -18,6 +18,8 @@ class Reason(StrEnum):
     TIMED_OUT = "timed_out"
     OUT_OF_MEMORY = "out_of_memory"
     PARSER_DIED = "parser_died"
+    SUPERSEDED = "superseded"
+    SCHEMA_MISMATCH = "schema_mismatch"
     EMBEDDING_FAILED = "embedding_failed"
     INDEX_FAILED = "index_failed"
     STORAGE_FAILED = "storage_failed"
@@ -38,6 +40,8 @@ SENTENCES: dict[Reason, str] = {
     Reason.TIMED_OUT: "Reading the file took too long.",
     Reason.OUT_OF_MEMORY: "Reading the file took too much memory.",
     Reason.PARSER_DIED: "Reading the file failed.",
+    Reason.SUPERSEDED: "The document was deleted or uploaded again while this upload was read.",
+    Reason.SCHEMA_MISMATCH: "The index was made with another embedding model.",
     Reason.EMBEDDING_FAILED: "The embedding model did not answer. Try again.",
     Reason.INDEX_FAILED: "The index did not answer. Try again.",
     Reason.STORAGE_FAILED: "The file could not be stored. Try again later.",

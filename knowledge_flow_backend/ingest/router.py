@@ -1,0 +1,105 @@
+"""`POST /upload-process-documents`: files in, lines of progress out while they happen."""
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, HTTPException, Request, Response
+from fastapi.responses import StreamingResponse
+from starlette.requests import ClientDisconnect
+
+from backend_kit.auth import Identity
+from backend_kit.http import error_response
+from backend_kit.wire import dumps
+from knowledge_flow_backend.errors import BadRequest, TooLarge, UploadProcessingFailed
+from knowledge_flow_backend.index import Reader
+from knowledge_flow_backend.ingest.receive import ReceivedFile, Upload, UploadLimits, receive
+from knowledge_flow_backend.ingest.service import Destination, IngestService, Line
+from knowledge_flow_backend.ingest.staging import Staging
+from knowledge_flow_backend.library.intake import Intake
+
+logger = logging.getLogger(__name__)
+
+NDJSON = "application/x-ndjson"
+_MAX_TAGS = 50
+_MAX_ID_CHARS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class IngestServices:
+    """What the route needs, built in the lifespan."""
+
+    ingest: IngestService
+    intake: Intake
+    staging: Staging
+    limits: UploadLimits
+
+
+def build_router(services: Callable[[], IngestServices], identify: Callable[..., Any]) -> APIRouter:
+    """The route below the service's base path. `services()` is asked at each request."""
+    router = APIRouter()
+    caller = Annotated[Identity, Depends(identify)]
+
+    @router.post("/upload-process-documents")
+    async def upload_process_documents(request: Request, identity: caller) -> Response:
+        state = services()
+        state.ingest.require_open()
+        upload = Upload()
+        taken: list[ReceivedFile] = []
+        try:
+            await _receive(request, state, upload)
+            where = await _destination(state, identity, upload)
+            lines = state.ingest.ingest(upload.files, where)
+            taken = upload.files
+        except TooLarge as refused:
+            response = error_response(request, refused.code)
+            response.headers["Connection"] = "close"  # the rest of the body is not read
+            return response
+        except OSError:
+            logger.exception("an upload could not be written to the staging directory")
+            raise UploadProcessingFailed("the disk refuses") from None
+        finally:
+            if not taken:
+                for file in upload.files:
+                    await state.staging.drop(file.folder)
+        return StreamingResponse(_encoded(lines), media_type=NDJSON, headers={"Cache-Control": "no-store"})
+
+    return router
+
+
+async def _receive(request: Request, state: IngestServices, upload: Upload) -> None:
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > state.limits.request_bytes:
+        raise TooLarge("declared")
+    try:
+        await receive(request.headers.get("content-type", ""), request.stream(), state.staging, state.limits, upload)
+    except ClientDisconnect:
+        raise BadRequest("the client went away") from None
+    if not upload.files:
+        raise BadRequest("no files")
+
+
+async def _destination(state: IngestServices, identity: Identity, upload: Upload) -> Destination:
+    """Where the form says that the files go. Raises `BadRequest`, 404 for a library that is not the caller's."""
+    metadata = upload.metadata()
+    tags = metadata.get("tags") or []
+    source_tag = metadata.get("source_tag")
+    if not isinstance(tags, list) or len(tags) > _MAX_TAGS or not all(_is_id(tag) for tag in tags):
+        raise BadRequest("tags is not a list of ids")
+    if source_tag is not None and (not isinstance(source_tag, str) or not _is_id(source_tag)):
+        raise BadRequest("source_tag is not a name")
+    reader = Reader(identity.uid, identity.groups)
+    chosen = tuple(dict.fromkeys(tags))
+    if not await state.intake.owns(reader, chosen):
+        raise HTTPException(404, "Library not found.")
+    return Destination(reader, chosen, source_tag)
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= _MAX_ID_CHARS and value.isprintable()
+
+
+async def _encoded(lines: AsyncIterator[Line]) -> AsyncIterator[bytes]:
+    async for line in lines:
+        yield dumps(line) + b"\n"
