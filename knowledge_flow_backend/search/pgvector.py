@@ -1,0 +1,179 @@
+"""The index in Postgres with pgvector: words by a tsvector, vectors by an HNSW graph, rights inside each query."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from sqlalchemy import TextClause
+
+from backend_kit.kpi import Kpi
+from knowledge_flow_backend.index import ChunkHit, IndexQuery, Policy, Reader, Similarity, Vector
+from knowledge_flow_backend.index.database import Database
+from knowledge_flow_backend.index.faults import DatabaseFault, failure_of
+from knowledge_flow_backend.index.port import Embed
+from knowledge_flow_backend.search import statements
+from knowledge_flow_backend.search.attachments import with_attachments
+from knowledge_flow_backend.search.pgvector_writer import check_model, vector_text
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+@dataclass(frozen=True, slots=True)
+class PgVectorRules:
+    """`rrf_k`: constant of the fusion. `attachment_hits`: places guaranteed to a session's own attachments."""
+
+    rrf_k: int = 60
+    attachment_hits: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Overview:
+    """What a search is about: the embedder of the index, chunks in scope, chunks attached to the session."""
+
+    model: str | None
+    dimension: int | None
+    in_scope: int
+    attached: int
+    lexical: tuple[int, ...] = ()
+
+
+class _NothingInScope(Exception):
+    """No chunk that this search could find: no need to wait for a vector."""
+
+
+class PgVectorIndex:
+    """The `ChunkIndex` on Postgres. `model` is the embedder whose vectors it is asked with."""
+
+    def __init__(self, database: Database, *, model: str, kpi: Kpi, rules: PgVectorRules | None = None) -> None:
+        self._database = database
+        self._model = model
+        self._kpi = kpi
+        self._rules = rules or PgVectorRules()
+
+    async def search(self, query: IndexQuery, embed: Embed) -> list[ChunkHit]:
+        """See `ChunkIndex`."""
+        self._database.require_ready()
+        try:
+            if query.policy is Policy.STRICT:
+                return await self._strict(query)
+            return await self._by_vector(query, embed)
+        except _NothingInScope:
+            return []
+        except DatabaseFault as error:
+            raise failure_of(error) from error
+
+    async def similarities(self, chunk_uids: Sequence[str], vector: Vector, reader: Reader) -> list[Similarity]:
+        """See `ChunkIndex`."""
+        self._database.require_ready()
+        everywhere = IndexQuery("", Policy.SEMANTIC, reader, limit=0, candidates=0)
+        parameters = {**_scope(everywhere), "uids": list(chunk_uids), "vector": vector_text(vector)}
+        try:
+            rows = await self._rows("similarities", statements.SIMILARITIES, parameters)
+        except DatabaseFault as error:
+            raise failure_of(error) from error
+        return [Similarity(uid, cosine) for uid, cosine in rows]
+
+    async def _strict(self, query: IndexQuery) -> list[ChunkHit]:
+        with self._kpi.phase("lexical_query"):
+            hits = await self._hits("strict", statements.STRICT, query)
+        if query.session_id is None or not query.corpus:
+            return hits
+        overview = await self._overview(query)
+        attached = await self._attached(query, overview, lambda own: self._hits("strict", statements.STRICT, own))
+        return with_attachments(hits, attached, query.limit)
+
+    async def _by_vector(self, query: IndexQuery, embed: Embed) -> list[ChunkHit]:
+        # The words need no vector: they are searched while the question is embedded.
+        overview, vector = await _at_once(self._overview(query), _awaited(embed))
+        assert overview.model is not None
+        assert overview.dimension is not None
+        check_model(self._database.index, (overview.model, overview.dimension), (self._model, len(vector)))
+
+        async def nearest(asked: IndexQuery, about: _Overview) -> list[ChunkHit]:
+            exact = about.in_scope <= statements.EXACT_UP_TO
+            with self._kpi.phase("vector_query"):
+                if asked.policy is Policy.SEMANTIC:
+                    return await self._hits("semantic", statements.SEMANTIC[exact], asked, vector=vector_text(vector))
+                return await self._hits(
+                    "hybrid",
+                    statements.HYBRID[exact],
+                    asked,
+                    vector=vector_text(vector),
+                    lexical=list(about.lexical),
+                    rrf_k=self._rules.rrf_k,
+                )
+
+        async def among_attached(own: IndexQuery) -> list[ChunkHit]:
+            return await nearest(own, await self._overview(own))
+
+        hits = await nearest(query, overview)
+        attached = await self._attached(query, overview, among_attached)
+        return with_attachments(hits, attached, query.limit)
+
+    async def _attached(
+        self, query: IndexQuery, overview: _Overview, search: Callable[[IndexQuery], Awaitable[list[ChunkHit]]]
+    ) -> list[ChunkHit]:
+        """The best hits in the session's own attachments; a search of its own, and only where there are some."""
+        limit = min(self._rules.attachment_hits, query.limit)
+        if query.session_id is None or not query.corpus or not overview.attached or not limit:
+            return []
+        return await search(replace(query, corpus=False, limit=limit))
+
+    async def _overview(self, query: IndexQuery) -> _Overview:
+        """What is in scope; for a hybrid search with the ids of the best chunks by their words. Raises
+        `_NothingInScope`."""
+        if query.policy is Policy.HYBRID:
+            with self._kpi.phase("lexical_query"):
+                rows = await self._rows("lexical", statements.LEXICAL, _lexical(query))
+            model, dimension, in_scope, attached, ids = rows[0]
+        else:
+            rows = await self._rows("overview", statements.OVERVIEW, _scope(query))
+            (model, dimension, in_scope, attached), ids = rows[0], None
+        if model is None or not in_scope:
+            raise _NothingInScope
+        return _Overview(model, dimension, int(in_scope), int(attached), tuple(ids or ()))
+
+    async def _hits(self, op: str, statement: TextClause, query: IndexQuery, **more: object) -> list[ChunkHit]:
+        parameters = {**_lexical(query), "limit": query.limit, **more}
+        return [_hit(row) for row in await self._rows(op, statement, parameters)]
+
+    async def _rows(self, op: str, statement: TextClause, parameters: Mapping[str, object]) -> Sequence[Sequence[Any]]:
+        async with self._database.main.connection() as connection:
+            return await connection.execute(op, statement, parameters)
+
+
+def _scope(query: IndexQuery) -> dict[str, object]:
+    return {
+        "reader": query.reader.user_id,
+        "groups": list(query.reader.groups),
+        "corpus": query.corpus,
+        "libraries": None if query.libraries is None else list(query.libraries),
+        "documents": None if query.documents is None else list(query.documents),
+        "session": query.session_id,
+    }
+
+
+def _lexical(query: IndexQuery) -> dict[str, object]:
+    # At least as many candidates as hits are wanted: with few in both halves, those of one must fill the list.
+    return {**_scope(query), "question": query.question, "candidates": max(query.candidates, query.limit)}
+
+
+def _hit(row: Sequence[Any]) -> ChunkHit:
+    # The columns stand in the order of the fields; the last three are arrays, null where there is no library.
+    return ChunkHit(*row[:-3], *(tuple(names or ()) for names in row[-3:]))
+
+
+async def _awaited(embed: Embed) -> Vector:
+    return await embed()
+
+
+async def _at_once(first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B]) -> tuple[A, B]:
+    """Both results; the first failure ends the other and is raised as it is."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            one, other = tasks.create_task(first), tasks.create_task(second)
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return one.result(), other.result()

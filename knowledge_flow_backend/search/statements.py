@@ -1,0 +1,138 @@
+"""The statements of a search in Postgres, as constant text: every value is a parameter, the caller's rights included.
+
+Parameters that more than one of them takes:
+
+- `reader`, `groups`: who reads. `corpus`, `libraries`, `documents`, `session`: where (null: not narrowed, no session).
+- `question`: text. `vector`: text, as pgvector reads it.
+"""
+
+# ruff: noqa: S608 - the parts that are joined here are constants of this module
+
+from typing import Final
+
+from sqlalchemy import text
+
+COMMON_ABOVE: Final = 5000
+"""A word in more chunks than this finds nothing by itself while the question has a rarer one; it still counts in the
+score. It bounds what a search reads: 5,000 chunks a word, whatever the size of the index."""
+
+MAX_WORDS: Final = 64
+"""Words of a question that are searched; a page of text as question has hundreds."""
+
+EXACT_UP_TO: Final = 3000
+"""Chunks in scope up to which each is compared, at 1 µs; a graph that is filtered down to few of them finds fewer."""
+
+# Title and section (weight A) count twice as much as the text; flag 1 divides by 1 + the logarithm of the length.
+_WEIGHTS: Final = "'{0.5, 0.5, 0.5, 1.0}'"
+
+_TAG_READABLE: Final = """(t.owner_id = :reader OR t.everyone OR :reader = ANY(t.reader_users)
+        OR t.reader_groups && CAST(:groups AS text[]))"""
+
+# A library that is named has to be one the reader may read, also for documents of their own: an unknown library and
+# a foreign one both find nothing.
+_CORPUS: Final = f"""(
+    :corpus AND d.session_id IS NULL
+    AND (CAST(:documents AS text[]) IS NULL OR d.uid = ANY(CAST(:documents AS text[])))
+    AND ((CAST(:libraries AS text[]) IS NULL AND d.owner_id = :reader) OR EXISTS (
+        SELECT FROM document_tags dt JOIN tags t ON t.id = dt.tag_id
+        WHERE dt.document_uid = d.uid AND {_TAG_READABLE}
+        AND (CAST(:libraries AS text[]) IS NULL OR t.id = ANY(CAST(:libraries AS text[]))))))"""
+
+_ATTACHED: Final = "(d.session_id = CAST(:session AS text) AND d.owner_id = :reader)"
+
+_IN_SCOPE: Final = f"d.retrievable AND ({_CORPUS} OR {_ATTACHED})"
+
+# BM25 in what it weighs: rare words more than common ones (idf), a second occurrence less than the first (ts_rank
+# saturates), long chunks less than short ones. Frequencies are those of the whole index, counted up to COMMON_ABOVE.
+_LEXICAL: Final = f"""
+word AS MATERIALIZED (
+    SELECT ('''' || replace(replace(lexeme, '\\', '\\\\'), '''', '''''') || '''')::tsquery AS query
+    FROM unnest(tsvector_to_array(to_tsvector('english', CAST(:question AS text)))) AS lexeme LIMIT {MAX_WORDS}
+), counted AS MATERIALIZED (
+    SELECT query, (SELECT count(*) FROM (SELECT FROM chunks c WHERE c.words @@ w.query LIMIT {COMMON_ABOVE}) l) AS n
+    FROM word w
+), term AS MATERIALIZED (
+    SELECT query, n, ln(1 + (total - n + 0.5) / (n + 0.5)) AS idf
+    FROM counted, (SELECT greatest((SELECT reltuples FROM pg_class WHERE oid = 'chunks'::regclass), max(n)) AS total
+                   FROM counted) s
+    WHERE n > 0
+), wanted AS MATERIALIZED (
+    SELECT CAST(string_agg(CAST(query AS text), ' | ') AS tsquery) AS query FROM term
+    WHERE n < {COMMON_ABOVE} OR NOT EXISTS (SELECT FROM term WHERE n < {COMMON_ABOVE})
+), lexical AS MATERIALIZED (
+    SELECT c.id, (SELECT sum(term.idf * ts_rank({_WEIGHTS}, c.words, term.query, 1)) FROM term) AS score
+    FROM wanted JOIN chunks c ON c.words @@ wanted.query JOIN documents d ON d.uid = c.document_uid
+    WHERE {_IN_SCOPE}
+    ORDER BY score DESC, c.id LIMIT :candidates
+)"""
+
+_DISTANCE: Final = "c.embedding <=> CAST(:vector AS vector)"
+
+_NEAREST: Final = f"""
+nearest AS MATERIALIZED (
+    SELECT c.id, {_DISTANCE} AS distance
+    FROM chunks c JOIN documents d ON d.uid = c.document_uid
+    WHERE {_IN_SCOPE}
+    ORDER BY {{order}} LIMIT :candidates
+)"""
+
+_FROM_GRAPH: Final = _NEAREST.format(order=_DISTANCE)
+# Any expression but the bare distance keeps the graph out: each chunk in scope is looked at, and the result is exact.
+_EXACT: Final = _NEAREST.format(order=f"({_DISTANCE}) + 0")
+
+_HITS: Final = f"""
+SELECT c.uid, c.document_uid, c.content, f.score, d.title, c.section, c.page, c.token_count, d.file_name, d.file_path,
+    d.mime_type, d.type, d.author, d.created, d.modified, d.language, d.license, d.repository, d.pull_location,
+    d.confidential, d.session_id, l.ids, l.names, l.paths
+FROM found f JOIN chunks c ON c.id = f.id JOIN documents d ON d.uid = c.document_uid,
+LATERAL (
+    SELECT array_agg(t.id ORDER BY t.id) AS ids, array_agg(t.name ORDER BY t.id) AS names,
+        array_agg(CASE t.path WHEN '' THEN t.name ELSE t.path || '/' || t.name END ORDER BY t.id) AS paths
+    FROM document_tags dt JOIN tags t ON t.id = dt.tag_id WHERE dt.document_uid = d.uid AND {_TAG_READABLE}
+) l
+ORDER BY f.score DESC, c.id"""
+
+_FUSED: Final = """
+fused AS (
+    SELECT id, sum(1.0 / (CAST(:rrf_k AS float8) + place)) AS score FROM (
+        SELECT id, row_number() OVER (ORDER BY distance, id) AS place FROM nearest
+        UNION ALL
+        SELECT id, place FROM unnest(CAST(:lexical AS bigint[])) WITH ORDINALITY AS u(id, place)
+    ) ranked GROUP BY id
+), found AS (SELECT id, score FROM fused ORDER BY score DESC, id LIMIT :limit)"""
+
+_BY_DISTANCE: Final = "found AS (SELECT id, 1 - distance AS score FROM nearest ORDER BY distance, id LIMIT :limit)"
+_BY_WORDS: Final = "found AS (SELECT id, score FROM lexical ORDER BY score DESC, id LIMIT :limit)"
+
+_OVERVIEW: Final = f"""
+SELECT (SELECT embedding_model FROM index_info), (SELECT dimension FROM index_info),
+    (SELECT coalesce(sum(s.chunk_count), 0) FROM
+        (SELECT d.chunk_count FROM documents d WHERE {_IN_SCOPE} AND d.chunk_count > 0 LIMIT {EXACT_UP_TO + 1}) s),
+    (SELECT coalesce(sum(d.chunk_count), 0) FROM documents d WHERE d.retrievable AND {_ATTACHED})"""
+
+
+OVERVIEW: Final = text(_OVERVIEW)
+"""One row: model and length of the index (null while empty), chunks in scope (counted up to a limit), attached ones."""
+
+LEXICAL: Final = text(f"WITH {_LEXICAL} {_OVERVIEW}, (SELECT array_agg(id ORDER BY score DESC, id) FROM lexical)")
+"""As OVERVIEW, and the ids of the best chunks by their words. Takes `candidates`."""
+
+STRICT: Final = text(f"WITH {_LEXICAL}, {_BY_WORDS} {_HITS}")
+"""Hits by words. Takes `candidates`, `limit`."""
+
+SEMANTIC: Final = {
+    exact: text(f"WITH {nearest}, {_BY_DISTANCE} {_HITS}") for exact, nearest in ((True, _EXACT), (False, _FROM_GRAPH))
+}
+"""Hits by vector; by whether each chunk in scope is looked at. Takes `candidates`, `limit`."""
+
+HYBRID: Final = {
+    exact: text(f"WITH {nearest}, {_FUSED} {_HITS}") for exact, nearest in ((True, _EXACT), (False, _FROM_GRAPH))
+}
+"""Hits by vector and by the ids that LEXICAL found (`lexical`), fused. Takes `candidates`, `limit`, `rrf_k`."""
+
+SIMILARITIES: Final = text(
+    f"""SELECT c.uid, 1 - ({_DISTANCE}) FROM chunks c JOIN documents d ON d.uid = c.document_uid
+    WHERE c.uid = ANY(CAST(:uids AS text[])) AND d.retrievable AND (
+        (d.session_id IS NOT NULL AND d.owner_id = :reader) OR {_CORPUS})"""
+)
+"""Cosine of given chunks."""

@@ -1,0 +1,60 @@
+"""Threads for work that computes: so many at once, so many waiting, and never the event loop."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class ThreadsBusy(Exception):
+    """As many calls wait as may wait."""
+
+
+class WorkerThreads:
+    """`threads` threads of one name and a queue of `waiting` calls in front of them.
+
+    A call whose caller has gone (cancelled, past its deadline) is dropped while it waits; one that runs cannot be
+    stopped and keeps its thread until it ends, which is why the queue is bounded and refuses rather than grows.
+    """
+
+    def __init__(self, name: str, threads: int, waiting: int, *, waited: Callable[[float], None] | None = None) -> None:
+        """`waited` is told, from the thread, the seconds each call stood in the queue."""
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._room = threads + waiting
+        self._waited = waited
+        self._lock = threading.Lock()
+        self._held = 0
+
+    @property
+    def held(self) -> int:
+        """Calls that run or wait now."""
+        return self._held
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """The result of `work()`, or what it raises. Raises `ThreadsBusy` at once where there is no room."""
+        with self._lock:
+            if self._held >= self._room:
+                raise ThreadsBusy
+            self._held += 1
+        asked = time.perf_counter()
+
+        def timed() -> T:
+            if self._waited is not None:
+                self._waited(time.perf_counter() - asked)
+            return work()
+
+        future = self._executor.submit(timed)
+        future.add_done_callback(self._leave)
+        return await asyncio.wrap_future(future)
+
+    def close(self) -> None:
+        """Take nothing more and drop what waits; what runs ends by itself."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _leave(self, _future: "Future[T]") -> None:
+        with self._lock:
+            self._held -= 1
