@@ -1,0 +1,64 @@
+import re
+from typing import Any
+
+import aiohttp
+import pytest
+
+from backend_kit.kpi import Kpi
+from tests.docs.pages import ROOT, table
+from tests.support.ports import free_port
+from tests.support.service import RunningService, StartService, hear_until, say
+
+PAGE = ROOT / "docs/operations.md"
+METRICS = table(PAGE, "metric", "type", "labels", "summary key", "what")
+
+
+async def scraped(start_service: StartService) -> dict[str, str]:
+    """The metrics of a running service after a turn: name → type."""
+    port = free_port()
+    async with start_service(app={"metrics_enabled": True, "metrics_port": port}) as service:
+        await a_turn(service)
+        async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{port}/metrics") as response:
+            text = await response.text()
+    return dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+
+
+async def a_turn(service: RunningService) -> None:
+    session_id = await service.create_session()
+    async with service.native() as socket:
+        await say(socket, type="ask", session_id=session_id, agent_id="Georges", message="Hello")
+        await hear_until(socket, "final")
+
+
+async def test_the_table_names_every_metric_of_a_running_service_and_no_other(start_service: StartService) -> None:
+    documented = {name.strip("`"): kind for name, kind, *_ in METRICS}
+    assert await scraped(start_service) == documented
+
+
+async def test_every_key_of_the_summary_is_documented(service: RunningService) -> None:
+    await a_turn(service)
+    kpi: Kpi = service.service.running.chat.kpi
+    kept: list[dict[str, Any]] = [kpi.timers, kpi.gauges, kpi.counters]
+    seen = {key.partition("|")[0] for keys in kept for key in keys}
+    assert seen - {row[3].strip("`") for row in METRICS} == set()
+
+
+@pytest.mark.parametrize("key", sorted({row[3].strip("`") for row in METRICS if row[3]}))
+def test_every_documented_key_of_the_summary_is_in_the_source(key: str) -> None:
+    files = [ROOT / "agentic_backend/metrics.py", *(ROOT / "backend_kit/kpi").glob("*.py")]
+    source = "\n".join(file.read_text() for file in files)
+    made = {"agent_cache_hit_total", "agent_cache_miss_total", "llm.pool_wait_ms"}  # of a pattern: one line, many keys
+    assert f'"{key}"' in source or f'"{key}|' in source or key in made
+
+
+def test_labels_are_those_of_the_code() -> None:
+    """A label that a dashboard asks for must be there: the table is compared with what the code declares."""
+    files = [ROOT / "agentic_backend/metrics.py", *(ROOT / "backend_kit").rglob("*.py")]
+    source = "\n".join(file.read_text() for file in files)
+    declared = {
+        name: re.findall(r'"(\w+)"', labels)
+        for name, labels in re.findall(r'"((?:app|chat)_\w+)",\s*"[^"]*",\s*\[([^\]]*)\]', source)
+    }
+    documented = {name.strip("`"): [label for label in labels.split(", ") if label] for name, _, labels, *_ in METRICS}
+    assert declared
+    assert {name: documented[name] for name in declared} == declared
