@@ -12,9 +12,13 @@ from typing import Final
 
 from sqlalchemy import text
 
-COMMON_ABOVE: Final = 5000
-"""A word in more chunks than this finds nothing by itself while the question has a rarer one; it still counts in the
-score. It bounds what a search reads: 5,000 chunks a word, whatever the size of the index."""
+COUNTED_UP_TO: Final = 5000
+"""Chunks in which a word is counted; one that is in more of them weighs as if it were in so many."""
+
+RANKED: Final = 2000
+"""Chunks that are ranked by their words. The rarest words of a question choose them, as many words as keep within
+this; the others count in the score only. It bounds the work whatever the size of the index. In a scope of up to
+EXACT_UP_TO chunks every word chooses."""
 
 MAX_WORDS: Final = 64
 """Words of a question that are searched; a page of text as question has hundreds."""
@@ -42,23 +46,30 @@ _ATTACHED: Final = "(d.session_id = CAST(:session AS text) AND d.owner_id = :rea
 
 _IN_SCOPE: Final = f"d.retrievable AND ({_CORPUS} OR {_ATTACHED})"
 
+_SCOPE: Final = f"""
+scope AS MATERIALIZED (
+    SELECT coalesce(sum(s.chunk_count), 0) AS size FROM
+        (SELECT d.chunk_count FROM documents d WHERE {_IN_SCOPE} AND d.chunk_count > 0 LIMIT {EXACT_UP_TO + 1}) s
+)"""
+
 # BM25 in what it weighs: rare words more than common ones (idf), a second occurrence less than the first (ts_rank
-# saturates), long chunks less than short ones. Frequencies are those of the whole index, counted up to COMMON_ABOVE.
+# saturates), long chunks less than short ones. Frequencies are those of the whole index.
 _LEXICAL: Final = f"""
-word AS MATERIALIZED (
+{_SCOPE}, word AS MATERIALIZED (
     SELECT ('''' || replace(replace(lexeme, '\\', '\\\\'), '''', '''''') || '''')::tsquery AS query
     FROM unnest(tsvector_to_array(to_tsvector('english', CAST(:question AS text)))) AS lexeme LIMIT {MAX_WORDS}
 ), counted AS MATERIALIZED (
-    SELECT query, (SELECT count(*) FROM (SELECT FROM chunks c WHERE c.words @@ w.query LIMIT {COMMON_ABOVE}) l) AS n
+    SELECT query, (SELECT count(*) FROM (SELECT FROM chunks c WHERE c.words @@ w.query LIMIT {COUNTED_UP_TO}) l) AS n
     FROM word w
 ), term AS MATERIALIZED (
-    SELECT query, n, ln(1 + (total - n + 0.5) / (n + 0.5)) AS idf
+    SELECT query, ln(1 + (total - n + 0.5) / (n + 0.5)) AS idf,
+        sum(n) OVER rarest AS ranked, row_number() OVER rarest AS place
     FROM counted, (SELECT greatest((SELECT reltuples FROM pg_class WHERE oid = 'chunks'::regclass), max(n)) AS total
                    FROM counted) s
-    WHERE n > 0
+    WHERE n > 0 WINDOW rarest AS (ORDER BY n, CAST(query AS text))
 ), wanted AS MATERIALIZED (
     SELECT CAST(string_agg(CAST(query AS text), ' | ') AS tsquery) AS query FROM term
-    WHERE n < {COMMON_ABOVE} OR NOT EXISTS (SELECT FROM term WHERE n < {COMMON_ABOVE})
+    WHERE ranked <= {RANKED} OR place = 1 OR (SELECT size FROM scope) <= {EXACT_UP_TO}
 ), lexical AS MATERIALIZED (
     SELECT c.id, (SELECT sum(term.idf * ts_rank({_WEIGHTS}, c.words, term.query, 1)) FROM term) AS score
     FROM wanted JOIN chunks c ON c.words @@ wanted.query JOIN documents d ON d.uid = c.document_uid
@@ -106,12 +117,10 @@ _BY_WORDS: Final = "found AS (SELECT id, score FROM lexical ORDER BY score DESC,
 
 _OVERVIEW: Final = f"""
 SELECT (SELECT embedding_model FROM index_info), (SELECT dimension FROM index_info),
-    (SELECT coalesce(sum(s.chunk_count), 0) FROM
-        (SELECT d.chunk_count FROM documents d WHERE {_IN_SCOPE} AND d.chunk_count > 0 LIMIT {EXACT_UP_TO + 1}) s),
+    (SELECT size FROM scope),
     (SELECT coalesce(sum(d.chunk_count), 0) FROM documents d WHERE d.retrievable AND {_ATTACHED})"""
 
-
-OVERVIEW: Final = text(_OVERVIEW)
+OVERVIEW: Final = text(f"WITH {_SCOPE} {_OVERVIEW}")
 """One row: model and length of the index (null while empty), chunks in scope (counted up to a limit), attached ones."""
 
 LEXICAL: Final = text(f"WITH {_LEXICAL} {_OVERVIEW}, (SELECT array_agg(id ORDER BY score DESC, id) FROM lexical)")
