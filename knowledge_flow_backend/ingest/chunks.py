@@ -25,7 +25,9 @@ class ChunkRules:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """`text == content[start:end]`. `section` is the path where it begins, without the document's title."""
+    """`text == content[start:end]`. `section` and `page` are those of its own text, without what it repeats; the
+    path of headings goes without the document's title.
+    """
 
     ordinal: int
     start: int

@@ -23,6 +23,13 @@ _MAX_DAMAGE = 0.001
 _UNSEEN = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f\ud800-\udfff]")
 _LINE_ENDS = re.compile("\r\n|[\r\x85\u2028\u2029\x0c]")
 
+_WESTERN = re.compile(
+    "[\u00a0\u00a7\u00ab\u00b0\u00bb\u00c0-\u00cf\u00d1-\u00d6\u00d8-\u00dd\u00df-\u00ef\u00f1-\u00f6\u00f8-\u00fd\u00ff"
+    "\u0152\u0153\u2013\u2014\u2018\u2019\u201a\u201c\u201d\u201e\u2020\u2022\u2026\u20ac\u2122]"
+)
+_WESTERN_SHARE = 0.2
+"""Languages that are written in Windows-1252 have fewer letters beyond ASCII than this; Russian has nearly all."""
+
 # What pages say when they mean Windows' superset (the WHATWG table of labels).
 _WINDOWS = {"iso-8859-1": "cp1252", "latin-1": "cp1252", "latin1": "cp1252", "us-ascii": "cp1252", "ascii": "cp1252"}
 
@@ -94,12 +101,30 @@ def _legacy(data: bytes) -> str:
     sample = data[:_SAMPLE_BYTES]
     if sum(1 for byte in sample if byte < 32 and byte not in b"\t\n\r\x0c\x1b") > len(sample) * 0.01:
         raise Refused(Reason.NOT_TEXT)
+    if (western := _western(data)) is not None:
+        return clean(western)
     for match in islice(from_bytes(_around_letters(data)), 3):
         try:
             return clean(data.decode(match.encoding))
         except UnicodeDecodeError:
             continue  # the sample fitted, the rest does not
     raise Refused(Reason.UNKNOWN_CHARSET)
+
+
+def _western(data: bytes) -> str | None:
+    """The text in Windows-1252 where that is plausible: by far the most common, and too like its neighbours to tell.
+
+    Polish or Czech would put signs such as \u00b3 or \u00b9 among the letters, which no Western text does.
+    """
+    try:
+        text = data.decode("cp1252")
+    except UnicodeDecodeError:
+        return None
+    beyond = [char for char in text if char > "\x7f"]
+    strange = sum(1 for char in beyond if not _WESTERN.match(char))
+    letters = sum(1 for char in text if char.isalpha())
+    plausible = strange * 50 <= len(beyond) and len(beyond) <= letters * _WESTERN_SHARE
+    return text if plausible else None
 
 
 def _around_letters(data: bytes) -> bytes:

@@ -1,0 +1,177 @@
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from knowledge_flow_backend.ingest.pool import ParserPool, PoolRules
+from knowledge_flow_backend.ingest.work import Job
+from knowledge_flow_backend.library.reasons import Reason, Refused
+from tests.knowledge_flow_backend.ingest import files
+
+ODD = (sys.executable, "-m", "tests.knowledge_flow_backend.ingest.odd_worker")
+WAIT_S = 20.0
+
+
+def job(directory: Path, content: bytes | str, *, format_: str = "text", name: str = "a.txt") -> Job:
+    directory.mkdir(exist_ok=True)
+    source = directory / "raw"
+    source.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return Job(str(source), format_, name, str(directory / "content"), str(directory / "chunks"), 400, 40)
+
+
+@pytest.fixture
+async def odd() -> AsyncIterator[ParserPool]:
+    """One child that misbehaves on demand, with 20 s for a file."""
+    pool = ParserPool(PoolRules(1, 512, WAIT_S), command=ODD)
+    yield pool
+    await pool.aclose()
+
+
+@pytest.fixture
+async def real() -> AsyncIterator[ParserPool]:
+    pool = ParserPool(PoolRules(1, 1024, 60.0))
+    yield pool
+    await pool.aclose()
+
+
+def pipe(directory: Path) -> Path:
+    """A name that a child writes its process id to, and that is read without looking again and again."""
+    made = directory / "pid"
+    os.mkfifo(made)
+    return made
+
+
+async def pid_from(made: Path) -> int:
+    async with asyncio.timeout(WAIT_S):
+        return int(await asyncio.to_thread(made.read_text))
+
+
+async def refused(pool: ParserPool, work: Job) -> Reason:
+    with pytest.raises(Refused) as caught:
+        await pool.read(work)
+    return caught.value.reason
+
+
+async def test_one_child_reads_every_format(real: ParserPool, tmp_path: Path) -> None:
+    for format_, data, title in (
+        ("markdown", files.MARKDOWN.encode(), "Front title"),
+        ("html", files.HTML.encode(), "Turning the wheel"),
+        ("pdf", files.pdf([["Page."]], title="A paper"), "A paper"),
+        ("text", b"Plain.", "notes"),
+    ):
+        outline = await real.read(job(tmp_path / format_, data, format_=format_, name="notes.x"))
+        assert outline.title == title
+        assert outline.chunks > 0
+        assert len((tmp_path / format_ / "content").read_text()) == outline.chars
+    assert (real.stats.started, real.stats.files) == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("format_", "data", "reason"),
+    [
+        ("text", b"", Reason.EMPTY),
+        ("text", b" \n\t ", Reason.EMPTY),
+        ("markdown", b"---\ntitle: x\n---\n", Reason.NO_TEXT),
+        ("html", b"<nav>menu</nav>", Reason.NO_TEXT),
+        ("pdf", files.pdf([[]]), Reason.NO_TEXT),
+        ("pdf", b"no pdf at all", Reason.UNREADABLE),
+        ("pdf", files.pdf([["x"]])[:200], Reason.UNREADABLE),
+        (
+            "pdf",
+            b"%PDF-1.4\n1 0 obj << /Type /Catalog /Pages 1 0 R >> endobj\ntrailer << /Root 1 0 R >>",
+            Reason.UNREADABLE,
+        ),
+        ("text", bytes(range(256)) * 40, Reason.NOT_TEXT),
+        ("html", b"<div>" * 3000, Reason.TOO_COMPLEX),
+    ],
+)
+async def test_a_file_that_cannot_be_read_says_why_in_one_word(
+    real: ParserPool, tmp_path: Path, format_: str, data: bytes, reason: Reason
+) -> None:
+    assert await refused(real, job(tmp_path / "x", data, format_=format_)) is reason
+    assert (await real.read(job(tmp_path / "y", "fine"))).chunks == 1
+    assert real.stats.started == 1
+
+
+async def test_a_second_of_cpu_in_a_parser_does_not_hold_the_loop(odd: ParserPool, tmp_path: Path) -> None:
+    """The stall detector of the session watches."""
+    await asyncio.gather(*(odd.read(job(tmp_path / str(at), "block")) for at in range(2)))
+    assert odd.stats.waited_s > 0
+
+
+async def test_a_child_is_killed_at_the_deadline_and_replaced(tmp_path: Path) -> None:
+    pool = ParserPool(PoolRules(1, 512, 3.0), command=ODD)
+    mark = tmp_path / "pid"
+    assert await refused(pool, job(tmp_path / "x", f"hang {mark}")) is Reason.TIMED_OUT
+    assert not psutil.pid_exists(int(mark.read_text()))
+    assert (await pool.read(job(tmp_path / "y", "fine"))).chunks == 1
+    assert (pool.stats.killed, pool.stats.started) == (1, 2)
+    await pool.aclose()
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("exit", Reason.PARSER_DIED),
+        ("crash", Reason.PARSER_DIED),
+        ("bug", Reason.PARSER_DIED),
+        ("memory", Reason.OUT_OF_MEMORY),
+    ],
+)
+async def test_a_child_that_dies_is_replaced(
+    odd: ParserPool, tmp_path: Path, capfd: pytest.CaptureFixture[str], words: str, reason: Reason
+) -> None:
+    assert await refused(odd, job(tmp_path / "x", words)) is reason
+    assert (await odd.read(job(tmp_path / "y", "fine"))).chunks == 1
+    assert (odd.stats.died, odd.stats.started) == (1, 2)
+    assert "words of the document" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "reason"), [("broken", Reason.UNREADABLE), ("recurse", Reason.TOO_COMPLEX)])
+async def test_a_parser_that_raises_costs_no_child(odd: ParserPool, tmp_path: Path, words: str, reason: Reason) -> None:
+    assert await refused(odd, job(tmp_path / "x", words)) is reason
+    assert (await odd.read(job(tmp_path / "y", "fine"))).chunks == 1
+    assert odd.stats.started == 1
+
+
+async def test_a_child_killed_by_somebody_else_is_out_of_memory(odd: ParserPool, tmp_path: Path) -> None:
+    mark = pipe(tmp_path)
+    reading = asyncio.ensure_future(refused(odd, job(tmp_path / "x", f"hang {mark}")))
+    os.kill(await pid_from(mark), 9)
+    assert await reading is Reason.OUT_OF_MEMORY
+
+
+async def test_a_cancelled_reader_leaves_no_child_behind(odd: ParserPool, tmp_path: Path) -> None:
+    mark = pipe(tmp_path)
+    reading = asyncio.ensure_future(odd.read(job(tmp_path / "x", f"hang {mark}")))
+    pid = await pid_from(mark)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert not psutil.pid_exists(pid)
+    assert (await odd.read(job(tmp_path / "y", "fine"))).chunks == 1
+
+
+async def test_what_a_library_prints_is_not_taken_for_an_answer(odd: ParserPool, tmp_path: Path) -> None:
+    assert (await odd.read(job(tmp_path / "x", "garbage"))).chunks == 1
+
+
+async def test_a_child_knows_none_of_our_secrets(
+    odd: ParserPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "canary")
+    await odd.read(job(tmp_path / "x", "environment"))
+    assert set((tmp_path / "x" / "content").read_text().split()) <= {"PATH", "PYTHONPATH", "LANG", "LC_CTYPE"}
+
+
+async def test_no_child_outlives_the_pool(odd: ParserPool, tmp_path: Path) -> None:
+    mark = tmp_path / "pid"
+    await odd.read(job(tmp_path / "x", f"fine {mark}"))
+    pid = int(mark.read_text())
+    assert psutil.pid_exists(pid)
+    await odd.aclose()
+    assert not psutil.pid_exists(pid)
