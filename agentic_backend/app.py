@@ -17,10 +17,12 @@ from starlette.responses import FileResponse
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agentic_backend.agent import AgentKit, Catalog, DirectAnswer
+from agentic_backend.agent import AGENT_PHASES, AgentKit, Catalog, DirectAnswer
 from agentic_backend.chat.hub import TICK_S, SocketHub, SocketRules
 from agentic_backend.chat.router import ChatServices, build_router
 from agentic_backend.errors import LlmTimeout, TurnDeadline
+from agentic_backend.knowledge import KnowledgeClient, KnowledgeEndpoint
+from agentic_backend.knowledge import Metered as KnowledgeMetered
 from agentic_backend.llm import Connections, Deadlines, Endpoint, ModelPool, Retries
 from agentic_backend.llm.observer import Metered
 from agentic_backend.metrics import AgenticMetrics
@@ -75,6 +77,7 @@ class State:
     runtime: KpiRuntime
     metrics: AgenticMetrics
     models: ModelPool
+    knowledge: KnowledgeClient
     catalog: Catalog
     persistence: Persistence
     admission: Admission
@@ -178,6 +181,7 @@ class AgenticService:
             self._registry,
             service=settings.app.name,
             legacy_ms_names=settings.metrics.legacy_ms_names,
+            phases=AGENT_PHASES,
             timeouts=(LlmTimeout, TurnDeadline),
         )
         metrics = AgenticMetrics(self._registry, kpi)
@@ -188,7 +192,9 @@ class AgenticService:
         stack.push_async_callback(persistence.aclose)
         models = make_models(settings, metrics)
         stack.push_async_callback(models.aclose)
-        kit = make_kit(settings, models)
+        knowledge = make_knowledge(settings, metrics)
+        stack.push_async_callback(knowledge.aclose)
+        kit = make_kit(settings, models, knowledge)
         catalog = Catalog(
             settings.ai.agents,
             kit,
@@ -219,7 +225,20 @@ class AgenticService:
             kpi=kpi,
             max_sessions_per_user=settings.ai.max_concurrent_sessions_per_user,
         )
-        state = State(tasks, runtime, metrics, models, catalog, persistence, admission, registry, baseline, hub, chat)
+        state = State(
+            tasks,
+            runtime,
+            metrics,
+            models,
+            knowledge,
+            catalog,
+            persistence,
+            admission,
+            registry,
+            baseline,
+            hub,
+            chat,
+        )
         stack.push_async_callback(tasks.aclose)
         persistence.start()
         tasks.spawn("socket-clock", hub.watch, restart=True)
@@ -270,11 +289,18 @@ def make_models(settings: AgenticSettings, metrics: AgenticMetrics) -> ModelPool
         connect_s=chosen.timeout.connect,
         pool_s=chosen.timeout.pool,
     )
-    return ModelPool(connections, Metered(metrics))
+    return ModelPool(connections, Metered(metrics), pool_wait=metrics.http_pool_wait("llm").observe)
 
 
-def make_kit(settings: AgenticSettings, models: ModelPool) -> AgentKit:
-    """What graphs are built from: the configured chat model."""
+def make_knowledge(settings: AgenticSettings, metrics: AgenticMetrics) -> KnowledgeClient:
+    """The client of knowledge flow; `ai.timeout` bounds the parts of a call, the client's own deadline the whole."""
+    timeout = settings.ai.timeout
+    endpoint = KnowledgeEndpoint(settings.ai.knowledge_flow_url, connect_s=timeout.connect, read_s=timeout.read)
+    return KnowledgeClient(endpoint, KnowledgeMetered(metrics))
+
+
+def make_kit(settings: AgenticSettings, models: ModelPool, knowledge: KnowledgeClient) -> AgentKit:
+    """What graphs are built from: the configured chat model, and the documents."""
     model = settings.ai.default_chat_model
     chosen = model.settings
     endpoint = Endpoint(
@@ -289,7 +315,7 @@ def make_kit(settings: AgenticSettings, models: ModelPool) -> AgentKit:
         ),
         retries=Retries(max_retries=chosen.max_retries),
     )
-    return AgentKit(models.chat_model(endpoint), model.name)
+    return AgentKit(models.chat_model(endpoint), model.name, knowledge)
 
 
 def kpi_options(settings: AgenticSettings) -> KpiOptions:

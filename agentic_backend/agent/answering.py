@@ -1,7 +1,8 @@
 """One streamed model call as a turn's answer: deltas while it runs, an `AgentAnswer` at its end."""
 
+import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, SystemMessage
@@ -17,6 +18,7 @@ _FINISH_REASONS: dict[str, FinishReason] = {
     "tool_calls": "tool_calls",
     "function_call": "tool_calls",
 }
+_LANGUAGE: Final = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8}){0,2}")
 _USAGE = ("input_tokens", "output_tokens", "total_tokens")
 
 
@@ -43,10 +45,19 @@ async def stream_answer(
 
 def conversation(system: str, run: AgentRun) -> list[BaseMessage]:
     """The system prompt, the earlier turns and the question, as a model wants them."""
-    return [SystemMessage(system), *map(_said, run.history), HumanMessage(run.message)]
+    return [SystemMessage(system), *map(said, run.history), HumanMessage(run.message)]
 
 
-def _said(item: HistoryItem) -> BaseMessage:
+def with_language(system: str, language: str | None) -> str:
+    """A system prompt that names the asker's language, for questions that do not show it."""
+    # Only what looks like a language tag goes into the prompt: the value is the client's.
+    if language is None or not _LANGUAGE.fullmatch(language):
+        return system
+    return f"{system}\nWhere the question's language is unclear, answer in the language with the tag {language}."
+
+
+def said(item: HistoryItem) -> BaseMessage:
+    """One earlier message as a model wants it."""
     return HumanMessage(item.text) if item.role == "user" else AIMessage(item.text)
 
 

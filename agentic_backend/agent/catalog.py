@@ -4,12 +4,13 @@ import hashlib
 import importlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any, Final
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphRecursionError
 
-from agentic_backend.agent import plain
+from agentic_backend.agent import plain, rag
 from agentic_backend.agent.kit import AgentKit, Build, Graph
 from agentic_backend.agent.run import AgentAnswer, AgentRun
 from agentic_backend.errors import AgentNotFound, TurnFailed
@@ -17,12 +18,13 @@ from agentic_backend.settings import AgentSettings
 from backend_kit.kpi import phase
 from backend_kit.wire import dumps
 
-BUILT_IN: Final[dict[str, Build]] = {"Georges": plain.build}
-"""Agents that come with the service, by the last part of their `class_path`."""
+BUILT_IN: Final[dict[str, ModuleType]] = {"Georges": plain, "Rico": rag}
+"""Modules of agents that come with the service, by the last part of their `class_path`."""
 
 
 class AgentUnusable(ValueError):
-    """An agent's `class_path` leads to no agent module. The text names the agent and the path."""
+    """An agent's `class_path` leads to no agent module, or that cannot use a tunable value. The text names the agent
+    and the path or field."""
 
 
 class Agent:
@@ -69,7 +71,7 @@ class Catalog:
         max_graphs: int = 1024,
         on_lookup: Callable[[bool], None] | None = None,
     ) -> None:
-        """Raises `AgentUnusable` for an enabled agent whose module cannot be found."""
+        """Raises `AgentUnusable` for an enabled agent whose module cannot be found or refuses its settings."""
         self._kit = kit
         self._recursion_limit = recursion_limit
         self._max_graphs = max_graphs
@@ -123,15 +125,25 @@ def _build_of(settings: AgentSettings) -> Build:
 
     The path comes from the operator's file, which may name any module; a path that a client sent must never get here.
     """
+    module = _module_of(settings)
+    build = getattr(module, "build", None)
+    if not callable(build):
+        raise AgentUnusable(f"agent {settings.id}: module {module.__name__} has no build(settings, kit)")
+    if (check := getattr(module, "check", None)) is not None:
+        try:
+            check(settings)
+        except ValueError as failure:
+            raise AgentUnusable(f"agent {settings.id}: {failure}") from failure
+    return build  # type: ignore[no-any-return]
+
+
+def _module_of(settings: AgentSettings) -> ModuleType:
     path = settings.class_path
     if path is None:
-        return plain.build
+        return plain
     if (built_in := BUILT_IN.get(path.rpartition(".")[2])) is not None:
         return built_in
     try:
-        build = getattr(importlib.import_module(path), "build", None)
+        return importlib.import_module(path)
     except (ImportError, ValueError, TypeError) as failure:
         raise AgentUnusable(f"agent {settings.id}: class_path {path} cannot be imported") from failure
-    if not callable(build):
-        raise AgentUnusable(f"agent {settings.id}: module {path} has no build(settings, kit)")
-    return build  # type: ignore[no-any-return]

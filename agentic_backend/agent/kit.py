@@ -7,6 +7,7 @@ from langchain_core.language_models import BaseChatModel
 from langgraph.graph.state import CompiledStateGraph
 
 from agentic_backend.agent.run import AgentRun, AgentState
+from agentic_backend.knowledge import KnowledgeClient
 from agentic_backend.settings import AgentSettings
 
 Graph = CompiledStateGraph[Any, AgentRun, AgentState, Any]
@@ -15,10 +16,11 @@ Graph = CompiledStateGraph[Any, AgentRun, AgentState, Any]
 
 @dataclass(frozen=True, slots=True)
 class AgentKit:
-    """The shared, user-less things that a graph may use."""
+    """The shared, user-less things that a graph may use. `knowledge` is None where no documents can be searched."""
 
     chat_model: BaseChatModel
     model_name: str
+    knowledge: KnowledgeClient | None = None
 
 
 class Build(Protocol):
@@ -27,6 +29,9 @@ class Build(Protocol):
     Nodes read the turn from `runtime: Runtime[AgentRun]`, hand text out through `runtime.context.emit`, time their
     steps with `backend_kit.kpi.phase`, and one of them leaves an `AgentAnswer` under `answer`. The graph is compiled
     without a checkpointer and keeps nothing of a run.
+
+    The module may also have a `check(settings)`, called at the start of the service: it raises ValueError, with a text
+    that names the field, for a tunable value that `build` could not use.
     """
 
     def __call__(self, settings: AgentSettings, kit: AgentKit) -> Graph: ...

@@ -1,12 +1,11 @@
 """Georges: answers from the conversation and what the model knows."""
 
-import re
 from typing import Final
 
 from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import Runtime
 
-from agentic_backend.agent.answering import conversation, stream_answer
+from agentic_backend.agent.answering import conversation, stream_answer, with_language
 from agentic_backend.agent.kit import AgentKit, Graph
 from agentic_backend.agent.run import AgentRun, AgentState
 from agentic_backend.settings import AgentSettings
@@ -16,8 +15,6 @@ You are Georges, a general assistant. Answer what was asked, correctly and brief
 Use Markdown where structure helps. Take earlier messages of the conversation into account.
 If you do not know, or the question lacks what an answer needs, say so; never invent facts, numbers or sources."""
 
-_LANGUAGE: Final = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8}){0,2}")
-
 
 def build(settings: AgentSettings, kit: AgentKit) -> Graph:
     """A graph of one node: one model call. Tunable: `prompts.system`."""
@@ -25,7 +22,7 @@ def build(settings: AgentSettings, kit: AgentKit) -> Graph:
 
     async def answer(state: AgentState, runtime: Runtime[AgentRun]) -> AgentState:  # noqa: ARG001 # langgraph calls it by name
         run = runtime.context
-        messages = conversation(_with_language(system, run.language), run)
+        messages = conversation(with_language(system, run.language), run)
         return {
             "answer": await stream_answer(kit.chat_model, messages, run.emit, fallback_model_name=kit.model_name),
         }
@@ -35,10 +32,3 @@ def build(settings: AgentSettings, kit: AgentKit) -> Graph:
     graph.add_edge(START, "answer")
     graph.add_edge("answer", END)
     return graph.compile(name=settings.id)
-
-
-def _with_language(system: str, language: str | None) -> str:
-    # Only what looks like a language tag goes into the prompt: the value is the client's.
-    if language is None or not _LANGUAGE.fullmatch(language):
-        return system
-    return f"{system}\nWhere the question's language is unclear, answer in the language with the tag {language}."

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypedDict
 
 from agentic_backend.events import Emit, Part
+from backend_kit.auth import Credentials
 
 FinishReason = Literal["stop", "length", "content_filter", "tool_calls", "cancelled", "other"]
 
@@ -26,7 +27,9 @@ class AgentRun:
     """One turn as an agent sees it. `history` is oldest first and does not hold `message`.
 
     `emit` takes what the agent produces while it produces it. Everything that belongs to a user is in here, nothing
-    of it in the graph, which all sessions share.
+    of it in the graph, which all sessions share. `credentials` are the asker's, for services that decide by them what
+    may be seen: hand them to their clients, and never into a graph's state, a prompt or a log. `request_id` and
+    `traceparent` (W3C) go with them.
     """
 
     session_id: str
@@ -37,6 +40,9 @@ class AgentRun:
     history: Sequence[HistoryItem] = ()
     runtime_context: Mapping[str, Any] = field(default_factory=dict)
     language: str | None = None
+    credentials: Credentials | None = field(default=None, repr=False, compare=False)
+    request_id: str = ""
+    traceparent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

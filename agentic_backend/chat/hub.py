@@ -16,7 +16,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from agentic_backend.chat.socket import ChatSocket, ProtocolName, Turns
 from agentic_backend.metrics import AgenticMetrics
-from backend_kit.auth import AuthError, NoAuth, Verifier, credential_from, header, origin_allowed
+from backend_kit.auth import AuthError, Credentials, NoAuth, Verifier, credential_from, header, origin_allowed
 from backend_kit.wire import Code, message_for
 
 NATIVE_SUBPROTOCOL = "turnwise.v1"
@@ -125,13 +125,14 @@ class SocketHub:
             identity = self._verifier.verify(token) if token else None
         except AuthError:
             identity = None
-        if identity is None:
+        if identity is None or token is None:
             await websocket.close(4401)
             return
         socket = ChatSocket(
             websocket,
             protocol=protocol,
             identity=identity,
+            credentials=Credentials(token),
             address=address,
             turns=turns,
             verifier=self._verifier,

@@ -7,6 +7,7 @@ nobody, and a socket that dies takes no turn with it unless its ask said so.
 
 import asyncio
 import logging
+import re
 import time
 from collections import deque
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from agentic_backend.chat import frames, relay
 from agentic_backend.errors import BadRequest, ExchangeNotFound, RateLimited
 from agentic_backend.session.stream import Ask, Failed, TextDelta, Turn
-from backend_kit.auth import AuthError, Identity, Verifier
+from backend_kit.auth import AuthError, Credentials, Identity, Verifier
 from backend_kit.kpi import Seconds
 from backend_kit.wire import ServiceError
 
@@ -34,6 +35,7 @@ _OUTBOX_FRAMES = 256
 _DELTA_CHARS = 64 * 1024
 _BAD_FRAMES = 3
 _BAD_FRAMES_WINDOW_S = 10.0
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 ProtocolName = Literal["native", "compatible"]
 
@@ -88,6 +90,7 @@ class ChatSocket:
         *,
         protocol: ProtocolName,
         identity: Identity,
+        credentials: Credentials,
         address: str,
         turns: Turns,
         verifier: Verifier,
@@ -100,6 +103,8 @@ class ChatSocket:
         self.protocol = protocol
         self.clock = SendClock()
         self.state = SocketState.OPEN
+        self._credentials = credentials
+        self._traceparent = _traceparent(websocket)
         self._websocket = websocket
         self._turns = turns
         self._verifier = verifier
@@ -211,6 +216,8 @@ class ChatSocket:
             if_busy=frame.if_busy,
             on_disconnect=frame.on_disconnect,
             request_id=uuid4().hex,
+            credentials=self._credentials,
+            traceparent=self._traceparent,
         )
         self._follow(self._turns.submit(ask))
 
@@ -229,6 +236,8 @@ class ChatSocket:
             language=context.language,
             if_busy="queue",
             request_id=uuid4().hex,
+            credentials=self._credentials,
+            traceparent=self._traceparent,
         )
         if not self._follows:
             self._follow(self._turns.submit(ask))
@@ -242,6 +251,7 @@ class ChatSocket:
         if identity.uid != self.identity.uid:
             raise AuthError("Invalid token")
         self.identity = identity
+        self._credentials = Credentials(token)
 
     def _replace_token(self, token: str) -> None:
         """CONTRACT §2: a token in an ask counts only if it verifies and is the same user's; else it is ignored."""
@@ -378,3 +388,9 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
     for error in group.exceptions:
         leaves += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
     return leaves
+
+
+def _traceparent(websocket: WebSocket) -> str | None:
+    """The trace (W3C Trace Context) that the handshake belongs to, for the calls that its asks lead to."""
+    given: str | None = websocket.headers.get("traceparent")
+    return given if given is not None and _TRACEPARENT.fullmatch(given) else None

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from agentic_backend.events import Channel, ChatMessage
 from agentic_backend.session.models import Durability, Session
+from backend_kit.auth import Credentials
 from backend_kit.kpi import LedgerRow
 from backend_kit.wire import Code, dumps, message_for
 
@@ -20,7 +21,10 @@ OnDisconnect = Literal["continue", "cancel"]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One question as the socket received it. `received_at` is `time.perf_counter()` of its arrival."""
+    """One question as the socket received it. `received_at` is `time.perf_counter()` of its arrival.
+
+    `credentials` are what the asker showed last, for the services that the agent calls on their behalf.
+    """
 
     session_id: str
     agent_id: str
@@ -33,6 +37,8 @@ class Ask:
     if_busy: IfBusy = "reject"
     on_disconnect: OnDisconnect = "continue"
     request_id: str = ""
+    credentials: Credentials | None = field(default=None, repr=False, compare=False)
+    traceparent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

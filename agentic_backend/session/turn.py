@@ -140,6 +140,9 @@ class TurnRunner:
             runtime_context=ask.runtime_context,
             language=ask.language,
             emit=exchange.emit,
+            credentials=ask.credentials,
+            request_id=ask.request_id,
+            traceparent=ask.traceparent,
         )
         try:
             with phase("stream_agent_response"):
@@ -210,9 +213,10 @@ class TurnRunner:
         latency_ms = (time.perf_counter() - exchange.ask.received_at) * 1e3
         extras: dict[str, Any] = {
             "ledger": ledger.rows(),
+            "total_ms": round(latency_ms, 3),
             "unattributed_ms": round(ledger.unattributed_ms(latency_ms), 3),
         }
-        metadata: dict[str, Any] = {"agent_id": exchange.ask.agent_id, "latency_ms": round(latency_ms, 3)}
+        metadata: dict[str, Any] = {"agent_id": exchange.ask.agent_id, "latency_ms": round(latency_ms)}
         if ending.answer is not None:
             metadata.update(ending.answer.metadata)
             metadata["extras"] = {**ending.answer.metadata.get("extras", {}), **extras}
