@@ -18,16 +18,16 @@ from agentic_backend.settings import AgenticSettings
 from backend_kit.http import ServeSettings, build_server, listen
 from tests.support.mock_llm import MockModel
 from tests.support.postgres import Database
+from tests.support.schema import validate_compatible, validate_native
 
 BASE = "/agentic/v1"
 NATIVE = Subprotocol("turnwise.v1")
 
 
-@dataclass(slots=True)
-class RunningService:
-    """A started service and what a client of it does."""
+@dataclass(slots=True, kw_only=True)
+class ServiceClient:
+    """What a client of a started service does."""
 
-    service: AgenticService
     port: int
     http: aiohttp.ClientSession
 
@@ -35,11 +35,6 @@ class RunningService:
     def ws_url(self) -> str:
         """Where chat sockets are."""
         return f"ws://127.0.0.1:{self.port}{BASE}/chatbot/query/ws"
-
-    @property
-    def turns(self) -> TurnRegistry:
-        """The turns of the service, so that a test can wait for the end of one that nobody follows."""
-        return self.service.running.registry
 
     async def create_session(self, title: str | None = "A title", agent_id: str = "Georges") -> str:
         """Make a session over REST; its id."""
@@ -71,15 +66,28 @@ class RunningService:
         return connect(self.ws_url + path, additional_headers=headers, compression=None)
 
 
+@dataclass(slots=True, kw_only=True)
+class RunningService(ServiceClient):
+    """A service that was started in the test's own process."""
+
+    service: AgenticService
+
+    @property
+    def turns(self) -> TurnRegistry:
+        """The turns of the service, so that a test can wait for the end of one that nobody follows."""
+        return self.service.running.registry
+
+
 async def say(socket: ClientConnection, **frame: Any) -> None:
     """Send one frame."""
     await socket.send(json.dumps(frame))
 
 
 async def hear(socket: ClientConnection) -> dict[str, Any]:
-    """The next frame, within 20 s."""
+    """The next frame, within 20 s, valid by the published schema of its protocol."""
     async with asyncio.timeout(20):
         frame: dict[str, Any] = json.loads(await socket.recv())
+    (validate_native if socket.subprotocol == NATIVE else validate_compatible)(frame)
     return frame
 
 
@@ -104,6 +112,20 @@ def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def configuration(model: str, database: Database, mock_llm: MockModel) -> dict[str, Any]:
+    """The least that a service needs, as a configuration file says it. Its ports are none."""
+    return {
+        "app": {"port": 1, "metrics_port": 1, "metrics_enabled": False, "kpi_log_summary_interval_sec": 0},
+        "security": {"user": {"enabled": False}, "allow_query_token": True},
+        "ai": {
+            "default_chat_model": {"name": model, "settings": {"base_url": mock_llm.base_url}},
+            "agents": [{"name": "Georges", "class_path": "agentic_backend.agent.plain"}],
+        },
+        "storage": {"postgres": database.settings()},
+        "deadlines": {"drain_s": 5},
+    }
+
+
 @asynccontextmanager
 async def run_service(settings: AgenticSettings) -> AsyncIterator[RunningService]:
     """Serve until the block ends, then drain and close."""
@@ -118,7 +140,7 @@ async def run_service(settings: AgenticSettings) -> AsyncIterator[RunningService
         headers = {"Authorization": "Bearer local"}
         async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", headers=headers) as http:
             await _wait_ready(http, serving)
-            yield RunningService(service, port, http)
+            yield RunningService(service=service, port=port, http=http)
         server.stop()
 
 
@@ -127,17 +149,7 @@ def start_service(database: Database, mock_llm: MockModel) -> StartService:
     """Start a service on the test's database: `async with start_service(model="mock;gap=20", limits={…})`."""
 
     def start(model: str = "mock", **changes: Any) -> AbstractAsyncContextManager[RunningService]:
-        base = {
-            "app": {"port": 1, "metrics_port": 1, "metrics_enabled": False, "kpi_log_summary_interval_sec": 0},
-            "security": {"user": {"enabled": False}, "allow_query_token": True},
-            "ai": {
-                "default_chat_model": {"name": model, "settings": {"base_url": mock_llm.base_url}},
-                "agents": [{"name": "Georges", "class_path": "agentic_backend.agent.plain"}],
-            },
-            "storage": {"postgres": database.settings()},
-            "deadlines": {"drain_s": 5},
-            "server": {"gc_freeze": False},
-        }
+        base = {**configuration(model, database, mock_llm), "server": {"gc_freeze": False}}
         return run_service(AgenticSettings.model_validate(merge(base, changes)))
 
     return start
