@@ -1,9 +1,8 @@
 """The index in Postgres with pgvector: words by a tsvector, vectors by an HNSW graph, rights inside each query."""
 
-import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy import TextClause
 
@@ -15,9 +14,7 @@ from knowledge_flow_backend.index.port import Embed
 from knowledge_flow_backend.search import statements
 from knowledge_flow_backend.search.attachments import with_attachments
 from knowledge_flow_backend.search.pgvector_writer import check_model, vector_text
-
-A = TypeVar("A")
-B = TypeVar("B")
+from knowledge_flow_backend.together import at_once
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +83,7 @@ class PgVectorIndex:
 
     async def _by_vector(self, query: IndexQuery, embed: Embed) -> list[ChunkHit]:
         # The words need no vector: they are searched while the question is embedded.
-        overview, vector = await _at_once(self._overview(query), _awaited(embed))
+        overview, vector = await at_once(self._overview(query), _awaited(embed))
         assert overview.model is not None
         assert overview.dimension is not None
         check_model(self._database.index, (overview.model, overview.dimension), (self._model, len(vector)))
@@ -167,13 +164,3 @@ def _hit(row: Sequence[Any]) -> ChunkHit:
 
 async def _awaited(embed: Embed) -> Vector:
     return await embed()
-
-
-async def _at_once(first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B]) -> tuple[A, B]:
-    """Both results; the first failure ends the other and is raised as it is."""
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            one, other = tasks.create_task(first), tasks.create_task(second)
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return one.result(), other.result()

@@ -1,0 +1,35 @@
+"""The vector of a question on its way from its search to the rerank that follows: embedded once for the two."""
+
+import time
+from collections import OrderedDict
+
+from knowledge_flow_backend.index.models import Vector
+
+KEPT = 1024
+KEPT_S = 30.0
+
+
+class QuestionVectors:
+    """Left by a search, taken once by a rerank. No search ever reads it, so it is no cache of results.
+
+    Holds the newest 1,024 questions for 30 s (1.5 MB at 384 numbers). With several processes the rerank may come to
+    another one: then the question is embedded again there.
+    """
+
+    def __init__(self) -> None:
+        self._left: OrderedDict[str, tuple[float, Vector]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def leave(self, question: str, vector: Vector) -> None:
+        """Keep a question's vector for the next `take`."""
+        self._left[question] = (time.perf_counter(), vector)
+        self._left.move_to_end(question)
+        if len(self._left) > KEPT:
+            self._left.popitem(last=False)
+
+    def take(self, question: str) -> Vector | None:
+        """The vector of this very text, which is forgotten; None where there is none, or too old a one."""
+        left, vector = self._left.pop(question, (0.0, None))
+        return vector if time.perf_counter() - left <= KEPT_S else None

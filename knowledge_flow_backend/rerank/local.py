@@ -1,0 +1,94 @@
+"""The local default: half cosine, half BM25 over the candidates, without a model of its own."""
+
+import logging
+from collections.abc import Callable, Sequence
+
+from backend_kit.kpi import Kpi
+from knowledge_flow_backend.embed import Embedder
+from knowledge_flow_backend.embed.handover import QuestionVectors
+from knowledge_flow_backend.errors import DocumentsUnavailable, SchemaMismatch
+from knowledge_flow_backend.index import ChunkIndex, Reader, Vector
+from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
+from knowledge_flow_backend.rerank.bm25 import bm25
+from knowledge_flow_backend.rerank.port import Candidate, RerankFailed
+from knowledge_flow_backend.threads import ThreadsBusy, WorkerThreads
+from knowledge_flow_backend.together import at_once
+
+logger = logging.getLogger(__name__)
+
+WAITING = 64
+"""Reranks that may wait for a thread; one takes a millisecond, and who waits longer than the deadline has gone."""
+
+WordScores = Callable[[str, Sequence[str]], list[float]]
+
+
+class LocalReranker:
+    """The `Reranker` of the embedded start.
+
+    The cosines come from the index, for the chunks that the reader may read; a text that is no such chunk is embedded
+    here. The question's vector is the one its search left behind, where it did.
+    """
+
+    def __init__(
+        self,
+        embedder: Embedder,
+        index: ChunkIndex,
+        vectors: QuestionVectors,
+        *,
+        threads: int,
+        metrics: KnowledgeFlowMetrics,
+        kpi: Kpi,
+        word_scores: WordScores = bm25,
+    ) -> None:
+        self._embedder = embedder
+        self._index = index
+        self._vectors = vectors
+        self._kpi = kpi
+        self._word_scores = word_scores
+        self._threads = WorkerThreads("rerank", threads, WAITING, waited=metrics.rerank_queue.observe)
+
+    async def score(self, question: str, candidates: Sequence[Candidate], reader: Reader) -> list[float]:
+        """See `Reranker`. Scores are between 0 and 1."""
+        texts = [candidate.text for candidate in candidates]
+        try:
+            by_vector, by_words = await at_once(
+                self._cosines(question, candidates, reader),
+                self._threads.run(lambda: self._word_scores(question, texts)),
+            )
+        except ThreadsBusy:
+            raise RerankFailed("busy") from None
+        except (DocumentsUnavailable, SchemaMismatch) as failure:
+            logger.warning("rerank failed: %s", failure)
+            raise RerankFailed("failed") from None
+        halves = zip(normalised(by_vector), normalised(by_words), strict=True)
+        return [(cosine + words) / 2 for cosine, words in halves]
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.close()
+
+    async def _cosines(self, question: str, candidates: Sequence[Candidate], reader: Reader) -> list[float]:
+        vector = await self._vector(question)
+        uids = [candidate.chunk_uid for candidate in candidates if candidate.chunk_uid is not None]
+        stored = await self._index.similarities(uids, vector, reader) if uids else []
+        known = {found.chunk_uid: found.cosine for found in stored}
+        # The others are no chunks of the index, or none that this reader may know of: they are texts like any other.
+        unknown = [place for place, candidate in enumerate(candidates) if candidate.chunk_uid not in known]
+        made = await self._embedder.embed_documents([candidates[place].text for place in unknown]) if unknown else []
+        others = {place: float(vector @ own) for place, own in zip(unknown, made, strict=True)}
+        return [
+            others.get(place, known.get(candidate.chunk_uid or "", 0.0)) for place, candidate in enumerate(candidates)
+        ]
+
+    async def _vector(self, question: str) -> Vector:
+        vector = self._vectors.take(question)
+        if vector is not None:
+            return vector
+        with self._kpi.phase("embed_query"):
+            return await self._embedder.embed_query(question)
+
+
+def normalised(scores: Sequence[float]) -> list[float]:
+    """The scores spread over 0 to 1; all 0 where they are equal, so that such a half decides nothing."""
+    lowest, span = min(scores), max(scores) - min(scores)
+    return [(score - lowest) / span if span > 0 else 0.0 for score in scores]

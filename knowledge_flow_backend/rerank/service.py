@@ -1,0 +1,63 @@
+"""Reranking under a deadline: late or failed, the order of retrieval is the answer."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from backend_kit.kpi import Kpi
+from knowledge_flow_backend.index.models import Reader
+from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
+from knowledge_flow_backend.rerank.port import Candidate, Reranker, RerankFailed
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Reranked:
+    """Which candidates come back, best first, as (place in the question's list, score).
+
+    `skipped` says why there are no new scores (`late`, `failed`, `busy`, `off`): then the order is that of the list
+    and the scores are None. It is None where the candidates were reranked.
+    """
+
+    order: tuple[tuple[int, float | None], ...]
+    skipped: str | None = None
+
+
+class RerankService:
+    """One reranker, or none, and its deadline in seconds. Never an error of the answer's."""
+
+    def __init__(
+        self, reranker: Reranker | None, *, deadline_s: float, metrics: KnowledgeFlowMetrics, kpi: Kpi
+    ) -> None:
+        self._reranker = reranker
+        self._deadline_s = deadline_s
+        self._metrics = metrics
+        self._kpi = kpi
+
+    async def rerank(self, question: str, candidates: Sequence[Candidate], top_r: int, reader: Reader) -> Reranked:
+        """The best `top_r` candidates. Equal scores keep the order of retrieval."""
+        if not candidates:
+            return Reranked(())
+        try:
+            scores = await self._score(question, candidates, reader)
+        except TimeoutError:
+            return self._as_retrieved(len(candidates), top_r, "late")
+        except RerankFailed as failure:
+            return self._as_retrieved(len(candidates), top_r, failure.cause)
+        places = sorted(range(len(candidates)), key=lambda place: -scores[place])
+        return Reranked(tuple((place, scores[place]) for place in places[:top_r]))
+
+    async def _score(self, question: str, candidates: Sequence[Candidate], reader: Reader) -> list[float]:
+        if self._reranker is None:
+            raise RerankFailed("off")
+        with self._kpi.phase("rerank"):
+            async with asyncio.timeout(self._deadline_s):
+                return await self._reranker.score(question, candidates, reader)
+
+    def _as_retrieved(self, candidates: int, top_r: int, cause: str) -> Reranked:
+        self._metrics.rerank_skipped(cause).inc()
+        if cause != "off":
+            logger.warning("rerank: skipped (%s)", cause)
+        return Reranked(tuple((place, None) for place in range(min(candidates, top_r))), cause)

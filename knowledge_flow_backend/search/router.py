@@ -1,0 +1,43 @@
+"""`POST /vector/search` and `POST /vector/rerank`."""
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request, Response
+
+from backend_kit.auth import Identity
+from backend_kit.wire import dumps
+from knowledge_flow_backend.index import Reader
+from knowledge_flow_backend.search.service import SearchService
+from knowledge_flow_backend.search.wire import RerankRequest, SearchRequest, VectorSearchHit
+
+RERANK_HEADER = "X-Turnwise-Rerank"
+"""`done`, or `skipped`: then the hits are in the order of retrieval, with the scores they came with."""
+
+_HITS: dict[int | str, dict[str, Any]] = {200: {"model": list[VectorSearchHit], "description": "Best first."}}
+
+
+def build_router(service: Callable[[], SearchService], identify: Callable[[Request], Awaitable[Identity]]) -> APIRouter:
+    """The routes, for the caller that `identify` gives."""
+    router = APIRouter(prefix="/vector", tags=["search"])
+    caller = Annotated[Identity, Depends(identify)]
+
+    @router.post("/search", responses=_HITS)
+    async def search(body: SearchRequest, identity: caller) -> Response:
+        return _json(await service().search(body, _reader(identity)))
+
+    @router.post("/rerank", responses=_HITS)
+    async def rerank(body: RerankRequest, identity: caller) -> Response:
+        hits, skipped = await service().rerank(body, _reader(identity))
+        return _json(hits, {RERANK_HEADER: "done" if skipped is None else "skipped"})
+
+    return router
+
+
+def _reader(identity: Identity) -> Reader:
+    return Reader(identity.uid, identity.groups)
+
+
+def _json(hits: list[dict[str, Any]], headers: dict[str, str] | None = None) -> Response:
+    # Not through the framework's encoder, which costs more than the search itself (COSTS §1).
+    return Response(dumps(hits), headers=headers, media_type="application/json")
