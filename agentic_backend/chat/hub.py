@@ -97,7 +97,7 @@ class SocketHub:
         self.draining = True
         idle = [socket for socket in self._sockets if not socket.busy]
         for socket in tuple(self._sockets):
-            socket.close(1012)
+            socket.close(1012, finish_turns=True)
         return len(idle)
 
     async def wait_empty(self, deadline_s: float) -> int:

@@ -112,6 +112,7 @@ class ChatSocket:
         self._send_seconds = send_seconds
         self._abort = abort
         self._close_code = 1000
+        self._finish_turns = False
         self._direct: deque[str] = deque()
         self._follows: list[_Follow] = []
         self._pending: deque[Ask] = deque()
@@ -141,11 +142,15 @@ class ChatSocket:
             self.state = SocketState.CLOSED
             self._let_go(code)
 
-    def close(self, code: int) -> None:
-        """Send what is left of the followed turns, then close with `code`. Asks that wait are dropped."""
-        if self.state is not SocketState.OPEN:
+    def close(self, code: int, *, finish_turns: bool = False) -> None:
+        """Close with `code` once what belongs to no turn is sent; with `finish_turns`, once the followed turns end.
+
+        Asks that wait are dropped. The turns themselves go on or stop as their asks said.
+        """
+        if self.state is SocketState.CLOSED or (self.state is SocketState.CLOSING and not self._finish_turns):
             return
         self.state = SocketState.CLOSING
+        self._finish_turns = finish_turns
         self._close_code = code
         self._pending.clear()
         self._wake.set()
@@ -294,9 +299,10 @@ class ChatSocket:
             self._wake.clear()
             while self._direct:
                 await self._send(self._direct.popleft())
-            for follow in tuple(self._follows):
+            leaving = self.state is SocketState.CLOSING and not self._finish_turns
+            for follow in () if leaving else tuple(self._follows):
                 await self._relay(follow)
-            if self.state is SocketState.CLOSING and not self._follows and not self._direct:
+            if self.state is SocketState.CLOSING and not self._direct and (leaving or not self._follows):
                 await self._send_close()
                 return
 

@@ -56,6 +56,22 @@ async def test_what_is_no_text_frame_closes_with_its_code(service, frame, code):
         assert await close_code(socket) == code
 
 
+async def test_a_binary_frame_closes_at_once_although_a_turn_runs_which_goes_on(start_service):
+    async with start_service(model="mock;ttft=500;tokens=3") as service:
+        session_id = await service.create_session()
+        async with service.native() as socket:
+            ask = {"type": "ask", "session_id": session_id, "agent_id": "Georges", "message": "Hello"}
+            await say(socket, **ask, client_exchange_id="e1")
+            await hear_until(socket, "message")
+            await socket.send(b"\x00")
+            assert await close_code(socket) == 1003
+        turn = service.turns.find("e1", "admin")
+        assert not turn.ended
+        async with asyncio.timeout(10):
+            await turn.done.wait()
+        assert len(await service.history(session_id)) == 2
+
+
 async def test_bad_utf8_closes_with_1007(service):
     async with service.native() as socket:
         await socket.send(b"\xff\xfe", text=True)
