@@ -203,10 +203,12 @@ def test_an_agent_is_known_by_its_name_where_it_has_no_id(tmp_path: Path) -> Non
 
 
 def test_a_tunable_field_has_a_value_or_the_fallback() -> None:
-    (georges,) = shipped("configuration.yaml").ai.agents
+    georges, rico = shipped("configuration.yaml").ai.agents
+    assert (georges.id, rico.id, rico.tuned("rag.top_k", 0)) == ("Georges", "Rico", 8)
     assert georges.class_path == "agentic_backend.agent.plain"
     assert "Georges" in georges.tuned("prompts.system", "")
     assert georges.tuned("prompts.other", "fallback") == "fallback"
+    assert rico.tuned("prompts.with_sources", "fallback") == "fallback"
 
 
 def test_every_typo_of_every_key_is_refused_with_the_right_suggestion(tmp_path: Path) -> None:
