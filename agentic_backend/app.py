@@ -158,6 +158,8 @@ class AgenticService:
         router = build_router(lambda: self.running.chat, bearer(self._verifier))
         app.include_router(router, prefix=base)
         app.add_api_route("/", _page, include_in_schema=False)
+        # The address of a citation (CONTRACT §4): the page reads the document's uid from it.
+        app.add_api_route("/documents/{uid}", _page, include_in_schema=False)
         app.mount("/web", PageHeaders(StaticFiles(directory=WEB)), name="web")
         app.add_middleware(RequestMetrics, metrics=HttpMetrics(self._registry))
         app.add_middleware(BodyLimit, limit_bytes=_MAX_BODY_BYTES)
@@ -222,6 +224,7 @@ class AgenticService:
             baseline=baseline,
             store=persistence.store,
             catalog=catalog,
+            documents=knowledge,
             kpi=kpi,
             max_sessions_per_user=settings.ai.max_concurrent_sessions_per_user,
         )

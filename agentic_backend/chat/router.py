@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from starlette.websockets import WebSocket
 
 from agentic_backend.agent import Catalog
+from agentic_backend.chat.documents import Documents, add_documents
 from agentic_backend.chat.hub import SocketHub
 from agentic_backend.chat.socket import Turns
 from agentic_backend.errors import MessageNotFound, SessionNotFound
@@ -52,6 +53,7 @@ class ChatServices:
     baseline: Turns
     store: SessionStore
     catalog: Catalog
+    documents: Documents
     kpi: Kpi
     max_sessions_per_user: int
 
@@ -64,6 +66,7 @@ def build_router(services: Callable[[], ChatServices], identify: Callable[..., A
     _add_agents(router, services, caller)
     _add_sessions(router, services, caller)
     _add_history(router, services, caller)
+    add_documents(router, lambda: services().documents, caller)
     return router
 
 

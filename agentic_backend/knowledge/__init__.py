@@ -1,4 +1,4 @@
-"""The async client of knowledge flow: search and rerank, with limits, one deadline and no second try in vain."""
+"""The async client of knowledge flow: search, rerank and what citations open, with limits and one deadline."""
 
 from agentic_backend.knowledge.client import Caller, KnowledgeClient, KnowledgeEndpoint
 from agentic_backend.knowledge.hits import Hit

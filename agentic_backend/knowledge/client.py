@@ -6,11 +6,11 @@ import io
 import logging
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeVar
 
 import aiohttp
 from yarl import URL
@@ -25,6 +25,8 @@ from backend_kit.kpi import phase
 from backend_kit.wire import dumps
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _MIB: Final = 1 << 20
 _TOKEN: Final = re.compile(r"[\x21-\x7e]{1,8192}")
@@ -84,11 +86,25 @@ class _Unserved(Exception):  # not an error of a turn yet: the client decides wh
         self.retry_after_s = retry_after_s
 
 
+class _Missing(Exception):
+    """What is read is not there for this caller: an answer, and no failure of the service."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What is sent; `data` None: nothing but the address."""
+
+    url: URL
+    data: bytes | None
+    headers: dict[str, str]
+
+
 class _Route:
     """One route: its address, the phase it is timed as, and whether it may be called at all."""
 
-    def __init__(self, base: str, path: str, phase_name: str) -> None:
+    def __init__(self, base: str, path: str, phase_name: str, method: Literal["GET", "POST"] = "POST") -> None:
         self.url = URL(base.rstrip("/") + path)
+        self.method = method
         self.phase = phase_name
         self.breaker = Breaker(perf_counter, lambda wait_s: KfUnavailable("circuit open", retry_after_s=wait_s))
 
@@ -106,6 +122,8 @@ class KnowledgeClient:
         # A breaker each: a reranker that fails must not keep the search from being asked.
         self._search = _Route(endpoint.base_url, "/vector/search", "kf_vector_search")
         self._rerank = _Route(endpoint.base_url, "/vector/rerank", "kf_vector_rerank")
+        self._markdown = _Route(endpoint.base_url, "/markdown", "kf_markdown", "GET")
+        self._passage = _Route(endpoint.base_url, "/documents", "kf_passage", "GET")
         self._said: dict[str, float] = {}
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
@@ -146,26 +164,48 @@ class KnowledgeClient:
             raise self._say(self._rerank, _Unserved("no hits left", up=None))
         return best
 
+    async def markdown(self, document_uid: str, caller: Caller) -> bytes | None:
+        """`{"content": …}`: the text that the offsets of passages count in, as JSON. None: not there, or not for this
+        caller. Raises `KfUnavailable`, also for a document above `endpoint.max_body_bytes`."""
+        return await self._read(self._markdown, self._markdown.url / document_uid, caller)
+
+    async def passage(self, document_uid: str, chunk_uid: str, caller: Caller) -> bytes | None:
+        """One chunk as JSON: its text, offsets, section, page and document. None as with `markdown`."""
+        return await self._read(self._passage, self._passage.url / document_uid / "chunks" / chunk_uid, caller)
+
     async def aclose(self) -> None:
         """Close the connections. Calls that still run fail."""
         await self._session.close()
 
+    async def _read(self, route: _Route, url: URL, caller: Caller) -> bytes | None:
+        try:
+            return await self._answer(route, _Request(url, None, caller.headers()), self.endpoint.deadline_s, _as_it_is)
+        except _Missing:
+            return None
+
     async def _call(self, route: _Route, body: dict[str, Any], caller: Caller, limit_s: float, limit: int) -> list[Hit]:
-        """One call with its deadline, its verdict on the service, and its answer as at most `limit` hits."""
-        data, headers = dumps(body), caller.headers()
+        """The answer to a search as at most `limit` hits."""
+        request = _Request(route.url, dumps(body), caller.headers())
+        return await self._answer(route, request, limit_s, lambda answer: parse_hits(answer, limit))
+
+    async def _answer(self, route: _Route, request: _Request, limit_s: float, parse: Callable[[bytes], T]) -> T:
+        """One call with its deadline, its verdict on the service, and its answer as `parse` makes it."""
         route.breaker.admit()
         verdict = route.breaker.undecided
         try:
             with phase(route.phase):
                 # Inside the phase, so that being late is counted as that.
                 async with asyncio.timeout(limit_s):
-                    answer = await self._attempts(route, data, headers)
-            hits = parse_hits(answer, limit)
+                    answer = await self._attempts(route.method, request)
+            parsed = parse(answer)
             verdict = route.breaker.succeeded
-            return hits
+            return parsed
         except TimeoutError:
             verdict = route.breaker.failed
             raise self._say(route, _Unserved("late", up=False)) from None
+        except _Missing:
+            verdict = route.breaker.succeeded
+            raise
         except BadHits as failure:
             raise self._say(route, _Unserved(f"broken answer: {failure}", up=None)) from None
         except _Unserved as failure:
@@ -175,14 +215,14 @@ class KnowledgeClient:
         finally:
             verdict()
 
-    async def _attempts(self, route: _Route, data: bytes, headers: dict[str, str]) -> bytes:
+    async def _attempts(self, method: str, request: _Request) -> bytes:
         """The body of a good answer. Tried twice where the first connection was refused or reset: a search changes
         nothing, and a kept connection may have been closed just now. Nothing else is tried again."""
         tries = 0
         while True:
             tries += 1
             try:
-                return await self._attempt(route, data, headers)
+                return await self._attempt(method, request)
             except TimeoutError:
                 raise
             except (aiohttp.ClientError, OSError) as failure:
@@ -191,11 +231,16 @@ class KnowledgeClient:
             # Jitter spreads the turns that lost their connection at one moment.
             await asyncio.sleep(_RETRY_WAIT_S * random.uniform(0.5, 1.5))  # noqa: S311 # spreads load, guards nothing
 
-    async def _attempt(self, route: _Route, data: bytes, headers: dict[str, str]) -> bytes:
+    async def _attempt(self, method: str, request: _Request) -> bytes:
         # aiohttp warns of large bytes because it writes them in one go; a file-like body is written in pieces.
-        payload = data if len(data) < _MIB else io.BytesIO(data)
+        data = request.data
+        payload = data if data is None or len(data) < _MIB else io.BytesIO(data)
         # Redirects are not followed: they would carry the token to an address that nobody configured.
-        async with self._session.post(route.url, data=payload, headers=headers, allow_redirects=False) as response:
+        async with self._session.request(
+            method, request.url, data=payload, headers=request.headers, allow_redirects=False
+        ) as response:
+            if response.status == 404 and method == "GET":
+                raise _Missing
             if response.status != 200:
                 raise _of_status(response)
             answer = bytearray()
@@ -214,6 +259,10 @@ class KnowledgeClient:
             self._said[cause] = now
             logger.warning("knowledge flow failed: %s", cause)
         return KfUnavailable(str(failure), retry_after_s=failure.retry_after_s)
+
+
+def _as_it_is(answer: bytes) -> bytes:
+    return answer
 
 
 def _refused_or_reset(failure: aiohttp.ClientError | OSError) -> bool:

@@ -1,0 +1,52 @@
+"""REST by which the page opens a citation: a passage and its document, read from knowledge flow for the caller.
+
+The page may connect to the service that it comes from and to nothing else, so what it shows passes through here.
+"""
+
+from collections.abc import Callable
+from typing import Annotated, Any, Protocol
+
+from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi import Path as PathParam
+
+from agentic_backend.knowledge import Caller
+from backend_kit.http import request_id
+
+_ID = r"^[A-Za-z0-9_~-][A-Za-z0-9_.:~-]*$"
+"""No dot at the front: a segment `..` would climb in the address that is asked for."""
+Uid = Annotated[str, PathParam(min_length=1, max_length=128, pattern=_ID)]
+
+_HEADERS = {"Cache-Control": "private, no-store", "X-Content-Type-Options": "nosniff"}
+
+
+class Documents(Protocol):
+    """Where documents are read. Both return JSON as it is to be passed on, None for what the caller cannot read, and
+    raise `KfUnavailable`."""
+
+    async def passage(self, document_uid: str, chunk_uid: str, caller: Caller) -> bytes | None:
+        """A chunk: text, offsets into the document in code points, section, page, document."""
+
+    async def markdown(self, document_uid: str, caller: Caller) -> bytes | None:
+        """`{"content": …}`, the text of the whole document."""
+
+
+def add_documents(router: APIRouter, documents: Callable[[], Documents], caller: Any) -> None:
+    """The two routes. `documents()` is asked at each request: it exists once the app runs."""
+
+    @router.get("/documents/{uid}/chunks/{chunk_uid}")
+    async def passage(uid: Uid, chunk_uid: Uid, request: Request, identity: caller) -> Response:  # noqa: ARG001 - the route is for known callers
+        return _answer(await documents().passage(uid, chunk_uid, _caller(request)))
+
+    @router.get("/documents/{uid}/markdown")
+    async def markdown(uid: Uid, request: Request, identity: caller) -> Response:  # noqa: ARG001 - see above
+        return _answer(await documents().markdown(uid, _caller(request)))
+
+
+def _answer(found: bytes | None) -> Response:
+    if found is None:
+        raise HTTPException(404, "This document is not there, or not for you.")
+    return Response(found, media_type="application/json", headers=_HEADERS)
+
+
+def _caller(request: Request) -> Caller:
+    return Caller(request.state.credentials, request_id(request.scope))
