@@ -23,7 +23,8 @@ from agentic_backend.chat.router import ChatServices, build_router
 from agentic_backend.errors import LlmTimeout, TurnDeadline
 from agentic_backend.knowledge import KnowledgeClient, KnowledgeEndpoint
 from agentic_backend.knowledge import Metered as KnowledgeMetered
-from agentic_backend.llm import Connections, Deadlines, Endpoint, ModelPool, Retries
+from agentic_backend.llm import ModelPool
+from agentic_backend.llm.configured import connections_of, endpoint_of
 from agentic_backend.llm.observer import Metered
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist import Persistence
@@ -54,8 +55,6 @@ from backend_kit.settings import config_hash
 logger = logging.getLogger(__name__)
 
 WEB = Path(__file__).parent / "web"
-DEFAULT_BASE_URL = "https://api.openai.com/v1"
-"""Where the model is, when neither the configuration nor OPENAI_BASE_URL says."""
 _MAX_BODY_BYTES = 1024 * 1024
 _SOCKETS_LEAVE_S = 5.0
 _FLUSH_S = 5.0
@@ -112,6 +111,8 @@ class AgenticService:
         dependencies = state.persistence.dependencies()
         if self._draining:
             return False, "draining", dependencies
+        if state.persistence.state.status == "refused":
+            return False, "schema_mismatch", dependencies
         if not state.persistence.schema_known:
             return False, "starting", dependencies
         if not state.persistence.log.has_room():
@@ -179,13 +180,7 @@ class AgenticService:
     async def _build(self, stack: AsyncExitStack) -> State:
         """Build in order; the stack closes in reverse."""
         settings = self._settings
-        kpi = Kpi(
-            self._registry,
-            service=settings.app.name,
-            legacy_ms_names=settings.metrics.legacy_ms_names,
-            phases=AGENT_PHASES,
-            timeouts=(LlmTimeout, TurnDeadline),
-        )
+        kpi = make_kpi(settings, self._registry)
         metrics = AgenticMetrics(self._registry, kpi)
         runtime = KpiRuntime(kpi, kpi_options(settings)).start()
         stack.callback(runtime.close)
@@ -197,13 +192,7 @@ class AgenticService:
         knowledge = make_knowledge(settings, metrics)
         stack.push_async_callback(knowledge.aclose)
         kit = make_kit(settings, models, knowledge)
-        catalog = Catalog(
-            settings.ai.agents,
-            kit,
-            recursion_limit=settings.ai.recursion.recursion_limit,
-            max_graphs=settings.ai.max_concurrent_agents,
-            on_lookup=lambda hit: metrics.cache_request("graph", hit=hit),
-        )
+        catalog = make_catalog(settings, kit, metrics)
         stack.push_async_callback(catalog.aclose)
         admission = Admission(turn_limits(settings))
         runner = TurnRunner(
@@ -284,14 +273,7 @@ def make_verifier(settings: AgenticSettings) -> Verifier:
 
 def make_models(settings: AgenticSettings, metrics: AgenticMetrics) -> ModelPool:
     """The HTTP session to the model endpoints, with the limits of the configuration."""
-    chosen = settings.ai.default_chat_model.settings
-    limits = chosen.http_client_limits
-    connections = Connections(
-        max_connections=limits.max_connections,
-        keepalive_s=limits.keepalive_expiry_seconds,
-        connect_s=chosen.timeout.connect,
-        pool_s=chosen.timeout.pool,
-    )
+    connections = connections_of(settings.ai.default_chat_model)
     return ModelPool(connections, Metered(metrics), pool_wait=metrics.http_pool_wait("llm").observe)
 
 
@@ -305,20 +287,29 @@ def make_knowledge(settings: AgenticSettings, metrics: AgenticMetrics) -> Knowle
 def make_kit(settings: AgenticSettings, models: ModelPool, knowledge: KnowledgeClient) -> AgentKit:
     """What graphs are built from: the configured chat model, and the documents."""
     model = settings.ai.default_chat_model
-    chosen = model.settings
-    endpoint = Endpoint(
-        base_url=chosen.base_url or DEFAULT_BASE_URL,
-        model=model.name,
-        api_key=chosen.api_key,
-        temperature=chosen.temperature,
-        deadlines=Deadlines(
-            first_token_s=settings.deadlines.first_token_s,
-            inter_token_s=settings.deadlines.inter_token_s,
-            answer_s=chosen.timeout.read,
-        ),
-        retries=Retries(max_retries=chosen.max_retries),
+    return AgentKit(models.chat_model(endpoint_of(model, settings.deadlines)), model.name, knowledge)
+
+
+def make_catalog(settings: AgenticSettings, kit: AgentKit, metrics: AgenticMetrics) -> Catalog:
+    """The configured agents."""
+    return Catalog(
+        settings.ai.agents,
+        kit,
+        recursion_limit=settings.ai.recursion.recursion_limit,
+        max_graphs=settings.ai.max_concurrent_agents,
+        on_lookup=lambda hit: metrics.cache_request("graph", hit=hit),
     )
-    return AgentKit(models.chat_model(endpoint), model.name, knowledge)
+
+
+def make_kpi(settings: AgenticSettings, registry: CollectorRegistry) -> Kpi:
+    """The observations of this service."""
+    return Kpi(
+        registry,
+        service=settings.app.name,
+        legacy_ms_names=settings.metrics.legacy_ms_names,
+        phases=AGENT_PHASES,
+        timeouts=(LlmTimeout, TurnDeadline),
+    )
 
 
 def kpi_options(settings: AgenticSettings) -> KpiOptions:

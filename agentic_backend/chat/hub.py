@@ -91,6 +91,7 @@ class SocketHub:
             elif now - clock.last_sent > rules.heartbeat_s - 2 * TICK_S:
                 socket.heartbeat()
         self._metrics.ws_connections.set(len(self._sockets))
+        self._metrics.outbox_bytes.set(sum(socket.outbox_bytes for socket in self._sockets))
 
     def begin_drain(self) -> int:
         """Refuse handshakes; each socket closes with 1012 once its turns have ended. Returns how many are idle."""

@@ -125,6 +125,12 @@ class ChatSocket:
         """Whether a turn is followed or an ask waits."""
         return bool(self._follows or self._pending)
 
+    @property
+    def outbox_bytes(self) -> int:
+        """Roughly the bytes that wait to be written: what the peer is behind."""
+        behind = sum(event.weight for follow in self._follows for event in follow.turn.events[follow.cursor :])
+        return behind + sum(len(frame) for frame in self._direct)
+
     async def run(self) -> None:
         """Read and write until either side closes."""
         code = 1006

@@ -7,6 +7,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 from agentic_backend.errors import Conflict, Draining, SessionBusy, SessionNotFound, StorageFull
+from agentic_backend.events import utc_now
 from agentic_backend.session.admission import Admission
 from agentic_backend.session.models import Session
 from agentic_backend.session.store import TurnLog
@@ -163,7 +164,9 @@ class TurnRegistry:
         except asyncio.CancelledError:
             # Only a turn that still waited for its session gets here: a running one ends by itself.
             if turn.cancel_requested:
-                turn.publish(Cancelled((), slot.session or Session(ask.session_id, ask.user_id, ask.agent_id, "", "")))
+                turn.publish(
+                    Cancelled((), slot.session or Session(ask.session_id, ask.user_id, ask.agent_id, "", utc_now()))
+                )
             elif not turn.ended:
                 refuse(turn, SessionNotFound())
         finally:

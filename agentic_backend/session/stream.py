@@ -128,6 +128,11 @@ class TurnEvent:
     payload: Payload
 
     @property
+    def weight(self) -> int:
+        """Roughly the bytes that this event keeps alive."""
+        return _weight(self.payload)
+
+    @property
     def terminal(self) -> bool:
         """Whether the exchange ends with this event."""
         return isinstance(self.payload, _TERMINAL)

@@ -9,7 +9,7 @@ from typing import Any
 
 from agentic_backend.agent import Agent, AgentAnswer, AgentRun, Catalog
 from agentic_backend.errors import HistoryUnavailable, SessionNotFound, TurnDeadline, TurnFailed
-from agentic_backend.events import text_part
+from agentic_backend.events import text_part, utc_now
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.admission import Admission
 from agentic_backend.session.exchange import Exchange
@@ -244,7 +244,7 @@ class TurnRunner:
     def _stopped_before_start(self, turn: Turn, cached: Session | None) -> None:
         """Cancelled while it waited: nothing was stored, nothing was shown."""
         ask = turn.ask
-        turn.publish(Cancelled((), cached or Session(ask.session_id, ask.user_id, ask.agent_id, "", "")))
+        turn.publish(Cancelled((), cached or Session(ask.session_id, ask.user_id, ask.agent_id, "", utc_now())))
         self._metrics.turns(self._known_agent(ask.agent_id), "cancelled").inc()
 
     def _known_agent(self, agent_id: str) -> str:

@@ -19,7 +19,7 @@ from deploy.local.supervise import Child, Console, Program, stop_in_turn
 from deploy.local.tether import tethered
 
 CHECKOUT = Path(__file__).parents[2]
-AGENTIC_STOP_S = 35.0  # it drains for up to 30 s
+AGENTIC_STOP_S = 50.0  # turns 25, those cancelled 5, sockets 5, history 5, closing 5
 DEATHS_BEFORE_READY = 3
 POLL_S = 0.05
 US = "turnwise"
