@@ -5,15 +5,18 @@ import hashlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartCallbacks, MultipartParser, parse_options_header
+from python_multipart.multipart import MultipartParser, parse_options_header
 
 from backend_kit.wire import InvalidJson, loads
 from knowledge_flow_backend.errors import BadRequest, MissingFilename, TooLarge
 from knowledge_flow_backend.ingest.names import label
 from knowledge_flow_backend.ingest.staging import Folder, Staging
+
+if TYPE_CHECKING:
+    from python_multipart.multipart import MultipartCallbacks
 
 _FLUSH_BYTES = 1024 * 1024
 _MAX_FIELD_BYTES = 256 * 1024
@@ -103,7 +106,7 @@ class _Events:
         seen, self._seen = self._seen, []
         return seen
 
-    def callbacks(self) -> MultipartCallbacks:
+    def callbacks(self) -> "MultipartCallbacks":
         """The parser's hooks; the spans it gives are copied, as it reuses its buffer."""
         return {
             "on_header_field": self._span("header_field"),

@@ -1,0 +1,205 @@
+"""Ingestion and libraries behind their real routes on a real port, with real Postgres and a real index."""
+
+import asyncio
+import json
+import zlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+from fastapi import FastAPI, Request
+from prometheus_client import CollectorRegistry
+
+from backend_kit.aio import TaskRegistry
+from backend_kit.auth import Identity
+from backend_kit.http import build_server, install_error_handlers, listen
+from backend_kit.kpi import Kpi
+from backend_kit.settings import Postgres
+from knowledge_flow_backend.errors import EmbeddingUnavailable
+from knowledge_flow_backend.index import Vector
+from knowledge_flow_backend.index.database import Database
+from knowledge_flow_backend.ingest import router as ingest_router
+from knowledge_flow_backend.ingest.pool import WORKER, ParserPool, PoolRules
+from knowledge_flow_backend.ingest.receive import UploadLimits
+from knowledge_flow_backend.ingest.router import IngestServices
+from knowledge_flow_backend.ingest.service import IngestRules, IngestService
+from knowledge_flow_backend.ingest.staging import Staging
+from knowledge_flow_backend.library import router as library_router
+from knowledge_flow_backend.library.intake import Intake
+from knowledge_flow_backend.library.router import LibraryServices
+from knowledge_flow_backend.library.store import Library
+from knowledge_flow_backend.metrics import PHASES, KnowledgeFlowMetrics
+from knowledge_flow_backend.search.pgvector_writer import PgVectorWriter
+from tests.support import postgres
+
+BASE = "/knowledge-flow/v1"
+DIMENSION = 64
+LIMITS = UploadLimits(file_bytes=2_000_000, files=20, request_bytes=8_000_000)
+
+
+class HashingEmbedder:
+    """An embedder that counts words in buckets. `hold` stops it, `fail` makes it fail as often."""
+
+    model = "hashing"
+
+    def __init__(self) -> None:
+        self.state = "ready"
+        self.texts: list[str] = []
+        self.entered = asyncio.Event()
+        self.hold = asyncio.Event()
+        self.hold.set()
+        self.fail = 0
+
+    async def embed_query(self, text: str) -> Vector:
+        """One vector."""
+        return (await self.embed_documents([text]))[0]
+
+    async def embed_documents(self, texts: Sequence[str]) -> list[Vector]:
+        """A vector a text."""
+        self.entered.set()
+        await self.hold.wait()
+        if self.fail:
+            self.fail -= 1
+            raise EmbeddingUnavailable("the test says so", retry_after_s=0.01)
+        self.texts += texts
+        return [self._vector(text) for text in texts]
+
+    def _vector(self, text: str) -> Vector:
+        vector = np.full(DIMENSION, 0.01, dtype=np.float32)
+        for word in text.lower().split():
+            vector[zlib.crc32(word.encode()) % DIMENSION] += 1
+        return vector / np.linalg.norm(vector)
+
+
+@dataclass(slots=True, kw_only=True)
+class Lab:
+    """A running service and a client of it. `user` of a request comes from the header X-User, admin without it."""
+
+    port: int
+    http: aiohttp.ClientSession
+    database: Database
+    pool: ParserPool
+    staging_root: Path
+    service: IngestService
+    embedder: HashingEmbedder
+    tasks: TaskRegistry
+    metrics: KnowledgeFlowMetrics
+    registry: CollectorRegistry
+    sent: list[dict[str, Any]] = field(default_factory=list)
+
+    async def upload(
+        self, *named: tuple[str, bytes], tags: Sequence[str] = (), user: str = "admin", status: int = 200
+    ) -> list[dict[str, Any]]:
+        """Upload files; the lines of progress."""
+        form = aiohttp.FormData(quote_fields=False)
+        for name, data in named:
+            form.add_field("files", data, filename=name, content_type="application/octet-stream")
+        form.add_field("metadata_json", json.dumps({"tags": list(tags), "source_tag": "fred"}))
+        async with self.http.post(f"{BASE}/upload-process-documents", data=form, headers={"X-User": user}) as response:
+            text = await response.text()
+            assert response.status == status, text
+            return [json.loads(line) for line in text.splitlines()]
+
+    async def put(self, name: str, data: bytes | str, **options: Any) -> str:
+        """Upload one file that must succeed; its document uid."""
+        lines = await self.upload((name, data.encode() if isinstance(data, str) else data), **options)
+        (end,) = [line for line in lines if line["step"] == "finished"]
+        assert end["status"] == "success", end
+        return str(end["document_uid"])
+
+    async def call(self, method: str, path: str, *, user: str = "admin", status: int = 200, **options: Any) -> Any:
+        """A REST call; its decoded body."""
+        async with self.http.request(method, BASE + path, headers={"X-User": user}, **options) as response:
+            body = await response.read()
+            assert response.status == status, body
+            return json.loads(body) if body else None
+
+    async def rows(self, statement: str) -> list[tuple[Any, ...]]:
+        """The answer of a statement on a connection of its own."""
+        from sqlalchemy import text
+
+        async with self.database.ingest.connection() as connection:
+            return [tuple(row) for row in await connection.execute("test", text(statement))]
+
+    def staged(self) -> list[Path]:
+        """What lies in the staging directory."""
+        return [path for top in self.staging_root.iterdir() for path in top.iterdir()]
+
+
+async def identify(request: Request) -> Identity:
+    """Who calls, by a header that only tests believe."""
+    name = request.headers.get("x-user", "admin")
+    return Identity(name, name, groups=(f"group-of-{name}",))
+
+
+@asynccontextmanager
+async def running(
+    where: postgres.Database, directory: Path, *, command: Sequence[str] = WORKER, timeout_s: float = 60.0
+) -> AsyncIterator[Lab]:
+    """The service on a free port; everything is closed in reverse."""
+    async with AsyncExitStack() as stack:
+        registry = CollectorRegistry()
+        kpi = Kpi(registry, service="test", phases=PHASES)
+        metrics = KnowledgeFlowMetrics(registry, kpi)
+        database = Database(Postgres.model_validate(where.settings()), "test-index", metrics)
+        stack.push_async_callback(database.aclose)
+        await database.connect_until_ready()
+        staging = Staging(directory)
+        await staging.open()
+        stack.push_async_callback(staging.aclose)
+        pool = ParserPool(PoolRules(1, 512, timeout_s), command=command)
+        stack.push_async_callback(pool.aclose)
+        tasks, embedder = TaskRegistry(), HashingEmbedder()
+        stack.push_async_callback(tasks.aclose)
+        writer, intake = PgVectorWriter(database, model=embedder.model), Intake(database)
+        service = IngestService(
+            pool=pool,
+            staging=staging,
+            intake=intake,
+            writer=writer,
+            embedder=embedder,
+            rules=IngestRules(400, 40, files=2),
+            metrics=metrics,
+            kpi=kpi,
+            tasks=tasks,
+        )
+        app = FastAPI()
+        install_error_handlers(app)
+        ingest = IngestServices(service, intake, staging, LIMITS)
+        library = LibraryServices(Library(database, writer), metrics)
+        app.include_router(ingest_router.build_router(lambda: ingest, identify), prefix=BASE)
+        app.include_router(library_router.build_router(lambda: library, identify), prefix=BASE)
+        port = await stack.enter_async_context(_served(app))
+        http = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
+        yield Lab(
+            port=port,
+            http=http,
+            database=database,
+            pool=pool,
+            staging_root=directory,
+            service=service,
+            embedder=embedder,
+            tasks=tasks,
+            metrics=metrics,
+            registry=registry,
+        )
+
+
+@asynccontextmanager
+async def _served(app: FastAPI) -> AsyncIterator[int]:
+    async def drained() -> None:
+        """Nothing to end."""
+
+    sock = listen("127.0.0.1", 0)
+    server = build_server(app, drained)
+    async with asyncio.TaskGroup() as group:
+        serving = group.create_task(server.serve(sockets=[sock]))
+        try:
+            yield int(sock.getsockname()[1])
+        finally:
+            server.should_exit = True
+            await serving
