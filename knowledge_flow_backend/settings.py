@@ -182,6 +182,10 @@ class Limits(Section):
     """Characters of a question."""
     max_request_bytes: Positive = 4_194_304
     """Bytes of a JSON body."""
+    max_upload_files: Positive = 200
+    """Files of one upload."""
+    max_upload_mb: Positive = 1024
+    """One upload, in MB; `processing.max_file_mb` limits each of its files."""
 
 
 class Deadlines(Section):

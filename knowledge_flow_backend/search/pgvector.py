@@ -49,6 +49,16 @@ class PgVectorIndex:
         self._kpi = kpi
         self._rules = rules or PgVectorRules()
 
+    async def check(self) -> None:
+        """Raise `SchemaMismatch` where the index holds vectors of another model; `IndexUnavailable`."""
+        self._database.require_ready()
+        try:
+            rows = await self._rows("index_info", statements.INFO, {})
+        except DatabaseFault as error:
+            raise failure_of(error) from error
+        if rows and rows[0][0] != self._model:
+            check_model(self._database.index, (rows[0][0], rows[0][1]), (self._model, rows[0][1]))
+
     async def search(self, query: IndexQuery, embed: Embed) -> list[ChunkHit]:
         """See `ChunkIndex`."""
         self._database.require_ready()

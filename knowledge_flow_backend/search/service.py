@@ -55,18 +55,12 @@ class SearchService:
         self._metrics = metrics
         self._kpi = kpi
         self._running = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._logged = float("-inf")
 
     @property
     def running(self) -> int:
         """Calls that run now."""
         return self._running
-
-    async def wait_idle(self) -> None:
-        """Wait until no call runs."""
-        await self._idle.wait()
 
     async def search(self, request: SearchRequest, reader: Reader) -> list[dict[str, Any]]:
         """The hits, best first. Raises `MessageTooLong`, `Overloaded`, `SchemaMismatch`, `DocumentsUnavailable`."""
@@ -161,10 +155,6 @@ class SearchService:
     def _enter(self, change: int) -> None:
         self._running += change
         self._metrics.searches_running.set(self._running)
-        if self._running:
-            self._idle.clear()
-        else:
-            self._idle.set()
 
     def _say(self, route: str, failure: DocumentsUnavailable) -> None:
         # Once a second: in an outage every call fails (TRUST G7).

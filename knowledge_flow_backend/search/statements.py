@@ -120,6 +120,9 @@ SELECT (SELECT embedding_model FROM index_info), (SELECT dimension FROM index_in
     (SELECT size FROM scope),
     (SELECT coalesce(sum(d.chunk_count), 0) FROM documents d WHERE d.retrievable AND {_ATTACHED})"""
 
+INFO: Final = text("SELECT embedding_model, dimension FROM index_info")
+"""The embedder of the index; no row while it is empty."""
+
 OVERVIEW: Final = text(f"WITH {_SCOPE} {_OVERVIEW}")
 """One row: model and length of the index (null while empty), chunks in scope (counted up to a limit), attached ones."""
 

@@ -1,0 +1,383 @@
+"""Builds the knowledge-flow service in its lifespan, wires the ports, and ends it in order."""
+
+import asyncio
+import gc
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+
+from backend_kit.aio import TaskRegistry
+from backend_kit.auth import HmacVerifier, NoAuth, Verifier
+from backend_kit.http import (
+    BodyLimit,
+    HttpMetrics,
+    RequestId,
+    RequestMetrics,
+    ServeSettings,
+    bearer,
+    health_router,
+    install_error_handlers,
+    serve,
+)
+from backend_kit.kpi import Kpi
+from backend_kit.kpi.runtime import KpiOptions, KpiRuntime
+from backend_kit.settings import config_hash
+from knowledge_flow_backend.embed import Embedder
+from knowledge_flow_backend.embed.batcher import BatchRules
+from knowledge_flow_backend.embed.handover import QuestionVectors
+from knowledge_flow_backend.embed.local import DOCUMENTS_A_BATCH, LocalEmbedder, default_home
+from knowledge_flow_backend.embed.openai import DEFAULT_BASE_URL, EmbeddingEndpoint, OpenAiEmbedder
+from knowledge_flow_backend.errors import IndexUnavailable, SchemaMismatch
+from knowledge_flow_backend.index.database import Database
+from knowledge_flow_backend.ingest.pool import ParserPool, PoolRules
+from knowledge_flow_backend.ingest.receive import UploadLimits
+from knowledge_flow_backend.ingest.router import IngestServices
+from knowledge_flow_backend.ingest.router import build_router as build_ingest_router
+from knowledge_flow_backend.ingest.service import IngestRules, IngestService
+from knowledge_flow_backend.ingest.staging import Staging
+from knowledge_flow_backend.library.intake import Intake
+from knowledge_flow_backend.library.router import LibraryServices
+from knowledge_flow_backend.library.router import build_router as build_library_router
+from knowledge_flow_backend.library.store import Library
+from knowledge_flow_backend.metrics import PHASES, KnowledgeFlowMetrics
+from knowledge_flow_backend.rerank import RerankService
+from knowledge_flow_backend.rerank.local import LocalReranker
+from knowledge_flow_backend.search.pgvector import PgVectorIndex, PgVectorRules
+from knowledge_flow_backend.search.pgvector_writer import PgVectorWriter
+from knowledge_flow_backend.search.router import build_router as build_search_router
+from knowledge_flow_backend.search.service import SearchRules, SearchService
+from knowledge_flow_backend.settings import KnowledgeFlowSettings
+
+logger = logging.getLogger(__name__)
+
+_MIB = 1024 * 1024
+_LAG_NOT_READY_S = 1.0
+_LAG_NOT_READY_FOR_S = 10.0
+
+
+@dataclass(slots=True)
+class State:
+    """What the lifespan built, each with its one owner."""
+
+    tasks: TaskRegistry
+    runtime: KpiRuntime
+    database: Database
+    embedder: Embedder
+    index: PgVectorIndex
+    search: SearchService
+    ingest: IngestServices
+    library: LibraryServices
+    mismatch: str | None = field(default=None)
+    """Why the index does not fit the embedder, in words; None where it does, or is not known yet."""
+
+
+class KnowledgeFlowService:
+    """One knowledge-flow service: `app` is the ASGI application, `drain` its orderly end. It keeps nothing that
+    another process would need: two may live side by side, in one process or in several."""
+
+    def __init__(self, settings: KnowledgeFlowSettings, *, freeze_gc: bool = False) -> None:
+        """`freeze_gc` is for a process that does nothing else."""
+        self._settings = settings
+        self._freeze_gc = freeze_gc
+        self._verifier = make_verifier(settings)
+        self._registry = CollectorRegistry()
+        self._state: State | None = None
+        self._draining = False
+        self._late_since: float | None = None
+        self.app = self._build_app()
+
+    @property
+    def metrics_port(self) -> int | None:
+        """Where /metrics listens, once started."""
+        return None if self._state is None else self._state.runtime.metrics_port
+
+    @property
+    def running(self) -> State:
+        """What the lifespan built. Raises RuntimeError before the start and after the end."""
+        if self._state is None:
+            raise RuntimeError("the service has not started")
+        return self._state
+
+    def state(self) -> tuple[bool, str, dict[str, Any]]:
+        """Readiness: not a question of Postgres, or one outage would take every instance out at once."""
+        state = self._state
+        if state is None:
+            return False, "starting", {}
+        dependencies: dict[str, Any] = {
+            "postgres": "refused" if state.database.refused else "ready" if state.database.ready else "connecting",
+            "embedder": state.embedder.state,
+        }
+        if self._draining:
+            return False, "draining", dependencies
+        if state.mismatch is not None or state.database.refused is not None:
+            return False, "schema_mismatch", dependencies
+        if not state.database.ready or state.embedder.state == "loading":
+            return False, "starting", dependencies
+        if state.embedder.state != "ready":
+            return False, "embedder_failed", dependencies
+        if self._loop_is_late(state):
+            return False, "loop_late", dependencies
+        return True, "ready", dependencies
+
+    async def drain(self) -> None:
+        """End uploads. Searches are short: the server lets those that run end when it closes."""
+        self._draining = True
+        logger.info("drain 1/2: not ready any more; new uploads are refused")
+        left = await self.running.ingest.ingest.drain(self._settings.deadlines.drain_s)
+        logger.info("drain 2/2: uploads have ended, %d of them cut short at the deadline", left)
+
+    def _loop_is_late(self, state: State) -> bool:
+        now = asyncio.get_running_loop().time()
+        if state.runtime.loop.lag_s < _LAG_NOT_READY_S:
+            self._late_since = None
+            return False
+        if self._late_since is None:
+            self._late_since = now
+        return now - self._late_since >= _LAG_NOT_READY_FOR_S
+
+    def _build_app(self) -> FastAPI:
+        app = FastAPI(title="Turnwise knowledge flow", version=version("turnwise"), lifespan=self._lifespan)
+        base = self._settings.app.base_url
+        identify = bearer(self._verifier)
+        install_error_handlers(app)
+        app.include_router(health_router(self), prefix=base)
+        app.include_router(build_search_router(lambda: self.running.search, identify), prefix=base)
+        app.include_router(build_ingest_router(lambda: self.running.ingest, identify), prefix=base)
+        app.include_router(build_library_router(lambda: self.running.library, identify), prefix=base)
+        app.add_middleware(RequestMetrics, metrics=HttpMetrics(self._registry))
+        app.add_middleware(BodyLimit, limit_bytes=self._settings.limits.max_request_bytes)
+        app.add_middleware(RequestId)
+        return app
+
+    @asynccontextmanager
+    async def _lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            self._state = await self._build(stack)
+            if self._freeze_gc:
+                freeze_gc()
+                stack.callback(gc.unfreeze)
+            yield
+            self._state = None
+
+    async def _build(self, stack: AsyncExitStack) -> State:
+        """Build in order; the stack closes in reverse."""
+        settings = self._settings
+        kpi = Kpi(
+            self._registry,
+            service=settings.app.name,
+            legacy_ms_names=settings.metrics.legacy_ms_names,
+            phases=PHASES,
+        )
+        metrics = KnowledgeFlowMetrics(self._registry, kpi)
+        runtime = KpiRuntime(kpi, kpi_options(settings)).start()
+        stack.callback(runtime.close)
+        tasks = TaskRegistry()
+        database = Database(settings.storage.postgres, settings.storage.vector_store.index, metrics)
+        stack.push_async_callback(database.aclose)
+        embedder = make_embedder(settings, metrics, tasks)
+        stack.push_async_callback(embedder.aclose)
+        index = PgVectorIndex(
+            database,
+            model=embedder.model,
+            kpi=kpi,
+            rules=PgVectorRules(settings.search.rrf_k, settings.search.attachment_hits),
+        )
+        search = _make_search(settings, stack, index=index, embedder=embedder, metrics=metrics, kpi=kpi)
+        writer = PgVectorWriter(database, model=embedder.model, bulk_size=settings.storage.vector_store.bulk_size)
+        ingest = await _make_ingest(
+            settings, stack, database, writer=writer, embedder=embedder, metrics=metrics, kpi=kpi, tasks=tasks
+        )
+        library = LibraryServices(Library(database, writer), metrics)
+        state = State(tasks, runtime, database, embedder, index, search, ingest, library)
+        stack.push_async_callback(tasks.aclose)
+        tasks.spawn("index-schema", lambda: _open_index(state))
+        if isinstance(embedder, LocalEmbedder):
+            embedder.start()
+        kpi.add_lines(lambda: _pool_lines(database))
+        return state
+
+
+def make_verifier(settings: KnowledgeFlowSettings) -> Verifier:
+    """Who checks tokens: nobody where authentication is off (said aloud), else the shared secret."""
+    security = settings.security
+    if not security.user.enabled:
+        logger.warning("authentication is OFF: every caller is the user 'admin'")
+        return NoAuth()
+    if security.hs256_secret is None:
+        raise RuntimeError("security.user.enabled without security.hs256_secret_env")
+    return HmacVerifier(
+        security.hs256_secret.get_secret_value(),
+        client_id=security.user.client_id or "",
+        issuer=security.user.realm_url,
+        audience=security.user.client_id,
+    )
+
+
+def make_embedder(
+    settings: KnowledgeFlowSettings, metrics: KnowledgeFlowMetrics, tasks: TaskRegistry
+) -> LocalEmbedder | OpenAiEmbedder:
+    """The configured embedder; the local one still has to be started."""
+    model = settings.embedding_model
+    chosen = model.settings
+    local = model.provider == "local"
+    rules = BatchRules(
+        slots=chosen.threads if local else chosen.requests_at_once,
+        queries=chosen.batch_max_texts,
+        documents=min(chosen.batch_max_texts, DOCUMENTS_A_BATCH) if local else chosen.batch_max_texts,
+        waiting=chosen.queue_max_texts,
+    )
+    if local:
+        home = Path(settings.storage.home) if settings.storage.home else default_home(os.environ)
+        return LocalEmbedder(home, threads=chosen.threads, rules=rules, metrics=metrics, tasks=tasks)
+    endpoint = EmbeddingEndpoint(
+        base_url=chosen.base_url or DEFAULT_BASE_URL,
+        model=model.name,
+        api_key=chosen.api_key,
+        connect_s=chosen.timeout.connect,
+        read_s=chosen.timeout.read,
+        max_retries=chosen.max_retries,
+        max_connections=chosen.http_client_limits.max_connections,
+        keepalive_s=chosen.http_client_limits.keepalive_expiry_seconds,
+    )
+    return OpenAiEmbedder(endpoint, rules, metrics=metrics, tasks=tasks)
+
+
+def kpi_options(settings: KnowledgeFlowSettings) -> KpiOptions:
+    """The measurement switches of the configuration."""
+    app = settings.app
+    return KpiOptions(
+        log_level=app.log_level,
+        summary_interval_s=app.kpi_log_summary_interval_sec,
+        summary_top_n=app.kpi_log_summary_top_n,
+        process_interval_s=app.kpi_process_metrics_interval_sec,
+        metrics_enabled=app.metrics_enabled,
+        metrics_address=app.metrics_address,
+        metrics_port=app.metrics_port,
+        version=version("turnwise"),
+        git_sha=os.environ.get("TURNWISE_GIT_SHA", "unknown"),
+        config_hash=config_hash(settings),
+    )
+
+
+def freeze_gc() -> None:
+    """Take what start-up made out of garbage collection: full collections over it cost 100-180 ms each (COSTS §7)."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+
+
+def serve_app(settings: KnowledgeFlowSettings, sock: socket.socket) -> int:
+    """Run the service on a listening socket until a signal ends it; returns the exit code."""
+    service = KnowledgeFlowService(settings, freeze_gc=True)
+    return serve(
+        service.app,
+        host=settings.app.address,
+        port=settings.app.port,
+        drain=service.drain,
+        settings=ServeSettings(drain_limit_s=settings.deadlines.drain_s + 5.0),
+        sock=sock,
+    )
+
+
+def _make_search(
+    settings: KnowledgeFlowSettings,
+    stack: AsyncExitStack,
+    *,
+    index: PgVectorIndex,
+    embedder: Embedder,
+    metrics: KnowledgeFlowMetrics,
+    kpi: Kpi,
+) -> SearchService:
+    vectors = QuestionVectors()
+    reranker: LocalReranker | None = None
+    if settings.crossencoder_model.provider == "local":
+        threads = settings.crossencoder_model.settings.threads
+        reranker = LocalReranker(embedder, index, vectors, threads=threads, metrics=metrics, kpi=kpi)
+        stack.callback(reranker.close)
+    reranking = RerankService(reranker, deadline_s=settings.deadlines.rerank_s, metrics=metrics, kpi=kpi)
+    rules = SearchRules(
+        candidates=settings.search.candidates,
+        max_running=settings.limits.max_searches,
+        max_question_chars=settings.limits.max_question_chars,
+        deadline_s=settings.deadlines.search_s,
+        index_name=settings.storage.vector_store.index,
+    )
+    return SearchService(
+        index=index,
+        embedder=embedder,
+        vectors=vectors,
+        reranking=reranking,
+        rules=rules,
+        metrics=metrics,
+        kpi=kpi,
+    )
+
+
+async def _make_ingest(
+    settings: KnowledgeFlowSettings,
+    stack: AsyncExitStack,
+    database: Database,
+    *,
+    writer: PgVectorWriter,
+    embedder: Embedder,
+    metrics: KnowledgeFlowMetrics,
+    kpi: Kpi,
+    tasks: TaskRegistry,
+) -> IngestServices:
+    processing, limits = settings.processing, settings.limits
+    staging = Staging()
+    await staging.open()
+    stack.push_async_callback(staging.aclose)
+    pool = ParserPool(PoolRules(processing.workers, processing.worker_memory_mb, processing.worker_timeout_s))
+    stack.push_async_callback(pool.aclose)
+    intake = Intake(database)
+    service = IngestService(
+        pool=pool,
+        staging=staging,
+        intake=intake,
+        writer=writer,
+        embedder=embedder,
+        # One file more than parsers: while one is being embedded, another one is read.
+        rules=IngestRules(processing.chunk_size_chars, processing.chunk_overlap_chars, files=processing.workers + 1),
+        metrics=metrics,
+        kpi=kpi,
+        tasks=tasks,
+    )
+    bounds = UploadLimits(processing.max_file_mb * _MIB, limits.max_upload_files, limits.max_upload_mb * _MIB)
+    return IngestServices(service, intake, staging, bounds)
+
+
+async def _open_index(state: State) -> None:
+    """First contact with the database, and whether what it holds was made by this embedder."""
+    await state.database.connect_until_ready()
+    if not state.database.ready:
+        return
+    try:
+        await state.index.check()
+    except SchemaMismatch as mismatch:
+        state.mismatch = str(mismatch)
+        logger.critical("%s", mismatch)
+    except IndexUnavailable as failure:
+        # Each search compares too: what is not known now is known then.
+        logger.warning("the index could not be checked: %s", failure)
+
+
+def _pool_lines(database: Database) -> list[str]:
+    lines = []
+    for pool in (database.main, database.ingest):
+        stats = pool.stats()
+        util = 100.0 * stats.in_use / stats.size if stats.size else 0.0
+        lines.append(
+            f"db_pool={pool.name} size={stats.size} checked_in={stats.idle} checked_out={stats.in_use} "
+            f"overflow={stats.overflow} util_pct={util:.1f}"
+        )
+    return lines

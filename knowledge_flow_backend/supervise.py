@@ -1,0 +1,167 @@
+"""Several processes that serve one port: started, restarted when one dies, ended together.
+
+Each worker listens for itself with SO_REUSEPORT, so the kernel spreads connections by their addresses (63:87 to 75:75
+of 150; one socket shared by all gave 49:101, COSTS §7), and the connections of a dead one are refused at once instead
+of waiting for its successor.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from backend_kit.http import CannotListen, listen
+
+logger = logging.getLogger(__name__)
+
+EXIT_REFUSED = 2
+"""A worker's exit code for a configuration or a port that will not do: no restart helps."""
+GIVE_UP_AFTER = 5
+"""Deaths in a row, each within QUICK_S of its start, after which the whole service ends."""
+QUICK_S = 10.0
+_FIRST_DELAY_S = 0.2
+_MAX_DELAY_S = 5.0
+
+Command = Callable[[int, int], Sequence[str]]
+"""The command line of worker N (from 0), given the descriptor of its lifeline."""
+
+
+class Workers:
+    """N processes of one command. They end with this one, however it ends: each watches a pipe that closes then."""
+
+    def __init__(self, count: int, command: Command, *, kill_after_s: float) -> None:
+        """`kill_after_s`: how long a worker may take to end after SIGTERM."""
+        self._count = count
+        self._command = command
+        self._kill_after_s = kill_after_s
+        self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._stopping = asyncio.Event()
+        self._code = 0
+
+    async def run(self) -> int:
+        """Supervise until SIGTERM or SIGINT; the exit code: that of a worker where one was refused, 1 where they died
+        too often or one was cut short."""
+        loop = asyncio.get_running_loop()
+        for what in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(what, self._on_signal, what)
+        lifeline, held = os.pipe()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for number in range(self._count):
+                    tasks.create_task(self._keep(number, lifeline), name=f"worker {number}")
+        finally:
+            os.close(lifeline)
+            os.close(held)
+        return self._code
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that run now."""
+        return [process.pid for process in self._processes.values()]
+
+    def stop(self, code: int = 0) -> None:
+        """End every worker in order."""
+        self._code = self._code or code
+        self._stopping.set()
+        self._signal(signal.SIGTERM)
+
+    def _on_signal(self, what: signal.Signals) -> None:
+        logger.info("%s: ending %d workers", what.name, len(self._processes))
+        # A second signal reaches them too: they cut short what they are doing.
+        self.stop()
+
+    def _signal(self, what: signal.Signals) -> None:
+        for process in self._processes.values():
+            with suppress(ProcessLookupError):
+                process.send_signal(what)
+
+    async def _keep(self, number: int, lifeline: int) -> None:
+        """Run one worker, again and again, until the end."""
+        quick, delay = 0, _FIRST_DELAY_S
+        while not self._stopping.is_set():
+            began = asyncio.get_running_loop().time()
+            code = await self._run_once(number, lifeline)
+            if self._stopping.is_set():
+                self._code = self._code or (1 if code else 0)
+                return
+            lived = asyncio.get_running_loop().time() - began
+            quick, delay = (quick + 1, delay) if lived < QUICK_S else (1, _FIRST_DELAY_S)
+            logger.error("worker %d ended by itself with code %d after %.1f s", number, code, lived)
+            if code == EXIT_REFUSED or quick >= GIVE_UP_AFTER:
+                self.stop(EXIT_REFUSED if code == EXIT_REFUSED else 1)
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay):
+                    await self._stopping.wait()
+            delay = min(delay * 2, _MAX_DELAY_S)
+
+    async def _run_once(self, number: int, lifeline: int) -> int:
+        # A session of its own: Ctrl-C in the terminal comes to us, and from us to the workers, once.
+        process = await asyncio.create_subprocess_exec(
+            *self._command(number, lifeline), pass_fds=(lifeline,), start_new_session=True
+        )
+        self._processes[number] = process
+        if self._stopping.is_set():  # the signal came while it was being started
+            process.terminate()
+        try:
+            return await self._wait(process)
+        finally:
+            if process.returncode is None:
+                process.kill()
+            del self._processes[number]
+
+    async def _wait(self, process: asyncio.subprocess.Process) -> int:
+        async with asyncio.TaskGroup() as tasks:
+            patience = tasks.create_task(self._lose_patience(process))
+            code = await process.wait()
+            patience.cancel()
+        return code
+
+    async def _lose_patience(self, process: asyncio.subprocess.Process) -> None:
+        await self._stopping.wait()
+        await asyncio.sleep(self._kill_after_s)
+        logger.error("a worker (pid %d) did not end within %.0f s: killing it", process.pid, self._kill_after_s)
+        process.kill()
+
+
+def hold_port(host: str, port: int) -> socket.socket:
+    """Make sure that nobody listens there, and keep the port for workers. Raises `CannotListen`.
+
+    Close the socket that comes back when they have ended; it is bound and never listens.
+    """
+    listen(host, port).close()
+    return _bound(host, port)
+
+
+def listen_beside_others(host: str, port: int, *, backlog: int = 2048) -> socket.socket:
+    """A worker's own listening socket on a port that other workers listen on too. Raises `CannotListen`."""
+    sock = _bound(host, port)
+    sock.listen(backlog)
+    sock.setblocking(False)
+    return sock
+
+
+def end_with(lifeline: int) -> None:
+    """Begin this process' end as SIGTERM does when the supervisor is gone, however it went."""
+
+    def watch() -> None:
+        os.read(lifeline, 1)  # nothing is ever written: it returns at the end of the pipe
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise CannotListen(f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}") from None
+    return sock
