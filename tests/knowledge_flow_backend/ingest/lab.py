@@ -1,11 +1,12 @@
 """Ingestion and libraries behind their real routes on a real port, with real Postgres and a real index."""
 
 import asyncio
+import io
 import json
 import zlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import aiohttp
 import numpy as np
 from fastapi import FastAPI, Request
 from prometheus_client import CollectorRegistry
+from sqlalchemy import text
 
 from backend_kit.aio import TaskRegistry
 from backend_kit.auth import Identity
@@ -89,7 +91,6 @@ class Lab:
     tasks: TaskRegistry
     metrics: KnowledgeFlowMetrics
     registry: CollectorRegistry
-    sent: list[dict[str, Any]] = field(default_factory=list)
 
     async def upload(
         self, *named: tuple[str, bytes], tags: Sequence[str] = (), user: str = "admin", status: int = 200
@@ -97,12 +98,12 @@ class Lab:
         """Upload files; the lines of progress."""
         form = aiohttp.FormData(quote_fields=False)
         for name, data in named:
-            form.add_field("files", data, filename=name, content_type="application/octet-stream")
+            form.add_field("files", io.BytesIO(data), filename=name, content_type="application/octet-stream")
         form.add_field("metadata_json", json.dumps({"tags": list(tags), "source_tag": "fred"}))
         async with self.http.post(f"{BASE}/upload-process-documents", data=form, headers={"X-User": user}) as response:
-            text = await response.text()
-            assert response.status == status, text
-            return [json.loads(line) for line in text.splitlines()]
+            body = await response.text()
+            assert response.status == status, body
+            return [json.loads(line) for line in body.splitlines()]
 
     async def put(self, name: str, data: bytes | str, **options: Any) -> str:
         """Upload one file that must succeed; its document uid."""
@@ -113,15 +114,14 @@ class Lab:
 
     async def call(self, method: str, path: str, *, user: str = "admin", status: int = 200, **options: Any) -> Any:
         """A REST call; its decoded body."""
-        async with self.http.request(method, BASE + path, headers={"X-User": user}, **options) as response:
+        headers = {"X-User": user, **options.pop("headers", {})}
+        async with self.http.request(method, BASE + path, headers=headers, **options) as response:
             body = await response.read()
             assert response.status == status, body
             return json.loads(body) if body else None
 
     async def rows(self, statement: str) -> list[tuple[Any, ...]]:
         """The answer of a statement on a connection of its own."""
-        from sqlalchemy import text
-
         async with self.database.ingest.connection() as connection:
             return [tuple(row) for row in await connection.execute("test", text(statement))]
 
