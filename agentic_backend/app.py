@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -37,7 +38,6 @@ from backend_kit.aio import TaskRegistry
 from backend_kit.auth import HmacVerifier, NoAuth, Verifier
 from backend_kit.http import (
     BodyLimit,
-    CannotListen,
     HttpMetrics,
     RequestId,
     RequestMetrics,
@@ -45,7 +45,6 @@ from backend_kit.http import (
     bearer,
     health_router,
     install_error_handlers,
-    listen,
     serve,
 )
 from backend_kit.kpi import Kpi
@@ -365,13 +364,8 @@ def freeze_gc() -> None:
     gc.set_threshold(50_000, 20, 100)
 
 
-def serve_app(settings: AgenticSettings) -> int:
-    """Run the service until a signal ends it; returns the exit code."""
-    try:
-        sock = listen(settings.app.address, settings.app.port)
-    except CannotListen as error:
-        logger.critical("%s", error)
-        return 2
+def serve_app(settings: AgenticSettings, sock: socket.socket) -> int:
+    """Run the service on a listening socket until a signal ends it; returns the exit code."""
     service = AgenticService(settings)
     server = settings.server
     return serve(

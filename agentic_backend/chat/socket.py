@@ -332,18 +332,20 @@ class ChatSocket:
             return [relay.native(turn, event)]
         if follow.cursor == len(turn.events):
             return [relay.native(turn, event)]
+        rank, channel = payload.rank, payload.channel
         texts = [payload.text]
         chars = len(payload.text)
         seq = event.seq
         while follow.cursor < len(turn.events) and chars < _DELTA_CHARS:
             more = turn.events[follow.cursor]
-            if not isinstance(more.payload, TextDelta) or more.payload.rank != payload.rank:
+            fragment = more.payload
+            if not isinstance(fragment, TextDelta) or (fragment.rank, fragment.channel) != (rank, channel):
                 break
-            texts.append(more.payload.text)
-            chars += len(more.payload.text)
+            texts.append(fragment.text)
+            chars += len(fragment.text)
             seq = more.seq
             follow.cursor += 1
-        return [relay.native_delta(turn, seq, payload.rank, payload.channel, "".join(texts))]
+        return [relay.native_delta(turn, seq, rank, channel, "".join(texts))]
 
     def _done_with(self, follow: _Follow) -> None:
         self._follows.remove(follow)

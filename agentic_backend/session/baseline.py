@@ -56,6 +56,8 @@ class BaselineTurns:
         else:
             self._finish(exchange, answer)
         finally:
+            if not turn.ended:
+                self._fail(exchange, Code.INTERNAL)  # nobody foresaw it, and the task's owner logs it
             self._turns.pop((ask.user_id, ask.exchange_id), None)
 
     def _agent_run(self, exchange: Exchange) -> AgentRun:

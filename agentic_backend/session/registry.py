@@ -11,10 +11,10 @@ from agentic_backend.events import utc_now
 from agentic_backend.session.admission import Admission
 from agentic_backend.session.models import Session
 from agentic_backend.session.store import TurnLog
-from agentic_backend.session.stream import Ask, Cancelled, Turn
+from agentic_backend.session.stream import Ask, Cancelled, Failed, Turn
 from agentic_backend.session.turn import TurnRunner, refuse
 from backend_kit.aio import TaskRegistry
-from backend_kit.wire import ServiceError
+from backend_kit.wire import Code, ServiceError
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +22,7 @@ _KEPT_AFTER_END_S = 120.0
 _KEPT_BYTES = 16 * 1024 * 1024
 _IDLE_SESSIONS_KEPT = 10_000
 _QUEUED_PER_SESSION = 8
+_CANCELLED_END_S = 5.0
 
 _Key = tuple[str, str]
 """(user id, session or exchange id): another user's id is another key, so it can neither be seen nor blocked."""
@@ -131,10 +132,17 @@ class TurnRegistry:
             left = list(self._turns.values())
             for turn in left:
                 turn.cancel()
-            async with asyncio.timeout(5.0):
-                await self._quiet.wait()
+            await self._wait_quiet(_CANCELLED_END_S)
             return len(left)
         return 0
+
+    async def _wait_quiet(self, deadline_s: float) -> None:
+        """Wait for cancelled turns. An agent that does not let itself be stopped must not stop the drain either."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._quiet.wait()
+        except TimeoutError:
+            logger.error("%d turns did not end within %.1f s of their stop", len(self._turns), deadline_s)
 
     def _admit(self, ask: Ask) -> None:
         if self.draining:
@@ -185,6 +193,8 @@ class TurnRegistry:
             except asyncio.CancelledError:
                 if place.done() and not place.cancelled():
                     self._free(key, slot)  # the session had been handed over in the same tick
+                elif (place, turn) in slot.waiting:
+                    slot.waiting.remove((place, turn))  # it would count against those who do wait
                 raise
         slot.running = turn
 
@@ -215,6 +225,9 @@ class TurnRegistry:
                 del self._slots[key]
 
     def _end(self, key: _Key, turn: Turn) -> None:
+        if not turn.ended:
+            # Something failed that nobody foresaw, and the task's owner logs it: whoever waits must hear of it.
+            turn.publish(Failed(Code.INTERNAL, refused=not turn.events, language=turn.ask.language))
         self._turns.pop(key, None)
         self._admission.leave_user(turn.ask.user_id)
         turn.ended_at = time.monotonic()
