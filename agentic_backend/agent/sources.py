@@ -16,8 +16,8 @@ from backend_kit.wire import dumps
 KEPT_BYTES: Final = 12 * 1024
 """What the sources of one answer may take in its metadata. The compatible `final` has 32 KiB a frame (CONTRACT §2):
 this leaves 20 for question, answer, ledger and session."""
-_KEPT_CHARS: Final = (600, 300, 120, 0)
-_KEPT_TEXT_CHARS: Final = 300
+_KEPT_CHARS: Final = ((600, 300), (300, 200), (120, 100), (0, 60))
+"""Characters of a content and of any other text, tried in this order until everything fits."""
 # How it was found is of use to knowledge flow and its reranker, not to who reads the answer.
 _NOT_KEPT: Final = frozenset(
     {
@@ -103,22 +103,23 @@ def kept(hits: Sequence[Hit]) -> list[Hit]:
     """The hits as they are shown and stored: without what only a search needs, contents cut so that all of them fit
     into `KEPT_BYTES`. An ellipsis says where something was cut."""
     shortest: list[Hit] = []
-    for chars in _KEPT_CHARS:
-        shortest = [_shortened(hit, chars) for hit in hits]
+    for content_chars, text_chars in _KEPT_CHARS:
+        shortest = [_shortened(hit, content_chars, text_chars) for hit in hits]
         if len(dumps(shortest)) <= KEPT_BYTES:
             break
     return shortest
 
 
-def _shortened(hit: Hit, content_chars: int) -> Hit:
+def _shortened(hit: Hit, content_chars: int, text_chars: int) -> Hit:
     short: Hit = {}
     for key, value in hit.items():
         if key in _NOT_KEPT:
             continue
         if isinstance(value, str):
-            limit = content_chars if key == "content" else _KEPT_TEXT_CHARS
-            # A cut address would lead elsewhere.
-            short[key] = value if len(value) <= limit or key.endswith("_url") else value[:limit] + "…"
+            limit = content_chars if key == "content" else text_chars
+            # A cut address or uid would lead elsewhere.
+            whole = len(value) <= limit or key == "uid" or key.endswith("_url")
+            short[key] = value if whole else value[:limit] + "…"
         else:
             short[key] = value
     return short
