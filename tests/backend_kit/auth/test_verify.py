@@ -161,7 +161,7 @@ def test_what_verified_is_remembered_within_a_bound(monkeypatch: pytest.MonkeyPa
 
 def test_a_remembered_token_ends_at_its_exp(monkeypatch: pytest.MonkeyPatch) -> None:
     verifier = HmacVerifier(SECRET)
-    text = token()
+    text = token(exp=int(time.time()) + 600)
     remembered = verifier.verify(text)
     later = time.time() + 600 + 31
     monkeypatch.setattr(time, "time", lambda: later)
