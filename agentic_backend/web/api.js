@@ -76,6 +76,17 @@ export class Api {
     return this.#call("GET", `chatbot/session/${encodeURIComponent(id)}/history?${window}`);
   }
 
+  /** A passage of a document: {text, start, end, section, page, document}. Offsets count code points. */
+  passage(documentUid, chunkUid) {
+    return this.#call("GET", `documents/${encodeURIComponent(documentUid)}/chunks/${encodeURIComponent(chunkUid)}`);
+  }
+
+  /** The text of a document in markdown. */
+  async documentText(documentUid) {
+    const { content } = await this.#call("GET", `documents/${encodeURIComponent(documentUid)}/markdown`);
+    return String(content);
+  }
+
   async #call(method, path, body) {
     const headers = { Authorization: `Bearer ${this.#credentials.token}` };
     if (body !== undefined) headers["Content-Type"] = "application/json";

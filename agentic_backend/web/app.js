@@ -7,6 +7,7 @@
 
 import { Api, ApiError, Credentials } from "./api.js";
 import { backoffMs, SocketClient, Turn } from "./protocol.js";
+import { placeInAddress, placeOf } from "./sources.js";
 import { errorText } from "./texts.js";
 import { View } from "./view.js";
 
@@ -75,6 +76,7 @@ class App {
       retry: (turn) => this.#retry(turn),
       edit: (turn) => this.#edit(turn),
       chooseAgent: (id) => this.#chooseAgent(id),
+      openSource: (source, claim) => this.#openDocument({ ...placeOf(source), claim }),
     });
   }
 
@@ -88,6 +90,24 @@ class App {
     this.#openFromAddress();
     this.#loadAgents();
     this.#loadSessions();
+    this.#openAddressedDocument();
+  }
+
+  // ---- documents ----
+
+  #openDocument(place) {
+    return this.#view.reader.open(place, {
+      passage: () => this.#api.passage(place.documentUid, place.chunkUid),
+      text: () => this.#api.documentText(place.documentUid),
+    });
+  }
+
+  /** The page under the address of a citation: the document opens over a new conversation, which is what it leaves. */
+  async #openAddressedDocument() {
+    const place = placeInAddress(location);
+    if (place === null) return;
+    await this.#openDocument(place);
+    if (placeInAddress(location) !== null) history.replaceState(null, "", "/#/");
   }
 
   #onVisible() {

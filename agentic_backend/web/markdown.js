@@ -23,6 +23,8 @@ const PUNCTUATION = /[\p{P}\p{S}]/u;
 const SPACE = /\s/u;
 const ESCAPABLE = /[!-/:-@[-`{-~]/;
 const BULLET = /^( {0,3})([-+*]|\d{1,9}[.)])([ \t]+(?=\S)|(?=\s*$))/;
+/** `[2]`, `[1, 3]`: source numbers, as the service reads them too. Not the label of a link. */
+const CITATION = /\[(\d{1,3}(?:\s*[,;]\s*\d{1,3})*)\](?!\()/y;
 const BARE_URL = new RegExp(`https?://[^\\s<>"'\`[\\]|]{1,${MAX_URL_CHARS}}`, "iy");
 const ANGLE_URL = new RegExp(`<(https?://[^\\s<>]{1,${MAX_URL_CHARS}})>`, "iy");
 const ENTITY = /&(?:#(\d{1,7})|#[xX]([0-9a-fA-F]{1,6})|([a-z]{2,6}));/y;
@@ -39,10 +41,16 @@ export function parse(text) {
 /**
  * Renders blocks as nodes.
  * @param {object[]} blocks as `parse` returns them
+ * @param {(number: number) => Node|null} cite the marker of a source, null where there is no source of that number:
+ * then what the text says stays text
  * @returns {Node[]} one node a block
  */
-export function render(blocks) {
-  return blocks.map(renderBlock);
+export function render(blocks, cite = noSource) {
+  return blocks.map((block) => renderBlock(block, cite));
+}
+
+function noSource() {
+  return null;
 }
 
 /**
@@ -87,35 +95,42 @@ export class MarkdownStream {
   #text = "";
   #tailStart = 0;
   #tailNodes = [];
+  #cite;
 
-  /** @param {HTMLElement} container emptied and filled by `update` */
-  constructor(container) {
+  /**
+   * @param {HTMLElement} container emptied and filled by `update`
+   * @param {(number: number) => Node|null} cite as in `render`; call `reset` when its answers change
+   */
+  constructor(container, cite = noSource) {
     this.#container = container;
+    this.#cite = cite;
     container.replaceChildren();
+  }
+
+  /** Forgets what is shown: the next `update` renders all of its text. */
+  reset() {
+    this.#text = "";
+    this.#container.replaceChildren();
+    this.#tailStart = 0;
+    this.#tailNodes = [];
   }
 
   /** Shows `text`; cheap where it is the text of the last call with something appended. */
   update(text) {
     const clean = text.replaceAll("\r", "");
     if (clean === this.#text) return;
-    if (!clean.startsWith(this.#text)) this.#reset();
+    if (!clean.startsWith(this.#text)) this.reset();
     this.#text = clean;
     for (const node of this.#tailNodes) node.remove();
     const lines = toLines(clean.slice(this.#tailStart));
     const blocks = parseBlocks(lines, 0);
-    const nodes = render(blocks);
+    const nodes = render(blocks, this.#cite);
     fill(this.#container, nodes);
     const open = firstOpenBlock(blocks, lines.length);
     this.#tailNodes = nodes.slice(open);
     for (let line = 0; open < blocks.length && line < blocks[open].line; line += 1) {
       this.#tailStart += lines[line].length + 1;
     }
-  }
-
-  #reset() {
-    this.#container.replaceChildren();
-    this.#tailStart = 0;
-    this.#tailNodes = [];
   }
 }
 
@@ -422,7 +437,7 @@ function joinLines(lines) {
 // ---- inline ------------------------------------------------------------------------------------------------------
 
 /**
- * Parses the text of one paragraph. Returns nodes: {type: text|code|break|em|strong|del|link|image, …, depth}.
+ * Parses the text of one paragraph. Returns nodes: {type: text|code|break|em|strong|del|link|image|citation, …}.
  * One pass makes tokens; runs of `*`, `_` and `~~` stay tokens until `resolveEmphasis` pairs them.
  */
 function parseInline(text) {
@@ -461,7 +476,7 @@ class InlineReader {
       case "!":
         return this.#text[this.#at + 1] === "[" && this.#openBracket(true);
       case "[":
-        return this.#openBracket(false);
+        return this.#readCitation() || this.#openBracket(false);
       case "]":
         return this.#closeBracket();
       case "<":
@@ -542,6 +557,16 @@ class InlineReader {
     const before = start === 0 ? " " : previousChar(this.#text, start);
     const after = end === this.#text.length ? " " : String.fromCodePoint(this.#text.codePointAt(end));
     this.#tokens.push({ type: "run", char, length, original: length, depth: 0, ...flanks(char, before, after) });
+    return true;
+  }
+
+  #readCitation() {
+    CITATION.lastIndex = this.#at;
+    const match = CITATION.exec(this.#text);
+    if (match === null) return false;
+    this.#at += match[0].length;
+    const numbers = match[1].split(/[,;]/).map((number) => Number.parseInt(number, 10));
+    this.#tokens.push({ type: "citation", value: match[0], numbers, depth: 0 });
     return true;
   }
 
@@ -735,6 +760,7 @@ function decode(raw) {
 function withoutLinks(nodes) {
   return nodes.flatMap((node) => {
     if (node.type === "link") return node.children;
+    if (node.type === "citation") return [{ type: "text", value: node.value, depth: 0 }];
     return [node.children === undefined ? node : { ...node, children: withoutLinks(node.children) }];
   });
 }
@@ -820,26 +846,26 @@ function plainText(nodes) {
 
 const BLOCK_RENDERERS = {
   code: (block) => codeBlock(block.text, block.language),
-  heading: (block) => el(`h${Math.min(block.level + 2, 6)}`, {}, renderInline(block.children)),
+  heading: (block, cite) => el(`h${Math.min(block.level + 2, 6)}`, {}, renderInline(block.children, cite)),
   rule: () => el("hr"),
-  quote: (block) => el("blockquote", {}, render(block.children)),
+  quote: (block, cite) => el("blockquote", {}, render(block.children, cite)),
   list: renderList,
   table: renderTable,
-  paragraph: (block) => el("p", {}, renderInline(block.children)),
+  paragraph: (block, cite) => el("p", {}, renderInline(block.children, cite)),
 };
 
-function renderBlock(block) {
-  return BLOCK_RENDERERS[block.type](block);
+function renderBlock(block, cite) {
+  return BLOCK_RENDERERS[block.type](block, cite);
 }
 
-function renderList(list) {
+function renderList(list, cite) {
   const start = list.ordered && list.start !== 1 ? list.start : null;
-  return el(list.ordered ? "ol" : "ul", { start }, list.items.map((item) => renderItem(item, list.loose)));
+  return el(list.ordered ? "ol" : "ul", { start }, list.items.map((item) => renderItem(item, list.loose, cite)));
 }
 
-function renderItem(item, loose) {
+function renderItem(item, loose, cite) {
   const children = item.children.flatMap((block) =>
-    !loose && block.type === "paragraph" ? renderInline(block.children) : [renderBlock(block)],
+    !loose && block.type === "paragraph" ? renderInline(block.children, cite) : [renderBlock(block, cite)],
   );
   if (item.checked === null) return el("li", {}, children);
   const box = el("input", {
@@ -851,17 +877,17 @@ function renderItem(item, loose) {
   return el("li", { class: "task" }, box, " ", children);
 }
 
-function renderTable(table) {
+function renderTable(table, cite) {
   const cell = (tag) => (nodes, column) =>
-    el(tag, { class: `align-${table.alignments[column]}`, scope: tag === "th" ? "col" : null }, renderInline(nodes));
+    el(tag, { class: `align-${table.alignments[column]}`, scope: tag === "th" ? "col" : null }, renderInline(nodes, cite));
   const head = el("thead", {}, el("tr", {}, table.header.map(cell("th"))));
   const body = el("tbody", {}, table.rows.map((row) => el("tr", {}, row.map(cell("td")))));
   const region = { class: "table", tabindex: "0", role: "region", "aria-label": "Table" };
   return el("div", region, el("table", {}, head, body));
 }
 
-function renderInline(nodes) {
-  return nodes.map((node) => {
+function renderInline(nodes, cite) {
+  return nodes.flatMap((node) => {
     switch (node.type) {
       case "text":
         return node.value;
@@ -870,13 +896,21 @@ function renderInline(nodes) {
       case "break":
         return el("br");
       case "link":
-        return safeLink(node.href, renderInline(node.children), node.title);
+        return safeLink(node.href, renderInline(node.children, cite), node.title);
       case "image":
         return renderImage(node);
+      case "citation":
+        return renderCitation(node, cite);
       default:
-        return el(node.type, {}, renderInline(node.children));
+        return el(node.type, {}, renderInline(node.children, cite));
     }
   });
+}
+
+/** Markers for the numbers that are sources; a bracket that names none of them is text. */
+function renderCitation(node, cite) {
+  const markers = node.numbers.map(cite).filter((marker) => marker !== null);
+  return markers.length === 0 ? node.value : markers;
 }
 
 /** An image is never fetched: its address could carry the conversation to whoever wrote the text. */

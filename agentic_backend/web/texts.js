@@ -20,6 +20,7 @@ const TITLES = {
   unauthenticated: "You need to sign in",
   forbidden: "You are not allowed to do this",
   conflict: "This question was already asked with another text",
+  http_404: "This document is not there",
   lost: "The connection was lost during this answer",
   unreachable: "The service does not answer",
 };

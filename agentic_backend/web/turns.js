@@ -4,6 +4,7 @@ import { copyButton, el, icon } from "./dom.js";
 import { duration, fullMoment, moment } from "./format.js";
 import { renderLedger, summarise } from "./ledger.js";
 import { codeBlock, MarkdownStream, safeLink } from "./markdown.js";
+import { citationButton, SourceList } from "./sources.js";
 import { errorText, warningText } from "./texts.js";
 
 const STEP_NAMES = { plan: "Plan", thought: "Thought", observation: "Observation", system_note: "Note" };
@@ -14,12 +15,13 @@ const END_NOTES = {
 
 /**
  * Shows a Turn and follows it: `update` after each change, which costs only what has changed.
- * `actions` has retry(turn) and edit(turn), called by the buttons of a failed turn.
+ * `actions` has retry(turn) and edit(turn), called by the buttons of a failed turn, and openSource(source, claim).
  */
 export class TurnView {
   #turn;
   #actions;
   #items = new Map();
+  #sources;
   #steps = el("div", { class: "items" });
   #state = el("div", { class: "turn-state" });
   #end = el("div", { class: "turn-end" });
@@ -30,7 +32,8 @@ export class TurnView {
   constructor(turn, actions) {
     this.#turn = turn;
     this.#actions = actions;
-    this.answer = el("div", { class: "answer" }, this.#steps, this.#state);
+    this.#sources = new SourceList((source) => actions.openSource(source, ""));
+    this.answer = el("div", { class: "answer" }, this.#steps, this.#state, this.#sources.node);
     this.node = el("article", { class: "turn", "aria-label": "Question and answer" }, this.answer, this.#end);
     if (turn.question !== null) this.node.prepend(el("div", { class: "question" }, turn.question));
     this.update();
@@ -44,6 +47,8 @@ export class TurnView {
     else this.answer.setAttribute("aria-busy", "true");
     this.#updateItems();
     this.#updateState();
+    // Under a finished answer only: while it is written the list would move with every line.
+    if (turn.ended) this.#sources.show(turn.sources, turn.answer?.text ?? "");
     if (turn.ended) this.#updateEnd();
   }
 
@@ -55,12 +60,12 @@ export class TurnView {
       shown.add(key);
       let view = this.#items.get(key);
       if (view === undefined) {
-        view = item.role === "assistant" && item.channel === "final" ? new AnswerItem() : new StepItem(item);
+        view = item.role === "assistant" && item.channel === "final" ? this.#answerItem() : new StepItem(item);
         this.#items.set(key, view);
         if (previous === null) this.#steps.prepend(view.node);
         else previous.after(view.node);
       }
-      view.update(item);
+      view.update(item, this.#turn.sources);
       previous = view.node;
     }
     for (const [key, view] of this.#items) {
@@ -68,6 +73,10 @@ export class TurnView {
       view.node.remove();
       this.#items.delete(key);
     }
+  }
+
+  #answerItem() {
+    return new AnswerItem((source, claim) => this.#actions.openSource(source, claim));
   }
 
   /** The line under the text while the turn runs: waiting, thinking, stopping. */
@@ -162,19 +171,37 @@ class AnswerItem {
   #stream;
   #extras = el("div", { class: "extras" });
   #message = null;
+  #sources = [];
 
-  constructor() {
+  constructor(openSource) {
     const body = el("div", { class: "markdown" });
-    this.#stream = new MarkdownStream(body);
+    const cite = (number) => {
+      const source = this.#sources[number - 1];
+      return source === undefined ? null : citationButton(number, source, openSource);
+    };
+    this.#stream = new MarkdownStream(body, cite);
     this.node = el("div", { class: "item" }, body, this.#extras);
   }
 
-  update(item) {
+  update(item, sources) {
+    // They come before the text; in a turn that is told anew, or from storage, they may come with or after it.
+    if (!sameSources(sources, this.#sources)) this.#stream.reset();
+    this.#sources = sources;
     this.#stream.update(item.text);
     if (item.message === null || item.message === this.#message) return;
     this.#message = item.message;
-    this.#extras.replaceChildren(...item.message.parts.flatMap(renderPart));
+    this.#extras.replaceChildren(...item.message.parts.filter((part) => !isListed(part, sources)).flatMap(renderPart));
   }
+}
+
+/** Whether markers of the one list still stand for the same sources in the other. */
+function sameSources(some, others) {
+  return some.length === others.length && some.every((source, at) => source.citation_url === others[at].citation_url);
+}
+
+/** A citation whose source stands in the list under the answer needs no link of its own. */
+function isListed(part, sources) {
+  return part.type === "link" && part.kind === "citation" && sources[Number(part.source_id) - 1] !== undefined;
 }
 
 /** The parts of a message that are not its text. An image is a link: nothing of an answer loads by itself. */

@@ -1,13 +1,14 @@
 /** The page around the turns: conversation list, header, message log, composer, connection, notices and the dialog. */
 
 import { el, icon } from "./dom.js";
+import { Reader } from "./reader.js";
 import { Sidebar, titleOf } from "./sidebar.js";
 import { TurnView } from "./turns.js";
 
 const NEAR_END_PX = 96;
 const COMPOSER_MAX_PX = 240;
 const NARROW = "(max-width: 800px)";
-const SUGGESTIONS = ["What is Turnwise?", "Where does the time of an answer go?", "Say hello"];
+const SUGGESTIONS = ["What is Turnwise?", "How does Turnwise persist a turn?", "Where does the time of an answer go?"];
 /** A short break of the connection is mended before anyone needs to read about it. */
 const QUIET_BREAK_MS = 1_200;
 
@@ -32,7 +33,7 @@ const CONNECTIONS = {
 
 /**
  * Owns every node of the page outside a turn. `actions` are the controller's: send(text), stop(), newChat(),
- * deleteSession(id), loadEarlier(), connect(), retry(turn), edit(turn), chooseAgent(id).
+ * deleteSession(id), loadEarlier(), connect(), retry(turn), edit(turn), chooseAgent(id), openSource(source, claim).
  */
 export class View {
   #actions;
@@ -51,6 +52,7 @@ export class View {
   constructor(actions) {
     this.#actions = actions;
     for (const node of document.querySelectorAll("[id]")) this.#nodes[node.id] = node;
+    this.reader = new Reader(this.#nodes.reader);
     this.#sidebar = new Sidebar(this.#nodes.sessions, (session) => this.#confirmDelete(session));
     this.#addIcons();
     this.#wireComposer();

@@ -1,0 +1,250 @@
+/**
+ * The panel in which a citation opens: the document, with the passage tinted, the sentence that was cited marked, and
+ * that sentence in sight. What is shown is rendered like an answer: as untrusted text.
+ */
+
+import { ApiError } from "./api.js";
+import { el } from "./dom.js";
+import { parse, render } from "./markdown.js";
+import { placeText } from "./sources.js";
+import { errorText } from "./texts.js";
+
+/** A document above this is shown as plain text around the passage: its nodes would take the page seconds. */
+const MAX_MARKDOWN_CHARS = 400_000;
+const WINDOW_CHARS = 60_000;
+const LEAVES = "p, li, td, th, h3, h4, h5, h6, pre, .plain";
+/** Shares of words: how much of a sentence must be in the claim, or how alike the two must be, for it to be marked. */
+const CONTAINED = 0.85;
+const ALIKE = 0.4;
+const LEAST_WORDS = 4;
+const SENTENCES = new Intl.Segmenter("en", { granularity: "sentence" });
+
+export class Reader {
+  #dialog;
+  #title;
+  #place;
+  #state;
+  #text;
+  #opened = 0;
+
+  /** @param {HTMLDialogElement} dialog with the nodes that index.html gives it */
+  constructor(dialog) {
+    const part = (name) => dialog.querySelector(`#reader-${name}`);
+    this.#dialog = dialog;
+    this.#title = part("title");
+    this.#place = part("place");
+    this.#state = part("state");
+    this.#text = part("text");
+    part("close").addEventListener("click", () => dialog.close());
+    dialog.addEventListener("click", ({ target }) => {
+      // The dialog has no padding: only a click beside it has the dialog itself as its target.
+      if (target === dialog) dialog.close();
+    });
+  }
+
+  /**
+   * Opens at a place (see sources.js) with `claim`, the sentence of the answer that cites it, "" where there is none.
+   * @param {{passage: () => Promise<object>, text: () => Promise<string>}} read rejecting with ApiError
+   * @returns {Promise<void>} settled once the panel is closed
+   */
+  open({ claim = "", ...place }, read) {
+    this.#opened += 1;
+    this.#head(place);
+    this.#say("Opening the document…");
+    this.#text.replaceChildren();
+    if (!this.#dialog.open) this.#dialog.showModal();
+    const closed = new Promise((resolve) => {
+      this.#dialog.addEventListener("close", () => resolve(), { once: true });
+    });
+    this.#load(place, claim, read, this.#opened);
+    return closed;
+  }
+
+  async #load(place, claim, read, opened) {
+    const wanted = [place.chunkUid === null ? null : read.passage(), read.text()];
+    const [passage, text] = (await Promise.allSettled(wanted)).map(settled);
+    if (opened !== this.#opened || !this.#dialog.open) return;
+    const found = passage.value ?? null;
+    if (found !== null) this.#head({ ...place, ...found, title: found.document?.title || place.title });
+    if (text.value === undefined && found === null) {
+      this.#refuse(text.error, () => this.open({ claim, ...place }, read));
+      return;
+    }
+    this.#say(text.error ? "Only the passage could be read, not the document around it." : missingText(passage.error));
+    const whole = text.value ?? found.text;
+    this.#show(whole, found === null ? null : spanOf(whole, found), { claim, mime: found?.document?.mime_type });
+  }
+
+  #head(place) {
+    this.#title.textContent = place.title || "Document";
+    this.#place.textContent = placeText(place);
+  }
+
+  #say(text) {
+    this.#state.replaceChildren(text);
+    this.#state.hidden = text === "";
+  }
+
+  #refuse(error, again) {
+    const { title, message } = errorText({ code: error.code, message: error.serverMessage });
+    const button = el("button", { type: "button", class: "small", onclick: again }, "Try again");
+    this.#state.replaceChildren([title, message].filter(Boolean).join(". "), " ", error.retryable ? button : "");
+  }
+
+  #show(text, span, { claim, mime }) {
+    const plain = mime === "text/plain" || text.length > MAX_MARKDOWN_CHARS;
+    const { nodes, cited } = plain ? plainNodes(text, span) : markdownNodes(text, span);
+    this.#text.replaceChildren(el("div", { class: "markdown" }, nodes));
+    for (const link of this.#text.querySelectorAll("a")) {
+      // A relative address means a file beside the document, which is not where this page is.
+      if (link.origin === location.origin) link.replaceWith(...link.childNodes);
+    }
+    for (const node of cited) node.classList.add("cited");
+    const marks = claim === "" ? [] : markSentences(cited, claim);
+    this.#text.scrollTop = 0;
+    const target = marks[0] ?? cited[0];
+    const tall = target !== undefined && target.getBoundingClientRect().height > this.#text.clientHeight;
+    target?.scrollIntoView({ block: tall ? "start" : "center" });
+    this.#text.focus({ preventScroll: true });
+  }
+}
+
+function settled({ value, reason }) {
+  if (reason !== undefined && !(reason instanceof ApiError)) throw reason;
+  return { value, error: reason ?? null };
+}
+
+function missingText(error) {
+  if (error === null) return "";
+  return error.status === 404
+    ? "The document has changed since: the cited passage is not in it any more."
+    : "The passage could not be found just now: this is the document from its beginning.";
+}
+
+/** [from, to) of a passage in the text, in UTF-16 units, or null where the text does not hold it. */
+function spanOf(text, passage) {
+  const from = unitsOf(text, passage.start);
+  if (text.startsWith(passage.text, from)) return [from, from + passage.text.length];
+  const at = text.indexOf(passage.text);
+  return at === -1 ? null : [at, at + passage.text.length];
+}
+
+/** The service counts in code points, a string here in UTF-16 units. */
+function unitsOf(text, codePoints) {
+  let at = 0;
+  for (let left = codePoints; left > 0 && at < text.length; left -= 1) {
+    at += text.codePointAt(at) > 0xffff ? 2 : 1;
+  }
+  return at;
+}
+
+/** The document as it is, or the part of it around the passage; the passage is a node of its own. */
+function plainNodes(text, span) {
+  const [from, to] = span ?? [0, 0];
+  const first = Math.max(0, from - WINDOW_CHARS);
+  const last = Math.min(text.length, to + WINDOW_CHARS);
+  const passage = el("span", {}, text.slice(from, to));
+  const body = el("p", { class: "plain" }, text.slice(first, from), passage, text.slice(to, last));
+  const gap = () => el("p", { class: "hint" }, "This document goes on here; only the part around the passage is shown.");
+  const nodes = [...(first > 0 ? [gap()] : []), body, ...(last < text.length ? [gap()] : [])];
+  return { nodes, cited: span === null ? [] : [passage] };
+}
+
+function markdownNodes(text, span) {
+  const blocks = parse(text);
+  const nodes = render(blocks);
+  if (span === null) return { nodes, cited: [] };
+  const [from, to] = span;
+  const firstLine = lineOf(text, from);
+  const lastLine = lineOf(text, from + text.slice(from, to).trimEnd().length);
+  const words = wordsOf(text.slice(from, to));
+  const cited = nodes.filter((_, at) => {
+    const end = blocks[at + 1]?.line ?? Number.POSITIVE_INFINITY;
+    return blocks[at].line <= lastLine && end > firstLine;
+  });
+  return { nodes, cited: cited.flatMap((node) => partsOf(node, words)) };
+}
+
+function lineOf(text, at) {
+  let line = 0;
+  for (let next = text.indexOf("\n"); next !== -1 && next < at; next = text.indexOf("\n", next + 1)) line += 1;
+  return line;
+}
+
+/** A long list or table may lie in several passages: the entries that are of this one, or all where none can be told. */
+function partsOf(node, words) {
+  const parts = [...node.querySelectorAll(":scope > li, tr")];
+  const own = parts.filter((part) => share(wordsOf(part.textContent), words) >= CONTAINED);
+  return own.length === 0 ? [node] : own;
+}
+
+function wordsOf(text) {
+  return new Set(text.toLowerCase().match(/[\p{L}\p{N}]+/gu) ?? []);
+}
+
+/** How much of `some` is in `others`, 0 to 1. */
+function share(some, others) {
+  let common = 0;
+  for (const word of some) common += Number(others.has(word));
+  return some.size === 0 ? 0 : common / some.size;
+}
+
+/**
+ * Marks the sentences of the passage that the claim is made of or, where it was put into other words, the one most
+ * like it. @returns {Node[]} the marks in order of the text
+ */
+function markSentences(cited, claim) {
+  const wanted = wordsOf(claim);
+  const sentences = [...leavesOf(cited).values()].flatMap(sentencesOf);
+  for (const sentence of sentences) {
+    const common = share(sentence.words, wanted) * sentence.words.size;
+    sentence.contained = sentence.words.size >= LEAST_WORDS && common / sentence.words.size >= CONTAINED;
+    sentence.alike = (2 * common) / (sentence.words.size + wanted.size || 1);
+  }
+  const contained = sentences.filter((sentence) => sentence.contained);
+  const likest = sentences.reduce((best, next) => (next.alike > (best?.alike ?? ALIKE) ? next : best), null);
+  const chosen = contained.length > 0 ? contained : likest === null ? [] : [likest];
+  // From the last to the first: a mark splits the text nodes that those behind it are counted in.
+  return chosen.reverse().flatMap(({ nodes, from, to }) => wrap(nodes, from, to)).reverse();
+}
+
+/** The text nodes in `roots`, by the block that they are the text of. */
+function leavesOf(roots) {
+  const leaves = new Map();
+  for (const root of roots) {
+    const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
+    for (let node = walker.nextNode(); node !== null; node = walker.nextNode()) {
+      if (node.parentElement.closest("figcaption") !== null) continue;
+      const leaf = node.parentElement.closest(LEAVES) ?? root;
+      if (leaves.has(leaf)) leaves.get(leaf).push(node);
+      else leaves.set(leaf, [node]);
+    }
+  }
+  return leaves;
+}
+
+function sentencesOf(nodes) {
+  const text = nodes.map((node) => node.data).join("");
+  return [...SENTENCES.segment(text)].map(({ segment, index }) => {
+    const end = index + segment.trimEnd().length;
+    return { nodes, from: index, to: end, words: wordsOf(segment) };
+  });
+}
+
+/** Puts the characters [from, to) of the joined text nodes into marks. */
+function wrap(nodes, from, to) {
+  const marks = [];
+  let at = 0;
+  for (const node of nodes) {
+    const [first, last] = [Math.max(from - at, 0), Math.min(to - at, node.length)];
+    at += node.length;
+    if (first >= last) continue;
+    const range = document.createRange();
+    range.setStart(node, first);
+    range.setEnd(node, last);
+    const mark = el("mark");
+    range.surroundContents(mark);
+    marks.push(mark);
+  }
+  return marks.reverse();
+}

@@ -1,0 +1,122 @@
+/** The sources of an answer: their markers in the text, the list under it, and where each of them leads. */
+
+import { el, icon } from "./dom.js";
+import { safeLink } from "./markdown.js";
+
+const CITED = /\[(\d{1,3}(?:\s*[,;]\s*\d{1,3})*)\](?!\()/g;
+const DOCUMENT_PATH = /^\/documents\/([^/]{1,512})$/;
+const CHUNK = /^#chunk=([^&]{1,512})$/;
+const CLAIM_BLOCKS = "p, li, td, th, h3, h4, h5, h6, blockquote";
+const SENTENCES = new Intl.Segmenter("en", { granularity: "sentence" });
+
+/**
+ * A place in a document: {documentUid, chunkUid, title, section, page}; `chunkUid` is null where only the document is
+ * known, the rest is what the source says of itself.
+ */
+export function placeOf(source) {
+  const { title = "", section = "", page = null } = source;
+  const address = URL.canParse(source.citation_url, location.origin)
+    ? placeInAddress(new URL(source.citation_url, location.origin))
+    : null;
+  return { documentUid: source.uid, chunkUid: null, ...address, title, section, page };
+}
+
+/** The place that an address of the form `/documents/{uid}#chunk={chunk_uid}` names, or null. */
+export function placeInAddress({ pathname, hash }) {
+  const document = DOCUMENT_PATH.exec(pathname);
+  if (document === null) return null;
+  const chunk = CHUNK.exec(hash);
+  return { documentUid: decoded(document[1]), chunkUid: chunk === null ? null : decoded(chunk[1]) };
+}
+
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch (error) {
+    if (error instanceof URIError) return text;
+    throw error;
+  }
+}
+
+/** Where in its document a passage stands, in words; "" where nothing is known of it. */
+export function placeText({ section, page }) {
+  return [section, page ? `page ${page}` : ""].filter(Boolean).join(" · ");
+}
+
+/**
+ * The marker of a source in an answer.
+ * @param {(source: object, claim: string) => void} open is told the sentence that the marker stands behind, so that
+ * the reader can show which one of the passage it rests on
+ */
+export function citationButton(number, source, open) {
+  const name = `Source ${number}: ${titleOf(source)}`;
+  const button = el("button", { type: "button", class: "citation", "aria-label": name, title: name }, String(number));
+  button.addEventListener("click", () => open(source, claimBefore(button)));
+  return button;
+}
+
+/** The sentence that a marker closes, without the markers in it. */
+function claimBefore(marker) {
+  const block = marker.closest(CLAIM_BLOCKS);
+  if (block === null) return "";
+  const range = document.createRange();
+  range.setStart(block, 0);
+  range.setEndBefore(marker);
+  const said = range.cloneContents();
+  for (const other of said.querySelectorAll(".citation")) other.remove();
+  const sentences = [...SENTENCES.segment(said.textContent.trim())];
+  return sentences.length === 0 ? "" : sentences.at(-1).segment.trim();
+}
+
+/** The list under an answer: number, title, place and score of each source; those the text cites stand out. */
+export class SourceList {
+  #open;
+  #shown = "";
+
+  /** @param {(source: object) => void} open */
+  constructor(open) {
+    this.#open = open;
+    this.node = el("section", { class: "sources", "aria-label": "Sources", hidden: true });
+  }
+
+  /** Shows the sources of an answer whose text is `text`. */
+  show(sources, text) {
+    const cited = citedNumbers(text);
+    const key = JSON.stringify([sources.map((source) => source.citation_url ?? source.uid), [...cited]]);
+    if (key === this.#shown) return;
+    this.#shown = key;
+    this.node.hidden = sources.length === 0;
+    const items = sources.map((source, at) => {
+      return el("li", { class: cited.has(at + 1) ? "cited" : "" }, this.#entry(source, at + 1));
+    });
+    this.node.replaceChildren(el("h3", {}, icon("book"), "Sources"), el("ol", {}, items));
+  }
+
+  #entry(source, number) {
+    const score = Number.isFinite(source.score) ? source.score.toFixed(2) : "";
+    const place = placeText(source);
+    const words = [
+      el("span", { class: "number", "aria-hidden": "true" }, String(number)),
+      el(
+        "span",
+        { class: "source-words" },
+        el("span", { class: "source-title" }, titleOf(source)),
+        place === "" ? "" : el("span", { class: "source-place" }, place),
+      ),
+      score === "" ? "" : el("span", { class: "source-score", title: "Score" }, score),
+    ];
+    const label = [`Source ${number}: ${titleOf(source)}`, place].filter(Boolean).join(", ");
+    // An address of the web is not a document of ours: it opens where it stands.
+    if (/^https?:\/\//i.test(source.citation_url ?? "")) return safeLink(source.citation_url, words);
+    return el("button", { type: "button", "aria-label": label, onclick: () => this.#open(source) }, words);
+  }
+}
+
+function citedNumbers(text) {
+  const numbers = [...text.matchAll(CITED)].flatMap(([, list]) => list.split(/[,;]/));
+  return new Set(numbers.map((number) => Number.parseInt(number, 10)));
+}
+
+function titleOf(source) {
+  return source.title || source.file_name || source.uid;
+}
