@@ -4,6 +4,7 @@ import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NoReturn
 from urllib.parse import SplitResult, parse_qs, parse_qsl, urlencode, urlsplit, urlunsplit
 
@@ -27,6 +28,8 @@ class RunConfig:
     token_in_query: bool
     agent: str
     message: str
+    prompts: tuple[str, ...]
+    """What the turns ask, one after the other and over again; empty: each asks `message`."""
     session: str
     session_title: str
     create_session: bool
@@ -113,6 +116,7 @@ def parse_run_flags(argv: Sequence[str], environ: Mapping[str, str] | None = Non
         token_in_query=values.token_in_query,
         agent=values.agent,
         message=values.message,
+        prompts=_prompts(values.prompts),
         session=values.session,
         session_title=values.session_title,
         create_session=values.create_session,
@@ -199,6 +203,7 @@ def _flags() -> _Flags:
     flags.switch("allow-empty-token", "send no token where none is given")
     flags.value("agent", "Georges", str.strip, "agent id")
     flags.value("message", "Hello", str, "what each turn asks")
+    flags.value("prompts", "", str.strip, "file of messages, one a line, that the turns ask in order")
     flags.value("session", "", str.strip, "one existing session for all clients")
     flags.value("session-url", "", str.strip, "REST address of sessions (derived from -url)")
     flags.value("session-title", "Benchmark", str.strip, "title of created sessions")
@@ -243,6 +248,20 @@ def _converter(kind: Callable[[str], object]) -> Callable[[str], object]:
 
 def _csv(text: str) -> list[str]:
     return [item for item in (part.strip() for part in text.split(",")) if item]
+
+
+def _prompts(path: str) -> tuple[str, ...]:
+    """The lines of the file that are not empty."""
+    if not path:
+        return ()
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as failure:
+        raise UsageError(f"-prompts: cannot read {path}") from failure
+    prompts = tuple(line.strip() for line in lines if line.strip())
+    if not prompts:
+        raise UsageError(f"-prompts: {path} holds no message")
+    return prompts
 
 
 def _optional_bool(text: str) -> bool | None:
@@ -301,6 +320,7 @@ def config_as_json(config: RunConfig) -> dict[str, object]:
         "session_url": config.session_url,
         "agent": config.agent,
         "message": config.message,
+        "prompts": len(config.prompts),
         "native": config.native,
         "clients": config.clients,
         "requests_per_client": config.requests_per_client,

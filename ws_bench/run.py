@@ -74,6 +74,7 @@ class _Run:
         self._connect_ms: list[float] = []
         self._session_ms: list[float] = []
         self._prepared: list[str] = []
+        self._asked = 0
         self._begin = clock()
 
     async def execute(self) -> RunReport:
@@ -205,12 +206,21 @@ class _Run:
         self._connect_ms.append((clock() - begin) * 1000)
         return wire
 
+    def _next_message(self) -> str:
+        """In the order in which turns begin, whichever client they are of: so no question comes twice too early."""
+        prompts = self._config.prompts
+        if not prompts:
+            return self._config.message
+        message = prompts[self._asked % len(prompts)]
+        self._asked += 1
+        return message
+
     async def _turn(self, client: int, wire: Wire, session_id: str) -> None:
         """One ask and its events, recorded. Raises `_SocketLost` when the socket cannot carry another turn."""
         config = self._config
         exchange_id = uuid.uuid4().hex
         reader: TurnReader = NativeTurn(exchange_id) if config.native else CompatibleTurn()
-        frame = ask_frame(session_id, exchange_id, config.message, config.agent, config.runtime_context)
+        frame = ask_frame(session_id, exchange_id, self._next_message(), config.agent, config.runtime_context)
         asked = clock()
         failure: TurnBroken | None = None
         frames = 0

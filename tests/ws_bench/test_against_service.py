@@ -34,3 +34,17 @@ async def test_a_model_that_refuses_makes_a_failed_run(start_service: StartServi
         )
     assert done.code == 3
     assert sum(json.loads(out.read_text())["errors_by_class"].values()) == 2
+
+
+async def test_prompts_are_asked_in_order_and_over_again(start_service: StartService, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("one?\ntwo?\n")
+    async with start_service() as running:
+        session_id = await running.create_session()
+        done = await bench(
+            "-url", running.ws_url, "-clients=1", "-requests-per-client=3", "-ramp-duration=0",
+            "-session", session_id, "-prompts", str(prompts),
+        )  # fmt: skip
+        asked = [m["parts"][0]["text"] for m in await running.history(session_id) if m["role"] == "user"]
+    assert done.code == 0, done.stdout
+    assert asked == ["one?", "two?", "one?"]

@@ -1,5 +1,6 @@
 """Flags of `run` in Go's dialect, and what follows from them."""
 
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -157,3 +158,19 @@ def test_retrieval_flags_become_the_runtime_context() -> None:
         "include_session_scope": False,
         "include_corpus_scope": True,
     }
+
+
+def test_prompts_are_the_lines_of_a_file_that_are_not_empty(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("first\n\n  second  \n")
+    assert parsed("-prompts", str(file)).prompts == ("first", "second")
+    assert parsed().prompts == ()
+
+
+@pytest.mark.parametrize("content", [None, b"\n \n", b"\xff"])
+def test_prompts_that_cannot_be_read_are_a_usage_error(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "prompts.txt"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(UsageError, match="-prompts"):
+        parsed("-prompts", str(file))
