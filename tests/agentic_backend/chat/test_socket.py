@@ -1,0 +1,398 @@
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from agentic_backend.chat import socket as module
+from backend_kit.auth import AuthError, Identity
+from backend_kit.wire import Code
+from tests.agentic_backend.chat.lab import RULES, Peer, accept, cancel, delta, finish, lab, until
+
+
+class Names:
+    """Verifies a token that begins with `ok-`: the rest is the user."""
+
+    def verify(self, token: str | None) -> Identity:
+        if not token or not token.startswith("ok-"):
+            raise AuthError("Invalid token")
+        return Identity(uid=token.removeprefix("ok-"), username=token)
+
+
+async def test_fragments_that_piled_up_go_out_as_one_and_lose_nothing():
+    async with lab() as it:
+        peer = await it.opened()
+        turn = await it.asked(peer, "e1")
+        accept(turn)
+        await peer.hear()
+        peer.reads.clear()
+        delta(turn, "one ")
+        await until(lambda: peer.sending == 1)
+        for text in ("two ", "three ", "four"):
+            delta(turn, text)
+        delta(turn, "a thought", rank=2, channel="thought")
+        delta(turn, " and an answer", rank=2)
+        finish(turn)
+        peer.reads.set()
+        heard = await peer.hear_until("final")
+        assert [(f["seq"], f.get("text")) for f in heard[:-1]] == [
+            (2, "one "),
+            (5, "two three four"),
+            (6, "a thought"),
+            (7, " and an answer"),
+        ]
+        assert heard[-1]["seq"] == 8
+        peer.leave()
+
+
+async def test_a_frame_of_joined_fragments_is_bounded():
+    async with lab() as it:
+        peer = await it.opened()
+        turn = await it.asked(peer, "e1")
+        peer.reads.clear()
+        accept(turn)
+        await until(lambda: peer.sending == 1)
+        half = "x" * (module._DELTA_CHARS // 2)
+        for _ in range(5):
+            delta(turn, half)
+        finish(turn)
+        peer.reads.set()
+        heard = await peer.hear_until("final")
+        assert [len(f["text"]) for f in heard if f["type"] == "delta"] == [2 * len(half), 2 * len(half), len(half)]
+        peer.leave()
+
+
+async def test_a_slow_reader_delays_nobody_who_follows_the_same_turn():
+    async with lab() as it:
+        slow, quick = await it.opened(), await it.opened()
+        turn = await it.asked(slow, "e1")
+        it.turns.submit = lambda _ask: turn  # the same ask again, from another socket
+        quick.say(type="ask", session_id="s", agent_id="Georges", message="Hello", client_exchange_id="e1")
+        slow.reads.clear()
+        accept(turn)
+        delta(turn, "text")
+        finish(turn)
+        assert [f["seq"] for f in await quick.hear_until("final")] == [1, 2, 3]
+        assert slow.sending == 1
+        slow.reads.set()
+        assert [f["seq"] for f in await slow.hear_until("final")] == [1, 2, 3]
+        slow.leave()
+        quick.leave()
+
+
+async def test_a_peer_that_never_reads_is_aborted_at_the_send_deadline_and_its_turn_goes_on():
+    async with lab() as it:
+        peer = await it.opened()
+        turn = await it.asked(peer, "e1")
+        peer.reads.clear()
+        accept(turn)
+        await until(lambda: peer.sending == 1)
+        (sock,) = it.hub._sockets
+        it.hub.tick(sock.clock.since + RULES.send_s - 0.1)
+        assert peer.aborted == 0
+        it.hub.tick(sock.clock.since + RULES.send_s + 0.1)
+        assert peer.aborted == 1
+        await until(lambda: len(it.hub) == 0)
+        assert not turn.cancel_requested
+        assert not turn.followed
+        finish(turn)
+
+
+async def test_a_peer_that_lets_answers_pile_up_is_aborted():
+    async with lab() as it:
+        peer = await it.opened()
+        peer.reads.clear()
+        for _ in range(module._OUTBOX_FRAMES + 2):
+            peer.say(type="ping")
+        await until(lambda: peer.aborted > 0)
+        await until(lambda: len(it.hub) == 0)
+
+
+async def test_a_peer_that_vanishes_while_it_is_written_to_ends_its_socket():
+    async with lab() as it:
+        for close in (False, True):
+            peer = await it.opened()
+            turn = await it.asked(peer, f"e{close}")
+            peer.gone = True
+            if close:
+                finish(turn)
+                (sock,) = it.hub._sockets
+                sock.close(1012)
+            else:
+                accept(turn)
+            await until(lambda: len(it.hub) == 0)
+            assert peer.closed_with is None
+            assert not turn.cancel_requested
+
+
+async def test_a_socket_that_closes_may_lose_its_peer_meanwhile():
+    async with lab() as it:
+        peer = await it.opened()
+        (sock,) = it.hub._sockets
+        peer.gone = True
+        sock.close(1012)
+        sock.close(1000)
+        await until(lambda: len(it.hub) == 0)
+
+
+async def test_a_failure_of_the_socket_is_logged_and_closes_with_1011(caplog):
+    async with lab() as it:
+
+        def fail(_ask):
+            raise ZeroDivisionError("in submit")
+
+        it.turns.submit = fail
+        peer = await it.opened()
+        peer.say(type="ask", session_id="s", agent_id="Georges", message="Hello")
+        assert await peer.close_code() == 1011
+        assert "socket failed" in caplog.text
+        assert "in submit" in caplog.text
+
+        vanished = await it.opened()
+        vanished.gone = True
+        vanished.say(type="ask", session_id="s", agent_id="Georges", message="Hello")
+        await until(lambda: vanished.aborted == 1)
+
+
+async def test_a_binary_frame_closes_with_1003_at_once_and_the_turn_goes_on():
+    async with lab() as it:
+        peer = await it.opened()
+        turn = await it.asked(peer, "e1")
+        peer.say_raw(bytes=b"\x00")
+        peer.say(type="cancel", exchange_id="e1")
+        assert await peer.close_code() == 1003
+        await until(lambda: len(it.hub) == 0)
+        assert not turn.cancel_requested
+        finish(turn)
+
+
+async def test_4000_cancels_every_followed_turn_and_another_code_none():
+    async with lab() as it:
+        for code in (4000, 1001, 4001):
+            peer = await it.opened()
+            turns = [await it.asked(peer, f"{code}-{number}") for number in range(2)]
+            peer.leave(code)
+            await until(lambda: len(it.hub) == 0)
+            assert [turn.cancel_requested for turn in turns] == [code == 4000] * 2
+
+
+async def test_on_disconnect_cancel_holds_only_when_nobody_else_listens():
+    async with lab() as it:
+        one = await it.opened()
+        turn = await it.asked(one, "e1", on_disconnect="cancel")
+        turn.follow(wake := lambda: None)
+        one.leave()
+        await until(lambda: len(it.hub) == 0)
+        assert not turn.cancel_requested
+        turn.unfollow(wake)
+        two = await it.opened()
+        turn = await it.asked(two, "e2", on_disconnect="cancel")
+        two.leave()
+        await until(lambda: len(it.hub) == 0)
+        assert turn.cancel_requested
+
+
+async def test_a_socket_follows_so_many_turns_and_no_more():
+    async with lab() as it:
+        peer = await it.opened()
+        turns = [await it.asked(peer, f"e{number}") for number in range(module._FOLLOWED_TURNS)]
+        peer.say(type="ask", session_id="s", agent_id="Georges", message="Hello")
+        error = await peer.hear()
+        assert (error["code"], error["retry_after_ms"]) == ("rate_limited", 1000)
+        for turn in turns:
+            finish(turn)
+        peer.leave()
+
+
+async def test_a_compatible_socket_asks_the_next_only_after_the_end_of_the_one_before():
+    async with lab() as it:
+        peer = await it.opened(native=False)
+        first = await it.asked(peer, "e1")
+        for number in (2, 3):
+            peer.say(session_id="s", agent_id="Georges", message="Hello", client_exchange_id=f"e{number}")
+        accept(first)
+        await until(lambda: not peer._to_app.qsize())
+        assert list(it.turns.turns) == ["e1"]
+        finish(first, "first")
+        second = await it.turns.asked("e2")
+        assert list(it.turns.turns) == ["e1", "e2"]
+        cancel(second)
+        finish(await it.turns.asked("e3"), "third")
+        finals = [(await peer.hear_until("final"))[-1] for _ in range(3)]
+        assert [final["messages"][-1]["parts"][0]["text"] if final["messages"] else None for final in finals] == [
+            "first",
+            None,
+            "third",
+        ]
+        peer.leave()
+
+
+async def test_a_compatible_socket_that_leaves_drops_the_asks_that_wait():
+    async with lab() as it:
+        peer = await it.opened(native=False)
+        first = await it.asked(peer, "e1")
+        peer.say(session_id="s", agent_id="Georges", message="Hello", client_exchange_id="e2")
+        await until(lambda: not peer._to_app.qsize())
+        peer.leave()
+        await until(lambda: len(it.hub) == 0)
+        finish(first)
+        assert list(it.turns.turns) == ["e1"]
+
+
+async def test_a_refusal_ends_a_compatible_socket_and_not_a_native_one():
+    async with lab() as it:
+        it.turns.refusal = Code.OVERLOADED
+        compatible = await it.opened(native=False)
+        await it.asked(compatible, "e1")
+        error = await compatible.hear()
+        assert (error["type"], error["code"], error["session_id"]) == ("error", "overloaded", "s")
+        assert await compatible.close_code() == 1011
+        native = await it.opened()
+        await it.asked(native, "e2")
+        assert (await native.hear())["code"] == "overloaded"
+        native.say(type="ping")
+        assert (await native.hear())["type"] == "pong"
+        native.leave()
+
+
+async def test_a_token_renews_the_same_user_only():
+    async with lab(verifier=Names()) as it:
+        native = await it.opened(token="ok-ann")
+        for token, code in (("ok-ann", None), ("ok-bob", "unauthenticated"), ("bad", "unauthenticated")):
+            native.say(type="auth", access_token=token)
+            native.say(type="ping")
+            assert (await native.hear()).get("code") == code
+            if code:
+                assert (await native.hear())["type"] == "pong"
+        native.leave()
+        compatible = await it.opened(native=False, token="ok-ann")
+        for number, token in enumerate(("ok-ann", "ok-bob", "bad")):
+            turn = await it.asked(compatible, f"e{number}", access_token=token)
+            assert turn.ask.user_id == "ann"
+            finish(turn)
+            await compatible.hear_until("final")
+        compatible.leave()
+
+
+async def test_the_hub_speaks_up_in_silence_and_closes_who_says_nothing():
+    async with lab(replace(RULES, idle_s=100.0, heartbeat_s=15.0)) as it:
+        idle, busy, old = await it.opened(), await it.opened(), await it.opened(native=False)
+        turn = await it.asked(busy, "e1")
+        now = max(sock.clock.last_sent for sock in it.hub._sockets)
+        it.hub.tick(now + 14.0)
+        assert await idle.hear() == {"type": "heartbeat"}
+        assert await busy.hear() == {"type": "heartbeat"}
+        it.hub.tick(now + 200.0)
+        assert await idle.close_code() == 4408
+        assert await old.close_code() == 4408
+        assert busy.closed_with is None
+        finish(turn)
+        assert (await busy.hear_until("final"))[-1]["type"] == "final"
+        busy.leave()
+        await until(lambda: len(it.hub) == 0)
+        it.hub.tick(now + 400.0)
+
+
+async def test_a_drain_closes_idle_sockets_at_once_and_busy_ones_after_their_turn():
+    async with lab() as it:
+        idle, busy = await it.opened(), await it.opened()
+        turn = await it.asked(busy, "e1")
+        accept(turn)
+        assert it.hub.begin_drain() == 1
+        assert await idle.close_code() == 1012
+        late = it.connect()
+        await until(lambda: late.denied is not None)
+        assert late.denied == 503
+        assert busy.closed_with is None
+        finish(turn)
+        assert [f["type"] for f in await busy.hear_until("final")] == ["accepted", "final"]
+        assert await busy.close_code() == 1012
+        assert await it.hub.wait_empty(5) == 0
+
+
+async def test_sockets_that_do_not_leave_a_drain_are_cut():
+    async with lab() as it:
+        peer = await it.opened()
+        await it.asked(peer, "e1")
+        it.hub.begin_drain()
+        assert await it.hub.wait_empty(0.01) == 1
+        assert peer.aborted == 1
+
+
+async def test_a_handshake_that_was_accepted_while_the_drain_began_is_closed():
+    async with lab() as it:
+        peer = it.connect()
+        peer.reads.clear()
+        await until(lambda: peer.sending == 1)
+        it.hub.begin_drain()
+        peer.reads.set()
+        assert await peer.close_code() == 1012
+
+
+async def test_an_accept_that_fails_leaves_nothing_behind():
+    async with lab() as it:
+        peer = Peer()
+        peer.gone = True
+        with pytest.raises(OSError, match="gone"):  # the server's own sign of it, which it takes back
+            await it.hub.serve(peer.websocket(), it.turns)
+        assert not it.hub._addresses
+        assert len(it.hub) == 0
+
+
+async def test_credentials_that_do_not_verify_close_with_4401():
+    async with lab(verifier=Names()) as it:
+        for token in ("bad", ""):
+            for native in (True, False):
+                assert await it.connect(native=native, token=token).close_code() == 4401
+
+
+async def test_sockets_over_the_limits_are_refused_before_they_open():
+    limits = replace(RULES, max_sockets=3, sockets_per_address=2)
+    async with lab(limits) as it:
+        peers = [await it.opened(host=host) for host in ("10.0.0.1", "10.0.0.1", "10.0.0.2")]
+        for host, status in (("10.0.0.1", 503), ("10.0.0.3", 503)):
+            late = it.connect(host=host)
+            await until(lambda late=late: late.denied is not None)
+            assert late.denied == status
+            assert not late.accepted
+        peers[2].leave()
+        await until(lambda: len(it.hub) == 2)
+        late = it.connect(host="10.0.0.1")
+        await until(lambda: late.denied is not None)
+        assert late.denied == 429
+        foreign = it.connect(origin="https://evil.example")
+        await until(lambda: foreign.denied is not None)
+        assert foreign.denied == 403
+        for peer in peers[:2]:
+            peer.leave()
+
+
+async def test_the_newest_socket_of_a_user_wins():
+    async with lab(replace(RULES, sockets_per_user=2), Names()) as it:
+        first = await it.opened(token="ok-ann")
+        other = await it.opened(token="ok-bob")
+        second = await it.opened(token="ok-ann")
+        third = it.connect(token="ok-ann")
+        assert await first.close_code() == 4409
+        await until(lambda: len(it.hub) == 3)
+        for peer in (other, second, third):
+            assert peer.closed_with is None
+            peer.leave()
+
+
+async def test_the_outbox_is_measured():
+    async with lab() as it:
+        peer = await it.opened()
+        turn = await it.asked(peer, "e1")
+        peer.reads.clear()
+        accept(turn)
+        await until(lambda: peer.sending == 1)
+        delta(turn, "x" * 5000)
+        (sock,) = it.hub._sockets
+        assert sock.outbox_bytes >= 5000
+        finish(turn)
+        peer.reads.set()
+        await peer.hear_until("final")
+        await until(lambda: sock.outbox_bytes == 0)
+        peer.leave()
+        async with asyncio.timeout(5):
+            assert await it.hub.wait_empty(5) == 0
