@@ -1,0 +1,265 @@
+"""`knowledge-flow ingest DIR --library NAME`: sends the files of a directory to a service, says what became of each.
+
+Exit codes: 0 every file is in the library; 1 some are not; 2 nothing could be tried (usage, service not reachable).
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import aiohttp
+
+from backend_kit.wire import InvalidJson, dumps, loads
+from knowledge_flow_backend.ingest.names import SUFFIXES, suffix
+
+DEFAULT_URL = "http://127.0.0.1:8111/knowledge-flow/v1"
+TOKEN_VARIABLE = "KNOWLEDGE_FLOW_TOKEN"  # noqa: S105 - the variable's name
+EXIT_FAILED = 1
+EXIT_NOT_TRIED = 2
+_AT_ONCE = 4
+_CONNECT_S = 5.0
+_SILENCE_S = 600.0
+"""Longest wait for a line of progress: a large file is parsed and embedded behind others."""
+_TRIES = 6
+_RETRY_S = 2.0
+_LEFT_OUT = frozenset({"__pycache__", "node_modules"})
+_SHOWN = 200
+
+
+class NotReachable(Exception):
+    """The service cannot be used at all; `str()` is for the person."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The files to send, and how many of other types there are."""
+
+    files: tuple[Path, ...]
+    skipped: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of a file: `success`, `unchanged` or `error`, with the reason as a sentence."""
+
+    path: str
+    status: str
+    reason: str = ""
+
+    def line(self) -> str:
+        """As it is printed."""
+        word = {"success": "ok", "unchanged": "unchanged"}.get(self.status, "failed")
+        return f"{word:<9} {self.path}{f': {self.reason}' if self.reason else ''}"
+
+
+Report = Callable[[Result], None]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    root: Path = options.directory
+    if not root.exists():
+        return _refuse(f"{root} does not exist")
+    found = find(root)
+    if not found.files:
+        return _refuse(f"no files to ingest in {root} (read are: {', '.join(sorted(SUFFIXES))})")
+    token = options.token or os.environ.get(TOKEN_VARIABLE) or None
+    began = perf_counter()
+    try:
+        results = asyncio.run(ingest(root, found, options.library, options.url.rstrip("/"), token, options.at_once))
+    except NotReachable as error:
+        return _refuse(str(error))
+    except KeyboardInterrupt:
+        _refuse("interrupted; what was sent goes on")
+        return EXIT_FAILED
+    _say(_summary(results, found.skipped, perf_counter() - began))
+    return EXIT_FAILED if any(result.status == "error" for result in results) else 0
+
+
+def find(root: Path) -> Found:
+    """The files below a directory that can be read, in order of their names; hidden ones are left out."""
+    if root.is_file():
+        return Found((root,), 0)
+    files: list[Path] = []
+    skipped = 0
+    for directory, inner, names in os.walk(root):
+        inner[:] = sorted(name for name in inner if not name.startswith(".") and name not in _LEFT_OUT)
+        for name in sorted(names):
+            if name.startswith("."):
+                continue
+            if suffix(name) in SUFFIXES:
+                files.append(Path(directory) / name)
+            else:
+                skipped += 1
+    return Found(tuple(files), skipped)
+
+
+async def ingest(root: Path, found: Found, library: str, url: str, token: str | None, at_once: int) -> list[Result]:
+    """Send every file, `at_once` at a time, each known by its path below `root`. Raises `NotReachable`."""
+    results: list[Result] = []
+    async with _session(token) as session:
+        tag = await _library(session, url, library)
+        with _progress(len(found.files)) as report:
+            waiting = iter(found.files)
+
+            async def work() -> None:
+                for path in waiting:
+                    label = path.name if path == root else path.relative_to(root).as_posix()
+                    result = await _send(session, url, tag, path, label)
+                    results.append(result)
+                    report(result)
+
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(at_once, len(found.files))):
+                    group.create_task(work())
+    return results
+
+
+@asynccontextmanager
+async def _session(token: str | None) -> AsyncIterator[aiohttp.ClientSession]:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
+    async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+        yield session
+
+
+async def _library(session: aiohttp.ClientSession, url: str, name: str) -> str:
+    """The id of the caller's library of that name (`path/name`), made where there is none."""
+    path, _, last = name.strip("/").rpartition("/")
+    status, made = await _call(session, "POST", f"{url}/tags", json={"name": last, "path": path, "type": "document"})
+    if status == 201:
+        return str(made["id"])
+    if status == 409:
+        _, tags = await _call(session, "GET", f"{url}/tags")
+        for tag in tags if isinstance(tags, list) else ():
+            if (tag["name"], tag["path"]) == (last, path):
+                return str(tag["id"])
+    raise NotReachable(f"{url} does not give a library {name!r}: HTTP {status}{_detail(made)}")
+
+
+async def _call(session: aiohttp.ClientSession, method: str, url: str, **options: Any) -> tuple[int, Any]:
+    """Status and decoded body; a service that is still starting is waited for. Raises `NotReachable`."""
+    for attempt in range(1, _TRIES + 1):
+        try:
+            async with session.request(method, url, **options) as response:
+                if response.status != 503 or attempt == _TRIES:
+                    return response.status, _decoded(await response.read())
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise NotReachable(f"{url} cannot be reached: {error or type(error).__name__}") from None
+        await asyncio.sleep(_RETRY_S)
+    raise AssertionError("the last attempt returns")
+
+
+async def _send(session: aiohttp.ClientSession, url: str, tag: str, path: Path, label: str) -> Result:
+    try:
+        # As a file, not as bytes: it is read while it is sent.
+        with await asyncio.to_thread(path.open, "rb") as file:
+            form = aiohttp.FormData(quote_fields=False)
+            form.add_field("metadata_json", dumps({"tags": [tag], "source_tag": "cli"}).decode())
+            form.add_field("files", file, filename=_quotable(label), content_type="application/octet-stream")
+            async with session.post(f"{url}/upload-process-documents", data=form) as response:
+                if response.status != 200:
+                    return Result(label, "error", f"HTTP {response.status}{_detail(_decoded(await response.read()))}")
+                return await _end_of(response, label)
+    except (aiohttp.ClientError, TimeoutError) as error:
+        return Result(label, "error", f"the connection was lost ({type(error).__name__})")
+    except OSError as error:
+        return Result(label, "error", os.strerror(error.errno or 0))
+
+
+async def _end_of(response: aiohttp.ClientResponse, label: str) -> Result:
+    async for raw in response.content:
+        line = _decoded(raw)
+        if isinstance(line, dict) and line.get("step") == "finished":
+            return Result(label, str(line.get("status")), str(line.get("error") or ""))
+    return Result(label, "error", "the service went away")
+
+
+def _quotable(label: str) -> str:
+    """A file name that can stand between quotes in a header; the service would take these characters out anyway."""
+    return "".join(char for char in label.replace('"', "'") if char.isprintable()).replace("\\", "_")
+
+
+def _decoded(body: bytes) -> Any:
+    try:
+        return loads(body)
+    except InvalidJson:
+        return None
+
+
+def _detail(body: Any) -> str:
+    """What an answer says went wrong, for a person."""
+    detail = body.get("detail") if isinstance(body, dict) else None
+    text = detail.get("message") if isinstance(detail, dict) else detail
+    return f" ({text[:_SHOWN]})" if isinstance(text, str) else ""
+
+
+def _progress(total: int) -> AbstractContextManager[Report]:
+    """A progress bar on a terminal where `rich` is installed, else plain lines."""
+    if not sys.stdout.isatty():
+        return nullcontext(lambda result: _say(result.line()))
+    try:
+        from knowledge_flow_backend.cli_progress import bar
+    except ImportError:
+        return nullcontext(lambda result: _say(result.line()))
+    return bar(total)
+
+
+def _summary(results: Sequence[Result], skipped: int, seconds: float) -> str:
+    counts = Counter(result.status for result in results)
+    parts = [f"{counts['success']} ingested", f"{counts['unchanged']} unchanged", f"{counts['error']} failed"]
+    if skipped:
+        parts.append(f"{skipped} of other types left out")
+    return f"{', '.join(parts)} in {seconds:.1f} s"
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _refuse(text: str) -> int:
+    sys.stderr.write(f"knowledge-flow: {text}\n")
+    return EXIT_NOT_TRIED
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 32:
+        raise argparse.ArgumentTypeError("must be 1 to 32")
+    return value
+
+
+def _library_name(text: str) -> str:
+    if not text.strip("/ "):
+        raise argparse.ArgumentTypeError("must have a name")
+    return text
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="knowledge-flow", description="Works on the libraries of a running service.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    ingest_ = commands.add_parser("ingest", help="send the files of a directory to a library")
+    ingest_.add_argument("directory", type=Path, metavar="DIR", help="directory, or one file")
+    ingest_.add_argument(
+        "--library", required=True, type=_library_name, metavar="NAME", help="made where it is missing"
+    )
+    ingest_.add_argument("--url", default=DEFAULT_URL, help="default: %(default)s")
+    ingest_.add_argument("--token", help=f"access token; better in the environment as {TOKEN_VARIABLE}")
+    ingest_.add_argument(
+        "--at-once", type=_positive, default=_AT_ONCE, metavar="N", help="files sent at a time (default: %(default)s)"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
