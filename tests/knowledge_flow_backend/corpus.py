@@ -1,0 +1,118 @@
+"""Documents in a real index, put there by the writer that ships, and searched through the port."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import psycopg
+from prometheus_client import CollectorRegistry
+
+from backend_kit.kpi import Kpi
+from backend_kit.settings import Postgres
+from knowledge_flow_backend.index import (
+    Chunk,
+    ChunkHit,
+    Document,
+    DocumentContent,
+    IndexQuery,
+    Policy,
+    Reader,
+    Vector,
+    chunk_uid,
+)
+from knowledge_flow_backend.index.database import Database as IndexDatabase
+from knowledge_flow_backend.metrics import PHASES, KnowledgeFlowMetrics
+from knowledge_flow_backend.search.pgvector import PgVectorIndex
+from knowledge_flow_backend.search.pgvector_writer import PgVectorWriter
+from tests.support.postgres import Database
+from ws_bench.fakes.embedding import embed
+
+INDEX = "turnwise-chunks"
+MODEL = "mock"
+ADMIN = Reader("admin")
+
+
+def vector(text: str) -> Vector:
+    """The vector that the mock model gives for a text."""
+    return np.array(embed(text), dtype=np.float32)
+
+
+class HashEmbedder:
+    """The mock model without its server; counts the questions it was asked."""
+
+    model = MODEL
+    state = "ready"
+
+    def __init__(self) -> None:
+        self.questions: list[str] = []
+
+    async def embed_query(self, text: str) -> Vector:
+        self.questions.append(text)
+        return vector(text)
+
+    async def embed_documents(self, texts: Sequence[str]) -> list[Vector]:
+        return [vector(text) for text in texts]
+
+
+@dataclass(slots=True)
+class Corpus:
+    """An index and what a test does with it."""
+
+    dsn: str
+    database: IndexDatabase
+    index: PgVectorIndex
+    writer: PgVectorWriter
+    embedder: HashEmbedder
+    kpi: Kpi
+    metrics: KnowledgeFlowMetrics
+
+    @classmethod
+    @asynccontextmanager
+    async def on(cls, where: Database, *, index: str = INDEX, model: str = MODEL) -> AsyncIterator["Corpus"]:
+        kpi = Kpi(CollectorRegistry(), service="knowledge flow", phases=PHASES)
+        metrics = KnowledgeFlowMetrics(kpi.registry, kpi)
+        database = IndexDatabase(Postgres.model_validate(where.settings()), index, metrics)
+        try:
+            await database.connect_until_ready()
+            chunks = PgVectorIndex(database, model=model, kpi=kpi)
+            writer = PgVectorWriter(database, model=model, bulk_size=3)
+            yield cls(where.dsn, database, chunks, writer, HashEmbedder(), kpi, metrics)
+        finally:
+            await database.aclose()
+
+    async def put(self, uid: str, *texts: str, owner: str = "admin", **fields: Any) -> int:
+        """Store a document of one chunk per text; its version."""
+        whole = "\n\n".join(texts)
+        title = fields.pop("title", f"Title of {uid}")
+        document = Document(uid, owner, title, f"{uid}.md", "text/markdown", f"hash of {whole}", len(whole), **fields)
+        chunks = [
+            Chunk(chunk_uid(uid, "", ordinal), ordinal, text, 0, len(text), section="Part > One", page=ordinal + 1)
+            for ordinal, text in enumerate(texts)
+        ]
+        vectors = [vector(text) for text in texts]
+        return await self.writer.replace_document(document, DocumentContent(whole, whole.encode()), chunks, vectors)
+
+    def add_library(self, tag_id: str, *, owner: str = "admin", name: str | None = None, **columns: Any) -> None:
+        """Add a library; `everyone`, `reader_users`, `reader_groups`, `path` as columns."""
+        row = {"id": tag_id, "name": name or tag_id, "owner_id": owner, **columns}
+        names, places = ", ".join(row), ", ".join(f"%({column})s" for column in row)
+        self.sql(f"INSERT INTO tags ({names}) VALUES ({places})", row)  # noqa: S608 - columns that the test names
+
+    async def search(self, question: str, policy: Policy | str = Policy.HYBRID, **query: Any) -> list[ChunkHit]:
+        """Search as `admin` for up to 10 hits, unless `query` says otherwise."""
+        fields = {"reader": ADMIN, "limit": 10, "candidates": 50, **query}
+        asked = IndexQuery(question=question, policy=Policy(policy), **fields)
+        return await self.index.search(asked, lambda: self.embedder.embed_query(question))
+
+    def sql(self, statement: str, parameters: Any = None) -> list[Any]:
+        """Look into the index past the service, or change it."""
+        with psycopg.connect(self.dsn, autocommit=True, options=f'-c search_path="{INDEX}",public') as connection:
+            cursor = connection.execute(statement.encode(), parameters)
+            return cursor.fetchall() if cursor.description else []
+
+
+def found(hits: Sequence[ChunkHit]) -> list[str]:
+    """The documents of the hits, in order."""
+    return [hit.document_uid for hit in hits]
