@@ -28,15 +28,20 @@ def failure_of(
     sqlstate = sqlstate_of(error)
     if sqlstate == _DIMENSIONS:
         return SchemaMismatch("the vector does not have the length of the index")
-    if sqlstate is not None and sqlstate.startswith(_REFUSED):
+    # The driver refuses a NUL by itself, without a SQLSTATE.
+    if isinstance(_original(error), psycopg.DataError) or (sqlstate or "").startswith(_REFUSED):
         return UploadProcessingFailed(f"sqlstate={sqlstate}")
     return IndexUnavailable(f"sqlstate={sqlstate}")
 
 
 def sqlstate_of(error: DBAPIError | PoolTimeout | psycopg.Error) -> str | None:
     """The five characters that Postgres gave, or None where the failure is the driver's or the network's."""
-    original = error if isinstance(error, psycopg.Error) else getattr(error, "orig", None)
+    original = _original(error)
     return original.sqlstate if isinstance(original, psycopg.Error) else None
+
+
+def _original(error: DBAPIError | PoolTimeout | psycopg.Error) -> object:
+    return error if isinstance(error, psycopg.Error) else getattr(error, "orig", None)
 
 
 class Backoff:

@@ -1,0 +1,48 @@
+"""The schema of an index: made once, by whoever comes first, and refused when it is newer than the program."""
+
+import asyncio
+
+import pytest
+
+from backend_kit.settings import Postgres
+from knowledge_flow_backend.errors import IndexUnavailable
+from knowledge_flow_backend.index.schema import SchemaTooNew, migrate
+from tests.knowledge_flow_backend.corpus import INDEX, Corpus
+from tests.support.ports import free_port
+from tests.support.postgres import Database
+
+
+async def test_processes_that_start_together_migrate_once(database: Database) -> None:
+    settings = Postgres.model_validate(database.settings())
+    revisions = await asyncio.gather(
+        *(asyncio.to_thread(migrate, settings, name) for name in (INDEX, INDEX, INDEX, "another"))
+    )
+    assert len(set(revisions)) == 1
+
+
+async def test_a_newer_schema_is_refused_for_good(corpus: Corpus, database: Database) -> None:
+    corpus.sql("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(SchemaTooNew, match="revision 9999"):
+        await asyncio.to_thread(migrate, Postgres.model_validate(database.settings()), INDEX)
+    async with Corpus.on(database) as other:
+        assert not other.database.ready
+        assert other.database.refused is not None
+        with pytest.raises(IndexUnavailable):
+            await other.search("anything")
+
+
+async def test_a_database_that_is_away_is_waited_for(corpus: Corpus, database: Database) -> None:
+    away = Database(database.host, free_port(), database.database, database.username)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5), Corpus.on(away):
+            pytest.fail("there is no server")  # pragma: no cover
+
+
+async def test_every_wait_and_statement_is_counted(corpus: Corpus) -> None:
+    await corpus.put("doc", "text")
+    await corpus.search("text", "strict")
+    for pool, op in (("ingest", "copy_chunks"), ("ingest", "commit"), ("main", "strict")):
+        value = corpus.kpi.registry.get_sample_value("app_db_statement_seconds_count", {"pool": pool, "op": op})
+        assert value == 1.0, (pool, op)
+    stats = corpus.database.main.stats()
+    assert (stats.in_use, stats.waiting, stats.opened) == (0, 0, 1)
