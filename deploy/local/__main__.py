@@ -15,6 +15,7 @@ from deploy.local.home import choose_home
 from deploy.local.plan import Plan, Service, read_plan
 from deploy.local.ports import require_free
 from deploy.local.postgres import ENVIRONMENT, START_S, EmbeddedPostgres
+from deploy.local.samples import LIBRARY, Samples, SamplesFailed
 from deploy.local.supervise import Child, Console, Program, stop_in_turn
 from deploy.local.tether import tethered
 
@@ -28,8 +29,9 @@ US = "turnwise"
 class Launcher:
     """The children of one start, in the order in which they start; they end in the opposite one."""
 
-    def __init__(self, plan: Plan, home: Path, console: Console) -> None:
+    def __init__(self, plan: Plan, home: Path, console: Console, *, samples: bool) -> None:
         self._plan = plan
+        self._samples = samples
         self._home = home
         self._console = console
         self._environment = {**plan.environment, "PYTHONUNBUFFERED": "1", "TURNWISE_HOME": str(home)}
@@ -73,9 +75,11 @@ class Launcher:
             if try_a_turn:
                 await first_turn(self._plan.agentic)
             self._announce()
+            await self._ingest_samples()
         except FirstTurnFailed as failure:
             self._console.say(US, f"the services run, but a first turn failed: {failure}")
             self._announce()
+            await self._ingest_samples()
         except StartRefused as refusal:
             self._console.say(US, str(refusal))
             self._failed = True
@@ -91,6 +95,23 @@ class Launcher:
         agentic = self._plan.agentic
         metrics = f"metrics {agentic.metrics_url}, " if agentic.metrics_url else ""
         self._console.announce(f"Turnwise is ready: {agentic.origin}  ({metrics}Ctrl-C stops)")
+
+    async def _ingest_samples(self) -> None:
+        """Give Rico something to read, once. A failure is said: everything else works without."""
+        service = self._plan.knowledge_flow
+        if service is None or not self._samples:
+            return
+        where = f"{self._plan.postgres_port}/{self._plan.database}"
+        try:
+            samples = Samples(CHECKOUT, self._home, service, scope=where)
+            if samples.are_there():
+                return
+            self._console.say(US, f"sending {len(samples)} documents of ours to the library {LIBRARY}")
+            said = await samples.ingest(self._environment)
+        except (SamplesFailed, OSError) as failure:
+            self._console.say(US, f"the library {LIBRARY} is not complete: {failure}; the next start tries again")
+        else:
+            self._console.say(US, f"the library {LIBRARY} is ready: {said}")
 
     async def _start_postgres(self, tasks: asyncio.TaskGroup) -> None:
         if self._plan.postgres_port is None:
@@ -156,6 +177,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--config-agentic", type=Path, metavar="FILE", help="configuration of the agentic service")
     parser.add_argument("--config-knowledge-flow", type=Path, metavar="FILE", help="configuration of knowledge flow")
     parser.add_argument("--bench", action="store_true", help="use configuration_bench.yaml, never a model elsewhere")
+    parser.add_argument("--no-samples", action="store_true", help="do not send our documents to the library Turnwise")
     parser.add_argument("--no-first-turn", action="store_true", help="do not try a turn before saying ready")
     options = parser.parse_args(argv)
     file = "configuration_bench.yaml" if options.bench else "configuration.yaml"
@@ -176,11 +198,13 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     console = Console(sys.stdout)
     console.say(US, f"data in {home}")
-    return asyncio.run(_supervise(plan, home, console, try_a_turn=not options.no_first_turn))
+    # A bench seeds what it measures, and an ingestion beside it would be measured too.
+    samples = not (options.no_samples or options.bench)
+    return asyncio.run(_supervise(plan, home, console, samples=samples, try_a_turn=not options.no_first_turn))
 
 
-async def _supervise(plan: Plan, home: Path, console: Console, *, try_a_turn: bool) -> int:
-    return await Launcher(plan, home, console).run(try_a_turn=try_a_turn)
+async def _supervise(plan: Plan, home: Path, console: Console, *, samples: bool, try_a_turn: bool) -> int:
+    return await Launcher(plan, home, console, samples=samples).run(try_a_turn=try_a_turn)
 
 
 if __name__ == "__main__":

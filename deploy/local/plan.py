@@ -14,6 +14,7 @@ from deploy.local.ports import Wanted
 
 OPENAI_URL = "https://api.openai.com/v1"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_BASE_PATHS = {"agentic_backend": "/agentic/v1", "knowledge_flow_backend": "/knowledge-flow/v1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ def _service(title: str, module: str, config: Path, data: dict[str, Any], port: 
         port=_port(app.get("port", port), config, "app.port"),
         metrics_address=str(app.get("metrics_address", "127.0.0.1")),
         metrics_port=_port(app.get("metrics_port", metrics_port), config, "app.metrics_port") if metrics else None,
-        base_path=str(app.get("base_url", "/agentic/v1")).rstrip("/"),
+        base_path=str(app.get("base_url", _BASE_PATHS[module])).rstrip("/"),
     )
 
 

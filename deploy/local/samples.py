@@ -1,0 +1,111 @@
+"""The first documents: our own pages and one PDF, sent to the library "Turnwise" by the command that anyone would use.
+
+What was sent is remembered by a hash in the data directory, so that a later start sends only what has changed since;
+knowledge flow itself does nothing for a file that it has.
+"""
+
+import asyncio
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from deploy.local.first_turn import is_ready
+from deploy.local.plan import Service
+from deploy.local.tether import tethered
+
+LIBRARY = "Turnwise"
+READY_S = 60.0
+INGEST_S = 600.0
+POLL_S = 0.2
+_MARK = "samples-ingested"
+
+
+class SamplesFailed(Exception):
+    """The documents are not (all) in the library; `str()` says why. The next start tries again."""
+
+
+def sample_files(checkout: Path) -> dict[str, Path]:
+    """The documents, by the name that each has in the library."""
+    docs = sorted((checkout / "docs").glob("*.md"))
+    pdfs = sorted((checkout / "config" / "samples").glob("*.pdf"))
+    return {file.relative_to(checkout).as_posix(): file for file in (*docs, checkout / "README.md", *pdfs)}
+
+
+class Samples:
+    """The documents of one checkout for one knowledge flow; `scope` names the database that it writes to."""
+
+    def __init__(self, checkout: Path, home: Path, service: Service, *, scope: str) -> None:
+        self._files = sample_files(checkout)
+        self._mark = home / _MARK
+        self._service = service
+        self._checkout = checkout
+        self._scope = scope
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def fingerprint(self) -> str:
+        """A hash of names and contents, and of where they go."""
+        digest = hashlib.sha256(self._scope.encode())
+        for name, file in self._files.items():
+            content = file.read_bytes()
+            digest.update(f"\0{name}\0{len(content)}\0".encode() + content)
+        return digest.hexdigest()
+
+    def are_there(self) -> bool:
+        """Whether an earlier start has sent exactly these."""
+        return self._mark.exists() and self._mark.read_text().strip() == self.fingerprint()
+
+    async def ingest(self, environment: Mapping[str, str]) -> str:
+        """Wait for the service, send the files, remember it; the command's own summary. Raises `SamplesFailed`."""
+        give_up = asyncio.get_running_loop().time() + READY_S
+        while not await is_ready(self._service):
+            if asyncio.get_running_loop().time() > give_up:
+                raise SamplesFailed(f"knowledge flow is not ready after {READY_S:g} s")
+            await asyncio.sleep(POLL_S)
+        fingerprint = self.fingerprint()
+        with tempfile.TemporaryDirectory(prefix="turnwise-samples-") as folder:
+            for name, file in self._files.items():
+                copy = Path(folder, name)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, copy)
+            code, output = await self._run(folder, environment)
+        lines = output.splitlines() or ["no word"]
+        if code != 0:
+            failed = [line for line in lines if line.startswith("failed")]
+            raise SamplesFailed("; ".join((failed or lines)[-3:]))
+        self._mark.write_text(f"{fingerprint}\n")
+        return lines[-1]
+
+    async def _run(self, folder: str, environment: Mapping[str, str]) -> tuple[int, str]:
+        """The command's exit code and what it printed. Cancelled or late, it is killed with all that it started."""
+        url = f"{self._service.origin}{self._service.base_path}"
+        module = [sys.executable, "-m", "knowledge_flow_backend.cli", "ingest", folder]
+        # From the main thread: the tether is to the thread that starts it.
+        process = subprocess.Popen(  # noqa: ASYNC220, S603 - waits for no more than the exec of our own command
+            tethered([*module, "--library", LIBRARY, "--url", url], signal.SIGTERM),
+            cwd=self._checkout,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        reading = asyncio.get_running_loop().run_in_executor(None, process.communicate)
+        try:
+            async with asyncio.timeout(INGEST_S):
+                output, _ = await asyncio.shield(reading)
+        except TimeoutError:
+            raise SamplesFailed(f"not done after {INGEST_S:g} s") from None
+        finally:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+        return process.returncode, output

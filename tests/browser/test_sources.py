@@ -1,0 +1,145 @@
+"""What Rico cites opens where it stands: real page, agentic service, knowledge flow, Postgres and embedder."""
+
+import json
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from playwright.async_api import Locator, Page, expect
+
+from tests.knowledge_flow_backend.service import BASE as KNOWLEDGE_BASE
+from tests.knowledge_flow_backend.service import RunningKnowledgeFlow, run_knowledge_flow, settings_on
+from tests.support.mock_llm import MockModel
+from tests.support.postgres import Database
+from tests.support.service import RunningService, StartService
+
+pytestmark = pytest.mark.chromium
+
+ROOT = Path(__file__).parents[2]
+QUESTION = "How does Turnwise persist a turn?"
+AGENTS = [
+    {"name": "Georges", "class_path": "agentic_backend.agent.plain"},
+    {"name": "Rico", "class_path": "agentic_backend.agent.rag"},
+]
+
+
+async def ingest(knowledge: RunningKnowledgeFlow, *files: Path) -> dict[str, str]:
+    """Upload files and wait for their end; the uid of each document by its file's name."""
+    form = aiohttp.FormData()
+    for file in files:
+        form.add_field("files", file.read_bytes(), filename=file.name, content_type="application/octet-stream")
+    tag = await knowledge.post("/tags", {"name": "Turnwise", "type": "document"}, status=201)
+    form.add_field("metadata_json", json.dumps({"tags": [tag["id"]]}))
+    async with knowledge.http.post(f"{KNOWLEDGE_BASE}/upload-process-documents", data=form) as response:
+        assert response.status == 200, await response.text()
+        lines = (await response.text()).splitlines()
+    browsed = await knowledge.post("/documents/browse", {"limit": 100})
+    uids = {document["file_name"]: document["document_uid"] for document in browsed["documents"]}
+    assert {file.name for file in files} <= set(uids), lines
+    return uids
+
+
+@pytest.fixture
+async def knowledge(database: Database, mock_llm: MockModel) -> AsyncIterator[RunningKnowledgeFlow]:
+    """Knowledge flow with its own embedder."""
+    local = {"provider": "local", "name": "all-MiniLM-L6-v2", "settings": {}}
+    async with run_knowledge_flow(settings_on(database, mock_llm.base_url, embedding_model=local)) as running:
+        yield running
+
+
+@pytest.fixture
+async def library(
+    knowledge: RunningKnowledgeFlow, start_service: StartService
+) -> AsyncIterator[tuple[RunningService, dict[str, str]]]:
+    """The agentic service beside a knowledge flow that holds our documents, and their uids."""
+    docs = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
+    uids = await ingest(knowledge, *docs, ROOT / "config" / "samples" / "turnwise-operations.pdf")
+    ai: dict[str, Any] = {
+        "knowledge_flow_url": f"http://127.0.0.1:{knowledge.port}{KNOWLEDGE_BASE}",
+        "agents": AGENTS,
+    }
+    async with start_service(model="mock;gap=5", ai=ai) as service:
+        yield service, uids
+
+
+async def ask_rico(page: Page, service: RunningService, question: str = QUESTION) -> None:
+    await page.goto(f"http://127.0.0.1:{service.port}/")
+    await expect(page.locator("#connection")).to_have_text("Connected")
+    await page.get_by_label("Agent").select_option("Rico")
+    await page.get_by_label("Your message").fill(question)
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".sources")).to_be_visible()
+
+
+def words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text.lower()))
+
+
+async def in_sight(node: Locator) -> bool:
+    """Whether a node lies within the viewport and nothing covers its first line."""
+    visible: bool = await node.evaluate(
+        """(node) => {
+          const box = node.getClientRects()[0];
+          const hit = document.elementFromPoint(box.left + 2, box.top + box.height / 2);
+          return box.top >= 0 && box.bottom <= innerHeight && (hit === node || node.contains(hit));
+        }"""
+    )
+    return visible
+
+
+async def test_citations_open_our_documents_at_the_cited_sentence(page, library, tmp_path):
+    service, _ = library
+    await ask_rico(page, service)
+    answer = page.locator(".answer .markdown")
+    markers = answer.locator("button.citation")
+    assert await markers.count() >= 1
+    assert "[1]" not in await answer.inner_text()
+    entries = page.locator(".sources li button")
+    numbers = await page.locator(".sources .number").all_text_contents()
+    assert numbers == [str(number) for number in range(1, len(numbers) + 1)]
+    await page.screenshot(path=tmp_path / "answer.png")
+
+    reader = page.locator("#reader")
+    for at in range(await markers.count()):
+        marker = markers.nth(at)
+        number = int(await marker.inner_text())
+        await marker.click()
+        mark = reader.locator("mark").first
+        await expect(mark).to_be_visible()
+        assert await in_sight(mark)
+        title = await page.locator("#reader-title").inner_text()
+        assert title in await entries.nth(number - 1).inner_text()
+        marked = " ".join(await reader.locator("mark").all_text_contents())
+        said = words(await answer.inner_text())
+        assert len(words(marked) & said) >= 0.8 * len(words(marked))
+        # What is marked is of the passage, not of elsewhere in the document.
+        assert await reader.locator("mark").count() == await reader.locator(".cited mark").count()
+        await page.screenshot(path=tmp_path / f"citation-{at}.png")
+        await page.keyboard.press("Escape")
+        await expect(reader).to_be_hidden()
+
+    await page.reload()
+    await expect(markers.first).to_be_visible()
+    await entries.first.click()
+    await expect(reader.locator(".cited").first).to_be_visible()
+    assert await in_sight(reader.locator(".cited").first)
+
+
+async def test_the_address_of_a_citation_opens_the_page_at_the_passage(page, library, knowledge):
+    service, uids = library
+    uid = uids["turnwise-operations.pdf"]
+    async with knowledge.http.get(f"{KNOWLEDGE_BASE}/documents/{uid}/chunks") as response:
+        chunk = (await response.json())[-1]
+    assert chunk["page"] > 1
+    await page.goto(f"http://127.0.0.1:{service.port}/documents/{uid}#chunk={chunk['chunk_uid']}")
+    reader = page.locator("#reader")
+    await expect(reader.locator(".cited").first).to_be_visible()
+    await expect(page.locator("#reader-place")).to_contain_text(f"page {chunk['page']}")
+    assert await in_sight(reader.locator(".cited").first)
+    await page.get_by_role("button", name="Close the document").click()
+    await expect(reader).to_be_hidden()
+    await expect(page).to_have_url(f"http://127.0.0.1:{service.port}/#/")
+    await expect(page.get_by_text("What would you like to know?")).to_be_visible()
