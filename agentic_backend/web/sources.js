@@ -55,17 +55,23 @@ export function citationButton(number, source, open) {
   return button;
 }
 
-/** The sentence that a marker closes, without the markers in it. */
+/** The last sentence between a marker and the one before it that has words in between; "" where there is none. */
 function claimBefore(marker) {
   const block = marker.closest(CLAIM_BLOCKS);
   if (block === null) return "";
+  const markers = [...block.querySelectorAll(".citation")];
   const range = document.createRange();
-  range.setStart(block, 0);
-  range.setEndBefore(marker);
-  const said = range.cloneContents();
-  for (const other of said.querySelectorAll(".citation")) other.remove();
-  const sentences = [...SENTENCES.segment(said.textContent.trim())];
-  return sentences.length === 0 ? "" : sentences.at(-1).segment.trim();
+  for (let at = markers.indexOf(marker) - 1; at >= -1; at -= 1) {
+    if (at === -1) range.setStart(block, 0);
+    else range.setStartAfter(markers[at]);
+    range.setEndBefore(marker);
+    const said = range.cloneContents();
+    for (const other of said.querySelectorAll(".citation")) other.remove();
+    const sentences = [...SENTENCES.segment(said.textContent)].map(({ segment }) => segment.trim());
+    const claim = sentences.findLast((sentence) => /[\p{L}\p{N}]/u.test(sentence));
+    if (claim !== undefined) return claim;
+  }
+  return "";
 }
 
 /** The list under an answer: number, title, place and score of each source; those the text cites stand out. */
@@ -94,7 +100,9 @@ export class SourceList {
 
   #entry(source, number) {
     const score = Number.isFinite(source.score) ? source.score.toFixed(2) : "";
-    const place = placeText(source);
+    // Several files may have one title.
+    const file = source.file_name === titleOf(source) ? "" : source.file_name;
+    const place = [file, placeText(source)].filter(Boolean).join(" · ");
     const words = [
       el("span", { class: "number", "aria-hidden": "true" }, String(number)),
       el(
