@@ -107,7 +107,9 @@ class AgenticService:
         state = self._state
         if state is None:
             return False, "starting", {}
-        dependencies = state.persistence.dependencies()
+        dependencies = state.persistence.dependencies() | {
+            "knowledge_flow": {"status": "up" if state.knowledge.reachable else "down"}
+        }
         if self._draining:
             return False, "draining", dependencies
         if state.persistence.state.status == "refused":

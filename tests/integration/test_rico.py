@@ -99,7 +99,18 @@ async def test_without_knowledge_flow_the_answer_says_so_in_both_protocols(
         extras = final["messages"][-1]["metadata"]["extras"]
         assert extras["warnings"] == ["answered_without_documents"]
         assert "error" not in extras
-    assert ready["status"] == "ready"
+    assert (ready["status"], ready["dependencies"]["knowledge_flow"]["status"]) == ("ready", "up")
+
+
+async def test_ready_tells_that_knowledge_flow_is_down_and_stays_ready(
+    start_service: StartService, knowledge: FakeKnowledge
+) -> None:
+    knowledge.search = answers(503)
+    async with start_service(**rico_on(knowledge)) as service:
+        for _ in range(5):
+            await ask_native(service)
+        ready = await service.get("/ready")
+    assert (ready["status"], ready["dependencies"]["knowledge_flow"]["status"]) == ("ready", "down")
 
 
 async def test_an_agent_that_requires_documents_fails_with_its_code_in_both_protocols(
