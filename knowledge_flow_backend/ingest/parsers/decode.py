@@ -20,7 +20,8 @@ _MARKS = (
 _SAMPLE_BYTES = 64 * 1024
 _MAX_DAMAGE = 0.001
 """Share of broken characters up to which a file of a known charset is taken as damaged, not as another charset."""
-_UNSEEN = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f\ud800-\udfff]")
+# Also what stands unseen within words and would hide them from a search: soft hyphens, zero-width spaces, marks.
+_UNSEEN = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f\u00ad\u200b\ufeff\ud800-\udfff]")
 _LINE_ENDS = re.compile("\r\n|[\r\x85\u2028\u2029\x0c]")
 
 _WESTERN = re.compile(
@@ -54,7 +55,7 @@ def decode(data: bytes, declared: str | None = None) -> str:
 
 
 def clean(text: str) -> str:
-    """One line end (\\n), no control characters, no lone surrogates, composed letters (NFC)."""
+    """One line end (\\n), nothing unseen within words, no lone surrogates, composed letters (NFC)."""
     if not text.isascii():
         text = unicodedata.normalize("NFC", text)
     return _UNSEEN.sub("", _LINE_ENDS.sub("\n", text))

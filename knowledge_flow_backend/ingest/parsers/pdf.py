@@ -1,4 +1,4 @@
-"""PDF: the text of each page in reading order, in paragraphs; sections come from the outline, where there is one."""
+"""PDF: the text of each page in paragraphs; sections come from the outline, else from lines in larger letters."""
 
 import io
 import logging
@@ -11,19 +11,27 @@ from pypdf.errors import FileNotDecryptedError, PyPdfError, WrongPasswordError
 from pypdf.generic import Destination
 
 from knowledge_flow_backend.ingest.blocks import Kind, Parsed, Writer
-from knowledge_flow_backend.ingest.parsers.decode import clean
+from knowledge_flow_backend.ingest.parsers.pdf_lines import Line, drop_margins, join_divided, page_lines, plain
 from knowledge_flow_backend.library.reasons import Reason, Refused
 
 MAX_PAGES = 5_000
 MAX_CHARS = 50_000_000
 _MAX_OUTLINE = 20_000
-_MARGIN_LINES = 2
-_REPEATED_FROM_PAGES = 4
-_ENDS_SENTENCE = (".", "!", "?", ":", ";", "…", "。")
+_ENDS_SENTENCE = (".", "!", "?", ":", ";", "\u2026", "\u3002")
 _SHORT_LINE = 0.8
 """A line that ends a sentence before this share of the page's width ends a paragraph."""
-_DIVIDED = re.compile(r"([^\W\d_]+)-$")
-_FIRST_WORD = re.compile(r"[^\W\d_]+")
+_LARGER = 1.15
+"""Letters of this many times the usual size make a heading, where there is no outline."""
+_HEADING_CHARS = 150
+_MAX_LARGER_SHARE = 0.3
+"""Where more lines than this are large, size says nothing about headings."""
+_LEVELS = 6
+# Titles that a program left: an address, the name of the source file.
+_NO_TITLE = re.compile(
+    r"\w+://|data:|about:|untitled\b|.*\.(?:docx?|odt|tex|dvi|html?|md|pdf|indd|qxd|pptx?)$", re.IGNORECASE
+)
+# What damaged parts of a file make pypdf raise, where the rest of it is worth reading.
+_DAMAGED = (PyPdfError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 Heading = tuple[int, str, int]
 """Level from 1, title, page from 1."""
@@ -37,15 +45,14 @@ def parse(data: bytes) -> Parsed:
         _open(reader)
     if len(reader.pages) > MAX_PAGES:
         raise Refused(Reason.TOO_COMPLEX)
-    pages = [_lines(text) for text in _texts(reader)]
-    _drop_margins(pages)
-    headings = _outline(reader)
-    _join_divided(pages)
+    pages = list(_pages(reader))
+    drop_margins(pages)
+    join_divided(pages)
+    headings = _outline(reader) or list(_large_lines(pages))
     writer = Writer()
     for number, lines in enumerate(pages, 1):
         _write_page(writer, number, lines, [heading for heading in headings if heading[2] == number])
-    title = clean(str((reader.metadata.title if reader.metadata else None) or "")).strip()
-    return writer.parsed(title or _likely_title(headings), len(pages))
+    return writer.parsed(_title(reader, headings), len(pages))
 
 
 def _open(reader: PdfReader) -> None:
@@ -58,50 +65,22 @@ def _open(reader: PdfReader) -> None:
         raise Refused(Reason.ENCRYPTED)
 
 
-def _texts(reader: PdfReader) -> Iterator[str]:
+def _pages(reader: PdfReader) -> Iterator[list[Line]]:
     total = 0
     for page in reader.pages:
-        text = clean(page.extract_text())
-        total += len(text)
+        lines = page_lines(page)
+        total += sum(len(line.text) for line in lines)
         if total > MAX_CHARS:
             raise Refused(Reason.TOO_COMPLEX)
-        yield text
-
-
-def _lines(text: str) -> list[str]:
-    """The lines of a page, white space made plain, empty ones kept as they part paragraphs."""
-    return [" ".join(line.split()) for line in text.split("\n")]
-
-
-def _drop_margins(pages: Sequence[list[str]]) -> None:
-    """Take out running heads and page numbers: first or last lines that, digits aside, most pages have."""
-    if len(pages) < _REPEATED_FROM_PAGES:
-        return
-    seen: Counter[str] = Counter()
-    for lines in pages:
-        seen.update({_pattern(lines[at]) for at in _margin(lines)})
-    repeated = {pattern for pattern, count in seen.items() if count > len(pages) / 2}
-    for lines in pages:
-        for at in sorted(_margin(lines), reverse=True):
-            if _pattern(lines[at]) in repeated:
-                del lines[at]
-
-
-def _margin(lines: Sequence[str]) -> set[int]:
-    filled = [at for at, line in enumerate(lines) if line]
-    return {*filled[:_MARGIN_LINES], *filled[-_MARGIN_LINES:]}
-
-
-def _pattern(line: str) -> str:
-    return re.sub(r"\d+", "#", line)
+        yield lines
 
 
 def _outline(reader: PdfReader) -> list[Heading]:
     """The bookmarks in order; those that lead nowhere are left out."""
     try:
         found = list(_walk(reader, reader.outline, 1))
-    except (PyPdfError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
-        return []  # damaged bookmarks do not spoil a readable text
+    except _DAMAGED:
+        return []
     return found[:_MAX_OUTLINE]
 
 
@@ -110,21 +89,54 @@ def _walk(reader: PdfReader, entries: Sequence[object], level: int) -> Iterator[
         if isinstance(entry, list):
             yield from _walk(reader, entry, level + 1)
         elif isinstance(entry, Destination):
-            title = " ".join(clean(str(entry.title or "")).split())
+            title = plain(str(entry.title or ""))
             page = reader.get_destination_page_number(entry)
             if title and page is not None and page >= 0:
                 yield level, title, page + 1
 
 
-def _likely_title(headings: Sequence[Heading]) -> str:
-    """The outline of a printed page has its title as the only entry of the first level."""
-    top = [title for level, title, _ in headings if level == 1]
+def _large_lines(pages: Sequence[Sequence[Line]]) -> Iterator[Heading]:
+    """Headings by the size of their letters: the largest is the outermost; lines of one size in a row are one."""
+    sizes: Counter[float] = Counter()
+    for lines in pages:
+        for line in lines:
+            sizes[line.size] += len(line.text)
+    usual = sizes.most_common(1)[0][0] if sizes else 0.0
+    filled = [line for lines in pages for line in lines if line.text]
+    large = sorted({line.size for line in filled if _is_large(line, usual)}, reverse=True)
+    if not usual or sum(_is_large(line, usual) for line in filled) > len(filled) * _MAX_LARGER_SHARE:
+        return
+    for number, lines in enumerate(pages, 1):
+        title, size = "", 0.0
+        for line in [*lines, Line("", 0.0)]:
+            if title and (line.size != size or not line.text):
+                yield min(large.index(size) + 1, _LEVELS), title, number
+                title = ""
+            if _is_large(line, usual):
+                title, size = f"{title} {line.text}".strip(), line.size
+
+
+def _is_large(line: Line, usual: float) -> bool:
+    wordy = any(char.isalpha() for char in line.text)
+    return line.size >= usual * _LARGER and len(line.text) <= _HEADING_CHARS and wordy
+
+
+def _title(reader: PdfReader, headings: Sequence[Heading]) -> str:
+    """The file's own title; else the only heading of the first level, as printed pages have it."""
+    try:
+        named = str((reader.metadata.title if reader.metadata else None) or "")
+    except _DAMAGED:
+        named = ""
+    title = plain(named).removeprefix("Microsoft Word - ")
+    if title and not _NO_TITLE.match(title):
+        return title
+    top = [name for level, name, _ in headings if level == 1]
     return top[0] if len(top) == 1 else ""
 
 
-def _write_page(writer: Writer, number: int, lines: Sequence[str], headings: Sequence[Heading]) -> None:
-    """Write paragraphs; a heading of the outline is looked for as lines of its own, in order."""
-    width = sorted(len(line) for line in lines if line)
+def _write_page(writer: Writer, number: int, lines: Sequence[Line], headings: Sequence[Heading]) -> None:
+    """Write paragraphs; a heading is looked for as lines of its own, in order."""
+    width = sorted(len(line.text) for line in lines if line.text)
     usual = width[int(len(width) * 0.9)] if width else 0
     waiting = list(headings)
     paragraph: list[str] = []
@@ -134,10 +146,10 @@ def _write_page(writer: Writer, number: int, lines: Sequence[str], headings: Seq
         if used:
             _end(writer, paragraph, number)
             level, title, _ = waiting.pop(0)
-            writer.heading(min(level, 6), title, number)
+            writer.heading(min(level, _LEVELS), title, number)
             at += used
             continue
-        line = lines[at]
+        line = lines[at].text
         if line:
             paragraph.append(line)
         if not line or (line.endswith(_ENDS_SENTENCE) and len(line) < usual * _SHORT_LINE):
@@ -145,37 +157,24 @@ def _write_page(writer: Writer, number: int, lines: Sequence[str], headings: Seq
         at += 1
     _end(writer, paragraph, number)
     for level, title, _ in waiting:  # its words are not on the page as they stand in the outline
-        writer.sections.enter(min(level, 6), title)
+        writer.sections.enter(min(level, _LEVELS), title)
 
 
-def _heading_at(lines: Sequence[str], at: int, title: str) -> int:
+def _heading_at(lines: Sequence[Line], at: int, title: str) -> int:
     """How many lines from `at` on are the title, 0 where they are something else."""
     wanted = _letters(title)
     found = ""
     for used, line in enumerate(lines[at : at + 4], 1):
-        found += _letters(line)
-        if found == wanted and line:
+        found += _letters(line.text)
+        if found == wanted and line.text:
             return used
-        if not line or not wanted.startswith(found):
+        if not line.text or not wanted.startswith(found):
             return 0
     return 0
 
 
 def _letters(text: str) -> str:
     return "".join(text.split()).casefold()
-
-
-def _join_divided(pages: Sequence[list[str]]) -> None:
-    """Join words divided at a line's end: without the hyphen where the document has the whole word elsewhere."""
-    words = {word.casefold() for lines in pages for line in lines for word in _FIRST_WORD.findall(line)}
-    for lines in pages:
-        for at in range(len(lines) - 1, 0, -1):
-            left, right = _DIVIDED.search(lines[at - 1]), _FIRST_WORD.match(lines[at])
-            if left is None or right is None or not right[0][0].islower():
-                continue
-            whole = (left[1] + right[0]).casefold() in words
-            lines[at - 1] = (lines[at - 1][:-1] if whole else lines[at - 1]) + lines[at]
-            del lines[at]
 
 
 def _end(writer: Writer, paragraph: list[str], page: int) -> None:

@@ -52,7 +52,10 @@ Loose text &lt;here&gt;.
 def pdf(
     pages: Sequence[Sequence[str]], *, title: str = "", outline: Sequence[tuple[int, str]] = (), encrypt: bytes = b""
 ) -> bytes:
-    """A minimal valid PDF: lines of ASCII on pages, optionally bookmarks (page from 0, title) and an /Encrypt entry."""
+    """A minimal valid PDF: lines of Latin-1 on pages, optionally bookmarks (page from 0, title) and an /Encrypt entry.
+
+    A line that begins with "# " is printed without it, in letters of twice the size.
+    """
     objects: list[bytes] = [
         b"<< /Type /Catalog /Pages 2 0 R >>",
         b"",
@@ -60,8 +63,11 @@ def pdf(
     ]
     kids = []
     for lines in pages:
-        text = "".join(f"({_escaped(line)}) Tj T*\n" for line in lines)
-        stream = f"BT /F1 12 Tf 14 TL 72 720 Td\n{text}ET".encode("latin-1")
+        text = "".join(
+            f"/F1 {24 if line.startswith('# ') else 12} Tf ({_escaped(line.removeprefix('# '))}) Tj T*\n"
+            for line in lines
+        )
+        stream = f"BT 28 TL 72 720 Td\n{text}ET".encode("latin-1")
         objects.append(b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream))
         objects.append(
             b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents %d 0 R"

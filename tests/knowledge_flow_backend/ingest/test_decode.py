@@ -62,7 +62,7 @@ def test_binary_data_is_not_text(data: bytes) -> None:
 
 
 def test_what_the_database_and_json_refuse_is_taken_out() -> None:
-    assert clean("a\x00b\ud800c\x07d\te\r\nf\rg\u2028h\x0ci") == "abcd\te\nf\ng\nh\ni"
+    assert clean("a\x00\u00ad\u200b\ufeffb\ud800c\x07d\te\r\nf\rg\u2028h\x0ci") == "abcd\te\nf\ng\nh\ni"
 
 
 def test_letters_are_composed() -> None:

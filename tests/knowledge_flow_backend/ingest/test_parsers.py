@@ -1,4 +1,6 @@
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -133,6 +135,19 @@ def test_pdf_sections_come_from_the_outline() -> None:
     assert block_with(parsed, "How it is").page == 2
 
 
+def test_pdf_headings_are_known_by_their_size_where_there_is_no_outline() -> None:
+    words = ["Some words of text."] * 4
+    data = files.pdf([["# Big head", "# on two lines", *words, "# Next", *words], ["And on."]])
+    parsed = pdf.parse(data)
+    assert of(parsed, Kind.HEADING) == ["# Big head on two lines", "# Next"]
+    assert block_with(parsed, "And on").section == ("Next",)
+    assert parsed.title == ""
+
+
+def test_pdf_of_large_letters_only_has_no_headings() -> None:
+    assert of(pdf.parse(files.pdf([["# One", "# two", "three"]])), Kind.HEADING) == []
+
+
 def test_pdf_running_heads_and_page_numbers_are_left_out() -> None:
     pages = [["The journal", f"Sentence number {word} stands here.", f"Page {at}"] for at, word in enumerate("abcde")]
     content = pdf.parse(files.pdf(pages)).content
@@ -144,6 +159,32 @@ def test_pdf_running_heads_and_page_numbers_are_left_out() -> None:
 def test_pdf_words_divided_at_a_line_end_are_joined_only_where_they_are_one() -> None:
     data = files.pdf([["The document is good, the docu-", "ment is well-", "known."]])
     assert pdf.parse(data).content == "The document is good, the document is well-known."
+
+
+@pytest.mark.parametrize("named", ["https://example.org/a", "paper-final.docx", "Microsoft Word - x.doc", "Untitled"])
+def test_pdf_titles_that_a_program_left_are_none(named: str) -> None:
+    data = files.pdf([["Head", "Text."]], title=named, outline=[(0, "Head")])
+    assert pdf.parse(data).title == "Head"
+
+
+@pytest.mark.chromium
+def test_a_printed_page_is_read_as_it_was_written(tmp_path: Path) -> None:
+    source, target = tmp_path / "page.html", tmp_path / "page.pdf"
+    words = " ".join(f"The finished turn number {at} is flushed." for at in range(150))
+    source.write_text(f"<title>Office</title><h1>Persistence</h1><p>Intro.</p><h2>The spool</h2><p>{words}</p>")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-pdf-header-footer"]
+    subprocess.run(
+        ["chromium", *flags, "--generate-pdf-document-outline", f"--print-to-pdf={target}", source.as_uri()],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    parsed = pdf.parse(target.read_bytes())
+    assert (parsed.title, parsed.pages) == ("Office", 2)
+    assert of(parsed, Kind.HEADING) == ["# Persistence", "## The spool"]
+    spool = [block for block in parsed.blocks if block.section == ("Persistence", "The spool")]
+    assert {block.page for block in spool} == {1, 2}
+    assert words in " ".join(" ".join(of(parsed, Kind.PROSE)).split())
 
 
 def test_pdf_without_text_has_no_blocks() -> None:
