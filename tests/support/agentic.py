@@ -1,0 +1,95 @@
+"""The agentic service as it is run: `python -m agentic_backend` on a configuration file, with a client of it."""
+
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+
+from tests.support.mock_llm import MockModel
+from tests.support.ports import free_port
+from tests.support.postgres import Database
+from tests.support.processes import ModuleProcess
+from tests.support.service import BASE, ServiceClient, configuration, merge
+
+_UNTIDY = re.compile(
+    r"pool is closed|was destroyed but it is pending|never retrieved|never awaited|Unclosed |ResourceWarning"
+)
+"""What asyncio and the pools say of an end in which something was left behind."""
+
+_OVERRIDES = ("ENV_FILE", "OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_MODEL", "FRED_POSTGRES_PASSWORD")
+"""Variables of whoever runs the tests that would reach into the service."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ServiceProcess(ServiceClient):
+    """A service in a process of its own. `metrics_port` answers where the configuration turns metrics on."""
+
+    process: ModuleProcess
+    metrics_port: int
+
+    async def line(self, pattern: str, timeout_s: float = 30.0) -> "re.Match[str]":
+        """The first line of its log in which `pattern` is found."""
+        return await self.process.until(self.process.wait_for_line, pattern, timeout_s)
+
+    async def ended(self) -> int:
+        """Its exit code, once it has ended. Fails where its last words tell of something left behind."""
+        code = await self.process.until(self.process.wait)
+        assert _UNTIDY.findall(self.process.output) == [], self.process.output
+        return code
+
+    async def answers(self, path: str) -> None:
+        """Return once `path` answers 200."""
+        url = f"http://127.0.0.1:{self.port}{BASE}{path}"
+        await self.process.until(self.process.wait_for_http, url)
+
+    async def metrics(self) -> str:
+        """What /metrics says, which has a port of its own."""
+        async with self.http.get(f"http://127.0.0.1:{self.metrics_port}/metrics") as response:
+            assert response.status == 200
+            return await response.text()
+
+
+StartProcess = Callable[..., AbstractAsyncContextManager[ServiceProcess]]
+
+
+@pytest.fixture
+def start_process(database: Database, mock_llm: MockModel, tmp_path: Path) -> StartProcess:
+    """Start a process on the test's database: `async with start_process("mock;gap=20", limits={…})`.
+
+    Keyword arguments are sections of the configuration. `env` is added to its environment, `token` is what the client
+    sends over REST. The block begins once `path` answers 200. `traceback_allowed` is as for ModuleProcess.
+    """
+
+    @asynccontextmanager
+    async def start(
+        model: str = "mock",
+        *,
+        env: dict[str, str] | None = None,
+        token: str = "local",
+        path: str = "/ready",
+        traceback_allowed: bool = False,
+        **sections: Any,
+    ) -> AsyncIterator[ServiceProcess]:
+        port, metrics_port = free_port(), free_port()
+        ports = {"app": {"port": port, "metrics_port": metrics_port}}
+        settings = merge(merge(configuration(model, database, mock_llm), ports), sections)
+        file = tmp_path / f"{port}.yaml"
+        file.write_text(yaml.safe_dump(settings))
+        variables = {"CONFIG_FILE": str(file), **dict.fromkeys(_OVERRIDES, ""), **(env or {})}
+        headers = {"Authorization": f"Bearer {token}"}
+        with ModuleProcess("agentic_backend", env=variables, traceback_allowed=traceback_allowed) as process:
+            try:
+                async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", headers=headers) as http:
+                    service = ServiceProcess(port=port, http=http, process=process, metrics_port=metrics_port)
+                    await service.answers(path)
+                    yield service
+            finally:
+                await process.until(process.stop)  # its drain takes seconds, which leaving the context would block
+
+    return start

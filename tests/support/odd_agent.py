@@ -1,0 +1,37 @@
+"""An agent that does what no agent should: `mode` block (holds the loop for 200 ms), raise, unbuildable."""
+
+import time
+
+from langgraph.graph import END, START, StateGraph
+
+from agentic_backend.agent import AgentAnswer, AgentKit, AgentRun
+from agentic_backend.agent.kit import Graph
+from agentic_backend.agent.run import AgentState
+from agentic_backend.settings import AgentSettings
+
+BLOCK_S = 0.2
+
+
+def build(settings: AgentSettings, _kit: AgentKit) -> Graph:
+    """A graph of one node that answers `Done.`, or fails."""
+    mode = settings.tuned("mode", "block")
+    if mode == "unbuildable":
+        raise ZeroDivisionError("in the agent's build")
+
+    async def misbehave(_state: AgentState) -> AgentState:
+        if mode == "raise":
+            raise ZeroDivisionError("in the agent's node")
+        time.sleep(BLOCK_S)  # noqa: ASYNC251 - that is the point
+        return {"answer": AgentAnswer("Done.")}
+
+    graph = StateGraph(AgentState, context_schema=AgentRun)
+    graph.add_node("misbehave", misbehave)
+    graph.add_edge(START, "misbehave")
+    graph.add_edge("misbehave", END)
+    return graph.compile()
+
+
+def odd(mode: str) -> dict[str, object]:
+    """The agent's entry in `ai.agents`; its id is the mode."""
+    fields = [{"key": "mode", "default": mode}]
+    return {"id": mode, "name": mode, "class_path": __name__, "tuning": {"fields": fields}}
