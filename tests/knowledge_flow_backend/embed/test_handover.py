@@ -1,0 +1,32 @@
+"""A vector on its way from a search to its rerank."""
+
+import pytest
+
+from knowledge_flow_backend.embed import handover
+from knowledge_flow_backend.embed.handover import QuestionVectors
+from tests.knowledge_flow_backend.corpus import vector
+
+
+def test_what_a_search_left_is_taken_once() -> None:
+    vectors = QuestionVectors()
+    left = vector("q")
+    vectors.leave("q", left)
+    assert vectors.take("another") is None
+    assert vectors.take("q") is left
+    assert vectors.take("q") is None
+
+
+def test_only_the_newest_questions_are_kept() -> None:
+    vectors = QuestionVectors()
+    for number in range(handover.KEPT + 5):
+        vectors.leave(f"q{number}", vector("q"))
+    assert len(vectors) == handover.KEPT
+    assert vectors.take("q4") is None
+    assert vectors.take("q5") is not None
+
+
+def test_what_is_too_old_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = QuestionVectors()
+    vectors.leave("q", vector("q"))
+    monkeypatch.setattr(handover, "KEPT_S", -1.0)
+    assert vectors.take("q") is None
