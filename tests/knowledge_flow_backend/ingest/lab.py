@@ -63,6 +63,7 @@ class HashingEmbedder:
     async def embed_documents(self, texts: Sequence[str]) -> list[Vector]:
         """A vector a text."""
         self.entered.set()
+        await asyncio.sleep(0)
         await self.hold.wait()
         if self.fail:
             self.fail -= 1
