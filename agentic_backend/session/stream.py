@@ -215,4 +215,6 @@ def _weight(payload: Payload) -> int:
         return 200 + len(payload.message.json)
     if isinstance(payload, Final | Cancelled | Failed):
         return 400 + sum(len(message.json) for message in payload.messages)
+    if isinstance(payload, Cited):
+        return 400 + len(dumps(payload.hits))
     return 400
