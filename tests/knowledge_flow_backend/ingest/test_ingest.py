@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from tests.knowledge_flow_backend.ingest import files
 from tests.knowledge_flow_backend.ingest.lab import Lab, running
@@ -177,6 +178,29 @@ async def test_a_short_failure_of_the_embedder_is_waited_out(lab: Lab) -> None:
 async def test_a_loading_embedder_is_waited_for(lab: Lab) -> None:
     lab.embedder.state, lab.embedder.fail = "loading", 20
     await lab.put("a.md", "Text.")
+
+
+async def test_an_index_of_another_model_is_said_as_such(lab: Lab) -> None:
+    await lab.put("a.md", "Text.")
+    async with lab.database.ingest.connection() as connection:
+        await connection.execute("test", text("UPDATE index_info SET embedding_model = 'another'"))
+        await connection.commit()
+    assert ends(await lab.upload(("b.md", b"Text."))) == [("b.md", "error", "schema_mismatch")]
+    assert await lab.rows("SELECT status, error FROM documents WHERE file_name = 'b.md'") == [
+        ("failed", "schema_mismatch")
+    ]
+
+
+async def test_a_disk_that_fails_is_said_as_such(lab: Lab) -> None:
+    lab.embedder.hold.clear()
+    async with asyncio.TaskGroup() as group:
+        upload = group.create_task(lab.upload(("a.md", b"Text.")))
+        await lab.embedder.entered.wait()
+        (folder,) = lab.staged()
+        (folder / "content.txt").unlink()
+        lab.embedder.hold.set()
+    assert ends(upload.result()) == [("a.md", "error", "storage_failed")]
+    assert lab.staged() == []
 
 
 async def test_names_are_labels_and_never_paths(lab: Lab, tmp_path: Path) -> None:

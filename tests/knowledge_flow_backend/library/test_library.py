@@ -2,6 +2,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from knowledge_flow_backend.library.reasons import SENTENCES, Reason
 from knowledge_flow_backend.library.router import attachment
@@ -171,8 +172,6 @@ async def test_a_shared_library_is_read_and_not_written(lab: Lab, share: str) ->
     tag = await new_tag(lab, "Shared", user="alice")
     uid = await lab.put("a.md", "Text.", tags=[tag], user="alice")
     async with lab.database.ingest.connection() as connection:
-        from sqlalchemy import text
-
         await connection.execute("test", text(f"UPDATE tags SET {share}"))  # noqa: S608 - words of this test
         await connection.commit()
     assert await names(lab, user="bob") == ["a.md"]
