@@ -17,6 +17,7 @@ const LEAVES = "p, li, td, th, h3, h4, h5, h6, pre, .plain";
 const CONTAINED = 0.85;
 const ALIKE = 0.4;
 const LEAST_WORDS = 4;
+const WORD = /[\p{L}\p{N}]+/gu;
 const SENTENCES = new Intl.Segmenter("en", { granularity: "sentence" });
 
 export class Reader {
@@ -179,7 +180,7 @@ function partsOf(node, words) {
 }
 
 function wordsOf(text) {
-  return new Set(text.toLowerCase().match(/[\p{L}\p{N}]+/gu) ?? []);
+  return new Set(text.toLowerCase().match(WORD) ?? []);
 }
 
 /** How much of `some` is in `others`, 0 to 1. */
@@ -190,12 +191,17 @@ function share(some, others) {
 }
 
 /**
- * Marks the sentences of the passage that the claim is made of or, where it was put into other words, the one most
- * like it. @returns {Node[]} the marks in order of the text
+ * Marks what the claim repeats of the passage or, where it was put into other words, the sentences it is made of, or
+ * else the one most like it. @returns {Node[]} the marks in order of the text
  */
 function markSentences(cited, claim) {
+  const leaves = [...leavesOf(cited).values()];
+  for (const nodes of leaves) {
+    const found = quoteIn(nodes, claim);
+    if (found !== null) return wrap(nodes, found.from, found.to).reverse();
+  }
   const wanted = wordsOf(claim);
-  const sentences = [...leavesOf(cited).values()].flatMap(sentencesOf);
+  const sentences = leaves.flatMap(sentencesOf);
   for (const sentence of sentences) {
     const common = share(sentence.words, wanted) * sentence.words.size;
     sentence.contained = sentence.words.size >= LEAST_WORDS && common / sentence.words.size >= CONTAINED;
@@ -206,6 +212,19 @@ function markSentences(cited, claim) {
   const chosen = contained.length > 0 ? contained : likest === null ? [] : [likest];
   // From the last to the first: a mark splits the text nodes that those behind it are counted in.
   return chosen.reverse().flatMap(({ nodes, from, to }) => wrap(nodes, from, to)).reverse();
+}
+
+/** Where the words of the claim stand in a row, with the punctuation behind them: {from, to} or null. */
+function quoteIn(nodes, claim) {
+  const text = nodes.map((node) => node.data).join("");
+  const wanted = [...claim.toLowerCase().matchAll(WORD)].map(([word]) => word);
+  const words = [...text.matchAll(WORD)].map(({ 0: word, index }) => ({ word: word.toLowerCase(), index }));
+  if (wanted.length === 0) return null;
+  const at = words.findIndex((_, start) => wanted.every((word, next) => words[start + next]?.word === word));
+  if (at === -1) return null;
+  const last = words[at + wanted.length - 1];
+  const end = last.index + last.word.length;
+  return { from: words[at].index, to: end + /^[^\p{L}\p{N}\s]*/u.exec(text.slice(end))[0].length };
 }
 
 /** The text nodes in `roots`, by the block that they are the text of. */
@@ -225,7 +244,9 @@ function leavesOf(roots) {
 
 function sentencesOf(nodes) {
   const text = nodes.map((node) => node.data).join("");
-  return [...SENTENCES.segment(text)].map(({ segment, index }) => {
+  // A line that is wrapped in the file does not end its sentence; in code it does.
+  const joined = nodes[0].parentElement.closest("pre, .plain") === null ? text.replaceAll("\n", " ") : text;
+  return [...SENTENCES.segment(joined)].map(({ segment, index }) => {
     const end = index + segment.trimEnd().length;
     return { nodes, from: index, to: end, words: wordsOf(segment) };
   });

@@ -67,7 +67,7 @@ function claimBefore(marker) {
     range.setEndBefore(marker);
     const said = range.cloneContents();
     for (const other of said.querySelectorAll(".citation")) other.remove();
-    const sentences = [...SENTENCES.segment(said.textContent)].map(({ segment }) => segment.trim());
+    const sentences = [...SENTENCES.segment(said.textContent.replaceAll("\n", " "))].map(({ segment }) => segment.trim());
     const claim = sentences.findLast((sentence) => /[\p{L}\p{N}]/u.test(sentence));
     if (claim !== undefined) return claim;
   }

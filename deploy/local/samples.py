@@ -5,6 +5,7 @@ knowledge flow itself does nothing for a file that it has.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import shutil
@@ -107,5 +108,6 @@ class Samples:
             raise SamplesFailed(f"not done after {INGEST_S:g} s") from None
         finally:
             if process.returncode is None:
-                os.killpg(process.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
         return process.returncode, output
