@@ -128,6 +128,42 @@ async def test_citations_open_our_documents_at_the_cited_sentence(page, library,
     assert await in_sight(reader.locator(".cited").first)
 
 
+async def test_only_numbers_of_sources_become_markers_and_only_outside_code_and_links(page, fake):
+    await page.goto(fake.url)
+    peer = await fake.peer()
+    await page.get_by_label("Your message").fill("Which?")
+    await page.keyboard.press("Enter")
+    told = await fake.told(peer)
+    await told.begin()
+    source = {"content": "x", "uid": "d1", "title": "<b>One</b>", "score": 0.5, "citation_url": "javascript:alert(1)"}
+    web = {"content": "y", "uid": "d2", "title": "Two", "score": 0.25, "citation_url": "https://x.example/two"}
+    await told.say("sources", sources=[source, web])
+    text = "First [1]. Both [1, 2], none [0] [3] [9, 12] `[1]` [1](https://x.example/) [see [2]](https://y.example/) !"
+    for at in range(0, len(text), 3):
+        await told.delta(text[at : at + 3])
+    await expect(page.locator(".markdown")).to_contain_text("!")
+    markers = page.locator(".markdown button.citation")
+    streamed = await markers.all_text_contents()
+    await told.finish(text)
+    await expect(page.locator(".sources")).to_be_visible()
+    assert streamed == await markers.all_text_contents() == ["1", "1", "2"]
+    shown = await page.locator(".markdown").inner_text()
+    for left in ("[0]", "[3]", "[9, 12]", "[1]", "see [2]"):
+        assert left in shown
+    assert await page.locator(".sources b").count() == 0
+    assert await page.locator(".sources a").get_attribute("href") == "https://x.example/two"
+    assert await page.locator(".sources li.cited").count() == 2
+
+
+async def test_a_document_that_cannot_be_read_is_said_in_its_panel(page, library, knowledge):
+    service, uids = library
+    await page.goto(f"http://127.0.0.1:{service.port}/documents/unknown#chunk=none")
+    await expect(page.locator("#reader-state")).to_contain_text("This document is not there")
+    await page.goto(f"http://127.0.0.1:{service.port}/documents/{uids['README.md']}#chunk=none")
+    await expect(page.locator("#reader-state")).to_contain_text("The document has changed since")
+    await expect(page.locator("#reader-text h3").first).to_have_text("Turnwise")
+
+
 async def test_the_address_of_a_citation_opens_the_page_at_the_passage(page, library, knowledge):
     service, uids = library
     uid = uids["turnwise-operations.pdf"]
