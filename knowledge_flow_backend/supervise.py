@@ -19,7 +19,9 @@ from backend_kit.http import CannotListen, listen
 logger = logging.getLogger(__name__)
 
 EXIT_REFUSED = 2
-"""A worker's exit code for a configuration or a port that will not do: no restart helps."""
+"""A worker's exit code for a configuration or a port that will not do."""
+EXIT_NOT_STARTED = 3
+"""uvicorn's for a lifespan that failed, with a metrics port that is taken say. After neither does a restart help."""
 GIVE_UP_AFTER = 5
 """Deaths in a row, each within QUICK_S of its start, after which the whole service ends."""
 QUICK_S = 10.0
@@ -91,8 +93,9 @@ class Workers:
             lived = asyncio.get_running_loop().time() - began
             quick, delay = (quick + 1, delay) if lived < QUICK_S else (1, _FIRST_DELAY_S)
             logger.error("worker %d ended by itself with code %d after %.1f s", number, code, lived)
-            if code == EXIT_REFUSED or quick >= GIVE_UP_AFTER:
-                self.stop(EXIT_REFUSED if code == EXIT_REFUSED else 1)
+            hopeless = code in (EXIT_REFUSED, EXIT_NOT_STARTED)
+            if hopeless or quick >= GIVE_UP_AFTER:
+                self.stop(code if hopeless else 1)
                 return
             with suppress(TimeoutError):
                 async with asyncio.timeout(delay):
