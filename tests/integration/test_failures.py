@@ -109,3 +109,29 @@ async def test_an_ask_that_waits_for_a_slot_can_be_cancelled(start_service):
             await say(socket, type="cancel", exchange_id="e1")
             await hear_until(socket, "cancelled")
         assert await service.history(second) == []
+
+
+async def test_a_stop_while_a_turn_is_being_recorded_comes_too_late(service, monkeypatch):
+    log = service.service.running.persistence.log
+    append, recording, go_on = log.append, asyncio.Event(), asyncio.Event()
+
+    async def slow_append(record):
+        recording.set()
+        await go_on.wait()
+        return await append(record)
+
+    monkeypatch.setattr(log, "append", slow_append)
+    session_id = await service.create_session()
+    async with service.native() as socket:
+        await say(socket, **ask(session_id, client_exchange_id="e1"))
+        await hear_until(socket, "delta")
+        async with asyncio.timeout(5):
+            await recording.wait()
+        await say(socket, type="cancel", exchange_id="e1")
+        await say(socket, type="ping")
+        await hear_until(socket, "pong")
+        go_on.set()
+        await hear_until(socket, "final")
+        await say(socket, **ask(session_id, client_exchange_id="e2"))
+        await hear_until(socket, "final")
+    assert [message["rank"] for message in await service.history(session_id)] == [0, 1, 2, 3]

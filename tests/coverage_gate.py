@@ -1,0 +1,79 @@
+"""Branch coverage of the packages that must not lose a turn: `python -m tests.coverage_gate`, exit code 1 below 90 %.
+
+Runs the tests of these packages, and of the service that reach them most, under coverage. Arguments go to pytest.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("agentic_backend/session", "agentic_backend/persist", "agentic_backend/chat")
+TESTS = (
+    "tests/agentic_backend/session",
+    "tests/agentic_backend/persist",
+    "tests/agentic_backend/chat",
+    "tests/integration/test_native.py",
+    "tests/integration/test_compatible.py",
+    "tests/integration/test_turns.py",
+    "tests/integration/test_failures.py",
+)
+"""Enough for the floor, and no more: every other test only adds to what is measured here."""
+WITHOUT = ("tests/agentic_backend/persist/test_outage.py", "tests/agentic_backend/persist/test_schema.py")
+"""Tests of outages and migrations, which take long and reach little that the others do not."""
+FLOOR_PERCENT = 90.0
+
+
+def main(arguments: list[str]) -> int:
+    """Run, measure, tell; the exit code."""
+    with tempfile.TemporaryDirectory(prefix="turnwise-coverage-") as place:
+        data, report = Path(place, "data"), Path(place, "report.json")
+        left_out = [f"--ignore={path}" for path in WITHOUT]
+        code = _coverage(data, "run", *_RUN, "-m", "pytest", "-q", *arguments, *TESTS, *left_out)
+        if code:
+            return code
+        if code := _coverage(data, "json", "-q", "-o", str(report)):
+            return code
+        return tell(json.loads(report.read_text())["files"])
+
+
+def tell(files: dict[str, Any]) -> int:
+    """One line a package, the lines that were not reached below it where it is under the floor; the exit code."""
+    failed = 0
+    for package in PACKAGES:
+        inside = {name: file for name, file in files.items() if name.startswith(f"{package}/")}
+        percent = percent_of(inside)
+        print(f"{percent:6.2f} % branch coverage of {package} ({len(inside)} files, at least {FLOOR_PERCENT:.0f} %)")
+        if percent < FLOOR_PERCENT:
+            failed = 1
+            for name, file in sorted(inside.items()):
+                if missing := file["missing_lines"]:
+                    print(f"         {name}: lines {', '.join(map(str, missing))}")
+    return failed
+
+
+def percent_of(files: dict[str, Any]) -> float:
+    """Statements and branches that ran, of all there are; 0 where there is nothing, or the gate looks nowhere."""
+    summaries = [file["summary"] for file in files.values()]
+    there = sum(summary["num_statements"] + summary["num_branches"] for summary in summaries)
+    ran = sum(summary["covered_lines"] + summary["covered_branches"] for summary in summaries)
+    return 100.0 * ran / there if there else 0.0
+
+
+# Without greenlet, what runs below SQLAlchemy's asyncio bridge is not seen.
+_RUN = ("--branch", "--concurrency=greenlet,thread", f"--source={','.join(PACKAGES)}")
+
+
+def _coverage(data: Path, command: str, *arguments: str) -> int:
+    # Not the project's own settings: they measure other packages, in parallel files.
+    environment = {**os.environ, "COVERAGE_FILE": str(data)}
+    line = [sys.executable, "-m", "coverage", command, "--rcfile=/dev/null", *arguments]
+    return subprocess.run(line, cwd=ROOT, env=environment, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

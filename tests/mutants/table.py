@@ -1,0 +1,136 @@
+"""The planted mistakes: what a hurried change might do to the code that must not lose a turn."""
+
+from dataclasses import dataclass
+
+SESSION = "tests/agentic_backend/session"
+CHAT = "tests/agentic_backend/chat"
+PERSIST = "tests/agentic_backend/persist"
+SERVICE = "tests/integration"
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A mistake: in `file` the text `old`, which stands there once, becomes `new`; then `test` must fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+MUTANTS = (
+    Mutant(
+        "final is sent before the turn is handed to storage",
+        "agentic_backend/session/turn.py",
+        "            durable = await self._log.append(record)\n",
+        "            durable = 'none'\n"
+        "            asyncio.get_running_loop().call_later(1.0, asyncio.ensure_future, self._log.append(record))\n",
+        f"{SERVICE}/test_native.py::test_a_turn_streams_and_ends_with_the_answer_and_its_ledger",
+    ),
+    Mutant(
+        "a stop reaches a turn that is being recorded",
+        "agentic_backend/session/stream.py",
+        "if self.ended or self.cancel_requested or self._settled:",
+        "if self.ended or self.cancel_requested:",
+        f"{SERVICE}/test_failures.py::test_a_stop_while_a_turn_is_being_recorded_comes_too_late",
+    ),
+    Mutant(
+        "ranks begin one too high",
+        "agentic_backend/session/exchange.py",
+        "self._next_rank = session.next_rank",
+        "self._next_rank = session.next_rank + 1",
+        f"{SESSION}/test_exchange.py::test_ranks_go_on_from_the_session_and_have_no_gap",
+    ),
+    Mutant(
+        "a session is freed where it should be handed over",
+        "agentic_backend/session/registry.py",
+        "                slot.running = turn\n                place.set_result(None)\n",
+        "                slot.running = None\n                place.set_result(None)\n",
+        f"{SESSION}/test_registry.py::test_a_session_is_handed_over_and_a_newcomer_finds_it_busy",
+    ),
+    Mutant(
+        "a slot for a turn is freed where it should be handed over",
+        "agentic_backend/session/admission.py",
+        "                slot.set_result(None)  # the slot changes hands: `running` stays\n                return\n",
+        "                slot.set_result(None)\n                break\n",
+        f"{SESSION}/test_admission.py::test_slots_go_to_the_longest_waiting",
+    ),
+    Mutant(
+        "the same ask twice is two turns",
+        "agentic_backend/session/registry.py",
+        "if known is not None and _same(known.ask, ask):",
+        "if known is not None and known.ended and _same(known.ask, ask):",
+        f"{SESSION}/test_registry.py::test_the_same_ask_twice_is_one_turn_and_another_text_a_conflict",
+    ),
+    Mutant(
+        "a drain does not wait for running turns",
+        "agentic_backend/session/registry.py",
+        "            async with asyncio.timeout(deadline_s):\n"
+        "                await self._quiet.wait()\n"
+        "        except TimeoutError:\n"
+        "            left =",
+        "            async with asyncio.timeout(0):\n"
+        "                await self._quiet.wait()\n"
+        "        except TimeoutError:\n"
+        "            left =",
+        f"{SESSION}/test_registry.py::test_a_drain_waits_for_running_turns_and_refuses_new_ones",
+    ),
+    Mutant(
+        "joined fragments lose text",
+        "agentic_backend/chat/socket.py",
+        "            texts.append(fragment.text)\n",
+        "            texts = [*texts[:1], fragment.text]\n",
+        f"{CHAT}/test_socket.py::test_fragments_that_piled_up_go_out_as_one_and_lose_nothing",
+    ),
+    Mutant(
+        "the compatible protocol asks the next before the end of the one before",
+        "agentic_backend/chat/socket.py",
+        "        if not self._follows:\n            self._follow(self._turns.submit(ask))\n",
+        "        if not self._pending:\n            self._follow(self._turns.submit(ask))\n",
+        f"{CHAT}/test_socket.py::test_a_compatible_socket_asks_the_next_only_after_the_end_of_the_one_before",
+    ),
+    Mutant(
+        "closing with 4000 does not cancel",
+        "agentic_backend/chat/socket.py",
+        "            if code == CLIENT_STOP or (turn",
+        "            if code != CLIENT_STOP and (turn",
+        f"{CHAT}/test_socket.py::test_4000_cancels_every_followed_turn_and_another_code_none",
+    ),
+    Mutant(
+        "a peer that never reads is never cut",
+        "agentic_backend/chat/hub.py",
+        "if clock.since and now - clock.since > rules.send_s:",
+        "if clock.since and now - clock.last_sent > 10 * rules.send_s:",
+        f"{CHAT}/test_socket.py::test_a_peer_that_never_reads_is_aborted_at_the_send_deadline_and_its_turn_goes_on",
+    ),
+    Mutant(
+        "a session is read whoever owns it",
+        "agentic_backend/persist/statements.py",
+        "FROM session WHERE session_id = :session_id AND user_id = :user_id",
+        "FROM session WHERE session_id = :session_id AND :user_id IS NOT NULL",
+        f"{PERSIST}/test_store.py::test_another_users_session_is_an_unknown_one[False]",
+    ),
+    Mutant(
+        "a taken rank is overwritten",
+        "agentic_backend/persist/statements.py",
+        "    ON CONFLICT DO NOTHING RETURNING session_id, rank\n",
+        "    ON CONFLICT (session_id, rank) DO UPDATE SET parts_json = excluded.parts_json,"
+        " exchange_id = excluded.exchange_id RETURNING session_id, rank\n",
+        f"{PERSIST}/test_batcher.py::test_a_rank_taken_by_another_writer_meanwhile_is_a_conflict_too",
+    ),
+    Mutant(
+        "history does not show what is still pending",
+        "agentic_backend/persist/store.py",
+        "        pending = self._pending.messages(key)\n        end =",
+        "        pending = self._pending.messages(key)[:0]\n        end =",
+        f"{PERSIST}/test_store.py::test_a_reader_sees_its_own_writes_at_every_moment",
+    ),
+    Mutant(
+        "a batch that failed is taken for written",
+        "agentic_backend/persist/batcher.py",
+        "                self._failed(error)\n                await",
+        "                self._failed(error)\n                self._settle(batch)\n                await",
+        f"{PERSIST}/test_batcher.py::test_history_is_readable_while_a_batch_is_refused",
+    ),
+)
