@@ -20,7 +20,9 @@ _BUILT_IN = (
     "Set OPENAI_API_KEY or OPENAI_BASE_URL to talk to a real model."
 )
 _WORD = re.compile(r"\w+")
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n\s*\n|\n(?=\s*(?:[-*|#]|\d+[.)])\s)")
+"""Where a sentence ends in markdown: a single line break is only where the line was full."""
+_HEADING = re.compile(r"\s*#{1,6}\s|\s*\|")
 _SOURCE = re.compile(r"^[ \t]*(?:[-*][ \t]*)?\[(\d{1,3})\][ \t:.]*", re.MULTILINE)
 _QUESTION = re.compile(r"^\s*(?:user\s+)?question\s*:\s*(.+)", re.IGNORECASE | re.MULTILINE)
 _GREETING = re.compile(
@@ -132,7 +134,7 @@ def _from_sources(question: str, sources: Mapping[int, str]) -> str:
         (number, sentence.strip())
         for number, text in sources.items()
         for sentence in _SENTENCE_END.split(text)
-        if len(sentence.strip()) > 2 and sentence.strip() != question
+        if len(sentence.strip()) > 2 and sentence.strip() != question and not _HEADING.match(sentence)
     ]
     wanted = _terms(question)
     terms = [_terms(sentence) for _, sentence in sentences]
@@ -146,7 +148,7 @@ def _from_sources(question: str, sources: Mapping[int, str]) -> str:
         return NOTHING_FOUND
     # A sentence far weaker than the best one only shares a word by chance.
     chosen = [sentences[-index] for score, index in best if score >= best[0][0] / 2]
-    return " ".join(f"{sentence.rstrip()} [{number}]" for number, sentence in chosen)
+    return " ".join(f"{' '.join(sentence.split())} [{number}]" for number, sentence in chosen)
 
 
 def _from_conversation(asked: str, earlier: Sequence[str]) -> str:
