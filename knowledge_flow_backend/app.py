@@ -36,7 +36,7 @@ from knowledge_flow_backend.embed.batcher import BatchRules
 from knowledge_flow_backend.embed.handover import QuestionVectors
 from knowledge_flow_backend.embed.local import DOCUMENTS_A_BATCH, LocalEmbedder, default_home
 from knowledge_flow_backend.embed.openai import DEFAULT_BASE_URL, EmbeddingEndpoint, OpenAiEmbedder
-from knowledge_flow_backend.errors import IndexUnavailable, SchemaMismatch
+from knowledge_flow_backend.errors import DocumentsUnavailable, IndexUnavailable, SchemaMismatch
 from knowledge_flow_backend.index.database import Database
 from knowledge_flow_backend.ingest.pool import ParserPool, PoolRules
 from knowledge_flow_backend.ingest.receive import UploadLimits
@@ -61,6 +61,7 @@ logger = logging.getLogger(__name__)
 
 _MIB = 1024 * 1024
 _LAG_NOT_READY_S = 1.0
+_WORDS_S = 60.0
 _LAG_NOT_READY_FOR_S = 10.0
 
 
@@ -200,6 +201,7 @@ class KnowledgeFlowService:
         state = State(tasks, runtime, database, embedder, index, search, ingest, library)
         stack.push_async_callback(tasks.aclose)
         tasks.spawn("index-schema", lambda: _open_index(state))
+        tasks.spawn("word-statistics", lambda: _count_words(state), restart=True)
         if isinstance(embedder, LocalEmbedder):
             embedder.start()
         kpi.add_lines(lambda: _pool_lines(database))
@@ -369,6 +371,17 @@ async def _open_index(state: State) -> None:
     except IndexUnavailable as failure:
         # Each search compares too: what is not known now is known then.
         logger.warning("the index could not be checked: %s", failure)
+
+
+async def _count_words(state: State) -> None:
+    """Keep the index's counts of common words near what Postgres has learnt; a search goes without until then."""
+    await state.database.wait_ready()
+    while True:
+        try:
+            await state.index.count_common_words()
+        except DocumentsUnavailable as failure:
+            logger.info("word statistics were not refreshed: %s", failure)
+        await asyncio.sleep(_WORDS_S)
 
 
 def _pool_lines(database: Database) -> list[str]:

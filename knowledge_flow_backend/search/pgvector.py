@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import TextClause
+from sqlalchemy import TextClause, text
 
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.index import ChunkHit, IndexQuery, Policy, Reader, Similarity, Vector
@@ -15,6 +15,8 @@ from knowledge_flow_backend.search import statements
 from knowledge_flow_backend.search.attachments import with_attachments
 from knowledge_flow_backend.search.pgvector_writer import check_model, vector_text
 from knowledge_flow_backend.together import at_once
+
+_TRY_LOCK = text("SELECT pg_try_advisory_xact_lock(hashtext(current_schema() || '.common_words'))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,18 @@ class PgVectorIndex:
             raise failure_of(error) from error
         if rows and rows[0][0] != self._model:
             check_model(self._database.index, (rows[0][0], rows[0][1]), (self._model, rows[0][1]))
+
+    async def count_common_words(self) -> None:
+        """Take over what Postgres knows of words; one process at a time, others pass. Raises `IndexUnavailable`."""
+        self._database.require_ready()
+        try:
+            async with self._database.ingest.connection() as connection:
+                rows = await connection.execute("lock", _TRY_LOCK)
+                if rows[0][0]:
+                    await connection.execute("common_words", statements.COUNT_COMMON_WORDS)
+                    await connection.commit()
+        except DatabaseFault as error:
+            raise failure_of(error) from error
 
     async def search(self, query: IndexQuery, embed: Embed) -> list[ChunkHit]:
         """See `ChunkIndex`."""

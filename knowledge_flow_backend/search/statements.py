@@ -13,7 +13,7 @@ from typing import Final
 from sqlalchemy import text
 
 COUNTED_UP_TO: Final = 5000
-"""Chunks in which a word is counted; one that is in more of them weighs as if it were in so many."""
+"""Chunks in which a word is counted that is not among the common ones; a common one's count is in common_words."""
 
 RANKED: Final = 2000
 """Chunks that are ranked by their words. The rarest words of a question choose them, as many words as keep within
@@ -56,10 +56,12 @@ scope AS MATERIALIZED (
 # saturates), long chunks less than short ones. Frequencies are those of the whole index.
 _LEXICAL: Final = f"""
 {_SCOPE}, word AS MATERIALIZED (
-    SELECT ('''' || replace(replace(lexeme, '\\', '\\\\'), '''', '''''') || '''')::tsquery AS query
+    SELECT ('''' || replace(replace(lexeme, '\\', '\\\\'), '''', '''''') || '''')::tsquery AS query, lexeme
     FROM unnest(tsvector_to_array(to_tsvector('english', CAST(:question AS text)))) AS lexeme LIMIT {MAX_WORDS}
 ), counted AS MATERIALIZED (
-    SELECT query, (SELECT count(*) FROM (SELECT FROM chunks c WHERE c.words @@ w.query LIMIT {COUNTED_UP_TO}) l) AS n
+    SELECT query, coalesce(
+        (SELECT k.chunks FROM common_words k WHERE k.word = w.lexeme),
+        (SELECT count(*) FROM (SELECT FROM chunks c WHERE c.words @@ w.query LIMIT {COUNTED_UP_TO}) l)) AS n
     FROM word w
 ), term AS MATERIALIZED (
     SELECT query, ln(1 + (total - n + 0.5) / (n + 0.5)) AS idf,
@@ -141,6 +143,20 @@ HYBRID: Final = {
     exact: text(f"WITH {nearest}, {_FUSED} {_HITS}") for exact, nearest in ((True, _EXACT), (False, _FROM_GRAPH))
 }
 """Hits by vector and by the ids that LEXICAL found (`lexical`), fused. Takes `candidates`, `limit`, `rrf_k`."""
+
+COUNT_COMMON_WORDS: Final = text(
+    """WITH fresh AS (
+        SELECT u.word, CAST(u.share * c.reltuples AS bigint) AS chunks
+        FROM pg_stats s JOIN pg_class c ON c.oid = 'chunks'::regclass,
+            unnest(CAST(CAST(s.most_common_elems AS text) AS text[]), s.most_common_elem_freqs) AS u(word, share)
+        WHERE s.schemaname = current_schema() AND s.tablename = 'chunks' AND s.attname = 'words'
+            AND u.word IS NOT NULL AND c.reltuples > 0
+    ), gone AS (DELETE FROM common_words k WHERE NOT EXISTS (SELECT FROM fresh WHERE fresh.word = k.word))
+    INSERT INTO common_words SELECT word, chunks FROM fresh
+    ON CONFLICT (word) DO UPDATE SET chunks = excluded.chunks
+    WHERE abs(common_words.chunks - excluded.chunks) > common_words.chunks / 10"""
+)
+"""Take over what ANALYZE learnt of the commonest words. Where it has never run, there are none, and all are counted."""
 
 SIMILARITIES: Final = text(
     f"""SELECT c.uid, 1 - ({_DISTANCE}) FROM chunks c JOIN documents d ON d.uid = c.document_uid

@@ -24,6 +24,7 @@ from backend_kit.settings import load
 from knowledge_flow_backend.index import chunk_uid
 from knowledge_flow_backend.index.engines import connect_args
 from knowledge_flow_backend.index.schema import migrate
+from knowledge_flow_backend.search.statements import COUNT_COMMON_WORDS
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
 from ws_bench.fakes.embedding import DEFAULT_DIMENSIONS, embed
 
@@ -90,6 +91,7 @@ def seed(settings: KnowledgeFlowSettings, chunks: int) -> None:
     # Outside of the transaction: the planner has to know what is there now.
     with _connect(settings, autocommit=True) as connection:
         connection.execute("VACUUM ANALYZE chunks, documents, document_tags, tags")
+        connection.execute(COUNT_COMMON_WORDS.text.encode())
 
 
 def _connect(settings: KnowledgeFlowSettings, *, autocommit: bool = False) -> Connection:
@@ -106,7 +108,7 @@ def _connect(settings: KnowledgeFlowSettings, *, autocommit: bool = False) -> Co
 
 
 def _empty(connection: Connection, model: str) -> None:
-    connection.execute("TRUNCATE documents, document_contents, tags, document_tags, chunks, index_info")
+    connection.execute("TRUNCATE common_words, documents, document_contents, tags, document_tags, chunks, index_info")
     connection.execute("DROP INDEX IF EXISTS chunks_embedding")
     connection.execute(f"ALTER TABLE chunks ALTER COLUMN embedding TYPE vector({DEFAULT_DIMENSIONS})".encode())
     connection.execute("ALTER TABLE chunks ALTER COLUMN embedding SET STORAGE PLAIN")

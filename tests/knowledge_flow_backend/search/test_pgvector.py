@@ -76,6 +76,24 @@ async def test_a_rare_word_counts_more_than_common_ones(corpus: Corpus) -> None:
     assert found(await corpus.search("how does backpressure end a turn", "strict"))[0] == "rare"
 
 
+async def test_the_counts_of_common_words_come_from_the_statistics(corpus: Corpus) -> None:
+    await corpus.put("many", *(f"the turn goes on, passage {number}" for number in range(60)))
+    await corpus.put("rare", "backpressure in a turn")
+    await corpus.index.count_common_words()
+    assert corpus.sql("SELECT * FROM common_words") == []
+    corpus.sql("ANALYZE chunks")
+    await corpus.index.count_common_words()
+    assert dict(corpus.sql("SELECT word, chunks FROM common_words"))["turn"] == 61
+    assert found(await corpus.search("does backpressure go on in a turn", "strict"))[0] == "rare"
+    # What is common no more is counted again.
+    corpus.sql("DELETE FROM chunks WHERE document_uid = 'many'")
+    corpus.sql("ANALYZE chunks")
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(2):
+            tasks.create_task(corpus.index.count_common_words())
+    assert "passag" not in dict(corpus.sql("SELECT word, chunks FROM common_words"))
+
+
 async def test_words_match_in_their_other_forms(corpus: Corpus) -> None:
     await filled(corpus)
     assert found(await corpus.search("appending finishes", "strict")) == ["spool"]

@@ -32,6 +32,7 @@ def upgrade() -> None:
     _document_contents()
     _tags()
     _chunks()
+    _common_words()
 
 
 def downgrade() -> None:
@@ -163,3 +164,12 @@ def _chunks() -> None:
     op.execute("ALTER TABLE chunks ALTER COLUMN words SET STORAGE MAIN")
     # Without a list of pending entries, which every search would have to read through.
     op.create_index("chunks_words", "chunks", ["words"], postgresql_using="gin", postgresql_with={"fastupdate": "off"})
+
+
+def _common_words() -> None:
+    """How many chunks hold each of the commonest words, from Postgres' own statistics: counting those is dear."""
+    op.create_table(
+        "common_words",
+        sa.Column("word", sa.Text, primary_key=True),
+        sa.Column("chunks", sa.BigInteger, nullable=False),
+    )
