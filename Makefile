@@ -5,7 +5,7 @@ RUN := ./deploy/local/toolchain.sh run
 PYTHON_RUN := $(RUN) .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format lock bench bench-short bench-micro clean
+.PHONY: help run test check gates format lock bench bench-short bench-micro clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -22,6 +22,10 @@ check: ## format, lint, types, import contracts, the project's own checks
 	@$(PYTHON_RUN) -m mypy
 	@$(RUN) .venv/bin/lint-imports
 	@$(PYTHON_RUN) -m pytest -q tests/checks
+
+gates: ## branch coverage of what must not lose a turn, and the planted mistakes that tests must catch
+	@$(PYTHON_RUN) -m tests.coverage_gate
+	@$(PYTHON_RUN) -m tests.mutants
 
 format: ## format the code and repair what the linter can
 	@$(RUN) .venv/bin/ruff format .

@@ -231,12 +231,18 @@ class TurnRegistry:
         self._turns.pop(key, None)
         self._admission.leave_user(turn.ask.user_id)
         turn.ended_at = time.monotonic()
-        if turn.ended and turn.events[-1].seq:
+        if turn.ended and not _never_began(turn):
             self._ended[key] = turn
             self._ended_bytes += turn.bytes_held
             self.expire()
         if not self._turns:
             self._quiet.set()
+
+
+def _never_began(turn: Turn) -> bool:
+    """Refused, at once or after a wait for its slot: nothing was stored, and the same ask may be sent again."""
+    end = turn.events[-1].payload
+    return isinstance(end, Failed) and end.session is None
 
 
 def _same(one: Ask, other: Ask) -> bool:

@@ -113,6 +113,11 @@ async def test_the_deadline_of_the_queue_is_a_numbered_error(start_service):
             assert heard[-1]["code"] == "overloaded"
             await say(socket, type="cancel", exchange_id="e0")
             await hear_until(socket, "cancelled")
+            # What never began may be asked again under the same id.
+            await say(socket, **ask(second, client_exchange_id="e1"))
+            await hear_until(socket, "message")
+            await say(socket, type="cancel", exchange_id="e1")
+            await hear_until(socket, "cancelled")
 
 
 async def test_the_limits_of_a_user_are_kept(start_service):
