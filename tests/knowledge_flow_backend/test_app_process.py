@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -53,8 +54,12 @@ def _free_ports(count: int) -> int:
 
 
 def _is_free(port: int) -> bool:
-    used = {connection.laddr.port for connection in psutil.net_connections("tcp") if connection.laddr}
-    return port not in used and port < 60_000
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except (OSError, OverflowError):
+            return False
+    return True
 
 
 async def ask(port: int) -> int:

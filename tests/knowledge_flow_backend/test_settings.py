@@ -58,6 +58,11 @@ def test_an_opensearch_index_needs_its_cluster(tmp_path: Path) -> None:
     assert CANARY not in f"{settings!r}{masked(settings)}"
 
 
+def test_the_home_of_the_local_start_is_where_the_model_is_kept() -> None:
+    assert shipped("configuration.yaml").storage.home is None
+    assert shipped("configuration.yaml", {"TURNWISE_HOME": "/data"}).storage.home == "/data"
+
+
 def test_a_password_for_a_cluster_that_is_not_there_changes_nothing() -> None:
     assert shipped("configuration.yaml", {"OPENSEARCH_PASSWORD": CANARY}).storage.opensearch is None
 
@@ -72,6 +77,10 @@ def test_a_password_for_a_cluster_that_is_not_there_changes_nothing() -> None:
         ({"crossencoder_model": {"provider": "http"}}, r"crossencoder_model\.settings\.base_url: is required where"),
         ({"storage": {"vector_store": {"index": CANARY + "; drop"}}}, r"vector_store\.index: does not have the form"),
         ({"app": {"address": "0.0.0.0"}}, r"security\.user\.enabled: authentication is off"),  # noqa: S104 - refused
+        (
+            {"embedding_model": {"name": CANARY}},
+            r"embedding_model\.name: must be all-MiniLM-L6-v2 where provider is local$",
+        ),
         ({"embedding_model": {"provider": CANARY}}, r"embedding_model\.provider: must be 'local' or 'openai'$"),
     ],
 )

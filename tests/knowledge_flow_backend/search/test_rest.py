@@ -277,3 +277,29 @@ def _token(user: str, groups: list[str]) -> str:
     now = int(time.time())
     claims = {"sub": user, "iat": now, "exp": now + 600, "aud": "turnwise", "groups": groups}
     return jwt.encode(claims, SECRET, algorithm="HS256")
+
+
+@pytest.mark.parametrize("policy", ["hybrid", "strict", "semantic"])
+async def test_an_index_that_fails_is_unavailable_without_a_word_of_sql(
+    service: RunningKnowledgeFlow, corpus: Corpus, policy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    await corpus.put("doc", SPOOL)
+    corpus.sql("ALTER TABLE document_tags RENAME TO canary")
+    body = {"question": "canary spool", "search_policy": policy}
+    assert await code(service, SEARCH, body, 503) == "kf_unavailable"
+    assert "search failed: sqlstate=42P01" in caplog.text
+    corpus.sql("ALTER TABLE canary RENAME TO document_tags")
+    assert len(await service.search("spool", search_policy=policy)) == 1
+
+
+async def test_connections_that_the_server_ended_are_replaced(service: RunningKnowledgeFlow, corpus: Corpus) -> None:
+    await corpus.put("doc", SPOOL)
+    assert len(await service.search("spool")) == 1
+    corpus.sql(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND application_name = 'turnwise-knowledge-main'"
+    )
+    # The first one to find a dead connection fails, and takes the others with it out of the pool.
+    async with service.http.post(BASE + SEARCH, json={"question": "spool"}) as response:
+        assert response.status in (200, 503)
+    assert len(await service.search("spool")) == 1
