@@ -69,10 +69,14 @@ async def run_knowledge_flow(
     server.capture_signals = _no_signals  # type: ignore[method-assign]  # the test run keeps its own handlers
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(server.serve(sockets=[sock]))
-        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http:
-            await _wait(http, serving, "/ready" if ready else "/healthz")
-            yield RunningKnowledgeFlow(service, port, http)
-        server.stop()
+        try:
+            async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http:
+                await _wait(http, serving, "/ready" if ready else "/healthz")
+                yield RunningKnowledgeFlow(service, port, http)
+        finally:
+            # Before the group cancels it: a server that is cancelled never ends its lifespan.
+            server.stop()
+            await asyncio.wait([serving], timeout=30)
 
 
 def start_on(database: Database, base_url: str) -> StartKnowledgeFlow:

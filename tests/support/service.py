@@ -138,10 +138,14 @@ async def run_service(settings: AgenticSettings) -> AsyncIterator[RunningService
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(server.serve(sockets=[sock]))
         headers = {"Authorization": "Bearer local"}
-        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", headers=headers) as http:
-            await _wait_ready(http, serving)
-            yield RunningService(service=service, port=port, http=http)
-        server.stop()
+        try:
+            async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", headers=headers) as http:
+                await _wait_ready(http, serving)
+                yield RunningService(service=service, port=port, http=http)
+        finally:
+            # Before the group cancels it: a server that is cancelled never ends its lifespan.
+            server.stop()
+            await asyncio.wait([serving], timeout=30)
 
 
 @pytest.fixture
