@@ -155,7 +155,8 @@ class KnowledgeFlowService:
         app.include_router(build_ingest_router(lambda: self.running.ingest, identify), prefix=base)
         app.include_router(build_library_router(lambda: self.running.library, identify), prefix=base)
         app.add_middleware(RequestMetrics, metrics=HttpMetrics(self._registry))
-        app.add_middleware(BodyLimit, limit_bytes=self._settings.limits.max_request_bytes)
+        uploads = (f"{self._settings.app.base_url}/upload-process-documents",)
+        app.add_middleware(BodyLimit, limit_bytes=self._settings.limits.max_request_bytes, file_paths=uploads)
         app.add_middleware(RequestId)
         return app
 

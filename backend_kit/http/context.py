@@ -3,7 +3,7 @@
 import re
 import secrets
 import time
-from collections.abc import MutableMapping
+from collections.abc import Collection, MutableMapping
 from typing import Any
 
 from fastapi import HTTPException
@@ -114,16 +114,18 @@ def _route(scope: Scope) -> str:
 class BodyLimit:
     """Refuses bodies above `limit_bytes` with 413 `too_large`: at once by Content-Length, else while they come.
 
-    `multipart/*` passes: the routes that take files cut them at limits of their own.
+    On `file_paths` a `multipart/*` body passes: the routes that take files cut it at limits of their own. On any other
+    path the content type makes no difference, or a JSON route would read whatever calls itself multipart.
     """
 
-    def __init__(self, app: ASGIApp, limit_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, limit_bytes: int, file_paths: Collection[str] = ()) -> None:
         self._app = app
         self._limit = limit_bytes
+        self._file_paths = frozenset(file_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection."""
-        if scope["type"] != "http" or (header(scope["headers"], b"content-type") or "").startswith("multipart/"):
+        if scope["type"] != "http" or self._takes_files(scope):
             await self._app(scope, receive, send)
             return
         declared = header(scope["headers"], b"content-length") or ""
@@ -142,6 +144,10 @@ class BodyLimit:
             return message
 
         await self._app(scope, counted, send)
+
+    def _takes_files(self, scope: Scope) -> bool:
+        multipart = (header(scope["headers"], b"content-type") or "").startswith("multipart/")
+        return multipart and scope["path"] in self._file_paths
 
     async def _refuse(self, scope: Scope, send: Send) -> None:
         body = dumps({"detail": _too_large(scope)})

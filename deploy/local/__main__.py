@@ -22,6 +22,7 @@ from deploy.local.tether import tethered
 CHECKOUT = Path(__file__).parents[2]
 AGENTIC_STOP_S = 50.0  # turns 25, those cancelled 5, sockets 5, history 5, closing 5
 DEATHS_BEFORE_READY = 3
+KNOWLEDGE_STOP_S = 40.0  # uploads that run may take 25 s to end
 POLL_S = 0.05
 US = "turnwise"
 
@@ -69,7 +70,7 @@ class Launcher:
             await self._start_postgres(tasks)
             self._start_model(tasks)
             if self._plan.knowledge_flow is not None:
-                self._start_service(tasks, "knowledge", self._plan.knowledge_flow, stop_s=10.0)
+                self._start_service(tasks, "knowledge", self._plan.knowledge_flow, stop_s=KNOWLEDGE_STOP_S)
             agentic = self._start_service(tasks, "agentic", self._plan.agentic, stop_s=AGENTIC_STOP_S)
             await self._await_ready(agentic)
             if try_a_turn:

@@ -48,7 +48,7 @@ class Site:
         self.app.include_router(health_router(self.ready), prefix="/base")
         self.app.include_router(_routes(), prefix="/base")
         install_error_handlers(self.app)
-        self.app.add_middleware(BodyLimit, limit_bytes=LIMIT)
+        self.app.add_middleware(BodyLimit, limit_bytes=LIMIT, file_paths=["/base/upload"])
         self.app.add_middleware(RequestMetrics, metrics=HttpMetrics(self.registry))
         self.app.add_middleware(RequestId)
         self.server: Running
