@@ -14,14 +14,14 @@ from agentic_backend.errors import BadRequest, MessageTooLong, UnknownType
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def _storable(text: str) -> str:
+def storable(text: str) -> str:
     """Refuse what UTF-8 or Postgres cannot carry: a lone surrogate, NUL."""
     if "\x00" in text or _SURROGATE.search(text):
         raise ValueError("text holds NUL or a lone surrogate")
     return text
 
 
-CleanText = Annotated[str, AfterValidator(_storable)]
+CleanText = Annotated[str, AfterValidator(storable)]
 Identifier = Annotated[CleanText, Field(min_length=1, max_length=128)]
 
 

@@ -11,6 +11,7 @@ from starlette.websockets import WebSocket
 
 from agentic_backend.agent import Catalog
 from agentic_backend.chat.documents import Documents, add_documents
+from agentic_backend.chat.frames import storable
 from agentic_backend.chat.hub import SocketHub
 from agentic_backend.chat.socket import Turns
 from agentic_backend.errors import MessageNotFound, SessionNotFound
@@ -24,15 +25,9 @@ from backend_kit.wire import dumps, loads
 _MAX_TITLE_CHARS = 200
 
 
-def _storable(text: str) -> str:
-    if "\x00" in text:
-        raise ValueError("text holds NUL")
-    return text
-
-
 SessionId = Annotated[str, PathParam(min_length=1, max_length=64)]
 Rank = Annotated[int, PathParam(ge=0, le=2**31 - 1)]
-Storable = Annotated[str, AfterValidator(_storable)]
+Storable = Annotated[str, AfterValidator(storable)]
 
 
 class CreateSession(BaseModel):

@@ -6,6 +6,7 @@ nobody, and a socket that dies takes no turn with it unless its ask said so.
 """
 
 import asyncio
+import contextlib
 import logging
 import re
 import time
@@ -113,6 +114,7 @@ class ChatSocket:
         self._abort = abort
         self._close_code = 1000
         self._finish_turns = False
+        self._last_words = ""
         self._direct: deque[str] = deque()
         self._follows: list[_Follow] = []
         self._pending: deque[Ask] = deque()
@@ -148,17 +150,20 @@ class ChatSocket:
             self.state = SocketState.CLOSED
             self._let_go(code)
 
-    def close(self, code: int, *, finish_turns: bool = False) -> None:
+    def close(self, code: int, *, finish_turns: bool = False, last_words: str = "") -> None:
         """Close with `code` once what belongs to no turn is sent; with `finish_turns`, once the followed turns end.
 
-        Asks that wait are dropped. The turns themselves go on or stop as their asks said.
+        Asks that wait are dropped, unless there are `last_words`: those answer what came after them, so they come
+        last. The turns themselves go on or stop as their asks said.
         """
         if self.state is SocketState.CLOSED or (self.state is SocketState.CLOSING and not self._finish_turns):
             return
         self.state = SocketState.CLOSING
         self._finish_turns = finish_turns
         self._close_code = code
-        self._pending.clear()
+        self._last_words = last_words
+        if not last_words:
+            self._pending.clear()
         self._wake.set()
 
     def abort(self) -> None:
@@ -274,8 +279,8 @@ class ChatSocket:
     def _refuse_frame(self, text: str, error: ServiceError) -> None:
         retry_after_ms = None if error.retry_after_s is None else round(error.retry_after_s * 1000)
         if self.protocol == "compatible":
-            self._say(relay.compatible_error(error.code, frames.session_id_of(text)))
-            self.close(1011)
+            words = relay.compatible_error(error.code, frames.session_id_of(text))
+            self.close(1011, finish_turns=True, last_words=words)
             return
         self._say(relay.native_error(error.code, request_id=uuid4().hex, retry_after_ms=retry_after_ms))
         if isinstance(error, BadRequest):
@@ -300,6 +305,11 @@ class ChatSocket:
         self._wake.set()
 
     async def _write(self) -> None:
+        """Send until the close frame is out or the peer is gone: with which code it left, the reader hears."""
+        with contextlib.suppress(WebSocketDisconnect):
+            await self._write_until_closed()
+
+    async def _write_until_closed(self) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -308,7 +318,9 @@ class ChatSocket:
             leaving = self.state is SocketState.CLOSING and not self._finish_turns
             for follow in () if leaving else tuple(self._follows):
                 await self._relay(follow)
-            if self.state is SocketState.CLOSING and not self._direct and (leaving or not self._follows):
+            if self.state is SocketState.CLOSING and not self._direct and (leaving or not self.busy):
+                if self._last_words:
+                    await self._send(self._last_words)
                 await self._send_close()
                 return
 
@@ -357,7 +369,7 @@ class ChatSocket:
         end = follow.turn.events[-1].payload
         if isinstance(end, Failed) and end.session is None:
             self.close(1011)  # refused: the compatible protocol ends the socket
-        elif self._pending and self.state is SocketState.OPEN:
+        elif self._pending:
             self._follow(self._turns.submit(self._pending.popleft()))
 
     async def _send(self, frame: str) -> None:
@@ -365,8 +377,6 @@ class ChatSocket:
         began = clock.since = time.monotonic()
         try:
             await self._websocket.send({"type": "websocket.send", "text": frame})
-        except WebSocketDisconnect as gone:
-            raise _Gone(gone.code) from None
         finally:
             # The hub aborts a send that began too long ago: one comparison a second instead of a timer a frame.
             clock.since = 0.0
@@ -375,10 +385,7 @@ class ChatSocket:
             self._slowest_send_s = clock.last_sent - began
 
     async def _send_close(self) -> None:
-        try:
-            await self._websocket.send({"type": "websocket.close", "code": self._close_code})
-        except WebSocketDisconnect as gone:
-            raise _Gone(gone.code) from None
+        await self._websocket.send({"type": "websocket.close", "code": self._close_code})
 
     async def _close_after_failure(self) -> None:
         try:

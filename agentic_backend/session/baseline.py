@@ -45,6 +45,7 @@ class BaselineTurns:
         turn.publish(Accepted())
         exchange.open()
         try:
+            turn.begin()
             async with asyncio.timeout(self._turn_s):
                 answer = await self._direct.run(self._agent_run(exchange))
         except asyncio.CancelledError:

@@ -162,6 +162,7 @@ class TurnRegistry:
         slot_key = (ask.user_id, ask.session_id)
         slot = self._slot(slot_key)
         try:
+            turn.begin()
             await self._wait_for_session(slot_key, slot, turn)
             try:
                 slot.session = await self._runner.run(turn, slot.session)

@@ -151,6 +151,7 @@ class Turn:
         self.ended_at = 0.0
         self.bytes_held = 0
         self.cancel_requested = False
+        self._begun = False
         self._settled = False
         self.done = asyncio.Event()
         self._followers: list[Callable[[], None]] = []
@@ -170,6 +171,12 @@ class Turn:
     def bind(self, task: "asyncio.Task[None]") -> None:
         """The task that runs this turn, so that it can be cancelled."""
         self._task = task
+
+    def begin(self) -> None:
+        """The first step of the turn's task. Raises CancelledError where a stop came before it."""
+        self._begun = True
+        if self.cancel_requested:
+            raise asyncio.CancelledError
 
     def settle(self) -> None:
         """How the turn ends is known: it is being recorded, and a stop would leave it without a terminal event."""
@@ -203,7 +210,8 @@ class Turn:
         if self.ended or self.cancel_requested or self._settled:
             return
         self.cancel_requested = True
-        if self._task is not None:
+        # A task that is cancelled before its first step never runs at all: it looks at the request when it begins.
+        if self._task is not None and self._begun:
             self._task.cancel()
 
 

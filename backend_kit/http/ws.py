@@ -11,6 +11,7 @@ import socket
 from asyncio.transports import BaseTransport
 from typing import Any
 
+from uvicorn._types import ASGISendEvent
 from uvicorn.config import Config
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
@@ -98,6 +99,12 @@ class HardenedWS(WebSocketsSansIOProtocol):
         else:
             super().shutdown()
         self._end_closing()
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """As uvicorn does; a refusal by HTTP answer is a complete handshake too, and no ERROR line."""
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
+            self.handshake_complete = True
 
     def send_receive_event_to_app(self) -> None:
         """Give a whole message to the application; text that is not UTF-8 is 1007 and no log line."""

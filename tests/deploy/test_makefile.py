@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.checks.source import ROOT
 
-TARGETS = ("help", "run", "test", "check", "format", "lock", "bench", "bench-short", "bench-micro", "clean")
+TARGETS = ("help", "run", "test", "check", "gates", "format", "lock", "bench", "bench-short", "bench-micro", "clean")
 
 
 def make(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":

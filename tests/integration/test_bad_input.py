@@ -96,6 +96,16 @@ async def test_a_refusal_before_the_turn_has_no_number_and_the_socket_stays(serv
         assert (await hear(socket))["type"] == "pong"
 
 
+async def test_a_title_that_cannot_be_stored_is_refused(service):
+    for title in ['"\\ud800"', '"a\\u0000b"']:
+        body = f'{{"title":{title}}}'
+        headers = {"Content-Type": "application/json"}
+        async with service.http.post("/agentic/v1/chatbot/session", data=body, headers=headers) as response:
+            assert response.status == 422
+            assert (await response.json())["detail"]["code"] == "bad_request"
+    assert await service.get("/chatbot/sessions") == []
+
+
 async def test_no_input_comes_back_and_none_is_logged(service, caplog):
     canary = "canary-7f3a"
     async with service.native(token="canary-token-19c2") as socket:

@@ -70,14 +70,49 @@ async def test_three_asks_on_one_socket_are_answered_in_order(service):
     assert ranks == [0, 1, 2, 3, 4, 5]
 
 
-async def test_the_ninth_ask_that_waits_is_refused(start_service):
-    async with start_service(model="mock;ttft=30000") as service:
+async def test_the_ninth_ask_that_waits_is_refused_after_the_others_are_answered(start_service):
+    async with start_service(model="mock;ttft=200") as service:
         session_id = await service.create_session()
         async with service.compatible() as socket:
             for number in range(10):
                 await say(socket, **ask(session_id, f"question {number}"))
-            heard = await hear_until(socket, "error")
-            assert heard[-1]["code"] == "rate_limited"
+            finals = [(await hear_until(socket, "final"))[-1] for _ in range(9)]
+            assert [final["messages"][0]["parts"][0]["text"] for final in finals] == [f"question {n}" for n in range(9)]
+            assert (await hear(socket))["code"] == "rate_limited"
+            assert await closed_with(socket) == 1011
+
+
+async def test_a_bad_frame_is_answered_after_the_asks_before_it(start_service):
+    async with start_service(model="mock;ttft=300;tokens=3") as service:
+        session_id = await service.create_session()
+        async with service.compatible() as socket:
+            await say(socket, **ask(session_id))
+            await socket.send("{")
+            await hear_until(socket, "final")
+            assert (await hear(socket))["code"] == "bad_request"
+            assert await closed_with(socket) == 1011
+
+
+async def test_close_4000_cancels_whatever_is_being_written(start_service):
+    async with start_service(model="mock;tokens=300;gap=5") as service:
+        session_ids = [await service.create_session() for _ in range(30)]
+
+        async def ask_and_stop(number):
+            async with service.compatible() as socket:
+                await say(socket, **ask(session_ids[number], client_exchange_id=f"e{number}"))
+                await asyncio.sleep(number % 5 * 0.004)
+                await socket.close(4000)
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(30):
+                group.create_task(ask_and_stop(number))
+        turns = [service.turns.find(f"e{number}", "admin") for number in range(30)]
+        async with asyncio.timeout(10):
+            for turn in turns:
+                if turn is not None:  # stopped before its first step
+                    await turn.done.wait()
+        ends = {type(turn.events[-1].payload).__name__ for turn in turns if turn is not None}
+        assert ends == {"Cancelled"}
 
 
 @pytest.mark.parametrize("token", [None, ""])

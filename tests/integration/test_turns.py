@@ -1,6 +1,7 @@
 """Turns on the native protocol: cancelling, busy sessions, limits, what a disconnect does, failures in mid-stream."""
 
 import asyncio
+import json
 
 from tests.support.service import hear, hear_until, say
 
@@ -30,6 +31,26 @@ async def test_cancel_ends_a_turn_at_a_slow_first_token_and_keeps_the_question(s
             await say(socket, type="cancel", exchange_id="e1")
             assert (await hear(socket))["code"] == "exchange_not_found"
         assert (await service.history(session_id))[1]["metadata"]["extras"]["status"] == "interrupted"
+
+
+async def test_a_cancel_in_the_same_segment_as_its_ask_ends_the_turn(start_service):
+    async with start_service(model=SLOW, limits={"per_user": {"turns": 1}}) as service:
+        session_id = await service.create_session()
+        async with service.native() as socket:
+            for number in range(3):
+                frames = [
+                    ask(session_id, client_exchange_id=f"e{number}"),
+                    {"type": "cancel", "exchange_id": f"e{number}"},
+                ]
+                for frame in frames:
+                    socket.protocol.send_text(json.dumps(frame).encode())
+                socket.transport.write(b"".join(socket.protocol.data_to_send()))
+                assert (await hear_until(socket, "cancelled"))[-1]["exchange_id"] == f"e{number}"
+                turn = service.turns.find(f"e{number}", "admin")
+                assert turn is None or turn.ended
+                await say(socket, type="ping")
+                await hear_until(socket, "pong")
+        assert service.turns.running == 0
 
 
 async def test_cancel_in_mid_stream_keeps_the_text_so_far(start_service):
