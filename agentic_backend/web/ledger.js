@@ -104,8 +104,9 @@ function bottleneck(parts) {
  */
 export function renderLedger(summary, measured) {
   const parts = pieces(summary);
-  const facts = [duration(summary.totalMs)];
-  if (measured.firstTokenMs !== null) facts.push(`first token ${duration(measured.firstTokenMs)}`);
+  // Two clocks: the service timed the turn, this page timed what it saw.
+  const facts = [`${duration(summary.totalMs)} in the service`];
+  if (measured.firstTokenMs !== null) facts.push(`first token seen after ${duration(measured.firstTokenMs)}`);
   const longest = bottleneck(parts);
   if (longest !== null) facts.push(`${longest.phase} ${share(longest.ms, summary.totalMs)}`);
   return el(
