@@ -35,13 +35,13 @@ lock: ## resolve the dependencies anew into uv.lock (ARGS=--upgrade takes newer 
 	@./deploy/local/toolchain.sh uv lock $(ARGS)
 
 bench: ## the load test of this release, on this machine
-	@$(PYTHON_RUN) tests/bench/bench.py $(ARGS)
+	@$(PYTHON_RUN) -m tests.bench.bench $(ARGS)
 
 bench-short: ## the same, short: what .ci/run does
-	@$(PYTHON_RUN) tests/bench/bench.py --short $(ARGS)
+	@$(PYTHON_RUN) -m tests.bench.bench --short $(ARGS)
 
 bench-micro: ## what the smallest pieces cost
-	@$(PYTHON_RUN) tests/bench/micro.py $(ARGS)
+	@$(PYTHON_RUN) -m tests.bench.micro $(ARGS)
 
 clean: ## remove what can be made again; data in .turnwise stays
 	rm -rf .venv .tools .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist .coverage .coverage.*
