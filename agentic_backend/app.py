@@ -134,7 +134,7 @@ class AgenticService:
         cut = await state.hub.wait_empty(_SOCKETS_LEAVE_S)
         logger.info("drain 4/5: all sockets closed, %d of them cut", cut)
         left = await state.persistence.flush(_FLUSH_S)
-        logger.info("drain 5/5: history flushed, %d records left (lost, with ack none)", left)
+        logger.info("drain 5/5: history flushed, %d records left", left)
 
     def _loop_is_late(self, state: State) -> bool:
         now = asyncio.get_running_loop().time()
