@@ -43,7 +43,6 @@ class Persistence:
         self.log = QueueTurnLog(self.batcher, self.cache)
         self._tasks = tasks
         self._on_state = on_state
-        self._gave_up = False
 
     @property
     def schema_known(self) -> bool:
@@ -64,14 +63,11 @@ class Persistence:
 
     async def flush(self, deadline_s: float) -> int:
         """Wait until everything is written, at most `deadline_s`. Returns how many records are left."""
-        left = (await self.batcher.flush(deadline_s)).left
-        self._gave_up = left > 0
-        return left
+        return (await self.batcher.flush(deadline_s)).left
 
     async def aclose(self) -> None:
         """Write what is still pending (at most 5 s), then close the pools. After the last turn."""
-        # What a flush has waited for in vain is not waited for again.
-        await self.batcher.aclose(0.0 if self._gave_up else _CLOSE_S)
+        await self.batcher.aclose(_CLOSE_S)
         await self.database.aclose()
 
     async def _connect(self) -> None:

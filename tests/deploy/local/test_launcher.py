@@ -92,7 +92,8 @@ def test_it_answers_a_turn_before_it_says_ready_and_leaves_nothing_behind(stack:
     ends = [
         line.split("|")[0].strip() for line in launcher.output.splitlines() if "shut down" in line or "ended" in line
     ]
-    assert ends[-2:] == ["postgres", "turnwise"]
+    # Both are the last words; the line of Postgres comes through a pipe of its own and may be read later.
+    assert set(ends[-2:]) == {"postgres", "turnwise"}
 
 
 def test_a_killed_service_is_said_and_comes_back(stack: Stack) -> None:
