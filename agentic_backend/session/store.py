@@ -35,6 +35,12 @@ class SessionStore(Protocol):
     async def remembered(self, session_id: str, user_id: str, max_exchanges: int) -> list[Remembered]:
         """User texts and answers of the last exchanges, oldest first: what an agent is reminded of."""
 
+    async def exchange_ids(self, session_id: str, user_id: str, newest: int) -> list[str]:
+        """The ids of the session's last `newest` exchanges, oldest first, pending ones included."""
+
+    async def exchange(self, session_id: str, user_id: str, exchange_id: str) -> list[bytes]:
+        """Encoded ChatMessages of one exchange, ascending rank, pending ones included; none where it is unknown."""
+
 
 class TurnLog(Protocol):
     """Where finished turns go. Fire-and-forget for the turn: no method waits for Postgres unless ack is `db`."""
