@@ -268,12 +268,16 @@ class Storage(Section):
 class Persistence(Section):
     """How a finished turn reaches Postgres (DESIGN §4)."""
 
-    ack: Literal["spool", "db", "none"] = "none"
-    """What `final` waits for. Only `none` works until the durable spool is there; it promises nothing."""
+    ack: Literal["spool", "db", "none"] = "spool"
+    """What `final` waits for: the local spool, Postgres, or nothing (which promises nothing)."""
     replicas: Literal["single", "many"] = "single"
-    """Whether other instances write to the same database. Only `single` works until sessions have leases."""
-    queue_max_records: Positive = 20_000
+    """Whether other instances write to the same database; `many` needs `ack: db`."""
+    spool_dir: Text = ".turnwise/spool"
+    """Directory of the spool, on a volume that outlives the process; one process a directory."""
+    max_records: Positive = 20_000
     """Finished turns that wait for Postgres; above it new turns are refused with `storage_full`."""
+    max_bytes_mb: Positive = 512
+    """MiB that wait for Postgres; above it new turns are refused with `storage_full`."""
     batch_max_records: Annotated[int, Field(ge=1, le=64)] = 64
     """Turns a transaction."""
     batch_linger_ms: Count = 20
@@ -281,11 +285,9 @@ class Persistence(Section):
 
     @model_validator(mode="after")
     def _promises_are_kept(self) -> "Persistence":
-        """A guarantee that is not built yet ends the start; it is never quietly less."""
-        if self.ack != "none":
-            raise Refused("only none is available in this version", "ack")
-        if self.replicas != "single":
-            raise Refused("only single is available in this version", "replicas")
+        """Another instance cannot see this one's spool, so it cannot see turns that are only there."""
+        if self.replicas == "many" and self.ack != "db":
+            raise Refused("replicas: many needs ack: db", "ack")
         return self
 
 

@@ -1,6 +1,6 @@
 """The ports through which turns reach storage. `persist` implements them; only `app` wires the two."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from agentic_backend.session.models import AskRecord, Durability, HistoryWindow, Remembered, Session, TurnRecord
 
@@ -36,10 +36,23 @@ class SessionStore(Protocol):
         """User texts and answers of the last exchanges, oldest first: what an agent is reminded of."""
 
     async def exchange_ids(self, session_id: str, user_id: str, newest: int) -> list[str]:
-        """The ids of the session's last `newest` exchanges, oldest first, pending ones included."""
+        """Ids of the session's newest exchanges, at most so many, newest first, pending ones included."""
 
     async def exchange(self, session_id: str, user_id: str, exchange_id: str) -> list[bytes]:
         """Encoded ChatMessages of one exchange, ascending rank, pending ones included; none where it is unknown."""
+
+    async def change(
+        self,
+        session_id: str,
+        user_id: str,
+        *,
+        title: str | None = None,
+        preferences: dict[str, Any] | None = None,
+    ) -> Session | None:
+        """Set the title, the preferences or both, in order among the session's turns; the session after it.
+
+        None where it is unknown. No later turn overwrites either. May raise `StorageFull`.
+        """
 
 
 class TurnLog(Protocol):
@@ -52,4 +65,8 @@ class TurnLog(Protocol):
         """Note that a turn has begun. Never waits, never raises."""
 
     async def append(self, record: TurnRecord) -> Durability:
-        """Hand over a finished turn; says what stands behind it when it returns."""
+        """Hand over a finished turn; says what stands behind it when it returns.
+
+        Raises `StorageFull` where nothing does within 5 s: it may not be called a `final` then, but is still kept and
+        tried on.
+        """
