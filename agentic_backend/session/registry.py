@@ -4,12 +4,13 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agentic_backend.errors import Conflict, Draining, SessionBusy, SessionNotFound, StorageFull
 from agentic_backend.events import utc_now
 from agentic_backend.session.admission import Admission
 from agentic_backend.session.models import Session
+from agentic_backend.session.recall import KnownSession
 from agentic_backend.session.store import TurnLog
 from agentic_backend.session.stream import Ask, Cancelled, Failed, Turn
 from agentic_backend.session.turn import TurnRunner, refuse
@@ -30,9 +31,9 @@ _Key = tuple[str, str]
 
 @dataclass(slots=True)
 class _Slot:
-    """A session as this process knows it: its state after the last turn, who runs, who waits."""
+    """A session of this process: what is known of it since its last turn, who runs, who waits."""
 
-    session: Session | None = None
+    known: KnownSession | None = None
     running: Turn | None = None
     waiting: deque[tuple[asyncio.Future[None], Turn]] = field(default_factory=deque)
 
@@ -110,7 +111,13 @@ class TurnRegistry:
 
     def update(self, session: Session) -> None:
         """Take over a session that changed outside a turn (created, renamed)."""
-        self._slot((session.user_id, session.id)).session = session
+        key = (session.user_id, session.id)
+        slot = self._slots.get(key)
+        if slot is not None and slot.known is not None:
+            slot.known = replace(slot.known, session=session)
+        elif session.next_rank == 0:
+            self._slot(key).known = KnownSession(session)
+        # Else its first turn reads it, and with it which exchanges it has.
 
     def expire(self) -> None:
         """Drop ended turns that are over the age or the byte bound."""
@@ -165,7 +172,7 @@ class TurnRegistry:
             turn.begin()
             await self._wait_for_session(slot_key, slot, turn)
             try:
-                slot.session = await self._runner.run(turn, slot.session)
+                slot.known = await self._runner.run(turn, slot.known)
             finally:
                 self._free(slot_key, slot)
         except SessionBusy as error:
@@ -173,9 +180,9 @@ class TurnRegistry:
         except asyncio.CancelledError:
             # Only a turn that still waited for its session gets here: a running one ends by itself.
             if turn.cancel_requested:
-                turn.publish(
-                    Cancelled((), slot.session or Session(ask.session_id, ask.user_id, ask.agent_id, "", utc_now()))
-                )
+                known = slot.known
+                session = known.session if known else Session(ask.session_id, ask.user_id, ask.agent_id, "", utc_now())
+                turn.publish(Cancelled((), session))
             elif not turn.ended:
                 refuse(turn, SessionNotFound())
         finally:
@@ -208,7 +215,7 @@ class TurnRegistry:
                 place.set_result(None)
                 return
         slot.running = None
-        if slot.session is None and self._slots.get(key) is slot:
+        if slot.known is None and self._slots.get(key) is slot:
             del self._slots[key]  # an unknown session: nothing to remember
 
     def _slot(self, key: _Key) -> _Slot:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentic_backend.agent import Agent, AgentAnswer, AgentRun, Catalog
-from agentic_backend.errors import HistoryUnavailable, SessionNotFound, TurnDeadline, TurnFailed
+from agentic_backend.errors import Conflict, HistoryUnavailable, SessionNotFound, TurnDeadline, TurnFailed
 from agentic_backend.events import text_part, utc_now
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.admission import Admission
 from agentic_backend.session.exchange import Exchange
 from agentic_backend.session.models import AskRecord, Durability, Remembered, Session, TurnRecord
+from agentic_backend.session.recall import NEWEST_EXCHANGES, KnownSession, StoredExchange
 from agentic_backend.session.store import SessionStore, TurnLog
 from agentic_backend.session.stream import Accepted, Ask, Cancelled, Failed, Final, SessionChanged, Turn
 from backend_kit.kpi import Kpi, Ledger, Status, phase
@@ -73,37 +74,63 @@ class TurnRunner:
         self._kpi = kpi
         self._rules = rules
 
-    async def run(self, turn: Turn, cached: Session | None) -> Session | None:
-        """Run the turn to its terminal event. Returns the session after it, or None where it was refused.
+    async def run(self, turn: Turn, known: KnownSession | None) -> KnownSession | None:
+        """Run the turn to its terminal event. Returns what is known of the session after it; None: there is none.
 
-        `cached` is the session as this process last knew it; the caller sees to it that no other turn of the session
-        runs meanwhile.
+        `known` is the session as this process last knew it; the caller sees to it that no other turn of the session
+        runs meanwhile. An ask that history has the end of is told again from there, without the agent.
         """
-        ledger = Ledger(self._kpi, started=turn.ask.received_at)
+        ask = turn.ask
+        ledger = Ledger(self._kpi, started=ask.received_at)
         with ledger.activate():
             try:
-                prepared = await self._prepare(turn.ask, cached)
+                agent = self._catalog.get(ask.agent_id)
+                known = known or await self._load(ask)
+                stored = await self._stored(ask, known)
+                if stored is not None and not stored.cut_off:
+                    stored.tell(turn, known.session)
+                    return known
+                session = known.session if stored is None else stored.before(known.session)
+                prepared = await self._prepare(ask, session, agent)
                 waited_s = await self._take_slot(turn)
             except ServiceError as error:
                 self._refuse(turn, error)
-                return cached
+                return known
             except asyncio.CancelledError:
-                self._stopped_before_start(turn, cached)
-                return cached
+                self._stopped_before_start(turn, known)
+                return known
             self._metrics.admission_wait.observe(waited_s)
             try:
-                return await self._run_accepted(turn, prepared, ledger)
+                return known.after(await self._run_accepted(turn, prepared, ledger), ask.exchange_id)
             finally:
                 self._admission.leave()
 
-    async def _prepare(self, ask: Ask, cached: Session | None) -> _Prepared:
-        agent = self._catalog.get(ask.agent_id)
-        session = cached
-        if session is None:
-            with phase("session_read"):
-                session = await self._store.get(ask.session_id, ask.user_id)
-        if session is None:
-            raise SessionNotFound
+    async def _load(self, ask: Ask) -> KnownSession:
+        """The session and its newest exchanges from storage, once for as long as this process keeps it in mind."""
+        with phase("session_read"):
+            session = await self._store.get(ask.session_id, ask.user_id)
+            if session is None:
+                raise SessionNotFound
+            if session.next_rank == 0:
+                return KnownSession(session)
+            ids = await self._store.exchange_ids(ask.session_id, ask.user_id, NEWEST_EXCHANGES)
+        return KnownSession(session, tuple(ids))
+
+    async def _stored(self, ask: Ask, known: KnownSession) -> StoredExchange | None:
+        """The exchange of this ask where it has ended before; raises Conflict where it cannot be answered again."""
+        if ask.exchange_id not in known.exchange_ids:
+            return None
+        with phase("history_get"):
+            encoded = await self._store.exchange(ask.session_id, ask.user_id, ask.exchange_id)
+        if not encoded:
+            return None
+        stored = StoredExchange.decode(encoded)
+        # One that is to run again must be the newest: what came after it has the ranks that it might need.
+        if not stored.is_of(ask) or (stored.cut_off and ask.exchange_id != known.exchange_ids[0]):
+            raise Conflict
+        return stored
+
+    async def _prepare(self, ask: Ask, session: Session, agent: Agent) -> _Prepared:
         with phase("history_restore"):
             history = await self._store.remembered(ask.session_id, ask.user_id, self._rules.restore_max_exchanges)
         return _Prepared(session, agent, history)
@@ -241,10 +268,11 @@ class TurnRunner:
         status = "error" if isinstance(error, HistoryUnavailable) else "rejected"
         self._metrics.turns(self._known_agent(turn.ask.agent_id), status).inc()
 
-    def _stopped_before_start(self, turn: Turn, cached: Session | None) -> None:
+    def _stopped_before_start(self, turn: Turn, known: KnownSession | None) -> None:
         """Cancelled while it waited: nothing was stored, nothing was shown."""
         ask = turn.ask
-        turn.publish(Cancelled((), cached or Session(ask.session_id, ask.user_id, ask.agent_id, "", utc_now())))
+        session = known.session if known else Session(ask.session_id, ask.user_id, ask.agent_id, "", utc_now())
+        turn.publish(Cancelled((), session))
         self._metrics.turns(self._known_agent(ask.agent_id), "cancelled").inc()
 
     def _known_agent(self, agent_id: str) -> str:

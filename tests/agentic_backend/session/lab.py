@@ -8,6 +8,7 @@ from agentic_backend.events import Delta
 from agentic_backend.session.admission import Admission, TurnLimits
 from agentic_backend.session.exchange import Exchange
 from agentic_backend.session.models import AskRecord, Durability, Session, TurnRecord
+from agentic_backend.session.recall import KnownSession
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.session.stream import Accepted, Ask, Cancelled, Final, Turn
 from backend_kit.aio import TaskRegistry
@@ -50,24 +51,25 @@ class Runner:
         async with asyncio.timeout(5):
             await self._began.setdefault(exchange_id, asyncio.Event()).wait()
 
-    async def run(self, turn: Turn, cached: Session | None) -> Session:
+    async def run(self, turn: Turn, known: KnownSession | None) -> KnownSession:
         ask = turn.ask
         self.order.append(ask.exchange_id)
         self._began.setdefault(ask.exchange_id, asyncio.Event()).set()
         if self.failure is not None:
             raise self.failure
         turn.publish(Accepted())
-        exchange = Exchange(turn, cached or Session(ask.session_id, ask.user_id, ask.agent_id, "t", ""))
+        known = known or KnownSession(Session(ask.session_id, ask.user_id, ask.agent_id, "t", ""))
+        exchange = Exchange(turn, known.session)
         exchange.open()
         try:
             await self._wait(ask.exchange_id)
         except asyncio.CancelledError:
             turn.publish(Cancelled(tuple(exchange.messages), exchange.next_session()))
-            return exchange.next_session()
+            return known.after(exchange.next_session(), ask.exchange_id)
         exchange.emit(Delta("answer"))
         exchange.close("answer", [], {})
         turn.publish(Final(tuple(exchange.messages), exchange.next_session(), [], 0.0, "none"))
-        return exchange.next_session()
+        return known.after(exchange.next_session(), ask.exchange_id)
 
     async def _wait(self, exchange_id: str) -> None:
         while True:

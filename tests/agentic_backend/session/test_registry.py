@@ -1,5 +1,6 @@
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -143,7 +144,9 @@ async def test_idle_sessions_are_forgotten_and_busy_ones_never(lab, monkeypatch)
     busy = lab.ask("busy", session_id="busy")
     await ticks()
     for number in range(5):
-        lab.registry.update(Session(f"s{number}", USER, "Georges", "t", "", next_rank=10))
+        session = Session(f"s{number}", USER, "Georges", "t", "")
+        lab.registry.update(session)
+        lab.registry.update(replace(session, next_rank=10))
     # The busy session is the oldest and still known as busy; of the idle ones the newest are known.
     assert lab.ask("again", session_id="busy", if_busy="reject").events[-1].payload.code is Code.SESSION_BUSY
     ranks = {}

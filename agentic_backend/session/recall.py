@@ -1,0 +1,102 @@
+"""An exchange that ended before this process, or longer ago than its registry remembers: found and told again."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agentic_backend.events import ChatMessage
+from agentic_backend.session.models import Session
+from agentic_backend.session.stream import Accepted, Ask, Cancelled, Cited, Failed, Final, Payload, Turn, Whole
+from backend_kit.wire import Code, loads
+
+NEWEST_EXCHANGES = 64
+"""How many exchanges of a session are known by id; an older one that is asked again is a new one."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSession:
+    """A session after its last turn, and the ids of its newest exchanges, newest first."""
+
+    session: Session
+    exchange_ids: tuple[str, ...] = ()
+
+    def after(self, session: Session, exchange_id: str) -> "KnownSession":
+        """The same after one more turn, which may have been one of them that ran again."""
+        others = (known for known in self.exchange_ids if known != exchange_id)
+        return KnownSession(session, (exchange_id, *others)[:NEWEST_EXCHANGES])
+
+
+@dataclass(frozen=True, slots=True)
+class StoredExchange:
+    """An exchange as history has it: its messages by ascending rank, at least one."""
+
+    messages: tuple[ChatMessage, ...]
+
+    @classmethod
+    def decode(cls, encoded: Sequence[bytes]) -> "StoredExchange":
+        """From encoded ChatMessages, whose bytes are kept as they are."""
+        return cls(tuple(ChatMessage(**loads(message), json=message) for message in encoded))
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether the end of a process ended it, not its user: then it has no answer, and it may run again."""
+        return bool(self._extras.get("interrupted_by") == "restart")
+
+    def is_of(self, ask: Ask) -> bool:
+        """Whether it is what this ask asks for: the same text for the same agent."""
+        question = self.messages[0]
+        agent_id = self._answer.metadata.get("agent_id", ask.agent_id) if self._answer else ask.agent_id
+        return question.role == "user" and question.text == ask.message and agent_id == ask.agent_id
+
+    def before(self, session: Session) -> Session:
+        """The session as it was when the exchange, its newest one, began: the same ranks are given again."""
+        return replace(session, next_rank=self.messages[0].rank)
+
+    def tell(self, turn: Turn, session: Session) -> None:
+        """Publish it as the turn's events: accepted, each message but the answer, and the end that it had."""
+        turn.publish(Accepted())
+        for message in self.messages:
+            if message is not self._answer:
+                turn.publish(Whole(message))
+        if self._answer is not None and self._answer.metadata.get("sources"):
+            turn.publish(Cited(self._answer.metadata["sources"]))
+        turn.publish(self._end(turn.ask, session))
+
+    @property
+    def _answer(self) -> ChatMessage | None:
+        last = self.messages[-1]
+        return last if (last.role, last.channel) == ("assistant", "final") else None
+
+    @property
+    def _extras(self) -> dict[str, Any]:
+        extras = self._answer.metadata.get("extras") if self._answer is not None else None
+        return extras if isinstance(extras, dict) else {}
+
+    def _end(self, ask: Ask, session: Session) -> Payload:
+        extras = self._extras
+        if self._answer is None or extras.get("status") == "interrupted":
+            return Cancelled(self.messages, session)
+        if "error" in extras:
+            return Failed(
+                _code(extras["error"]),
+                refused=False,
+                language=ask.language,
+                partial=sum(part.get("type") == "text" for part in self._answer.parts) > 1,
+                messages=self.messages,
+                session=session,
+            )
+        return Final(
+            messages=self.messages,
+            session=session,
+            ledger=extras.get("ledger", []),
+            unattributed_ms=extras.get("unattributed_ms", 0.0),
+            durable="db",
+            warnings=tuple(extras.get("warnings", ())),
+        )
+
+
+def _code(stored: object) -> Code:
+    try:
+        return Code(stored)
+    except ValueError:
+        return Code.INTERNAL
