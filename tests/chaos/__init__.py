@@ -1,0 +1,1 @@
+"""What holds under faults: real processes, real faults, and a ledger of what clients were told."""

@@ -1,0 +1,187 @@
+"""The fault proxy does to a connection what it is told, and nothing else. Real sockets; no durations."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tests.chaos.control import ProxyProcess
+from tests.chaos.proxy import FaultProxy
+
+Peer = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Echo:
+    """A server that sends back what comes, and keeps count of it."""
+
+    def __init__(self) -> None:
+        self.received = b""
+        self.arrived = asyncio.Event()
+        self.ended = asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while piece := await reader.read(65536):
+                self.received += piece
+                self.arrived.set()
+                writer.write(piece)
+                await writer.drain()
+        except OSError:
+            pass
+        finally:
+            self.ended.set()
+            writer.close()
+
+
+Lab = tuple[FaultProxy, Echo]
+
+
+@pytest.fixture
+async def lab() -> AsyncIterator[Lab]:
+    echo = Echo()
+    server = await asyncio.start_server(echo.serve, "127.0.0.1", 0)
+    proxy = FaultProxy(server.sockets[0].getsockname()[1], seed=7)
+    await proxy.accept()
+    yield proxy, echo
+    proxy.close()
+    server.close()
+
+
+@asynccontextmanager
+async def dialled(proxy: FaultProxy) -> AsyncIterator[Peer]:
+    async with asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        yield reader, writer
+        writer.transport.abort()
+
+
+async def order(proxy: FaultProxy, line: str) -> None:
+    assert await proxy.command(line) == "ok"
+
+
+async def test_bytes_pass_unchanged_both_ways_and_the_end_is_passed_on(lab: Lab) -> None:
+    proxy, echo = lab
+    data = bytes(range(256)) * 4096
+    async with dialled(proxy) as (reader, writer):
+        writer.write(data)
+        writer.write_eof()
+        assert await reader.read(-1) == data
+    assert echo.received == data
+    assert await proxy.command("status") in (f"open={n} up={len(data)} down={len(data)}" for n in (0, 1))
+
+
+async def test_jitter_never_changes_the_order(lab: Lab) -> None:
+    proxy, _ = lab
+    await order(proxy, "delay both 5 5")
+    async with dialled(proxy) as (reader, writer):
+        for number in range(100):
+            writer.write(number.to_bytes(2, "big"))
+            await writer.drain()
+            await asyncio.sleep(0)
+        expected = b"".join(number.to_bytes(2, "big") for number in range(100))
+        assert await reader.readexactly(200) == expected
+
+
+async def test_a_black_hole_holds_everything_and_lets_it_go_again(lab: Lab) -> None:
+    proxy, echo = lab
+    async with dialled(proxy) as (reader, writer):
+        writer.write(b"before")
+        assert await reader.readexactly(6) == b"before"
+        await order(proxy, "hold")
+        writer.write(b"inside")
+        async with dialled(proxy) as (_, other):  # accepted, and then silence
+            other.write(b"x")
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await reader.read(1)
+            assert echo.received == b"before"
+        await order(proxy, "release")
+        assert await reader.readexactly(6) == b"inside"
+
+
+async def test_a_refused_port_refuses_new_connections_only(lab: Lab) -> None:
+    proxy, _ = lab
+    async with dialled(proxy) as (reader, writer):
+        writer.write(b"a")
+        assert await reader.readexactly(1) == b"a"
+        await order(proxy, "refuse")
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", proxy.port)
+        writer.write(b"b")
+        assert await reader.readexactly(1) == b"b"
+        await order(proxy, "accept")
+    await echoes(proxy)
+
+
+async def test_a_reset_breaks_what_is_open_and_nothing_to_come(lab: Lab) -> None:
+    proxy, echo = lab
+    async with dialled(proxy) as (reader, writer):
+        writer.write(b"a")
+        assert await reader.readexactly(1) == b"a"
+        await order(proxy, "reset")
+        with pytest.raises(ConnectionResetError):
+            await reader.readexactly(1)
+        await echo.ended.wait()
+    await echoes(proxy)
+
+
+async def test_a_limited_way_lets_the_rest_pass_when_the_limit_goes(lab: Lab) -> None:
+    proxy, echo = lab
+    await order(proxy, "rate up 1000")
+    data = b"z" * 200_000
+    async with dialled(proxy) as (reader, writer):
+        writer.write(data)
+        await echo.arrived.wait()
+        assert len(echo.received) < len(data)
+        await order(proxy, "normal")
+        assert await reader.readexactly(len(data)) == data
+
+
+async def test_a_target_that_is_away_breaks_the_connection(lab: Lab) -> None:
+    nobody = FaultProxy(await unused(), seed=1)
+    await nobody.accept()
+    async with dialled(nobody) as (reader, _):
+        with pytest.raises(ConnectionResetError):
+            await reader.readexactly(1)
+    nobody.close()
+
+
+@pytest.mark.parametrize("line", ["", "fly", "delay up 1", "delay sideways 1 1", "rate up much", "hold on"])
+async def test_a_command_that_makes_no_sense_is_answered_with_words(lab: Lab, line: str) -> None:
+    proxy, _ = lab
+    assert (await proxy.command(line)).startswith("error ")
+    await echoes(proxy)
+
+
+async def test_the_process_says_its_ports_and_obeys() -> None:
+    echo = Echo()
+    server = await asyncio.start_server(echo.serve, "127.0.0.1", 0)
+    with ProxyProcess(server.sockets[0].getsockname()[1]) as proxy:
+        await asyncio.to_thread(proxy.start)
+        await proxy.tell("delay down 1 1")
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        writer.write(b"ping")
+        assert await reader.readexactly(4) == b"ping"
+        assert (await proxy.status())["open"] == 1
+        await proxy.tell("reset")
+        with pytest.raises(ConnectionResetError):
+            await reader.readexactly(1)
+        with pytest.raises(ValueError, match="unknown command"):
+            await proxy.tell("fly")
+        writer.close()
+    server.close()
+
+
+async def echoes(proxy: FaultProxy) -> None:
+    async with dialled(proxy) as (reader, writer):
+        writer.write(b"?")
+        assert await reader.readexactly(1) == b"?"
+
+
+async def unused() -> int:
+    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    port: int = server.sockets[0].getsockname()[1]
+    server.close()
+    await server.wait_closed()
+    return port
