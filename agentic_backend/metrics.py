@@ -27,6 +27,7 @@ class AgenticMetrics:
         self._sockets()
         self._persistence()
         self._compatible()
+        self._retention()
 
     def _turns(self) -> None:
         # Turns last from a cached refusal to their deadline (120 s).
@@ -186,6 +187,17 @@ class AgenticMetrics:
             result: self._legacy_counter(f"agent_cache_{result}_total", f"Compiled graph looked up: {result}.")
             for result in ("hit", "miss")
         }
+
+    def _retention(self) -> None:
+        # Levels that move by the day: Prometheus keeps them, the summary would repeat them every ten seconds.
+        size = Gauge("app_history_bytes", "Size on disk, indexes included.", ["table"], registry=self._registry)
+        rows = Gauge("app_history_rows", "Rows, as Postgres estimates them.", ["table"], registry=self._registry)
+        self.history_bytes: Labelled[Gauge] = Labelled(1, lambda values: size.labels(*values))
+        self.history_rows: Labelled[Gauge] = Labelled(1, lambda values: rows.labels(*values))
+        self.pruned_sessions: Counter = self._kpi.counter(
+            "pruned_sessions",
+            PrometheusCounter("app_pruned_sessions_total", "Sessions that retention deleted.", registry=self._registry),
+        )
 
     def cache_request(self, cache: str, *, hit: bool) -> None:
         """Count a look-up; `cache` is graph, history, jwt, jwks, statement or mcp_tools."""

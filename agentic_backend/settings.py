@@ -369,10 +369,12 @@ class Server(Section):
 
 
 class HistorySettings(Section):
-    """What is kept of conversations in memory."""
+    """What is kept of conversations: in memory, and for how long."""
 
     cache_mb: Count = 64
     """MiB of restored history in all; 0 = read it each time."""
+    retention_days: Annotated[int, Field(ge=0, le=36_500)] = 0
+    """Days without a turn after which a session is deleted with all that hangs on it; 0 = kept for ever."""
 
 
 class AgenticSettings(ServiceSettings):

@@ -1,0 +1,207 @@
+"""Deletes conversations that were not used for as long as the operator keeps them, and measures their tables."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import text
+
+from agentic_backend.metrics import AgenticMetrics
+from agentic_backend.persist.database import Database
+from agentic_backend.persist.engines import Pool
+from agentic_backend.persist.faults import DatabaseFault, QuietLog, cause_of, sqlstate_of
+from agentic_backend.persist.pending import Key
+from backend_kit.aio import TaskRegistry
+
+logger = logging.getLogger(__name__)
+
+TABLES: Final = ("session", "session_history", "session_attachments", "feedbacks")
+"""The tables that grow with conversations."""
+
+_EXPIRED = "FROM session WHERE updated_at < now() - make_interval(days => :days)"
+
+COUNT_EXPIRED = text(f"""
+SELECT count(*) AS sessions, coalesce(sum((session_data->>'next_rank')::bigint), 0)::bigint AS messages,
+    min(updated_at) AS oldest {_EXPIRED}
+""")
+
+# In the order of the key, each page after the last one: one pass over the table, whatever is left standing.
+EXPIRED_PAGE = text(f"""
+SELECT session_id, user_id, coalesce((session_data->>'next_rank')::bigint, 0) AS messages {_EXPIRED}
+    AND session_id > :after
+ORDER BY session_id LIMIT :page
+""")
+
+# One that was used since the page was read, or that a turn writes to now, is left standing. History, attachments and
+# feedback go with the session (ON DELETE CASCADE).
+PRUNE = text(f"""
+WITH old AS MATERIALIZED (
+    SELECT session_id {_EXPIRED} AND session_id = ANY(:session_ids) ORDER BY session_id FOR UPDATE SKIP LOCKED
+)
+DELETE FROM session USING old WHERE session.session_id = old.session_id
+RETURNING session.session_id, session.user_id
+""")  # noqa: S608 - constants
+
+# What autovacuum last counted, or, before its first visit, what the statistics counted since. -1 is "not yet known".
+SIZES = text("""
+SELECT relname, pg_total_relation_size(c.oid) AS bytes,
+    CASE WHEN reltuples < 0 THEN coalesce(n_live_tup, 0) ELSE reltuples::bigint END AS rows
+FROM unnest(CAST(:tables AS text[])) AS wanted(name) JOIN pg_class AS c ON c.oid = to_regclass(wanted.name)
+LEFT JOIN pg_stat_user_tables ON relid = c.oid
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class PruneRules:
+    """Bounds of one statement, in sessions and about that many messages, and the seconds of rest after each."""
+
+    sessions: int = 200
+    messages: int = 20_000
+    pause_s: float = 0.1
+    page: int = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """What a prune would delete. `oldest` is the ISO time of the longest unused one, empty where there is none."""
+
+    sessions: int
+    messages: int
+    oldest: str
+
+
+async def _nobody(_key: Key) -> None:
+    """Told of a deleted session where nobody has to know."""
+
+
+class Pruner:
+    """Deletes sessions that had no turn for so many days, with all that hangs on them.
+
+    It takes one connection of the pool for one statement at a time. `in_use` says which sessions to leave for now;
+    `forget` is told of each that is gone. May run in several processes at once.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        rules: PruneRules = PruneRules(),
+        *,
+        in_use: Callable[[Key], bool] = lambda _key: False,
+        forget: Callable[[Key], Awaitable[None]] = _nobody,
+    ) -> None:
+        self.pruned = 0
+        self._pool = pool
+        self._rules = rules
+        self._in_use = in_use
+        self._forget = forget
+
+    async def expired(self, days: int) -> Expired:
+        """Count what `prune` would delete. Raises `DatabaseFault`."""
+        async with self._pool.connection() as connection:
+            (row,) = await connection.execute("count_expired", COUNT_EXPIRED, {"days": days})
+        return Expired(row.sessions, row.messages, row.oldest.isoformat() if row.oldest else "")
+
+    async def prune(self, days: int) -> int:
+        """Delete them; returns how many. Raises `DatabaseFault`: what was deleted until then stays deleted.
+
+        `pruned` counts as it goes.
+        """
+        begun_with = self.pruned
+        after, full = "", True
+        while full:
+            async with self._pool.connection() as connection:
+                parameters = {"days": days, "after": after, "page": self._rules.page}
+                page = await connection.execute("expired_page", EXPIRED_PAGE, parameters)
+            full = len(page) == self._rules.page
+            after = page[-1].session_id if page else after
+            batch: list[Key] = []
+            messages = 0
+            for row in page:
+                batch.append((row.session_id, row.user_id))
+                messages += row.messages
+                if len(batch) == self._rules.sessions or messages >= self._rules.messages:
+                    await self._delete(days, batch)
+                    batch, messages = [], 0
+            await self._delete(days, batch)
+        return self.pruned - begun_with
+
+    async def _delete(self, days: int, keys: list[Key]) -> None:
+        session_ids = [key[0] for key in keys if not self._in_use(key)]
+        if not session_ids:
+            return
+        async with self._pool.connection() as connection:
+            gone = await connection.execute("prune", PRUNE, {"days": days, "session_ids": session_ids})
+        self.pruned += len(gone)
+        for row in gone:
+            await self._forget((row.session_id, row.user_id))
+        await asyncio.sleep(self._rules.pause_s)
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionRules:
+    """What a service keeps: `days` (0 = for ever), and how often it looks, in seconds; each wait varies by a tenth."""
+
+    days: int
+    first_s: float = 120.0
+    every_s: float = 3600.0
+    measure_every_s: float = 60.0
+
+
+class Retention:
+    """Prunes once an hour while the service runs, and publishes the sizes of the tables once a minute.
+
+    An outage of Postgres costs a log line; the next attempt comes with the next measurement.
+    """
+
+    def __init__(self, database: Database, pruner: Pruner, rules: RetentionRules, metrics: AgenticMetrics) -> None:
+        self._database = database
+        self._pruner = pruner
+        self._rules = rules
+        self._metrics = metrics
+        self._due_at = 0.0
+        self._log = QuietLog(logger)
+
+    def start(self, tasks: TaskRegistry) -> None:
+        """Begin, once the database is ready."""
+        tasks.spawn("retention", self._run, restart=True)
+
+    async def measure(self) -> None:
+        """Publish how large the tables are. Raises `DatabaseFault`."""
+        async with self._database.main.connection() as connection:
+            for row in await connection.execute("table_sizes", SIZES, {"tables": list(TABLES)}):
+                self._metrics.history_bytes(row.relname).set(row.bytes)
+                self._metrics.history_rows(row.relname).set(row.rows)
+
+    async def prune(self) -> None:
+        """Delete what is over the age, and count it. Raises `DatabaseFault`."""
+        before = self._pruner.pruned
+        try:
+            await self._pruner.prune(self._rules.days)
+        finally:
+            pruned = self._pruner.pruned - before
+            self._metrics.pruned_sessions.inc(pruned)
+            if pruned:
+                logger.info("pruned %d sessions without a turn for %d days", pruned, self._rules.days)
+
+    async def _run(self) -> None:
+        await self._database.wait_ready()
+        now = asyncio.get_running_loop().time
+        self._due_at = now() + _about(self._rules.first_s)
+        while True:
+            try:
+                await self.measure()
+                if self._rules.days and now() >= self._due_at:
+                    await self.prune()
+                    self._due_at = now() + _about(self._rules.every_s)
+            except DatabaseFault as error:
+                cause = cause_of(error)
+                self._log.warning(cause, "retention failed: cause=%s sqlstate=%s", cause, sqlstate_of(error))
+            await asyncio.sleep(_about(self._rules.measure_every_s))
+
+
+def _about(seconds: float) -> float:
+    # Instances that start together should not prune together.
+    return seconds * random.uniform(0.9, 1.1)  # noqa: S311 - not for secrets
