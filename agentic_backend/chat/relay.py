@@ -60,7 +60,7 @@ def compatible(turn: Turn, event: TurnEvent) -> list[str]:
     if isinstance(payload, Cancelled):
         return [_compatible_final(payload.messages, payload.session)]
     if isinstance(payload, Failed):
-        if payload.session is None:
+        if payload.session is None or not payload.messages:
             return [compatible_error(payload.code, turn.ask.session_id, payload.language)]
         return [_compatible_final(payload.messages, payload.session)]
     return []

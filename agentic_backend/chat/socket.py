@@ -367,8 +367,8 @@ class ChatSocket:
         if self.protocol == "native":
             return
         end = follow.turn.events[-1].payload
-        if isinstance(end, Failed) and end.session is None:
-            self.close(1011)  # refused: the compatible protocol ends the socket
+        if isinstance(end, Failed) and not end.messages:
+            self.close(1011)  # refused or not stored: the compatible protocol ends the socket
         elif self._pending:
             self._follow(self._turns.submit(self._pending.popleft()))
 

@@ -95,7 +95,7 @@ class StoredExchange:
         )
 
 
-def _code(stored: object) -> Code:
+def _code(stored: str) -> Code:
     try:
         return Code(stored)
     except ValueError:

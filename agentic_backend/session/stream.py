@@ -100,7 +100,11 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The turn ended without an answer. `refused`: before it began, nothing was stored and it has no seq."""
+    """The turn ended without an answer. `refused`: before it began, nothing was stored and it has no seq.
+
+    `messages` is what is stored of it: nothing where it never began (then there is no `session` either), and nothing
+    that can be counted on where storage did not take it.
+    """
 
     code: Code
     refused: bool

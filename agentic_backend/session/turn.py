@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentic_backend.agent import Agent, AgentAnswer, AgentRun, Catalog
-from agentic_backend.errors import Conflict, HistoryUnavailable, SessionNotFound, TurnDeadline, TurnFailed
+from agentic_backend.errors import Conflict, HistoryUnavailable, SessionNotFound, StorageFull, TurnDeadline, TurnFailed
 from agentic_backend.events import text_part, utc_now
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.admission import Admission
@@ -201,9 +201,16 @@ class TurnRunner:
         session = exchange.next_session()
         messages = tuple(sorted(exchange.messages, key=lambda message: message.rank))
         record = TurnRecord(session, exchange.ask.exchange_id, messages)
-        with phase("spool_ack"):
-            durable = await self._log.append(record)
         turn = exchange.turn
+        try:
+            with phase("spool_ack"):
+                durable = await self._log.append(record)
+        except StorageFull as error:
+            # Nothing stands behind it yet, so it is not told as an end that lasts.
+            logger.error("turn not stored exchange_id=%s", turn.ask.exchange_id)
+            language = turn.ask.language
+            turn.publish(Failed(error.code, refused=False, language=language, partial=partial, session=session))
+            return session
         if ending.status == "cancelled":
             turn.publish(Cancelled(messages, session))
         elif ending.code is not None:

@@ -23,9 +23,9 @@ MUTANTS = (
     Mutant(
         "final is sent before the turn is handed to storage",
         "agentic_backend/session/turn.py",
-        "            durable = await self._log.append(record)\n",
-        "            durable = 'none'\n"
-        "            asyncio.get_running_loop().call_later(1.0, asyncio.ensure_future, self._log.append(record))\n",
+        "                durable = await self._log.append(record)\n",
+        "                durable = 'none'\n"
+        "                asyncio.get_running_loop().call_later(1.0, asyncio.ensure_future, self._log.append(record))\n",
         f"{SERVICE}/test_native.py::test_a_turn_streams_and_ends_with_the_answer_and_its_ledger",
     ),
     Mutant(

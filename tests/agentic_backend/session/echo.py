@@ -1,0 +1,40 @@
+"""An agent whose question says how it ends: `fail`, `fail late`, `wait`, `cite`; others it answers in capitals."""
+
+import asyncio
+
+from langgraph.graph import END, START, StateGraph
+from langgraph.runtime import Runtime
+
+from agentic_backend.agent import AgentAnswer, AgentKit, AgentRun
+from agentic_backend.agent.kit import Graph
+from agentic_backend.agent.run import AgentState
+from agentic_backend.errors import LlmTimeout
+from agentic_backend.events import Delta, Sources, Step, text_part
+from agentic_backend.settings import AgentSettings
+
+HIT = {"uid": "d1", "title": "A document", "content": "Some text.", "score": 0.5}
+
+
+def build(_settings: AgentSettings, _kit: AgentKit) -> Graph:
+    async def echo(state: AgentState, runtime: Runtime[AgentRun]) -> AgentState:
+        emit, question = runtime.context.emit, state["message"]
+        if question == "fail":
+            raise LlmTimeout
+        emit(Step("assistant", "thought", [text_part("loudly")]))
+        if question == "cite":
+            emit(Sources([HIT]))
+        emit(Delta(question.upper()))
+        if question == "fail late":
+            raise LlmTimeout
+        if question == "wait":
+            await asyncio.Event().wait()
+        sources = {"sources": [HIT]} if question == "cite" else {}
+        warnings = {"extras": {"warnings": ["answered_without_documents"]}}
+        metadata = {"model": "echo", "finish_reason": "stop", **sources, **warnings}
+        return {"answer": AgentAnswer(question.upper(), metadata=metadata, warnings=["answered_without_documents"])}
+
+    graph = StateGraph(AgentState, context_schema=AgentRun)
+    graph.add_node("echo", echo)
+    graph.add_edge(START, "echo")
+    graph.add_edge("echo", END)
+    return graph.compile()

@@ -1,0 +1,122 @@
+"""Turns that really run, over storage in memory that outlives the registry: a second registry is a restart."""
+
+from collections import Counter
+from typing import Any
+
+from langchain_core.language_models import FakeListChatModel
+from prometheus_client import CollectorRegistry
+
+from agentic_backend.agent import AgentKit, Catalog
+from agentic_backend.errors import HistoryUnavailable, StorageFull
+from agentic_backend.events import ChatMessage, text_part
+from agentic_backend.metrics import AgenticMetrics
+from agentic_backend.session.admission import Admission, TurnLimits
+from agentic_backend.session.models import AskRecord, Durability, Remembered, Session, TurnRecord
+from agentic_backend.session.registry import TurnRegistry
+from agentic_backend.session.stream import Ask, Turn
+from agentic_backend.session.turn import TurnRules, TurnRunner
+from agentic_backend.settings import AgentSettings
+from backend_kit.aio import TaskRegistry
+from backend_kit.kpi import Kpi
+from backend_kit.wire import loads
+
+USER = "ann"
+SESSION = Session("s1", USER, "Echo", "A title", "2026-01-01T00:00:00.000000Z")
+
+
+class Shelf:
+    """Both ports of storage. `asks` are the turns that began, `reads` counts the reads by name."""
+
+    def __init__(self, *sessions: Session) -> None:
+        self.sessions = {(session.id, session.user_id): session for session in sessions}
+        self.rows: dict[tuple[str, str], dict[int, bytes]] = {key: {} for key in self.sessions}
+        self.asks: list[AskRecord] = []
+        self.reads: Counter[str] = Counter()
+        self.away = False
+        self.full = False
+
+    def has_room(self) -> bool:
+        return True
+
+    def begin(self, record: AskRecord) -> None:
+        self.asks.append(record)
+
+    async def append(self, record: TurnRecord) -> Durability:
+        key = (record.session.id, record.session.user_id)
+        self.sessions[key] = record.session
+        self.rows[key] |= {message.rank: message.json for message in record.messages}
+        if self.full:
+            raise StorageFull
+        return "spool"
+
+    async def get(self, session_id: str, user_id: str) -> Session | None:
+        self._read("get")
+        return self.sessions.get((session_id, user_id))
+
+    async def remembered(self, _session_id: str, _user_id: str, _max_exchanges: int) -> list[Remembered]:
+        return []
+
+    async def exchange_ids(self, session_id: str, user_id: str, newest: int) -> list[str]:
+        self._read("exchange_ids")
+        ids = [loads(row)["exchange_id"] for row in self.history(session_id, user_id)]
+        return list(dict.fromkeys(reversed(ids)))[:newest]
+
+    async def exchange(self, session_id: str, user_id: str, exchange_id: str) -> list[bytes]:
+        self._read("exchange")
+        return [row for row in self.history(session_id, user_id) if loads(row)["exchange_id"] == exchange_id]
+
+    def history(self, session_id: str = SESSION.id, user_id: str = USER) -> list[bytes]:
+        return [row for _, row in sorted(self.rows[session_id, user_id].items())]
+
+    async def cut_off(self, exchange_id: str, question: str) -> None:
+        """An ask whose process ended before its answer, as the start of the next one leaves it."""
+        session = self.sessions[SESSION.id, USER]
+        metadata = {"finish_reason": "cancelled", "extras": {"status": "interrupted", "interrupted_by": "restart"}}
+        messages = (
+            _message(exchange_id, session.next_rank, "user", question, {}),
+            _message(exchange_id, session.next_rank + 1, "assistant", "", metadata),
+        )
+        await self.append(TurnRecord(session.advanced(session.next_rank + 2, session.title), exchange_id, messages))
+
+    def _read(self, name: str) -> None:
+        self.reads[name] += 1
+        if self.away:
+            raise HistoryUnavailable
+
+
+class Process:
+    """What one process runs over the shelf."""
+
+    def __init__(self, shelf: Shelf, tasks: TaskRegistry) -> None:
+        kpi = Kpi(CollectorRegistry(), service="agentic")
+        admission = Admission(TurnLimits(max_turns=0, queue_length=0, queue_deadline_s=5.0))
+        agents = [
+            AgentSettings(id=name, name=name, class_path="tests.agentic_backend.session.echo")
+            for name in ("Echo", "Other")
+        ]
+        kit = AgentKit(FakeListChatModel(responses=[]), "none")
+        runner = TurnRunner(
+            store=shelf,  # type: ignore[arg-type] # the reads of a turn
+            log=shelf,
+            catalog=Catalog(agents, kit),
+            admission=admission,
+            metrics=AgenticMetrics(CollectorRegistry(), kpi),
+            kpi=kpi,
+            rules=TurnRules(turn_s=30.0, restore_max_exchanges=20),
+        )
+        self.registry = TurnRegistry(runner=runner, admission=admission, log=shelf, tasks=tasks)
+
+    def ask(self, exchange_id: str, message: str = "hello", agent_id: str = "Echo", **more: Any) -> Turn:
+        return self.registry.submit(Ask(SESSION.id, agent_id, message, exchange_id, USER, received_at=0.0, **more))
+
+
+def _message(exchange_id: str, rank: int, role: Any, text: str, metadata: dict[str, Any]) -> ChatMessage:
+    return ChatMessage.build(
+        session_id=SESSION.id,
+        exchange_id=exchange_id,
+        rank=rank,
+        role=role,
+        channel="final",
+        parts=[text_part(text)],
+        metadata=metadata,
+    )

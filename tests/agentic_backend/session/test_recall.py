@@ -1,0 +1,244 @@
+"""An ask under an id whose exchange has ended: told again from storage, run again in place, or a conflict."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import pytest
+
+from agentic_backend.chat import relay
+from agentic_backend.session import registry as registry_module
+from agentic_backend.session.recall import NEWEST_EXCHANGES, KnownSession, StoredExchange
+from agentic_backend.session.stream import Accepted, Cancelled, Cited, Failed, Final, TextDelta, Whole
+from backend_kit.wire import Code, loads
+from tests.agentic_backend.session.lab import ended
+from tests.agentic_backend.session.shelf import SESSION, USER, Process, Shelf
+
+Start = Callable[[], Process]
+
+
+@pytest.fixture
+def shelf():
+    return Shelf(SESSION)
+
+
+@pytest.fixture
+def start(shelf, tasks) -> Start:
+    return lambda: Process(shelf, tasks)
+
+
+def kinds(turn):
+    return [type(event.payload) for event in turn.events]
+
+
+def questions(shelf):
+    return [record.user_message.exchange_id for record in shelf.asks]
+
+
+@pytest.mark.parametrize("question", ["hello", "cite"])
+async def test_after_a_restart_the_same_ask_is_told_from_storage_without_the_agent(shelf, start, question):
+    first = start().ask("e1", question)
+    original = await ended(first)
+    stored = shelf.history()
+    after = start()
+    again = after.ask("e1", question)
+    final = await ended(again)
+    assert kinds(again) == [kind for kind in kinds(first) if kind is not TextDelta]
+    assert kinds(again) == [Accepted, Whole, Whole, *([Cited] if question == "cite" else []), Final]
+    assert [event.seq for event in again.events] == list(range(1, len(again.events) + 1))
+    assert [message.json for message in final.messages] == [message.json for message in original.messages] == stored
+    assert final.session == original.session
+    assert (final.durable, final.warnings) == ("db", original.warnings)
+    assert final.ledger == loads(stored[-1])["metadata"]["extras"]["ledger"]
+    assert original.ledger[: len(final.ledger)] == final.ledger
+    assert questions(shelf) == ["e1"]
+    assert shelf.history() == stored
+    # What was told again is kept as any ended turn is.
+    assert after.ask("e1", question) is again
+
+
+async def test_what_the_registry_has_dropped_is_told_from_storage(shelf, start):
+    process = start()
+    turn = process.ask("e1")
+    original = await ended(turn)
+    await ended(process.ask("e2"))
+    turn.ended_at = time.monotonic() - registry_module._KEPT_AFTER_END_S - 1
+    process.registry.expire()
+    assert process.registry.find("e1", USER) is None
+    again = await ended(process.ask("e1"))
+    assert [message.json for message in again.messages] == [message.json for message in original.messages]
+    assert again.session.next_rank == 6  # the session as it is now
+    assert questions(shelf) == ["e1", "e2"]
+
+
+@pytest.mark.parametrize(("question", "partial"), [("fail", False), ("fail late", True)])
+async def test_a_failure_is_told_again_as_the_same_failure(shelf, start, question, partial):
+    original = await ended(start().ask("e1", question))
+    again = await ended(start().ask("e1", question))
+    assert isinstance(again, Failed)
+    assert (again.code, again.refused, again.partial) == (Code.LLM_TIMEOUT, False, partial)
+    assert (again.code, again.partial) == (original.code, original.partial)
+    assert [message.json for message in again.messages] == [message.json for message in original.messages]
+    assert questions(shelf) == ["e1"]
+
+
+async def test_a_failure_whose_code_is_not_known_any_more_is_internal(shelf, start):
+    await ended(start().ask("e1", "fail"))
+    rows = shelf.rows[SESSION.id, USER]
+    rows[1] = rows[1].replace(b"llm_timeout", b"gone_by_now")
+    assert (await ended(start().ask("e1", "fail"))).code is Code.INTERNAL
+
+
+async def test_a_stop_is_told_again_as_a_stop_and_does_not_run_again(shelf, start):
+    turn = start().ask("e1", "wait")
+    while not any(isinstance(event.payload, TextDelta) for event in turn.events):
+        await follow(turn)
+    turn.cancel()
+    original = await ended(turn)
+    again = await ended(start().ask("e1", "wait"))
+    assert isinstance(again, Cancelled)
+    assert [message.json for message in again.messages] == [message.json for message in original.messages]
+    assert questions(shelf) == ["e1"]
+
+
+async def test_another_text_or_another_agent_under_a_known_id_is_a_conflict(shelf, start):
+    await ended(start().ask("e1"))
+    stored = shelf.history()
+    process = start()
+    for other in ({"message": "else"}, {"agent_id": "Other"}):
+        refused = await ended(process.ask("e1", **other))
+        assert (refused.code, refused.refused) == (Code.CONFLICT, True)
+    # Nothing of the refusals is kept: the right ask finds its answer.
+    assert isinstance(await ended(process.ask("e1")), Final)
+    assert shelf.history() == stored
+    assert questions(shelf) == ["e1"]
+
+
+async def test_a_turn_that_a_restart_cut_off_runs_again_in_its_place(shelf, start):
+    await ended(start().ask("e1"))
+    await shelf.cut_off("e2", "again?")
+    process = start()
+    turn = process.ask("e2", "again?")
+    final = await ended(turn)
+    assert isinstance(final, Final)
+    assert [message.rank for message in final.messages] == [3, 4, 5]
+    rows = [loads(row) for row in shelf.history()]
+    assert [row["rank"] for row in rows] == list(range(6))
+    assert [row["exchange_id"] for row in rows] == ["e1"] * 3 + ["e2"] * 3
+    assert [row["channel"] for row in rows[3:]] == ["final", "thought", "final"]
+    assert rows[5]["parts"] == [{"type": "text", "text": "AGAIN?"}]
+    assert final.session.next_rank == 6
+    # The next turn goes on behind it, and the exchange is known once.
+    assert [message.rank for message in (await ended(process.ask("e3"))).messages] == [6, 7, 8]
+    assert questions(shelf) == ["e1", "e2", "e3"]
+    assert [message.rank for message in (await ended(start().ask("e2", "again?"))).messages] == [3, 4, 5]
+    assert questions(shelf) == ["e1", "e2", "e3"]
+
+
+async def test_a_cut_off_turn_that_others_followed_does_not_run_again(shelf, start):
+    await shelf.cut_off("e1", "hello")
+    process = start()
+    assert [message.rank for message in (await ended(process.ask("e2"))).messages] == [2, 3, 4]
+    stored = shelf.history()
+    assert (await ended(process.ask("e1"))).code is Code.CONFLICT
+    assert shelf.history() == stored
+    assert questions(shelf) == ["e2"]
+
+
+async def test_a_question_without_any_answer_in_history_is_told_as_stopped(shelf, start):
+    await ended(start().ask("e1"))
+    del shelf.rows[SESSION.id, USER][2]
+    told = await ended(start().ask("e1"))
+    assert isinstance(told, Cancelled)
+    assert [message.rank for message in told.messages] == [0, 1]
+
+
+async def test_a_session_is_read_once_and_a_new_one_not_at_all(shelf, start):
+    process = start()
+    process.registry.update(SESSION)
+    for number in range(3):
+        await ended(process.ask(f"e{number}"))
+    assert shelf.reads == {}
+    process = start()
+    for number in range(3, 6):
+        await ended(process.ask(f"e{number}"))
+    assert shelf.reads == {"get": 1, "exchange_ids": 1}
+    await ended(start().ask("e0"))
+    assert shelf.reads == {"get": 2, "exchange_ids": 2, "exchange": 1}
+
+
+async def test_a_session_without_a_turn_has_no_exchanges_to_read(shelf, start):
+    await ended(start().ask("e1"))
+    assert shelf.reads == {"get": 1}
+
+
+async def test_a_session_that_changed_before_its_first_turn_here_is_read_by_that_turn(shelf, start):
+    await ended(start().ask("e1"))
+    process = start()
+    process.registry.update(shelf.sessions[SESSION.id, USER])
+    assert isinstance(await ended(process.ask("e1")), Final)
+    assert questions(shelf) == ["e1"]
+
+
+async def test_with_storage_away_nothing_is_run_and_the_same_ask_may_come_again(shelf, start):
+    await ended(start().ask("e1"))
+    process = start()
+    shelf.away = True
+    refused = await ended(process.ask("e1"))
+    assert (refused.code, refused.refused) == (Code.HISTORY_UNAVAILABLE, True)
+    shelf.away = False
+    assert isinstance(await ended(process.ask("e1")), Final)
+    assert questions(shelf) == ["e1"]
+
+
+async def test_an_exchange_that_is_gone_from_storage_runs_as_new(shelf, start):
+    process = start()
+    turns = [process.ask("e1"), process.ask("e2", if_busy="queue")]
+    for turn in turns:
+        await ended(turn)
+        turn.ended_at = time.monotonic() - registry_module._KEPT_AFTER_END_S - 1
+    process.registry.expire()
+    for rank in range(3):
+        del shelf.rows[SESSION.id, USER][rank]
+    assert [message.rank for message in (await ended(process.ask("e1"))).messages] == [6, 7, 8]
+    assert questions(shelf) == ["e1", "e2", "e1"]
+
+
+async def test_what_storage_did_not_take_is_not_called_final(shelf, start, caplog):
+    shelf.full = True
+    process = start()
+    turn = process.ask("e1")
+    failed = await ended(turn)
+    assert isinstance(failed, Failed)
+    assert (failed.code, failed.refused, failed.partial, failed.messages) == (Code.STORAGE_FULL, False, True, ())
+    assert "turn not stored exchange_id=e1" in caplog.text
+    (frame,) = relay.compatible(turn, turn.events[-1])
+    assert (loads(frame)["type"], loads(frame)["code"]) == ("error", "storage_full")
+    # It is still on its way, so its ranks are taken.
+    shelf.full = False
+    assert [message.rank for message in (await ended(process.ask("e2"))).messages] == [3, 4, 5]
+
+
+def test_the_newest_exchanges_are_known_each_once_and_within_a_bound():
+    known = KnownSession(SESSION, ("e2", "e1"))
+    assert known.after(SESSION, "e3").exchange_ids == ("e3", "e2", "e1")
+    assert known.after(SESSION, "e1").exchange_ids == ("e1", "e2")
+    for number in range(2 * NEWEST_EXCHANGES):
+        known = known.after(SESSION, f"x{number}")
+    assert known.exchange_ids == tuple(f"x{number}" for number in range(127, 63, -1))
+
+
+async def test_a_stored_exchange_keeps_the_bytes_of_its_messages(shelf, start):
+    await ended(start().ask("e1", "cite"))
+    stored = StoredExchange.decode(shelf.history())
+    assert [message.json for message in stored.messages] == shelf.history()
+    assert not stored.cut_off
+
+
+async def follow(turn):
+    """Wait for the turn's next event."""
+    woken = asyncio.Event()
+    turn.follow(woken.set)
+    async with asyncio.timeout(5):
+        await woken.wait()
+    turn.unfollow(woken.set)
