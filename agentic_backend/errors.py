@@ -1,7 +1,7 @@
 """Failures of the agentic service.
 
 ServiceError (backend_kit.wire)
-├── BadRequest, UnknownType, MessageTooLong      the client's frame or body
+├── BadRequest, UnknownType, MessageTooLong, TooLarge      the client's frame or body
 ├── SessionNotFound, AgentNotFound, ExchangeNotFound, MessageNotFound
 ├── Unauthenticated, Forbidden
 ├── SessionBusy, TooManyTurns, RateLimited, Overloaded, Draining, Conflict
@@ -33,6 +33,12 @@ class MessageTooLong(ServiceError):
     """An ask above `limits.max_message_chars`."""
 
     code: ClassVar[Code] = Code.MESSAGE_TOO_LONG
+
+
+class TooLarge(ServiceError):
+    """Preferences above 16 KiB."""
+
+    code: ClassVar[Code] = Code.TOO_LARGE
 
 
 class SessionNotFound(ServiceError):

@@ -27,6 +27,10 @@ COUNT_SESSIONS = text("SELECT count(*) FROM session WHERE user_id = :user_id")
 
 GET_SESSION = text(f"SELECT {_SESSION_COLUMNS} FROM session WHERE session_id = :session_id AND user_id = :user_id")  # noqa: S608 - constants
 
+TOUCH_SESSION = text("""
+UPDATE session SET updated_at = now() WHERE session_id = :session_id AND user_id = :user_id RETURNING session_id
+""")
+
 LIST_SESSIONS = text(f"SELECT {_SESSION_COLUMNS} FROM session WHERE user_id = :user_id")  # noqa: S608 - constants
 
 # `below` leaves out what is still pending: the caller has it already.

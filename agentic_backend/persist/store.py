@@ -24,6 +24,7 @@ from agentic_backend.persist.statements import (
     LIST_SESSIONS,
     MESSAGE,
     REMEMBERED,
+    TOUCH_SESSION,
 )
 from agentic_backend.session.models import HistoryWindow, Remembered, Session
 from backend_kit.wire import dumps, loads
@@ -99,6 +100,10 @@ class PostgresSessionStore:
                 raise
             return pending
         return _newer(_session(rows[0]), pending) if rows else None
+
+    async def touch(self, session_id: str, user_id: str) -> bool:
+        """Store that a session is used again after a long time, so that no retention takes it. False: it is gone."""
+        return bool(await self._run("touch_session", TOUCH_SESSION, _of((session_id, user_id))))
 
     async def list_for(self, user_id: str) -> list[Session]:
         """The user's sessions, newest first, in one query."""

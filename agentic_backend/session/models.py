@@ -4,8 +4,8 @@ import secrets
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from agentic_backend.events import ChatMessage, utc_now
-from backend_kit.wire import dumps
+from agentic_backend.events import ChatMessage, text_part, utc_now
+from backend_kit.wire import dumps, loads
 
 Durability = Literal["spool", "db", "none"]
 """What stands behind a finished turn when its `final` is sent (DESIGN §4)."""
@@ -33,6 +33,10 @@ class Session:
         """This session after one more turn."""
         return replace(self, next_rank=next_rank, title=title, updated_at=utc_now(), version=self.version + 1)
 
+    def preferring(self, preferences: dict[str, Any] | None) -> "Session":
+        """This session with other preferences; None leaves those that it has."""
+        return self if preferences is None else replace(self, preferences=preferences)
+
     def wire(self) -> dict[str, Any]:
         """SessionSchema as JSON-ready dict."""
         return {
@@ -45,6 +49,10 @@ class Session:
             "preferences": self.preferences,
         }
 
+    def stored(self) -> dict[str, Any]:
+        """What a record keeps of it: each field by its name."""
+        return {**self.wire(), "version": self.version}
+
 
 @dataclass(frozen=True, slots=True)
 class AskRecord:
@@ -52,6 +60,36 @@ class AskRecord:
 
     session: Session
     user_message: ChatMessage
+
+    def encode(self) -> bytes:
+        """Shape: `{"op":"ask","schema":1,"session":{…,"version":n},"message":ChatMessage}`."""
+        head = dumps({"op": "ask", "schema": 1, "session": self.session.stored()})
+        return head[:-1] + b',"message":' + self.user_message.json + b"}"
+
+    @classmethod
+    def decode(cls, body: bytes) -> "AskRecord":
+        """What `encode` made."""
+        fields = loads(body)
+        return cls(Session(**fields["session"]), ChatMessage.build(**fields["message"]))
+
+    def interrupted(self) -> "TurnRecord":
+        """The turn as it is kept where its process ended before it did: the question, and an answer without text."""
+        asked = self.user_message
+        answer = ChatMessage.build(
+            session_id=asked.session_id,
+            exchange_id=asked.exchange_id,
+            rank=asked.rank + 1,
+            role="assistant",
+            channel="final",
+            parts=[text_part("")],
+            metadata={
+                "agent_id": self.session.agent_id,
+                "finish_reason": "cancelled",
+                "extras": {"status": "interrupted", "interrupted_by": "restart"},
+            },
+        )
+        after = self.session.advanced(answer.rank + 1, self.session.title)
+        return TurnRecord(after, asked.exchange_id, (asked, answer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +105,16 @@ class TurnRecord:
 
         Shape: `{"op":"turn","schema":1,"exchange_id":…,"session":{…,"version":n},"messages":[ChatMessage…]}`.
         """
-        session = {**self.session.wire(), "version": self.session.version}
+        session = self.session.stored()
         head = dumps({"op": "turn", "schema": 1, "exchange_id": self.exchange_id, "session": session})
         return head[:-1] + b',"messages":[' + b",".join(message.json for message in self.messages) + b"]}"
+
+    @classmethod
+    def decode(cls, body: bytes) -> "TurnRecord":
+        """What `encode` made. The encodings of its messages are the same bytes again."""
+        fields = loads(body)
+        messages = tuple(ChatMessage.build(**message) for message in fields["messages"])
+        return cls(Session(**fields["session"]), fields["exchange_id"], messages)
 
 
 @dataclass(frozen=True, slots=True)

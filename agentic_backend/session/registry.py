@@ -5,6 +5,7 @@ import logging
 import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from agentic_backend.errors import Conflict, Draining, SessionBusy, SessionNotFound, StorageFull
 from agentic_backend.events import utc_now
@@ -99,15 +100,18 @@ class TurnRegistry:
 
     async def forget(self, session_id: str, user_id: str) -> None:
         """Stop the session's turns and drop what is known of it, because it is about to be deleted."""
-        key = (user_id, session_id)
-        slot = self._slots.pop(key, None)
-        if slot is None:
-            return
-        for place, _ in slot.waiting:
-            place.cancel()
-        if slot.running is not None:
-            slot.running.cancel()
-            await slot.running.done.wait()
+        slot = self._slots.pop((user_id, session_id), None)
+        if slot is not None:
+            for place, _ in slot.waiting:
+                place.cancel()
+            if slot.running is not None:
+                slot.running.cancel()
+                slot.running.forgotten = True
+                await slot.running.done.wait()
+        for key, turn in list(self._ended.items()):
+            if key[0] == user_id and turn.ask.session_id == session_id:
+                del self._ended[key]
+                self._ended_bytes -= turn.bytes_held
 
     def update(self, session: Session) -> None:
         """Take over a session that changed outside a turn (created, renamed)."""
@@ -118,6 +122,16 @@ class TurnRegistry:
         elif session.next_rank == 0:
             self._slot(key).known = KnownSession(session)
         # Else its first turn reads it, and with it which exchanges it has.
+
+    def prefer(self, session_id: str, user_id: str, preferences: dict[str, Any]) -> None:
+        """Take over preferences that were stored, also for the turn that runs now."""
+        slot = self._slots.get((user_id, session_id))
+        if slot is None:
+            return
+        if slot.known is not None:
+            slot.known = replace(slot.known, session=slot.known.session.preferring(preferences))
+        if slot.running is not None:
+            slot.running.preferences = preferences
 
     def expire(self) -> None:
         """Drop ended turns that are over the age or the byte bound."""
@@ -172,7 +186,8 @@ class TurnRegistry:
             turn.begin()
             await self._wait_for_session(slot_key, slot, turn)
             try:
-                slot.known = await self._runner.run(turn, slot.known)
+                known = await self._runner.run(turn, slot.known)
+                slot.known = known and replace(known, session=known.session.preferring(turn.preferences))
             finally:
                 self._free(slot_key, slot)
         except SessionBusy as error:
@@ -239,7 +254,7 @@ class TurnRegistry:
         self._turns.pop(key, None)
         self._admission.leave_user(turn.ask.user_id)
         turn.ended_at = time.monotonic()
-        if turn.ended and not _never_began(turn):
+        if turn.ended and not turn.forgotten and not _never_began(turn):
             self._ended[key] = turn
             self._ended_bytes += turn.bytes_held
             self.expire()

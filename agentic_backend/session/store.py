@@ -20,6 +20,9 @@ class SessionStore(Protocol):
     async def get(self, session_id: str, user_id: str) -> Session | None:
         """The session, with what is still on its way to the database, or None."""
 
+    async def touch(self, session_id: str, user_id: str) -> bool:
+        """Store that a session is used again after a long time, so that no retention takes it. False: it is gone."""
+
     async def list_for(self, user_id: str) -> list[Session]:
         """The user's sessions, newest first, in one query."""
 

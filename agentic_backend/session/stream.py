@@ -155,6 +155,10 @@ class Turn:
         self.ended_at = 0.0
         self.bytes_held = 0
         self.cancel_requested = False
+        # Its session was deleted while it ran: nobody may find it after its end.
+        self.forgotten = False
+        # Set while the turn runs: it must not end with the session's old ones.
+        self.preferences: dict[str, Any] | None = None
         self._begun = False
         self._settled = False
         self.done = asyncio.Event()

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from agentic_backend.agent import Agent, AgentAnswer, AgentRun, Catalog
@@ -24,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 _ELSEWHERE = frozenset({"llm_invoke", "kf_vector_search", "kf_vector_rerank"})
 """Phases that are another process's time: what they leave of a turn is the overhead that we own."""
+
+_USED_LATELY = timedelta(hours=12)
+"""A session that was used within it cannot have been pruned meanwhile: retention counts whole days."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,7 @@ class TurnRunner:
         with ledger.activate():
             try:
                 agent = self._catalog.get(ask.agent_id)
+                known = known if known is not None and _used_lately(known.session) else None
                 known = known or await self._load(ask)
                 stored = await self._stored(ask, known)
                 if stored is not None and not stored.cut_off:
@@ -110,6 +115,8 @@ class TurnRunner:
         with phase("session_read"):
             session = await self._store.get(ask.session_id, ask.user_id)
             if session is None:
+                raise SessionNotFound
+            if not _used_lately(session) and not await self._store.touch(ask.session_id, ask.user_id):
                 raise SessionNotFound
             if session.next_rank == 0:
                 return KnownSession(session)
@@ -198,7 +205,7 @@ class TurnRunner:
         """Close the exchange, hand it to storage, and only then say so."""
         partial = bool(exchange.text)
         self._close(exchange, ending, ledger)
-        session = exchange.next_session()
+        session = exchange.next_session().preferring(exchange.turn.preferences)
         messages = tuple(sorted(exchange.messages, key=lambda message: message.rank))
         record = TurnRecord(session, exchange.ask.exchange_id, messages)
         turn = exchange.turn
@@ -300,6 +307,10 @@ class TurnRunner:
         metrics.unattributed.observe(ledger.unattributed_ms(total_s * 1e3) / 1e3)
         elsewhere_ms = sum(row["ms"] for row in ledger.rows() if row["phase"] in _ELSEWHERE)
         metrics.overhead.observe(max(0.0, total_s - elsewhere_ms / 1e3))
+
+
+def _used_lately(session: Session) -> bool:
+    return datetime.now(UTC) - datetime.fromisoformat(session.updated_at) < _USED_LATELY
 
 
 def refuse(turn: Turn, error: ServiceError) -> None:
