@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from agentic_backend.agent import AgentKit, Catalog
 from agentic_backend.errors import HistoryUnavailable, StorageFull
-from agentic_backend.events import ChatMessage, text_part
+from agentic_backend.events import ChatMessage, text_part, utc_now
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.admission import Admission, TurnLimits
 from agentic_backend.session.models import AskRecord, Durability, Remembered, Session, TurnRecord
@@ -21,7 +21,7 @@ from backend_kit.kpi import Kpi
 from backend_kit.wire import loads
 
 USER = "ann"
-SESSION = Session("s1", USER, "Echo", "A title", "2026-01-01T00:00:00.000000Z")
+SESSION = Session("s1", USER, "Echo", "A title", utc_now())
 
 
 class Shelf:
@@ -52,6 +52,10 @@ class Shelf:
     async def get(self, session_id: str, user_id: str) -> Session | None:
         self._read("get")
         return self.sessions.get((session_id, user_id))
+
+    async def touch(self, session_id: str, user_id: str) -> bool:
+        self._read("touch")
+        return (session_id, user_id) in self.sessions
 
     async def remembered(self, _session_id: str, _user_id: str, _max_exchanges: int) -> list[Remembered]:
         return []
