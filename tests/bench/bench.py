@@ -62,6 +62,12 @@ class Verdicts:
         self.failed += not good
         print(f"{what:42} {figure:10.3f} {unit:8} bound {bound:10.3f}  {'ok' if good else 'MISSED'}")
 
+    def hold_at_least(self, what: str, figure: float, bound: float, unit: str) -> None:
+        """Print one line: the figure must not be below the bound."""
+        good = figure >= bound
+        self.failed += not good
+        print(f"{what:42} {figure:10.3f} {unit:8} least {bound:10.3f}  {'ok' if good else 'MISSED'}")
+
 
 @contextmanager
 def pinned_to(cores: set[int]) -> Iterator[None]:

@@ -1,0 +1,251 @@
+"""The load of the comparing benches: asks over WebSocket, closed or at a rate, timed over a window in the middle.
+
+It runs in the bench's own process, so that the window in which turns are counted is the one in which CPU is read.
+"""
+
+import asyncio
+import itertools
+import json
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import WebSocketException
+from websockets.typing import Subprotocol
+
+TURNS_A_SESSION = 10
+"""As many as a client of ws_bench asks by default: what an agent remembers is part of a turn."""
+NATIVE = Subprotocol("turnwise.v1")
+HEADERS = {"Authorization": "Bearer local"}
+_TURN_S = 60.0
+_FINAL = '{"type":"final"'
+_TERMINAL = (_FINAL, '{"type":"error"', '{"type":"cancelled"')
+
+
+class TurnFailed(Exception):
+    """A turn that ended otherwise than with its `final` and the text that the model gave."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A chat service under test. `session_url` is where sessions are made; without one, ids are the client's own.
+
+    `answer` is what every turn must say, None where it depends on the question.
+    """
+
+    name: str
+    port: int
+    path: str
+    native: bool = False
+    session_url: str | None = None
+    agent: str = "Georges"
+    deflate: bool = False
+    answer: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`rate` turns a second, or as many as `clients` can ask one after the other where it is None.
+
+    Turns count that end within `seconds` after `warm_s`.
+    """
+
+    clients: int
+    seconds: float
+    warm_s: float = 2.0
+    rate: float | None = None
+
+
+@dataclass(slots=True)
+class Counted:
+    """What happened within the window."""
+
+    seconds: float = 0.0
+    latencies_s: list[float] = field(default_factory=list)
+    frames: int = 0
+    failures: list[str] = field(default_factory=list)
+    turns_in_all: int = 0
+
+    @property
+    def turns(self) -> int:
+        """Turns that ended well within the window."""
+        return len(self.latencies_s)
+
+    def latency_ms(self, share: float) -> float:
+        """Nearest-rank percentile of ask to final; infinite where no turn ended."""
+        ordered = sorted(self.latencies_s)
+        return ordered[min(int(share * len(ordered)), len(ordered) - 1)] * 1e3 if ordered else float("inf")
+
+
+class Client:
+    """One socket, and the session that it asks in."""
+
+    def __init__(self, target: Target, socket: ClientConnection, http: aiohttp.ClientSession) -> None:
+        self._target = target
+        self._socket = socket
+        self._http = http
+        self._session_id = ""
+        self._asked = 0
+
+    async def turn(self, question: str) -> list[str]:
+        """Ask and return the frames up to the terminal one. Raises `TurnFailed`."""
+        if self._asked % TURNS_A_SESSION == 0:
+            self._session_id = await self._new_session()
+        self._asked += 1
+        ask = {
+            "type": "ask",
+            "session_id": self._session_id,
+            "agent_id": self._target.agent,
+            "message": question,
+        }
+        try:
+            async with asyncio.timeout(_TURN_S):
+                await self._socket.send(json.dumps(ask))
+                return await self._hear()
+        except (TimeoutError, WebSocketException) as error:
+            raise TurnFailed(f"{type(error).__name__}: {error}") from error
+
+    async def _hear(self) -> list[str]:
+        frames: list[str] = []
+        while True:
+            frame = await self._socket.recv()
+            assert isinstance(frame, str)
+            frames.append(frame)
+            if frame.startswith(_TERMINAL):
+                break
+        answer = self._target.answer
+        if not frame.startswith(_FINAL) or (answer is not None and answer not in frame):
+            raise TurnFailed(frame[:300])
+        return frames
+
+    @property
+    def session_id(self) -> str:
+        """The session of the last turn."""
+        return self._session_id
+
+    async def _new_session(self) -> str:
+        url = self._target.session_url
+        if url is None:
+            return f"{id(self):x}-{time.perf_counter_ns():x}"
+        async with self._http.post(url, json={"agent_id": self._target.agent, "title": "Bench"}) as response:
+            response.raise_for_status()
+            return str((await response.json())["id"])
+
+
+@asynccontextmanager
+async def clients(target: Target, count: int) -> AsyncIterator[list[Client]]:
+    """Connected clients; closed with a close handshake at the end."""
+    async with AsyncExitStack() as stack:
+        connector = aiohttp.TCPConnector(limit=0)
+        http = await stack.enter_async_context(aiohttp.ClientSession(headers=HEADERS, connector=connector))
+        yield [Client(target, await stack.enter_async_context(_connecting(target)), http) for _ in range(count)]
+
+
+def _connecting(target: Target) -> connect:
+    return connect(
+        f"ws://127.0.0.1:{target.port}{target.path}",
+        subprotocols=[NATIVE] if target.native else None,
+        additional_headers=HEADERS,
+        compression="deflate" if target.deflate else None,
+        max_size=4 * 1024 * 1024,
+        ping_interval=None,
+        open_timeout=30,
+    )
+
+
+async def run(
+    target: Target, load: Load, *, questions: Iterator[str] | None = None, at_edge: Callable[[], None]
+) -> Counted:
+    """Put the load on; `at_edge` is called at both ends of the window."""
+    counted = Counted()
+    asked = questions or itertools.repeat("Hello")
+    async with clients(target, load.clients) as connected:
+        window = _Window(counted)
+        async with asyncio.TaskGroup() as group:
+            if load.rate is None:
+                for client in connected:
+                    group.create_task(_closed(client, asked, window))
+            else:
+                group.create_task(_open(connected, load.rate, asked, window))
+            await asyncio.sleep(load.warm_s)
+            at_edge()
+            window.open()
+            await asyncio.sleep(load.seconds)
+            window.close()
+            at_edge()
+    return counted
+
+
+class _Window:
+    """When turns count, and when asking ends."""
+
+    def __init__(self, counted: Counted) -> None:
+        self.counted = counted
+        self.ended = False
+        self._began: float | None = None
+
+    def open(self) -> None:
+        self._began = time.perf_counter()
+
+    def close(self) -> None:
+        assert self._began is not None
+        self.counted.seconds = time.perf_counter() - self._began
+        self._began = None
+        self.ended = True
+
+    async def turn(self, client: Client, question: str, due: float) -> None:
+        """One turn; its latency counts from when it was due."""
+        try:
+            frames = await client.turn(question)
+        except (TurnFailed, aiohttp.ClientError) as error:
+            self.counted.failures.append(str(error))
+            self.ended = self.ended or len(self.counted.failures) > 100
+            return
+        self.counted.turns_in_all += 1
+        if self._began is not None:
+            self.counted.latencies_s.append(time.perf_counter() - due)
+            self.counted.frames += len(frames)
+
+
+async def _closed(client: Client, questions: Iterator[str], window: _Window) -> None:
+    while not window.ended:
+        await window.turn(client, next(questions), time.perf_counter())
+
+
+async def _open(connected: list[Client], rate: float, questions: Iterator[str], window: _Window) -> None:
+    """A turn each 1/rate seconds, whatever the service does. One that finds no free client fails."""
+    free = deque(connected)
+
+    async def one(due: float) -> None:
+        if not free:
+            window.counted.failures.append("no free client: the service is behind the rate")
+            return
+        client = free.popleft()
+        await window.turn(client, next(questions), due)
+        free.append(client)
+
+    start = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for number in itertools.count():
+            due = start + number / rate
+            await asyncio.sleep(due - time.perf_counter())
+            if window.ended:
+                break
+            group.create_task(one(due))
+
+
+def answer_of(frames: list[str]) -> str:
+    """The answer as its fragments said it: native deltas, or assistant messages of `stream` frames."""
+    pieces = []
+    for frame in frames:
+        event: dict[str, Any] = json.loads(frame)
+        if event["type"] == "delta":
+            pieces.append(event["text"])
+        elif event["type"] == "stream" and event["message"]["role"] == "assistant":
+            pieces += [part["text"] for part in event["message"]["parts"] if part["type"] == "text"]
+    return "".join(pieces)

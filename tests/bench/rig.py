@@ -1,0 +1,154 @@
+"""The stage of the comparing benches: who runs on which core, what a process has used, and the servers themselves.
+
+The service under test has the first core to itself; model, Postgres and the load share the others. Everything listens
+on free loopback ports and is stopped by the process in hand.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import yaml
+from psycopg import sql
+
+from deploy.local.postgres import USER, EmbeddedPostgres
+from tests.bench.bench import CONFIG, cores, pinned_to
+from tests.bench.comparators.options import READY_PATH, SOCKET_PATH, TABLES
+from tests.bench.driver import Target
+from tests.support.ports import free_port
+from tests.support.postgres import public_directory
+from tests.support.processes import ModuleProcess
+
+BASE = "/agentic/v1"
+COMPARATORS = Path(__file__).parent / "comparators"
+_NO_OVERRIDES = {"OPENAI_BASE_URL": "", "OPENAI_API_KEY": "", "OPENAI_MODEL": "", "FRED_POSTGRES_PASSWORD": ""}
+_TICKS = os.sysconf("SC_CLK_TCK")
+_UTIME, _STIME = 13, 14
+
+Change = Callable[[dict[str, Any]], None]
+"""Alters a configuration before it is written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A service under test: how to reach it, its process, and the database it stores in."""
+
+    target: Target
+    process: ModuleProcess
+    dsn: str
+
+    @property
+    def name(self) -> str:
+        """Its name in tables."""
+        return self.target.name
+
+    @property
+    def whole(self) -> "Server":
+        """The same service spoken to in the compatible protocol, where an answer is one frame."""
+        return replace(self, target=replace(self.target, native=False))
+
+
+class Rig:
+    """Postgres, the mock model, and servers beside them. Closed with the `ExitStack` it is given."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self.service_cores, self.other_cores = cores()
+        directory = public_directory("turnwise-bench-")
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        self.work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="turnwise-bench-")))
+        with pinned_to(self.other_cores):
+            self.postgres = EmbeddedPostgres(directory, free_port(), durable=True)
+            self.postgres.start()
+            stack.callback(self.postgres.stop)
+            port = free_port()
+            self.model = stack.enter_context(
+                ModuleProcess("ws_bench", "mock-llm", "--port", str(port), "--embed-latency", "10ms")
+            )
+            self.model.wait_for_line("listening")
+        self.model_url = f"http://127.0.0.1:{port}/v1"
+
+    def database(self, name: str) -> str:
+        """A new, empty database; its DSN."""
+        with psycopg.connect(self.postgres.dsn, autocommit=True) as connection:
+            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        return self.postgres.dsn_of(name)
+
+    def start(self, module: str, *arguments: str, ready: str, environment: dict[str, str]) -> ModuleProcess:
+        """A server on the core of services, once it answers at `ready`; stopped with the rig."""
+        with pinned_to(self.service_cores):
+            process = self._stack.enter_context(ModuleProcess(module, *arguments, env=environment))
+        process.wait_for_http(ready, 90.0)
+        return process
+
+    def comparator(self, name: str, model: str) -> Server:
+        """One of tests/bench/comparators, on a database of its own."""
+        dsn = self.database(name)
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(TABLES)
+        port = free_port()
+        process = self.start(
+            f"tests.bench.comparators.{name}",
+            *("--port", str(port), "--model-url", self.model_url, "--model", model, "--dsn", dsn),
+            ready=f"http://127.0.0.1:{port}{READY_PATH}",
+            environment={},
+        )
+        return Server(Target(name, port, SOCKET_PATH), process, dsn)
+
+    def service(
+        self, name: str, model: str, *, module: str = "agentic_backend", change: Change | None = None
+    ) -> Server:
+        """The agentic service by its bench configuration, which `change` may alter, on a database of its own."""
+        dsn = self.database(name)
+        config: dict[str, Any] = yaml.safe_load(CONFIG.read_text())
+        port = free_port()
+        config["app"] |= {"port": port, "metrics_port": free_port()}
+        chat_model = config["ai"]["default_chat_model"]
+        chat_model["name"] = model
+        chat_model["settings"]["base_url"] = self.model_url
+        config["storage"]["postgres"] |= self.storage(name)
+        if change is not None:
+            change(config)
+        path = self.work / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(config))
+        environment = {**_NO_OVERRIDES, "CONFIG_FILE": str(path), "TURNWISE_HOME": str(self.work / name)}
+        process = self.start(module, ready=f"http://127.0.0.1:{port}{BASE}/ready", environment=environment)
+        url = f"http://127.0.0.1:{port}{BASE}/chatbot/session"
+        return Server(Target(name, port, SOCKET_PATH, native=True, session_url=url), process, dsn)
+
+    def storage(self, database: str) -> dict[str, Any]:
+        """Where a database is, as `storage.postgres` says it."""
+        return {"host": self.postgres.host, "port": self.postgres.port, "username": USER, "database": database}
+
+
+@contextmanager
+def rig() -> Iterator[Rig]:
+    """A rig, whose bench runs beside the model; everything ends with the block."""
+    with ExitStack() as stack:
+        built = Rig(stack)
+        with pinned_to(built.other_cores):
+            yield built
+
+
+def cpu_s(pid: int) -> float:
+    """User and system seconds of all threads of a process so far, to a hundredth (`/proc/<pid>/stat`)."""
+    # The name in brackets may hold anything, blanks too: fields count from behind it, where number 3 is the first.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[_UTIME - 2]) + int(fields[_STIME - 2])) / _TICKS
+
+
+def busy_s(of: set[int]) -> float:
+    """Seconds that these cores have been busy so far, with whatever of anybody."""
+    busy = 0
+    for line in Path("/proc/stat").read_text().splitlines():
+        name, *ticks = line.split()
+        if name in {f"cpu{core}" for core in of}:
+            user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, ticks[:8])
+            busy += user + nice + system + irq + softirq + steal
+    return busy / _TICKS

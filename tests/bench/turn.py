@@ -1,0 +1,238 @@
+"""CPU of one turn: ours with everything on, beside the comparators of tests/bench/comparators.
+
+Hypothesis: a streamed turn of 50 tokens costs at most 0.25 of the CPU of the obvious stack on a saturated core, and at
+most 0.45 at 8 turns a second, where every token wakes an idle loop; and a turn whose answer is one frame is done at
+least 2.5 times as often by a core as in the way of the system that Turnwise succeeds.
+Control: naive.py, original_like.py and floor_asgi.py, each a server of its own, on the same core, asked by the same
+clients, streaming from the same mock model, storing into the same Postgres, in turn with ours, round by round. Before
+anything is timed each must pass the turn check: text exact, rows in Postgres.
+Command: `make bench-turn` (`--short` in .ci/run: one round of short windows, bounds five times as wide).
+
+The service is alone on one core; model, Postgres and load share the others. CPU is user and system time of all threads
+of the process under test. Ours speaks turnwise.v1 where the answer is streamed, with metrics, KPI summary, history of
+ten turns a session and the durable spool; the comparators remember and promise less. Saturated: 150 clients, one turn
+after the other, the model sends a token each 5 ms; at 8 turns a second each 20 ms.
+"""
+
+import argparse
+import asyncio
+import hashlib
+import json
+import os
+import platform
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import uvloop
+
+from tests.bench.bench import Verdicts
+from tests.bench.driver import Load, answer_of, clients
+from tests.bench.measured import Series, sample
+from tests.bench.rig import COMPARATORS, Rig, Server, rig
+
+TOKENS = 50
+SATURATED_MODEL = f"mock;gap=5;tokens={TOKENS}"
+CALM_MODEL = f"mock;gap=20;tokens={TOKENS}"
+WHOLE_MODEL = f"mock;tokens={TOKENS}"
+RATE = 8.0
+SATURATED_BOUND = 0.25
+CALM_BOUND = 0.45
+WHOLE_BOUND = 2.5
+_ROWS_WITHIN_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How long, how often, and how much wider than the full run's the bounds are."""
+
+    seconds: float
+    warm_s: float
+    rounds: int
+    slack: float
+
+
+FULL = Size(seconds=12.0, warm_s=3.0, rounds=5, slack=1.0)
+SHORT = Size(seconds=4.0, warm_s=1.5, rounds=1, slack=5.0)
+
+
+def ours(rig: Rig, name: str, model: str, ack: str) -> Server:
+    """The service with everything on."""
+
+    def change(config: dict[str, Any]) -> None:
+        config["persistence"] = {"ack": ack}
+        if ack == "spool":
+            config["persistence"]["spool_dir"] = str(rig.work / name / "spool")
+
+    return rig.service(name, model, change=change)
+
+
+def spoken_answer(rig: Rig, model: str) -> str:
+    """What the model answers, asked directly."""
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]}).encode()
+    request = urllib.request.Request(  # noqa: S310 - our own mock model on loopback
+        f"{rig.model_url}/chat/completions", body, {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 - as above
+        text: str = json.load(answer)["choices"][0]["message"]["content"]
+    return text
+
+
+def checked(server: Server, answer: str) -> Server:
+    """The turn check: two turns of one session, text exact, four rows of it in Postgres. Else the bench ends here."""
+
+    async def two_turns() -> tuple[str, list[str]]:
+        async with clients(server.target, 1) as (client,):
+            said = [answer_of(await client.turn(question)) for question in ("Hello", "Again")]
+            return client.session_id, said
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        session_id, said = runner.run(two_turns())
+    if said != [answer, answer]:
+        raise SystemExit(f"{server.name} fails the turn check: it said {said}")
+    wanted = [(0, "user", "Hello"), (1, "assistant", answer), (2, "user", "Again"), (3, "assistant", answer)]
+    rows = wait_for(lambda: stored(server, session_id), wanted)
+    if rows != wanted:
+        raise SystemExit(f"{server.name} fails the turn check: it stored {rows}")
+    return replace(server, target=replace(server.target, answer=answer))
+
+
+def stored(server: Server, session_id: str) -> list[tuple[int, str, str]]:
+    """The rows of a session: rank, role, text."""
+    with psycopg.connect(server.dsn) as connection:
+        rows = connection.execute(
+            "SELECT rank, role, parts_json->0->>'text' FROM session_history WHERE session_id = %s ORDER BY rank",
+            (session_id,),
+        ).fetchall()
+    return [(int(rank), str(role), str(text)) for rank, role, text in rows]
+
+
+def row_count(server: Server) -> int:
+    """How many messages the server has stored."""
+    with psycopg.connect(server.dsn) as connection:
+        found = connection.execute("SELECT count(*) FROM session_history").fetchone()
+    return int(found[0]) if found else 0
+
+
+def wait_for(ask: Callable[[], object], wanted: object) -> object:
+    """What `ask` says, once it is what is wanted or 20 s have passed."""
+    give_up = time.monotonic() + _ROWS_WITHIN_S
+    while (found := ask()) != wanted and time.monotonic() < give_up:
+        time.sleep(0.1)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One comparison: the stacks side by side under one load."""
+
+    title: str
+    model: str
+    stacks: tuple[str, ...]
+    clients: int
+    rate: float | None = None
+    streamed: bool = True
+
+
+CASES = (
+    Case("streamed turn, saturated", SATURATED_MODEL, ("naive", "floor_asgi", "ours"), clients=150),
+    Case(f"streamed turn, {RATE:.0f} turns/s", CALM_MODEL, ("naive", "floor_asgi", "ours"), clients=64, rate=RATE),
+    Case("whole-message turn, saturated", WHOLE_MODEL, ("original_like", "ours"), clients=50, streamed=False),
+)
+
+
+def compare(case: Case, size: Size, ack: str, verdicts: Verdicts) -> dict[str, Series]:
+    """Start the stacks of a case, check each, measure them in turn, and hold them to what they have stored."""
+    print(f"\n== {case.title}: {case.clients} clients, model {case.model!r}, {size.rounds} x {size.seconds:.0f} s")
+    load = Load(case.clients, size.seconds, size.warm_s, case.rate)
+    with rig() as stage:
+        answer = spoken_answer(stage, case.model)
+        servers = [started(stage, name, case, ack, answer) for name in case.stacks]
+        series: dict[str, Series] = {server.name: Series([]) for server in servers}
+        for _ in range(size.rounds):
+            for server in servers:
+                series[server.name].samples.append(sample(stage, server, load))
+        for server in servers:
+            held_to_its_rows(server, series[server.name], verdicts)
+    print_table(case, series)
+    return series
+
+
+def started(stage: Rig, name: str, case: Case, ack: str, answer: str) -> Server:
+    """A stack of a case that has passed the turn check."""
+    server = ours(stage, name, case.model, ack) if name == "ours" else stage.comparator(name, case.model)
+    return checked(server if case.streamed else server.whole, answer)
+
+
+def held_to_its_rows(server: Server, series: Series, verdicts: Verdicts) -> None:
+    """Nothing failed, and every turn that was answered is in Postgres: two rows each, the turn check's four too."""
+    wanted = 4 + 2 * sum(one.turns_in_all for one in series.samples)
+    lost = wanted - int(str(wait_for(lambda: row_count(server), wanted)))
+    for failure in series.failures[:3]:
+        print(f"{server.name}: {failure[:300]}")
+    verdicts.hold(f"{server.name}: failed turns", len(series.failures), 0, "turns")
+    verdicts.hold(f"{server.name}: messages not in Postgres", lost, 0, "rows")
+
+
+def print_table(case: Case, series: dict[str, Series]) -> None:
+    """One line a stack; ratios are medians over rounds against the first."""
+    first = series[case.stacks[0]]
+    head = ("stack", "CPU ms/turn", "spread", "ratio", "turns/s/core", "turns/s", "frames", "p50 ms", "p99 ms", "core")
+    print("{:14} {:>11} {:>15} {:>6} {:>12} {:>8} {:>6} {:>8} {:>8} {:>5}  doubts".format(*head))
+    for name, one in series.items():
+        print(
+            f"{name:14} {one.cpu_ms:11.2f} {one.spread:>15} {one.ratio(first):6.3f} "
+            f"{one.middle('turns_per_core_s'):12.1f} {one.middle('turns_per_s'):8.1f} "
+            f"{one.middle('frames_per_turn'):6.1f} {one.middle('p50_ms'):8.1f} {one.middle('p99_ms'):8.1f} "
+            f"{one.middle('service_share'):5.0%}  {one.doubts}"
+        )
+
+
+def print_stage() -> None:
+    """What the figures belong to: machine, Python, and the comparators as they are, by hash."""
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    print(f"Python {platform.python_version()}, {os.cpu_count()} cores, load average at the start {load}")
+    for path in sorted(COMPARATORS.glob("*.py")):
+        print(f"{hash_of(path)}  {path.name}")
+
+
+def hash_of(path: Path) -> str:
+    """The first 12 digits of a file's SHA-256."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+
+
+def main() -> int:
+    """All cases; 1 where a bound was missed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--short", action="store_true", help="one round of short windows, bounds five times as wide")
+    parser.add_argument("--ack", choices=("spool", "db", "none"), default="spool", help="what `final` waits for")
+    parser.add_argument("--only", choices=("saturated", "calm", "whole"), help="one comparison alone")
+    options = parser.parse_args()
+    size = SHORT if options.short else FULL
+    verdicts = Verdicts()
+    print_stage()
+    saturated, calm, whole = (
+        compare(case, size, options.ack, verdicts) if options.only in (None, name) else None
+        for case, name in zip(CASES, ("saturated", "calm", "whole"), strict=True)
+    )
+    print()
+    if saturated:
+        ratio = saturated["ours"].ratio(saturated["naive"])
+        verdicts.hold("streamed, saturated: CPU ours / naive", ratio, SATURATED_BOUND * size.slack, "x")
+    if calm:
+        ratio = calm["ours"].ratio(calm["naive"])
+        verdicts.hold(f"streamed, {RATE:.0f} turns/s: CPU ours / naive", ratio, CALM_BOUND * size.slack, "x")
+    if whole:
+        more = whole["original_like"].ratio(whole["ours"])
+        verdicts.hold_at_least("whole message: turns/s/core ours / original", more, WHOLE_BOUND / size.slack, "x")
+    print(f"\n{'all bounds hold' if not verdicts.failed else f'{verdicts.failed} bound(s) missed'}")
+    return 1 if verdicts.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
