@@ -14,10 +14,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.pool import QueuePool
 
 from agentic_backend.metrics import AgenticMetrics
+from agentic_backend.persist.libpq import connect_args
 from backend_kit.settings import Postgres
-
-CONNECT_TIMEOUT_S = 2
-STATEMENT_TIMEOUT_MS = 5000
 
 PoolName = Literal["main", "batch"]
 
@@ -182,20 +180,6 @@ def database_url(settings: Postgres) -> URL:
         port=settings.port,
         database=settings.database,
     )
-
-
-def connect_args(application_name: str, statement_timeout_ms: int = STATEMENT_TIMEOUT_MS) -> dict[str, object]:
-    """What libpq is told: deadlines, and keepalives so that a peer which vanished is noticed within seconds."""
-    return {
-        "application_name": application_name,
-        "connect_timeout": CONNECT_TIMEOUT_S,
-        "options": f"-c statement_timeout={statement_timeout_ms} -c synchronous_commit=on -c timezone=UTC",
-        "keepalives": 1,
-        "keepalives_idle": 5,
-        "keepalives_interval": 2,
-        "keepalives_count": 2,
-        "tcp_user_timeout": 6000,
-    }
 
 
 def _engine(application_name: str, settings: Postgres, rules: PoolRules, *, autocommit: bool) -> AsyncEngine:

@@ -9,7 +9,8 @@ from alembic.script import ScriptDirectory
 from alembic.util.exc import CommandError
 from sqlalchemy import NullPool, create_engine, text
 
-from agentic_backend.persist.engines import connect_args, database_url
+from agentic_backend.persist.engines import database_url
+from agentic_backend.persist.libpq import connect_args
 from backend_kit.settings import Postgres
 
 VERSIONS = Path(__file__).with_name("migrations")
