@@ -13,6 +13,7 @@ from agentic_backend.agent import Catalog
 from agentic_backend.chat.documents import Documents, add_documents
 from agentic_backend.chat.frames import storable
 from agentic_backend.chat.hub import SocketHub
+from agentic_backend.chat.preferences import SessionId, add_preferences
 from agentic_backend.chat.socket import Turns
 from agentic_backend.errors import MessageNotFound, SessionNotFound
 from agentic_backend.session.models import HistoryWindow, Session
@@ -25,7 +26,6 @@ from backend_kit.wire import dumps, loads
 _MAX_TITLE_CHARS = 200
 
 
-SessionId = Annotated[str, PathParam(min_length=1, max_length=64)]
 Rank = Annotated[int, PathParam(ge=0, le=2**31 - 1)]
 Storable = Annotated[str, AfterValidator(storable)]
 
@@ -61,6 +61,7 @@ def build_router(services: Callable[[], ChatServices], identify: Callable[..., A
     _add_agents(router, services, caller)
     _add_sessions(router, services, caller)
     _add_history(router, services, caller)
+    add_preferences(router, services, caller)
     add_documents(router, lambda: services().documents, caller)
     return router
 
@@ -113,9 +114,13 @@ def _add_sessions(router: APIRouter, services: Callable[[], ChatServices], calle
         if await state.store.get(session_id, identity.uid) is None:
             raise SessionNotFound
         await state.registry.forget(session_id, identity.uid)
-        with state.kpi.phase("session_write"):
-            if not await state.store.delete(session_id, identity.uid):
-                raise SessionNotFound
+        try:
+            with state.kpi.phase("session_write"):
+                if not await state.store.delete(session_id, identity.uid):
+                    raise SessionNotFound
+        finally:
+            # An ask that came in between had still found the session.
+            await state.registry.forget(session_id, identity.uid)
         return True
 
 
