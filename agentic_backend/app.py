@@ -29,6 +29,7 @@ from agentic_backend.llm.configured import connections_of, endpoint_of
 from agentic_backend.llm.observer import Metered
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist import Persistence
+from agentic_backend.persist.retention import Pruner, Retention, RetentionRules
 from agentic_backend.session.admission import Admission, TurnLimits
 from agentic_backend.session.baseline import BaselineTurns
 from agentic_backend.session.registry import TurnRegistry
@@ -234,6 +235,7 @@ class AgenticService:
         )
         stack.push_async_callback(tasks.aclose)
         persistence.start()
+        make_retention(settings, persistence, registry, metrics).start(tasks)
         tasks.spawn("socket-clock", hub.watch, restart=True)
         tasks.spawn("turn-clock", lambda: _watch_turns(state), restart=True)
         return state
@@ -300,6 +302,20 @@ def make_catalog(settings: AgenticSettings, kit: AgentKit, metrics: AgenticMetri
         max_graphs=settings.ai.max_concurrent_agents,
         on_lookup=lambda hit: metrics.cache_request("graph", hit=hit),
     )
+
+
+def make_retention(
+    settings: AgenticSettings, persistence: Persistence, registry: TurnRegistry, metrics: AgenticMetrics
+) -> Retention:
+    """What deletes old sessions: those with a turn on its way stay, and this process forgets those that went."""
+
+    async def forget(key: tuple[str, str]) -> None:
+        persistence.cache.forget(key)
+        await registry.forget(*key)
+
+    pending = persistence.pending
+    pruner = Pruner(persistence.database.main, in_use=lambda key: bool(pending.turns(key)), forget=forget)
+    return Retention(persistence.database, pruner, RetentionRules(settings.history.retention_days), metrics)
 
 
 def make_kpi(settings: AgenticSettings, registry: CollectorRegistry) -> Kpi:
