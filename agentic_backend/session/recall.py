@@ -6,7 +6,18 @@ from typing import Any
 
 from agentic_backend.events import ChatMessage
 from agentic_backend.session.models import Session
-from agentic_backend.session.stream import Accepted, Ask, Cancelled, Cited, Failed, Final, Payload, Turn, Whole
+from agentic_backend.session.stream import (
+    Accepted,
+    Ask,
+    Cancelled,
+    Cited,
+    Failed,
+    Final,
+    Payload,
+    TextDelta,
+    Turn,
+    Whole,
+)
 from backend_kit.wire import Code, loads
 
 NEWEST_EXCHANGES = 64
@@ -43,23 +54,29 @@ class StoredExchange:
         return bool(self._extras.get("interrupted_by") == "restart")
 
     def is_of(self, ask: Ask) -> bool:
-        """Whether it is what this ask asks for: the same text for the same agent."""
+        """Whether it is what this ask asks for: the same text for the same agent, as far as there was one."""
         question = self.messages[0]
-        agent_id = self._answer.metadata.get("agent_id", ask.agent_id) if self._answer else ask.agent_id
-        return question.role == "user" and question.text == ask.message and agent_id == ask.agent_id
+        if question.role != "user" or question.text != ask.message:
+            return False
+        if self.cut_off or self._answer is None:
+            return True
+        return bool(self._answer.metadata.get("agent_id", ask.agent_id) == ask.agent_id)
 
     def before(self, session: Session) -> Session:
         """The session as it was when the exchange, its newest one, began: the same ranks are given again."""
         return replace(session, next_rank=self.messages[0].rank)
 
     def tell(self, turn: Turn, session: Session) -> None:
-        """Publish it as the turn's events: accepted, each message but the answer, and the end that it had."""
+        """Publish it as the turn's events: accepted, each message, the answer's text in one piece, the end it had."""
         turn.publish(Accepted())
         for message in self.messages:
             if message is not self._answer:
                 turn.publish(Whole(message))
-        if self._answer is not None and self._answer.metadata.get("sources"):
-            turn.publish(Cited(self._answer.metadata["sources"]))
+        if self._answer is not None:
+            if sources := self._answer.metadata.get("sources"):
+                turn.publish(Cited(sources))
+            if text := self._streamed(self._answer):
+                turn.publish(TextDelta(self._answer.rank, "final", text))
         turn.publish(self._end(turn.ask, session))
 
     @property
@@ -72,6 +89,13 @@ class StoredExchange:
         extras = self._answer.metadata.get("extras") if self._answer is not None else None
         return extras if isinstance(extras, dict) else {}
 
+    def _streamed(self, answer: ChatMessage) -> str:
+        """What was streamed of the answer: of a failed one, what stands before the excuse."""
+        texts = [part["text"] for part in answer.parts if part["type"] == "text"]
+        if "error" in self._extras:
+            texts.pop()
+        return texts[0] if texts else ""
+
     def _end(self, ask: Ask, session: Session) -> Payload:
         extras = self._extras
         if self._answer is None or extras.get("status") == "interrupted":
@@ -81,7 +105,7 @@ class StoredExchange:
                 _code(extras["error"]),
                 refused=False,
                 language=ask.language,
-                partial=sum(part.get("type") == "text" for part in self._answer.parts) > 1,
+                partial=bool(self._streamed(self._answer)),
                 messages=self.messages,
                 session=session,
             )

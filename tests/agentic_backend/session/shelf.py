@@ -75,12 +75,15 @@ class Shelf:
     async def cut_off(self, exchange_id: str, question: str) -> None:
         """An ask whose process ended before its answer, as the start of the next one leaves it."""
         session = self.sessions[SESSION.id, USER]
-        metadata = {"finish_reason": "cancelled", "extras": {"status": "interrupted", "interrupted_by": "restart"}}
-        messages = (
-            _message(exchange_id, session.next_rank, "user", question, {}),
-            _message(exchange_id, session.next_rank + 1, "assistant", "", metadata),
+        message = ChatMessage.build(
+            session_id=session.id,
+            exchange_id=exchange_id,
+            rank=session.next_rank,
+            role="user",
+            channel="final",
+            parts=[text_part(question)],
         )
-        await self.append(TurnRecord(session.advanced(session.next_rank + 2, session.title), exchange_id, messages))
+        await self.append(AskRecord(session, message).interrupted())
 
     def _read(self, name: str) -> None:
         self.reads[name] += 1
@@ -112,15 +115,3 @@ class Process:
 
     def ask(self, exchange_id: str, message: str = "hello", agent_id: str = "Echo", **more: Any) -> Turn:
         return self.registry.submit(Ask(SESSION.id, agent_id, message, exchange_id, USER, received_at=0.0, **more))
-
-
-def _message(exchange_id: str, rank: int, role: Any, text: str, metadata: dict[str, Any]) -> ChatMessage:
-    return ChatMessage.build(
-        session_id=SESSION.id,
-        exchange_id=exchange_id,
-        rank=rank,
-        role=role,
-        channel="final",
-        parts=[text_part(text)],
-        metadata=metadata,
-    )

@@ -31,6 +31,10 @@ def kinds(turn):
     return [type(event.payload) for event in turn.events]
 
 
+def streamed(turn):
+    return "".join(event.payload.text for event in turn.events if isinstance(event.payload, TextDelta))
+
+
 def questions(shelf):
     return [record.user_message.exchange_id for record in shelf.asks]
 
@@ -43,8 +47,10 @@ async def test_after_a_restart_the_same_ask_is_told_from_storage_without_the_age
     after = start()
     again = after.ask("e1", question)
     final = await ended(again)
-    assert kinds(again) == [kind for kind in kinds(first) if kind is not TextDelta]
-    assert kinds(again) == [Accepted, Whole, Whole, *([Cited] if question == "cite" else []), Final]
+    cited = [Cited] if question == "cite" else []
+    assert sorted(kinds(again), key=str) == sorted(kinds(first), key=str)
+    assert kinds(again) == [Accepted, Whole, Whole, *cited, TextDelta, Final]
+    assert streamed(again) == streamed(first) == question.upper()
     assert [event.seq for event in again.events] == list(range(1, len(again.events) + 1))
     assert [message.json for message in final.messages] == [message.json for message in original.messages] == stored
     assert final.session == original.session
@@ -73,11 +79,14 @@ async def test_what_the_registry_has_dropped_is_told_from_storage(shelf, start):
 
 @pytest.mark.parametrize(("question", "partial"), [("fail", False), ("fail late", True)])
 async def test_a_failure_is_told_again_as_the_same_failure(shelf, start, question, partial):
-    original = await ended(start().ask("e1", question))
-    again = await ended(start().ask("e1", question))
+    first = start().ask("e1", question)
+    original = await ended(first)
+    told = start().ask("e1", question)
+    again = await ended(told)
     assert isinstance(again, Failed)
     assert (again.code, again.refused, again.partial) == (Code.LLM_TIMEOUT, False, partial)
     assert (again.code, again.partial) == (original.code, original.partial)
+    assert streamed(told) == streamed(first) == ("FAIL LATE" if partial else "")
     assert [message.json for message in again.messages] == [message.json for message in original.messages]
     assert questions(shelf) == ["e1"]
 
@@ -118,8 +127,8 @@ async def test_a_turn_that_a_restart_cut_off_runs_again_in_its_place(shelf, star
     await ended(start().ask("e1"))
     await shelf.cut_off("e2", "again?")
     process = start()
-    turn = process.ask("e2", "again?")
-    final = await ended(turn)
+    assert (await ended(process.ask("e2", "else"))).code is Code.CONFLICT
+    final = await ended(process.ask("e2", "again?"))
     assert isinstance(final, Final)
     assert [message.rank for message in final.messages] == [3, 4, 5]
     rows = [loads(row) for row in shelf.history()]
@@ -133,6 +142,11 @@ async def test_a_turn_that_a_restart_cut_off_runs_again_in_its_place(shelf, star
     assert questions(shelf) == ["e1", "e2", "e3"]
     assert [message.rank for message in (await ended(start().ask("e2", "again?"))).messages] == [3, 4, 5]
     assert questions(shelf) == ["e1", "e2", "e3"]
+
+
+async def test_which_agent_was_asked_does_not_stop_a_cut_off_turn_from_running_again(shelf, start):
+    await shelf.cut_off("e1", "hello")
+    assert isinstance(await ended(start().ask("e1", agent_id="Other")), Final)
 
 
 async def test_a_cut_off_turn_that_others_followed_does_not_run_again(shelf, start):
