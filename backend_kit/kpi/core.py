@@ -268,6 +268,7 @@ class Kpi:
         self.gauges: dict[str, Gauge] = {}
         self.counters: dict[str, Counter] = {}
         self.line_sources: list[Callable[[], Iterable[str]]] = []
+        self.last_words: list[Callable[[], Iterable[str]]] = []
         self._timeouts: tuple[type[BaseException], ...] = (TimeoutError, *timeouts)
         self._histogram = Histogram(
             "app_phase_latency_seconds",
@@ -338,6 +339,10 @@ class Kpi:
     def add_lines(self, source: Callable[[], Iterable[str]]) -> None:
         """Let an owner add lines to each summary (without the prefix); called in the summary thread."""
         self.line_sources.append(source)
+
+    def add_last_words(self, source: Callable[[], Iterable[str]]) -> None:
+        """Let an owner end each summary with whole lines of its own; called in the summary thread."""
+        self.last_words.append(source)
 
     def _bind_phase(self, name: str, status: Status) -> Timer:
         suffix = "" if status == "ok" else f"|status={status}"

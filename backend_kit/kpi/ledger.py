@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, TypedDict
 
@@ -23,20 +24,34 @@ class LedgerRow(TypedDict):
     ms: float
 
 
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What one model call of a turn has used. `at` is its end on the perf_counter clock; `cost` is in the currency of
+    the price table, 0 where the model has no price."""
+
+    at: float
+    model: str
+    input_tokens: int
+    output_tokens: int
+    cost: float
+
+
 class Ledger:
     """Phases of one turn, in order of their start.
 
     `depth` is the number of phases open when the row's phase began, so rows of depth 0 never overlap, and what they
     leave of the turn is unattributed. Tasks of one turn share its ledger through their context; what runs side by
-    side belongs inside a phase that waits for all of it. `current` names the phase entered last and still open.
-    Rows beyond 256 are counted in `unattributed_ms` but not kept (`dropped_rows`).
+    side belongs inside a phase that waits for all of it. `current` names the phase entered last and still open, and
+    `owner` the agent whose turn it is. Rows beyond 256 are counted in `unattributed_ms` but not kept (`dropped_rows`).
     """
 
-    __slots__ = ("_covered", "_rows", "current", "dropped_rows", "kpi", "open", "started")
+    __slots__ = ("_covered", "_rows", "current", "dropped_rows", "kpi", "open", "owner", "spent", "started")
 
-    def __init__(self, kpi: "Kpi", *, started: float | None = None) -> None:
+    def __init__(self, kpi: "Kpi", *, started: float | None = None, owner: str = "") -> None:
         """`started` is the ask's arrival on the perf_counter clock, now where absent."""
         self.kpi = kpi
+        self.owner = owner
+        self.spent: list[Spent] = []
         self.started = perf_counter() if started is None else started
         self.current: str | None = None
         self.open = 0
@@ -84,6 +99,11 @@ class Ledger:
 def current_ledger() -> Ledger | None:
     """The ledger of the turn this code runs in, None outside a turn."""
     return _CURRENT.get()
+
+
+def ledger_in(context: Context | None) -> Ledger | None:
+    """The ledger of the turn that a task of this context runs in; for another thread."""
+    return None if context is None else context.get(_CURRENT)
 
 
 def phase(name: str) -> "PhaseTimer | nullcontext[None]":

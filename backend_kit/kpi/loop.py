@@ -1,11 +1,11 @@
 """The loop monitor: how late the event loop is, how busy, and what stands in its way."""
 
 import asyncio
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Final
 
@@ -13,12 +13,22 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from backend_kit.kpi.buckets import SHORT
 from backend_kit.kpi.core import Kpi
+from backend_kit.kpi.culprit import Culprits, Sighting, sight
 
 _MAX_OUTSTANDING: Final = 1200
 _GIL_HELD_S: Final = 0.02
 _BUSY_INTERVAL_S: Final = 1.0
 _NOTICE_INTERVAL_S: Final = 1.0
-_STACK_FRAMES: Final = 15
+_HELD_S: Final = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class LagTotals:
+    """Since the start: samples, their lag in seconds, and the seconds in which the loop was held for 5 ms or more."""
+
+    samples: int
+    lag_s: float
+    held_s: float
 
 
 class LoopMonitor:
@@ -31,7 +41,8 @@ class LoopMonitor:
     often and invents nothing (counting from when it should have asked read 760 ms where clients saw 2).
 
     The busy ratio is the CPU clock of the loop's thread. A lateness above `stall_s` counts as one stall, however many
-    samples it spans, and writes one notice a second at most, with the stack taken while it lasts.
+    samples it spans. While it lasts its stack, task, phase and agent are taken, for `culprits` and for a notice, one a
+    second at most.
     """
 
     def __init__(
@@ -59,9 +70,15 @@ class LoopMonitor:
         self._asked: deque[float] = deque(maxlen=4)
         self._beat_due = 0.0
         self._beat_handle: asyncio.TimerHandle | None = None
+        self.culprits = Culprits()
         self._stalled = False
+        self._seen: Sighting | None = None
+        self._worst_s = 0.0
         self._stall_lock = threading.Lock()
         self._last_lag = 0.0
+        self._samples = 0
+        self._lag_sum_s = 0.0
+        self._held_s = 0.0
         self._last_notice = float("-inf")
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -87,6 +104,10 @@ class LoopMonitor:
     def lag_s(self) -> float:
         """How late the loop is now, in seconds: the last sample, or the age of one that waits and is older."""
         return max(self._last_lag, self._oldest_age(perf_counter()))
+
+    def totals(self) -> LagTotals:
+        """What was sampled since the start. On the loop's thread, where the samples are taken."""
+        return LagTotals(self._samples, self._lag_sum_s, self._held_s)
 
     def _run(self, loop: asyncio.AbstractEventLoop, loop_thread: int) -> None:
         busy = _BusyClock(loop_thread)
@@ -129,7 +150,12 @@ class LoopMonitor:
     def _take(self, lag: float) -> None:
         self._last_lag = lag
         self._lag.observe(lag)
+        self._samples += 1
+        self._lag_sum_s += lag
+        if lag > _HELD_S:
+            self._held_s += self._interval
         if lag > self._stall_s:
+            self._worst_s = max(self._worst_s, lag)
             self._enter_stall()
 
     def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -151,25 +177,35 @@ class LoopMonitor:
         except IndexError:
             return 0.0
 
-    def _enter_stall(self) -> bool:
+    def _enter_stall(self) -> None:
         with self._stall_lock:
             if self._stalled:
-                return False
+                return
             self._stalled = True
         self._stalls.inc()
-        return True
 
     def _watch(self, loop: asyncio.AbstractEventLoop, loop_thread: int) -> None:
         now = perf_counter()
         age = self._oldest_age(now)
         if age <= self._stall_s:
-            self._stalled = False
+            if self._stalled:
+                self._leave_stall()
             return
-        if self._enter_stall() and now - self._last_notice >= _NOTICE_INTERVAL_S:
-            self._last_notice = now
-            task = asyncio.current_task(loop)
-            name = task.get_name() if task is not None else "none"
-            self._notice(f"[KPI][STALL] lag_ms={age * 1e3:.0f} task={name} stack={_stack(loop_thread)}")
+        self._enter_stall()
+        if self._seen is None:
+            self._seen = seen = sight(loop, loop_thread)
+            if now - self._last_notice >= _NOTICE_INTERVAL_S:
+                self._last_notice = now
+                self._notice(
+                    f"[KPI][STALL] lag_ms={age * 1e3:.0f} task={seen.task or 'none'} phase={seen.phase or 'none'} "
+                    f"agent={seen.agent or 'none'} stack={seen.stack}"
+                )
+
+    def _leave_stall(self) -> None:
+        self.culprits.count(self._seen, self._worst_s * 1e3)
+        self._seen = None
+        self._worst_s = 0.0
+        self._stalled = False
 
 
 class _BusyClock:
@@ -198,15 +234,3 @@ class _BusyClock:
         except OSError:  # the loop's thread has ended
             self._clock = None
             return 0.0
-
-
-def _stack(thread: int) -> str:
-    """Where the thread stands, innermost call first, on one line."""
-    frame = sys._current_frames().get(thread)
-    places: list[str] = []
-    while frame is not None and len(places) < _STACK_FRAMES:
-        code = frame.f_code
-        file = "/".join(code.co_filename.rsplit("/", 3)[-3:])
-        places.append(f"{file}:{frame.f_lineno}:{code.co_name}")
-        frame = frame.f_back
-    return " < ".join(places)

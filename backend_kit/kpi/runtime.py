@@ -57,6 +57,7 @@ class KpiRuntime:
             stream=stream,
         )
         self.loop = LoopMonitor(kpi, notice=self.summary.notice)
+        kpi.add_lines(self.loop.culprits.lines)
         self._server = (
             MetricsServer(registry, options.metrics_address, options.metrics_port) if options.metrics_enabled else None
         )

@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import re
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -9,7 +10,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from backend_kit.kpi import Kpi, LoopMonitor
+from backend_kit.kpi import Culprits, Kpi, Ledger, LoopMonitor, Sighting
+from backend_kit.kpi.culprit import sight
 from backend_kit.kpi.rollup import Stats
 
 Value = Callable[..., float | None]
@@ -145,3 +147,66 @@ async def test_questions_to_a_loop_that_stays_blocked_are_bounded(kpi: Kpi) -> N
     asyncio.get_running_loop().call_soon(answered.set)  # behind the answers in the loop's queue
     await answered.wait()
     assert not monitor._outstanding
+
+
+async def test_a_stall_names_who_caused_it(kpi: Kpi, samples: Samples) -> None:
+    notices: list[str] = []
+
+    async def turn() -> None:
+        with Ledger(kpi, owner="Sloth").activate() as ledger:
+
+            async def node() -> None:
+                with ledger.kpi.phase("llm_invoke"):
+                    time.sleep(0.25)  # noqa: ASYNC251  # the block that must be seen
+
+            await asyncio.create_task(node(), name="turn:e1")
+
+    async with watched(kpi, samples, notices) as monitor:
+        await turn()
+        await samples.more(8)
+    [culprit] = monitor.culprits.top()
+    assert culprit.seen.place == "kpi/test_loop.py:node"
+    assert (culprit.seen.task, culprit.seen.phase, culprit.seen.agent) == ("turn:e1", "llm_invoke", "Sloth")
+    assert culprit.stalls == 1
+    assert culprit.worst_ms == culprit.total_ms >= 200
+    assert re.match(r"\[KPI\]\[STALL\] lag_ms=\d+ task=turn:e1 phase=llm_invoke agent=Sloth stack=.*:node", notices[0])
+    [line] = monitor.culprits.lines()
+    assert re.fullmatch(
+        r"stall place=kpi/test_loop\.py:node task=turn phase=llm_invoke agent=Sloth count=1 total_ms=\d+ max_ms=\d+",
+        line,
+    )
+    assert monitor.culprits.lines() == []
+
+
+async def test_what_holds_the_loop_is_added_up(kpi: Kpi, samples: Samples) -> None:
+    async with watched(kpi, samples, []) as monitor:
+        before = monitor.totals()
+        time.sleep(0.2)  # noqa: ASYNC251  # the block that must be seen
+        await samples.more(8)
+        after = monitor.totals()
+    assert after.samples - before.samples >= 8
+    assert after.held_s - before.held_s >= 0.12
+    assert after.lag_s - before.lag_s >= 0.2
+
+
+def test_culprits_are_bounded_and_the_longest_come_first() -> None:
+    culprits = Culprits()
+    for number in range(150):
+        culprits.count(Sighting(f"file.py:f{number}", "turn:e", "", "", ""), float(number))
+    culprits.count(None, 1000.0)
+    assert len(culprits.top(500)) == 101
+    assert [round(culprit.total_ms) for culprit in culprits.top(2)] == [1000 + sum(range(100, 150)), 99]
+    assert len(culprits.lines()) == 3
+
+
+async def test_a_stall_outside_a_turn_has_no_phase() -> None:
+    def block() -> None:
+        seen.append(sight(loop, thread))
+
+    loop, thread, seen = asyncio.get_running_loop(), threading.get_ident(), list[Sighting]()
+    looker = threading.Thread(target=block)
+    looker.start()
+    looker.join()
+    [found] = seen
+    assert (found.phase, found.agent) == ("", "")
+    assert found.place == "kpi/test_loop.py:test_a_stall_outside_a_turn_has_no_phase"

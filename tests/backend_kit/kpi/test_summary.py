@@ -106,6 +106,17 @@ def test_owners_add_lines(kpi: Kpi) -> None:
     assert summary_of(kpi).lines() == ["[KPI][SUMMARY] db_pool=main size=20 checked_out=3"]
 
 
+def test_last_words_end_each_summary_as_they_are(kpi: Kpi) -> None:
+    stream = io.StringIO()
+    kpi.add_last_words(lambda: ["[KPI][VERDICT] bound_by=nobody"])
+    summary = summary_of(kpi, stream)
+    summary.start()
+    kpi.record_phase("agent_init", 0.001)
+    summary.close()
+    assert messages(stream)[-1] == "[KPI][VERDICT] bound_by=nobody"
+    assert len(messages(stream)) == 3
+
+
 @pytest.mark.parametrize(
     ("log_level", "said"), [("debug", "INFO"), ("info", "INFO"), ("warning", "WARNING"), ("ERROR", "WARNING")]
 )
