@@ -1,0 +1,102 @@
+"""kill -9 of the service: nothing acknowledged is lost, nothing half is left (A1, A2, A6)."""
+
+import asyncio
+import contextlib
+
+from tests.chaos.ledger import Report
+from tests.chaos.load import Habits
+from tests.chaos.rows import Row, at_least, none_of
+from tests.chaos.until import until
+from tests.chaos.world import Size, Stage, World, stage
+
+SLOW_ANSWERS = "delay down 150 50"
+"""Postgres answers in 150 ± 50 ms."""
+
+
+async def kill_at_random(world: World, size: Size) -> list[Row]:
+    """A1 and A2: Postgres answers slowly, the service is killed in mid-stream, again and again."""
+    times = size.pick(3, 20)
+    async with stage(world, "A1", Habits(size.rate), sessions=size.sessions) as scene:
+        reports = [await _kill_once(world, scene) for _ in range(times)]
+        interrupted = reports[-1].interrupted
+        again = await _ask_everyone(scene)
+    last = reports[-1]
+    return [
+        *loss_rows("A1", f"kill -9 x {times}, Postgres answers in 150±50 ms", last),
+        none_of("A2", "user rows without a terminal row after kill -9", last.unended, of=last.acked, unit="turns"),
+        at_least(
+            "A2",
+            "turns that the kills interrupted, answered again or marked",
+            interrupted + scene.ledger.cuts,
+            1,
+            "turns",
+        ),
+        none_of("A2", "sessions that do not answer the next ask", again, of=size.sessions, unit="sessions"),
+    ]
+
+
+async def kill_without_spool(world: World, size: Size) -> list[Row]:
+    """A1's control: with `ack: none` the same harness must see losses, or it proves nothing."""
+    habits = Habits(size.rate, resend=False)
+    persistence = {"ack": "none", "spool_dir": None}
+    async with stage(world, "A1-none", habits, sessions=size.sessions, persistence=persistence) as scene:
+        report = await _kill_once(world, scene)
+    what = "control: losses that the harness sees with ack: none, kill -9"
+    return [at_least("A1-none", f"{what} (of {report.acked} acked)", report.lost, 1, "turns")]
+
+
+async def kill_while_down(world: World, size: Size) -> list[Row]:
+    """A6: Postgres away and kill -9; the service comes back first, lives, and is ready once Postgres answered."""
+    async with stage(world, "A6", Habits(size.rate), sessions=size.sessions) as scene:
+        await scene.crowd.answered(size.sessions)
+        await world.stop_postgres()
+        await scene.crowd.answered(size.sessions)
+        await scene.service.kill()
+        await scene.service.start("/healthz")
+        ready, body = await scene.service.ask_status("/ready")
+        await world.start_postgres()
+        await scene.service.answers("/ready")
+        report = await scene.settle()
+    early = int(ready == 200)
+    return [
+        *loss_rows("A6", "Postgres down and kill -9, service first", report),
+        none_of(
+            "A6", f"ready before Postgres answered once ({body.get('status', 'silent')})", early, of=1, unit="starts"
+        ),
+    ]
+
+
+def loss_rows(row: str, what: str, report: Report) -> list[Row]:
+    """The two rows of every ledger: lost ones, and everything else that must not be."""
+    wrong = report.wrong
+    words = f": {report.words()}" if report.lost or wrong else ""
+    return [
+        none_of(row, f"{what}: lost{words}", report.lost, of=report.acked, unit="turns"),
+        none_of(row, f"{what}: duplicates, gaps, collisions, other texts", wrong, of=report.acked, unit="turns"),
+    ]
+
+
+async def _kill_once(world: World, scene: Stage) -> Report:
+    draw = world.draw(f"moment {len(scene.checked)}")
+    await world.to_postgres.tell(SLOW_ANSWERS)
+    scene.crowd.resume()
+    await scene.crowd.answered(scene.crowd.size)
+    await asyncio.sleep(draw.uniform(0.2, 1.5))
+    await scene.service.kill()
+    await world.to_postgres.tell("normal")
+    await scene.service.start()
+    return await scene.settle()
+
+
+async def _ask_everyone(scene: Stage) -> int:
+    """One more turn of each session; how many were not answered."""
+    sessions = scene.crowd.sessions
+    known = set(scene.ledger.asks)
+    scene.crowd.resume()
+
+    def answering() -> set[str]:
+        return {asked.session_id for asked in scene.ledger.answered if asked.exchange_id not in known}
+
+    with contextlib.suppress(TimeoutError):
+        await until(lambda: len(answering()) == len(sessions), 30)
+    return len(sessions) - len(answering())
