@@ -28,7 +28,7 @@ from agentic_backend.llm import ModelPool
 from agentic_backend.llm.configured import connections_of, endpoint_of
 from agentic_backend.llm.observer import Metered
 from agentic_backend.metrics import AgenticMetrics
-from agentic_backend.persist import Persistence
+from agentic_backend.persist.persistence import Persistence
 from agentic_backend.persist.retention import Pruner, Retention, RetentionRules
 from agentic_backend.session.admission import Admission, TurnLimits
 from agentic_backend.session.baseline import BaselineTurns
@@ -113,7 +113,7 @@ class AgenticService:
         }
         if self._draining:
             return False, "draining", dependencies
-        if state.persistence.state.status == "refused":
+        if state.persistence.state.status == "refused" or state.persistence.misfit:
             return False, "schema_mismatch", dependencies
         if not state.persistence.schema_known:
             return False, "starting", dependencies

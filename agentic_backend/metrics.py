@@ -26,6 +26,7 @@ class AgenticMetrics:
         self._model()
         self._sockets()
         self._persistence()
+        self._spool()
         self._compatible()
         self._retention()
 
@@ -164,6 +165,30 @@ class AgenticMetrics:
         self.persist_failures: Labelled[Counter] = self._counters(
             "app_persist_failures_total", "Records that were lost; must stay 0.", ["reason"], "persist_lost"
         )
+        self.dead_letters: Counter = self._kpi.counter(
+            "persist_dead_letters",
+            PrometheusCounter(
+                "app_persist_dead_letters_total",
+                "Records that Postgres refuses for ever, kept in the spool for a person; must stay 0.",
+                registry=self._registry,
+            ),
+        )
+        self.rank_conflicts: Counter = self._kpi.counter(
+            "rank_conflicts",
+            PrometheusCounter(
+                "app_rank_conflicts_total",
+                "Turns whose ranks another exchange holds; must stay 0.",
+                registry=self._registry,
+            ),
+        )
+        self.persist_replayed: Counter = self._kpi.counter(
+            "persist_replayed",
+            PrometheusCounter(
+                "app_persist_replayed_total",
+                "Records that an earlier process had left in the spool.",
+                registry=self._registry,
+            ),
+        )
         self.persist_retries: Labelled[Counter] = self._counters(
             "app_persist_retries_total", "Batch transactions tried again.", ["cause"], "persist_retries"
         )
@@ -175,6 +200,29 @@ class AgenticMetrics:
                 buckets=buckets.COUNT,
                 registry=self._registry,
             ),
+        )
+
+    def _spool(self) -> None:
+        self.spool_ack: Seconds = self._timer(
+            "app_spool_ack_seconds",
+            "From the hand-over of a finished turn to its being on the spool's disk.",
+            "spool_ack_ms",
+            buckets.SHORT,
+        )
+        self.spool_commit: Seconds = self._timer(
+            "app_spool_commit_seconds", "One commit of the spool, fsync included.", "spool_commit_ms", buckets.SHORT
+        )
+        self.spool_records: KpiGauge = self._level(
+            "app_spool_records", "Records in the spool, asks of running turns included.", "spool_records"
+        )
+        self.spool_bytes: KpiGauge = self._level("app_spool_bytes", "Bytes of the spool's file.", "spool_bytes")
+        self.spool_dead_letters: KpiGauge = self._level(
+            "app_spool_dead_letters", "Dead letters that the spool keeps for a person.", "spool_dead_letters"
+        )
+        self.persist_fill: KpiGauge = self._level(
+            "app_persist_fill_ratio",
+            "What waits for Postgres, by its bound: at 1 new turns are refused.",
+            "persist_fill",
         )
 
     def _compatible(self) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import sqlite3
 import time
 from dataclasses import dataclass, field
 
@@ -11,9 +12,9 @@ from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.database import Database
 from agentic_backend.persist.engines import JsonBytes, TimedConnection
 from agentic_backend.persist.faults import Backoff, Cause, DatabaseFault, QuietLog, cause_of, sqlstate_of
-from agentic_backend.persist.pending import DeleteOp, Key, Op, Pending, TurnOp
-from agentic_backend.persist.statements import DELETE_SESSIONS, WRITE_TURNS
-from agentic_backend.session.models import TurnRecord
+from agentic_backend.persist.pending import Change, Key, Op, Pending
+from agentic_backend.persist.spool import Spool
+from agentic_backend.persist.statements import CHANGE_SESSION, DELETE_SESSIONS, WRITE_TURNS
 from backend_kit.aio import TaskRegistry
 from backend_kit.kpi import Kpi
 from backend_kit.wire import dumps
@@ -32,7 +33,7 @@ class BatchRules:
 
     queue_max_records: int = 20_000
     reserve_records: int = 2_000
-    queue_max_bytes: int = 256 * 1024 * 1024
+    queue_max_bytes: int = 512 * 1024 * 1024
     max_records: int = 64
     max_bytes: int = 4 * 1024 * 1024
     linger_s: float = 0.02
@@ -44,14 +45,16 @@ class BatchRules:
 
 @dataclass(slots=True)
 class BatcherStats:
-    """Counts since the start. `poison`, `rank_conflicts` and `lost` are alarms: they must stay 0."""
+    """Counts since the start. `poison`, `rank_conflicts`, `unreadable` and `lost` are alarms: they must stay 0."""
 
     transactions: int = 0
     turns: int = 0
     deletes: int = 0
+    changes: int = 0
     retries: int = 0
     poison: int = 0
     rank_conflicts: int = 0
+    unreadable: int = 0
     after_delete: int = 0
     lost: int = 0
 
@@ -78,23 +81,33 @@ class _SkippedRanks(Exception):
 
 
 class Batcher:
-    """The only writer of turns. `push` and `delete` never wait; one task writes what they leave.
+    """The only writer of turns. `push`, `change` and `delete` never wait; one task writes what they leave.
 
-    One transaction takes at most `rules.max_records`: one statement for its turns, then one for its deletes. That
-    order is right whatever the order was, because a deleted session never comes back: a turn behind a delete is
-    dropped by either. A turn whose session is not in the database is dropped for the same reason, and counted.
+    One transaction takes at most `rules.max_records`: one statement for its turns, one for its changes, one for its
+    deletes. That order is right whatever the order was: a deleted session never comes back, so a turn behind a delete
+    is dropped by either, and a turn writes nothing that a change sets. A turn whose session is not in the database is
+    dropped for the same reason, and counted.
 
     Failures of the connection, the server or the transaction are tried again for ever, with back-off. Data that
-    Postgres refuses is narrowed down by halves to its record, which is dropped with an alarm line and a count.
+    Postgres refuses is narrowed down by halves to its record, which goes to the spool's dead letters with an alarm;
+    without a spool it is gone.
     """
 
     def __init__(
-        self, database: Database, pending: Pending, rules: BatchRules, *, kpi: Kpi, metrics: AgenticMetrics
+        self,
+        database: Database,
+        pending: Pending,
+        spool: Spool | None,
+        rules: BatchRules,
+        *,
+        kpi: Kpi,
+        metrics: AgenticMetrics,
     ) -> None:
         self.stats = BatcherStats()
         self.blocked_by: Cause | None = None
         self._database = database
         self._pending = pending
+        self._spool = spool
         self._rules = rules
         self._kpi = kpi
         self._metrics = metrics
@@ -110,31 +123,54 @@ class Batcher:
         """Begin to write, once the database is ready."""
         self._task = tasks.spawn("persist-batcher", self._run, restart=True)
 
-    def has_room(self) -> bool:
-        """Whether one more turn may begin."""
+    @property
+    def fill(self) -> float:
+        """How full the queue is for new turns, 1.0 being refused."""
         rules = self._rules
-        return (
-            len(self._pending) < rules.queue_max_records - rules.reserve_records
-            and self._pending.bytes < rules.queue_max_bytes
-        )
+        room = rules.queue_max_records - rules.reserve_records
+        return max(len(self._pending) / room, self._pending.bytes / rules.queue_max_bytes)
 
-    def push(self, record: TurnRecord) -> None:
-        """Take a finished turn. It is never refused: that was decided before it began."""
-        self._push(TurnOp(record))
+    def replay(self, op: Op) -> None:
+        """Take an operation that an earlier process left in the spool."""
+        self._pending.push(op)
+        self._wake(op)
 
-    def delete(self, key: Key) -> "asyncio.Future[bool]":
-        """Take the delete of a session; the future says, once committed, whether there was one.
+    def push(self, op: Op, instead_of: int | None = None) -> "asyncio.Future[None] | None":
+        """Take an operation; the future of its being in the spool, None where there is none.
 
-        Whoever waits for it must shield it: the same future answers every caller. Raises `StorageFull`.
+        It is never refused: that was decided before. `instead_of` is the ask that it ends.
+        """
+        on_disk = None
+        if self._spool is not None:
+            assert op.body is not None
+            op.id, on_disk = self._spool.put(op.kind, op.key, op.exchange_id, op.body, instead_of=instead_of)
+        self._pending.push(op, on_disk)
+        self._wake(op)
+        return on_disk
+
+    def delete(self, key: Key) -> "tuple[asyncio.Future[bool], asyncio.Future[None] | None]":
+        """Take the delete of a session: its commit, which says whether there was one, and its being in the spool.
+
+        Whoever waits for the commit must shield it: the same future answers every caller. Raises `StorageFull`.
         """
         waiting = self._pending.deletion(key)
-        if waiting is not None:
-            return waiting.done
+        if waiting is not None and waiting.committed is not None:
+            return waiting.committed, None
+        self._admit()
+        op = Op.delete(key)
+        op.committed = asyncio.get_running_loop().create_future()
+        return op.committed, self.push(op)
+
+    def change(self, change: Change) -> "tuple[asyncio.Future[bool], asyncio.Future[None] | None]":
+        """Take a change: its commit, and its being in the spool. Raises `StorageFull`."""
+        self._admit()
+        op = Op.of_change(change)
+        op.committed = asyncio.get_running_loop().create_future()
+        return op.committed, self.push(op)
+
+    def _admit(self) -> None:
         if len(self._pending) >= self._rules.queue_max_records:
             raise StorageFull
-        op = DeleteOp(key, asyncio.get_running_loop().create_future())
-        self._push(op)
-        return op.done
 
     async def flush(self, deadline_s: float) -> DrainReport:
         """Wait until nothing is pending, at most `deadline_s`, and say how that went."""
@@ -148,7 +184,7 @@ class Batcher:
         return self._report(before, begun)
 
     async def aclose(self, deadline_s: float) -> DrainReport:
-        """Write what is pending, for at most `deadline_s`, and end. What is left then is lost, and said to be.
+        """Write what is pending, for at most `deadline_s`, and end. What is left then is in the spool, or lost.
 
         Writes by itself, so it does not matter whether the batcher's task still runs.
         """
@@ -163,19 +199,21 @@ class Batcher:
                 async with asyncio.timeout(deadline_s):
                     await self._write_all()
         report = self._report(before, begun)
-        self.stats.lost += report.left
-        self._metrics.persist_failures("shutdown").inc(report.left)
+        if self._spool is None:
+            self.stats.lost += report.left
+            self._metrics.persist_failures("shutdown").inc(report.left)
         return report
 
     def _report(self, before: int, begun: float) -> DrainReport:
         left = len(self._pending)
         report = DrainReport(before - left, left, time.perf_counter() - begun)
         logger.log(
-            logging.ERROR if left else logging.INFO,
-            "persistence drained: %d records written in %.2f s, %d left",
+            logging.ERROR if left and self._spool is None else logging.INFO,
+            "persistence drained: %d records written in %.2f s, %d left%s",
             report.flushed,
             report.seconds,
             left,
+            " in the spool" if left and self._spool is not None else "",
         )
         return report
 
@@ -184,12 +222,11 @@ class Batcher:
         self._metrics.persist_queue_depth.set(len(self._pending))
         self._metrics.persist_oldest_ms.set(self._pending.oldest_s * 1e3)
 
-    def _push(self, op: Op) -> None:
-        self._pending.push(op)
+    def _wake(self, op: Op) -> None:
         self._none.clear()
         self._some.set()
         # A person waits behind a delete: it does not linger.
-        if isinstance(op, DeleteOp) or len(self._pending) >= self._rules.max_records:
+        if op.kind == "delete" or len(self._pending) >= self._rules.max_records:
             self._enough.set()
 
     async def _run(self) -> None:
@@ -205,7 +242,7 @@ class Batcher:
             batch = self._pending.head(self._rules.max_records, self._rules.max_bytes)
             try:
                 await self._write(batch)
-            except (*DatabaseFault, _SkippedRanks) as error:
+            except (*DatabaseFault, _SkippedRanks, sqlite3.Error) as error:
                 self._failed(error)
                 await asyncio.sleep(backoff.next_s())
                 continue
@@ -223,68 +260,97 @@ class Batcher:
 
     async def _write(self, batch: list[Op]) -> None:
         """Commit a batch; where its data is refused, each half of it, down to the record that is to blame."""
+        bodies = await self._pending.bodies(batch)
+        readable = [op for op in batch if op in bodies]
         try:
-            outcome = await self._transaction(batch)
+            outcome = await self._transaction(readable, bodies)
         except DatabaseFault as error:
             if cause_of(error) is not Cause.POISON:
                 raise
-            if len(batch) == 1:
-                self._drop(batch[0], sqlstate_of(error))
+            if len(batch) > 1:
+                half = len(batch) // 2
+                await self._write(batch[:half])
+                await self._write(batch[half:])
                 return
-            half = len(batch) // 2
-            await self._write(batch[:half])
-            await self._write(batch[half:])
+            self.stats.poison += 1
+            self._give_up(batch[0], "poison", sqlstate_of(error))
             return
-        self._committed(batch, outcome)
+        self._committed(batch, bodies, outcome)
 
-    async def _transaction(self, batch: list[Op]) -> _Outcome:
-        turns = [op.record.encode() for op in batch if isinstance(op, TurnOp)]
-        deletes = {op.key: op for op in batch if isinstance(op, DeleteOp)}
+    async def _transaction(self, batch: list[Op], bodies: dict[Op, bytes]) -> _Outcome:
         outcome = _Outcome()
+        deletes = {op.key: op for op in batch if op.kind == "delete"}
         with self._kpi.phase("persist_tx"):
             async with self._database.batch.connection() as connection:
-                if turns:
-                    await self._write_turns(connection, turns, outcome)
+                await self._write_turns(connection, [bodies[op] for op in batch if op.kind == "turn"], outcome)
+                await self._write_changes(connection, [op for op in batch if op.kind == "change"], bodies)
                 if deletes:
                     await self._delete_sessions(connection, deletes)
                 await connection.commit()
         return outcome
 
     async def _write_turns(self, connection: TimedConnection, turns: list[bytes], outcome: _Outcome) -> None:
+        if not turns:
+            return
         records = JsonBytes(b"[" + b",".join(turns) + b"]")
         for row in await connection.execute("write_turns", WRITE_TURNS, {"records": records}):
             if row.verdict == "skipped":
                 raise _SkippedRanks
             (outcome.clashes if row.verdict == "clash" else outcome.unknown).add(row.ord - 1)
 
-    async def _delete_sessions(self, connection: TimedConnection, deletes: dict[Key, DeleteOp]) -> None:
+    async def _write_changes(self, connection: TimedConnection, changes: list[Op], bodies: dict[Op, bytes]) -> None:
+        """Each by itself, in order: they are few, and two of one session must both count."""
+        for op in changes:
+            for _row in await connection.execute("change_session", CHANGE_SESSION, {"change": JsonBytes(bodies[op])}):
+                op.found = True
+
+    async def _delete_sessions(self, connection: TimedConnection, deletes: dict[Key, Op]) -> None:
         gone = dumps([{"session_id": session_id, "user_id": user_id} for session_id, user_id in deletes])
         for row in await connection.execute("delete_sessions", DELETE_SESSIONS, {"deletes": JsonBytes(gone)}):
             # Kept over a commit whose answer was lost: the next attempt finds nothing any more.
             deletes[row.session_id, row.user_id].found = True
 
-    def _committed(self, batch: list[Op], outcome: _Outcome) -> None:
+    def _committed(self, batch: list[Op], bodies: dict[Op, bytes], outcome: _Outcome) -> None:
         now = time.perf_counter()
-        turns = [op for op in batch if isinstance(op, TurnOp)]
-        self.stats.transactions += 1
-        self.stats.turns += len(turns)
-        self.stats.deletes += len(batch) - len(turns)
-        self._metrics.persist_batch_records.observe(len(batch))
+        turns = [op for op in batch if op.kind == "turn" and op in bodies]
+        given_up = {op: "unreadable" for op in batch if op not in bodies}
         for place, op in enumerate(turns):
             if place in outcome.clashes:
-                self._alarm_clash(op)
+                given_up[op] = "rank_conflict"
             elif place in outcome.unknown:
                 self.stats.after_delete += 1
-                logger.info("turn of a deleted session left out: session_id=%s", op.record.session.id)
+                logger.info("turn of a deleted session left out: session_id=%s", op.key[0])
             else:
+                op.found = True
                 self._metrics.persist_lag.observe(now - op.at)
-        self._settle(batch)
+        self._count(batch, len(turns))
+        if not given_up:
+            self._settle(batch)
+            return
+        for op in batch:  # in the order of the queue, of which this is the head
+            if op in given_up:
+                self._give_up(op, given_up[op])
+            else:
+                self._settle([op])
+
+    def _count(self, batch: list[Op], turns: int) -> None:
+        stats = self.stats
+        stats.transactions += 1
+        stats.turns += turns
+        stats.deletes += sum(op.kind == "delete" for op in batch)
+        stats.changes += sum(op.kind == "change" for op in batch)
+        self._metrics.persist_batch_records.observe(len(batch))
 
     def _settle(self, ops: list[Op]) -> None:
+        """Take committed operations out: of the queue, and of the spool."""
         self._pending.settle(ops)
+        if self._spool is not None:
+            self._spool.done([op.id for op in ops])
+        self._after_settling(ops)
+
+    def _after_settling(self, ops: list[Op]) -> None:
         for op in ops:
-            if isinstance(op, DeleteOp) and not op.done.done():
-                op.done.set_result(op.found)
+            op.settled(found=op.found)
         if not self._pending:
             self._some.clear()
             self._none.set()
@@ -292,31 +358,36 @@ class Batcher:
             self._enough.clear()
         self._observe_queue()
 
-    def _alarm_clash(self, op: TurnOp) -> None:
-        self.stats.rank_conflicts += 1
-        self._metrics.persist_failures("rank_conflict").inc()
+    def _give_up(self, op: Op, reason: str, sqlstate: str | None = None) -> None:
+        """Take out an operation that will never be in Postgres, with an alarm: to the dead letters, or for ever."""
+        self._pending.settle([op])
+        if reason == "rank_conflict":
+            self.stats.rank_conflicts += 1
+            self._metrics.rank_conflicts.inc()
+        elif reason == "unreadable":
+            self.stats.unreadable += 1
+        if self._spool is None:
+            self._metrics.persist_failures(reason).inc()
+        else:
+            self._spool.bury(op.id, reason)
+            self._metrics.dead_letters.inc()
         logger.error(
-            "ALARM rank conflict: another exchange has the turn's ranks, not stored: session_id=%s exchange_id=%s",
-            op.record.session.id,
-            op.record.exchange_id,
-        )
-
-    def _drop(self, op: Op, sqlstate: str | None) -> None:
-        self.stats.poison += 1
-        self._metrics.persist_failures("poison").inc()
-        session_id, _ = op.key
-        logger.error(
-            "ALARM record refused by Postgres for ever, dropped: sqlstate=%s session_id=%s exchange_id=%s",
+            "ALARM record given up: reason=%s sqlstate=%s kind=%s session_id=%s exchange_id=%s kept=%s",
+            reason,
             sqlstate,
-            session_id,
-            op.record.exchange_id if isinstance(op, TurnOp) else None,
+            op.kind,
+            op.key[0],
+            op.exchange_id,
+            self._spool is not None,
         )
-        self._settle([op])
+        self._after_settling([op])
 
     def _failed(self, error: Exception) -> None:
         """Note why a transaction failed; what it held stays pending."""
         if isinstance(error, DatabaseFault):
             cause, sqlstate = cause_of(error), sqlstate_of(error)
+        elif isinstance(error, sqlite3.Error):
+            cause, sqlstate = Cause.SPOOL, None
         else:
             cause, sqlstate = Cause.CONCURRENT, None
         self.blocked_by = self._database.trouble = cause

@@ -32,6 +32,8 @@ class Cause(StrEnum):
     """Another writer stored the same ranks meanwhile; the next attempt sees them."""
     STATEMENT = "statement"
     """The statement does not fit the schema or the role's rights: an operator must act."""
+    SPOOL = "spool"
+    """What waits cannot be read back from the spool's disk."""
     OTHER = "other"
 
 

@@ -1,28 +1,45 @@
 """Persistence as one piece for the lifespan: built, started, flushed and closed together."""
 
-from collections.abc import Callable
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.batcher import Batcher, BatchRules
 from agentic_backend.persist.cache import HistoryCache
 from agentic_backend.persist.database import Database, DatabaseState
-from agentic_backend.persist.pending import Pending
+from agentic_backend.persist.faults import Cause, QuietLog
+from agentic_backend.persist.pending import Change, Op, Pending
+from agentic_backend.persist.spool import Spool
+from agentic_backend.persist.spoolfile import Entry, SpoolLock
 from agentic_backend.persist.store import PostgresSessionStore
-from agentic_backend.persist.turnlog import QueueTurnLog
+from agentic_backend.persist.turnlog import PersistentTurnLog
+from agentic_backend.session.models import AskRecord, Session, TurnRecord
 from agentic_backend.settings import AgenticSettings
 from backend_kit.aio import TaskRegistry
 from backend_kit.kpi import Kpi
 
+logger = logging.getLogger(__name__)
+
 _CLOSE_S = 5.0
 _MIB = 1024 * 1024
+_TICK_S = 1.0
+_WARN_FILL = 0.8
+_READ_AT_ONCE = 200
 
 
 class Persistence:
-    """Owns the pools, the queue and the batcher; gives out the two ports of the session layer.
+    """Owns the pools, the spool, the queue and the batcher; gives out the two ports of the session layer.
 
     `store` reads (SessionStore), `log` takes finished turns (TurnLog). `on_state` is told how the search for the
-    database goes; after `refused` the service can never become ready and should end.
+    database goes; after `refused` the service can never become ready and should end. `lock` is the ownership of the
+    spool's directory where the process has it already. Construct it on the loop: what an earlier process left in the
+    spool is counted then, and written to Postgres in the background once that is there.
+
+    Raises `SpoolTaken` or `SpoolUnusable`.
     """
 
     def __init__(
@@ -33,32 +50,54 @@ class Persistence:
         metrics: AgenticMetrics,
         tasks: TaskRegistry,
         on_state: Callable[[DatabaseState], None] | None = None,
+        lock: SpoolLock | None = None,
     ) -> None:
+        chosen = settings.persistence
         self.state = DatabaseState("connecting")
         self.database = Database(settings.storage.postgres, metrics)
-        self.pending = Pending()
-        self.cache = HistoryCache(settings.history.cache_mb * _MIB, settings.ai.restore_max_exchanges)
-        self.batcher = Batcher(self.database, self.pending, batch_rules(settings), kpi=kpi, metrics=metrics)
+        self.spool: Spool | None = None
+        if chosen.ack == "spool":
+            self.spool = Spool(Path(chosen.spool_dir), metrics.spool_commit.observe, lock=lock)
+            self.spool.start()
+        self.pending = Pending(None if self.spool is None else self.spool.read)
+        # Another instance writes where sessions are shared: what is remembered here would be old.
+        cache_mb = settings.history.cache_mb if chosen.replicas == "single" else 0
+        self.cache = HistoryCache(cache_mb * _MIB, settings.ai.restore_max_exchanges)
+        self.batcher = Batcher(self.database, self.pending, self.spool, batch_rules(settings), kpi=kpi, metrics=metrics)
         self.store = PostgresSessionStore(self.database, self.pending, self.batcher, self.cache, metrics=metrics)
-        self.log = QueueTurnLog(self.batcher, self.cache)
+        self.log = PersistentTurnLog(chosen.ack, self.batcher, self.pending, self.spool, self.cache, metrics)
+        self._metrics = metrics
         self._tasks = tasks
         self._on_state = on_state
+        self._quiet = QuietLog(logger)
+        if self.spool is not None:
+            self._replay(self.spool)
 
     @property
     def schema_known(self) -> bool:
         """Whether the database has answered once with a schema that fits; outages after that do not change it."""
         return self.database.ready
 
+    @property
+    def misfit(self) -> bool:
+        """Whether Postgres refuses our statements: somebody changed the schema or our rights under us."""
+        return self.batcher.blocked_by is Cause.STATEMENT
+
     def dependencies(self) -> dict[str, Any]:
-        """Where Postgres stands, for the body of /ready: names and counts, no addresses."""
+        """Where Postgres and the spool stand, for the body of /ready: names and counts, no addresses."""
         status: str = self.state.status
         if status == "ready":
             status = "up" if self.database.trouble is None else "down"
-        return {"postgres": {"status": status, "pending_records": len(self.pending)}}
+        told: dict[str, Any] = {"postgres": {"status": status, "pending_records": len(self.pending)}}
+        if self.spool is not None:
+            spool = {"status": "up" if self.spool.usable else "down", "dead_letters": self.spool.dead_letters}
+            told["spool"] = spool
+        return told
 
     def start(self) -> None:
         """Begin to look for Postgres, and to write once it is there. Returns at once."""
         self._tasks.spawn("persist-connect", self._connect, restart=True)
+        self._tasks.spawn("persist-watch", self._watch, restart=True)
         self.batcher.start(self._tasks)
 
     async def flush(self, deadline_s: float) -> int:
@@ -66,9 +105,51 @@ class Persistence:
         return (await self.batcher.flush(deadline_s)).left
 
     async def aclose(self) -> None:
-        """Write what is still pending (at most 5 s), then close the pools. After the last turn."""
-        await self.batcher.aclose(_CLOSE_S)
+        """Write what is still pending, then close the spool and the pools. After the last turn.
+
+        Without a spool it tries for 5 s, because what is left is lost; with one only while Postgres answers.
+        """
+        away = self.spool is not None and self.batcher.blocked_by is not None
+        await self.batcher.aclose(0.0 if away else _CLOSE_S)
+        if self.spool is not None:
+            await self.spool.aclose()
         await self.database.aclose()
+
+    def _replay(self, spool: Spool) -> None:
+        """Take over what an earlier process left: its turns wait again, its unfinished ones are interrupted."""
+        asks = {entry.id: entry for entry in spool.waiting if entry.kind == "ask"}
+        spool.conclude(
+            [(asks[id_], AskRecord.decode(body).interrupted().encode()) for id_, body in _bodies(spool, asks)]
+        )
+        changes = {entry.id for entry in spool.waiting if entry.kind == "change"}
+        newest = {entry.key: entry.id for entry in spool.waiting if entry.kind == "turn"}
+        known: dict[int, Session | Change] = {}
+        for id_, body in _bodies(spool, [*newest.values(), *changes]):
+            known[id_] = Change.decode(body) if id_ in changes else TurnRecord.decode(body).session
+        for entry in spool.waiting:
+            self.batcher.replay(_op(entry, known.get(entry.id)))
+        self._metrics.persist_replayed.inc(len(spool.waiting))
+        if spool.waiting:
+            logger.warning(
+                "%d records of an earlier process are in the spool, %d of them turns that it interrupted",
+                len(spool.waiting),
+                len(asks),
+            )
+
+    async def _watch(self) -> None:
+        """Once a second: publish the levels, and warn before new turns have to be refused."""
+        metrics = self._metrics
+        while True:
+            fill = self.batcher.fill
+            metrics.persist_fill.set(fill)
+            if self.spool is not None:
+                await asyncio.to_thread(self.spool.look_at_disk)
+                metrics.spool_records.set(self.spool.records)
+                metrics.spool_bytes.set(self.spool.size_bytes)
+                metrics.spool_dead_letters.set(self.spool.dead_letters)
+            if fill >= _WARN_FILL:
+                self._quiet.warning("fill", "what waits for Postgres fills %.0f %% of its bound", fill * 100)
+            await asyncio.sleep(_TICK_S)
 
     async def _connect(self) -> None:
         await self.database.connect_until_ready(self._note)
@@ -79,13 +160,31 @@ class Persistence:
             self._on_state(state)
 
 
+def _bodies(spool: Spool, ids: Iterable[int]) -> Iterator[tuple[int, bytes]]:
+    wanted = sorted(ids)
+    for start in range(0, len(wanted), _READ_AT_ONCE):
+        for row in spool.read_now(wanted[start : start + _READ_AT_ONCE]):
+            yield row.id, row.body
+
+
+def _op(entry: Entry, known: Session | Change | None) -> Op:
+    op = Op(entry.kind, entry.key, entry.exchange_id, entry.size, None, id=entry.id)
+    op.at -= max(0.0, time.time() - entry.at)
+    if isinstance(known, Change):
+        op.change = known
+    else:
+        op.after = known
+    return op
+
+
 def batch_rules(settings: AgenticSettings) -> BatchRules:
     """The bounds of the queue. Its reserve holds the turns that may run when it is found full."""
     chosen = settings.persistence
-    reserve = settings.limits.max_turns or chosen.queue_max_records
+    reserve = settings.limits.max_turns or chosen.max_records
     return BatchRules(
-        queue_max_records=chosen.queue_max_records,
-        reserve_records=min(reserve, chosen.queue_max_records // 2),
+        queue_max_records=chosen.max_records,
+        reserve_records=min(reserve, chosen.max_records // 2),
+        queue_max_bytes=chosen.max_bytes_mb * _MIB,
         max_records=chosen.batch_max_records,
         linger_s=chosen.batch_linger_ms / 1e3,
     )

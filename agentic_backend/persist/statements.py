@@ -45,6 +45,18 @@ SELECT {_MESSAGE} FROM session_history
 WHERE session_id = :session_id AND user_id = :user_id AND rank = CAST(:rank AS integer)
 """)  # noqa: S608 - constants
 
+EXCHANGE = text(f"""
+SELECT {_MESSAGE} FROM session_history
+WHERE session_id = :session_id AND user_id = :user_id AND exchange_id = :exchange_id ORDER BY rank
+""")  # noqa: S608 - constants
+
+# An exchange has its user's message in the final channel, once.
+EXCHANGE_IDS = text("""
+SELECT exchange_id FROM session_history
+WHERE session_id = :session_id AND user_id = :user_id AND role = 'user' AND channel = 'final'
+ORDER BY rank DESC LIMIT :newest
+""")
+
 REMEMBERED = text("""
 SELECT exchange_id, role, metadata_json #> '{extras,error}' IS NOT NULL AS failed,
     (SELECT string_agg(part->>'text', E'\\n' ORDER BY place)
@@ -59,7 +71,11 @@ ORDER BY rank DESC LIMIT :messages
 # known     the sessions that exist and are the user's, locked in one order against deletes and other writers;
 #           a record without one belongs to a deleted session and is left out: a session exists from `create` on
 # clash     records with a rank that another exchange holds, stored or earlier in this batch: left out whole
-# newest    one row a session, because an update meets each row once; preferences are not a turn's to write
+# fit       one message a rank: where an interrupted exchange ran again in the same batch, the later one
+# newest    one row a session, because an update meets each row once; preferences and a title that is there are not a
+#           turn's to write
+# written   what is stored stays, whoever stored it; only an exchange that a restart had interrupted is overwritten, by
+#           itself when it has run again
 # skipped   a rank that somebody stored after this statement's snapshot: the batch must be tried again to be judged
 # Returns (verdict, ord), ord being the 1-based place of the record in :records.
 WRITE_TURNS = text("""
@@ -82,7 +98,8 @@ WITH record AS MATERIALIZED (
     SELECT later.ord FROM message AS later JOIN message AS earlier USING (session_id, rank)
     WHERE earlier.ord < later.ord AND earlier.exchange_id <> later.exchange_id
 ), fit AS MATERIALIZED (
-    SELECT * FROM message WHERE ord NOT IN (SELECT ord FROM clash)
+    SELECT DISTINCT ON (session_id, rank) * FROM message WHERE ord NOT IN (SELECT ord FROM clash)
+    ORDER BY session_id, rank, ord DESC
 ), newest AS (
     SELECT DISTINCT ON (session_id) session_id, user_id, version, session
     FROM record WHERE ord NOT IN (SELECT ord FROM clash)
@@ -91,14 +108,20 @@ WITH record AS MATERIALIZED (
     UPDATE session SET agent_id = newest.session->>'agent_id', version = newest.version,
         updated_at = (newest.session->>'updated_at')::timestamptz,
         session_data = (session.session_data::jsonb || jsonb_build_object(
-            'title', newest.session->'title', 'next_rank', newest.session->'next_rank'))::json
+            'title', coalesce(nullif(session.session_data->>'title', ''), newest.session->>'title'),
+            'next_rank', newest.session->'next_rank'))::json
     FROM newest JOIN known USING (session_id, user_id)
     WHERE session.session_id = newest.session_id AND newest.version > session.version
 ), written AS (
     INSERT INTO session_history (session_id, user_id, rank, "timestamp", role, channel, exchange_id, parts_json,
         metadata_json)
     SELECT session_id, user_id, rank, "timestamp", role, channel, exchange_id, parts, metadata FROM fit
-    ON CONFLICT DO NOTHING RETURNING session_id, rank
+    ON CONFLICT (session_id, user_id, rank) DO UPDATE SET "timestamp" = excluded."timestamp", role = excluded.role,
+        channel = excluded.channel, parts_json = excluded.parts_json, metadata_json = excluded.metadata_json
+    WHERE session_history.exchange_id = excluded.exchange_id
+        AND session_history.metadata_json #>> '{extras,interrupted_by}' = 'restart'
+        AND excluded.metadata_json #>> '{extras,interrupted_by}' IS DISTINCT FROM 'restart'
+    RETURNING session_id, rank
 )
 SELECT 'clash' AS verdict, ord FROM clash
 UNION ALL
@@ -109,6 +132,14 @@ SELECT 'skipped', ord FROM fit
     LEFT JOIN written USING (session_id, rank)
     LEFT JOIN session_history AS stored USING (session_id, rank)
 WHERE written.rank IS NULL AND stored.rank IS NULL
+""")
+
+CHANGE_SESSION = text("""
+UPDATE session SET updated_at = greatest(session.updated_at, (change->>'updated_at')::timestamptz),
+    session_data = (session.session_data::jsonb || (change->'data'))::json
+FROM (SELECT CAST(:change AS jsonb) AS change) AS input
+WHERE session.session_id = change->>'session_id' AND session.user_id = change->>'user_id'
+RETURNING session.session_id
 """)
 
 # History, attachments and feedback go with the session (ON DELETE CASCADE).

@@ -3,22 +3,24 @@
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Row, TextClause
 from sqlalchemy.exc import DBAPIError
 
 from agentic_backend.errors import HistoryUnavailable
+from agentic_backend.events import utc_now
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.batcher import Batcher
 from agentic_backend.persist.cache import HistoryCache, RememberedExchange
 from agentic_backend.persist.database import Database
 from agentic_backend.persist.faults import Cause, DatabaseFault, QuietLog, cause_of, sqlstate_of
-from agentic_backend.persist.pending import Key, Pending
+from agentic_backend.persist.pending import Change, Key, Pending, overlaid
 from agentic_backend.persist.statements import (
     COUNT_SESSIONS,
     CREATE_SESSION,
+    EXCHANGE,
+    EXCHANGE_IDS,
     GET_SESSION,
     HISTORY,
     LIST_SESSIONS,
@@ -32,7 +34,7 @@ from backend_kit.wire import dumps, loads
 logger = logging.getLogger(__name__)
 
 _RANK_LIMIT = 2**31 - 1
-_DELETE_WAIT_S = 5.0
+_COMMIT_WAIT_S = 5.0
 
 
 class PostgresSessionStore:
@@ -92,14 +94,16 @@ class PostgresSessionStore:
         key = (session_id, user_id)
         if not _is_id(session_id) or self._pending.deletion(key) is not None:
             return None
-        pending = self._pending.session(key)
+        # Taken before the query: what is committed while it runs may be in neither.
+        pending = self._pending.ops(key)
         try:
             rows = await self._run("get_session", GET_SESSION, _of(key))
         except HistoryUnavailable:
-            if pending is None:
+            session = overlaid(None, pending)
+            if session is None:
                 raise
-            return pending
-        return _newer(_session(rows[0]), pending) if rows else None
+            return session
+        return overlaid(_session(rows[0]), pending) if rows else None
 
     async def touch(self, session_id: str, user_id: str) -> bool:
         """Store that a session is used again after a long time, so that no retention takes it. False: it is gone."""
@@ -110,28 +114,59 @@ class PostgresSessionStore:
         # Before the query: what is committed while it runs may be missing from both.
         pending, deleted = self._pending.of_user(user_id)
         rows = await self._run("list_sessions", LIST_SESSIONS, {"user_id": user_id})
-        sessions = [
-            _newer(session, pending.get(session.id)) for session in map(_session, rows) if session.id not in deleted
-        ]
+        stored = [session for session in map(_session, rows) if session.id not in deleted]
+        sessions = [overlaid(session, pending.get(session.id, ())) or session for session in stored]
         sessions.sort(key=lambda session: session.updated_at, reverse=True)
         return sessions
 
     async def delete(self, session_id: str, user_id: str) -> bool:
         """Delete the session and all that hangs on it, in order after its turns. False where it is unknown.
 
-        Returns after the commit. Where that takes over 5 s it raises `HistoryUnavailable`: the session is hidden from
-        its readers and is deleted as soon as Postgres can.
+        Returns after the commit. Where that takes over 5 s the spool is enough: the session is hidden from its
+        readers and is deleted as soon as Postgres can. Without a spool it raises `HistoryUnavailable` then.
         """
         if not _is_id(session_id):
             return False
         key = (session_id, user_id)
-        done = self._batcher.delete(key)
+        committed, on_disk = self._batcher.delete(key)
         self._cache.forget(key)
-        try:
-            async with asyncio.timeout(_DELETE_WAIT_S):
-                return await asyncio.shield(done)
-        except TimeoutError:
-            raise HistoryUnavailable("the delete waits for Postgres") from None
+        return await _decided(committed, on_disk)
+
+    async def change(
+        self,
+        session_id: str,
+        user_id: str,
+        *,
+        title: str | None = None,
+        preferences: dict[str, Any] | None = None,
+    ) -> Session | None:
+        """Set the title, the preferences or both; the session after it, None where it is unknown. Waits as `delete`."""
+        session = await self.get(session_id, user_id)
+        if session is None:
+            return None
+        change = Change((session_id, user_id), utc_now(), title, preferences)
+        committed, on_disk = self._batcher.change(change)
+        return change.of(session) if await _decided(committed, on_disk) else None
+
+    async def exchange_ids(self, session_id: str, user_id: str, newest: int) -> list[str]:
+        """Ids of the session's newest exchanges, newest first, pending ones included."""
+        key = (session_id, user_id)
+        if not self._may_exist(key):
+            return []
+        ids = [op.exchange_id for op in reversed(self._pending.turns(key))]
+        rows = await self._run("exchange_ids", EXCHANGE_IDS, {**_of(key), "newest": newest})
+        return list(dict.fromkeys([*ids, *(row.exchange_id for row in rows)]))[:newest]
+
+    async def exchange(self, session_id: str, user_id: str, exchange_id: str) -> list[bytes]:
+        """Encoded ChatMessages of one exchange, ascending rank; none where it is unknown."""
+        key = (session_id, user_id)
+        if not self._may_exist(key):
+            return []
+        for record in await self._pending.records(key):
+            if record.exchange_id == exchange_id:
+                return [message.json for message in record.messages]
+        rows = await self._run("exchange", EXCHANGE, {**_of(key), "exchange_id": exchange_id})
+        return [row.message.encode() for row in rows]
 
     async def history(self, session_id: str, user_id: str, window: HistoryWindow) -> list[bytes]:
         """Encoded ChatMessages of the window, ascending rank, pending ones included."""
@@ -142,7 +177,7 @@ class PostgresSessionStore:
         key = (session_id, user_id)
         if not self._may_exist(key) or not 0 <= rank <= _RANK_LIMIT:
             return None
-        for message in self._pending.messages(key):
+        for message in await self._pending.messages(key):
             if message.rank == rank:
                 return message.json
         rows = await self._run("get_message", MESSAGE, {**_of(key), "rank": rank})
@@ -168,7 +203,7 @@ class PostgresSessionStore:
         ]
 
     async def _restore(self, key: Key, depth: int) -> list[RememberedExchange]:
-        loading = self._cache.load(key, depth, self._pending.turns(key))
+        loading = self._cache.load(key, depth, await self._pending.records(key))
         try:
             rows = await self._run("remembered", REMEMBERED, {**_of(key), "messages": 2 * depth})
             return self._cache.loaded(loading, _exchanges(rows))
@@ -181,7 +216,7 @@ class PostgresSessionStore:
         offset = min(window.offset, _RANK_LIMIT)
         if limit == 0 or not self._may_exist(key):
             return []
-        pending = self._pending.messages(key)
+        pending = await self._pending.messages(key)
         end = max(0, len(pending) - offset)
         newest = pending[end - min(end, limit) : end] if limit is not None else pending[:end]
         overlay = [message.json for message in newest]
@@ -252,11 +287,15 @@ def _session(row: Row[Any]) -> Session:
     )
 
 
-def _newer(stored: Session, pending: Session | None) -> Session:
-    """The stored session advanced by its pending turn; preferences are not a turn's to write."""
-    if pending is None or pending.version <= stored.version:
-        return stored
-    return replace(pending, preferences=stored.preferences)
+async def _decided(committed: "asyncio.Future[bool]", on_disk: "asyncio.Future[None] | None") -> bool:
+    """Whether an operation found its session. True too where its commit is only sure to come."""
+    try:
+        async with asyncio.timeout(_COMMIT_WAIT_S):
+            return await asyncio.shield(committed)
+    except TimeoutError:
+        if on_disk is not None and on_disk.done():
+            return True
+        raise HistoryUnavailable("an operation waits for Postgres") from None
 
 
 def _exchanges(rows: Sequence[Row[Any]]) -> list[RememberedExchange]:

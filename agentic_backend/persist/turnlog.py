@@ -1,30 +1,94 @@
-"""The turn log without a spool: a finished turn is in memory when `final` is sent, and in Postgres soon after."""
+"""Where finished turns go: what `final` waits for, and when a new turn is refused because nothing could keep it."""
 
+import asyncio
+import time
+from typing import Literal
+
+from agentic_backend.errors import StorageFull
+from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.batcher import Batcher
 from agentic_backend.persist.cache import HistoryCache
+from agentic_backend.persist.pending import Op, Pending
+from agentic_backend.persist.spool import Spool
 from agentic_backend.session.models import AskRecord, Durability, TurnRecord
 
+Ack = Literal["spool", "db", "none"]
 
-class QueueTurnLog:
-    """Implements `TurnLog` with nothing behind it but the batcher's queue: `final.durable` is `none`.
+_SPOOL_S = 1.0
+_DATABASE_S = 4.0
+_BEHIND_S = 5.0
 
-    The queue outlives any outage of Postgres, not the end of this process. A spool takes this class's place: it
-    answers from its own disk and feeds the same batcher.
+
+class PersistentTurnLog:
+    """Implements `TurnLog`: with `spool`, `final` waits for its disk (about 0.5 ms); with `db`, for Postgres.
+
+    Where the disk does not take a turn, its commit in Postgres is as good. Where neither comes in time the turn is
+    not called final, and is tried on all the same.
     """
 
-    def __init__(self, batcher: Batcher, cache: HistoryCache) -> None:
+    def __init__(
+        self,
+        ack: Ack,
+        batcher: Batcher,
+        pending: Pending,
+        spool: Spool | None,
+        cache: HistoryCache,
+        metrics: AgenticMetrics,
+    ) -> None:
+        self._ack = ack
         self._batcher = batcher
+        self._pending = pending
+        self._spool = spool
         self._cache = cache
+        self._metrics = metrics
+        self._asks: dict[tuple[str, str], int] = {}
 
     def has_room(self) -> bool:
-        """Whether the queue has room beyond what is reserved for turns that run already."""
-        return self._batcher.has_room()
+        """Whether one more turn may begin: there is room beyond the reserve of those that run, and a disk that writes.
+
+        With `db`, Postgres must have taken what it was given lately.
+        """
+        if self._batcher.fill >= 1.0:
+            return False
+        if self._spool is not None:
+            return self._spool.usable and not self._spool.disk_low
+        return self._ack == "none" or self._batcher.blocked_by is None or self._pending.oldest_s < _BEHIND_S
 
     def begin(self, record: AskRecord) -> None:
-        """Nothing: an ask is not sent to Postgres while its turn runs, and there is no spool yet to note it in."""
+        """Note in the spool that a turn has begun; it rides with the next commit."""
+        if self._spool is not None:
+            session, asked = record.session, record.user_message
+            key = (session.id, session.user_id)
+            self._asks[session.user_id, asked.exchange_id] = self._spool.note(
+                "ask", key, asked.exchange_id, record.encode()
+            )
 
     async def append(self, record: TurnRecord) -> Durability:
-        """Queue a finished turn. Readers see it from now on; never waits."""
-        self._batcher.push(record)
-        self._cache.append((record.session.id, record.session.user_id), record)
-        return "none"
+        """Hand over a finished turn. Readers see it from now on, whatever is waited for."""
+        begun = time.perf_counter()
+        op = Op.turn(record)
+        if self._ack != "none":
+            op.committed = asyncio.get_running_loop().create_future()
+        on_disk = self._batcher.push(op, instead_of=self._asks.pop((op.key[1], op.exchange_id), None))
+        self._cache.append(op.key, record)
+        if op.committed is None:
+            return "none"
+        if on_disk is not None and await self._within(on_disk, _SPOOL_S if self._usable else 0.0):
+            self._metrics.spool_ack.observe(time.perf_counter() - begun)
+            return "spool"
+        if await self._within(op.committed, _DATABASE_S) and op.found:
+            return "db"
+        raise StorageFull
+
+    @property
+    def _usable(self) -> bool:
+        return self._spool is not None and self._spool.usable
+
+    @staticmethod
+    async def _within(future: "asyncio.Future[None] | asyncio.Future[bool]", limit_s: float) -> bool:
+        try:
+            async with asyncio.timeout(limit_s):
+                await future
+        except TimeoutError:
+            return False
+        return True

@@ -1,14 +1,17 @@
 """Persistence on a database of the test's own."""
 
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from agentic_backend.metrics import AgenticMetrics
-from agentic_backend.persist import DatabaseState, Persistence
+from agentic_backend.persist.database import DatabaseState
+from agentic_backend.persist.persistence import Persistence
 from backend_kit.aio import TaskRegistry
 from backend_kit.kpi import Kpi
 from tests.agentic_backend.persist.support import settings_for
@@ -31,8 +34,14 @@ async def tasks() -> AsyncIterator[TaskRegistry]:
 
 
 @pytest.fixture
-async def build(database: Database, kpi: Kpi, tasks: TaskRegistry) -> AsyncIterator[Build]:
-    """Make persistence for a database; it is closed after the test, and only then is the database dropped."""
+async def build(
+    database: Database,
+    kpi: Kpi,
+    tasks: TaskRegistry,
+    tmp_path: Path,
+) -> AsyncIterator[Build]:
+    """Make persistence for a database, each with a spool of its own; it is closed after the test."""
+    numbers = itertools.count()
     async with AsyncExitStack() as stack:
 
         def make(
@@ -43,6 +52,8 @@ async def build(database: Database, kpi: Kpi, tasks: TaskRegistry) -> AsyncItera
             **sections: Any,
         ) -> Persistence:
             chosen = own_kpi or kpi
+            own = {"spool_dir": str(tmp_path / f"spool-{next(numbers)}")}
+            sections = {**sections, "persistence": own | sections.get("persistence", {})}
             metrics = AgenticMetrics(chosen.registry, chosen)
             made = Persistence(
                 settings_for(where, **sections), kpi=chosen, metrics=metrics, tasks=tasks, on_state=on_state

@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 
 from agentic_backend.events import ChatMessage, text_part
-from agentic_backend.persist import Persistence
+from agentic_backend.persist.persistence import Persistence
 from agentic_backend.session.models import Session, TurnRecord
 from agentic_backend.settings import AgenticSettings
 from backend_kit.kpi import Kpi

@@ -5,7 +5,8 @@ import psycopg
 import pytest
 
 from agentic_backend.errors import StorageFull
-from agentic_backend.persist import BatchRules, Persistence
+from agentic_backend.persist.batcher import BatchRules
+from agentic_backend.persist.persistence import Persistence
 from agentic_backend.session.models import AskRecord, HistoryWindow, TurnRecord
 from backend_kit.kpi import Kpi
 from tests.agentic_backend.persist.conftest import Build
@@ -27,7 +28,7 @@ from tests.support.postgres import Database
 
 async def append_all(persistence: Persistence, records: list[TurnRecord]) -> None:
     for record in records:
-        assert await persistence.log.append(record) == "none"
+        assert await persistence.log.append(record) == "spool"
 
 
 async def test_a_turn_becomes_rows_with_real_json(persistence: Persistence, database: Database) -> None:
@@ -299,7 +300,7 @@ async def test_deletes_of_one_session_are_answered_together(held: Persistence) -
 
 
 async def test_the_queue_refuses_new_turns_but_not_those_that_run(build: Build, database: Database) -> None:
-    persistence = build(database.settings(), persistence={"queue_max_records": 10}, limits={"max_turns": 4})
+    persistence = build(database.settings(), persistence={"max_records": 10}, limits={"max_turns": 4})
     await persistence.database.connect_until_ready(lambda _state: None)
     session = await new_session(persistence)
     made = turns(session, 10)

@@ -1,5 +1,4 @@
-from agentic_backend.persist import HistoryCache
-from agentic_backend.persist.cache import RememberedExchange
+from agentic_backend.persist.cache import HistoryCache, RememberedExchange
 from agentic_backend.session.models import Session
 from tests.agentic_backend.persist.support import turn, turns
 

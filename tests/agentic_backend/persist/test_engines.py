@@ -8,9 +8,9 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from agentic_backend.errors import HistoryUnavailable
-from agentic_backend.persist import Persistence
 from agentic_backend.persist.engines import PoolRules, database_url
 from agentic_backend.persist.faults import Backoff, Cause, cause_of
+from agentic_backend.persist.persistence import Persistence
 from agentic_backend.session.models import HistoryWindow
 from backend_kit.kpi import Kpi
 from backend_kit.settings import Postgres

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from agentic_backend.errors import HistoryUnavailable
-from agentic_backend.persist import DatabaseState
+from agentic_backend.persist.database import DatabaseState
 from agentic_backend.session.models import HistoryWindow
 from backend_kit.wire import loads
 from deploy.local.postgres import EmbeddedPostgres

@@ -6,7 +6,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from agentic_backend.persist import DatabaseState
+from agentic_backend.persist.database import DatabaseState
 from agentic_backend.persist.schema import LOCK_KEY, SchemaTooNew, migrate
 from tests.agentic_backend.persist.conftest import Build
 from tests.agentic_backend.persist.support import rows, settings_for, until_waiting

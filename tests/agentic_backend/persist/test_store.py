@@ -6,7 +6,7 @@ import pytest
 
 from agentic_backend.errors import HistoryUnavailable
 from agentic_backend.events import ChatMessage, text_part
-from agentic_backend.persist import Persistence
+from agentic_backend.persist.persistence import Persistence
 from agentic_backend.session.models import HistoryWindow, Remembered, Session, TurnRecord
 from backend_kit.kpi import Kpi
 from backend_kit.wire import loads

@@ -1,0 +1,234 @@
+"""The spool: what must survive this process is on its disk before anybody is told that it does."""
+
+import asyncio
+import logging
+import queue
+import shutil
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agentic_backend.persist.faults import Backoff, QuietLog
+from agentic_backend.persist.spoolfile import Connect, Entry, Kind, Row, SpoolFile, SpoolLock, connect
+
+logger = logging.getLogger(__name__)
+
+_LAZY_S = 0.05
+"""How long what nobody waits for may wait for a commit to ride with."""
+
+_FREE_SHARE = 0.05
+_FREE_BYTES = 1024**3
+
+OnCommit = Callable[[float], None]
+"""Told, on the loop, how many seconds a commit took."""
+
+
+@dataclass(slots=True)
+class _Work:
+    """Changes that are handed to the writer together."""
+
+    rows: list[Row] = field(default_factory=list)
+    removed: list[int] = field(default_factory=list)
+    buried: list[tuple[str, int]] = field(default_factory=list)
+    landed: "list[asyncio.Future[None]]" = field(default_factory=list)
+
+    def add(self, other: "_Work") -> None:
+        """Take over another's changes, in order."""
+        self.rows += other.rows
+        self.removed += other.removed
+        self.buried += other.buried
+        self.landed += other.landed
+
+
+class Spool:
+    """Operations on their way to Postgres, in one directory, written by one thread in groups.
+
+    `put` returns a future that is done once the operation is on disk (fsync). `note`, `done` and `bury` are awaited
+    by nobody: they ride with the next commit, at most 50 ms later. A group is written until it holds: where the disk
+    is full the same file is tried again, after any other error a new file is begun with all that could be read.
+    `waiting` is what an earlier process left, in order. Opening blocks.
+    """
+
+    def __init__(
+        self, directory: Path, on_commit: OnCommit, *, lock: SpoolLock | None = None, connect_to: Connect = connect
+    ) -> None:
+        self._lock = lock or SpoolLock(directory)
+        self._file = SpoolFile(directory, connect_to)
+        self.directory = directory
+        self.waiting: list[Entry] = self._file.entries
+        self.records = len(self.waiting)
+        self.dead_letters = self._file.dead_letters()
+        self.trouble: str | None = None
+        self.disk_low = False
+        self._on_commit = on_commit
+        self._last_id = self._file.last_id
+        self._next = _Work()
+        self._timer: asyncio.TimerHandle | None = None
+        self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._read_lock = threading.Lock()
+        self._closing = threading.Event()
+        self._log = QuietLog(logger)
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether the last write held. False until the disk takes one again."""
+        return self.trouble is None and self._thread is not None and self._thread.is_alive()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the file on disk."""
+        return self._file.size_bytes
+
+    def look_at_disk(self) -> None:
+        """See whether the disk has room left: 5 % of it, or 1 GiB where that is less. Blocks for a system call."""
+        disk = shutil.disk_usage(self.directory)
+        self.disk_low = disk.free < min(_FREE_SHARE * disk.total, _FREE_BYTES)
+
+    def start(self) -> None:
+        """Begin to write. On the loop whose futures `put` makes."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._write_all, name="spool-writer", daemon=True)
+        self._thread.start()
+
+    def put(
+        self, kind: Kind, key: tuple[str, str], exchange_id: str, body: bytes, *, instead_of: int | None = None
+    ) -> "tuple[int, asyncio.Future[None]]":
+        """Write an operation now; its id, and the future of its being on disk. `instead_of` is removed with it."""
+        assert self._loop is not None
+        id_ = self._add(kind, key, exchange_id, body)
+        if instead_of is not None:
+            self._next.removed.append(instead_of)
+            self.records -= 1
+        landed: asyncio.Future[None] = self._loop.create_future()
+        self._next.landed.append(landed)
+        self._hand_over()
+        return id_, landed
+
+    def note(self, kind: Kind, key: tuple[str, str], exchange_id: str, body: bytes) -> int:
+        """Write an operation with the next commit; its id."""
+        id_ = self._add(kind, key, exchange_id, body)
+        self._soon()
+        return id_
+
+    def done(self, ids: Iterable[int]) -> None:
+        """Take out what is in Postgres. To find it again after a crash does no harm: it is known by its key."""
+        before = len(self._next.removed)
+        self._next.removed.extend(ids)
+        self.records -= len(self._next.removed) - before
+        self._soon()
+
+    def bury(self, id_: int, reason: str) -> None:
+        """Give up on an operation and keep it among the dead letters."""
+        self._next.buried.append((reason, id_))
+        self.records -= 1
+        self.dead_letters += 1
+        self._soon()
+
+    async def read(self, ids: list[int]) -> list[Row]:
+        """The rows that are still there, ascending id. Raises sqlite3.Error."""
+        return await asyncio.to_thread(self.read_now, ids)
+
+    def read_now(self, ids: list[int]) -> list[Row]:
+        """`read`, blocking: for the start."""
+        with self._read_lock:
+            return self._file.read(ids)
+
+    def conclude(self, endings: list[tuple[Entry, bytes]]) -> None:
+        """Put a turn in the place of each ask that has none. Blocking: for the start, before anything waits."""
+        rows = []
+        for ask, body in endings:
+            self._last_id += 1
+            rows.append(Row.of(self._last_id, "turn", ask.key, ask.exchange_id, body))
+        gone = {ask.id for ask, _ in endings}
+        self._file.write(rows, gone, ())
+        kept = [entry for entry in self.waiting if entry.id not in gone]
+        self.waiting = kept + [Entry(row.id, row.kind, row.key, row.exchange_id, row.at, len(row.body)) for row in rows]
+
+    async def aclose(self) -> None:
+        """Write what was handed over, once, and close. What cannot be written any more is given up."""
+        self._hand_over()
+        self._closing.set()
+        self._queue.put(None)
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+        self._file.close()
+        self._lock.release()
+
+    def _add(self, kind: Kind, key: tuple[str, str], exchange_id: str, body: bytes) -> int:
+        self._last_id += 1
+        self._next.rows.append(Row.of(self._last_id, kind, key, exchange_id, body))
+        self.records += 1
+        return self._last_id
+
+    def _soon(self) -> None:
+        if self._timer is None and self._loop is not None:
+            self._timer = self._loop.call_later(_LAZY_S, self._hand_over)
+
+    def _hand_over(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        work, self._next = self._next, _Work()
+        self._queue.put(work)
+
+    def _write_all(self) -> None:
+        """The writer's thread: everything that has come since the last commit is the next one."""
+        ended = False
+        while not ended:
+            work = self._queue.get()
+            group = _Work()
+            while work is not None:
+                group.add(work)
+                try:
+                    work = self._queue.get_nowait()
+                except queue.Empty:
+                    break
+            ended = work is None
+            self._commit(group)
+
+    def _commit(self, group: _Work) -> None:
+        backoff = Backoff()
+        while True:
+            begun = time.perf_counter()
+            try:
+                self._file.write(group.rows, group.removed, group.buried)
+            except (sqlite3.Error, OSError) as error:
+                self._failed(error)
+                if self._closing.wait(backoff.next_s()):
+                    return
+            else:
+                self.trouble = None
+                self._tell(group.landed, time.perf_counter() - begun)
+                return
+
+    def _failed(self, error: sqlite3.Error | OSError) -> None:
+        code = getattr(error, "sqlite_errorname", None) or type(error).__name__
+        self.trouble = code
+        self._log.warning(code, "ALARM the spool cannot be written: %s; no turn is acknowledged meanwhile", code)
+        if code == "SQLITE_FULL" or code.startswith("SQLITE_BUSY"):
+            return
+        # After a failed flush nobody knows what of the file is on disk: go on in another.
+        try:
+            with self._read_lock:
+                self._file.replace()
+        except (sqlite3.Error, OSError) as second:
+            self._log.warning("replace", "a new spool file cannot be made: %s", type(second).__name__)
+
+    def _tell(self, landed: "list[asyncio.Future[None]]", took_s: float) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(self._landed, landed, took_s)
+        except RuntimeError:
+            # The loop has ended: nobody waits any more.
+            logger.debug("a commit landed after the loop's end")
+
+    def _landed(self, landed: "list[asyncio.Future[None]]", took_s: float) -> None:
+        self._on_commit(took_s)
+        for future in landed:
+            if not future.done():
+                future.set_result(None)

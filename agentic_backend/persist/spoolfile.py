@@ -1,0 +1,382 @@
+"""The spool on disk: one SQLite file in a directory with one owner, its rows, and what is saved of a damaged one."""
+
+import fcntl
+import logging
+import os
+import sqlite3
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+logger = logging.getLogger(__name__)
+
+Kind = Literal["ask", "turn", "delete", "change"]
+Connect = Callable[[Path], sqlite3.Connection]
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS record (
+    id INTEGER PRIMARY KEY, kind TEXT NOT NULL, session_id TEXT NOT NULL, user_id TEXT NOT NULL,
+    exchange_id TEXT NOT NULL, at REAL NOT NULL, crc INTEGER NOT NULL, body BLOB NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS dead_letter (
+    id INTEGER PRIMARY KEY, kind TEXT NOT NULL, session_id TEXT NOT NULL, user_id TEXT NOT NULL,
+    exchange_id TEXT NOT NULL, at REAL NOT NULL, reason TEXT NOT NULL, body BLOB NOT NULL
+) STRICT;
+"""
+_COLUMNS = "id, kind, session_id, user_id, exchange_id, at, crc, body"
+INSERT = f"INSERT OR IGNORE INTO record ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608 - constants
+BURY = """INSERT OR IGNORE INTO dead_letter (id, kind, session_id, user_id, exchange_id, at, reason, body)
+SELECT id, kind, session_id, user_id, exchange_id, at, ?, body FROM record WHERE id = ?"""
+DELETE = "DELETE FROM record WHERE id = ?"
+
+_BUSY_MS = 5000
+_SHRINK_ABOVE_BYTES = 64 * 1024 * 1024
+_SHRINK_BELOW_RECORDS = 1000
+
+
+class SpoolTaken(Exception):
+    """Another process owns the directory. `str()` is one line for the operator."""
+
+
+class SpoolUnusable(Exception):
+    """The directory cannot be made or written. `str()` is one line for the operator."""
+
+
+class SpoolLock:
+    """The ownership of a spool directory: the kernel's lock on a file in it, gone with the process that holds it.
+
+    Makes the directory (mode 0700). Raises `SpoolTaken` or `SpoolUnusable`.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._file = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise SpoolUnusable(
+                f"cannot use the spool directory {directory}: {os.strerror(error.errno or 0)}"
+            ) from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._file)
+            raise SpoolTaken(f"another process uses the spool directory {directory}") from None
+
+    def release(self) -> None:
+        """Let another process have the directory."""
+        os.close(self._file)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One operation as it lies in the spool. `at` is seconds since the epoch, only to tell its age after a restart."""
+
+    id: int
+    kind: Kind
+    session_id: str
+    user_id: str
+    exchange_id: str
+    at: float
+    crc: int
+    body: bytes
+
+    @classmethod
+    def of(cls, id_: int, kind: Kind, key: tuple[str, str], exchange_id: str, body: bytes) -> "Row":
+        """A new row of now."""
+        return cls(id_, kind, key[0], key[1], exchange_id, time.time(), zlib.crc32(body), body)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """(session id, user id)."""
+        return (self.session_id, self.user_id)
+
+    @property
+    def sound(self) -> bool:
+        """Whether the body is as it was written: SQLite itself has no checksums on its pages."""
+        return zlib.crc32(self.body) == self.crc
+
+    def values(self) -> tuple[object, ...]:
+        """The parameters of `INSERT`."""
+        return (self.id, self.kind, self.session_id, self.user_id, self.exchange_id, self.at, self.crc, self.body)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is known of a row without its body; `size` is the body's bytes."""
+
+    id: int
+    kind: Kind
+    key: tuple[str, str]
+    exchange_id: str
+    at: float
+    size: int
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Open a spool file, made with mode 0600 where it is new. Any thread may use it, one at a time."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    try:
+        connection.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
+        connection.execute("PRAGMA journal_mode = WAL")
+        # FULL: a commit returns after its fsync, so that it survives the host and not only the process.
+        connection.execute("PRAGMA synchronous = FULL")
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection
+
+
+class SpoolFile:
+    """The current file of a directory. Blocking; one thread at a time but for `read`, which has its own connection.
+
+    A file that is found damaged, or whose disk reports an error, is never emptied or written on: what can be read of
+    it is copied into a new file, and the old one is kept beside it as `.corrupt` for a person to look at.
+    """
+
+    def __init__(self, directory: Path, connect_to: Connect = connect) -> None:
+        self._directory = directory
+        self._connect = connect_to
+        self.set_aside = 0
+        self.lost = 0
+        files = sorted(directory.glob("spool-*.sqlite"))
+        self._path = files[-1] if files else self._new_path()
+        self._connection = self._open_or_salvage()
+        for older in files[:-1]:
+            # Left by a replacement that was cut short: the newer file may hold the same rows already.
+            self._rescue(self._put_aside(older), self._connection)
+        self.entries = _index(self._connection)
+        self.last_id = _last_id(self._connection)
+        self._reader = self._connect(self._path)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the file on disk, log included."""
+        return sum(path.stat().st_size for path in self._files() if path.exists())
+
+    def write(self, inserts: Iterable[Row], removed: Iterable[int], buried: Iterable[tuple[str, int]]) -> None:
+        """One transaction; it is on disk when this returns. Raises sqlite3.Error, then nothing of it is."""
+        connection = self._connection
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            connection.executemany(INSERT, [row.values() for row in inserts])
+            for reason, id_ in buried:
+                connection.execute(BURY, (reason, id_))
+                connection.execute(DELETE, (id_,))
+            connection.executemany(DELETE, [(id_,) for id_ in removed])
+            connection.execute("COMMIT")
+        except sqlite3.Error:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+    def read(self, ids: list[int]) -> list[Row]:
+        """The rows that are still there, ascending id. Raises sqlite3.Error."""
+        marks = ",".join("?" * len(ids))
+        query = f"SELECT {_COLUMNS} FROM record WHERE id IN ({marks}) ORDER BY id"  # noqa: S608 - question marks only
+        return [Row(*values) for values in self._reader.execute(query, ids)]
+
+    def dead_letters(self) -> int:
+        """How many records were given up on and are kept for a person."""
+        ((count,),) = self._reader.execute("SELECT count(*) FROM dead_letter")
+        return int(count)
+
+    def replace(self) -> None:
+        """Go on in a new file, after an error of the disk: what a failed flush left in the old one is not known.
+
+        Raises sqlite3.Error or OSError where no new file can be written; then the old one stays.
+        """
+        old, connection, reader = self._path, self._connection, self._reader
+        path = self._new_path()
+        fresh = self._connect(path)
+        try:
+            _prepare(fresh)
+            _copy(self._sound(_readable(reader)), fresh)
+            _copy_dead_letters(reader, fresh)
+            new_reader = self._connect(path)
+        except (sqlite3.Error, OSError):
+            fresh.close()
+            _unlink(path)
+            raise
+        self._path, self._connection, self._reader = path, fresh, new_reader
+        for closing in (reader, connection):
+            _close(closing)
+        self._put_aside(old)
+
+    def close(self) -> None:
+        """Close the file. What it holds stays."""
+        _close(self._reader)
+        _close(self._connection)
+
+    def _open_or_salvage(self) -> sqlite3.Connection:
+        connection = None
+        try:
+            connection = self._connect(self._path)
+            _prepare(connection)
+            _check(connection)
+            _shrink(connection, self._path, len(_index(connection)))
+        except sqlite3.DatabaseError as error:
+            if connection is not None:
+                _close(connection)
+            return self._salvage(error)
+        return connection
+
+    def _salvage(self, error: sqlite3.DatabaseError) -> sqlite3.Connection:
+        aside = self._put_aside(self._path)
+        self._path = self._new_path()
+        connection = self._connect(self._path)
+        _prepare(connection)
+        self._rescue(aside, connection)
+        logger.error(
+            "ALARM the spool was damaged (%s): %d records could be read, %d of them were not as written; "
+            "the file is kept as %s",
+            error,
+            len(_index(connection)),
+            self.lost,
+            aside.name,
+        )
+        return connection
+
+    def _rescue(self, source: Path, target: sqlite3.Connection) -> None:
+        """Copy what can be read of a file that was set aside, as far as it is as it was written."""
+        try:
+            damaged = self._connect(source)
+        except sqlite3.DatabaseError:
+            return
+        try:
+            _copy(self._sound(_readable(damaged)), target)
+            _copy_dead_letters(damaged, target)
+        finally:
+            _close(damaged)
+
+    def _sound(self, rows: Iterable[Row]) -> Iterator[Row]:
+        for row in rows:
+            if row.sound:
+                yield row
+            else:
+                self.lost += 1
+
+    def _put_aside(self, path: Path) -> Path:
+        """Rename a file with its log; SQLite finds the log by the file's name."""
+        aside = path.with_name(f"{path.name}.{time.time_ns()}.corrupt")
+        self.set_aside += 1
+        for suffix in ("-wal", "-shm", ""):
+            part = path.with_name(path.name + suffix)
+            if part.exists():
+                part.rename(aside.with_name(aside.name + suffix))
+        return aside
+
+    def _new_path(self) -> Path:
+        taken = [int(path.name[6:12]) for path in self._directory.glob("spool-*.sqlite*")]
+        return self._directory / f"spool-{max(taken, default=0) + 1:06d}.sqlite"
+
+    def _files(self) -> list[Path]:
+        return [self._path, self._path.with_name(self._path.name + "-wal")]
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    connection.executescript(_SCHEMA)
+
+
+def _check(connection: sqlite3.Connection) -> None:
+    ((verdict,),) = connection.execute("PRAGMA quick_check(1)")
+    if verdict != "ok":
+        raise sqlite3.DatabaseError("quick_check")
+
+
+def _index(connection: sqlite3.Connection) -> list[Entry]:
+    """What waits, in order, each body read once and let go. Raises sqlite3.DatabaseError where one is damaged."""
+    entries = []
+    for values in connection.execute(f"SELECT {_COLUMNS} FROM record ORDER BY id"):  # noqa: S608 - constants
+        row = Row(*values)
+        if not row.sound:
+            raise sqlite3.DatabaseError("a record is not as it was written")
+        entries.append(Entry(row.id, row.kind, row.key, row.exchange_id, row.at, len(row.body)))
+    return entries
+
+
+def _last_id(connection: sqlite3.Connection) -> int:
+    """The highest id in use: a number is never given twice, or a dead letter would hide another."""
+    ((last,),) = connection.execute(
+        "SELECT max(coalesce((SELECT max(id) FROM record), 0), coalesce((SELECT max(id) FROM dead_letter), 0))"
+    )
+    return int(last)
+
+
+def _shrink(connection: sqlite3.Connection, path: Path, records: int) -> None:
+    """Give the disk back what an outage had taken, where little is left to copy."""
+    if path.stat().st_size > _SHRINK_ABOVE_BYTES and records < _SHRINK_BELOW_RECORDS:
+        connection.execute("VACUUM")
+
+
+def _copy(rows: Iterable[Row], target: sqlite3.Connection) -> None:
+    target.execute("BEGIN IMMEDIATE")
+    try:
+        target.executemany(INSERT, (row.values() for row in rows))
+        target.execute("COMMIT")
+    except sqlite3.Error:
+        if target.in_transaction:
+            target.execute("ROLLBACK")
+        raise
+
+
+def _copy_dead_letters(source: sqlite3.Connection, target: sqlite3.Connection) -> None:
+    try:
+        letters = source.execute("SELECT * FROM dead_letter").fetchall()
+    except sqlite3.Error as error:
+        logger.error("ALARM the dead letters of a damaged spool cannot be read: %s", error)
+        return
+    with target:
+        target.executemany("INSERT OR IGNORE INTO dead_letter VALUES (?, ?, ?, ?, ?, ?, ?, ?)", letters)
+
+
+def _readable(connection: sqlite3.Connection) -> Iterator[Row]:
+    """Every row that SQLite can still read: from both ends to the damage, then each id between them by itself."""
+    seen: set[int] = set()
+    ends = {}
+    for direction in ("ASC", "DESC"):
+        try:
+            for values in connection.execute(f"SELECT {_COLUMNS} FROM record ORDER BY id {direction}"):  # noqa: S608 - constants
+                if not _is_row(values):
+                    continue
+                ends[direction] = values[0]
+                if values[0] in seen:
+                    break
+                seen.add(values[0])
+                yield Row(*values)
+            else:
+                return
+        except sqlite3.Error:
+            continue
+    if len(ends) == 2:
+        yield from _each(connection, ends["ASC"] + 1, ends["DESC"])
+
+
+def _each(connection: sqlite3.Connection, first: int, last: int) -> Iterator[Row]:
+    for id_ in range(first, last):
+        try:
+            values = connection.execute(f"SELECT {_COLUMNS} FROM record WHERE id = ?", (id_,)).fetchone()  # noqa: S608 - constants
+        except sqlite3.Error:
+            continue
+        if values is not None and _is_row(values):
+            yield Row(*values)
+
+
+def _is_row(values: tuple[object, ...]) -> bool:
+    return tuple(map(type, values)) == (int, str, str, str, str, float, int, bytes)
+
+
+def _close(connection: sqlite3.Connection) -> None:
+    try:
+        connection.close()
+    except sqlite3.Error as error:
+        logger.warning("closing a spool file failed: %s", type(error).__name__)
+
+
+def _unlink(path: Path) -> None:
+    for suffix in ("-wal", "-shm", ""):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
