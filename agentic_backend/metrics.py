@@ -19,10 +19,14 @@ class AgenticMetrics:
     Never a user, session or exchange.
     """
 
-    def __init__(self, registry: CollectorRegistry, kpi: Kpi) -> None:
+    def __init__(self, registry: CollectorRegistry, kpi: Kpi, *, currency: str = "USD") -> None:
+        """`currency` is that of the price table; it stands in the help text of the cost."""
         self._registry = registry
         self._kpi = kpi
+        self._currency = currency
         self._turns()
+        self._causes()
+        self._pools()
         self._model()
         self._sockets()
         self._persistence()
@@ -88,6 +92,33 @@ class AgenticMetrics:
             "app_cache_requests_total", "Look-ups in a cache by outcome.", ["cache", "result"], "cache"
         )
 
+    def _causes(self) -> None:
+        # Seconds by cause rather than a gauge of shares: rate() over any range gives the time a turn spends on each.
+        self.turn_wait: Labelled[Counter] = self._counters(
+            "app_turn_wait_seconds_total", "Time of finished turns by what it was spent on.", ["cause"], "turn_wait_s"
+        )
+        self.bound_by: Labelled[Gauge] = self._states(
+            "app_bound_by", "1 for the cause that bounds the service now, 0 for the others.", ["cause"]
+        )
+        # A reader takes milliseconds; one that does not read is cut after deadlines.send_s.
+        self.delivery: Seconds = self._timer(
+            "app_turn_delivery_seconds",
+            "From the end of a turn to its last frame handed to a socket, or to the end of that socket.",
+            "app.delivery_ms",
+            buckets.SHORT,
+        )
+
+    def _pools(self) -> None:
+        self.db_connections: Labelled[Gauge] = self._states(
+            "app_db_pool_connections", "Connections of a pool: in_use, idle, overflow.", ["pool", "state"]
+        )
+        self.db_waiting: Labelled[Gauge] = self._states(
+            "app_db_pool_waiting", "Callers that wait for a connection now.", ["pool"]
+        )
+        self.db_opened: Labelled[Counter] = self._counters(
+            "app_db_connections_opened_total", "Connections that were opened.", ["pool"], "db_connections_opened"
+        )
+
     def _model(self) -> None:
         self.llm_first_chunk: Labelled[Seconds] = self._timers(
             "app_llm_time_to_first_chunk_seconds",
@@ -105,6 +136,9 @@ class AgenticMetrics:
         )
         self.llm_tokens: Labelled[Counter] = self._counters(
             "app_llm_tokens_total", "Tokens as the model counted them.", ["model", "type"], "tokens"
+        )
+        self.llm_cost: Labelled[Counter] = self._counters(
+            "app_llm_cost_total", f"Cost of tokens by the price table, {self._currency}.", ["model"], "cost"
         )
         http_wait = Histogram(
             "app_http_pool_wait_seconds",
@@ -247,10 +281,10 @@ class AgenticMetrics:
             PrometheusCounter("app_pruned_sessions_total", "Sessions that retention deleted.", registry=self._registry),
         )
 
-    def cache_request(self, cache: str, *, hit: bool) -> None:
-        """Count a look-up; `cache` is graph, history, jwt, jwks, statement or mcp_tools."""
+    def cache_request(self, cache: str, *, hit: bool, count: int = 1) -> None:
+        """Count `count` look-ups of one outcome; `cache` is graph, history, jwt, jwks, statement or mcp_tools."""
         result = "hit" if hit else "miss"
-        self._cache(cache, result).inc()
+        self._cache(cache, result).inc(count)
         if cache == "graph":
             self._agent_cache[result].inc()
 
@@ -268,6 +302,11 @@ class AgenticMetrics:
         return Labelled(
             len(labels), lambda values: self._kpi.counter(_key(key, labels, values), family.labels(*values))
         )
+
+    def _states(self, name: str, text: str, labels: list[str]) -> Labelled[Gauge]:
+        # In Prometheus alone: the summary has lines of its own for what these say.
+        family = Gauge(name, text, labels, registry=self._registry)
+        return Labelled(len(labels), lambda values: family.labels(*values))
 
     def _level(self, name: str, text: str, key: str) -> KpiGauge:
         return self._kpi.gauge(key, Gauge(name, text, registry=self._registry), level=True)

@@ -15,6 +15,7 @@ from sqlalchemy.pool import QueuePool
 
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.libpq import connect_args
+from backend_kit.kpi import current_ledger
 from backend_kit.settings import Postgres
 
 PoolName = Literal["main", "batch"]
@@ -49,7 +50,8 @@ class PoolRules:
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """A pool now (`in_use`, `idle`, `overflow`, `waiting`) and since its start (`opened`, `compiled`)."""
+    """A pool now (`in_use`, `idle`, `overflow`, `waiting`) and since its start: connections `opened`, how often one was
+    asked for and for how long (`waits`, `waited_s`), statements and their time, and those `compiled` for them."""
 
     size: int
     in_use: int
@@ -58,6 +60,20 @@ class PoolStats:
     waiting: int
     opened: int
     compiled: int
+    waits: int
+    waited_s: float
+    statements: int
+    statement_s: float
+
+
+@dataclass(slots=True)
+class _Totals:
+    """What a pool has done since its start."""
+
+    waits: int = 0
+    waited_s: float = 0.0
+    statements: int = 0
+    statement_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +93,11 @@ class _JsonBytesDumper(Dumper):
 class TimedConnection:
     """One connection out of a pool. Each statement and each commit is a timing of its own."""
 
-    def __init__(self, connection: AsyncConnection, pool: PoolName, metrics: AgenticMetrics) -> None:
+    def __init__(self, connection: AsyncConnection, pool: PoolName, metrics: AgenticMetrics, totals: _Totals) -> None:
         self._connection = connection
         self._pool = pool
         self._metrics = metrics
+        self._totals = totals
 
     async def execute(
         self, op: str, statement: TextClause, parameters: Mapping[str, object] | None = None
@@ -93,7 +110,7 @@ class TimedConnection:
         try:
             result = await self._connection.execute(statement, parameters)
         finally:
-            self._metrics.db_statement(self._pool, op).observe(time.perf_counter() - begun)
+            self._took(op, begun)
         return result.all() if result.returns_rows else ()
 
     async def commit(self) -> None:
@@ -102,7 +119,16 @@ class TimedConnection:
         try:
             await self._connection.commit()
         finally:
-            self._metrics.db_statement(self._pool, "commit").observe(time.perf_counter() - begun)
+            self._took("commit", begun)
+
+    def _took(self, op: str, begun: float) -> None:
+        now = time.perf_counter()
+        self._totals.statements += 1
+        self._totals.statement_s += now - begun
+        self._metrics.db_statement(self._pool, op).observe(now - begun)
+        ledger = current_ledger()
+        if ledger is not None:
+            ledger.add("db_statement", begun, now)
 
 
 class Pool:
@@ -113,6 +139,7 @@ class Pool:
     ) -> None:
         self.name = name
         self._metrics = metrics
+        self._totals = _Totals()
         self._waiting = 0
         self._opened = 0
         self._compiled = 0
@@ -135,10 +162,10 @@ class Pool:
                 await connection.start()
             finally:
                 self._waiting -= 1
-                self._metrics.db_pool_wait(self.name).observe(time.perf_counter() - begun)
+                self._waited(begun)
             # SQLAlchemy's own exit gives the connection back even when the task is cancelled in it.
             stack.push_async_exit(connection)
-            yield TimedConnection(connection, self.name, self._metrics)
+            yield TimedConnection(connection, self.name, self._metrics, self._totals)
 
     def stats(self) -> PoolStats:
         """What the pool does now. Cheap; may be called from any thread."""
@@ -152,11 +179,24 @@ class Pool:
             waiting=self._waiting,
             opened=self._opened,
             compiled=self._compiled,
+            waits=self._totals.waits,
+            waited_s=self._totals.waited_s,
+            statements=self._totals.statements,
+            statement_s=self._totals.statement_s,
         )
 
     async def aclose(self) -> None:
         """Close every idle connection; those in use close when they are given back."""
         await self._engine.dispose()
+
+    def _waited(self, begun: float) -> None:
+        now = time.perf_counter()
+        self._totals.waits += 1
+        self._totals.waited_s += now - begun
+        self._metrics.db_pool_wait(self.name).observe(now - begun)
+        ledger = current_ledger()
+        if ledger is not None:
+            ledger.add("db_pool_wait", begun, now)
 
     def _on_connect(self, connection: Any, _record: object) -> None:
         self._opened += 1

@@ -66,6 +66,7 @@ class HmacVerifier:
         required += ["aud"] if audience is not None else []
         self._options: Any = {"require": required, "verify_aud": audience is not None}
         self._cache: OrderedDict[bytes, tuple[Identity, float]] = OrderedDict()
+        self.hits = self.misses = 0
 
     def __len__(self) -> int:
         return len(self._cache)
@@ -79,7 +80,9 @@ class HmacVerifier:
         key = hashlib.sha256(token.encode()).digest()
         cached = self._cached(key)
         if cached is not None:
+            self.hits += 1
             return cached
+        self.misses += 1
         claims = self._decode(token)
         check_claims(claims)
         identity = identity_from(claims, self._client_id)
