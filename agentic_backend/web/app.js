@@ -2,11 +2,12 @@
  * The chat page: wires the credentials, the REST interface, the socket and the view, and keeps what they share.
  *
  * A turn belongs to the server, not to the socket: after a break, or a reload, the page looks for the answer in the
- * history and, where there is none yet, asks again under the same id, which the server answers once.
+ * history and, where there is none yet, asks again under the same id, which the server answers once. So it also does
+ * where the server itself was restarted in the middle of the answer, as long as nothing else was asked since.
  */
 
 import { Api, ApiError, Credentials } from "./api.js";
-import { backoffMs, SocketClient, Turn } from "./protocol.js";
+import { backoffMs, isCutOff, SocketClient, Turn } from "./protocol.js";
 import { placeInAddress, placeOf } from "./sources.js";
 import { errorText } from "./texts.js";
 import { View } from "./view.js";
@@ -74,6 +75,7 @@ class App {
       loadEarlier: () => this.#loadEarlier(),
       connect: () => this.#socket.connect(),
       retry: (turn) => this.#retry(turn),
+      askAgain: (turn) => this.#askAgain(turn),
       edit: (turn) => this.#edit(turn),
       chooseAgent: (id) => this.#chooseAgent(id),
       openSource: (source, claim) => this.#openDocument({ ...placeOf(source), claim }),
@@ -265,15 +267,16 @@ class App {
     for (const message of messages) conversation.messages.set(message.rank, message);
     const ordered = [...conversation.messages.values()].sort((a, b) => a.rank - b.rank);
     const groups = Map.groupBy(ordered, (message) => message.exchange_id);
-    const stored = [...groups].map(([exchangeId, group]) => this.#storedTurn(conversation, exchangeId, group));
+    const newestId = ordered.at(-1)?.exchange_id;
+    const stored = [...groups].map(([id, group]) => this.#storedTurn(conversation, id, group, id === newestId));
     conversation.turns = [...stored, ...conversation.turns.filter((turn) => !groups.has(turn.exchangeId))];
   }
 
   /** A turn that this page follows itself is taken as it is, or ended where storage has its answer. */
-  #storedTurn(conversation, exchangeId, messages) {
+  #storedTurn(conversation, exchangeId, messages, newest) {
     const followed = this.#turns.get(exchangeId);
     if (followed !== undefined) {
-      if (!followed.ended && hasAnswer(messages)) this.#settle(followed, messages);
+      if (!followed.ended && isEnd(followed, messages, newest)) this.#settle(followed, messages);
       return followed;
     }
     const known = conversation.storedTurns.get(exchangeId);
@@ -323,9 +326,9 @@ class App {
     }
   }
 
-  #ask(conversation, question, agentId) {
+  #ask(conversation, question, agentId, exchangeId = newExchangeId()) {
     const turn = new Turn({
-      exchangeId: newExchangeId(),
+      exchangeId,
       sessionId: conversation.id,
       agentId,
       question,
@@ -367,6 +370,29 @@ class App {
     if (conversation.running !== undefined) return;
     this.#dropRefused(conversation, turn);
     this.#ask(conversation, turn.question, turn.agentId ?? this.#chosenAgentId);
+  }
+
+  /**
+   * Asks a stopped or interrupted question once more. The newest, where a restart cut it off, runs again in its place:
+   * under its own id, so that the conversation holds it once.
+   */
+  #askAgain(turn) {
+    const conversation = this.#conversationOf(turn.sessionId);
+    if (conversation.running !== undefined) return;
+    const agentId = turn.agentId ?? turn.metadata.agent_id ?? this.#chosenAgentId;
+    const newest = conversation.turns.findLast(({ status }) => status !== "refused");
+    if (turn.status === "interrupted" && turn === newest && !turn.overtaken) {
+      conversation.turns = conversation.turns.filter((other) => other !== turn);
+      conversation.storedTurns.delete(turn.exchangeId);
+      this.#view.removeTurn(turn);
+      this.#ask(conversation, turn.question, agentId, turn.exchangeId);
+    } else {
+      turn.retried = true;
+      this.#view.updateTurn(turn);
+      this.#ask(conversation, turn.question, agentId);
+    }
+    // The button is gone, and with it the place of the keyboard.
+    this.#view.focusComposer();
   }
 
   #edit(turn) {
@@ -443,7 +469,9 @@ class App {
       const messages = await this.#api.history(turn.sessionId, { limit: HISTORY_WINDOW });
       const own = messages.filter((message) => message.exchange_id === turn.exchangeId);
       if (turn.ended) return;
-      if (hasAnswer(own)) {
+      const newest = messages.at(-1)?.exchange_id === turn.exchangeId;
+      if (isEnd(turn, own, newest)) {
+        turn.overtaken = !newest;
         this.#settle(turn, own);
         return;
       }
@@ -511,9 +539,16 @@ class App {
   }
 }
 
-const ENDINGS = { done: "Answer complete.", cancelled: "Stopped.", unanswered: "There is no answer." };
+const ENDINGS = {
+  done: "Answer complete.",
+  cancelled: "Stopped.",
+  interrupted: "This answer was interrupted.",
+  unanswered: "There is no answer.",
+};
 
-function hasAnswer(messages) {
+/** Whether these messages of the history are the turn's end: its answer, or a cut that nothing can mend any more. */
+function isEnd(turn, messages, newest) {
+  if (isCutOff(messages)) return !newest || turn.status === "stopping";
   return messages.some((message) => message.role === "assistant" && message.channel === "final");
 }
 

@@ -50,8 +50,8 @@ export function afterClose(code) {
  * One exchange as the page sees it: the question, what the agent has said and done so far, and how it ended.
  *
  * `status`: "sending" (not accepted yet), "running", "stopping" (cancel asked for), and the ends: "done", "cancelled",
- * "failed" (see `error`), "refused" (the same, and the server keeps nothing of it), "unanswered" (history holds a
- * question without an answer). `items` holds what came after the question: {rank, role, channel, text, message} in
+ * "interrupted" (the service ended before its answer), "failed" (see `error`), "refused" (the same, and the server keeps
+ * nothing of it), "unanswered" (history holds a question without an answer). `items` holds what came after the question: {rank, role, channel, text, message} in
  * ascending rank, `message` being the whole ChatMessage once it is known. Times are ms of the caller's clock.
  */
 export class Turn {
@@ -162,7 +162,7 @@ export class Turn {
       this.error = { code: failure, message: this.#takeExcuse(), retryable: false, retryAfterMs: 0, partial: false };
       this.status = "failed";
     } else if (metadata.finish_reason === "cancelled") {
-      this.status = "cancelled";
+      this.status = isCutOff(messages) ? "interrupted" : "cancelled";
     } else {
       this.status = this.answer === undefined ? "unanswered" : "done";
     }
@@ -243,6 +243,11 @@ export class Turn {
     if (user !== undefined) this.timestamp = user.timestamp;
     this.items = messages.filter((message) => message.role !== "user").map(itemOf);
   }
+}
+
+/** Whether an exchange's messages say that the end of a service's process was its end: it has no answer. */
+export function isCutOff(messages) {
+  return messages.some((message) => message.metadata.extras?.interrupted_by === "restart");
 }
 
 function itemOf(message) {

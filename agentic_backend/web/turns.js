@@ -8,14 +8,18 @@ import { citationButton, SourceList } from "./sources.js";
 import { errorText, warningText } from "./texts.js";
 
 const STEP_NAMES = { plan: "Plan", thought: "Thought", observation: "Observation", system_note: "Note" };
+/** Ends after which the person may want the answer all the same. */
+const ASKED_AGAIN = new Set(["cancelled", "interrupted"]);
 const END_NOTES = {
   cancelled: "Stopped. What was written so far is kept.",
+  interrupted: "This answer was interrupted.",
   unanswered: "This question has no stored answer.",
 };
 
 /**
  * Shows a Turn and follows it: `update` after each change, which costs only what has changed.
- * `actions` has retry(turn) and edit(turn), called by the buttons of a failed turn, and openSource(source, claim).
+ * `actions` has retry(turn) and edit(turn), called by the buttons of a failed turn, askAgain(turn) by that of one that
+ * was stopped or interrupted, and openSource(source, claim).
  */
 export class TurnView {
   #turn;
@@ -95,13 +99,28 @@ export class TurnView {
     this.#endKey = key;
     clearInterval(this.#retryTimer);
     const warnings = turn.warnings.map((code) => el("p", { class: "note warning" }, icon("alert"), warningText(code)));
-    const note = END_NOTES[turn.status];
     this.#end.replaceChildren(
       ...warnings,
-      ...(note === undefined ? [] : [el("p", { class: "note" }, note)]),
+      ...this.#endNote(),
       ...(turn.error === null ? [] : [this.#errorBox(turn.error)]),
       this.#footer(),
     );
+  }
+
+  #endNote() {
+    const { status, question, retried } = this.#turn;
+    const note = END_NOTES[status];
+    if (note === undefined) return [];
+    const again = ASKED_AGAIN.has(status) && question !== null && !retried ? [this.#askAgainButton()] : [];
+    const mark = status === "interrupted" ? [icon("alert")] : [];
+    return [el("div", { class: `note ended ${status}` }, mark, el("p", {}, note), again)];
+  }
+
+  /** Its name says which question it asks: a log may hold several. */
+  #askAgainButton() {
+    const label = `Ask again: ${this.#turn.question.slice(0, 80)}`;
+    const onclick = () => this.#actions.askAgain(this.#turn);
+    return el("button", { type: "button", class: "small", "aria-label": label, onclick }, "Ask again");
   }
 
   #errorBox(error) {

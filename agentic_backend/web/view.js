@@ -33,7 +33,8 @@ const CONNECTIONS = {
 
 /**
  * Owns every node of the page outside a turn. `actions` are the controller's: send(text), stop(), newChat(),
- * deleteSession(id), loadEarlier(), connect(), retry(turn), edit(turn), chooseAgent(id), openSource(source, claim).
+ * deleteSession(id), loadEarlier(), connect(), retry(turn), askAgain(turn), edit(turn), chooseAgent(id),
+ * openSource(source, claim).
  */
 export class View {
   #actions;
