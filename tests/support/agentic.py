@@ -15,7 +15,7 @@ from tests.support.mock_llm import MockModel
 from tests.support.ports import free_port
 from tests.support.postgres import Database
 from tests.support.processes import ModuleProcess
-from tests.support.service import BASE, ServiceClient, configuration, merge
+from tests.support.service import BASE, ServiceClient, configuration, free_spool, merge
 
 _UNTIDY = re.compile(
     r"pool is closed|was destroyed but it is pending|never retrieved|never awaited|Unclosed |ResourceWarning"
@@ -77,7 +77,10 @@ def start_process(database: Database, mock_llm: MockModel, tmp_path: Path) -> St
         **sections: Any,
     ) -> AsyncIterator[ServiceProcess]:
         port, metrics_port = free_port(), free_port()
-        ports = {"app": {"port": port, "metrics_port": metrics_port}}
+        ports = {
+            "app": {"port": port, "metrics_port": metrics_port},
+            "persistence": {"spool_dir": free_spool(tmp_path)},
+        }
         settings = merge(merge(configuration(model, database, mock_llm), ports), sections)
         file = tmp_path / f"{port}.yaml"
         file.write_text(yaml.safe_dump(settings))

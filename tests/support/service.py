@@ -1,10 +1,12 @@
 """The agentic service in the test's own process: its real app on a real port, real Postgres, the shipped mock model."""
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -13,6 +15,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 from agentic_backend.app import AgenticService
+from agentic_backend.persist.spoolfile import SpoolLock, SpoolTaken
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.settings import AgenticSettings
 from backend_kit.http import ServeSettings, build_server, listen
@@ -112,8 +115,20 @@ def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def free_spool(place: Path) -> str:
+    """A spool directory that nobody has: the same one again once its owner has ended."""
+    for number in itertools.count():
+        directory = place / f"spool-{number}"
+        try:
+            SpoolLock(directory).release()
+        except SpoolTaken:
+            continue
+        return str(directory)
+    raise AssertionError("there is always a next one")
+
+
 def configuration(model: str, database: Database, mock_llm: MockModel) -> dict[str, Any]:
-    """The least that a service needs, as a configuration file says it. Its ports are none."""
+    """The least that a service needs, as a configuration file says it, but for a spool. Its ports are none."""
     return {
         "app": {"port": 1, "metrics_port": 1, "metrics_enabled": False, "kpi_log_summary_interval_sec": 0},
         "security": {"user": {"enabled": False}, "allow_query_token": True},
@@ -149,11 +164,12 @@ async def run_service(settings: AgenticSettings) -> AsyncIterator[RunningService
 
 
 @pytest.fixture
-def start_service(database: Database, mock_llm: MockModel) -> StartService:
+def start_service(database: Database, mock_llm: MockModel, tmp_path: Path) -> StartService:
     """Start a service on the test's database: `async with start_service(model="mock;gap=20", limits={…})`."""
 
     def start(model: str = "mock", **changes: Any) -> AbstractAsyncContextManager[RunningService]:
-        base = {**configuration(model, database, mock_llm), "server": {"gc_freeze": False}}
+        own = {"server": {"gc_freeze": False}, "persistence": {"spool_dir": free_spool(tmp_path)}}
+        base = {**configuration(model, database, mock_llm), **own}
         return run_service(AgenticSettings.model_validate(merge(base, changes)))
 
     return start
