@@ -1,0 +1,280 @@
+"""Panels, rows and dashboards as values, and their classic JSON: what Grafana provisions from a file."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Json = dict[str, Any]
+Kind = Literal["timeseries", "stat", "heatmap", "table"]
+
+SCHEMA_VERSION = 39
+COLUMNS = 24
+DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+GRAFANA = {"type": "grafana", "uid": "-- Grafana --"}
+TAG = "turnwise"
+BENCH_TAG = "ws_bench"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One query of a panel. `legend` may name labels: `{{phase}}`."""
+
+    expr: str
+    legend: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One picture. `unit` is Grafana's name of it (s, percentunit, reqps, bytes, …).
+
+    `stacked` puts series upon one another: only for parts that do not overlap. `bound` is drawn as a red threshold.
+    `quiet` says why the panel may be without data on a healthy system; None: it always has some under load.
+    """
+
+    title: str
+    description: str
+    unit: str
+    targets: Sequence[Target]
+    kind: Kind = "timeseries"
+    width: int = 12
+    height: int = 8
+    stacked: bool = False
+    bound: float | None = None
+    quiet: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Panels under one heading, filled from the left."""
+
+    title: str
+    panels: Sequence[Panel]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dashboard:
+    """One file. `known_by` is a metric of the processes that it is about: they are what its variables offer.
+
+    `phases` adds the variable `$phase`.
+    """
+
+    uid: str
+    title: str
+    description: str
+    known_by: str
+    rows: Sequence[Row]
+    phases: bool = False
+
+    def panels(self) -> Iterator[Panel]:
+        """Every panel, from the top."""
+        for row in self.rows:
+            yield from row.panels
+
+    def json(self) -> Json:
+        """What Grafana reads."""
+        return {
+            "annotations": {"list": _annotations()},
+            "description": self.description,
+            "editable": False,
+            "fiscalYearStartMonth": 0,
+            "graphTooltip": 1,
+            "id": None,
+            "links": [_links()],
+            "panels": list(_laid_out(self.rows)),
+            "refresh": "10s",
+            "schemaVersion": SCHEMA_VERSION,
+            "tags": [TAG],
+            "templating": {"list": _variables(self)},
+            "time": {"from": "now-30m", "to": "now"},
+            "timepicker": {},
+            "timezone": "",
+            "title": self.title,
+            "uid": self.uid,
+            "version": 1,
+            "weekStart": "",
+        }
+
+
+def _laid_out(rows: Sequence[Row]) -> Iterator[Json]:
+    identity, top = 0, 0
+    for row in rows:
+        identity += 1
+        place = {"h": 1, "w": COLUMNS, "x": 0, "y": top}
+        yield {"collapsed": False, "gridPos": place, "id": identity, "panels": [], "title": row.title, "type": "row"}
+        top += 1
+        left = height = 0
+        for panel in row.panels:
+            identity += 1
+            if left + panel.width > COLUMNS:
+                top, left, height = top + height, 0, 0
+            place = {"h": panel.height, "w": panel.width, "x": left, "y": top}
+            yield {**_KINDS[panel.kind](panel), **_common(panel, identity, place)}
+            left, height = left + panel.width, max(height, panel.height)
+        top += height
+
+
+def _common(panel: Panel, identity: int, place: dict[str, int]) -> Json:
+    return {
+        "datasource": DATASOURCE,
+        "description": panel.description,
+        "gridPos": place,
+        "id": identity,
+        "targets": [_target(panel, number, target) for number, target in enumerate(panel.targets)],
+        "title": panel.title,
+    }
+
+
+def _target(panel: Panel, number: int, target: Target) -> Json:
+    made: Json = {
+        "datasource": DATASOURCE,
+        "editorMode": "code",
+        "expr": target.expr,
+        "legendFormat": target.legend,
+        "range": panel.kind != "table",
+        "refId": chr(ord("A") + number),
+    }
+    if panel.kind == "heatmap":
+        made["format"] = "heatmap"
+    if panel.kind == "table":
+        made |= {"format": "table", "instant": True}
+    return made
+
+
+def _thresholds(panel: Panel) -> Json:
+    steps: list[Json] = [{"color": "green", "value": None}]
+    if panel.bound is not None:
+        steps.append({"color": "red", "value": panel.bound})
+    return {"mode": "absolute", "steps": steps}
+
+
+def _timeseries(panel: Panel) -> Json:
+    custom = {
+        "drawStyle": "line",
+        "fillOpacity": 40 if panel.stacked else 8,
+        "lineWidth": 1,
+        "showPoints": "never",
+        "spanNulls": False,
+        "stacking": {"group": "A", "mode": "normal" if panel.stacked else "none"},
+        "thresholdsStyle": {"mode": "off" if panel.bound is None else "line"},
+    }
+    defaults = {"custom": custom, "min": 0, "thresholds": _thresholds(panel), "unit": panel.unit}
+    legend = {"calcs": ["mean", "max"], "displayMode": "table", "placement": "bottom", "showLegend": True}
+    return {
+        "fieldConfig": {"defaults": defaults, "overrides": []},
+        "options": {"legend": legend, "tooltip": {"mode": "multi", "sort": "desc"}},
+        "type": "timeseries",
+    }
+
+
+def _stat(panel: Panel) -> Json:
+    defaults = {"min": 0, "thresholds": _thresholds(panel), "unit": panel.unit}
+    return {
+        "fieldConfig": {"defaults": defaults, "overrides": []},
+        "options": {
+            "colorMode": "value",
+            "graphMode": "area",
+            "justifyMode": "auto",
+            "orientation": "auto",
+            "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+            "textMode": "auto",
+        },
+        "type": "stat",
+    }
+
+
+def _heatmap(panel: Panel) -> Json:
+    return {
+        "fieldConfig": {"defaults": {}, "overrides": []},
+        "options": {
+            "calculate": False,
+            "cellGap": 1,
+            "color": {"mode": "scheme", "scheme": "Oranges", "steps": 64},
+            "filterValues": {"le": 1e-9},
+            "legend": {"show": True},
+            "tooltip": {"mode": "single", "yHistogram": False},
+            "yAxis": {"axisPlacement": "left", "unit": panel.unit},
+        },
+        "type": "heatmap",
+    }
+
+
+def _table(panel: Panel) -> Json:
+    return {
+        "fieldConfig": {"defaults": {"unit": panel.unit}, "overrides": []},
+        "options": {"cellHeight": "sm", "showHeader": True},
+        "transformations": [{"id": "organize", "options": {"excludeByName": {"Time": True, "__name__": True}}}],
+        "type": "table",
+    }
+
+
+_KINDS = {"timeseries": _timeseries, "stat": _stat, "heatmap": _heatmap, "table": _table}
+
+
+def _variables(dashboard: Dashboard) -> list[Json]:
+    known_by = dashboard.known_by
+    variables = [
+        {
+            "hide": 0,
+            "includeAll": False,
+            "label": "Prometheus",
+            "multi": False,
+            "name": "datasource",
+            "query": "prometheus",
+            "refresh": 1,
+            "type": "datasource",
+        },
+        _query_variable("job", f"label_values({known_by}, job)"),
+        _query_variable("instance", f'label_values({known_by}{{job=~"$job"}}, instance)'),
+    ]
+    if dashboard.phases:
+        query = 'label_values(app_phase_latency_seconds_count{job=~"$job"}, phase)'
+        variables.append(_query_variable("phase", query, every=False))
+    return variables
+
+
+def _query_variable(name: str, query: str, *, every: bool = True) -> Json:
+    everything = {"allValue": ".*", "current": {"selected": True, "text": ["All"], "value": ["$__all"]}}
+    return {
+        "datasource": DATASOURCE,
+        "definition": query,
+        "hide": 0,
+        "includeAll": every,
+        "label": name.capitalize(),
+        "multi": every,
+        "name": name,
+        "query": {"query": query, "refId": name},
+        "refresh": 2,
+        "sort": 1,
+        "type": "query",
+        **(everything if every else {}),
+    }
+
+
+def _annotations() -> list[Json]:
+    """What stands on the time axis: benches, as `deploy.grafana.annotate` marks them, and starts of processes."""
+    tagged = {"limit": 100, "matchAny": False, "tags": [BENCH_TAG], "type": "tags"}
+    return [
+        {"datasource": GRAFANA, "enable": True, "iconColor": "blue", "name": "Benches", "target": tagged},
+        {
+            "datasource": DATASOURCE,
+            "enable": True,
+            "expr": 'process_start_time_seconds{job=~"$job", instance=~"$instance"} * 1000',
+            "iconColor": "orange",
+            "name": "Starts",
+            "step": "15s",
+            "titleFormat": "{{job}} {{instance}} started",
+            "useValueForTime": "on",
+        },
+    ]
+
+
+def _links() -> Json:
+    return {
+        "asDropdown": False,
+        "includeVars": False,
+        "keepTime": True,
+        "tags": [TAG],
+        "targetBlank": False,
+        "title": "Turnwise",
+        "type": "dashboards",
+    }
