@@ -26,7 +26,7 @@ class RememberedExchange:
 
     @classmethod
     def of(cls, record: TurnRecord) -> "RememberedExchange | None":
-        """What is remembered of a turn: nothing where it failed or has no answer, for that is no example to follow."""
+        """What is remembered of a turn: nothing where it failed, was stopped or interrupted, or has no answer."""
         question = answer = ""
         for message in record.messages:
             if message.channel != "final":
@@ -35,7 +35,7 @@ class RememberedExchange:
                 question = message.text
             elif message.role == "assistant":
                 extras = message.metadata.get("extras")
-                if isinstance(extras, dict) and extras.get("error") is not None:
+                if isinstance(extras, dict) and ("error" in extras or extras.get("status") == "interrupted"):
                     return None
                 answer = message.text
         return cls(record.exchange_id, question, answer) if question and answer else None

@@ -186,8 +186,8 @@ class PostgresSessionStore:
     async def remembered(self, session_id: str, user_id: str, max_exchanges: int) -> list[Remembered]:
         """User texts and answers of the last exchanges, oldest first: what an agent is reminded of.
 
-        Exchanges that failed or have no answer are among the last ones but are left out. From memory where the
-        session was used lately, else one query.
+        Exchanges that failed, were interrupted or have no answer are among the last ones but are left out. From memory
+        where the session was used lately, else one query.
         """
         key = (session_id, user_id)
         if max_exchanges <= 0 or not self._may_exist(key):

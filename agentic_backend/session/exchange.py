@@ -39,11 +39,15 @@ class Exchange:
         """The answer's text so far."""
         return "".join(self._text)
 
-    def open(self) -> ChatMessage:
-        """Make, keep and publish the user's own message."""
-        message = self._message("user", "final", [text_part(self.ask.message)], {}, self._take_rank())
-        self.turn.publish(Whole(message))
-        return message
+    def open(self, asked: ChatMessage | None = None) -> ChatMessage:
+        """Make, keep and publish the user's own message. Where it was `asked` before it stays that one."""
+        rank = self._take_rank()
+        if asked is None:
+            asked = self._message("user", "final", [text_part(self.ask.message)], {}, rank)
+        else:
+            self.messages.append(asked)
+        self.turn.publish(Whole(asked))
+        return asked
 
     def emit(self, event: AgentEvent) -> None:
         """Take one event of the agent. After the end of the turn it is dropped: nobody could see it."""

@@ -53,10 +53,14 @@ class StoredExchange:
         """Whether the end of a process ended it, not its user: then it has no answer, and it may run again."""
         return bool(self._extras.get("interrupted_by") == "restart")
 
+    @property
+    def question(self) -> ChatMessage:
+        """What the user asked."""
+        return self.messages[0]
+
     def is_of(self, ask: Ask) -> bool:
         """Whether it is what this ask asks for: the same text for the same agent, as far as there was one."""
-        question = self.messages[0]
-        if question.role != "user" or question.text != ask.message:
+        if self.question.role != "user" or self.question.text != ask.message:
             return False
         if self.cut_off or self._answer is None:
             return True
@@ -64,7 +68,7 @@ class StoredExchange:
 
     def before(self, session: Session) -> Session:
         """The session as it was when the exchange, its newest one, began: the same ranks are given again."""
-        return replace(session, next_rank=self.messages[0].rank)
+        return replace(session, next_rank=self.question.rank)
 
     def tell(self, turn: Turn, session: Session) -> None:
         """Publish it as the turn's events: accepted, each message, the answer's text in one piece, the end it had."""

@@ -60,13 +60,14 @@ def test_a_session_deleted_while_it_is_read_is_not_kept() -> None:
     assert cache.get(("other", "u"), 1) == [exchange(2)]
 
 
-def test_failed_and_unanswered_turns_are_not_remembered() -> None:
+def test_failed_interrupted_and_unanswered_turns_are_not_remembered() -> None:
     cache = HistoryCache(1_000_000, depth=3)
     cache.begin(KEY)
     cache.append(KEY, turn(session(), "failed", "q", "sorry", metadata={"extras": {"error": "llm_timeout"}}))
     cache.append(KEY, turn(session(), "stopped at once", "q", ""))
     cache.append(KEY, turn(session(), "stopped", "q", "half an", metadata={"extras": {"status": "interrupted"}}))
-    assert [e.exchange_id for e in cache.get(KEY, 3) or []] == ["stopped"]
+    cache.append(KEY, turn(session(), "answered", "q", "a"))
+    assert [e.exchange_id for e in cache.get(KEY, 3) or []] == ["answered"]
 
 
 def test_the_least_recently_used_goes_first_when_the_bytes_are_used_up() -> None:
