@@ -47,7 +47,7 @@ RETURNING session.session_id, session.user_id
 
 # What autovacuum last counted, or, before its first visit, what the statistics counted since. -1 is "not yet known".
 SIZES = text("""
-SELECT relname, pg_total_relation_size(c.oid) AS bytes,
+SELECT c.relname, pg_total_relation_size(c.oid) AS bytes,
     CASE WHEN reltuples < 0 THEN coalesce(n_live_tup, 0) ELSE reltuples::bigint END AS rows
 FROM unnest(CAST(:tables AS text[])) AS wanted(name) JOIN pg_class AS c ON c.oid = to_regclass(wanted.name)
 LEFT JOIN pg_stat_user_tables ON relid = c.oid
@@ -161,7 +161,6 @@ class Retention:
         self._pruner = pruner
         self._rules = rules
         self._metrics = metrics
-        self._due_at = 0.0
         self._log = QuietLog(logger)
 
     def start(self, tasks: TaskRegistry) -> None:
@@ -189,17 +188,21 @@ class Retention:
     async def _run(self) -> None:
         await self._database.wait_ready()
         now = asyncio.get_running_loop().time
-        self._due_at = now() + _about(self._rules.first_s)
+        due_at = now() + _about(self._rules.first_s)
         while True:
-            try:
-                await self.measure()
-                if self._rules.days and now() >= self._due_at:
-                    await self.prune()
-                    self._due_at = now() + _about(self._rules.every_s)
-            except DatabaseFault as error:
-                cause = cause_of(error)
-                self._log.warning(cause, "retention failed: cause=%s sqlstate=%s", cause, sqlstate_of(error))
+            await self._attempt(self.measure)
+            if self._rules.days and now() >= due_at and await self._attempt(self.prune):
+                due_at = now() + _about(self._rules.every_s)
             await asyncio.sleep(_about(self._rules.measure_every_s))
+
+    async def _attempt(self, step: Callable[[], Awaitable[None]]) -> bool:
+        try:
+            await step()
+        except DatabaseFault as error:
+            cause = cause_of(error)
+            self._log.warning(cause, "retention failed: cause=%s sqlstate=%s", cause, sqlstate_of(error))
+            return False
+        return True
 
 
 def _about(seconds: float) -> float:

@@ -1,0 +1,272 @@
+"""What is deleted for its age and what is left, beside turns and other pruners; the sizes; the background task."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy.exc import DBAPIError
+
+from agentic_backend.metrics import AgenticMetrics
+from agentic_backend.persist.database import Database
+from agentic_backend.persist.engines import Pool
+from agentic_backend.persist.pending import Key
+from agentic_backend.persist.retention import TABLES, Pruner, PruneRules, Retention, RetentionRules
+from agentic_backend.persist.schema import migrate
+from backend_kit.aio import TaskRegistry
+from backend_kit.kpi import Kpi
+from tests.agentic_backend.persist.support import USER, observations, rows, settings_for, total, until
+from tests.support.postgres import Database as Where
+
+NO_REST = PruneRules(pause_s=0.0)
+
+
+@pytest.fixture
+def where(database: Where) -> Where:
+    """A database with the schema."""
+    migrate(settings_for(database.settings()).storage.postgres)
+    return database
+
+
+@pytest.fixture
+def metrics(kpi: Kpi) -> AgenticMetrics:
+    return AgenticMetrics(kpi.registry, kpi)
+
+
+@pytest.fixture
+async def known(where: Where, metrics: AgenticMetrics) -> AsyncIterator[Database]:
+    """The database as the service knows it once it has seen the schema."""
+    made = Database(settings_for(where.settings()).storage.postgres, metrics)
+    await made.connect_until_ready(lambda _state: None)
+    yield made
+    await made.aclose()
+
+
+@pytest.fixture
+def pool(known: Database) -> Pool:
+    return known.main
+
+
+def add(where: Where, *session_ids: str, days: float, messages: int = 2) -> None:
+    """Sessions that were last used so many days ago, each with messages, an attachment and a feedback."""
+    values = {"ids": list(session_ids), "user": USER, "days": days, "messages": messages}
+    with psycopg.connect(where.dsn, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO session SELECT id, %(user)s, 'georges', json_build_object('next_rank', %(messages)s::int),"
+            " now() - %(days)s * interval '1 day' FROM unnest(%(ids)s) AS id",
+            values,
+        )
+        connection.execute(
+            "INSERT INTO session_history SELECT id, %(user)s, rank, now(), 'user', 'final', 'x', '[]', '{}'"
+            " FROM unnest(%(ids)s) AS id, generate_series(0, %(messages)s - 1) AS rank",
+            values,
+        )
+        connection.execute(
+            "INSERT INTO session_attachments (attachment_id, session_id, user_id, name, size_bytes)"
+            " SELECT 'a-' || id, id, %(user)s, 'a.txt', 1 FROM unnest(%(ids)s) AS id",
+            values,
+        )
+        connection.execute(
+            "INSERT INTO feedbacks (id, session_id, message_id, user_id, agent_name, rating)"
+            " SELECT 'f-' || id, id, '0', %(user)s, 'georges', 5 FROM unnest(%(ids)s) AS id",
+            values,
+        )
+
+
+def execute(where: Where, *statements: str) -> None:
+    with psycopg.connect(where.dsn, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+def left(where: Where, table: str = "session") -> set[str]:
+    return {session_id for (session_id,) in rows(where.dsn, f"SELECT DISTINCT session_id FROM {table}")}  # noqa: S608
+
+
+def noting(told: list[Key]) -> Callable[[Key], Awaitable[None]]:
+    async def forget(key: Key) -> None:
+        told.append(key)
+
+    return forget
+
+
+async def test_old_sessions_go_with_all_that_hangs_on_them_and_young_ones_stay(where: Where, pool: Pool) -> None:
+    young = {f"young{number}" for number in range(5)}
+    add(where, *(f"old{number}" for number in range(5)), days=31)
+    add(where, *young, days=29)
+    told: list[Key] = []
+    assert await Pruner(pool, NO_REST, forget=noting(told)).prune(30) == 5
+    assert {table: left(where, table) for table in TABLES} == dict.fromkeys(TABLES, young)
+    assert sorted(told) == [(f"old{number}", USER) for number in range(5)]
+    assert await Pruner(pool, NO_REST).prune(30) == 0
+
+
+@pytest.mark.parametrize(
+    ("rules", "statements"),
+    [
+        (PruneRules(sessions=3, pause_s=0.0), 4),
+        (PruneRules(messages=4, pause_s=0.0), 5),
+        (PruneRules(messages=1, pause_s=0.0), 10),
+        (PruneRules(page=4, pause_s=0.0), 3),
+        (PruneRules(page=5, pause_s=0.0), 2),
+    ],
+)
+async def test_a_statement_deletes_a_bounded_part(
+    where: Where, pool: Pool, kpi: Kpi, rules: PruneRules, statements: int
+) -> None:
+    add(where, *(f"s{number}" for number in range(10)), days=100)
+    busy: list[int] = []
+
+    async def forget(_key: Key) -> None:
+        busy.append(pool.stats().in_use)
+
+    pruner = Pruner(pool, rules, forget=forget)
+    assert (await pruner.prune(30), pruner.pruned, left(where)) == (10, 10, set())
+    assert observations(kpi, "app_db_statement_seconds", pool="main", op="prune") == statements
+    assert busy == [0] * 10  # between two statements the pool has its connection back
+
+
+async def test_a_session_that_somebody_writes_to_or_that_is_in_use_is_left_standing(where: Where, pool: Pool) -> None:
+    add(where, "free", "held", "pending", days=100)
+    pruner = Pruner(pool, PruneRules(page=1, pause_s=0.0), in_use=lambda key: key == ("pending", USER))
+    with psycopg.connect(where.dsn) as writer:
+        # As a batch of turns holds it.
+        writer.execute("SELECT FROM session WHERE session_id = 'held' FOR NO KEY UPDATE")
+        assert await pruner.prune(30) == 1
+    assert left(where) == {"held", "pending"}
+
+
+async def test_a_session_that_is_used_while_others_are_deleted_stays(where: Where, pool: Pool) -> None:
+    add(where, "a", "b", "c", days=100)
+
+    async def forget(key: Key) -> None:
+        if key[0] == "a":
+            execute(where, "UPDATE session SET updated_at = now() WHERE session_id = 'b'")
+
+    assert await Pruner(pool, PruneRules(sessions=1, pause_s=0.0), forget=forget).prune(30) == 2
+    assert left(where) == {"b"}
+
+
+async def test_two_pruners_delete_each_session_once(where: Where, known: Database) -> None:
+    add(where, *(f"s{number:02}" for number in range(40)), days=100)
+    told: list[Key] = []
+    rules = PruneRules(sessions=3, pause_s=0.0)
+    pruners = [Pruner(known.main, rules, forget=noting(told)) for _ in range(2)]
+    async with asyncio.TaskGroup() as group:
+        for pruner in pruners:
+            group.create_task(pruner.prune(30))
+    assert sum(pruner.pruned for pruner in pruners) == 40
+    assert sorted(told) == [(f"s{number:02}", USER) for number in range(40)]
+    assert left(where) == set()
+
+
+async def test_what_would_go_is_counted_and_stays(where: Where, pool: Pool) -> None:
+    none = await Pruner(pool).expired(30)
+    assert (none.sessions, none.messages, none.oldest) == (0, 0, "")
+    add(where, "old", days=40, messages=4)
+    add(where, "older", days=50, messages=6)
+    add(where, "young", days=1)
+    found = await Pruner(pool).expired(30)
+    ((oldest,),) = rows(where.dsn, "SELECT min(updated_at) FROM session")
+    assert (found.sessions, found.messages, found.oldest) == (2, 10, oldest.isoformat())
+    assert left(where) == {"old", "older", "young"}
+
+
+async def test_what_was_deleted_before_a_failure_is_counted(
+    where: Where, known: Database, metrics: AgenticMetrics, kpi: Kpi
+) -> None:
+    add(where, "a", "b", days=100)
+
+    async def forget(_key: Key) -> None:
+        execute(where, "ALTER TABLE session RENAME TO elsewhere")
+
+    pruner = Pruner(known.main, PruneRules(sessions=1, pause_s=0.0), forget=forget)
+    with pytest.raises(DBAPIError):
+        await Retention(known, pruner, RetentionRules(30), metrics).prune()
+    assert (pruner.pruned, total(kpi, "app_pruned_sessions_total")) == (1, 1)
+
+
+async def test_the_sizes_of_the_tables_are_published(
+    where: Where, known: Database, metrics: AgenticMetrics, kpi: Kpi
+) -> None:
+    retention = Retention(known, Pruner(known.main), RetentionRules(0), metrics)
+    add(where, "a", "b", "c", days=1, messages=4)
+    execute(where, "ANALYZE session", "ANALYZE session_history")
+    await retention.measure()
+    assert total(kpi, "app_history_rows", table="session") == 3
+    assert total(kpi, "app_history_rows", table="session_history") == 12
+    # Never analyzed: what the statistics counted, which may be behind, but is no -1.
+    assert total(kpi, "app_history_rows", table="feedbacks") in range(4)
+    for table in TABLES:
+        ((size,),) = rows(where.dsn, "SELECT pg_total_relation_size(%s::regclass)", table)
+        assert total(kpi, "app_history_bytes", table=table) == size > 0
+
+
+async def test_the_background_task_prunes_and_measures(
+    where: Where, known: Database, metrics: AgenticMetrics, kpi: Kpi, tasks: TaskRegistry
+) -> None:
+    add(where, "old", days=8)
+    add(where, "young", days=6)
+    gone = asyncio.Event()
+
+    async def forget(_key: Key) -> None:
+        gone.set()
+
+    rules = RetentionRules(7, first_s=0.0, every_s=0.0, measure_every_s=0.01)
+    Retention(known, Pruner(known.main, NO_REST, forget=forget), rules, metrics).start(tasks)
+    for again in ("once", "twice"):
+        async with asyncio.timeout(20):
+            await gone.wait()
+        gone.clear()
+        assert left(where) == {"young"}
+        if again == "once":
+            add(where, "old", days=9)
+    await until(lambda: total(kpi, "app_pruned_sessions_total") == 2)
+    assert tasks.failures == {}
+
+
+async def test_without_an_age_nothing_is_deleted_however_often_it_looks(
+    where: Where, known: Database, metrics: AgenticMetrics, kpi: Kpi, tasks: TaskRegistry
+) -> None:
+    add(where, "old", days=10_000)
+    rules = RetentionRules(0, first_s=0.0, every_s=0.0, measure_every_s=0.001)
+    Retention(known, Pruner(known.main, NO_REST), rules, metrics).start(tasks)
+    await until(lambda: observations(kpi, "app_db_statement_seconds", pool="main", op="table_sizes") > 3)
+    assert observations(kpi, "app_db_statement_seconds", pool="main", op="expired_page") == 0
+    assert left(where) == {"old"}
+
+
+async def test_a_failing_database_is_told_and_tried_again(
+    where: Where,
+    known: Database,
+    metrics: AgenticMetrics,
+    tasks: TaskRegistry,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    add(where, "old", days=8)
+    execute(where, "ALTER TABLE session RENAME TO elsewhere")
+    rules = RetentionRules(7, first_s=0.0, measure_every_s=0.01)
+    Retention(known, Pruner(known.main, NO_REST), rules, metrics).start(tasks)
+    await until(lambda: "retention failed: cause=statement sqlstate=42P01" in caplog.text)
+    execute(where, "ALTER TABLE elsewhere RENAME TO session")
+    await until(lambda: left(where) == set())
+    assert tasks.failures == {}
+
+
+def options(settings: dict[str, Any]) -> int:
+    """How many days a configuration keeps."""
+    return settings_for({"host": "h", "database": "d", "username": "u"}, history=settings).history.retention_days
+
+
+@pytest.mark.parametrize(("days", "ok"), [(0, True), (36_500, True), (-1, False), (36_501, False), (1.5, False)])
+def test_the_age_is_a_bounded_whole_number_of_days(days: float, ok: bool) -> None:
+    if ok:
+        assert options({"retention_days": days}) == days
+    else:
+        with pytest.raises(ValueError, match="retention_days"):
+            options({"retention_days": days})
+
+
+def test_without_the_key_everything_is_kept() -> None:
+    assert options({}) == 0
