@@ -151,6 +151,8 @@ class Spool:
 
     async def aclose(self) -> None:
         """Write what was handed over, once, and close. What cannot be written any more is given up."""
+        if self._closing.is_set():
+            return
         self._hand_over()
         self._closing.set()
         self._queue.put(None)

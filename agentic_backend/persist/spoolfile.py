@@ -55,7 +55,7 @@ class SpoolLock:
         self.directory = directory
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._file = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._file: int | None = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise SpoolUnusable(
                 f"cannot use the spool directory {directory}: {os.strerror(error.errno or 0)}"
@@ -67,8 +67,10 @@ class SpoolLock:
             raise SpoolTaken(f"another process uses the spool directory {directory}") from None
 
     def release(self) -> None:
-        """Let another process have the directory."""
-        os.close(self._file)
+        """Let another process have the directory. A second call has no effect."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
 
 @dataclass(frozen=True, slots=True)

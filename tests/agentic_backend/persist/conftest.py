@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from agentic_backend.metrics import AgenticMetrics
+from agentic_backend.persist.claim import Possessions, claim_at_start
 from agentic_backend.persist.database import DatabaseState
 from agentic_backend.persist.persistence import Persistence
 from backend_kit.aio import TaskRegistry
@@ -55,8 +56,16 @@ async def build(
             own = {"spool_dir": str(tmp_path / f"spool-{next(numbers)}")}
             sections = {**sections, "persistence": own | sections.get("persistence", {})}
             metrics = AgenticMetrics(chosen.registry, chosen)
+            settings = settings_for(where, **sections)
+            many = settings.persistence.replicas == "many"
+            claim = claim_at_start(settings.storage.postgres, shared=many, wait_s=0.0)
             made = Persistence(
-                settings_for(where, **sections), kpi=chosen, metrics=metrics, tasks=tasks, on_state=on_state
+                settings,
+                kpi=chosen,
+                metrics=metrics,
+                tasks=tasks,
+                on_state=on_state,
+                possessions=Possessions(database=claim),
             )
             stack.push_async_callback(made.aclose)
             return made

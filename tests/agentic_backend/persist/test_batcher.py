@@ -159,7 +159,8 @@ async def test_data_that_postgres_refuses_is_dropped_alone(
     assert stored_ranks(database.dsn, other) == [(0, "good"), (1, "good")]
     assert stored_ranks(database.dsn, session) == [(2, "after"), (3, "after")]
     assert held.batcher.stats.poison == 1
-    assert total(kpi, "app_persist_failures_total", reason="poison") == 1
+    assert total(kpi, "app_persist_dead_letters_total") == 1
+    assert held.dependencies()["spool"] == {"status": "up", "dead_letters": 1}
     (alarm,) = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert "exchange_id=bad" in alarm.getMessage()
     assert "answer" not in alarm.getMessage()
@@ -208,8 +209,8 @@ async def test_a_rank_of_another_exchange_is_never_overwritten(
     # Not one row of it: rank 2 was free, but half a turn is no turn.
     assert stored_ranks(database.dsn, session) == [(0, "mine"), (1, "mine")]
     assert held.batcher.stats.rank_conflicts == 1
-    assert total(kpi, "app_persist_failures_total", reason="rank_conflict") == 1
-    assert "ALARM rank conflict" in caplog.text
+    assert total(kpi, "app_rank_conflicts_total") == total(kpi, "app_persist_dead_letters_total") == 1
+    assert "ALARM record given up: reason=rank_conflict" in caplog.text
     assert rows(database.dsn, "SELECT session_data->>'next_rank' FROM session") == [("2",)]
 
 
@@ -344,22 +345,27 @@ async def test_closing_a_running_batcher_loses_nothing(persistence: Persistence,
     await append_all(persistence, turns(session, 300))
     report = await persistence.batcher.aclose(30)
 
-    assert (report.flushed, report.left) == (300, 0)
+    assert report.left == 0
     assert len(stored_ranks(database.dsn, session)) == 600
 
 
-async def test_what_a_drain_leaves_is_said_and_counted(
-    held: Persistence, kpi: Kpi, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("ack", "lost"), [("none", 3), ("spool", 0)])
+async def test_what_a_drain_leaves_is_said_and_counted_where_it_is_lost(
+    build: Build, database: Database, kpi: Kpi, caplog: pytest.LogCaptureFixture, ack: str, lost: int
 ) -> None:
+    held = build(database.settings(), persistence={"ack": ack})
+    await held.database.connect_until_ready(lambda _state: None)
     session = await new_session(held)
-    await append_all(held, turns(session, 3))
+    for record in turns(session, 3):
+        assert await held.log.append(record) == ack
+    caplog.set_level(logging.INFO)
     report = await held.batcher.aclose(0)
 
     assert (report.flushed, report.left) == (0, 3)
-    assert held.batcher.stats.lost == 3
-    assert total(kpi, "app_persist_failures_total", reason="shutdown") == 3
+    assert held.batcher.stats.lost == lost
+    assert total(kpi, "app_persist_failures_total", reason="shutdown") == lost
     assert "0 records written" in caplog.text
-    assert "3 left" in caplog.text
+    assert ("3 left in the spool" in caplog.text) == (ack == "spool")
 
 
 async def test_history_is_readable_while_a_batch_is_refused(held: Persistence, database: Database) -> None:

@@ -102,7 +102,7 @@ async def test_the_service_starts_before_postgres(
 
 async def test_closing_without_postgres_ends_at_the_deadline(server: EmbeddedPostgres, build: Build) -> None:
     await asyncio.to_thread(server.start)
-    persistence = build(where(server))
+    persistence = build(where(server), persistence={"ack": "none"})
     await persistence.database.connect_until_ready(lambda _state: None)
     session = await new_session(persistence)
     await asyncio.to_thread(server.stop)
@@ -118,18 +118,22 @@ async def test_closing_without_postgres_ends_at_the_deadline(server: EmbeddedPos
     assert len(stored_ranks(server.dsn, session)) == 6
 
 
+@pytest.mark.parametrize("ack", ["none", "spool"])
 async def test_a_delete_during_an_outage_is_done_afterwards(
-    server: EmbeddedPostgres, build: Build, monkeypatch: pytest.MonkeyPatch
+    server: EmbeddedPostgres, build: Build, monkeypatch: pytest.MonkeyPatch, ack: str
 ) -> None:
     await asyncio.to_thread(server.start)
-    persistence = build(where(server))
+    persistence = build(where(server), persistence={"ack": ack})
     await persistence.database.connect_until_ready(lambda _state: None)
     persistence.start()
     session = await new_session(persistence)
     await asyncio.to_thread(server.stop)
-    monkeypatch.setattr("agentic_backend.persist.store._DELETE_WAIT_S", 0.1)
-    with pytest.raises(HistoryUnavailable):
-        await persistence.store.delete(session.id, USER)
+    monkeypatch.setattr("agentic_backend.persist.store._COMMIT_WAIT_S", 0.1)
+    if ack == "spool":
+        assert await persistence.store.delete(session.id, USER)
+    else:
+        with pytest.raises(HistoryUnavailable):
+            await persistence.store.delete(session.id, USER)
     assert await persistence.store.get(session.id, USER) is None
     await asyncio.to_thread(server.start)
     assert await persistence.flush(60) == 0

@@ -54,22 +54,22 @@ def add(where: Where, *session_ids: str, days: float, messages: int = 2) -> None
     with psycopg.connect(where.dsn, autocommit=True) as connection:
         connection.execute(
             "INSERT INTO session SELECT id, %(user)s, 'georges', json_build_object('next_rank', %(messages)s::int),"
-            " now() - %(days)s * interval '1 day' FROM unnest(%(ids)s) AS id",
+            " now() - %(days)s * interval '1 day' FROM unnest(%(ids)s::text[]) AS id",
             values,
         )
         connection.execute(
             "INSERT INTO session_history SELECT id, %(user)s, rank, now(), 'user', 'final', 'x', '[]', '{}'"
-            " FROM unnest(%(ids)s) AS id, generate_series(0, %(messages)s - 1) AS rank",
+            " FROM unnest(%(ids)s::text[]) AS id, generate_series(1, %(messages)s) AS rank",
             values,
         )
         connection.execute(
             "INSERT INTO session_attachments (attachment_id, session_id, user_id, name, size_bytes)"
-            " SELECT 'a-' || id, id, %(user)s, 'a.txt', 1 FROM unnest(%(ids)s) AS id",
+            " SELECT 'a-' || id, id, %(user)s, 'a.txt', 1 FROM unnest(%(ids)s::text[]) AS id",
             values,
         )
         connection.execute(
             "INSERT INTO feedbacks (id, session_id, message_id, user_id, agent_name, rating)"
-            " SELECT 'f-' || id, id, '0', %(user)s, 'georges', 5 FROM unnest(%(ids)s) AS id",
+            " SELECT 'f-' || id, id, '0', %(user)s, 'georges', 5 FROM unnest(%(ids)s::text[]) AS id",
             values,
         )
 

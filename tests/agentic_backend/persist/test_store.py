@@ -6,6 +6,7 @@ import pytest
 
 from agentic_backend.errors import HistoryUnavailable
 from agentic_backend.events import ChatMessage, text_part
+from agentic_backend.persist.pending import Op
 from agentic_backend.persist.persistence import Persistence
 from agentic_backend.session.models import HistoryWindow, Remembered, Session, TurnRecord
 from backend_kit.kpi import Kpi
@@ -32,11 +33,11 @@ async def test_a_window_is_counted_from_the_newest_message(build: Build, databas
     session = await new_session(persistence)
     records = turns(session, 5)
     for record in records[:stored]:
-        persistence.batcher.push(record)
+        persistence.batcher.push(Op.turn(record))
     if stored:
         await persistence.batcher._write_all()
     for record in records[stored:]:
-        persistence.batcher.push(record)
+        persistence.batcher.push(Op.turn(record))
     assert len(persistence.pending) == 5 - stored
 
     messages = [message for record in records for message in record.messages]
@@ -220,9 +221,9 @@ async def test_a_restored_session_is_read_once(persistence: Persistence, kpi: Kp
 async def test_pending_turns_are_remembered_over_what_is_stored(held: Persistence) -> None:
     session = await new_session(held)
     first, second = turns(session, 2)
-    held.batcher.push(first)
+    held.batcher.push(Op.turn(first))
     await held.batcher._write_all()
-    held.batcher.push(second)
+    held.batcher.push(Op.turn(second))
     held.cache.forget((session.id, USER))
     assert await held.store.remembered(session.id, USER, 20) == spoken(
         ("question 0", "answer 0"), ("question 1", "answer 1")
@@ -230,7 +231,7 @@ async def test_pending_turns_are_remembered_over_what_is_stored(held: Persistenc
 
 
 @pytest.mark.parametrize("restored", [True, False])
-async def test_failed_exchanges_are_not_remembered(held: Persistence, restored: bool) -> None:
+async def test_failed_and_interrupted_exchanges_are_not_remembered(held: Persistence, restored: bool) -> None:
     session = await new_session(held)
     record = turn(session, "x1", "first", "one")
     await held.log.append(record)
@@ -245,4 +246,4 @@ async def test_failed_exchanges_are_not_remembered(held: Persistence, restored: 
     if restored:
         held.cache.forget((session.id, USER))
 
-    assert await held.store.remembered(session.id, USER, 20) == spoken(("first", "one"), ("fourth", "half an"))
+    assert await held.store.remembered(session.id, USER, 20) == spoken(("first", "one"))
