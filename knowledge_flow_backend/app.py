@@ -62,6 +62,7 @@ logger = logging.getLogger(__name__)
 _MIB = 1024 * 1024
 _LAG_NOT_READY_S = 1.0
 _WORDS_S = 60.0
+_POOL_TICK_S = 1.0
 _LAG_NOT_READY_FOR_S = 10.0
 
 
@@ -203,6 +204,7 @@ class KnowledgeFlowService:
         stack.push_async_callback(tasks.aclose)
         tasks.spawn("index-schema", lambda: _open_index(state))
         tasks.spawn("word-statistics", lambda: _count_words(state), restart=True)
+        tasks.spawn("pool-clock", lambda: _watch_pools(database, metrics), restart=True)
         if isinstance(embedder, LocalEmbedder):
             embedder.start()
         kpi.add_lines(lambda: _pool_lines(database))
@@ -383,6 +385,20 @@ async def _count_words(state: State) -> None:
         except DocumentsUnavailable as failure:
             logger.info("word statistics were not refreshed: %s", failure)
         await asyncio.sleep(_WORDS_S)
+
+
+async def _watch_pools(database: Database, metrics: KnowledgeFlowMetrics) -> None:
+    """Once a second: publish what the pools count."""
+    opened = dict.fromkeys(("main", "ingest"), 0)
+    while True:
+        for pool in (database.main, database.ingest):
+            stats = pool.stats()
+            for state, count in (("in_use", stats.in_use), ("idle", stats.idle), ("overflow", stats.overflow)):
+                metrics.db_connections(pool.name, state).set(count)
+            metrics.db_waiting(pool.name).set(stats.waiting)
+            metrics.db_opened(pool.name).inc(stats.opened - opened[pool.name])
+            opened[pool.name] = stats.opened
+        await asyncio.sleep(_POOL_TICK_S)
 
 
 def _pool_lines(database: Database) -> list[str]:

@@ -29,6 +29,7 @@ class KnowledgeFlowMetrics:
         self._requests()
         self._models()
         self._database()
+        self._pools()
         self._ingestion()
 
     def _requests(self) -> None:
@@ -93,6 +94,27 @@ class KnowledgeFlowMetrics:
             2, lambda values: self._kpi.gauged_seconds("persist_sql_ms", statement.labels(*values))
         )
 
+    def _pools(self) -> None:
+        self.db_connections: Labelled[Gauge] = self._states(
+            "app_db_pool_connections", "Connections of a pool: in_use, idle, overflow.", ["pool", "state"]
+        )
+        self.db_waiting: Labelled[Gauge] = self._states(
+            "app_db_pool_waiting", "Callers that wait for a connection now.", ["pool"]
+        )
+        self.db_opened: Labelled[Counter] = self._counters(
+            "app_db_connections_opened_total", "Connections that were opened.", ["pool"], "db_connections_opened"
+        )
+        http_wait = Histogram(
+            "app_http_pool_wait_seconds",
+            "Wait for a free connection, by those calls that had to wait.",
+            ["pool"],
+            buckets=buckets.SHORT,
+            registry=self._registry,
+        )
+        self.http_pool_wait: Labelled[GaugedSeconds] = Labelled(
+            1, lambda values: self._kpi.gauged_seconds(f"{values[0]}.pool_wait_ms", http_wait.labels(*values))
+        )
+
     def _ingestion(self) -> None:
         self.ingest_stage: Labelled[Seconds] = self._timers(
             "app_ingest_stage_seconds", "One stage of one file.", ["stage", "status"], "ingest.stage", buckets.TURN
@@ -118,6 +140,11 @@ class KnowledgeFlowMetrics:
         return Labelled(
             len(labels), lambda values: self._kpi.seconds(_key(key, labels, values), family.labels(*values))
         )
+
+    def _states(self, name: str, text: str, labels: list[str]) -> Labelled[Gauge]:
+        # In Prometheus alone: the summary has a line of its own for what these say.
+        family = Gauge(name, text, labels, registry=self._registry)
+        return Labelled(len(labels), lambda values: family.labels(*values))
 
     def _counters(self, name: str, text: str, labels: list[str], key: str) -> Labelled[Counter]:
         family = PrometheusCounter(name, text, labels, registry=self._registry)

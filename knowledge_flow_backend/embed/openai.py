@@ -5,8 +5,10 @@ import base64
 import binascii
 import logging
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -73,6 +75,7 @@ class OpenAiEmbedder:
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"User-Agent": "turnwise", "Content-Type": "application/json"},
+            trace_configs=[_pool_wait(metrics)],
         )
 
     @property
@@ -139,6 +142,21 @@ class OpenAiEmbedder:
             raise _Failed("vectors of different lengths", retry=False)
         self._length = lengths.pop()
         return unit_vectors(np.stack(rows))
+
+
+def _pool_wait(metrics: KnowledgeFlowMetrics) -> aiohttp.TraceConfig:
+    """Reports how long a batch waited for a connection; says nothing of those that did not wait."""
+
+    async def queued(_session: aiohttp.ClientSession, context: SimpleNamespace, _params: object) -> None:
+        context.queued_at = time.perf_counter()
+
+    async def unqueued(_session: aiohttp.ClientSession, context: SimpleNamespace, _params: object) -> None:
+        metrics.http_pool_wait("embed").observe(time.perf_counter() - context.queued_at)
+
+    config = aiohttp.TraceConfig()
+    config.on_connection_queued_start.append(queued)
+    config.on_connection_queued_end.append(unqueued)
+    return config
 
 
 def _of_status(response: aiohttp.ClientResponse) -> _Failed:

@@ -11,6 +11,7 @@ from sqlalchemy.engine.interfaces import CacheStats
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import QueuePool
 
+from backend_kit.kpi import current_ledger
 from backend_kit.settings import Postgres
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 
@@ -113,7 +114,10 @@ class Pool:
                 await connection.start()
             finally:
                 self._waiting -= 1
-                self._metrics.db_pool_wait(self.name).observe(time.perf_counter() - begun)
+                now = time.perf_counter()
+                self._metrics.db_pool_wait(self.name).observe(now - begun)
+                if (ledger := current_ledger()) is not None:
+                    ledger.add("db_pool_wait", begun, now)
             # SQLAlchemy's own exit gives the connection back even when the task is cancelled in it.
             stack.push_async_exit(connection)
             yield TimedConnection(connection, self.name, self._metrics)

@@ -6,8 +6,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request, Response
 
 from backend_kit.auth import Identity
+from backend_kit.http import request_id
 from backend_kit.wire import dumps
 from knowledge_flow_backend.index import Reader
+from knowledge_flow_backend.search.calls import call, timing
 from knowledge_flow_backend.search.service import SearchService
 from knowledge_flow_backend.search.wire import RerankRequest, SearchRequest, VectorSearchHit
 
@@ -23,13 +25,16 @@ def build_router(service: Callable[[], SearchService], identify: Callable[[Reque
     caller = Annotated[Identity, Depends(identify)]
 
     @router.post("/search", responses=_HITS)
-    async def search(body: SearchRequest, identity: caller) -> Response:
-        return _json(await service().search(body, _reader(identity)))
+    async def search(body: SearchRequest, identity: caller, request: Request) -> Response:
+        with call(service().kpi, "search", request_id(request.scope), request.headers) as ledger:
+            hits = await service().search(body, _reader(identity))
+        return _json(hits, timing(ledger))
 
     @router.post("/rerank", responses=_HITS)
-    async def rerank(body: RerankRequest, identity: caller) -> Response:
-        hits, skipped = await service().rerank(body, _reader(identity))
-        return _json(hits, {RERANK_HEADER: "done" if skipped is None else "skipped"})
+    async def rerank(body: RerankRequest, identity: caller, request: Request) -> Response:
+        with call(service().kpi, "rerank", request_id(request.scope), request.headers) as ledger:
+            hits, skipped = await service().rerank(body, _reader(identity))
+        return _json(hits, {RERANK_HEADER: "done" if skipped is None else "skipped", **timing(ledger)})
 
     return router
 
@@ -38,6 +43,6 @@ def _reader(identity: Identity) -> Reader:
     return Reader(identity.uid, identity.groups)
 
 
-def _json(hits: list[dict[str, Any]], headers: dict[str, str] | None = None) -> Response:
+def _json(hits: list[dict[str, Any]], headers: dict[str, str]) -> Response:
     # Not through the framework's encoder, which costs more than the search itself (COSTS §1).
     return Response(dumps(hits), headers=headers, media_type="application/json")

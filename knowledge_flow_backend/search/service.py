@@ -53,7 +53,7 @@ class SearchService:
         self._reranking = reranking
         self._rules = rules
         self._metrics = metrics
-        self._kpi = kpi
+        self.kpi = kpi
         self._running = 0
         self._logged = float("-inf")
 
@@ -118,7 +118,7 @@ class SearchService:
         )
 
     async def _embed(self, question: str) -> Vector:
-        with self._kpi.phase("embed_query"):
+        with self.kpi.phase("embed_query"):
             vector = await self._embedder.embed_query(question)
         self._vectors.leave(question, vector)
         return vector

@@ -7,11 +7,15 @@ from backend_kit.kpi import Kpi
 from knowledge_flow_backend.metrics import PHASES, KnowledgeFlowMetrics
 
 GOLDEN = """
+app_db_connections_opened counter pool
+app_db_pool_connections gauge pool,state
 app_db_pool_wait_seconds histogram pool
+app_db_pool_waiting gauge pool
 app_db_statement_seconds histogram op,pool
 app_embed_batch_size histogram -
 app_embed_queue_seconds histogram -
 app_embed_seconds histogram -
+app_http_pool_wait_seconds histogram pool
 app_ingest_chunks counter -
 app_ingest_documents counter status
 app_ingest_in_progress gauge -
@@ -44,6 +48,10 @@ def test_the_exposition_is_the_golden_one() -> None:
     metrics.embed_batch_size.observe(3)
     metrics.db_pool_wait("main").observe(0.001)
     metrics.db_statement("main", "hybrid").observe(0.004)
+    metrics.db_connections("main", "idle").set(1)
+    metrics.db_waiting("main").set(0)
+    metrics.db_opened("main").inc()
+    metrics.http_pool_wait("embed").observe(0.001)
     metrics.ingest_stage("parse", "error").observe(0.5)
     metrics.ingested_documents("ok").inc()
     metrics.ingested_chunks.inc(40)
