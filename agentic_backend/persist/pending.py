@@ -184,6 +184,10 @@ class Pending:
             op.body = None
             self._kept_bytes -= op.size
 
+    def holds(self, key: Key) -> bool:
+        """Whether anything of the session is on its way."""
+        return key in self._by_key
+
     def turns(self, key: Key) -> list[Op]:
         """The session's pending turns, oldest first; none once its delete is pending."""
         if key in self._deletes:
