@@ -5,7 +5,7 @@ import contextlib
 
 from tests.chaos.ledger import Report
 from tests.chaos.load import Habits
-from tests.chaos.rows import Row, at_least, none_of
+from tests.chaos.rows import Row, at_least, none_lost, none_of
 from tests.chaos.until import until
 from tests.chaos.world import Size, Stage, World, stage
 
@@ -22,7 +22,7 @@ async def kill_at_random(world: World, size: Size) -> list[Row]:
         again = await _ask_everyone(scene)
     last = reports[-1]
     return [
-        *loss_rows("A1", f"kill -9 x {times}, Postgres answers in 150±50 ms", last),
+        loss_row("A1", f"kill -9 x {times}, Postgres answers in 150±50 ms", last),
         none_of("A2", "user rows without a terminal row after kill -9", last.unended, of=last.acked, unit="turns"),
         at_least(
             "A2",
@@ -59,21 +59,16 @@ async def kill_while_down(world: World, size: Size) -> list[Row]:
         report = await scene.settle()
     early = int(ready == 200)
     return [
-        *loss_rows("A6", "Postgres down and kill -9, service first", report),
+        loss_row("A6", "Postgres down and kill -9, service first", report),
         none_of(
             "A6", f"ready before Postgres answered once ({body.get('status', 'silent')})", early, of=1, unit="starts"
         ),
     ]
 
 
-def loss_rows(row: str, what: str, report: Report) -> list[Row]:
-    """The two rows of every ledger: lost ones, and everything else that must not be."""
-    wrong = report.wrong
-    words = f": {report.words()}" if report.lost or wrong else ""
-    return [
-        none_of(row, f"{what}: lost{words}", report.lost, of=report.acked, unit="turns"),
-        none_of(row, f"{what}: duplicates, gaps, collisions, other texts", wrong, of=report.acked, unit="turns"),
-    ]
+def loss_row(row: str, what: str, report: Report) -> Row:
+    """What a ledger found: nothing acknowledged is lost, and no duplicate, gap, collision or other text."""
+    return none_lost(row, what, report.lost, report.wrong, of=report.acked, words=report.words())
 
 
 async def _kill_once(world: World, scene: Stage) -> Report:

@@ -190,29 +190,17 @@ class Crowd:
 
     async def _turn(self, socket: ClientConnection, seat: _Seat, asked: Asked) -> None:
         await socket.send(ask_text(asked, self.habits.agent))
-        while True:
-            frame = await self._hear(socket)
-            if frame.get("exchange_id") not in (asked.exchange_id, None):
-                continue
-            if frame["type"] in ("final", "cancelled"):
-                self.ledger.told(asked, frame)
-                seat.asked = None
-                return
-            if frame["type"] == "error":
-                self.ledger.errors[frame["code"]] += 1
-                if not (frame.get("retryable") and self.habits.resend):
-                    seat.asked = None
-                    return
-                wait_s = (frame.get("retry_after_ms") or 200) / 1e3
-                await asyncio.sleep(wait_s * self._draw.uniform(0.8, 1.2))
-                return
-
-    async def _hear(self, socket: ClientConnection) -> dict[str, Any]:
-        text = await socket.recv(decode=False)
-        if self._on_frame is not None:
-            self._on_frame(text.decode() if isinstance(text, bytes) else text)
-        frame: dict[str, Any] = loads(text)
-        return frame
+        frame = await hear_end(socket, asked.exchange_id, self._on_frame)
+        if frame["type"] != "error":
+            self.ledger.told(asked, frame)
+            seat.asked = None
+            return
+        self.ledger.errors[frame["code"]] += 1
+        if not (frame.get("retryable") and self.habits.resend):
+            seat.asked = None
+            return
+        wait_s = (frame.get("retry_after_ms") or 200) / 1e3
+        await asyncio.sleep(wait_s * self._draw.uniform(0.8, 1.2))
 
 
 @asynccontextmanager
@@ -243,7 +231,7 @@ async def _seated(clients: Crowd, sessions: list[str]) -> None:
             clients.take_seats(sessions, tasks)
 
 
-def ask_text(asked: Asked, agent: str = "Georges", **more: object) -> str:
+def ask_text(asked: Asked, agent: str = "Georges", **more: Any) -> str:
     """The ask's frame."""
     frame = {
         "type": "ask",
@@ -254,3 +242,33 @@ def ask_text(asked: Asked, agent: str = "Georges", **more: object) -> str:
         **more,
     }
     return dumps(frame).decode()
+
+
+async def hear(socket: ClientConnection, on_frame: Callable[[str], None] | None = None) -> dict[str, Any]:
+    """The next frame. Raises what `CUT` names."""
+    text = await socket.recv(decode=True)
+    if on_frame is not None:
+        on_frame(str(text))
+    frame: dict[str, Any] = loads(text)
+    return frame
+
+
+async def hear_end(
+    socket: ClientConnection, exchange_id: str, on_frame: Callable[[str], None] | None = None
+) -> dict[str, Any]:
+    """The terminal frame of an exchange: `final`, `cancelled` or `error`; frames of others are passed over."""
+    while True:
+        frame = await hear(socket, on_frame)
+        if frame["type"] in ("final", "cancelled", "error") and frame.get("exchange_id", exchange_id) == exchange_id:
+            return frame
+
+
+async def take_turn(socket: ClientConnection, ledger: Ledger, asked: Asked, **more: Any) -> dict[str, Any]:
+    """Ask and enter the answer in the ledger; the terminal frame."""
+    await socket.send(ask_text(asked, **more))
+    frame = await hear_end(socket, asked.exchange_id)
+    if frame["type"] == "error":
+        ledger.errors[frame["code"]] += 1
+    else:
+        ledger.told(asked, frame)
+    return frame

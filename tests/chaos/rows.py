@@ -37,6 +37,12 @@ def none_of(row: str, what: str, figure: int, *, of: int, unit: str) -> Row:
     return _row(row, what, f"{figure} of {of} {unit}", "= 0", figure == 0 and of > 0)
 
 
+def none_lost(row: str, what: str, lost: int, wrong: int, *, of: int, words: str) -> Row:
+    """Nothing of what was acknowledged may be lost or stored otherwise; `words` say what was."""
+    figure = f"{lost} lost, {wrong} wrong of {of}"
+    return _row(row, f"{what}: {words}" if words else what, figure, "= 0, 0", lost == wrong == 0 and of > 0)
+
+
 def all_of(row: str, what: str, figure: int, *, of: int, unit: str) -> Row:
     """The figure must be everything there was, and there must have been something."""
     return _row(row, what, f"{figure} of {of} {unit}", "all", figure == of and of > 0)

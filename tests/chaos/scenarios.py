@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from tests.chaos import kills
+from tests.chaos import answers, kills, outages
 from tests.chaos.rows import Row
 from tests.chaos.world import Size, World
 
@@ -25,5 +25,17 @@ class Scenario:
 SCENARIOS = (
     Scenario(("A1-none",), kills.kill_without_spool),
     Scenario(("A1", "A2"), kills.kill_at_random, 90, 600),
+    Scenario(("A3",), outages.crash),
+    Scenario(("A4",), outages.restart),
+    Scenario(("A5",), outages.absence, 60, 600),
+    Scenario(("A5+A1",), outages.absence_and_kill),
     Scenario(("A6",), kills.kill_while_down),
+    Scenario(("A7",), outages.slowness),
+    Scenario(("A8",), outages.no_connection),
+    Scenario(("A9",), answers.read_your_writes),
+    Scenario(("A10",), answers.repeated),
+    Scenario(("A11",), answers.two_sockets),
+    Scenario(("A11-many",), answers.two_instances),
+    Scenario(("A12",), answers.poison),
+    Scenario(("A16",), answers.deletes),
 )

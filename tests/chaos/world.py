@@ -227,7 +227,9 @@ class Service:
             "storage": {
                 "postgres": {"host": "127.0.0.1", "port": port, "database": self.database.name, "username": USER}
             },
-            "persistence": {"ack": "spool", "spool_dir": str(self.spool)},
+            "persistence": {"ack": "none"}
+            if os.environ.get("CHAOS_OLD")
+            else {"ack": "spool", "spool_dir": str(self.spool)},
             "deadlines": {"drain_s": 5},
         }
 
