@@ -1,0 +1,231 @@
+"""Faults of Postgres under load: crash, restart, absence, slowness, no free connection (A3, A4, A5, A7, A8)."""
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from statistics import median, quantiles
+
+import psycopg
+
+from tests.chaos.kills import loss_row
+from tests.chaos.ledger import Asked
+from tests.chaos.load import Habits, create_session
+from tests.chaos.rows import Row, at_least, at_most, exactly, none_of
+from tests.chaos.until import until_it
+from tests.chaos.world import Size, Stage, World, stage
+
+RATE = 50.0
+_RSS_MB = 100.0
+_SMALL_POOL = {"postgres": {"pool_size": 2, "max_overflow": 0}}
+
+
+async def crash(world: World, size: Size) -> list[Row]:
+    """A3: `-m immediate`, in the middle of whatever it does."""
+    times = size.pick(2, 10)
+    async with stage(world, "A3", Habits(RATE), sessions=size.sessions) as scene:
+        for number in range(times):
+            await scene.crowd.answered(size.sessions)
+            await asyncio.sleep(world.draw(f"A3 {number}").uniform(0, 0.5))
+            await world.stop_postgres(signal.SIGQUIT)
+            await scene.crowd.answered(int(RATE))
+            await world.start_postgres()
+        return [loss_row("A3", f"Postgres crash (-m immediate) x {times}", await scene.settle())]
+
+
+async def restart(world: World, size: Size) -> list[Row]:
+    """A4: `restart -m fast`; sessions that the service knows must not notice."""
+    async with stage(world, "A4", Habits(RATE), sessions=size.sessions) as scene:
+        await scene.crowd.answered(size.sessions * 2)
+        before = await _window(scene, 3.0)
+        begun = time.perf_counter()
+        await world.stop_postgres()
+        await world.start_postgres()
+        during = [*await _window(scene, 2.0), *scene.ledger.within(begun, time.perf_counter())]
+        errors = sum(scene.ledger.errors.values())
+        report = await scene.settle()
+    more_ms = (percentile(during, 99) - percentile(before, 99)) * 1e3
+    return [
+        loss_row("A4", "Postgres restart -m fast under load", report),
+        none_of("A4", "errors of sessions that the service knows", errors, of=len(during), unit="turns"),
+        at_most("A4", "p99 of final, restart less before", more_ms, 20 * size.slack, "ms"),
+    ]
+
+
+async def absence(world: World, size: Size) -> list[Row]:
+    """A5: away for a minute (10 s in the short form), then both at once with kill -9."""
+    away_s = 10.0 if size.short else 60.0
+    async with stage(world, "A5", Habits(RATE), sessions=size.sessions) as scene:
+        await scene.crowd.answered(size.sessions * 2)
+        rows = await _away(world, scene, size, away_s)
+        if not size.short:
+            rows += await _away(world, scene, size, 300.0)
+    return rows
+
+
+async def absence_and_kill(world: World, size: Size) -> list[Row]:
+    """Both at once: away as long as in A5, and kill -9 in the middle of it."""
+    away_s = 6.0 if size.short else 60.0
+    async with stage(world, "A5+A1", Habits(RATE), sessions=size.sessions) as scene:
+        await scene.crowd.answered(size.sessions)
+        await world.stop_postgres()
+        await asyncio.sleep(away_s / 2)
+        await scene.service.kill()
+        await scene.service.start("/healthz")
+        await asyncio.sleep(away_s / 2)
+        await world.start_postgres()
+        await scene.service.answers("/ready")
+        report = await scene.settle()
+        return [loss_row("A5+A1", f"Postgres down {away_s:.0f} s and kill -9 in it, {RATE:.0f} turns/s", report)]
+
+
+async def _away(world: World, scene: Stage, size: Size, away_s: float) -> list[Row]:
+    what = f"Postgres down {away_s:.0f} s, {RATE:.0f} turns/s"
+    begun, answers, errors = time.perf_counter(), scene.ledger.told_count, sum(scene.ledger.errors.values())
+    rss = scene.service.rss_mb()
+    await world.stop_postgres()
+    await asyncio.sleep(away_s)
+    told = scene.ledger.told_count - answers
+    grown = scene.service.rss_mb() - rss
+    await world.start_postgres()
+    back = time.perf_counter()
+    away_s = back - begun
+    lag_s = await _caught_up(scene)
+    errors = sum(scene.ledger.errors.values()) - errors
+    report = await scene.settle(120)
+    scene.crowd.resume()
+    return [
+        loss_row("A5", what, report),
+        none_of("A5", f"{what}: errors of sessions that the service knows", errors, of=told, unit="turns"),
+        at_least("A5", f"{what}: conversations go on", told / away_s, RATE * 0.8, "turns/s"),
+        at_most("A5", f"{what}: until the lag is below 1 s", lag_s, 10 * size.slack, "s"),
+        at_most("A5", f"{what}: growth of memory", grown, _RSS_MB, "MiB"),
+    ]
+
+
+async def _caught_up(scene: Stage) -> float:
+    """Seconds from now until the oldest waiting record is younger than 1 s."""
+    begun = time.perf_counter()
+
+    async def caught_up() -> bool:
+        metrics = await scene.service.metrics()
+        return metrics["app_persist_oldest_seconds"] < 1.0
+
+    await until_it(caught_up, 90)
+    return time.perf_counter() - begun
+
+
+async def slowness(world: World, size: Size) -> list[Row]:
+    """A7: windows with slow answers between windows without; only the batches may show it."""
+    rows: list[Row] = []
+    async with stage(world, "A7", Habits(RATE), sessions=size.sessions) as scene:
+        await scene.crowd.answered(size.sessions * 3)
+        for delay_ms in (500,) if size.short else (500, 5000):
+            pairs = [await _pair(world, scene, delay_ms) for _ in range(size.pick(3, 5))]
+            what = f"p95 of final, Postgres {delay_ms} ms slower: median of {len(pairs)} pairs"
+            rows.append(at_most("A7", what, median(pair.more_ms for pair in pairs), 5 * size.slack, "ms"))
+            if delay_ms == 500:  # 5 s is beyond the statement's deadline: nothing is written until it passes
+                grown = median(pair.batch_grown for pair in pairs)
+                rows.append(at_least("A7", "records of a batch grow instead", grown, 1.0, "x"))
+        rows.append(loss_row("A7", "slow Postgres", await scene.settle(120)))
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A quick and a slow window side by side."""
+
+    more_ms: float
+    batch_grown: float
+
+
+async def _pair(world: World, scene: Stage, delay_ms: int) -> _Pair:
+    await world.to_postgres.tell("normal")
+    await _caught_up(scene)
+    quick, quick_batch = await _batch_window(scene)
+    await world.to_postgres.tell(f"delay down {delay_ms} 0")
+    slow, slow_batch = await _batch_window(scene)
+    await world.to_postgres.tell("normal")
+    more_ms = (percentile(slow, 95) - percentile(quick, 95)) * 1e3
+    return _Pair(more_ms, slow_batch / quick_batch if quick_batch else 0.0)
+
+
+async def _batch_window(scene: Stage) -> tuple[list[Asked], float]:
+    """The turns of a window, and the mean of records a transaction in it."""
+    before = await scene.service.metrics()
+    answers = await _window(scene, 2.5)
+    after = await scene.service.metrics()
+    count, total = (
+        after[f"app_persist_batch_records_{part}"] - before[f"app_persist_batch_records_{part}"]
+        for part in ("count", "sum")
+    )
+    return answers, total / count if count else 0.0
+
+
+async def no_connection(world: World, size: Size) -> list[Row]:
+    """A8: readers hold every connection of the pool behind a lock; turns go on, other readers are told soon."""
+    hold_s = 6.0 if size.short else 60.0
+    async with stage(world, "A8", Habits(RATE), sessions=size.sessions, storage=_SMALL_POOL) as scene:
+        await scene.crowd.answered(size.sessions * 2)
+        others = [await create_session(scene.http, scene.service.address) for _ in range(2)]
+        before = await _window(scene, 3.0)
+        begun = time.perf_counter()
+        late_s, wrong = 0.0, 0
+        while time.perf_counter() < begun + hold_s:
+            async with _locked(scene), asyncio.TaskGroup() as group:
+                for session_id in others:  # each holds a connection until its statement is given up, after 5 s
+                    group.create_task(scene.history(session_id))
+                await asyncio.sleep(0.3)
+                waits = await asyncio.gather(
+                    *(_refused_read(scene, session_id) for session_id in scene.crowd.sessions[:10])
+                )
+            late_s = max(late_s, *(wait_s for wait_s, _ in waits))
+            wrong += sum(not refused for _, refused in waits)
+        during = scene.ledger.within(begun, time.perf_counter())
+        errors = sum(scene.ledger.errors.values())
+        report = await scene.settle(120)
+    more_ms = (percentile(during, 95) - percentile(before, 95)) * 1e3
+    return [
+        exactly("A8", "errors of turns while no connection is free", errors, 0),
+        at_most("A8", "p95 of final, no connection free less before", more_ms, 5 * size.slack, "ms"),
+        at_most("A8", "a reader is told history_unavailable after", late_s, 2.2 * size.slack, "s"),
+        exactly("A8", "other answers to readers", wrong, 0),
+        loss_row("A8", f"no connection free for {hold_s:.0f} s", report),
+    ]
+
+
+@asynccontextmanager
+async def _locked(scene: Stage) -> AsyncIterator[None]:
+    """Nobody reads or writes the history while the block runs."""
+    connection = await asyncio.to_thread(lambda: psycopg.connect(scene.service.database.dsn))
+    try:
+        await asyncio.to_thread(connection.execute, "LOCK TABLE session_history IN ACCESS EXCLUSIVE MODE")
+        yield
+    finally:
+        await asyncio.to_thread(connection.close)
+
+
+async def _refused_read(scene: Stage, session_id: str) -> tuple[float, bool]:
+    """How long a reader waited for its refusal, and whether it was one."""
+    begun = time.perf_counter()
+    url = f"{scene.service.address.url}/chatbot/session/{session_id}/history"
+    async with scene.http.get(url, headers=scene.service.address.headers) as response:
+        refused = response.status == 503 and "history_unavailable" in await response.text()
+    return time.perf_counter() - begun, refused
+
+
+async def _window(scene: Stage, seconds: float) -> list[Asked]:
+    """The turns that were asked in the next so many seconds and have been answered 1 s later."""
+    begun = time.perf_counter()
+    await asyncio.sleep(seconds)
+    ended = time.perf_counter()
+    await asyncio.sleep(1.0)
+    return scene.ledger.within(begun, ended)
+
+
+def percentile(answers: list[Asked], percent: int) -> float:
+    """A percentile of ask to final, in seconds; infinite where nothing was answered."""
+    times = [asked.took_s for asked in answers]
+    return quantiles(times, n=100, method="inclusive")[percent - 1] if len(times) > 1 else float("inf")
