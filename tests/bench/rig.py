@@ -83,7 +83,11 @@ class Rig:
     def start(self, module: str, *arguments: str, ready: str, environment: dict[str, str]) -> ModuleProcess:
         """A server on the core of services, once it answers at `ready`; stopped with the rig."""
         with pinned_to(self.service_cores):
-            process = self._stack.enter_context(ModuleProcess(module, *arguments, env=environment))
+            return self.start_beside(module, *arguments, ready=ready, environment=environment)
+
+    def start_beside(self, module: str, *arguments: str, ready: str, environment: dict[str, str]) -> ModuleProcess:
+        """The same on the cores of this process: model, Postgres and load have them too."""
+        process = self._stack.enter_context(ModuleProcess(module, *arguments, env=environment))
         process.wait_for_http(ready, 90.0)
         return process
 

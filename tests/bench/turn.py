@@ -34,7 +34,7 @@ import uvloop
 from tests.bench.bench import Verdicts
 from tests.bench.driver import Load, answer_of, clients
 from tests.bench.measured import Series, sample
-from tests.bench.rig import COMPARATORS, Rig, Server, rig
+from tests.bench.rig import COMPARATORS, Change, Rig, Server, rig
 
 TOKENS = 50
 SATURATED_MODEL = f"mock;gap=5;tokens={TOKENS}"
@@ -61,15 +61,13 @@ FULL = Size(seconds=12.0, warm_s=3.0, rounds=5, slack=1.0)
 SHORT = Size(seconds=4.0, warm_s=1.5, rounds=1, slack=5.0)
 
 
-def ours(rig: Rig, name: str, model: str, ack: str) -> Server:
-    """The service with everything on."""
+def with_ack(stage: Rig, name: str, ack: str) -> Change:
+    """What `final` waits for, with a spool of its own."""
 
     def change(config: dict[str, Any]) -> None:
-        config["persistence"] = {"ack": ack}
-        if ack == "spool":
-            config["persistence"]["spool_dir"] = str(rig.work / name / "spool")
+        config["persistence"] = {"ack": ack, "spool_dir": str(stage.work / name / "spool")}
 
-    return rig.service(name, model, change=change)
+    return change
 
 
 def spoken_answer(rig: Rig, model: str) -> str:
@@ -165,7 +163,11 @@ def compare(case: Case, size: Size, ack: str, verdicts: Verdicts) -> dict[str, S
 
 def started(stage: Rig, name: str, case: Case, ack: str, answer: str) -> Server:
     """A stack of a case that has passed the turn check."""
-    server = ours(stage, name, case.model, ack) if name == "ours" else stage.comparator(name, case.model)
+    server = (
+        stage.service(name, case.model, change=with_ack(stage, name, ack))
+        if name == "ours"
+        else stage.comparator(name, case.model)
+    )
     return checked(server if case.streamed else server.whole, answer)
 
 
