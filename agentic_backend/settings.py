@@ -185,6 +185,17 @@ class ChatModel(Section):
     settings: ChatModelSettings = ChatModelSettings()
 
 
+class ModelPrice(Section):
+    """What a model's tokens cost."""
+
+    model: Text
+    """Model name as it is sent."""
+    input_per_million: Annotated[float, Field(ge=0)] = 0.0
+    """Price of a million tokens that the model reads, in `ai.currency`."""
+    output_per_million: Annotated[float, Field(ge=0)] = 0.0
+    """Price of a million tokens that it writes."""
+
+
 class Recursion(Section):
     """Bound of a graph's loop."""
 
@@ -212,12 +223,17 @@ class Ai(Section):
     """Whether agents come from this file alone; off, they can be made over REST."""
     default_chat_model: ChatModel
     default_language_model: ChatModel | None = None
+    prices: Annotated[tuple[ModelPrice, ...], Listed] = ()
+    """What tokens cost; a model without an entry costs nothing."""
+    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = "USD"
+    """Currency of the prices (ISO 4217)."""
     recursion: Recursion = Recursion()
     agents: Annotated[tuple[AgentSettings, ...], Listed] = ()
 
     @model_validator(mode="after")
     def _agents_are_unique(self) -> "Ai":
         refuse_twice([agent.id for agent in self.agents], "id", "agents")
+        refuse_twice([price.model for price in self.prices], "model", "prices")
         return self
 
     @property
@@ -384,6 +400,7 @@ class AgenticSettings(ServiceSettings):
         "FRED_POSTGRES_PASSWORD": ("storage.postgres.password",),
         "OPENAI_API_KEY": ("ai.default_chat_model.settings.api_key", "ai.default_language_model.settings.api_key"),
         "OPENAI_MODEL": ("ai.default_chat_model.name", "ai.default_language_model.name"),
+        "TURNWISE_SPOOL_DIR": ("persistence.spool_dir",),
         "OPENAI_BASE_URL": ("ai.default_chat_model.settings.base_url", "ai.default_language_model.settings.base_url"),
     }
 

@@ -310,7 +310,7 @@ def _strictly(run: AgentRun) -> list[str]:
 
 
 def _caller(run: AgentRun) -> Caller:
-    return Caller(run.credentials, run.request_id, run.traceparent)
+    return Caller(run.credentials, run.request_id, run.traceparent, run.exchange_id)
 
 
 def _last(history: Sequence[HistoryItem], count: int) -> Sequence[HistoryItem]:

@@ -19,9 +19,10 @@ from agentic_backend.errors import KfUnavailable
 from agentic_backend.knowledge.hits import BadHits, Hit, parse_hits
 from agentic_backend.knowledge.observer import KnowledgeObserver, Unobserved
 from agentic_backend.knowledge.query import MAX_QUESTION_CHARS, SearchQuery
+from agentic_backend.knowledge.timing import enter_timing
 from backend_kit.aio import Breaker
 from backend_kit.auth import Credentials
-from backend_kit.kpi import phase
+from backend_kit.kpi import current_ledger, phase
 from backend_kit.wire import dumps
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ T = TypeVar("T")
 
 _MIB: Final = 1 << 20
 _TOKEN: Final = re.compile(r"[\x21-\x7e]{1,8192}")
+_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _RETRIES: Final = 1
 _RETRY_WAIT_S: Final = 0.05
 _GONE: Final = frozenset({errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE})
@@ -64,6 +66,7 @@ class Caller:
     credentials: Credentials | None = None
     request_id: str = ""
     traceparent: str | None = None
+    exchange_id: str = ""
 
     def headers(self) -> dict[str, str]:
         """The headers that say so. A token that no header can carry is left out."""
@@ -74,6 +77,8 @@ class Caller:
             headers["X-Request-ID"] = self.request_id
         if self.traceparent is not None:
             headers["traceparent"] = self.traceparent
+        if _ID.fullmatch(self.exchange_id):
+            headers["X-Exchange-ID"] = self.exchange_id
         return headers
 
 
@@ -235,6 +240,7 @@ class KnowledgeClient:
         # aiohttp warns of large bytes because it writes them in one go; a file-like body is written in pieces.
         data = request.data
         payload = data if data is None or len(data) < _MIB else io.BytesIO(data)
+        began = perf_counter()
         # Redirects are not followed: they would carry the token to an address that nobody configured.
         async with self._session.request(
             method, request.url, data=payload, headers=request.headers, allow_redirects=False
@@ -249,6 +255,7 @@ class KnowledgeClient:
                 if len(answer) > self.endpoint.max_body_bytes:
                     response.close()
                     raise _Unserved("answer too large", up=None)
+            enter_timing(response.headers.get("Server-Timing", ""), began, perf_counter())
             return bytes(answer)
 
     def _say(self, route: _Route, failure: _Unserved) -> KfUnavailable:
@@ -289,7 +296,11 @@ def _pool_wait(observer: KnowledgeObserver) -> aiohttp.TraceConfig:
         context.queued_at = perf_counter()
 
     async def unqueued(_session: aiohttp.ClientSession, context: SimpleNamespace, _params: object) -> None:
-        observer.kf_pool_wait(perf_counter() - context.queued_at)
+        now = perf_counter()
+        observer.kf_pool_wait(now - context.queued_at)
+        ledger = current_ledger()
+        if ledger is not None:
+            ledger.add("kf_pool_wait", context.queued_at, now)
 
     config = aiohttp.TraceConfig()
     config.on_connection_queued_start.append(queued)

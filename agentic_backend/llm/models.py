@@ -12,6 +12,7 @@ from pydantic import SecretStr
 from agentic_backend.llm.client import CompletionsClient
 from agentic_backend.llm.endpoint import Connections, Endpoint
 from agentic_backend.llm.observer import LlmObserver, Unobserved
+from backend_kit.kpi import current_ledger
 
 
 class ModelPool:
@@ -100,7 +101,11 @@ def _pool_wait(tell: Callable[[float], None]) -> aiohttp.TraceConfig:
         context.queued_at = perf_counter()
 
     async def unqueued(_session: aiohttp.ClientSession, context: SimpleNamespace, _params: object) -> None:
-        tell(perf_counter() - context.queued_at)
+        now = perf_counter()
+        tell(now - context.queued_at)
+        ledger = current_ledger()
+        if ledger is not None:
+            ledger.add("llm_pool_wait", context.queued_at, now)
 
     config = aiohttp.TraceConfig()
     config.on_connection_queued_start.append(queued)

@@ -1,8 +1,12 @@
 """What the model client tells about its calls, and how `AgenticMetrics` takes it."""
 
+from collections.abc import Iterable
+from time import perf_counter
 from typing import Literal, Protocol
 
 from agentic_backend.metrics import AgenticMetrics
+from agentic_backend.settings import ModelPrice
+from backend_kit.kpi import Spent, current_ledger
 
 CallStatus = Literal["ok", "error", "cancelled", "timeout"]
 
@@ -21,10 +25,12 @@ class LlmObserver(Protocol):
 
 
 class Metered:
-    """Calls become the `app_llm_*` series and KPI lines."""
+    """Calls become the `app_llm_*` series and KPI lines, and what they used stands in the turn's ledger."""
 
-    def __init__(self, metrics: AgenticMetrics) -> None:
+    def __init__(self, metrics: AgenticMetrics, prices: Iterable[ModelPrice] = ()) -> None:
+        """`prices` by model; one without costs nothing."""
         self._metrics = metrics
+        self._prices = {price.model: price for price in prices}
 
     def llm_first_chunk(self, model: str, seconds: float) -> None:
         self._metrics.llm_first_chunk(model, "ok").observe(seconds)
@@ -33,8 +39,19 @@ class Metered:
         self._metrics.llm_request(model, status).observe(seconds)
 
     def llm_tokens(self, model: str, input_tokens: int, output_tokens: int) -> None:
+        cost = self._cost(model, input_tokens, output_tokens)
         self._metrics.llm_tokens(model, "input").inc(input_tokens)
         self._metrics.llm_tokens(model, "output").inc(output_tokens)
+        self._metrics.llm_cost(model).inc(cost)
+        ledger = current_ledger()
+        if ledger is not None:
+            ledger.spent.append(Spent(perf_counter(), model, input_tokens, output_tokens, cost))
+
+    def _cost(self, model: str, input_tokens: int, output_tokens: int) -> float:
+        price = self._prices.get(model)
+        if price is None:
+            return 0.0
+        return (input_tokens * price.input_per_million + output_tokens * price.output_per_million) / 1e6
 
 
 class Unobserved:

@@ -19,12 +19,12 @@ _MAX_OUTSTANDING: Final = 1200
 _GIL_HELD_S: Final = 0.02
 _BUSY_INTERVAL_S: Final = 1.0
 _NOTICE_INTERVAL_S: Final = 1.0
-_HELD_S: Final = 0.005
+_HELD_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class LagTotals:
-    """Since the start: samples, their lag in seconds, and the seconds in which the loop was held for 5 ms or more."""
+    """Since the start: samples, their lag in seconds, and the seconds in which the loop was held for 20 ms or more."""
 
     samples: int
     lag_s: float

@@ -1,0 +1,7 @@
+"""Who bounds the service: where turns spend their time, window by window, and what follows from it."""
+
+from agentic_backend.verdict.causes import CAUSES, NOBODY, Cause, own_ms
+from agentic_backend.verdict.judge import Verdict, judge
+from agentic_backend.verdict.window import Gauged, Slice, Windows, merged
+
+__all__ = ["CAUSES", "NOBODY", "Cause", "Gauged", "Slice", "Verdict", "Windows", "judge", "merged", "own_ms"]

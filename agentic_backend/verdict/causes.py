@@ -1,0 +1,85 @@
+"""Which cause each phase of a turn counts for, and what of a phase is its own. Pure functions over ledger rows."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final, Literal
+
+from backend_kit.kpi import LedgerRow
+
+Cause = Literal[
+    "llm_floor", "loop_cpu", "pool_wait", "sql", "spool", "search", "embedding", "rerank", "admission", "slow_clients",
+    "agent",
+]  # fmt: skip
+CAUSES: Final[tuple[Cause, ...]] = (
+    "llm_floor", "loop_cpu", "pool_wait", "sql", "spool", "search", "embedding", "rerank", "admission", "slow_clients",
+    "agent",
+)  # fmt: skip
+"""What can bound the service. `agent` is what the steps of an agent wait for under no phase that says for what."""
+NOBODY: Final = "nobody"
+
+Account = Literal["own", "ahead", "stored", Cause]
+"""A cause, or what has to be divided first: `own` (the service's steps: loop or agent), `stored` (an acknowledgement by
+the database: its pool or its statements), `ahead` (another turn of the same session: nobody's fault)."""
+
+_OF_PHASE: Final[dict[str, Account]] = {
+    "llm_invoke": "llm_floor",
+    "llm_invoke_title": "llm_floor",
+    "llm_pool_wait": "pool_wait",
+    "kf_pool_wait": "pool_wait",
+    "db_pool_wait": "pool_wait",
+    "db_statement": "sql",
+    "spool_ack": "spool",
+    "kf_vector_search": "search",
+    "kf_lexical_query": "search",
+    "kf_vector_query": "search",
+    "kf_db_pool_wait": "search",
+    "kf_embed_query": "embedding",
+    "kf_vector_rerank": "rerank",
+    "kf_rerank": "rerank",
+    "admission_wait": "admission",
+    "session_wait": "ahead",
+}
+
+HOPS: Final[dict[Account, int]] = {
+    "llm_floor": 3,
+    "search": 3,
+    "rerank": 3,
+    "pool_wait": 1,
+    "sql": 2,
+    "spool": 1,
+    "stored": 1,
+    "admission": 1,
+    "ahead": 2,
+    "slow_clients": 2,
+}
+"""How often a phase waits for its turn on the loop: a late loop makes it longer by so many times its lateness. A model
+call is sent, begins and ends. What knowledge flow says of itself was measured there and waits for nothing here."""
+
+
+def account_of(phase: str, *, stored: bool = False) -> Account:
+    """Where the own time of a phase is entered; `stored`: the acknowledgement is the database's."""
+    if stored and phase == "spool_ack":
+        return "stored"
+    return _OF_PHASE.get(phase, "own")
+
+
+def own_ms(rows: Sequence[LedgerRow]) -> Iterator[tuple[str, float]]:
+    """(phase, its milliseconds less those of what ran inside it) of a ledger's rows, which stand by their start.
+
+    What runs side by side counts for the row that began last, so the sum is the time that any row covers.
+    """
+    around: list[list[float]] = []  # rows that may still run: [end, own milliseconds, index]
+    for index, row in enumerate(rows):
+        start, end = row["start_ms"], row["start_ms"] + row["ms"]
+        while around and around[-1][0] <= start:
+            _, own, which = around.pop()
+            yield rows[int(which)]["phase"], own
+        uncovered = start
+        for outer in reversed(around):
+            if uncovered >= end:
+                break
+            if outer[0] > uncovered:
+                outer[1] -= min(outer[0], end) - uncovered
+                uncovered = outer[0]
+        around.append([end, end - start, index])
+    for _, own, which in around:
+        yield rows[int(which)]["phase"], own

@@ -1,0 +1,149 @@
+"""Who bounds the service in a window: a pure function over its sums (docs/decisions/0021-verdict.md)."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from agentic_backend.verdict.causes import CAUSES, HOPS, NOBODY, Account, Cause
+from agentic_backend.verdict.window import Slice
+
+NOTICEABLE_MS: Final = 50.0
+"""What a turn may spend on anything before it counts as bound by it."""
+SATURATED: Final = 0.85
+"""Share of the time in which the loop is occupied, from which on it is full: more load only waits longer."""
+MATERIAL: Final = 0.1
+"""A full loop bounds the service once it is this share of a turn, whatever else is longer."""
+_OWN_HOPS: Final = 12
+"""Steps of one turn on the loop: arrival, session, the graph's nodes and their joins, closing, sending."""
+_QUEUE_IN_A_FULL_LOOP: Final = frozenset(HOPS) - {"slow_clients"}
+"""In a full loop all that is above the least of these waits is queueing for the loop: who waits there also holds a
+connection, a slot or a place in the spool meanwhile."""
+_GROWN_RECORDS: Final = 10
+_GROWN_SHARE: Final = 0.2
+_BACKLOG_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Who bounds the service: `nobody`, or the cause of most of a turn's time.
+
+    `share` of that time and `ms_per_turn` are those of `bound_by` (0 for nobody); `next` is the largest other cause.
+    `turn_ms` is all that a turn of the window spends, its delivery included; `occupied` the loop's share, 0 to 1.
+    """
+
+    bound_by: Cause | str
+    share: float
+    ms_per_turn: float
+    next: Cause | str
+    next_share: float
+    turns: int
+    refused: int
+    window_s: float
+    turn_ms: float
+    occupied: float
+    causes_ms: dict[Cause, float]
+
+    def line(self) -> str:
+        """The verdict as it ends a summary."""
+        return (
+            f"[KPI][VERDICT] bound_by={self.bound_by} share={self.share:.2f} ms_per_turn={self.ms_per_turn:.2f} "
+            f"next={self.next} next_share={self.next_share:.2f} turns={self.turns} refused={self.refused} "
+            f"turn_ms={self.turn_ms:.2f} loop={self.occupied:.2f} window_s={self.window_s:.1f}"
+        )
+
+    def json(self) -> dict[str, Any]:
+        """The verdict as JSON-ready dict: the line's fields, and every cause's milliseconds a turn."""
+        return {
+            "bound_by": self.bound_by,
+            "share": round(self.share, 4),
+            "ms_per_turn": round(self.ms_per_turn, 3),
+            "next": self.next,
+            "next_share": round(self.next_share, 4),
+            "turns": self.turns,
+            "refused": self.refused,
+            "window_s": round(self.window_s, 3),
+            "turn_ms": round(self.turn_ms, 3),
+            "loop": round(self.occupied, 4),
+            "causes": {cause: round(ms, 3) for cause, ms in self.causes_ms.items()},
+        }
+
+
+def judge(seen: Slice) -> Verdict:
+    """The verdict over a window. Without turns it is nobody."""
+    turns = max(seen.turns, 1)
+    spent = attributed(seen)
+    causes = {cause: spent[cause] / turns for cause in CAUSES}
+    total = sum(causes.values())
+    ranked = sorted(CAUSES, key=lambda cause: -causes[cause])
+    full = seen.occupied >= SATURATED and causes["loop_cpu"] >= MATERIAL * total
+    first: Cause = "loop_cpu" if full else ranked[0]
+    bound = seen.turns > 0 and (causes[first] >= NOTICEABLE_MS or full)
+    others = [cause for cause in ranked if not bound or cause != first]
+    share = {cause: causes[cause] / total if total else 0.0 for cause in CAUSES}
+    return Verdict(
+        bound_by=first if bound else NOBODY,
+        share=share[first] if bound else 0.0,
+        ms_per_turn=causes[first] if bound else 0.0,
+        next=others[0] if causes[others[0]] > 0 else "none",
+        next_share=share[others[0]],
+        turns=seen.turns,
+        refused=seen.refused,
+        window_s=seen.seconds,
+        turn_ms=total,
+        occupied=seen.occupied,
+        causes_ms=causes,
+    )
+
+
+def attributed(seen: Slice) -> dict[Cause, float]:
+    """Milliseconds by cause of all turns of the window together.
+
+    What a late loop adds to each wait is taken from the wait and given to the loop; then what the accounts leave open
+    is divided: own time between loop and agent, stored time between the database's pool and its statements.
+    """
+    full = seen.occupied >= SATURATED
+    spent: dict[Account, float] = dict(seen.ms)
+    loop = 0.0
+    for account, ms in seen.ms.items():
+        rows = seen.rows[account]
+        late = min(ms, rows * HOPS.get(account, 0) * seen.lag_ms)
+        if full and account in _QUEUE_IN_A_FULL_LOOP:
+            late = max(late, ms - rows * seen.least_ms[account])
+        spent[account] = ms - late
+        loop += late
+    own = spent.pop("own", 0.0)
+    steps = seen.occupied * seen.seconds * 1e3 + seen.turns * _OWN_HOPS * seen.lag_ms
+    of_loop = own if full else min(own, steps)
+    stored = spent.pop("stored", 0.0)
+    causes: dict[Cause, float] = {cause: spent.get(cause, 0.0) for cause in CAUSES}
+    causes["loop_cpu"] += loop + of_loop
+    causes["agent"] += own - of_loop
+    _add_database(seen, stored, causes)
+    return causes
+
+
+def _add_database(seen: Slice, stored_ms: float, causes: dict[Cause, float]) -> None:
+    """What the database costs beyond the turns' own rows: a read over REST a turn, and a backlog that grows."""
+    begun, ended = seen.begun, seen.ended
+    batch_wait_s, batch_sql_s = ended.batch_wait_s - begun.batch_wait_s, ended.batch_sql_s - begun.batch_sql_s
+    waiting = batch_wait_s / (batch_wait_s + batch_sql_s) if batch_wait_s + batch_sql_s > 0 else 0.0
+    stored_ms += backlog_ms(seen) * max(seen.turns, 1)
+    causes["pool_wait"] += stored_ms * waiting
+    causes["sql"] += stored_ms * (1 - waiting)
+    reads = ended.reads - begun.reads
+    if reads > 0:
+        # The average read rather than all of them: a page that lists sessions must not look like slow turns.
+        waited = (ended.read_wait_s - begun.read_wait_s) * 1e3 - seen.ms["pool_wait"]
+        took = (ended.read_sql_s - begun.read_sql_s) * 1e3 - seen.ms["sql"]
+        causes["pool_wait"] += max(waited, 0.0) / reads * seen.turns
+        causes["sql"] += max(took, 0.0) / reads * seen.turns
+
+
+def backlog_ms(seen: Slice) -> float:
+    """The age of the oldest record that waits for Postgres where the queue grows faster than it is written, else 0.
+
+    A queue that merely exists slows no turn: it is there so that turns need not wait.
+    """
+    grown = seen.ended.pending - seen.begun.pending
+    if grown < max(_GROWN_RECORDS, _GROWN_SHARE * seen.turns) or seen.ended.oldest_s < _BACKLOG_S:
+        return 0.0
+    return seen.ended.oldest_s * 1e3

@@ -1,0 +1,190 @@
+"""Where the time of finished turns went, second by second, kept for some minutes."""
+
+import time
+from array import array
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from agentic_backend.verdict.causes import Account, account_of, own_ms
+from backend_kit.kpi import Ledger, LedgerRow
+
+KEPT_S: Final = 300
+"""Seconds of history: what the live view shows."""
+_LATENCIES_KEPT: Final = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Gauged:
+    """What others count since the start, and what stands now; a slice holds the difference of two.
+
+    `cpu_s` and `held_s`: seconds that the loop's thread computed, or that the loop was held by one call. Reads are the
+    uses of the main pool (by turns and by REST), batches those of the batcher's. `pending` records, the oldest for
+    `oldest_s`, wait for Postgres.
+    """
+
+    cpu_s: float = 0.0
+    held_s: float = 0.0
+    lag_s: float = 0.0
+    lag_samples: int = 0
+    reads: int = 0
+    read_wait_s: float = 0.0
+    read_sql_s: float = 0.0
+    batch_wait_s: float = 0.0
+    batch_sql_s: float = 0.0
+    pending: int = 0
+    oldest_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Slice:
+    """A stretch of time. By account: the turns' milliseconds, how many rows they are of, and the least of one row.
+
+    `turns` are those that ended or were turned away in it. `ended_at` is on the monotonic clock.
+    """
+
+    seconds: float = 0.0
+    ended_at: float = 0.0
+    turns: int = 0
+    refused: int = 0
+    ms: defaultdict[Account, float] = field(default_factory=lambda: defaultdict(float))
+    rows: Counter[Account] = field(default_factory=Counter)
+    least_ms: dict[Account, float] = field(default_factory=dict)
+    turn_ms: "array[float]" = field(default_factory=lambda: array("d"))
+    first_token_ms: "array[float]" = field(default_factory=lambda: array("d"))
+    begun: Gauged = Gauged()
+    ended: Gauged = Gauged()
+
+    def enter(self, account: Account, ms: float) -> None:
+        """One row of a ledger."""
+        self.ms[account] += ms
+        self.rows[account] += 1
+        self.least_ms[account] = min(ms, self.least_ms.get(account, ms))
+
+    @property
+    def lag_ms(self) -> float:
+        """Mean lateness of the loop."""
+        samples = self.ended.lag_samples - self.begun.lag_samples
+        return (self.ended.lag_s - self.begun.lag_s) * 1e3 / samples if samples > 0 else 0.0
+
+    @property
+    def occupied(self) -> float:
+        """Share of the time in which the loop computed or was held, 0 to 1."""
+        if self.seconds <= 0:
+            return 0.0
+        used_s = max(self.ended.cpu_s - self.begun.cpu_s, self.ended.held_s - self.begun.held_s)
+        return min(max(used_s / self.seconds, 0.0), 1.0)
+
+
+class Windows:
+    """Takes every turn at its end and every delivery, on the loop; gives sums over any stretch to any thread."""
+
+    def __init__(self) -> None:
+        self._now = Slice()
+        self._kept: deque[tuple[int, Slice]] = deque(maxlen=KEPT_S)
+        self._closed = 0
+        self._running: dict[Ledger, None] = {}
+        self._began = time.monotonic()
+        self._gauged: Gauged | None = None
+
+    def begin(self, ledger: Ledger) -> None:
+        """A turn has come; `leave` follows whatever becomes of it."""
+        self._running[ledger] = None
+
+    def leave(self, ledger: Ledger) -> None:
+        """The turn is over."""
+        self._running.pop(ledger, None)
+
+    def ended(
+        self,
+        rows: Sequence[LedgerRow],
+        *,
+        total_ms: float,
+        unattributed_ms: float,
+        first_token_ms: float | None,
+        stored: bool,
+    ) -> None:
+        """Enter a turn that ran. `stored`: its end waited for the database rather than for the spool."""
+        now = self._now
+        now.turns += 1
+        for phase, ms in own_ms(rows):
+            now.enter(account_of(phase, stored=stored), ms)
+        now.enter("own", unattributed_ms)
+        if len(now.turn_ms) < _LATENCIES_KEPT:
+            now.turn_ms.append(total_ms)
+            if first_token_ms is not None:
+                now.first_token_ms.append(first_token_ms)
+
+    def refused(self, account: Account, ms: float) -> None:
+        """Enter an ask that the service had no room for: what it waited, or what it was told to wait."""
+        self._now.turns += 1
+        self._now.refused += 1
+        self._now.enter(account, ms)
+
+    def delivered(self, seconds: float) -> None:
+        """A socket has taken the end of a turn `seconds` after it, or will never take it."""
+        self._now.enter("slow_clients", seconds * 1e3)
+
+    def close_slice(self, gauged: Gauged) -> Slice:
+        """End the slice, about once a second."""
+        now = time.monotonic()
+        slice_, self._now = self._now, Slice()
+        slice_.seconds, slice_.ended_at = now - self._began, now
+        slice_.begun, slice_.ended = self._gauged or gauged, gauged
+        self._began, self._gauged = now, gauged
+        self._closed += 1
+        self._kept.append((self._closed, slice_))
+        return slice_
+
+    def last(self, seconds: float) -> Slice:
+        """The last `seconds`, as far as slices are kept, with the turns that have run for longer than that."""
+        horizon = time.monotonic() - seconds
+        return self._with_long_ones([s for _, s in tuple(self._kept) if s.ended_at > horizon])
+
+    def since(self, mark: int) -> tuple[Slice, int]:
+        """What has come after slice number `mark`, and the mark to go on from. 0: from the start."""
+        new = [(number, s) for number, s in tuple(self._kept) if number > mark]
+        return self._with_long_ones([s for _, s in new]), new[-1][0] if new else mark
+
+    def kept(self) -> list[Slice]:
+        """Every slice that is kept, oldest first."""
+        return [s for _, s in tuple(self._kept)]
+
+    @property
+    def running(self) -> int:
+        """Turns that run or wait now."""
+        return len(self._running)
+
+    def _with_long_ones(self, slices: Sequence[Slice]) -> Slice:
+        """A turn that outlasts the window shows in none of its slices: it counts with what it is doing now."""
+        whole = merged(slices)
+        if whole.seconds <= 0:
+            return whole
+        now = time.perf_counter()
+        for ledger in tuple(self._running):
+            phase = ledger.current
+            if now - ledger.started > whole.seconds and phase is not None:
+                whole.turns += 1
+                whole.enter(account_of(phase), whole.seconds * 1e3)
+        return whole
+
+
+def merged(slices: Iterable[Slice]) -> Slice:
+    """Several slices that follow one another as one."""
+    whole = Slice()
+    for part in slices:
+        if not whole.seconds:
+            whole.begun = part.begun
+        whole.seconds += part.seconds
+        whole.ended_at, whole.ended = part.ended_at, part.ended
+        whole.turns += part.turns
+        whole.refused += part.refused
+        for account, ms in part.ms.items():
+            whole.ms[account] += ms
+        whole.rows.update(part.rows)
+        for account, least in part.least_ms.items():
+            whole.least_ms[account] = min(least, whole.least_ms.get(account, least))
+        whole.turn_ms.extend(part.turn_ms)
+        whole.first_token_ms.extend(part.first_token_ms)
+    return whole
