@@ -245,11 +245,10 @@ class SpoolFile:
 
     def _rescue(self, source: Path, target: sqlite3.Connection) -> None:
         """Copy what can be read of a file that was set aside, as far as it is as it was written."""
+        damaged = sqlite3.connect(source, isolation_level=None)
         try:
-            damaged = self._connect(source)
-        except sqlite3.DatabaseError:
-            return
-        try:
+            # Without it SQLite reads nothing of a file that is shorter than its header says.
+            damaged.execute("PRAGMA writable_schema = ON")
             _copy(self._sound(_readable(damaged)), target)
             _copy_dead_letters(damaged, target)
         finally:

@@ -1,0 +1,210 @@
+import asyncio
+import logging
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from agentic_backend.persist.spool import Spool
+from agentic_backend.persist.spoolfile import Connect, SpoolFile, SpoolTaken, connect
+
+KEY = ("session", "ada")
+Open = Callable[..., Spool]
+
+
+@pytest.fixture
+async def open_spool(tmp_path: Path) -> AsyncIterator[Open]:
+    opened: list[Spool] = []
+
+    def make(commits: list[float] | None = None, connect_to: Connect = connect, name: str = "spool") -> Spool:
+        seen = [] if commits is None else commits
+        spool = Spool(tmp_path / name, seen.append, connect_to=connect_to)
+        spool.start()
+        opened.append(spool)
+        return spool
+
+    yield make
+    for spool in opened:
+        await spool.aclose()
+
+
+def on_disk(directory: Path, copies: Path) -> list[tuple[int, str]]:
+    """What a process would find that started after a kill at this moment."""
+    copies.mkdir()
+    for path in directory.glob("spool-*"):
+        if not path.name.endswith("-shm"):
+            (copies / path.name).write_bytes(path.read_bytes())
+    file = SpoolFile(copies)
+    found: list[tuple[int, str]] = [(entry.id, entry.kind) for entry in file.entries]
+    file.close()
+    return found
+
+
+async def landed(future: "asyncio.Future[None]") -> None:
+    async with asyncio.timeout(30):
+        await future
+
+
+async def test_what_has_landed_is_found_after_a_kill(open_spool: Open, tmp_path: Path) -> None:
+    spool = open_spool()
+    for number in range(5):
+        id_, future = spool.put("turn", KEY, f"x{number}", b"body")
+        await landed(future)
+        assert on_disk(spool.directory, tmp_path / f"{number}")[-1] == (id_, "turn")
+    assert spool.records == 5
+
+
+async def test_what_nobody_waits_for_rides_with_the_next_commit(open_spool: Open, tmp_path: Path) -> None:
+    commits: list[float] = []
+    spool = open_spool(commits)
+    first = spool.note("ask", KEY, "x1", b"asked")
+    second, future = spool.put("turn", ("other", "ada"), "x2", b"body")
+    await landed(future)
+    assert len(commits) == 1
+    assert on_disk(spool.directory, tmp_path / "now") == [(first, "ask"), (second, "turn")]
+
+
+async def test_an_ask_is_written_without_another_record(open_spool: Open, tmp_path: Path) -> None:
+    commits: list[float] = []
+    spool = open_spool(commits)
+    spool.note("ask", KEY, "x1", b"asked")
+    async with asyncio.timeout(30):
+        while not commits:  # noqa: ASYNC110 - the commit is the writer's, nobody is told of it
+            await asyncio.sleep(0.01)
+    assert on_disk(spool.directory, tmp_path / "now") == [(1, "ask")]
+
+
+async def test_a_turn_takes_the_place_of_its_ask_in_one_commit(open_spool: Open, tmp_path: Path) -> None:
+    spool = open_spool()
+    ask = spool.note("ask", KEY, "x1", b"asked")
+    turn, future = spool.put("turn", KEY, "x1", b"answered", instead_of=ask)
+    await landed(future)
+    assert on_disk(spool.directory, tmp_path / "now") == [(turn, "turn")]
+    assert spool.records == 1
+
+
+async def test_records_that_come_together_share_commits_and_keep_their_order(open_spool: Open, tmp_path: Path) -> None:
+    commits: list[float] = []
+    spool = open_spool(commits)
+    futures = [spool.put("turn", KEY, f"x{number}", b"b" * 4000)[1] for number in range(200)]
+    await asyncio.gather(*map(landed, futures))
+    assert len(commits) < 200
+    assert [id_ for id_, _ in on_disk(spool.directory, tmp_path / "now")] == list(range(1, 201))
+
+
+async def test_what_is_done_is_gone_and_dead_letters_stay(open_spool: Open, tmp_path: Path) -> None:
+    spool = open_spool()
+    ids = [spool.put("turn", KEY, f"x{number}", b"body")[0] for number in range(4)]
+    spool.done(ids[:2])
+    spool.bury(ids[2], "poison")
+    await spool.aclose()
+    again = open_spool()
+    assert [entry.id for entry in again.waiting] == ids[3:]
+    assert (again.records, again.dead_letters) == (1, 1)
+
+
+async def test_a_directory_in_use_is_refused(open_spool: Open) -> None:
+    open_spool()
+    with pytest.raises(SpoolTaken):
+        open_spool()
+
+
+async def test_rows_are_read_back_by_their_numbers(open_spool: Open) -> None:
+    spool = open_spool()
+    ids = []
+    for number in range(3):
+        id_, future = spool.put("turn", KEY, f"x{number}", b"body %d" % number)
+        ids.append(id_)
+        await landed(future)
+    rows = await spool.read([ids[2], ids[0], 999])
+    assert [(row.id, row.body, row.sound) for row in rows] == [(ids[0], b"body 0", True), (ids[2], b"body 2", True)]
+
+
+class FailingConnection(sqlite3.Connection):
+    """Its commits fail as long as it is told to; each failure is counted."""
+
+    failing = 0
+    failures = 0
+
+    def execute(self, sql: str, *parameters: object) -> sqlite3.Cursor:
+        if sql == "COMMIT" and FailingConnection.failing:
+            FailingConnection.failing -= 1
+            FailingConnection.failures += 1
+            raise sqlite3.OperationalError("disk I/O error")
+        return super().execute(sql, *parameters)  # type: ignore[arg-type]
+
+
+def connect_failing(path: Path) -> sqlite3.Connection:
+    connect(path).close()
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=FailingConnection)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    return connection
+
+
+async def test_a_failed_flush_acknowledges_nothing_and_a_new_file_is_begun(
+    open_spool: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spool = open_spool(connect_to=connect_failing)
+    _, before = spool.put("turn", KEY, "x1", b"before")
+    await landed(before)
+    FailingConnection.failing, FailingConnection.failures = 1, 0
+    _, future = spool.put("turn", KEY, "x2", b"after")
+    await landed(future)
+
+    assert FailingConnection.failures == 1
+    assert spool.usable
+    assert "ALARM the spool cannot be written" in caplog.text
+    (aside,) = spool.directory.glob("*.corrupt")
+    # Acknowledged by the new file alone, which has everything.
+    aside.unlink()
+    assert on_disk(spool.directory, tmp_path / "now") == [(1, "turn"), (2, "turn")]
+
+
+async def test_a_disk_that_fails_for_long_is_tried_until_it_takes_the_record(open_spool: Open) -> None:
+    spool = open_spool(connect_to=connect_failing)
+    FailingConnection.failing, FailingConnection.failures = 7, 0
+    _, future = spool.put("turn", KEY, "x1", b"body")
+    await landed(future)
+    assert FailingConnection.failures == 7
+    assert spool.usable
+
+
+def connect_small(path: Path) -> sqlite3.Connection:
+    connection = connect(path)
+    connection.execute("PRAGMA max_page_count = 12")
+    return connection
+
+
+async def test_a_full_disk_holds_back_acknowledgements_until_there_is_room(
+    open_spool: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    spool = open_spool(connect_to=connect_small)
+    first, future = spool.put("turn", KEY, "x1", b"b" * 20_000)
+    await landed(future)
+    second, waiting = spool.put("turn", KEY, "x2", b"b" * 20_000)
+    async with asyncio.timeout(30):
+        while spool.usable:  # noqa: ASYNC110 - told by the writer's thread
+            await asyncio.sleep(0.01)
+    assert spool.trouble == "SQLITE_FULL"
+    assert not waiting.done()
+    # Nothing was written over: the first one is still whole. Room comes from outside, as an operator makes it.
+    assert [row.sound for row in await spool.read([first])] == [True]
+    spool._file._connection.execute("PRAGMA max_page_count = 1000")
+    await landed(waiting)
+    assert [row.id for row in await spool.read([first, second])] == [first, second]
+    assert not list(spool.directory.glob("*.corrupt"))
+
+
+async def test_closing_does_not_wait_for_a_disk_that_fails(open_spool: Open) -> None:
+    spool = open_spool(connect_to=connect_failing)
+    FailingConnection.failing = 10_000
+    _, future = spool.put("turn", KEY, "x1", b"body")
+    async with asyncio.timeout(30):
+        while spool.usable:  # noqa: ASYNC110 - told by the writer's thread
+            await asyncio.sleep(0.01)
+        await spool.aclose()
+    FailingConnection.failing = 0
+    assert not future.done()
