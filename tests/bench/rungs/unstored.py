@@ -42,5 +42,5 @@ class Forgetful(Persistence):
 
 if __name__ == "__main__":
     # The service builds its parts itself and has no switch for this: nobody but a bench wants it.
-    app.Persistence = Forgetful  # type: ignore[attr-defined, misc]
+    app.Persistence = Forgetful  # type: ignore[attr-defined]
     sys.exit(main())
