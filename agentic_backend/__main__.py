@@ -1,4 +1,4 @@
-"""The process of the agentic service: settings first, then the port, then everything heavy."""
+"""The process of the agentic service: settings, the port and what is its alone first, then everything heavy."""
 
 import logging
 import sys
@@ -8,21 +8,31 @@ from backend_kit.settings import load_or_exit
 
 
 def main() -> int:
-    """Serve until a signal ends it. Exit codes: 0 drained, 1 forced, 2 bad configuration or a taken port."""
+    """Serve until a signal ends it.
+
+    Exit codes: 0 drained, 1 forced, 2 bad configuration, taken port or unusable spool directory, 3 another process has
+    the spool directory or the database (after a wait of up to 10 s at the start; drained where it is found out later).
+    """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
     settings = load_or_exit(AgenticSettings)
     logging.getLogger().setLevel(settings.app.log_level.upper())
+    from agentic_backend.persist.claim import EXIT_TAKEN, DatabaseTaken, take
+    from agentic_backend.persist.spoolfile import SpoolTaken, SpoolUnusable
     from backend_kit.http import CannotListen, listen
 
     try:
         sock = listen(settings.app.address, settings.app.port)
-    except CannotListen as error:
+        possessions = take(settings)
+    except (CannotListen, SpoolUnusable) as error:
         logging.getLogger(__name__).critical("%s", error)
         return 2
-    # Imports of LangGraph and SQLAlchemy take seconds: a typo in the file or a taken port must not wait for them.
+    except (SpoolTaken, DatabaseTaken) as error:
+        logging.getLogger(__name__).critical("%s", error)
+        return EXIT_TAKEN
+    # Imports of LangGraph and SQLAlchemy take seconds: what can be known without them must not wait for them.
     from agentic_backend.app import serve_app
 
-    return serve_app(settings, sock)
+    return serve_app(settings, sock, possessions)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@ import asyncio
 import gc
 import logging
 import os
+import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -28,6 +29,7 @@ from agentic_backend.llm import ModelPool
 from agentic_backend.llm.configured import connections_of, endpoint_of
 from agentic_backend.llm.observer import Metered
 from agentic_backend.metrics import AgenticMetrics
+from agentic_backend.persist.claim import EXIT_TAKEN, Possessions
 from agentic_backend.persist.persistence import Persistence
 from agentic_backend.persist.retention import Pruner, Retention, RetentionRules
 from agentic_backend.session.admission import Admission, TurnLimits
@@ -89,7 +91,16 @@ class State:
 class AgenticService:
     """One agentic service: `app` is the ASGI application, `drain` its orderly end. Two may live in one process."""
 
-    def __init__(self, settings: AgenticSettings) -> None:
+    def __init__(
+        self,
+        settings: AgenticSettings,
+        possessions: Possessions | None = None,
+        end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`possessions` is what the process took at its start; `end` begins the drain, as a signal does."""
+        self.disowned = False
+        self._possessions = possessions
+        self._end = end
         self._settings = settings
         self._verifier = make_verifier(settings)
         self._registry = CollectorRegistry()
@@ -136,6 +147,11 @@ class AgenticService:
         logger.info("drain 4/5: all sockets closed, %d of them cut", cut)
         left = await state.persistence.flush(_FLUSH_S)
         logger.info("drain 5/5: history flushed, %d records left", left)
+
+    def _give_way(self) -> None:
+        """Another process has the database: end in order, and say by the exit code why."""
+        self.disowned = True
+        self._end()
 
     def _loop_is_late(self, state: State) -> bool:
         now = asyncio.get_running_loop().time()
@@ -187,7 +203,14 @@ class AgenticService:
         runtime = KpiRuntime(kpi, kpi_options(settings)).start()
         stack.callback(runtime.close)
         tasks = TaskRegistry()
-        persistence = Persistence(settings, kpi=kpi, metrics=metrics, tasks=tasks)
+        persistence = Persistence(
+            settings,
+            kpi=kpi,
+            metrics=metrics,
+            tasks=tasks,
+            on_taken=self._give_way,
+            possessions=self._possessions,
+        )
         stack.push_async_callback(persistence.aclose)
         models = make_models(settings, metrics)
         stack.push_async_callback(models.aclose)
@@ -205,6 +228,7 @@ class AgenticService:
             metrics=metrics,
             kpi=kpi,
             rules=TurnRules(settings.deadlines.turn_s, settings.ai.restore_max_exchanges),
+            leases=persistence.leases,
         )
         registry = TurnRegistry(runner=runner, admission=admission, log=persistence.log, tasks=tasks)
         baseline = BaselineTurns(direct=DirectAnswer(kit), tasks=tasks, turn_s=settings.deadlines.turn_s)
@@ -314,7 +338,7 @@ def make_retention(
         await registry.forget(*key)
 
     pending = persistence.pending
-    pruner = Pruner(persistence.database.main, in_use=lambda key: bool(pending.turns(key)), forget=forget)
+    pruner = Pruner(persistence.database.main, in_use=pending.holds, forget=forget)
     return Retention(persistence.database, pruner, RetentionRules(settings.history.retention_days), metrics)
 
 
@@ -382,11 +406,11 @@ def freeze_gc() -> None:
     gc.set_threshold(50_000, 20, 100)
 
 
-def serve_app(settings: AgenticSettings, sock: socket.socket) -> int:
-    """Run the service on a listening socket until a signal ends it; returns the exit code."""
-    service = AgenticService(settings)
+def serve_app(settings: AgenticSettings, sock: socket.socket, possessions: Possessions) -> int:
+    """Run the service on a listening socket until a signal ends it; returns the exit code (see `__main__`)."""
+    service = AgenticService(settings, possessions, lambda: signal.raise_signal(signal.SIGTERM))
     server = settings.server
-    return serve(
+    code = serve(
         service.app,
         host=settings.app.address,
         port=settings.app.port,
@@ -400,6 +424,7 @@ def serve_app(settings: AgenticSettings, sock: socket.socket) -> int:
         ),
         sock=sock,
     )
+    return EXIT_TAKEN if service.disowned else code
 
 
 async def _watch_turns(state: State) -> None:

@@ -12,6 +12,7 @@ from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.database import Database
 from agentic_backend.persist.engines import JsonBytes, TimedConnection
 from agentic_backend.persist.faults import Backoff, Cause, DatabaseFault, QuietLog, cause_of, sqlstate_of
+from agentic_backend.persist.owner import Owner
 from agentic_backend.persist.pending import Change, Key, Op, Pending
 from agentic_backend.persist.spool import Spool
 from agentic_backend.persist.statements import CHANGE_SESSION, DELETE_SESSIONS, WRITE_TURNS
@@ -45,7 +46,7 @@ class BatchRules:
 
 @dataclass(slots=True)
 class BatcherStats:
-    """Counts since the start. `poison`, `rank_conflicts`, `unreadable` and `lost` are alarms: they must stay 0."""
+    """Counts since the start. All but the first five and `after_delete` are alarms: they must stay 0."""
 
     transactions: int = 0
     turns: int = 0
@@ -54,6 +55,7 @@ class BatcherStats:
     retries: int = 0
     poison: int = 0
     rank_conflicts: int = 0
+    fenced: int = 0
     unreadable: int = 0
     after_delete: int = 0
     lost: int = 0
@@ -70,14 +72,26 @@ class DrainReport:
 
 @dataclass(slots=True)
 class _Outcome:
-    """What one transaction did with its turns, by place in the batch."""
+    """What one transaction did not write of its turns, by place in the batch: why it gives them up, or unknown."""
 
-    clashes: set[int] = field(default_factory=set)
+    given_up: dict[int, str] = field(default_factory=dict)
     unknown: set[int] = field(default_factory=set)
+
+
+_GIVEN_UP = {"clash": "rank_conflict", "fenced": "fenced"}
+"""Verdicts of `WRITE_TURNS` on a record that will never be in Postgres, and what they are called elsewhere."""
+
+
+class _NotHeld(Exception):
+    """The claim on the database does not stand."""
 
 
 class _SkippedRanks(Exception):
     """Another writer stored ranks of this batch between its snapshot and its insert."""
+
+
+_CAUSES: dict[type[Exception], Cause] = {_NotHeld: Cause.UNCLAIMED, _SkippedRanks: Cause.CONCURRENT}
+"""Why a transaction failed for a reason of our own; any other is the spool's."""
 
 
 class Batcher:
@@ -96,6 +110,7 @@ class Batcher:
     def __init__(
         self,
         database: Database,
+        owner: Owner,
         pending: Pending,
         spool: Spool | None,
         rules: BatchRules,
@@ -106,6 +121,7 @@ class Batcher:
         self.stats = BatcherStats()
         self.blocked_by: Cause | None = None
         self._database = database
+        self._owner = owner
         self._pending = pending
         self._spool = spool
         self._rules = rules
@@ -242,9 +258,9 @@ class Batcher:
             batch = self._pending.head(self._rules.max_records, self._rules.max_bytes)
             try:
                 await self._write(batch)
-            except (*DatabaseFault, _SkippedRanks, sqlite3.Error) as error:
+            except (*DatabaseFault, _NotHeld, _SkippedRanks, sqlite3.Error) as error:
                 self._failed(error)
-                await asyncio.sleep(backoff.next_s())
+                await (self._owner.wait_held() if isinstance(error, _NotHeld) else asyncio.sleep(backoff.next_s()))
                 continue
             self.blocked_by = self._database.trouble = None
             backoff.reset()
@@ -282,6 +298,8 @@ class Batcher:
         deletes = {op.key: op for op in batch if op.kind == "delete"}
         with self._kpi.phase("persist_tx"):
             async with self._database.batch.connection() as connection:
+                if not self._owner.held:
+                    raise _NotHeld
                 await self._write_turns(connection, [bodies[op] for op in batch if op.kind == "turn"], outcome)
                 await self._write_changes(connection, [op for op in batch if op.kind == "change"], bodies)
                 if deletes:
@@ -296,7 +314,10 @@ class Batcher:
         for row in await connection.execute("write_turns", WRITE_TURNS, {"records": records}):
             if row.verdict == "skipped":
                 raise _SkippedRanks
-            (outcome.clashes if row.verdict == "clash" else outcome.unknown).add(row.ord - 1)
+            if row.verdict == "unknown":
+                outcome.unknown.add(row.ord - 1)
+            else:
+                outcome.given_up[row.ord - 1] = _GIVEN_UP[row.verdict]
 
     async def _write_changes(self, connection: TimedConnection, changes: list[Op], bodies: dict[Op, bytes]) -> None:
         """Each by itself, in order: they are few, and two of one session must both count."""
@@ -315,8 +336,8 @@ class Batcher:
         turns = [op for op in batch if op.kind == "turn" and op in bodies]
         given_up = {op: "unreadable" for op in batch if op not in bodies}
         for place, op in enumerate(turns):
-            if place in outcome.clashes:
-                given_up[op] = "rank_conflict"
+            if place in outcome.given_up:
+                given_up[op] = outcome.given_up[place]
             elif place in outcome.unknown:
                 self.stats.after_delete += 1
                 logger.info("turn of a deleted session left out: session_id=%s", op.key[0])
@@ -364,6 +385,8 @@ class Batcher:
         if reason == "rank_conflict":
             self.stats.rank_conflicts += 1
             self._metrics.rank_conflicts.inc()
+        elif reason == "fenced":
+            self.stats.fenced += 1
         elif reason == "unreadable":
             self.stats.unreadable += 1
         if self._spool is None:
@@ -386,10 +409,8 @@ class Batcher:
         """Note why a transaction failed; what it held stays pending."""
         if isinstance(error, DatabaseFault):
             cause, sqlstate = cause_of(error), sqlstate_of(error)
-        elif isinstance(error, sqlite3.Error):
-            cause, sqlstate = Cause.SPOOL, None
         else:
-            cause, sqlstate = Cause.CONCURRENT, None
+            cause, sqlstate = _CAUSES.get(type(error), Cause.SPOOL), None
         self.blocked_by = self._database.trouble = cause
         self.stats.retries += 1
         self._metrics.persist_retries(cause.value).inc()

@@ -3,12 +3,18 @@
 import os
 import socket
 import time
+from dataclasses import dataclass
+from pathlib import Path
 
 import psycopg
 
 from agentic_backend.persist.libpq import connect_args
+from agentic_backend.persist.spoolfile import SpoolLock
+from agentic_backend.settings import AgenticSettings
 from backend_kit.settings import Postgres
 
+EXIT_TAKEN = 3
+"""The exit code of a process whose spool directory or database another one has."""
 LOCK_KEY = 0x7475_726E_6F77_6E73
 """The advisory lock of owners: "turnowns" in ASCII. Postgres keeps advisory locks apart by database."""
 WAIT_S = 10.0
@@ -70,6 +76,27 @@ def claim_at_start(settings: Postgres, *, shared: bool, wait_s: float = WAIT_S) 
         except psycopg.Error:
             return None
         time.sleep(_AGAIN_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Possessions:
+    """What the process took for itself before it became a service: its spool directory and its database.
+
+    None is what it does not need, or could not take yet because Postgres is away.
+    """
+
+    spool: SpoolLock | None = None
+    database: Connection | None = None
+
+
+def take(settings: AgenticSettings) -> Possessions:
+    """Take what no other process may use at the same time. Blocks for up to 10 s where another has the database.
+
+    Raises `SpoolTaken`, `SpoolUnusable` or `DatabaseTaken`.
+    """
+    chosen = settings.persistence
+    spool = SpoolLock(Path(chosen.spool_dir)) if chosen.ack == "spool" else None
+    return Possessions(spool, claim_at_start(settings.storage.postgres, shared=chosen.replicas == "many"))
 
 
 def _arguments(settings: Postgres) -> dict[str, str | int | None]:

@@ -28,6 +28,8 @@ class Cause(StrEnum):
     DEADLOCK = "deadlock"
     RESOURCES = "resources"
     READ_ONLY = "read_only"
+    UNCLAIMED = "unclaimed"
+    """The claim on the database does not stand: another process may be writing to it."""
     CONCURRENT = "concurrent"
     """Another writer stored the same ranks meanwhile; the next attempt sees them."""
     STATEMENT = "statement"

@@ -46,6 +46,8 @@ class Owner:
         self._held = asyncio.Event()
         if claim is not None:
             self._held.set()
+        self._spoken = asyncio.Event()
+        self._watched: int | None = None
         self._log = QuietLog(logger)
         self._told = False
         # The claim is made in a thread that a cancelled task cannot stop: whatever it brings must still be closed.
@@ -74,7 +76,7 @@ class Owner:
                 await self._claim()
             elif await self._answers(self._connection):
                 self._held.set()
-                await _until_it_speaks(self._connection)
+                await self._until_it_speaks(self._connection)
                 self._held.clear()
             else:
                 self._held.clear()
@@ -82,10 +84,12 @@ class Owner:
                 self._log.warning("lost", "the claim on the database is lost: nothing is written until it stands again")
 
     def close(self) -> None:
-        """Give the claim up, after the last write."""
+        """Give the claim up, after the last write. On the loop."""
         with self._closing:
             self._closed = True
         self._held.clear()
+        self._unwatch()
+        self._spoken.set()
         self._drop()
 
     async def _claim(self) -> None:
@@ -100,7 +104,10 @@ class Owner:
                 await asyncio.sleep(_AGAIN_S)
             except psycopg.Error as error:
                 taken_since = None
-                self._log.warning("away", "the database cannot be claimed yet: sqlstate=%s; trying on", error.sqlstate)
+                where = self._settings.host, self._settings.port
+                self._log.warning(
+                    "away", "Postgres at %s:%d is not ready: sqlstate=%s; trying on", *where, error.sqlstate
+                )
                 await asyncio.sleep(backoff.next_s())
 
     def _attempt(self) -> None:
@@ -127,6 +134,21 @@ class Owner:
             return False
         return True
 
+    async def _until_it_speaks(self, connection: Connection) -> None:
+        self._spoken.clear()
+        self._watched = connection.fileno()
+        asyncio.get_running_loop().add_reader(self._watched, self._spoken.set)
+        try:
+            await self._spoken.wait()
+        finally:
+            self._unwatch()
+
+    def _unwatch(self) -> None:
+        """Before the connection is closed: libuv ends the process over a watched descriptor that is not open."""
+        if self._watched is not None:
+            asyncio.get_running_loop().remove_reader(self._watched)
+            self._watched = None
+
     def _drop(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -140,14 +162,3 @@ def _has_spoken(connection: Connection) -> bool:
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLIN)
     return bool(poll.poll(0))
-
-
-async def _until_it_speaks(connection: Connection) -> None:
-    loop = asyncio.get_running_loop()
-    spoken = asyncio.Event()
-    number = connection.fileno()
-    loop.add_reader(number, spoken.set)
-    try:
-        await spoken.wait()
-    finally:
-        loop.remove_reader(number)

@@ -10,11 +10,14 @@ from typing import Any
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.batcher import Batcher, BatchRules
 from agentic_backend.persist.cache import HistoryCache
+from agentic_backend.persist.claim import Possessions
 from agentic_backend.persist.database import Database, DatabaseState
 from agentic_backend.persist.faults import Cause, QuietLog
+from agentic_backend.persist.lease import SessionLeases, lease_s
+from agentic_backend.persist.owner import Owner
 from agentic_backend.persist.pending import Change, Op, Pending
 from agentic_backend.persist.spool import Spool
-from agentic_backend.persist.spoolfile import Entry, SpoolLock
+from agentic_backend.persist.spoolfile import Entry
 from agentic_backend.persist.store import PostgresSessionStore
 from agentic_backend.persist.turnlog import PersistentTurnLog
 from agentic_backend.session.models import AskRecord, Session, TurnRecord
@@ -32,12 +35,13 @@ _READ_AT_ONCE = 200
 
 
 class Persistence:
-    """Owns the pools, the spool, the queue and the batcher; gives out the two ports of the session layer.
+    """Owns the pools, the spool, the queue and the batcher; gives out the ports of the session layer.
 
-    `store` reads (SessionStore), `log` takes finished turns (TurnLog). `on_state` is told how the search for the
-    database goes; after `refused` the service can never become ready and should end. `lock` is the ownership of the
-    spool's directory where the process has it already. Construct it on the loop: what an earlier process left in the
-    spool is counted then, and written to Postgres in the background once that is there.
+    `store` reads (SessionStore), `log` takes finished turns (TurnLog), `leases` says which instance runs a turn
+    (Leases; None where there is one instance). `on_state` is told how the search for the database goes; after `refused`
+    the service can never become ready and should end, and so it should when `on_taken` is told that another process has
+    the database. `possessions` is what this process took at its start. Construct it on the loop: what an earlier
+    process left in the spool is counted then, and written to Postgres in the background once that is there.
 
     Raises `SpoolTaken` or `SpoolUnusable`.
     """
@@ -50,20 +54,27 @@ class Persistence:
         metrics: AgenticMetrics,
         tasks: TaskRegistry,
         on_state: Callable[[DatabaseState], None] | None = None,
-        lock: SpoolLock | None = None,
+        on_taken: Callable[[], None] = lambda: None,
+        possessions: Possessions | None = None,
     ) -> None:
+        possessions = possessions or Possessions()
         chosen = settings.persistence
+        many = chosen.replicas == "many"
         self.state = DatabaseState("connecting")
         self.database = Database(settings.storage.postgres, metrics)
+        claim = possessions.database
+        self.owner = Owner(settings.storage.postgres, shared=many, on_taken=on_taken, claim=claim)
         self.spool: Spool | None = None
         if chosen.ack == "spool":
-            self.spool = Spool(Path(chosen.spool_dir), metrics.spool_commit.observe, lock=lock)
+            self.spool = Spool(Path(chosen.spool_dir), metrics.spool_commit.observe, lock=possessions.spool)
             self.spool.start()
         self.pending = Pending(None if self.spool is None else self.spool.read)
         # Another instance writes where sessions are shared: what is remembered here would be old.
-        cache_mb = settings.history.cache_mb if chosen.replicas == "single" else 0
+        cache_mb = 0 if many else settings.history.cache_mb
         self.cache = HistoryCache(cache_mb * _MIB, settings.ai.restore_max_exchanges)
-        self.batcher = Batcher(self.database, self.pending, self.spool, batch_rules(settings), kpi=kpi, metrics=metrics)
+        self.leases = SessionLeases(self.database, self.pending, length_s=lease_s(settings)) if many else None
+        rules = batch_rules(settings)
+        self.batcher = Batcher(self.database, self.owner, self.pending, self.spool, rules, kpi=kpi, metrics=metrics)
         self.store = PostgresSessionStore(self.database, self.pending, self.batcher, self.cache, metrics=metrics)
         self.log = PersistentTurnLog(chosen.ack, self.batcher, self.pending, self.spool, self.cache, metrics)
         self._metrics = metrics
@@ -96,6 +107,7 @@ class Persistence:
 
     def start(self) -> None:
         """Begin to look for Postgres, and to write once it is there. Returns at once."""
+        self._tasks.spawn("persist-owner", self.owner.run, restart=True)
         self._tasks.spawn("persist-connect", self._connect, restart=True)
         self._tasks.spawn("persist-watch", self._watch, restart=True)
         self.batcher.start(self._tasks)
@@ -111,8 +123,11 @@ class Persistence:
         """
         away = self.spool is not None and self.batcher.blocked_by is not None
         await self.batcher.aclose(0.0 if away else _CLOSE_S)
+        if self.leases is not None:
+            await self.leases.aclose()
         if self.spool is not None:
             await self.spool.aclose()
+        self.owner.close()
         await self.database.aclose()
 
     def _replay(self, spool: Spool) -> None:
@@ -152,6 +167,10 @@ class Persistence:
             await asyncio.sleep(_TICK_S)
 
     async def _connect(self) -> None:
+        # Nothing of the database is this process' to use or migrate while another has it.
+        if not self.owner.held:
+            self._note(DatabaseState("connecting", Cause.UNCLAIMED))
+            await self.owner.wait_held()
         await self.database.connect_until_ready(self._note)
 
     def _note(self, state: DatabaseState) -> None:

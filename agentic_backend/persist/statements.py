@@ -58,7 +58,8 @@ ORDER BY rank DESC LIMIT :newest
 """)
 
 REMEMBERED = text("""
-SELECT exchange_id, role, metadata_json #> '{extras,error}' IS NOT NULL AS failed,
+SELECT exchange_id, role,
+    metadata_json #> '{extras,error}' IS NOT NULL OR metadata_json #>> '{extras,status}' = 'interrupted' AS failed,
     (SELECT string_agg(part->>'text', E'\\n' ORDER BY place)
      FROM jsonb_array_elements(parts_json) WITH ORDINALITY AS parts(part, place)
      WHERE part->>'type' = 'text') AS text
@@ -70,8 +71,10 @@ ORDER BY rank DESC LIMIT :messages
 # One batch of turns. :records is a JSON array of TurnRecord.encode(). In this order:
 # known     the sessions that exist and are the user's, locked in one order against deletes and other writers;
 #           a record without one belongs to a deleted session and is left out: a session exists from `create` on
+# lease     the leases that records were run under, locked until the commit: nobody gets one of them before it
+# fenced    records whose session another instance has got since: left out whole
 # clash     records with a rank that another exchange holds, stored or earlier in this batch: left out whole
-# fit       one message a rank: where an interrupted exchange ran again in the same batch, the later one
+# fit       one message a rank: where an interrupted exchange ran again in the same batch, what it became
 # newest    one row a session, because an update meets each row once; preferences and a title that is there are not a
 #           turn's to write
 # written   what is stored stays, whoever stored it; only an exchange that a restart had interrupted is overwritten, by
@@ -81,16 +84,25 @@ ORDER BY rank DESC LIMIT :messages
 WRITE_TURNS = text("""
 WITH record AS MATERIALIZED (
     SELECT ord, r->>'exchange_id' AS exchange_id, r->'session' AS session, r->'session'->>'id' AS session_id,
-        r->'session'->>'user_id' AS user_id, (r->'session'->>'version')::bigint AS version, r->'messages' AS messages
+        r->'session'->>'user_id' AS user_id, (r->'session'->>'version')::bigint AS version, r->'messages' AS messages,
+        (r->>'fence')::bigint AS fence
     FROM jsonb_array_elements(:records) WITH ORDINALITY AS input(r, ord)
 ), known AS MATERIALIZED (
     SELECT s.session_id, s.user_id FROM session AS s
     WHERE s.session_id IN (SELECT session_id FROM record) ORDER BY s.session_id FOR NO KEY UPDATE
+), lease AS MATERIALIZED (
+    SELECT held.session_id, held.fence FROM session_lease AS held
+    WHERE held.session_id IN (SELECT record.session_id FROM record JOIN known USING (session_id, user_id)
+        WHERE record.fence IS NOT NULL)
+    ORDER BY held.session_id FOR SHARE
+), fenced AS MATERIALIZED (
+    SELECT record.ord FROM record JOIN lease USING (session_id) WHERE record.fence < lease.fence
 ), message AS MATERIALIZED (
     SELECT record.ord, record.exchange_id, known.session_id, known.user_id, m.*
     FROM record JOIN known USING (session_id, user_id)
     CROSS JOIN LATERAL jsonb_to_recordset(record.messages)
         AS m(rank integer, "timestamp" timestamptz, role text, channel text, parts jsonb, metadata jsonb)
+    WHERE record.ord NOT IN (SELECT ord FROM fenced)
 ), clash AS MATERIALIZED (
     SELECT message.ord FROM message JOIN session_history AS stored USING (session_id, rank)
     WHERE stored.exchange_id <> message.exchange_id
@@ -99,10 +111,10 @@ WITH record AS MATERIALIZED (
     WHERE earlier.ord < later.ord AND earlier.exchange_id <> later.exchange_id
 ), fit AS MATERIALIZED (
     SELECT DISTINCT ON (session_id, rank) * FROM message WHERE ord NOT IN (SELECT ord FROM clash)
-    ORDER BY session_id, rank, ord DESC
+    ORDER BY session_id, rank, (metadata #>> '{extras,interrupted_by}' = 'restart') IS TRUE, ord
 ), newest AS (
     SELECT DISTINCT ON (session_id) session_id, user_id, version, session
-    FROM record WHERE ord NOT IN (SELECT ord FROM clash)
+    FROM record WHERE ord NOT IN (SELECT ord FROM clash) AND ord NOT IN (SELECT ord FROM fenced)
     ORDER BY session_id, version DESC
 ), advanced AS (
     UPDATE session SET agent_id = newest.session->>'agent_id', version = newest.version,
@@ -124,6 +136,8 @@ WITH record AS MATERIALIZED (
     RETURNING session_id, rank
 )
 SELECT 'clash' AS verdict, ord FROM clash
+UNION ALL
+SELECT 'fenced', ord FROM fenced
 UNION ALL
 SELECT 'unknown', ord FROM record WHERE NOT EXISTS (
     SELECT FROM known WHERE known.session_id = record.session_id AND known.user_id = record.user_id)

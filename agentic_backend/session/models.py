@@ -94,19 +94,26 @@ class AskRecord:
 
 @dataclass(frozen=True, slots=True)
 class TurnRecord:
-    """A finished turn: the session after it and every message of the exchange, user's first, ascending rank."""
+    """A finished turn: the session after it and every message of the exchange, user's first, ascending rank.
+
+    `fence` is that of the lease it was run under; None where this process alone runs the turns of its sessions.
+    """
 
     session: Session
     exchange_id: str
     messages: tuple[ChatMessage, ...]
+    fence: int | None = None
 
     def encode(self) -> bytes:
         """One JSON object that joins the messages' own bytes; nothing is encoded a second time.
 
-        Shape: `{"op":"turn","schema":1,"exchange_id":…,"session":{…,"version":n},"messages":[ChatMessage…]}`.
+        Shape: `{"op":"turn","schema":1,"exchange_id":…,"fence":n,"session":{…,"version":n},"messages":[ChatMessage…]}`;
+        no `fence` where there is none.
         """
-        session = self.session.stored()
-        head = dumps({"op": "turn", "schema": 1, "exchange_id": self.exchange_id, "session": session})
+        fields: dict[str, Any] = {"op": "turn", "schema": 1, "exchange_id": self.exchange_id}
+        if self.fence is not None:
+            fields["fence"] = self.fence
+        head = dumps({**fields, "session": self.session.stored()})
         return head[:-1] + b',"messages":[' + b",".join(message.json for message in self.messages) + b"]}"
 
     @classmethod
@@ -114,7 +121,7 @@ class TurnRecord:
         """What `encode` made. The encodings of its messages are the same bytes again."""
         fields = loads(body)
         messages = tuple(ChatMessage.build(**message) for message in fields["messages"])
-        return cls(Session(**fields["session"]), fields["exchange_id"], messages)
+        return cls(Session(**fields["session"]), fields["exchange_id"], messages, fields.get("fence"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,28 @@ class SessionStore(Protocol):
         """
 
 
+class Lease(Protocol):
+    """The right of this instance to run a turn of a session. `fence` goes with what is written under it."""
+
+    @property
+    def fence(self) -> int:
+        """Grows whenever another instance gets the session: what is written under an older one is refused."""
+
+    async def release(self) -> None:
+        """Let other instances run turns of the session. Never raises; a second call does nothing."""
+
+
+class Leases(Protocol):
+    """Which instance runs turns of a session, where several share the database."""
+
+    async def acquire(self, session_id: str, user_id: str) -> Lease:
+        """Take the session for one turn. What is read of it from now on stays true until the release.
+
+        Raises `SessionBusy` where another instance has it, `SessionNotFound`, or `HistoryUnavailable`. Where it is
+        cancelled nothing is held.
+        """
+
+
 class TurnLog(Protocol):
     """Where finished turns go. Fire-and-forget for the turn: no method waits for Postgres unless ack is `db`."""
 

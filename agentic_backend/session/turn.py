@@ -4,19 +4,20 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from agentic_backend.agent import Agent, AgentAnswer, AgentRun, Catalog
 from agentic_backend.errors import Conflict, HistoryUnavailable, SessionNotFound, StorageFull, TurnDeadline, TurnFailed
-from agentic_backend.events import text_part, utc_now
+from agentic_backend.events import ChatMessage, text_part, utc_now
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.admission import Admission
 from agentic_backend.session.exchange import Exchange
 from agentic_backend.session.models import AskRecord, Durability, Remembered, Session, TurnRecord
 from agentic_backend.session.recall import NEWEST_EXCHANGES, KnownSession, StoredExchange
-from agentic_backend.session.store import SessionStore, TurnLog
+from agentic_backend.session.store import Lease, Leases, SessionStore, TurnLog
 from agentic_backend.session.stream import Accepted, Ask, Cancelled, Failed, Final, SessionChanged, Turn
 from backend_kit.kpi import Kpi, Ledger, Status, phase
 from backend_kit.wire import Code, ServiceError, message_for
@@ -40,11 +41,13 @@ class TurnRules:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """What had to be known before the turn could be accepted."""
+    """What had to be known before the turn could be accepted. `asked` is the question where it runs again."""
 
     session: Session
     agent: Agent
     history: Sequence[Remembered]
+    lease: Lease | None
+    asked: ChatMessage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,11 @@ class _Ending:
 
 
 class TurnRunner:
-    """Runs turns. Stateless between them; `run` may be called any number of times at once."""
+    """Runs turns. Stateless between them; `run` may be called any number of times at once.
+
+    With `leases` other instances run turns of the same sessions: each turn then begins with a lease, and reads its
+    session anew.
+    """
 
     def __init__(
         self,
@@ -69,6 +76,7 @@ class TurnRunner:
         metrics: AgenticMetrics,
         kpi: Kpi,
         rules: TurnRules,
+        leases: Leases | None = None,
     ) -> None:
         self._store = store
         self._log = log
@@ -77,6 +85,7 @@ class TurnRunner:
         self._metrics = metrics
         self._kpi = kpi
         self._rules = rules
+        self._leases = leases
 
     async def run(self, turn: Turn, known: KnownSession | None) -> KnownSession | None:
         """Run the turn to its terminal event. Returns what is known of the session after it; None: there is none.
@@ -86,17 +95,20 @@ class TurnRunner:
         """
         ask = turn.ask
         ledger = Ledger(self._kpi, started=ask.received_at)
-        with ledger.activate():
+        async with AsyncExitStack() as ending:
+            ending.enter_context(ledger.activate())
             try:
                 agent = self._catalog.get(ask.agent_id)
-                known = known if known is not None and _used_lately(known.session) else None
+                lease = await self._lease(ask, ending)
+                known = known if lease is None and known is not None and _used_lately(known.session) else None
                 known = known or await self._load(ask)
                 stored = await self._stored(ask, known)
                 if stored is not None and not stored.cut_off:
                     stored.tell(turn, known.session)
                     return known
-                session = known.session if stored is None else stored.before(known.session)
-                prepared = await self._prepare(ask, session, agent)
+                prepared = await self._prepare(ask, known.session, agent, lease)
+                if stored is not None:
+                    prepared = replace(prepared, session=stored.before(known.session), asked=stored.question)
                 waited_s = await self._take_slot(turn)
             except ServiceError as error:
                 self._refuse(turn, error)
@@ -109,6 +121,15 @@ class TurnRunner:
                 return known.after(await self._run_accepted(turn, prepared, ledger), ask.exchange_id)
             finally:
                 self._admission.leave()
+
+    async def _lease(self, ask: Ask, ending: AsyncExitStack) -> Lease | None:
+        """The session's lease where there are leases; it is released with the turn, however that ends."""
+        if self._leases is None:
+            return None
+        with phase("session_read"):
+            lease = await self._leases.acquire(ask.session_id, ask.user_id)
+        ending.push_async_callback(lease.release)
+        return lease
 
     async def _load(self, ask: Ask) -> KnownSession:
         """The session and its newest exchanges from storage, once for as long as this process keeps it in mind."""
@@ -137,10 +158,10 @@ class TurnRunner:
             raise Conflict
         return stored
 
-    async def _prepare(self, ask: Ask, session: Session, agent: Agent) -> _Prepared:
+    async def _prepare(self, ask: Ask, session: Session, agent: Agent, lease: Lease | None) -> _Prepared:
         with phase("history_restore"):
             history = await self._store.remembered(ask.session_id, ask.user_id, self._rules.restore_max_exchanges)
-        return _Prepared(session, agent, history)
+        return _Prepared(session, agent, history, lease)
 
     async def _take_slot(self, turn: Turn) -> float:
         queued = self._admission.full
@@ -155,10 +176,10 @@ class TurnRunner:
     async def _run_accepted(self, turn: Turn, prepared: _Prepared, ledger: Ledger) -> Session:
         exchange = Exchange(turn, prepared.session)
         self._metrics.user_messages.inc()
-        self._log.begin(AskRecord(prepared.session, exchange.open()))
+        self._log.begin(AskRecord(prepared.session, exchange.open(prepared.asked)))
         ending = await self._answer(exchange, prepared)
         turn.settle()
-        session = await self._record(exchange, ending, ledger)
+        session = await self._record(exchange, ending, ledger, prepared.lease)
         self._observe(exchange, ending, prepared.agent.id, ledger)
         return session
 
@@ -201,13 +222,13 @@ class TurnRunner:
             return _Ending("error", Code.INTERNAL)
         return _Ending("ok", None, answer)
 
-    async def _record(self, exchange: Exchange, ending: _Ending, ledger: Ledger) -> Session:
+    async def _record(self, exchange: Exchange, ending: _Ending, ledger: Ledger, lease: Lease | None) -> Session:
         """Close the exchange, hand it to storage, and only then say so."""
         partial = bool(exchange.text)
         self._close(exchange, ending, ledger)
         session = exchange.next_session().preferring(exchange.turn.preferences)
         messages = tuple(sorted(exchange.messages, key=lambda message: message.rank))
-        record = TurnRecord(session, exchange.ask.exchange_id, messages)
+        record = TurnRecord(session, exchange.ask.exchange_id, messages, lease.fence if lease else None)
         turn = exchange.turn
         try:
             with phase("spool_ack"):
@@ -218,6 +239,9 @@ class TurnRunner:
             language = turn.ask.language
             turn.publish(Failed(error.code, refused=False, language=language, partial=partial, session=session))
             return session
+        if lease is not None:
+            # Before the end is told: who hears it may ask the next question at another instance.
+            await lease.release()
         if ending.status == "cancelled":
             turn.publish(Cancelled(messages, session))
         elif ending.code is not None:

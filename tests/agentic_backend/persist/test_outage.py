@@ -75,7 +75,7 @@ async def test_an_outage_in_mid_stream_loses_nothing(
     said = [(r.name, r.getMessage().split("sqlstate")[0]) for r in caplog.records if r.levelno >= logging.WARNING]
     causes = {text for _, text in said}
     assert len(said) <= len(causes) * (2 + elapsed_s), said
-    assert {name for name, _ in said} <= {"agentic_backend.persist.batcher", "agentic_backend.persist.store"}
+    assert {name for name, _ in said} <= {f"agentic_backend.persist.{name}" for name in ("batcher", "owner", "store")}
 
 
 async def test_the_service_starts_before_postgres(
@@ -84,7 +84,7 @@ async def test_the_service_starts_before_postgres(
     states: asyncio.Queue[DatabaseState] = asyncio.Queue()
     persistence = build(where(server), on_state=states.put_nowait)
     persistence.start()
-    assert await asyncio.wait_for(states.get(), 30) == DatabaseState("connecting", "connection")
+    assert await asyncio.wait_for(states.get(), 30) == DatabaseState("connecting", "unclaimed")
     assert not persistence.schema_known
     with pytest.raises(HistoryUnavailable):
         await persistence.store.list_for(USER)
@@ -97,7 +97,7 @@ async def test_the_service_starts_before_postgres(
     await persistence.log.append(turn(session, "x1"))
     assert await persistence.flush(30) == 0
     assert len(stored_ranks(server.dsn, session)) == 2
-    assert f"Postgres at 127.0.0.1:{server.port} is not ready: cause=connection" in caplog.text
+    assert f"Postgres at 127.0.0.1:{server.port} is not ready: sqlstate=None; trying on" in caplog.text
 
 
 async def test_closing_without_postgres_ends_at_the_deadline(server: EmbeddedPostgres, build: Build) -> None:
