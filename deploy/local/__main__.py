@@ -36,6 +36,8 @@ class Launcher:
         self._home = home
         self._console = console
         self._environment = {**plan.environment, "PYTHONUNBUFFERED": "1", "TURNWISE_HOME": str(home)}
+        # Beside the database that it belongs to.
+        self._environment.setdefault("TURNWISE_SPOOL_DIR", str(home / "spool"))
         self._postgres: EmbeddedPostgres | None = None
         self._stop = asyncio.Event()
         self._failed = False
