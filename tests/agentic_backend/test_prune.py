@@ -6,7 +6,7 @@ import psycopg
 import pytest
 import yaml
 
-from agentic_backend import prune
+from agentic_backend.prune import __main__ as prune
 from agentic_backend.persist.schema import migrate
 from tests.agentic_backend.persist.support import rows, settings_for
 from tests.support.ports import free_port
