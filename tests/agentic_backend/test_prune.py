@@ -6,8 +6,8 @@ import psycopg
 import pytest
 import yaml
 
-from agentic_backend.prune import __main__ as prune
 from agentic_backend.persist.schema import migrate
+from agentic_backend.prune import __main__ as prune
 from tests.agentic_backend.persist.support import rows, settings_for
 from tests.support.ports import free_port
 from tests.support.postgres import Database
