@@ -100,7 +100,7 @@ class Batcher:
     One transaction takes at most `rules.max_records`: one statement for its turns, one for its changes, one for its
     deletes. That order is right whatever the order was: a deleted session never comes back, so a turn behind a delete
     is dropped by either, and a turn writes nothing that a change sets. A turn whose session is not in the database is
-    dropped for the same reason, and counted.
+    dropped for the same reason, and counted; where nobody here deleted it, it goes to the dead letters.
 
     Failures of the connection, the server or the transaction are tried again for ever, with back-off. Data that
     Postgres refuses is narrowed down by halves to its record, which goes to the spool's dead letters with an alarm;
@@ -338,9 +338,12 @@ class Batcher:
         for place, op in enumerate(turns):
             if place in outcome.given_up:
                 given_up[op] = outcome.given_up[place]
-            elif place in outcome.unknown:
+            elif place in outcome.unknown and (self._spool is None or self._pending.deletion(op.key)):
                 self.stats.after_delete += 1
                 logger.info("turn of a deleted session left out: session_id=%s", op.key[0])
+            elif place in outcome.unknown:
+                # Nobody here deleted it: it may be the wrong database, or one from an old backup.
+                given_up[op] = "session_missing"
             else:
                 op.found = True
                 self._metrics.persist_lag.observe(now - op.at)
