@@ -1,12 +1,17 @@
 """What the page does with answers that were stopped or interrupted: it says so, and they can be asked for again."""
 
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 from playwright.async_api import expect
 
 from tests.browser.fake_server import STAMP
 from tests.browser.test_page_behaviour import ask, open_page
+from tests.support.ports import free_port
+from tests.support.processes import ModuleProcess
+from tests.support.service import configuration, merge
 
 pytestmark = pytest.mark.chromium
 
@@ -114,6 +119,34 @@ async def test_a_stop_before_the_restart_stays_a_stop(page, fake):
     await fake.peer()
     await expect(page.locator(".note.interrupted")).to_be_visible()
     await expect(page.get_by_role("button", name="Send")).to_be_visible()
+
+
+async def test_an_answer_goes_on_over_the_death_of_the_service(page, database, mock_llm, tmp_path: Path):
+    port = free_port()
+    file = tmp_path / "service.yaml"
+
+    def service(model):
+        places = {"app": {"port": port}, "persistence": {"spool_dir": str(tmp_path / "spool")}}
+        file.write_text(yaml.safe_dump(merge(configuration(model, database, mock_llm), places)))
+        return ModuleProcess("agentic_backend", env={"CONFIG_FILE": str(file), "ENV_FILE": ""})
+
+    ready = f"http://127.0.0.1:{port}/agentic/v1/ready"
+    with service("mock;tokens=1000;gap=20") as process:
+        await process.until(process.wait_for_http, ready)
+        await page.goto(f"http://127.0.0.1:{port}/")
+        await page.get_by_label("Your message").fill("Will you be there?")
+        await page.keyboard.press("Enter")
+        await expect(page.locator(".markdown")).to_have_text(re.compile(r".{60}", re.DOTALL))
+        await process.until(process.kill)
+    await expect(page.locator("#connection")).to_have_text("Reconnecting…")
+    with service("mock;tokens=3") as process:
+        await process.until(process.wait_for_http, ready)
+        await expect(page.locator(".turn")).to_have_attribute("data-status", "done")
+        await expect(page.locator(".turn")).to_have_count(1)
+        await page.reload()
+        await expect(page.locator(".turn")).to_have_attribute("data-status", "done")
+        await expect(page.locator(".question")).to_have_text("Will you be there?")
+        await process.until(process.stop)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

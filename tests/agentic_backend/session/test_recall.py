@@ -126,11 +126,13 @@ async def test_another_text_or_another_agent_under_a_known_id_is_a_conflict(shel
 async def test_a_turn_that_a_restart_cut_off_runs_again_in_its_place(shelf, start):
     await ended(start().ask("e1"))
     await shelf.cut_off("e2", "again?")
+    asked = shelf.history()[3]
     process = start()
     assert (await ended(process.ask("e2", "else"))).code is Code.CONFLICT
     final = await ended(process.ask("e2", "again?"))
     assert isinstance(final, Final)
     assert [message.rank for message in final.messages] == [3, 4, 5]
+    assert shelf.history()[3] == asked == shelf.asks[-1].user_message.json
     rows = [loads(row) for row in shelf.history()]
     assert [row["rank"] for row in rows] == list(range(6))
     assert [row["exchange_id"] for row in rows] == ["e1"] * 3 + ["e2"] * 3
