@@ -7,7 +7,6 @@ import shlex
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from typing import Any
@@ -67,10 +66,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(command: Sequence[str]) -> int:
-    process = subprocess.Popen(command)  # noqa: S603 - the operator's own command
+    """The exit code as a shell says it: 127 where there is no such program, 128 + N for one that signal N ended."""
+    try:
+        process = subprocess.Popen(command)  # noqa: S603 - the operator's own command
+    except OSError as error:
+        _say(f"{command[0]}: {error.strerror}")
+        return 127
     while True:
         try:
-            return process.wait()
+            code = process.wait()
+            return code if code >= 0 else 128 - code
         except KeyboardInterrupt:
             # Ctrl-C reached the command too: it ends in its own way, and then its end is marked.
             continue

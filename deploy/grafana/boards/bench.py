@@ -62,7 +62,7 @@ def _marks() -> Row:
             ),
             Panel(
                 title="Persist",
-                description="Is storage keeping up?",
+                description="Whether storage keeps up.",
                 unit="s",
                 targets=[
                     Target(quantile(0.95, "app_persist_lag_seconds"), "lag p95"),
