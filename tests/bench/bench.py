@@ -99,6 +99,7 @@ def configuration(directory: Path, model: str, model_port: int, postgres_port: i
     chat_model["settings"]["base_url"] = f"http://127.0.0.1:{model_port}/v1"
     config["storage"]["postgres"] |= {"host": "127.0.0.1", "port": postgres_port, "username": USER}
     config["storage"]["postgres"]["database"] = "turnwise"
+    config["persistence"]["spool_dir"] = str(directory / "spool")
     path = directory / "configuration.yaml"
     path.write_text(yaml.safe_dump(config))
     return path, port
