@@ -20,7 +20,8 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentic_backend.agent import AGENT_PHASES, AgentKit, Catalog, DirectAnswer
-from agentic_backend.chat.hub import TICK_S, SocketHub, SocketRules
+from agentic_backend.chat.hub import SocketHub, SocketRules
+from agentic_backend.chat.kpi_routes import KpiViews
 from agentic_backend.chat.router import ChatServices, build_router
 from agentic_backend.errors import LlmTimeout, TurnDeadline
 from agentic_backend.knowledge import KnowledgeClient, KnowledgeEndpoint
@@ -32,11 +33,14 @@ from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.claim import EXIT_TAKEN, Possessions
 from agentic_backend.persist.persistence import Persistence
 from agentic_backend.persist.retention import Pruner, Retention, RetentionRules
+from agentic_backend.session.account import TURN_PHASES, TurnAccounts
 from agentic_backend.session.admission import Admission, TurnLimits
 from agentic_backend.session.baseline import BaselineTurns
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.session.turn import TurnRules, TurnRunner
 from agentic_backend.settings import AgenticSettings
+from agentic_backend.verdict import Windows
+from agentic_backend.watch import Watch, Watched
 from backend_kit.aio import TaskRegistry
 from backend_kit.auth import HmacVerifier, NoAuth, Verifier
 from backend_kit.http import (
@@ -199,7 +203,7 @@ class AgenticService:
         """Build in order; the stack closes in reverse."""
         settings = self._settings
         kpi = make_kpi(settings, self._registry)
-        metrics = AgenticMetrics(self._registry, kpi)
+        metrics = AgenticMetrics(self._registry, kpi, currency=settings.ai.currency)
         runtime = KpiRuntime(kpi, kpi_options(settings)).start()
         stack.callback(runtime.close)
         tasks = TaskRegistry()
@@ -220,6 +224,7 @@ class AgenticService:
         catalog = make_catalog(settings, kit, metrics)
         stack.push_async_callback(catalog.aclose)
         admission = Admission(turn_limits(settings))
+        windows = Windows()
         runner = TurnRunner(
             store=persistence.store,
             log=persistence.log,
@@ -227,12 +232,18 @@ class AgenticService:
             admission=admission,
             metrics=metrics,
             kpi=kpi,
+            accounts=TurnAccounts(kpi, metrics, windows),
             rules=TurnRules(settings.deadlines.turn_s, settings.ai.restore_max_exchanges),
             leases=persistence.leases,
         )
         registry = TurnRegistry(runner=runner, admission=admission, log=persistence.log, tasks=tasks)
         baseline = BaselineTurns(direct=DirectAnswer(kit), tasks=tasks, turn_s=settings.deadlines.turn_s)
-        hub = SocketHub(verifier=self._verifier, rules=socket_rules(settings), metrics=metrics)
+        hub = SocketHub(
+            verifier=self._verifier,
+            rules=socket_rules(settings),
+            metrics=metrics,
+            delivered=_to_both(metrics.delivery.observe, windows.delivered),
+        )
         chat = ChatServices(
             hub=hub,
             registry=registry,
@@ -241,6 +252,7 @@ class AgenticService:
             catalog=catalog,
             documents=knowledge,
             kpi=kpi,
+            views=KpiViews(windows, runtime.loop.culprits, lambda: runtime.loop.lag_s),
             max_sessions_per_user=settings.ai.max_concurrent_sessions_per_user,
         )
         state = State(
@@ -261,8 +273,16 @@ class AgenticService:
         persistence.start()
         make_retention(settings, persistence, registry, metrics).start(tasks)
         tasks.spawn("socket-clock", hub.watch, restart=True)
-        tasks.spawn("turn-clock", lambda: _watch_turns(state), restart=True)
+        watch = self._make_watch(state, windows)
+        kpi.add_lines(watch.pool_lines)
+        kpi.add_last_words(watch.last_words)
+        tasks.spawn("turn-clock", lambda: watch.run(lambda: _publish_turns(state)), restart=True)
         return state
+
+    def _make_watch(self, state: State, windows: Windows) -> Watch:
+        database = state.persistence.database
+        tokens = self._verifier if isinstance(self._verifier, HmacVerifier) else None
+        return Watch(Watched(state.runtime.loop, database.main, database.batch, tokens), windows, state.metrics)
 
 
 class PageHeaders:
@@ -301,7 +321,7 @@ def make_verifier(settings: AgenticSettings) -> Verifier:
 def make_models(settings: AgenticSettings, metrics: AgenticMetrics) -> ModelPool:
     """The HTTP session to the model endpoints, with the limits of the configuration."""
     connections = connections_of(settings.ai.default_chat_model)
-    return ModelPool(connections, Metered(metrics), pool_wait=metrics.http_pool_wait("llm").observe)
+    return ModelPool(connections, Metered(metrics, settings.ai.prices), pool_wait=metrics.http_pool_wait("llm").observe)
 
 
 def make_knowledge(settings: AgenticSettings, metrics: AgenticMetrics) -> KnowledgeClient:
@@ -348,7 +368,7 @@ def make_kpi(settings: AgenticSettings, registry: CollectorRegistry) -> Kpi:
         registry,
         service=settings.app.name,
         legacy_ms_names=settings.metrics.legacy_ms_names,
-        phases=AGENT_PHASES,
+        phases=(*AGENT_PHASES, *TURN_PHASES),
         timeouts=(LlmTimeout, TurnDeadline),
     )
 
@@ -427,16 +447,22 @@ def serve_app(settings: AgenticSettings, sock: socket.socket, possessions: Posse
     return EXIT_TAKEN if service.disowned else code
 
 
-async def _watch_turns(state: State) -> None:
-    """Once a second: drop what is kept too long, and publish the levels that are counted elsewhere."""
+def _publish_turns(state: State) -> None:
+    """Drop what is kept too long, and publish the levels that are counted elsewhere."""
     metrics = state.metrics
-    while True:
-        await asyncio.sleep(TICK_S)
-        state.registry.expire()
-        metrics.turns_in_progress.set(state.admission.running)
-        metrics.turns_queued.set(state.admission.waiting)
-        metrics.replay_events.set(state.registry.replay_events)
-        metrics.replay_bytes.set(state.registry.replay_bytes)
+    state.registry.expire()
+    metrics.turns_in_progress.set(state.admission.running)
+    metrics.turns_queued.set(state.admission.waiting)
+    metrics.replay_events.set(state.registry.replay_events)
+    metrics.replay_bytes.set(state.registry.replay_bytes)
+
+
+def _to_both(one: Callable[[float], None], other: Callable[[float], None]) -> Callable[[float], None]:
+    def tell(value: float) -> None:
+        one(value)
+        other(value)
+
+    return tell
 
 
 def _page_headers() -> dict[str, str]:

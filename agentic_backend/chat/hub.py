@@ -41,8 +41,12 @@ class SocketRules:
 class SocketHub:
     """Accepts sockets in the order of TRUST 4.4, runs them, and ends them when they idle, block, or must leave."""
 
-    def __init__(self, *, verifier: Verifier, rules: SocketRules, metrics: AgenticMetrics) -> None:
+    def __init__(
+        self, *, verifier: Verifier, rules: SocketRules, metrics: AgenticMetrics, delivered: Callable[[float], None]
+    ) -> None:
+        """`delivered` is told the seconds from the end of a turn to the last of it handed to a socket."""
         self._verifier = verifier
+        self._delivered = delivered
         self._rules = rules
         self._metrics = metrics
         self._sockets: dict[ChatSocket, None] = {}
@@ -139,6 +143,7 @@ class SocketHub:
             verifier=self._verifier,
             max_message_chars=self._rules.max_message_chars,
             send_seconds=self._metrics.ws_send,
+            delivered=self._delivered,
             abort=_abort_handle(scope),
         )
         self._make_room(identity.uid)

@@ -13,6 +13,7 @@ from agentic_backend.agent import Catalog
 from agentic_backend.chat.documents import Documents, add_documents
 from agentic_backend.chat.frames import storable
 from agentic_backend.chat.hub import SocketHub
+from agentic_backend.chat.kpi_routes import KpiViews, add_kpi
 from agentic_backend.chat.preferences import SessionId, add_preferences
 from agentic_backend.chat.socket import Turns
 from agentic_backend.errors import MessageNotFound, SessionNotFound
@@ -50,6 +51,7 @@ class ChatServices:
     catalog: Catalog
     documents: Documents
     kpi: Kpi
+    views: KpiViews
     max_sessions_per_user: int
 
 
@@ -63,6 +65,7 @@ def build_router(services: Callable[[], ChatServices], identify: Callable[..., A
     _add_history(router, services, caller)
     add_preferences(router, services, caller)
     add_documents(router, lambda: services().documents, caller)
+    add_kpi(router, lambda: services().views, caller)
     return router
 
 
@@ -113,14 +116,11 @@ def _add_sessions(router: APIRouter, services: Callable[[], ChatServices], calle
         state = services()
         if await state.store.get(session_id, identity.uid) is None:
             raise SessionNotFound
+        # Nothing may be awaited between the two: from the delete on an ask finds no session.
         await state.registry.forget(session_id, identity.uid)
-        try:
-            with state.kpi.phase("session_write"):
-                if not await state.store.delete(session_id, identity.uid):
-                    raise SessionNotFound
-        finally:
-            # An ask that came in between had still found the session.
-            await state.registry.forget(session_id, identity.uid)
+        with state.kpi.phase("session_write"):
+            if not await state.store.delete(session_id, identity.uid):
+                raise SessionNotFound
         return True
 
 

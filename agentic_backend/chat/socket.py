@@ -67,10 +67,16 @@ class _Gone(Exception):  # not a failure: the peer left, with its close code
 
 @dataclass(slots=True)
 class _Follow:
-    """One followed turn and how far its events have been written."""
+    """One followed turn, how far its events have been written, and since when it is followed (monotonic clock)."""
 
     turn: Turn
     cursor: int = 0
+    since: float = field(default_factory=time.monotonic)
+
+    @property
+    def behind_s(self) -> float:
+        """For how long the turn has been over while this socket has not written its end."""
+        return time.monotonic() - max(self.turn.ended_at, self.since) if self.turn.ended else 0.0
 
 
 @dataclass(slots=True)
@@ -97,6 +103,7 @@ class ChatSocket:
         verifier: Verifier,
         max_message_chars: int,
         send_seconds: Seconds,
+        delivered: Callable[[float], None],
         abort: Callable[[], None],
     ) -> None:
         self.identity = identity
@@ -111,6 +118,7 @@ class ChatSocket:
         self._verifier = verifier
         self._max_message_chars = max_message_chars
         self._send_seconds = send_seconds
+        self._delivered = delivered
         self._abort = abort
         self._close_code = 1000
         self._finish_turns = False
@@ -362,6 +370,7 @@ class ChatSocket:
     def _done_with(self, follow: _Follow) -> None:
         self._follows.remove(follow)
         follow.turn.unfollow(self._wake.set)
+        self._delivered(follow.behind_s)
         self._send_seconds.observe(self._slowest_send_s)
         self._slowest_send_s = 0.0
         if self.protocol == "native":
@@ -398,6 +407,8 @@ class ChatSocket:
         for follow in self._follows:
             turn = follow.turn
             turn.unfollow(self._wake.set)
+            if turn.ended:
+                self._delivered(follow.behind_s)
             if code == CLIENT_STOP or (turn.ask.on_disconnect == "cancel" and not turn.followed):
                 turn.cancel()
         self._follows.clear()

@@ -3,7 +3,8 @@
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -30,7 +31,6 @@ _PLAIN: Final = re.compile(r"[\w.:;/@+-]{1,200}", re.ASCII)
 class TurnEnd:
     """How a turn that ran has ended. Times on the perf_counter clock, gaps in seconds."""
 
-    agent_id: str
     status: Status
     code: Code | None
     durable: Durability
@@ -47,16 +47,17 @@ class TurnAccounts:
         self._metrics = metrics
         self.windows = windows
 
-    def begin(self, ledger: Ledger) -> None:
-        """A turn has come out of the queue of its session."""
-        self.windows.begin(ledger)
+    @contextmanager
+    def running(self, ledger: Ledger) -> Iterator[None]:
+        """For as long as a turn runs, from when it came out of the queue of its session."""
         now = time.perf_counter()
         ledger.add("session_wait", ledger.started, now)
         self._kpi.record_phase("session_wait", now - ledger.started)
-
-    def leave(self, ledger: Ledger) -> None:
-        """The turn is over, however."""
-        self.windows.leave(ledger)
+        self.windows.begin(ledger)
+        try:
+            yield
+        finally:
+            self.windows.leave(ledger)
 
     def ended(self, ask: Ask, end: TurnEnd, ledger: Ledger) -> None:
         """A turn that ran."""
@@ -66,12 +67,12 @@ class TurnAccounts:
         unattributed_ms = ledger.unattributed_ms(total_s * 1e3)
         first_token_s = None if end.first_token_at is None else end.first_token_at - ask.received_at
         self._kpi.record_phase("stream_total", total_s, end.status)
-        metrics.turn(end.agent_id, end.status).observe(total_s)
-        metrics.turns(end.agent_id, end.status).inc()
+        metrics.turn(ledger.owner, end.status).observe(total_s)
+        metrics.turns(ledger.owner, end.status).inc()
         if end.code is not None:
             metrics.exchange_errors.inc()
         if first_token_s is not None:
-            metrics.first_token(end.agent_id).observe(first_token_s)
+            metrics.first_token(ledger.owner).observe(first_token_s)
             metrics.stream_gap.observe(end.longest_gap_s)
         metrics.unattributed.observe(unattributed_ms / 1e3)
         elsewhere_ms = sum(row["ms"] for row in rows if row["phase"] in _ELSEWHERE)
@@ -95,12 +96,12 @@ class TurnAccounts:
                 **_sums(ledger.spent),
                 "unattributed_ms": unattributed_ms,
             }
-            logger.info("%s", _line(ask, end.agent_id, fields, rows))
+            logger.info("%s", _line(ask, ledger.owner, fields, rows))
 
-    def refused(self, ask: Ask, agent_id: str, error: ServiceError, ledger: Ledger) -> None:
-        """An ask that became no turn. `agent_id` is one of the configuration, or `unknown`."""
+    def refused(self, ask: Ask, error: ServiceError, ledger: Ledger) -> None:
+        """An ask that became no turn."""
         status = "error" if isinstance(error, HistoryUnavailable) else "rejected"
-        self._metrics.turns(agent_id, status).inc()
+        self._metrics.turns(ledger.owner, status).inc()
         waited_ms = (time.perf_counter() - ask.received_at) * 1e3
         if isinstance(error, Overloaded | StorageFull):
             # Who is turned away is told when to come again: that is what the missing room costs.
@@ -108,7 +109,7 @@ class TurnAccounts:
             self.windows.refused("admission" if isinstance(error, Overloaded) else "stored", cost_ms)
         if logger.isEnabledFor(logging.INFO):
             fields = {"status": status, "code": error.code.value, "total_ms": waited_ms}
-            logger.info("%s", _line(ask, agent_id, fields, ledger.rows()))
+            logger.info("%s", _line(ask, ledger.owner, fields, ledger.rows()))
 
 
 def usage_of(ledger: Ledger) -> dict[str, Any] | None:

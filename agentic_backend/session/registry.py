@@ -100,8 +100,8 @@ class TurnRegistry:
 
     async def forget(self, session_id: str, user_id: str) -> None:
         """Stop the session's turns and drop what is known of it, because it is about to be deleted."""
-        slot = self._slots.pop((user_id, session_id), None)
-        if slot is not None:
+        # Until there is none: an ask that comes while a turn ends still finds the session.
+        while (slot := self._slots.pop((user_id, session_id), None)) is not None:
             for place, _ in slot.waiting:
                 place.cancel()
             if slot.running is not None:
@@ -253,7 +253,6 @@ class TurnRegistry:
             turn.publish(Failed(Code.INTERNAL, refused=not turn.events, language=turn.ask.language))
         self._turns.pop(key, None)
         self._admission.leave_user(turn.ask.user_id)
-        turn.ended_at = time.monotonic()
         if turn.ended and not turn.forgotten and not _never_began(turn):
             self._ended[key] = turn
             self._ended_bytes += turn.bytes_held

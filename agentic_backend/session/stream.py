@@ -5,6 +5,7 @@ others nothing and a late one starts wherever it likes.
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -200,6 +201,7 @@ class Turn:
         self.bytes_held += _weight(payload)
         if event.terminal:
             self.ended = True
+            self.ended_at = time.monotonic()
             self.done.set()
         for wake in self._followers:
             wake()

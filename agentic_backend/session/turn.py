@@ -10,9 +10,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from agentic_backend.agent import Agent, AgentAnswer, AgentRun, Catalog
-from agentic_backend.errors import Conflict, HistoryUnavailable, SessionNotFound, StorageFull, TurnDeadline, TurnFailed
+from agentic_backend.errors import Conflict, SessionNotFound, StorageFull, TurnDeadline, TurnFailed
 from agentic_backend.events import ChatMessage, text_part, utc_now
 from agentic_backend.metrics import AgenticMetrics
+from agentic_backend.session.account import TurnAccounts, TurnEnd, usage_of
 from agentic_backend.session.admission import Admission
 from agentic_backend.session.exchange import Exchange
 from agentic_backend.session.models import AskRecord, Durability, Remembered, Session, TurnRecord
@@ -23,9 +24,6 @@ from backend_kit.kpi import Kpi, Ledger, Status, phase
 from backend_kit.wire import Code, ServiceError, message_for
 
 logger = logging.getLogger(__name__)
-
-_ELSEWHERE = frozenset({"llm_invoke", "kf_vector_search", "kf_vector_rerank"})
-"""Phases that are another process's time: what they leave of a turn is the overhead that we own."""
 
 _USED_LATELY = timedelta(hours=12)
 """A session that was used within it cannot have been pruned meanwhile: retention counts whole days."""
@@ -75,6 +73,7 @@ class TurnRunner:
         admission: Admission,
         metrics: AgenticMetrics,
         kpi: Kpi,
+        accounts: TurnAccounts,
         rules: TurnRules,
         leases: Leases | None = None,
     ) -> None:
@@ -84,6 +83,7 @@ class TurnRunner:
         self._admission = admission
         self._metrics = metrics
         self._kpi = kpi
+        self._accounts = accounts
         self._rules = rules
         self._leases = leases
 
@@ -94,9 +94,10 @@ class TurnRunner:
         runs meanwhile. An ask that history has the end of is told again from there, without the agent.
         """
         ask = turn.ask
-        ledger = Ledger(self._kpi, started=ask.received_at)
+        ledger = Ledger(self._kpi, started=ask.received_at, owner=self._known_agent(ask.agent_id))
         async with AsyncExitStack() as ending:
             ending.enter_context(ledger.activate())
+            ending.enter_context(self._accounts.running(ledger))
             try:
                 agent = self._catalog.get(ask.agent_id)
                 lease = await self._lease(ask, ending)
@@ -111,7 +112,8 @@ class TurnRunner:
                     prepared = replace(prepared, session=stored.before(known.session), asked=stored.question)
                 waited_s = await self._take_slot(turn)
             except ServiceError as error:
-                self._refuse(turn, error)
+                refuse(turn, error)
+                self._accounts.refused(ask, error, ledger)
                 return known
             except asyncio.CancelledError:
                 self._stopped_before_start(turn, known)
@@ -174,13 +176,16 @@ class TurnRunner:
         return waited_s
 
     async def _run_accepted(self, turn: Turn, prepared: _Prepared, ledger: Ledger) -> Session:
-        exchange = Exchange(turn, prepared.session)
-        self._metrics.user_messages.inc()
-        self._log.begin(AskRecord(prepared.session, exchange.open(prepared.asked)))
+        with phase("turn_open"):
+            exchange = Exchange(turn, prepared.session)
+            self._metrics.user_messages.inc()
+            self._log.begin(AskRecord(prepared.session, exchange.open(prepared.asked)))
         ending = await self._answer(exchange, prepared)
         turn.settle()
-        session = await self._record(exchange, ending, ledger, prepared.lease)
-        self._observe(exchange, ending, prepared.agent.id, ledger)
+        session, durable = await self._record(exchange, ending, ledger, prepared.lease)
+        model = ending.answer.metadata.get("model", "") if ending.answer is not None else ""
+        end = TurnEnd(ending.status, ending.code, durable, str(model), exchange.first_token_at, exchange.longest_gap_s)
+        self._accounts.ended(exchange.ask, end, ledger)
         return session
 
     async def _answer(self, exchange: Exchange, prepared: _Prepared) -> _Ending:
@@ -222,13 +227,16 @@ class TurnRunner:
             return _Ending("error", Code.INTERNAL)
         return _Ending("ok", None, answer)
 
-    async def _record(self, exchange: Exchange, ending: _Ending, ledger: Ledger, lease: Lease | None) -> Session:
+    async def _record(
+        self, exchange: Exchange, ending: _Ending, ledger: Ledger, lease: Lease | None
+    ) -> tuple[Session, Durability]:
         """Close the exchange, hand it to storage, and only then say so."""
         partial = bool(exchange.text)
-        self._close(exchange, ending, ledger)
-        session = exchange.next_session().preferring(exchange.turn.preferences)
-        messages = tuple(sorted(exchange.messages, key=lambda message: message.rank))
-        record = TurnRecord(session, exchange.ask.exchange_id, messages, lease.fence if lease else None)
+        with phase("turn_close"):
+            self._close(exchange, ending, ledger)
+            session = exchange.next_session().preferring(exchange.turn.preferences)
+            messages = tuple(sorted(exchange.messages, key=lambda message: message.rank))
+            record = TurnRecord(session, exchange.ask.exchange_id, messages, lease.fence if lease else None)
         turn = exchange.turn
         try:
             with phase("spool_ack"):
@@ -238,7 +246,7 @@ class TurnRunner:
             logger.error("turn not stored exchange_id=%s", turn.ask.exchange_id)
             language = turn.ask.language
             turn.publish(Failed(error.code, refused=False, language=language, partial=partial, session=session))
-            return session
+            return session, "none"
         if lease is not None:
             # Before the end is told: who hears it may ask the next question at another instance.
             await lease.release()
@@ -259,7 +267,7 @@ class TurnRunner:
             if not exchange.session.title:
                 turn.publish(SessionChanged(session))
             turn.publish(self._final(exchange, ending, ledger, session, durable))
-        return session
+        return session, durable
 
     def _final(
         self, exchange: Exchange, ending: _Ending, ledger: Ledger, session: Session, durable: Durability
@@ -281,6 +289,8 @@ class TurnRunner:
             "total_ms": round(latency_ms, 3),
             "unattributed_ms": round(ledger.unattributed_ms(latency_ms), 3),
         }
+        if (usage := usage_of(ledger)) is not None:
+            extras["usage"] = usage
         metadata: dict[str, Any] = {"agent_id": exchange.ask.agent_id, "latency_ms": round(latency_ms)}
         if ending.answer is not None:
             metadata.update(ending.answer.metadata)
@@ -301,11 +311,6 @@ class TurnRunner:
         else:
             exchange.close(excuse, [], metadata)
 
-    def _refuse(self, turn: Turn, error: ServiceError) -> None:
-        refuse(turn, error)
-        status = "error" if isinstance(error, HistoryUnavailable) else "rejected"
-        self._metrics.turns(self._known_agent(turn.ask.agent_id), status).inc()
-
     def _stopped_before_start(self, turn: Turn, known: KnownSession | None) -> None:
         """Cancelled while it waited: nothing was stored, nothing was shown."""
         ask = turn.ask
@@ -316,21 +321,6 @@ class TurnRunner:
     def _known_agent(self, agent_id: str) -> str:
         # A label must come from the configuration, never from what a client sent.
         return agent_id if agent_id in self._catalog else "unknown"
-
-    def _observe(self, exchange: Exchange, ending: _Ending, agent_id: str, ledger: Ledger) -> None:
-        metrics = self._metrics
-        total_s = time.perf_counter() - exchange.ask.received_at
-        self._kpi.record_phase("stream_total", total_s, ending.status)
-        metrics.turn(agent_id, ending.status).observe(total_s)
-        metrics.turns(agent_id, ending.status).inc()
-        if ending.code is not None:
-            metrics.exchange_errors.inc()
-        if exchange.first_token_at is not None:
-            metrics.first_token(agent_id).observe(exchange.first_token_at - exchange.ask.received_at)
-            metrics.stream_gap.observe(exchange.longest_gap_s)
-        metrics.unattributed.observe(ledger.unattributed_ms(total_s * 1e3) / 1e3)
-        elsewhere_ms = sum(row["ms"] for row in ledger.rows() if row["phase"] in _ELSEWHERE)
-        metrics.overhead.observe(max(0.0, total_s - elsewhere_ms / 1e3))
 
 
 def _used_lately(session: Session) -> bool:

@@ -156,7 +156,13 @@ class Lab:
     def __init__(self, group: asyncio.TaskGroup, rules: SocketRules, verifier: Verifier | None) -> None:
         kpi = Kpi(CollectorRegistry(), service="agentic")
         self.turns = ToldTurns()
-        self.hub = SocketHub(verifier=verifier or NoAuth(), rules=rules, metrics=AgenticMetrics(kpi.registry, kpi))
+        self.delivered: list[float] = []
+        self.hub = SocketHub(
+            verifier=verifier or NoAuth(),
+            rules=rules,
+            metrics=AgenticMetrics(kpi.registry, kpi),
+            delivered=self.delivered.append,
+        )
         self._group = group
 
     def connect(self, **options: Any) -> Peer:

@@ -10,12 +10,14 @@ from agentic_backend.agent import AgentKit, Catalog
 from agentic_backend.errors import HistoryUnavailable, StorageFull
 from agentic_backend.events import ChatMessage, text_part, utc_now
 from agentic_backend.metrics import AgenticMetrics
+from agentic_backend.session.account import TurnAccounts
 from agentic_backend.session.admission import Admission, TurnLimits
 from agentic_backend.session.models import AskRecord, Durability, Remembered, Session, TurnRecord
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.session.stream import Ask, Turn
 from agentic_backend.session.turn import TurnRules, TurnRunner
 from agentic_backend.settings import AgentSettings
+from agentic_backend.verdict import Windows
 from backend_kit.aio import TaskRegistry
 from backend_kit.kpi import Kpi
 from backend_kit.wire import loads
@@ -102,13 +104,15 @@ class Process:
             for name in ("Echo", "Other")
         ]
         kit = AgentKit(FakeListChatModel(responses=[]), "none")
+        metrics = AgenticMetrics(CollectorRegistry(), kpi)
         runner = TurnRunner(
             store=shelf,  # type: ignore[arg-type] # the reads of a turn
             log=shelf,
             catalog=Catalog(agents, kit),
             admission=admission,
-            metrics=AgenticMetrics(CollectorRegistry(), kpi),
+            metrics=metrics,
             kpi=kpi,
+            accounts=TurnAccounts(kpi, metrics, Windows()),
             rules=TurnRules(turn_s=30.0, restore_max_exchanges=20),
         )
         self.registry = TurnRegistry(runner=runner, admission=admission, log=shelf, tasks=tasks)

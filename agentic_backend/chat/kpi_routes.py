@@ -1,0 +1,100 @@
+"""What the service observes of itself, over REST: who bounds it, the last minutes, and who held the loop."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query
+
+from agentic_backend.verdict import Slice, Windows, judge, merged
+from agentic_backend.verdict.window import KEPT_S
+from backend_kit.kpi import Culprits
+from backend_kit.kpi.rollup import nearest_rank
+
+_STEP_SLICES: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class KpiViews:
+    """What the routes read. `lag_s` is how late the loop is now, in seconds."""
+
+    windows: Windows
+    culprits: Culprits
+    lag_s: Callable[[], float]
+
+
+def add_kpi(router: APIRouter, views: Callable[[], KpiViews], caller: Any) -> None:
+    """The routes below `/kpi`. They compute off the loop: to look at a full one must not make it fuller."""
+
+    @router.get("/kpi/verdict")
+    def verdict(
+        identity: caller,  # noqa: ARG001 - the route is for known callers
+        window_s: Annotated[float, Query(ge=1, le=KEPT_S)] = 60.0,
+    ) -> dict[str, Any]:
+        return judge(views().windows.last(window_s)).json()
+
+    @router.get("/kpi/live")
+    def live(
+        identity: caller,  # noqa: ARG001 - the route is for known callers
+        window_s: Annotated[float, Query(ge=1, le=KEPT_S)] = float(KEPT_S),
+    ) -> dict[str, Any]:
+        seen = views()
+        now = time.monotonic()
+        kept = [slice_ for slice_ in seen.windows.kept() if slice_.ended_at > now - window_s]
+        # From the newest back, so that the steps do not shift between two looks within one of them.
+        steps = [merged(kept[max(end - _STEP_SLICES, 0) : end]) for end in range(len(kept), 0, -_STEP_SLICES)]
+        return {
+            "now": _wall(0.0),
+            "running": seen.windows.running,
+            "lag_ms": round(seen.lag_s() * 1e3, 3),
+            "steps": [_step(step, now) for step in reversed(steps)],
+        }
+
+    @router.get("/kpi/stalls")
+    def stalls(
+        identity: caller,  # noqa: ARG001 - the route is for known callers
+    ) -> list[dict[str, Any]]:
+        now = time.perf_counter()
+        return [
+            {
+                "place": culprit.seen.place,
+                "task": culprit.seen.task,
+                "phase": culprit.seen.phase or None,
+                "agent": culprit.seen.agent or None,
+                "stack": culprit.seen.stack,
+                "stalls": culprit.stalls,
+                "total_ms": round(culprit.total_ms, 1),
+                "worst_ms": round(culprit.worst_ms, 1),
+                "seconds_ago": round(now - culprit.last_at, 1),
+            }
+            for culprit in views().culprits.top()
+        ]
+
+
+def _step(step: Slice, now: float) -> dict[str, Any]:
+    """One step of the live view: its figures, and the verdict over it."""
+    return {
+        "at": _wall(now - step.ended_at),
+        "turn_latency_ms": _percentiles(step.turn_ms),
+        "first_token_ms": _percentiles(step.first_token_ms),
+        "lag_ms": round(step.lag_ms, 3),
+        "pending_records": step.ended.pending,
+        **judge(step).json(),
+    }
+
+
+def _percentiles(values: Sequence[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    ordered = sorted(values)
+    return {
+        "p50": round(nearest_rank(ordered, 0.5), 3),
+        "p95": round(nearest_rank(ordered, 0.95), 3),
+        "max": round(ordered[-1], 3),
+    }
+
+
+def _wall(seconds_ago: float) -> str:
+    return (datetime.now(UTC) - timedelta(seconds=seconds_ago)).isoformat(timespec="milliseconds")
