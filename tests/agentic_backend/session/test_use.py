@@ -129,3 +129,19 @@ async def test_a_deleted_session_leaves_nothing_of_a_turn_that_was_being_recorde
     assert lab.registry.find("e0", USER) is None
     assert lab.registry.replay_bytes == 0
     assert not isinstance(turn.events[-1].payload, Failed)
+
+
+async def test_a_turn_that_begins_while_another_ends_for_a_delete_is_stopped_too(lab: Lab):
+    lab.runner.stubborn = True
+    first = lab.ask("e0")
+    await ticks()
+    async with asyncio.TaskGroup() as group:
+        forgetting = group.create_task(lab.registry.forget("s1", USER))
+        await ticks()
+        lab.runner.stubborn = False
+        second = lab.ask("e1")  # it has a slot of its own: that of the first is forgotten
+        await lab.runner.began("e1")
+        assert not forgetting.done()
+        await lab.finish(first)
+    assert isinstance(await ended(second), Cancelled)
+    assert [lab.registry.find(exchange_id, USER) for exchange_id in ("e0", "e1")] == [None, None]
