@@ -5,7 +5,7 @@ RUN := ./deploy/local/toolchain.sh run
 PYTHON_RUN := $(RUN) .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check gates format lock bench bench-short bench-micro clean
+.PHONY: help run test check gates format lock bench bench-short bench-micro bench-turn bench-ladder bench-matrix clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -42,6 +42,15 @@ bench-short: ## the same, short: what .ci/run does
 
 bench-micro: ## what the smallest pieces cost
 	@$(PYTHON_RUN) -m tests.bench.micro $(ARGS)
+
+bench-turn: ## CPU of one turn beside other ways to serve it; a quarter of an hour
+	@$(PYTHON_RUN) -m tests.bench.turn $(ARGS)
+
+bench-ladder: ## what each layer of a turn costs, from an echo to a rerank
+	@$(PYTHON_RUN) -m tests.bench.ladder $(ARGS)
+
+bench-matrix: ## what each switch of the bench configuration does to a turn
+	@$(PYTHON_RUN) -m tests.bench.matrix $(ARGS)
 
 clean: ## remove what can be made again; data in .turnwise stays
 	rm -rf .venv .tools .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist .coverage .coverage.*

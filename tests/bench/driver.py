@@ -168,8 +168,10 @@ async def run(
         window = _Window(counted)
         async with asyncio.TaskGroup() as group:
             if load.rate is None:
-                for client in connected:
-                    group.create_task(_closed(client, asked, window))
+                # Not all at once: turns in step with one another would end in waves, and a window cut through one.
+                step_s = load.warm_s / 2 / len(connected)
+                for place, client in enumerate(connected):
+                    group.create_task(_closed(client, asked, window, place * step_s))
             else:
                 group.create_task(_open(connected, load.rate, asked, window))
             await asyncio.sleep(load.warm_s)
@@ -212,7 +214,8 @@ class _Window:
             self.counted.frames += len(frames)
 
 
-async def _closed(client: Client, questions: Iterator[str], window: _Window) -> None:
+async def _closed(client: Client, questions: Iterator[str], window: _Window, after_s: float) -> None:
+    await asyncio.sleep(after_s)
     while not window.ended:
         await window.turn(client, next(questions), time.perf_counter())
 

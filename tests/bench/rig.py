@@ -91,9 +91,9 @@ class Rig:
         process.wait_for_http(ready, 90.0)
         return process
 
-    def comparator(self, name: str, model: str) -> Server:
-        """One of tests/bench/comparators, on a database of its own."""
-        dsn = self.database(name)
+    def comparator(self, name: str, model: str, database: str) -> Server:
+        """One of tests/bench/comparators, on a new database of that name."""
+        dsn = self.database(database)
         with psycopg.connect(dsn, autocommit=True) as connection:
             connection.execute(TABLES)
         port = free_port()

@@ -57,8 +57,8 @@ class Size:
     slack: float
 
 
-FULL = Size(seconds=12.0, warm_s=3.0, rounds=5, slack=1.0)
-SHORT = Size(seconds=4.0, warm_s=1.5, rounds=1, slack=5.0)
+FULL = Size(seconds=12.0, warm_s=6.0, rounds=5, slack=1.0)
+SHORT = Size(seconds=4.0, warm_s=2.0, rounds=1, slack=5.0)
 
 
 def with_ack(stage: Rig, name: str, ack: str) -> Change:
@@ -129,6 +129,7 @@ def wait_for(ask: Callable[[], object], wanted: object) -> object:
 class Case:
     """One comparison: the stacks side by side under one load."""
 
+    name: str
     title: str
     model: str
     stacks: tuple[str, ...]
@@ -138,36 +139,39 @@ class Case:
 
 
 CASES = (
-    Case("streamed turn, saturated", SATURATED_MODEL, ("naive", "floor_asgi", "ours"), clients=150),
-    Case(f"streamed turn, {RATE:.0f} turns/s", CALM_MODEL, ("naive", "floor_asgi", "ours"), clients=64, rate=RATE),
-    Case("whole-message turn, saturated", WHOLE_MODEL, ("original_like", "ours"), clients=50, streamed=False),
+    Case("saturated", "streamed turn, saturated", SATURATED_MODEL, ("naive", "floor_asgi", "ours"), clients=150),
+    Case(
+        "calm", f"streamed turn, {RATE:.0f} turns/s", CALM_MODEL, ("naive", "floor_asgi", "ours"), clients=64, rate=RATE
+    ),
+    Case("whole", "whole-message turn, saturated", WHOLE_MODEL, ("original_like", "ours"), clients=50, streamed=False),
 )
 
 
-def compare(case: Case, size: Size, ack: str, verdicts: Verdicts) -> dict[str, Series]:
+def compare(stage: Rig, case: Case, size: Size, ack: str, verdicts: Verdicts) -> dict[str, Series]:
     """Start the stacks of a case, check each, measure them in turn, and hold them to what they have stored."""
     print(f"\n== {case.title}: {case.clients} clients, model {case.model!r}, {size.rounds} x {size.seconds:.0f} s")
     load = Load(case.clients, size.seconds, size.warm_s, case.rate)
-    with rig() as stage:
-        answer = spoken_answer(stage, case.model)
-        servers = [started(stage, name, case, ack, answer) for name in case.stacks]
-        series: dict[str, Series] = {server.name: Series([]) for server in servers}
-        for _ in range(size.rounds):
-            for server in servers:
-                series[server.name].samples.append(sample(stage, server, load))
+    answer = spoken_answer(stage, case.model)
+    servers = [started(stage, name, case, ack, answer) for name in case.stacks]
+    series: dict[str, Series] = {server.name: Series([]) for server in servers}
+    for _ in range(size.rounds):
         for server in servers:
-            held_to_its_rows(server, series[server.name], verdicts)
+            series[server.name].samples.append(sample(stage, server, load))
+    for server in servers:
+        held_to_its_rows(server, series[server.name], verdicts)
+        server.process.stop()
     print_table(case, series)
     return series
 
 
 def started(stage: Rig, name: str, case: Case, ack: str, answer: str) -> Server:
     """A stack of a case that has passed the turn check."""
-    server = (
-        stage.service(name, case.model, change=with_ack(stage, name, ack))
-        if name == "ours"
-        else stage.comparator(name, case.model)
-    )
+    database = f"{name}_{case.name}"
+    if name == "ours":
+        server = stage.service(database, case.model, change=with_ack(stage, database, ack))
+    else:
+        server = stage.comparator(name, case.model, database)
+    server = replace(server, target=replace(server.target, name=name))
     return checked(server if case.streamed else server.whole, answer)
 
 
@@ -213,24 +217,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--short", action="store_true", help="one round of short windows, bounds five times as wide")
     parser.add_argument("--ack", choices=("spool", "db", "none"), default="spool", help="what `final` waits for")
-    parser.add_argument("--only", choices=("saturated", "calm", "whole"), help="one comparison alone")
+    names = [case.name for case in CASES]
+    parser.add_argument("--only", choices=names, action="append", help="this comparison; may be given again")
     options = parser.parse_args()
     size = SHORT if options.short else FULL
     verdicts = Verdicts()
     print_stage()
-    saturated, calm, whole = (
-        compare(case, size, options.ack, verdicts) if options.only in (None, name) else None
-        for case, name in zip(CASES, ("saturated", "calm", "whole"), strict=True)
-    )
+    with rig() as stage:
+        results = {
+            case.name: compare(stage, case, size, options.ack, verdicts)
+            for case in CASES
+            if case.name in (options.only or names)
+        }
     print()
-    if saturated:
-        ratio = saturated["ours"].ratio(saturated["naive"])
-        verdicts.hold("streamed, saturated: CPU ours / naive", ratio, SATURATED_BOUND * size.slack, "x")
-    if calm:
-        ratio = calm["ours"].ratio(calm["naive"])
-        verdicts.hold(f"streamed, {RATE:.0f} turns/s: CPU ours / naive", ratio, CALM_BOUND * size.slack, "x")
-    if whole:
-        more = whole["original_like"].ratio(whole["ours"])
+    for name, what, bound in (
+        ("saturated", "streamed, saturated: CPU ours / naive", SATURATED_BOUND),
+        ("calm", f"streamed, {RATE:.0f} turns/s: CPU ours / naive", CALM_BOUND),
+    ):
+        if name in results:
+            verdicts.hold(what, results[name]["ours"].ratio(results[name]["naive"]), bound * size.slack, "x")
+    if "whole" in results:
+        more = results["whole"]["original_like"].ratio(results["whole"]["ours"])
         verdicts.hold_at_least("whole message: turns/s/core ours / original", more, WHOLE_BOUND / size.slack, "x")
     print(f"\n{'all bounds hold' if not verdicts.failed else f'{verdicts.failed} bound(s) missed'}")
     return 1 if verdicts.failed else 0

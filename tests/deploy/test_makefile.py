@@ -7,7 +7,10 @@ from pathlib import Path
 
 from tests.checks.source import ROOT
 
-TARGETS = ("help", "run", "test", "check", "gates", "format", "lock", "bench", "bench-short", "bench-micro", "clean")
+TARGETS = (
+    *("help", "run", "test", "check", "gates", "format", "lock"),
+    *("bench", "bench-short", "bench-micro", "bench-turn", "bench-ladder", "bench-matrix", "clean"),
+)
 
 
 def make(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":

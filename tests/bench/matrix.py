@@ -1,0 +1,193 @@
+"""What each switch of the bench configuration does to a turn: one at a time, as a tornado table.
+
+Hypothesis: measuring costs little (metrics and KPI at most 10 % of a turn's CPU), and so does keeping the promise of
+the spool (at most 35 %); what the others cost is told, not judged.
+Control: a service with the bench configuration, on the same core, asked by the same clients, in turn with the changed
+one: changed, unchanged, unchanged, changed, … A row `nothing` is a second service that is configured alike: effects of
+its size are the machine's.
+Command: `make bench-matrix` (`--short`: one short pair a switch, bounds five times as wide; `--only deflate`).
+
+Both services run on one core, of which the idle one takes half a percent; model, Postgres and load share the others.
+50 clients ask one turn after the other, streamed, 50 tokens 5 ms apart, by turnwise.v1. Compression of HTTP answers
+gets a row when the service has it.
+"""
+
+import argparse
+import sys
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+from tests.bench.bench import Verdicts
+from tests.bench.driver import Load
+from tests.bench.measured import Series, sample
+from tests.bench.rig import Change, Rig, Server, rig
+from tests.bench.turn import SATURATED_MODEL, print_stage, with_ack
+
+CLIENTS = 50
+_BAR = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """One change of the configuration. `bound` is on the CPU of a turn as configured over that of one as changed."""
+
+    name: str
+    change: Change
+    deflate: bool = False
+    bound: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How long a window is, how many pairs there are, and how much wider than the full run's the bounds are."""
+
+    seconds: float
+    warm_s: float
+    pairs: int
+    slack: float
+
+
+FULL = Size(seconds=6.0, warm_s=2.0, pairs=5, slack=1.0)
+SHORT = Size(seconds=2.0, warm_s=1.0, pairs=1, slack=5.0)
+
+
+def setting(path: str, value: object) -> Change:
+    """The change of one key, named as docs/configuration.md names it."""
+
+    def change(config: dict[str, Any]) -> None:
+        *sections, key = path.split(".")
+        for section in sections:
+            config = config.setdefault(section, {})
+        config[key] = value
+
+    return change
+
+
+def both(*changes: Change) -> Change:
+    """All of these changes."""
+
+    def change(config: dict[str, Any]) -> None:
+        for one in changes:
+            one(config)
+
+    return change
+
+
+KPI_OFF = both(
+    setting("app.metrics_enabled", False),
+    setting("app.kpi_log_summary_interval_sec", 0),
+    setting("metrics.legacy_ms_names", False),
+)
+SWITCHES = (
+    Switch("nothing", both()),
+    Switch("log_level: info", setting("app.log_level", "info")),
+    Switch("log_level: debug", setting("app.log_level", "debug")),
+    Switch("metrics and KPI off", KPI_OFF, bound=1.10),
+    Switch("deflate on", setting("server.ws_per_message_deflate", True), deflate=True),
+    Switch("ack: none", setting("persistence.ack", "none"), bound=1.35),
+    Switch("ack: db", setting("persistence.ack", "db")),
+    Switch("pool_size: 2", both(setting("storage.postgres.pool_size", 2), setting("storage.postgres.max_overflow", 0))),
+    Switch("pool_size: 50", setting("storage.postgres.pool_size", 50)),
+    Switch("gc_freeze: off", setting("server.gc_freeze", False)),
+    Switch("history cache off", setting("history.cache_mb", 0)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What a switch did: the changed service beside the unchanged one, pair by pair."""
+
+    switch: Switch
+    changed: Series
+    unchanged: Series
+
+    @property
+    def on_cpu(self) -> float:
+        """CPU of a turn as changed, as a share more (or less) than unchanged: median of the pairs."""
+        return self.changed.ratio(self.unchanged) - 1.0
+
+    @property
+    def spread(self) -> str:
+        """The least and the greatest of the pairs."""
+        ratios = self.changed.ratios(self.unchanged)
+        return f"{min(ratios) - 1:+.1%}..{max(ratios) - 1:+.1%}"
+
+    def on(self, what: str) -> float:
+        """The same as `on_cpu` for another field of the samples."""
+        pairs = zip(self.changed.samples, self.unchanged.samples, strict=True)
+        return median(float(getattr(one, what)) / float(getattr(other, what)) for one, other in pairs) - 1.0
+
+    @property
+    def failures(self) -> list[str]:
+        """What went wrong on either side."""
+        return self.changed.failures + self.unchanged.failures
+
+
+def measure(stage: Rig, unchanged: Server, switch: Switch, size: Size) -> Effect:
+    """Start the changed service, measure pairs in alternating order, stop it."""
+    name = f"switch_{SWITCHES.index(switch)}"
+    server = stage.service(name, SATURATED_MODEL, change=both(with_ack(stage, name, "spool"), switch.change))
+    server = replace(server, target=replace(server.target, name=switch.name, deflate=switch.deflate))
+    effect = Effect(switch, Series([]), Series([]))
+    load = Load(CLIENTS, size.seconds, size.warm_s)
+    sides = [(server, effect.changed), (unchanged, effect.unchanged)]
+    for _ in range(size.pairs):
+        for side, series in sides:
+            series.samples.append(sample(stage, side, load))
+        sides.reverse()
+    server.process.stop()
+    print(f"{switch.name:22} {effect.on_cpu:+7.1%} ({effect.spread})  {effect.changed.doubts}", flush=True)
+    return effect
+
+
+def print_tornado(effects: list[Effect]) -> None:
+    """The greatest effect on top; a bar to the right costs, one to the left saves."""
+    ranked = sorted(effects, key=lambda effect: abs(effect.on_cpu), reverse=True)
+    scale = max(abs(ranked[0].on_cpu), 0.01)
+    print(f"\n{'switch':22} {'CPU a turn':>10} {'pairs':>17} {'p99':>7} {'frames':>7}  less | more")
+    for effect in ranked:
+        length = round(abs(effect.on_cpu) / scale * _BAR)
+        less, more = ("", "#" * length) if effect.on_cpu > 0 else ("#" * length, "")
+        print(
+            f"{effect.switch.name:22} {effect.on_cpu:+10.1%} {effect.spread:>17} {effect.on('p99_ms'):+7.0%} "
+            f"{effect.on('frames_per_turn'):+7.0%}  {less:>{_BAR}}|{more}"
+        )
+
+
+def hold(effects: list[Effect], verdicts: Verdicts, slack: float) -> None:
+    """The judged switches against their bounds, and nothing failed."""
+    print()
+    for effect in effects:
+        if effect.switch.bound is not None:
+            ratio = 1.0 / (1.0 + effect.on_cpu)
+            verdicts.hold(f"CPU as configured / {effect.switch.name}", ratio, effect.switch.bound * slack, "x")
+    failures = [f"{effect.switch.name}: {failure}" for effect in effects for failure in effect.failures]
+    for failure in failures[:5]:
+        print(failure[:300])
+    verdicts.hold("failed turns", len(failures), 0, "turns")
+
+
+def main() -> int:
+    """Every switch, or those whose name holds a word; 1 where a bound was missed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--short", action="store_true", help="one short pair a switch, bounds five times as wide")
+    parser.add_argument("--only", default="", help="the switches whose name holds this")
+    options = parser.parse_args()
+    size = SHORT if options.short else FULL
+    verdicts = Verdicts()
+    print_stage()
+    print(f"{CLIENTS} clients, model {SATURATED_MODEL!r}, {size.pairs} pairs of {size.seconds} s a switch")
+    chosen = [switch for switch in SWITCHES if options.only in switch.name]
+    with rig() as stage:
+        unchanged = stage.service("unchanged", SATURATED_MODEL, change=with_ack(stage, "unchanged", "spool"))
+        effects = [measure(stage, unchanged, switch, size) for switch in chosen]
+    if effects:
+        print_tornado(effects)
+    hold(effects, verdicts, size.slack)
+    print(f"\n{'all bounds hold' if not verdicts.failed else f'{verdicts.failed} bound(s) missed'}")
+    return 1 if verdicts.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,236 @@
+"""The pieces of a turn that `make bench-micro` times beside the measurements: frames, tokens, spool, rows, statements.
+
+Bounds are in microseconds, about three times the least that was seen (docs/perf-log.md): they find a change of kind.
+The spool's are wider, since disks differ by more.
+"""
+
+import asyncio
+import shutil
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import jwt
+import psycopg
+import uvloop
+
+from agentic_backend.chat import relay
+from agentic_backend.events import ChatMessage, text_part
+from agentic_backend.metrics import AgenticMetrics
+from agentic_backend.persist.engines import JsonBytes, Pool, PoolRules
+from agentic_backend.persist.schema import migrate
+from agentic_backend.persist.spool import Spool
+from agentic_backend.persist.statements import GET_SESSION, WRITE_TURNS
+from agentic_backend.session.models import Session, TurnRecord
+from agentic_backend.session.stream import Ask, Final, TextDelta, Turn, TurnEvent
+from backend_kit.auth import HmacVerifier
+from backend_kit.settings import Postgres
+from deploy.local.postgres import USER, EmbeddedPostgres
+from tests.support.ports import free_port
+from tests.support.postgres import public_directory
+
+Run = Callable[[range], None]
+Case = tuple[str, Run, float]
+"""Name, function over a range of repetitions, bound in µs."""
+
+BATCH = 64
+_SECRET = "a secret of a bench that is long enough for HS256"
+_ANSWER = "Each turn is timed phase by phase, so that the log can say where the time went. " * 3
+
+
+@contextmanager
+def service_cases(metrics: AgenticMetrics) -> Iterator[list[Case]]:
+    """The cases; a Postgres and a spool of their own last as long as the block."""
+    with ExitStack() as stack:
+        runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
+        frames, storage = FrameCases(), StorageCases(metrics, runner, stack)
+        yield [*frames.listed(), *token_cases(), *storage.listed()]
+
+
+def record_of(number: int) -> TurnRecord:
+    """A finished turn with a ledger of nine phases, as a streamed answer of fifty tokens leaves it."""
+    session = Session(f"bench{number:06d}", "admin", "Georges", "Bench", "2026-01-01T00:00:00.000000Z").advanced(2, "B")
+    rows = [{"phase": "llm_invoke", "start_ms": 1.25, "ms": 250.5, "depth": 1, "status": "ok"}] * 9
+    usage = {"input_tokens": 20, "output_tokens": 50, "total_tokens": 70}
+    metadata = {"model": "mock", "token_usage": usage, "finish_reason": "stop", "extras": {"ledger": rows}}
+    exchange_id = f"exchange-{number}"
+    messages = tuple(
+        ChatMessage.build(
+            session_id=session.id,
+            exchange_id=exchange_id,
+            rank=rank,
+            role=role,
+            channel="final",
+            parts=[text_part(text)],
+            metadata=extra,
+        )
+        for rank, (role, text, extra) in enumerate((("user", "Hello", {}), ("assistant", _ANSWER, metadata)))  # type: ignore[arg-type]  # the roles are literals
+    )
+    return TurnRecord(session, exchange_id, messages)
+
+
+class FrameCases:
+    """Events to frames, and a record to a row of the spool."""
+
+    def __init__(self) -> None:
+        self._record = record_of(0)
+        session = self._record.session
+        ask = Ask(session.id, "Georges", "Hello", self._record.exchange_id, "admin", time.perf_counter())
+        self._turn = Turn(ask)
+        final = Final(self._record.messages, session, [], 0.1, "spool")
+        self._delta = TurnEvent(7, TextDelta(1, "final", " phase"))
+        self._final = TurnEvent(60, final)
+
+    def listed(self) -> list[Case]:
+        """The cases."""
+        return [
+            ("event encode: a delta, turnwise.v1", self.delta, 1.0),
+            ("event encode: final, turnwise.v1", self.final, 6.0),
+            ("event encode: the answer and final, compatible", self.compatible, 6.0),
+            ("message encode: an answer with its ledger", self.message, 10.0),
+            ("row encode: a finished turn", self.row, 4.0),
+        ]
+
+    def delta(self, times: range) -> None:
+        turn, event = self._turn, self._delta
+        for _ in times:
+            relay.native(turn, event)
+
+    def final(self, times: range) -> None:
+        turn, event = self._turn, self._final
+        for _ in times:
+            relay.native(turn, event)
+
+    def compatible(self, times: range) -> None:
+        turn, event = self._turn, self._final
+        for _ in times:
+            relay.compatible(turn, event)
+
+    def message(self, times: range) -> None:
+        answer = self._record.messages[1]
+        for _ in times:
+            ChatMessage.build(
+                session_id=answer.session_id,
+                exchange_id=answer.exchange_id,
+                rank=answer.rank,
+                role=answer.role,
+                channel=answer.channel,
+                parts=answer.parts,
+                metadata=answer.metadata,
+            )
+
+    def row(self, times: range) -> None:
+        record = self._record
+        for _ in times:
+            record.encode()
+
+
+def token_cases() -> list[Case]:
+    """A token that was seen before, and one that was not."""
+    now = int(time.time())
+    claims: dict[str, Any] = {
+        "sub": "1f0c7e52-6a2b-4d55-9a0e-0f4a3c0b7d11",
+        "iat": now,
+        "exp": now + 3600,
+        "typ": "Bearer",
+        "preferred_username": "ann",
+        "email": "ann@example.org",
+        "groups": ["/a", "/b"],
+        "resource_access": {"app": {"roles": ["user", "admin"]}},
+    }
+    token = jwt.encode(claims, _SECRET, algorithm="HS256")
+    known = HmacVerifier(_SECRET, client_id="app")
+
+    def again(times: range) -> None:
+        for _ in times:
+            known.verify(token)
+
+    def first(times: range) -> None:
+        for _ in times:
+            HmacVerifier(_SECRET, client_id="app").verify(token)
+
+    return [("jwt: verified before", again, 2.5), ("jwt: HS256, not seen before", first, 110.0)]
+
+
+class StorageCases:
+    """The spool on the disk of this machine's temporary directory, and statements on a Postgres beside it.
+
+    These wait for a disk or another process: their figures are elapsed time, not work of ours alone.
+    """
+
+    def __init__(self, metrics: AgenticMetrics, runner: asyncio.Runner, stack: ExitStack) -> None:
+        self._runner = runner
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="turnwise-bench-")))
+        self._spool = runner.run(_opened(Spool(directory / "spool", metrics.spool_commit.observe)))
+        stack.callback(lambda: runner.run(self._spool.aclose()))
+        records = [record_of(number) for number in range(BATCH)]
+        self._body = records[0].encode()
+        self._key = (records[0].session.id, records[0].session.user_id)
+        settings = _postgres(stack)
+        migrate(settings)
+        with psycopg.connect(f"postgresql://{USER}@127.0.0.1:{settings.port}/{settings.database}") as connection:
+            for record in records:
+                session = record.session
+                connection.execute(
+                    "INSERT INTO session VALUES (%s, %s, %s, '{}', now(), 0)",
+                    (session.id, session.user_id, session.agent_id),
+                )
+        self._records = {"records": JsonBytes(b"[" + b",".join(record.encode() for record in records) + b"]")}
+        self._reads = Pool("main", settings, PoolRules.for_reads(settings), metrics, autocommit=True)
+        self._batches = Pool("batch", settings, PoolRules.for_batches(settings), metrics, autocommit=False)
+        stack.callback(lambda: runner.run(self._batches.aclose()))
+        stack.callback(lambda: runner.run(self._reads.aclose()))
+
+    def listed(self) -> list[Case]:
+        """The cases."""
+        return [
+            ("spool append: alone, until it is on disk", self._each(self._append), 3000.0),
+            (f"spool append: {BATCH} at once, until all are", self._each(self._append_many), 8000.0),
+            ("statement: read one session", self._each(self._read), 1000.0),
+            (f"statement: a batch of {BATCH} turns, rolled back", self._each(self._write), 13_000.0),
+        ]
+
+    def _each(self, operation: Callable[[], Awaitable[None]]) -> Run:
+        """One after the other."""
+
+        async def repeat(times: range) -> None:
+            for _ in times:
+                await operation()
+
+        return lambda times: self._runner.run(repeat(times))
+
+    async def _append_many(self) -> None:
+        await asyncio.gather(*(self._append() for _ in range(BATCH)))
+
+    async def _append(self) -> None:
+        id_, landed = self._spool.put("turn", self._key, "exchange", self._body)
+        await landed
+        self._spool.done([id_])
+
+    async def _read(self) -> None:
+        async with self._reads.connection() as connection:
+            session_id, user_id = self._key
+            await connection.execute("get_session", GET_SESSION, {"session_id": session_id, "user_id": user_id})
+
+    async def _write(self) -> None:
+        async with self._batches.connection() as connection:
+            rows = await connection.execute("write_turns", WRITE_TURNS, self._records)
+        assert list(rows) == [], "a turn of the bench was not taken"
+
+
+async def _opened(spool: Spool) -> Spool:
+    spool.start()
+    return spool
+
+
+def _postgres(stack: ExitStack) -> Postgres:
+    """A durable server of its own, as the service would have."""
+    directory = public_directory("turnwise-bench-")
+    stack.callback(shutil.rmtree, directory, ignore_errors=True)
+    server = EmbeddedPostgres(directory, free_port(), durable=True)
+    server.start()
+    stack.callback(server.stop)
+    return Postgres(host=server.host, port=server.port, database=server.database, username=USER)
