@@ -1,0 +1,260 @@
+"""Several processes and one database: either one of them has it alone, or they take turns session by session."""
+
+import asyncio
+import signal
+from contextlib import asynccontextmanager
+
+import psycopg
+import pytest
+import yaml
+
+from agentic_backend.persist.claim import LOCK_KEY
+from tests.agentic_backend.persist.support import until, until_waiting
+from tests.support.agentic import start_process
+from tests.support.ports import free_port
+from tests.support.processes import ModuleProcess
+from tests.support.service import configuration, hear, hear_until, merge, say
+
+__all__ = ["start_process"]
+
+MANY = {"persistence": {"ack": "db", "replicas": "many"}}
+OWNER = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted"
+HEAVY = ("listening on", "schema is at")
+"""What a service says once its heavy imports are done."""
+
+
+def ask(session_id, message="Hello", **more):
+    return {"type": "ask", "session_id": session_id, "agent_id": "Georges", "message": message, **more}
+
+
+def query(dsn, statement, *parameters):
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        return connection.execute(statement, parameters).fetchall()
+
+
+@pytest.fixture
+def second(database, mock_llm, tmp_path):
+    """A process that is not expected to serve: with its own port, and a spool directory unless it is given one."""
+
+    def make(spool_dir=None, **sections):
+        port = free_port()
+        settings = configuration("mock", database, mock_llm) | {
+            "persistence": {"spool_dir": str(spool_dir or tmp_path / "spool-of-the-second")}
+        }
+        file = tmp_path / f"second-{port}.yaml"
+        file.write_text(yaml.safe_dump(merge(merge(settings, {"app": {"port": port}}), sections)))
+        return ModuleProcess("agentic_backend", env={"CONFIG_FILE": str(file)})
+
+    return make
+
+
+async def refused(process):
+    """The last words of a process that ends before it serves, with exit code 3."""
+    with process:
+        assert await process.until(process.wait) == 3
+        assert not any(word in process.output for word in HEAVY), process.output
+        (words,) = [line for line in process.output.splitlines() if " CRITICAL " in line]
+        return words
+
+
+async def test_a_second_process_on_the_same_database_ends_with_words(start_process, second):
+    async with start_process() as service:
+        # One that would share the database is no better. Both wait for 10 s, so both wait at once.
+        for words in await asyncio.gather(refused(second()), refused(second(**MANY))):
+            assert "another process (turnwise-agentic-owner " in words
+            assert " holds the database " in words
+            assert "persistence.replicas: many" in words
+        # The first one has not noticed.
+        session_id = await service.create_session()
+        async with service.native() as socket:
+            await say(socket, **ask(session_id))
+            assert (await hear_until(socket, "final"))[-1]["durable"] == "spool"
+
+
+async def test_a_second_process_on_the_same_spool_ends_with_words(start_process, second, tmp_path):
+    async with start_process(persistence={"spool_dir": str(tmp_path / "shared")}):
+        words = await refused(second(tmp_path / "shared"))
+        assert f"another process uses the spool directory {tmp_path / 'shared'}" in words
+
+
+async def test_after_a_kill_the_next_process_has_the_database_at_once(start_process):
+    async with start_process() as service:
+        service.process.kill()
+        async with start_process() as next_service:
+            assert await next_service.create_session()
+
+
+async def test_a_claim_that_is_cut_off_is_taken_again_and_nobody_is_told(start_process, database):
+    async with start_process() as service:
+        session_id = await service.create_session()
+        async with service.native() as socket:
+            for number in range(3):
+                ((pid,),) = query(database.dsn, OWNER)
+                query(database.dsn, "SELECT pg_terminate_backend(%s, 5000)", pid)
+                await say(socket, **ask(session_id, f"question {number}"))
+                await hear_until(socket, "final")
+        service.process.send(signal.SIGTERM)
+        assert await service.ended() == 0
+    assert query(database.dsn, "SELECT count(*) FROM session_history") == [(6,)]
+
+
+async def test_a_service_whose_database_another_process_took_gives_way_and_loses_nothing(start_process, database):
+    async with start_process() as service:
+        session_id = await service.create_session()
+        with psycopg.connect(database.dsn, autocommit=True) as thief:
+            ((pid,),) = query(database.dsn, OWNER)
+            async with asyncio.TaskGroup() as group:
+                # It stands in line, so that the lock is its own before the service can ask again.
+                group.create_task(asyncio.to_thread(thief.execute, "SELECT pg_advisory_lock(%s)", (LOCK_KEY,)))
+                await until_waiting(database.dsn, 1)
+                query(database.dsn, "SELECT pg_terminate_backend(%s, 5000)", pid)
+            async with service.native() as socket:
+                await say(socket, **ask(session_id, "Do you still listen?"))
+                final = (await hear_until(socket, "final"))[-1]
+                assert final["durable"] == "spool"
+            assert await service.ended() == 3
+            assert query(database.dsn, "SELECT count(*) FROM session_history") == [(0,)]
+        assert " CRITICAL agentic_backend.persist.owner another process" in service.process.output
+        assert "drain 5/5: history flushed, 1 records left" in service.process.output
+    async with start_process() as service:
+        shown = [message["parts"][0]["text"] for message in await service.history(session_id)]
+        assert shown == [message["parts"][0]["text"] for message in final["messages"]]
+        assert shown[0] == "Do you still listen?"
+
+
+async def end_of(socket, exchange_id):
+    """The terminal frame of an exchange, others' frames left aside."""
+    while True:
+        frame = await hear(socket)
+        if frame.get("exchange_id") == exchange_id and frame["type"] in {"final", "error", "cancelled"}:
+            return frame
+
+
+@asynccontextmanager
+async def two_instances(start_process, model="mock;ttft=150;tokens=3", **sections):
+    async with start_process(model, **MANY, **sections) as one, start_process(model, **MANY, **sections) as other:
+        yield one, other
+
+
+async def all_at_once(service, session_id, exchange_ids, if_busy):
+    """The terminal frames of asks that are sent together on one socket."""
+    ends = {}
+    async with service.native() as socket:
+        for exchange_id in exchange_ids:
+            await say(
+                socket, **ask(session_id, f"This is {exchange_id}", client_exchange_id=exchange_id, if_busy=if_busy)
+            )
+        while len(ends) < len(exchange_ids):
+            frame = await hear(socket)
+            if frame["type"] in {"final", "error", "cancelled"}:
+                assert frame["exchange_id"] not in ends
+                ends[frame["exchange_id"]] = frame
+    return ends
+
+
+@pytest.mark.parametrize("if_busy", ["reject", "queue"])
+async def test_fifty_asks_on_one_session_at_two_instances_run_one_by_one(start_process, database, if_busy):
+    async with two_instances(start_process) as instances:
+        session_id = await instances[0].create_session()
+        finals = []
+        for number in range(3):
+            asks = [
+                all_at_once(service, session_id, [f"{number}-{name}-{count}" for count in range(25)], if_busy)
+                for name, service in zip("ab", instances, strict=True)
+            ]
+            ends = {exchange_id: end for heard in await asyncio.gather(*asks) for exchange_id, end in heard.items()}
+            assert len(ends) == 50
+            done = [exchange_id for exchange_id, end in ends.items() if end["type"] == "final"]
+            assert {end["durable"] for end in ends.values() if end["type"] == "final"} == {"db"}
+            refused = [end for end in ends.values() if end["type"] != "final"]
+            assert {(end["type"], end["code"], end["retryable"]) for end in refused} <= {
+                ("error", "session_busy", True)
+            }
+            assert len(done) >= 1
+            finals += done
+            history = [await service.history(session_id) for service in instances]
+            assert history[0] == history[1]
+            assert [message["rank"] for message in history[0]] == list(range(2 * len(finals)))
+    rows = query(database.dsn, "SELECT rank, exchange_id, parts_json->0->>'text' FROM session_history ORDER BY rank")
+    assert [rank for rank, _, _ in rows] == list(range(2 * len(finals)))
+    assert [one[1] for one in rows[::2]] == [one[1] for one in rows[1::2]]
+    assert sorted(exchange_id for _, exchange_id, _ in rows[::2]) == sorted(finals)
+    assert [text for _, _, text in rows[::2]] == [f"This is {exchange_id}" for _, exchange_id, _ in rows[::2]]
+    assert query(
+        database.dsn, "SELECT next_rank FROM (SELECT (session_data->>'next_rank')::int AS next_rank FROM session) AS s"
+    ) == [(len(rows),)]
+
+
+async def test_a_conversation_goes_on_at_whichever_instance(start_process):
+    async with two_instances(start_process, "mock") as instances:
+        session_id = await instances[0].create_session()
+        heard = []
+        for number, question in enumerate(("My name is Ada.", "What is my name?", "What is my name?")):
+            async with instances[number % 2].native() as socket:
+                # At once: the other instance has let the session go before the final was told.
+                await say(socket, **ask(session_id, question))
+                heard.append((await hear_until(socket, "final"))[-1]["messages"])
+    assert [[message["rank"] for message in messages] for messages in heard] == [[0, 1], [2, 3], [4, 5]]
+    assert [messages[1]["parts"][0]["text"] for messages in heard[1:]] == ["Your name is Ada."] * 2
+
+
+async def test_the_session_of_a_killed_instance_is_had_when_its_lease_has_expired(start_process, database):
+    async with two_instances(start_process, "mock;ttft=30000") as (one, other):
+        session_id = await other.create_session()
+        async with one.native() as socket, other.native() as waiting:
+            await say(socket, **ask(session_id, "Lost", client_exchange_id="lost"))
+            while (await hear(socket))["type"] != "message":
+                pass
+            one.process.kill()
+            await say(waiting, **ask(session_id, "Too early", client_exchange_id="early"))
+            early = await end_of(waiting, "early")
+            assert (early["code"], early["retryable"]) == ("session_busy", True)
+
+            query(database.dsn, "UPDATE session_lease SET expires_at = now() RETURNING 1")
+            await say(waiting, **ask(session_id, "In time", client_exchange_id="late"))
+            while (await hear(waiting))["type"] != "message":
+                pass
+            await say(waiting, type="cancel", exchange_id="late")
+            assert (await end_of(waiting, "late"))["type"] == "cancelled"
+        assert query(database.dsn, "SELECT fence, expires_at > now() FROM session_lease") == [(2, False)]
+        assert [message["rank"] for message in await other.history(session_id)] == [0, 1]
+
+
+async def test_a_turn_that_outlived_its_lease_is_told_to_have_failed(start_process, database):
+    async with two_instances(start_process, "mock;ttft=1500") as (one, other):
+        session_id = await one.create_session()
+        async with one.native() as late, other.native() as socket:
+            await say(late, **ask(session_id, "Slow", client_exchange_id="slow"))
+            while (await hear(late))["type"] != "message":
+                pass
+            query(database.dsn, "UPDATE session_lease SET expires_at = now() RETURNING 1")
+            await say(socket, **ask(session_id, "Fast", client_exchange_id="fast"))
+            slow = await end_of(late, "slow")
+            assert (slow["type"], slow["code"]) == ("error", "storage_full")
+            assert (await end_of(socket, "fast"))["type"] == "final"
+        history = await one.history(session_id)
+        assert [(message["rank"], message["exchange_id"]) for message in history] == [(0, "fast"), (1, "fast")]
+        assert "ALARM record given up: reason=fenced" in one.process.output
+
+
+async def test_turns_that_were_never_run_leave_no_lease(start_process, database):
+    async with two_instances(start_process, "mock;ttft=30000", limits={"max_turns": 1}) as (one, other):
+        busy, session_id = await one.create_session(), await one.create_session()
+        async with one.native() as socket:
+            await say(socket, **ask(busy, client_exchange_id="busy"))
+            await say(socket, **ask(session_id, client_exchange_id="stopped"))
+            held = "SELECT count(*) FROM session_lease WHERE expires_at > now()"
+            await until(lambda: query(database.dsn, held) == [(2,)])
+            await say(socket, type="cancel", exchange_id="stopped")
+            assert (await end_of(socket, "stopped"))["type"] == "cancelled"
+            await say(socket, type="cancel", exchange_id="busy")
+            assert (await end_of(socket, "busy"))["type"] == "cancelled"
+        async with other.native() as socket:
+            await say(socket, **ask(session_id, client_exchange_id="next"))
+            while (await hear(socket))["type"] != "message":
+                pass
+            # An orderly end gives back what a stopped turn had.
+            other.process.send(signal.SIGTERM)
+            assert (await end_of(socket, "next"))["type"] == "cancelled"
+        assert await other.ended() == 0
+        assert query(database.dsn, held) == [(0,)]
