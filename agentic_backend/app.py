@@ -354,7 +354,7 @@ def make_retention(
     """What deletes old sessions: those with a turn on its way stay, and this process forgets those that went."""
 
     async def forget(key: tuple[str, str]) -> None:
-        persistence.cache.forget(key)
+        persistence.forget(key)
         await registry.forget(*key)
 
     pending = persistence.pending

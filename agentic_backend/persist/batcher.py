@@ -370,6 +370,9 @@ class Batcher:
         self._pending.settle(ops)
         if self._spool is not None:
             self._spool.done([op.id for op in ops])
+            for op in ops:
+                if op.kind == "delete":
+                    self._spool.forget(op.key)
         self._after_settling(ops)
 
     def _after_settling(self, ops: list[Op]) -> None:

@@ -15,7 +15,7 @@ from agentic_backend.persist.database import Database, DatabaseState
 from agentic_backend.persist.faults import Cause, QuietLog
 from agentic_backend.persist.lease import SessionLeases, lease_s
 from agentic_backend.persist.owner import Owner
-from agentic_backend.persist.pending import Change, Op, Pending
+from agentic_backend.persist.pending import Change, Key, Op, Pending
 from agentic_backend.persist.spool import Spool
 from agentic_backend.persist.spoolfile import Entry
 from agentic_backend.persist.store import PostgresSessionStore
@@ -111,6 +111,12 @@ class Persistence:
         self._tasks.spawn("persist-connect", self._connect, restart=True)
         self._tasks.spawn("persist-watch", self._watch, restart=True)
         self.batcher.start(self._tasks)
+
+    def forget(self, key: Key) -> None:
+        """Drop what is kept outside Postgres of a session that is gone from there."""
+        self.cache.forget(key)
+        if self.spool is not None:
+            self.spool.forget(key)
 
     async def flush(self, deadline_s: float) -> int:
         """Wait until everything is written, at most `deadline_s`. Returns how many records are left."""

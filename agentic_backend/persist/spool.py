@@ -33,6 +33,7 @@ class _Work:
     rows: list[Row] = field(default_factory=list)
     removed: list[int] = field(default_factory=list)
     buried: list[tuple[str, int]] = field(default_factory=list)
+    forgotten: list[tuple[str, str]] = field(default_factory=list)
     landed: "list[asyncio.Future[None]]" = field(default_factory=list)
 
     def add(self, other: "_Work") -> None:
@@ -40,6 +41,7 @@ class _Work:
         self.rows += other.rows
         self.removed += other.removed
         self.buried += other.buried
+        self.forgotten += other.forgotten
         self.landed += other.landed
 
 
@@ -129,6 +131,12 @@ class Spool:
         self.dead_letters += 1
         self._soon()
 
+    def forget(self, key: tuple[str, str]) -> None:
+        """Remove what is kept of a session that was deleted: its dead letters."""
+        if self.dead_letters:
+            self._next.forgotten.append(key)
+            self._soon()
+
     async def read(self, ids: list[int]) -> list[Row]:
         """The rows that are still there, ascending id. Raises sqlite3.Error."""
         return await asyncio.to_thread(self.read_now, ids)
@@ -198,14 +206,14 @@ class Spool:
         while True:
             begun = time.perf_counter()
             try:
-                self._file.write(group.rows, group.removed, group.buried)
+                letters = self._file.write(group.rows, group.removed, group.buried, group.forgotten)
             except (sqlite3.Error, OSError) as error:
                 self._failed(error)
                 if self._closing.wait(backoff.next_s()):
                     return
             else:
                 self.trouble = None
-                self._tell(group.landed, time.perf_counter() - begun)
+                self._tell(group.landed, time.perf_counter() - begun, letters)
                 return
 
     def _failed(self, error: sqlite3.Error | OSError) -> None:
@@ -221,16 +229,17 @@ class Spool:
         except (sqlite3.Error, OSError) as second:
             self._log.warning("replace", "a new spool file cannot be made: %s", type(second).__name__)
 
-    def _tell(self, landed: "list[asyncio.Future[None]]", took_s: float) -> None:
+    def _tell(self, landed: "list[asyncio.Future[None]]", took_s: float, letters: int) -> None:
         assert self._loop is not None
         try:
-            self._loop.call_soon_threadsafe(self._landed, landed, took_s)
+            self._loop.call_soon_threadsafe(self._landed, landed, took_s, letters)
         except RuntimeError:
             # The loop has ended: nobody waits any more.
             logger.debug("a commit landed after the loop's end")
 
-    def _landed(self, landed: "list[asyncio.Future[None]]", took_s: float) -> None:
+    def _landed(self, landed: "list[asyncio.Future[None]]", took_s: float, letters: int) -> None:
         self._on_commit(took_s)
+        self.dead_letters -= letters
         for future in landed:
             if not future.done():
                 future.set_result(None)

@@ -31,6 +31,7 @@ INSERT = f"INSERT OR IGNORE INTO record ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?
 BURY = """INSERT OR IGNORE INTO dead_letter (id, kind, session_id, user_id, exchange_id, at, reason, body)
 SELECT id, kind, session_id, user_id, exchange_id, at, ?, body FROM record WHERE id = ?"""
 DELETE = "DELETE FROM record WHERE id = ?"
+FORGET = "DELETE FROM dead_letter WHERE session_id = ? AND user_id = ?"
 
 _BUSY_MS = 5000
 _SHRINK_ABOVE_BYTES = 64 * 1024 * 1024
@@ -160,8 +161,17 @@ class SpoolFile:
         """Bytes of the file on disk, log included."""
         return sum(path.stat().st_size for path in self._files() if path.exists())
 
-    def write(self, inserts: Iterable[Row], removed: Iterable[int], buried: Iterable[tuple[str, int]]) -> None:
-        """One transaction; it is on disk when this returns. Raises sqlite3.Error, then nothing of it is."""
+    def write(
+        self,
+        inserts: Iterable[Row],
+        removed: Iterable[int],
+        buried: Iterable[tuple[str, int]],
+        forgotten: Iterable[tuple[str, str]] = (),
+    ) -> int:
+        """One transaction; it is on disk when this returns. Raises sqlite3.Error, then nothing of it is.
+
+        `forgotten` are sessions whose dead letters are removed; returns how many those were.
+        """
         connection = self._connection
         connection.execute("BEGIN IMMEDIATE")
         try:
@@ -170,11 +180,13 @@ class SpoolFile:
                 connection.execute(BURY, (reason, id_))
                 connection.execute(DELETE, (id_,))
             connection.executemany(DELETE, [(id_,) for id_ in removed])
+            letters = sum(connection.execute(FORGET, key).rowcount for key in forgotten)
             connection.execute("COMMIT")
         except sqlite3.Error:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
+        return letters
 
     def read(self, ids: list[int]) -> list[Row]:
         """The rows that are still there, ascending id. Raises sqlite3.Error."""

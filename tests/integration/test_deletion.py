@@ -77,6 +77,12 @@ async def left(database, session_id):
     return await asyncio.to_thread(in_postgres, database, session_id)
 
 
+def bury(service, session_id):
+    """A dead letter of the session, as a record that Postgres refuses leaves it."""
+    spool = service.service.running.persistence.spool
+    spool.bury(spool.note("turn", (session_id, "admin"), "refused", b"{}"), "poison")
+
+
 def fill(database, session_id):
     with psycopg.connect(database.dsn, autocommit=True) as connection:
         for statement in FILL.values():
@@ -110,6 +116,8 @@ async def test_what_was_stored_is_gone_also_after_a_restart(start_service, datab
         await service.service.running.persistence.flush(10)
         await asyncio.to_thread(fill, database, session_id)
         assert 0 not in (await left(database, session_id)).values()
+        for one in (session_id, other):
+            bury(service, one)
         assert await delete(service, session_id) == (200, True)
         await nothing_left(service, database, session_id)
         assert await delete(service, session_id) == await delete(service, "AAAAAAAAAAA")
@@ -123,6 +131,7 @@ async def test_what_was_stored_is_gone_also_after_a_restart(start_service, datab
     async with start_service() as service:
         await nothing_left(service, database, session_id)
         assert len(await service.history(other)) == 2
+        assert service.service.running.persistence.spool.dead_letters == 1
 
 
 async def test_turns_that_are_still_on_their_way_go_too_and_do_not_come_back(start_service, database):
@@ -189,6 +198,7 @@ async def test_retention_deletes_as_much_and_leaves_the_young(start_service, dat
         await service.service.running.persistence.flush(10)
         await asyncio.to_thread(fill, database, old)
         await asyncio.to_thread(age, database, old)
+        bury(service, old)
         await retention_of(service).prune()
         await nothing_left(service, database, old)
         assert service.turns.find(f"{old}-e1", "admin") is None
