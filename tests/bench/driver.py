@@ -63,18 +63,33 @@ class Load:
 
 @dataclass(slots=True)
 class Counted:
-    """What happened within the window."""
+    """What happened within the window, and (`…_in_all`) from the first ask to the last answer.
+
+    `chars_under_way` is what had been heard of unfinished turns at the window's end, less that at its beginning.
+    """
 
     seconds: float = 0.0
     latencies_s: list[float] = field(default_factory=list)
     frames: int = 0
     failures: list[str] = field(default_factory=list)
+    chars_under_way: int = 0
     turns_in_all: int = 0
+    chars_in_all: int = 0
 
     @property
-    def turns(self) -> int:
+    def ended(self) -> int:
         """Turns that ended well within the window."""
         return len(self.latencies_s)
+
+    @property
+    def turns(self) -> float:
+        """The same with parts of turns: what was begun before the window counts less, what went on after it more.
+
+        A slow stack has as many turns under way as it ends in a window: to count whole ones would be a draw.
+        """
+        if not self.turns_in_all:
+            return 0.0
+        return max(0.0, self.ended + self.chars_under_way * self.turns_in_all / self.chars_in_all)
 
     def latency_ms(self, share: float) -> float:
         """Nearest-rank percentile of ask to final; infinite where no turn ended."""
@@ -91,6 +106,8 @@ class Client:
         self._http = http
         self._session_id = ""
         self._asked = 0
+        self.chars = 0
+        """Characters of frames heard of the turn under way."""
 
     async def turn(self, question: str) -> list[str]:
         """Ask and return the frames up to the terminal one. Raises `TurnFailed`."""
@@ -116,6 +133,7 @@ class Client:
             frame = await self._socket.recv()
             assert isinstance(frame, str)
             frames.append(frame)
+            self.chars += len(frame)
             if frame.startswith(_TERMINAL):
                 break
         answer = self._target.answer
@@ -176,9 +194,9 @@ async def run(
                 group.create_task(_open(connected, load.rate, asked, window))
             await asyncio.sleep(load.warm_s)
             at_edge()
-            window.open()
+            window.open(connected)
             await asyncio.sleep(load.seconds)
-            window.close()
+            window.close(connected)
             at_edge()
     return counted
 
@@ -191,12 +209,14 @@ class _Window:
         self.ended = False
         self._began: float | None = None
 
-    def open(self) -> None:
+    def open(self, connected: list[Client]) -> None:
         self._began = time.perf_counter()
+        self.counted.chars_under_way = -sum(client.chars for client in connected)
 
-    def close(self) -> None:
+    def close(self, connected: list[Client]) -> None:
         assert self._began is not None
         self.counted.seconds = time.perf_counter() - self._began
+        self.counted.chars_under_way += sum(client.chars for client in connected)
         self._began = None
         self.ended = True
 
@@ -207,8 +227,11 @@ class _Window:
         except (TurnFailed, aiohttp.ClientError) as error:
             self.counted.failures.append(str(error))
             self.ended = self.ended or len(self.counted.failures) > 100
+            client.chars = 0
             return
         self.counted.turns_in_all += 1
+        self.counted.chars_in_all += client.chars
+        client.chars = 0
         if self._began is not None:
             self.counted.latencies_s.append(time.perf_counter() - due)
             self.counted.frames += len(frames)

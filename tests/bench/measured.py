@@ -16,10 +16,13 @@ FULL_CORE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a window showed. `service_share` and `others_share` are of their cores; `foreign_share` is other work on
-    the service's core, which makes every figure worse."""
+    """What a window showed; `turns` counts parts of turns too.
 
-    turns: int
+    `service_share` and `others_share` are of their cores; `foreign_share` is other work on the service's core, which
+    makes every figure worse.
+    """
+
+    turns: float
     turns_per_s: float
     cpu_ms: float
     frames_per_turn: float
@@ -66,7 +69,7 @@ def sample(
         turns=turns,
         turns_per_s=turns / counted.seconds,
         cpu_ms=used * 1e3 / turns if turns else float("inf"),
-        frames_per_turn=counted.frames / turns if turns else 0.0,
+        frames_per_turn=counted.frames / counted.ended if counted.ended else 0.0,
         p50_ms=counted.latency_ms(0.50),
         p99_ms=counted.latency_ms(0.99),
         service_share=used / counted.seconds / len(rig.service_cores),
