@@ -13,6 +13,7 @@ import yaml
 from agentic_backend.settings import AgenticApp
 from knowledge_flow_backend.settings import KnowledgeFlowApp
 from tests.deploy.watched import BUILT_IN, PROMETHEUS, configured, family, metric_names, prometheus, rules
+from tests.docs.pages import table
 from tests.knowledge_flow_backend.service import StartKnowledgeFlow
 from tests.knowledge_flow_backend.test_app_process import Configure, configure, program, searches_of, until_all_ready
 from tests.support.agentic import StartProcess
@@ -76,6 +77,13 @@ def test_an_alert_says_how_bad_it_is_and_where_to_read_on(alert: str) -> None:
     assert rule["labels"]["severity"] in ("page", "ticket")
     assert set(rule["annotations"]) == {"summary", "description", "runbook"}
     assert rule["annotations"]["runbook"] in {heading.lower().replace(" ", "-") for heading in headings}
+
+
+def test_the_page_lists_every_alert_with_its_severity() -> None:
+    rows = table(ROOT / "docs/operations.md", "alert", "severity", "fires when")
+    assert {name.strip("`"): severity for name, severity, _ in rows} == {
+        name: rule["labels"]["severity"] for name, rule in ALERTS.items()
+    }
 
 
 def test_the_targets_are_the_ports_of_the_defaults() -> None:

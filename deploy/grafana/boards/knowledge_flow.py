@@ -2,7 +2,7 @@
 
 from deploy.grafana.model import Dashboard, Panel, Row, Target
 from deploy.grafana.parts import percentiles, tail
-from deploy.grafana.promql import mean, quantile, rate, select
+from deploy.grafana.promql import level, mean, quantile, rate, select
 
 
 def knowledge_flow() -> Dashboard:
@@ -120,6 +120,19 @@ def _index() -> Row:
                 description="By statement.",
                 unit="s",
                 targets=tail("app_db_statement_seconds", "pool", "op"),
+            ),
+            Panel(
+                title="Connections",
+                description="By pool and state, all workers together.",
+                unit="short",
+                stacked=True,
+                targets=[Target(level("app_db_pool_connections", by="pool, state"), "{{pool}} {{state}}")],
+            ),
+            Panel(
+                title="Connections opened a second",
+                description="More than now and then: the pool is too small, or connections break.",
+                unit="ops",
+                targets=[Target(rate("app_db_connections_opened_total", by="pool"), "{{pool}}")],
             ),
             Panel(
                 title="Loop lag p99",

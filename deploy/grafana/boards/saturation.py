@@ -166,6 +166,12 @@ def _database() -> Row:
                 targets=[Target(rate("app_db_statement_seconds_count", by="pool, op"), "{{pool}} {{op}}")],
             ),
             Panel(
+                title="Connections opened a second",
+                description="More than now and then: the pool is too small, or connections break.",
+                unit="ops",
+                targets=[Target(rate("app_db_connections_opened_total", by="pool"), "{{pool}}")],
+            ),
+            Panel(
                 title="Records a transaction",
                 description="The mean batch: it grows when Postgres is slow.",
                 unit="short",
