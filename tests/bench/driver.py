@@ -18,11 +18,12 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 from websockets.typing import Subprotocol
 
+from backend_kit.kpi.rollup import nearest_rank
+
 TURNS_A_SESSION = 10
 """As many as a client of ws_bench asks by default: what an agent remembers is part of a turn."""
 NATIVE = Subprotocol("turnwise.v1")
 HEADERS = {"Authorization": "Bearer local"}
-_TURN_S = 60.0
 _FINAL = '{"type":"final"'
 _TERMINAL = (_FINAL, '{"type":"error"', '{"type":"cancelled"')
 
@@ -46,6 +47,8 @@ class Target:
     agent: str = "Georges"
     deflate: bool = False
     answer: str | None = None
+    turn_s: float = 60.0
+    """Seconds after which a turn has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +96,7 @@ class Counted:
 
     def latency_ms(self, share: float) -> float:
         """Nearest-rank percentile of ask to final; infinite where no turn ended."""
-        ordered = sorted(self.latencies_s)
-        return ordered[min(int(share * len(ordered)), len(ordered) - 1)] * 1e3 if ordered else float("inf")
+        return nearest_rank(sorted(self.latencies_s), share) * 1e3 if self.latencies_s else float("inf")
 
 
 class Client:
@@ -121,7 +123,7 @@ class Client:
             "message": question,
         }
         try:
-            async with asyncio.timeout(_TURN_S):
+            async with asyncio.timeout(self._target.turn_s):
                 await self._socket.send(json.dumps(ask))
                 return await self._hear()
         except (TimeoutError, WebSocketException) as error:

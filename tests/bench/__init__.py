@@ -1,0 +1,1 @@
+"""Benches: each states hypothesis, control and command, and its exit code says whether its bounds hold."""

@@ -1,0 +1,92 @@
+"""What the benches make of their figures: ratios round by round, changes of a configuration, the clock of a process."""
+
+import os
+from typing import Any
+
+import pytest
+
+from tests.bench.bench import Verdicts
+from tests.bench.matrix import SWITCHES, Effect, both, setting
+from tests.bench.measured import Sample, Series
+from tests.bench.micro import Samples, repetitions
+from tests.bench.rig import busy_s, cpu_s
+
+
+def figures(cpu_ms: float, **other: Any) -> Sample:
+    return Sample(
+        **{
+            "turns": 10.0,
+            "turns_per_s": 1.0,
+            "cpu_ms": cpu_ms,
+            "frames_per_turn": 3.0,
+            "p50_ms": 1.0,
+            "p99_ms": 2.0,
+            "service_share": 0.9,
+            "others_share": 0.5,
+            "foreign_share": 0.0,
+            **other,
+        }
+    )
+
+
+def test_a_ratio_is_the_median_of_the_rounds_own() -> None:
+    ours = Series([figures(1.0), figures(2.0), figures(30.0)])
+    theirs = Series([figures(4.0), figures(10.0), figures(60.0)])
+    assert ours.ratios(theirs) == [0.25, 0.2, 0.5]
+    assert ours.ratio(theirs) == 0.25
+    assert ours.cpu_ms == 2.0
+    assert ours.spread == "1.00..30.00"
+
+
+def test_what_speaks_against_a_figure_is_said() -> None:
+    assert figures(1.0).doubts == ""
+    assert figures(1.0, others_share=0.99).doubts == "client-limited"
+    assert "25% foreign load" in Series([figures(1.0), figures(1.0, foreign_share=0.25)]).doubts
+    assert figures(2.0).turns_per_core_s == 500.0
+
+
+def test_a_setting_is_changed_by_its_name_and_nothing_else() -> None:
+    config: dict[str, Any] = {"app": {"port": 1}, "persistence": {"ack": "none"}}
+    both(setting("app.log_level", "debug"), setting("a.b.c", 2))(config)
+    assert config == {"app": {"port": 1, "log_level": "debug"}, "persistence": {"ack": "none"}, "a": {"b": {"c": 2}}}
+
+
+def test_an_effect_is_more_or_less_than_unchanged() -> None:
+    effect = Effect(SWITCHES[0], Series([figures(1.5), figures(1.0)]), Series([figures(1.0), figures(1.0)]))
+    assert effect.on_cpu == 0.25
+    assert effect.spread == "+0.0%..+50.0%"
+    assert effect.on("p99_ms") == 0.0
+
+
+def test_a_bound_below_and_a_bound_above_are_counted_where_they_are_missed() -> None:
+    verdicts = Verdicts()
+    verdicts.hold("a", 1.0, 1.0, "x")
+    verdicts.hold_at_least("b", 1.0, 1.0, "x")
+    assert verdicts.failed == 0
+    verdicts.hold("a", 1.1, 1.0, "x")
+    verdicts.hold_at_least("b", 0.9, 1.0, "x")
+    assert verdicts.failed == 2
+
+
+def test_the_cpu_of_a_process_is_that_of_the_system() -> None:
+    before = os.times()
+    read = cpu_s(os.getpid())
+    after = os.times()
+    assert before.user + before.system - 0.02 <= read <= after.user + after.system + 0.02
+    assert busy_s(set(range(os.cpu_count() or 1))) >= read
+
+
+def test_the_columns_of_a_case() -> None:
+    costs = [float(number) for number in range(1, 1001)]
+    line = Samples(costs).line().split()
+    assert line[:7] == ["1,998", "1.00", "500.50", "750.00", "990.00", "995.00", "999.00"]
+    assert line[-1] == "1000"
+    assert float(line[7].rstrip("%")) == pytest.approx(3.575, abs=0.01)
+
+
+def test_a_sample_repeats_until_the_clock_is_not_in_it() -> None:
+    def add_up(times: range) -> None:
+        for _ in times:
+            sum(range(200))
+
+    assert repetitions(add_up) > 1
