@@ -38,7 +38,7 @@ async def kill_at_random(world: World, size: Size) -> list[Row]:
 async def kill_without_spool(world: World, size: Size) -> list[Row]:
     """A1's control: with `ack: none` the same harness must see losses, or it proves nothing."""
     habits = Habits(size.rate, resend=False)
-    persistence = {"ack": "none", "spool_dir": None}
+    persistence = {"ack": "none"}
     async with stage(world, "A1-none", habits, sessions=size.sessions, persistence=persistence) as scene:
         report = await _kill_once(world, scene)
     what = "control: losses that the harness sees with ack: none, kill -9"

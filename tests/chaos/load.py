@@ -196,8 +196,8 @@ class Crowd:
             seat.asked = None
             return
         self.ledger.errors[frame["code"]] += 1
-        if not (frame.get("retryable") and self.habits.resend):
-            seat.asked = None
+        if "seq" in frame or not (frame.get("retryable") and self.habits.resend):
+            seat.asked = None  # with a seq it was a turn, and this is its end: the same ask is answered with it again
             return
         wait_s = (frame.get("retry_after_ms") or 200) / 1e3
         await asyncio.sleep(wait_s * self._draw.uniform(0.8, 1.2))

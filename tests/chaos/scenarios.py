@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from tests.chaos import answers, kills, outages
+from tests.chaos import answers, cost, disk, kills, lifecycle, outages
 from tests.chaos.rows import Row
 from tests.chaos.world import Size, World
 
@@ -37,5 +37,18 @@ SCENARIOS = (
     Scenario(("A11",), answers.two_sockets),
     Scenario(("A11-many",), answers.two_instances),
     Scenario(("A12",), answers.poison),
+    Scenario(("A13",), disk.damage, 90, 1200),
+    Scenario(("A14",), disk.no_space),
+    Scenario(("A15",), disk.failed_flush),
     Scenario(("A16",), answers.deletes),
+    Scenario(("A17",), disk.bounded),
+    Scenario(("A18",), cost.cost),
+    Scenario(("A19",), disk.one_owner),
+    Scenario(("B1", "B2"), lifecycle.drain),
+    Scenario(("B3",), lifecycle.drain_without_postgres),
+    Scenario(("B4",), lifecycle.second_signal),
+    Scenario(("B5", "B6"), lifecycle.live_and_ready),
+    Scenario(("B7",), lifecycle.tasks),
+    Scenario(("B8",), lifecycle.stopped),
+    Scenario(("B9",), lifecycle.clock_jumps),
 )

@@ -227,9 +227,7 @@ class Service:
             "storage": {
                 "postgres": {"host": "127.0.0.1", "port": port, "database": self.database.name, "username": USER}
             },
-            "persistence": {"ack": "none"}
-            if os.environ.get("CHAOS_OLD")
-            else {"ack": "spool", "spool_dir": str(self.spool)},
+            "persistence": {"ack": "spool", "spool_dir": str(self.spool)},
             "deadlines": {"drain_s": 5},
         }
 
@@ -350,9 +348,9 @@ class Stage:
     http: aiohttp.ClientSession
     checked: list[Report] = field(default_factory=list)
 
-    async def history(self, session_id: str) -> tuple[int, list[Message]]:
+    async def history(self, session_id: str, query: str = "") -> tuple[int, list[Message]]:
         """Status and messages of GET history."""
-        url = f"{self.service.address.url}/chatbot/session/{session_id}/history"
+        url = f"{self.service.address.url}/chatbot/session/{session_id}/history{query}"
         async with self.http.get(url, headers=self.service.address.headers) as response:
             messages = await response.json() if response.status == 200 else []
             return response.status, [message_of(message) for message in messages]
