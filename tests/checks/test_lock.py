@@ -15,6 +15,7 @@ FLOORS = {
     "pyjwt": "2.13",
     "langgraph": "1.0.10",
     "langgraph-checkpoint": "4",
+    "langgraph-checkpoint-postgres": "3",
     "python-multipart": "0.0.20",
 }
 
