@@ -207,14 +207,7 @@ class AgenticService:
         runtime = KpiRuntime(kpi, kpi_options(settings)).start()
         stack.callback(runtime.close)
         tasks = TaskRegistry()
-        persistence = Persistence(
-            settings,
-            kpi=kpi,
-            metrics=metrics,
-            tasks=tasks,
-            on_taken=self._give_way,
-            possessions=self._possessions,
-        )
+        persistence = self._make_persistence(kpi, metrics, tasks)
         stack.push_async_callback(persistence.aclose)
         models = make_models(settings, metrics)
         stack.push_async_callback(models.aclose)
@@ -256,28 +249,32 @@ class AgenticService:
             max_sessions_per_user=settings.ai.max_concurrent_sessions_per_user,
         )
         state = State(
-            tasks,
-            runtime,
-            metrics,
-            models,
-            knowledge,
-            catalog,
-            persistence,
-            admission,
-            registry,
-            baseline,
-            hub,
-            chat,
+            tasks, runtime, metrics, models, knowledge, catalog, persistence, admission, registry, baseline, hub, chat
         )
         stack.push_async_callback(tasks.aclose)
-        persistence.start()
-        make_retention(settings, persistence, registry, metrics).start(tasks)
-        tasks.spawn("socket-clock", hub.watch, restart=True)
-        watch = self._make_watch(state, windows)
-        kpi.add_lines(watch.pool_lines)
-        kpi.add_last_words(watch.last_words)
-        tasks.spawn("turn-clock", lambda: watch.run(lambda: _publish_turns(state)), restart=True)
+        self._start(state, windows)
         return state
+
+    def _start(self, state: State, windows: Windows) -> None:
+        """Begin the work that goes on in the background."""
+        tasks, persistence = state.tasks, state.persistence
+        persistence.start()
+        make_retention(self._settings, persistence, state.registry, state.metrics).start(tasks)
+        tasks.spawn("socket-clock", state.hub.watch, restart=True)
+        watch = self._make_watch(state, windows)
+        state.chat.kpi.add_lines(watch.pool_lines)
+        state.chat.kpi.add_last_words(watch.last_words)
+        tasks.spawn("turn-clock", lambda: watch.run(lambda: _publish_turns(state)), restart=True)
+
+    def _make_persistence(self, kpi: Kpi, metrics: AgenticMetrics, tasks: TaskRegistry) -> Persistence:
+        return Persistence(
+            self._settings,
+            kpi=kpi,
+            metrics=metrics,
+            tasks=tasks,
+            on_taken=self._give_way,
+            possessions=self._possessions,
+        )
 
     def _make_watch(self, state: State, windows: Windows) -> Watch:
         database = state.persistence.database

@@ -74,12 +74,13 @@ class Owner:
         while not self._closed:
             if self._connection is None:
                 await self._claim()
-            elif await self._answers(self._connection):
+                continue
+            answers = await self._answers(self._connection)
+            if answers and not self._closed:
                 self._held.set()
                 await self._until_it_speaks(self._connection)
-                self._held.clear()
-            else:
-                self._held.clear()
+            self._held.clear()
+            if not answers and not self._closed:
                 self._drop()
                 self._log.warning("lost", "the claim on the database is lost: nothing is written until it stands again")
 

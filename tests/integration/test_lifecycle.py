@@ -194,7 +194,7 @@ def where(server):
 
 async def test_a_start_before_postgres_is_live_and_becomes_ready_with_it(start_process, server):
     async with start_process(storage=where(server), path="/healthz") as service:
-        await service.line("Postgres at .* is not ready: cause=connection")
+        await service.line("Postgres at .* is not ready: sqlstate=None")
         code, body = await status(service, "/ready")
         assert (code, body["status"]) == (503, "starting")
         assert body["dependencies"]["postgres"]["status"] == "connecting"
@@ -247,8 +247,9 @@ async def test_known_sessions_go_on_while_postgres_is_away(start_service, server
     assert idle not in rows
 
 
-async def test_two_services_in_one_process_share_nothing(start_service):
-    async with start_service(model="mock;tokens=3") as one, start_service(model="mock;tokens=4") as other:
+async def test_two_services_in_one_process_share_nothing(start_service, postgres):
+    elsewhere = {"postgres": {"database": postgres.database}}
+    async with start_service("mock;tokens=3") as one, start_service("mock;tokens=4", storage=elsewhere) as other:
         finals = []
         for service in (one, other, other):
             session_id = await service.create_session()
