@@ -161,7 +161,8 @@ class Client:
 async def clients(target: Target, count: int) -> AsyncIterator[list[Client]]:
     """Connected clients; closed with a close handshake at the end."""
     async with AsyncExitStack() as stack:
-        connector = aiohttp.TCPConnector(limit=0)
+        # Shorter than the service keeps an idle connection, or a session is asked for on one that is just closed.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0)
         http = await stack.enter_async_context(aiohttp.ClientSession(headers=HEADERS, connector=connector))
         yield [Client(target, await stack.enter_async_context(_connecting(target)), http) for _ in range(count)]
 
