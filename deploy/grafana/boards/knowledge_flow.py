@@ -126,7 +126,11 @@ def _index() -> Row:
                 description="By pool and state, all workers together.",
                 unit="short",
                 stacked=True,
-                targets=[Target(level("app_db_pool_connections", by="pool, state"), "{{pool}} {{state}}")],
+                targets=[
+                    Target(
+                        level("app_db_pool_connections", 'state!="overflow"', by="pool, state"), "{{pool}} {{state}}"
+                    )
+                ],
             ),
             Panel(
                 title="Connections opened a second",

@@ -73,6 +73,7 @@ def _loop() -> Row:
                 description="They stop the loop too.",
                 unit="s",
                 targets=tail("app_gc_pause_seconds", "instance", q=0.99),
+                quiet="it seldom collects",
             ),
         ],
     )
@@ -142,10 +143,14 @@ def _database() -> Row:
             ),
             Panel(
                 title="Connections",
-                description="By pool and state.",
+                description="By pool and state; those above pool_size are among them.",
                 unit="short",
                 stacked=True,
-                targets=[Target(level("app_db_pool_connections", by="pool, state"), "{{pool}} {{state}}")],
+                targets=[
+                    Target(
+                        level("app_db_pool_connections", 'state!="overflow"', by="pool, state"), "{{pool}} {{state}}"
+                    )
+                ],
             ),
             Panel(
                 title="Waiting for a connection",
