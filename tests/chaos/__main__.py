@@ -6,6 +6,8 @@ import os
 import sys
 import time
 import traceback
+from collections import deque
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,19 +20,30 @@ from tests.chaos.world import FULL, SHORT, Size, World
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/operations.md"
 BEGIN = "<!-- chaos: begin -->"
+_LANES = 2
+"""Scenarios at once: they mostly wait for services to start."""
 END = "<!-- chaos: end -->"
 
 
-async def run(world: World, size: Size, chosen: list[Scenario]) -> list[Row]:
-    """Every scenario, one after the other; each row is printed when it is known."""
-    rows: list[Row] = []
-    for scenario in chosen:
-        begun = time.monotonic()
-        for row in await carry_out(world, size, scenario):
-            rows.append(row)
-            print(row.line(), flush=True)
-        print(f"         ({scenario.run.__name__}: {time.monotonic() - begun:.0f} s)", flush=True)
-    return rows
+async def run(worlds: list[World], size: Size, chosen: list[Scenario]) -> list[Row]:
+    """Every scenario, in the table's order: those that compare times one by one, then a lane for each world."""
+    found: dict[Scenario, list[Row]] = {}
+
+    async def lane(world: World, waiting: deque[Scenario]) -> None:
+        while waiting:
+            scenario = waiting.popleft()
+            begun = time.monotonic()
+            rows = found[scenario] = await carry_out(world, size, scenario)
+            told = "".join(f"{row.line()}\n" for row in rows)
+            print(f"{told}         ({scenario.run.__name__}: {time.monotonic() - begun:.0f} s)", flush=True)
+
+    await lane(worlds[0], deque(scenario for scenario in chosen if scenario.alone))
+    longest_first = sorted((scenario for scenario in chosen if not scenario.alone), key=lambda one: -one.limit_s(size))
+    waiting = deque(longest_first)
+    async with asyncio.TaskGroup() as lanes:
+        for world in worlds:
+            lanes.create_task(lane(world, waiting))
+    return [row for scenario in chosen for row in found[scenario]]
 
 
 async def carry_out(world: World, size: Size, scenario: Scenario) -> list[Row]:
@@ -40,9 +53,16 @@ async def carry_out(world: World, size: Size, scenario: Scenario) -> list[Row]:
             return await scenario.run(world, size)
     except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - one that breaks must not hide the others
         traceback.print_exception(error)
-        words = str(error).strip().splitlines()
         await world.normal()
-        return broken(scenario.ids, f"broke off: {type(error).__name__} {words[0] if words else ''}"[:160])
+        return broken(scenario.ids, f"broke off: {_words(error)}")
+
+
+def _words(error: BaseException) -> str:
+    """What went wrong, on one line."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    first, *_ = [*str(error).strip().splitlines(), ""]
+    return f"{type(error).__name__} {first}"[:160].strip()
 
 
 def write_table(rows: list[Row], size: Size, page: Path = PAGE) -> None:
@@ -83,8 +103,9 @@ def main() -> int:
     size = FULL if options.full else SHORT
     chosen = choose(options.only)
     begun = time.monotonic()
-    with World(options.seed) as world:
-        rows = uvloop.run(run(world, size, chosen))
+    with ExitStack() as stack:
+        worlds = [stack.enter_context(World(options.seed)) for _ in range(min(_LANES, len(chosen)))]
+        rows = uvloop.run(run(worlds, size, chosen))
     if options.write:
         write_table(rows, size)
     missed = [row for row in rows if row.verdict == MISSED]

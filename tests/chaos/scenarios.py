@@ -3,19 +3,20 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from tests.chaos import answers, cost, disk, kills, lifecycle, outages
+from tests.chaos import answers, canary, cost, disk, kills, lifecycle, outages
 from tests.chaos.rows import Row
 from tests.chaos.world import Size, World
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Rows that are found together. `short_s` and `full_s` bound its time."""
+    """Rows that are found together. `short_s` and `full_s` bound its time; one that compares times runs alone."""
 
     ids: tuple[str, ...]
     run: Callable[[World, Size], Awaitable[list[Row]]]
     short_s: float = 60.0
     full_s: float = 300.0
+    alone: bool = False
 
     def limit_s(self, size: Size) -> float:
         """How long it may take."""
@@ -26,12 +27,12 @@ SCENARIOS = (
     Scenario(("A1-none",), kills.kill_without_spool),
     Scenario(("A1", "A2"), kills.kill_at_random, 90, 600),
     Scenario(("A3",), outages.crash),
-    Scenario(("A4",), outages.restart),
+    Scenario(("A4",), outages.restart, alone=True),
     Scenario(("A5",), outages.absence, 60, 600),
     Scenario(("A5+A1",), outages.absence_and_kill),
     Scenario(("A6",), kills.kill_while_down),
-    Scenario(("A7",), outages.slowness),
-    Scenario(("A8",), outages.no_connection),
+    Scenario(("A7",), outages.slowness, alone=True),
+    Scenario(("A8",), outages.no_connection, alone=True),
     Scenario(("A9",), answers.read_your_writes),
     Scenario(("A10",), answers.repeated),
     Scenario(("A11",), answers.two_sockets),
@@ -42,7 +43,7 @@ SCENARIOS = (
     Scenario(("A15",), disk.failed_flush),
     Scenario(("A16",), answers.deletes),
     Scenario(("A17",), disk.bounded),
-    Scenario(("A18",), cost.cost),
+    Scenario(("A18",), cost.cost, alone=True),
     Scenario(("A19",), disk.one_owner),
     Scenario(("B1", "B2"), lifecycle.drain),
     Scenario(("B3",), lifecycle.drain_without_postgres),
@@ -51,4 +52,5 @@ SCENARIOS = (
     Scenario(("B7",), lifecycle.tasks),
     Scenario(("B8",), lifecycle.stopped),
     Scenario(("B9",), lifecycle.clock_jumps),
+    Scenario(("canary",), canary.canary),
 )

@@ -306,11 +306,15 @@ class Service:
             await asyncio.to_thread(self.process.kill)
         shutil.rmtree(self.spool, ignore_errors=True)
 
-    async def metrics(self) -> dict[str, float]:
-        """The samples of /metrics by name with labels."""
+    async def metrics_text(self) -> str:
+        """What /metrics says."""
         url = f"http://127.0.0.1:{self.metrics_port}/metrics"
         async with aiohttp.ClientSession() as http, http.get(url) as response:
-            text = await response.text()
+            return await response.text()
+
+    async def metrics(self) -> dict[str, float]:
+        """The samples of /metrics by name with labels."""
+        text = await self.metrics_text()
         samples = re.findall(r"^([a-z_]+(?:\{[^}]*\})?) (\S+)$", text, re.MULTILINE)
         return {name: float(value) for name, value in samples}
 
@@ -372,7 +376,14 @@ class Stage:
 
 @asynccontextmanager
 async def stage(
-    world: World, name: str, habits: Habits, *, sessions: int, service: Service | None = None, **sections: Any
+    world: World,
+    name: str,
+    habits: Habits,
+    *,
+    sessions: int,
+    service: Service | None = None,
+    on_frame: Callable[[str], None] | None = None,
+    **sections: Any,
 ) -> AsyncIterator[Stage]:
     """A service on a database of its own, with clients; all of it is gone after the block, and faults are undone."""
     database = await world.database() if service is None else service.database
@@ -384,7 +395,7 @@ async def stage(
             await running.start()
         async with aiohttp.ClientSession() as http:
             ids = [await create_session(http, running.address) for _ in range(sessions)]
-            async with crowd(running.address, ledger, habits, draw, ids) as clients:
+            async with crowd(running.address, ledger, habits, draw, ids, on_frame) as clients:
                 yield Stage(running, clients, ledger, http)
     finally:
         await world.normal()
