@@ -12,6 +12,8 @@ from tests.bench.rig import Rig, Server, busy_s, cpu_s
 
 FULL_CORE = 0.95
 """Above this share a core is the limit: of the service where it should be, of the load where it should not."""
+FOREIGN = 0.10
+"""Above this share of other people's work on the service's core a figure is doubtful."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +43,9 @@ class Sample:
         return 1e3 / self.cpu_ms
 
     @property
-    def doubts(self) -> str:
-        """What speaks against the figures, empty where nothing does."""
-        found = []
-        if self.others_share > FULL_CORE:
-            found.append("client-limited")
-        if self.foreign_share > 0.10:
-            found.append(f"{self.foreign_share:.0%} foreign load")
-        return ", ".join(found)
+    def load_limited(self) -> bool:
+        """Whether the cores of the load were full, so that the service may not have been."""
+        return self.others_share > FULL_CORE
 
 
 def sample(
@@ -105,8 +102,13 @@ class Series:
 
     @property
     def doubts(self) -> str:
-        """What speaks against any of the rounds."""
-        return "; ".join(sorted({one.doubts for one in self.samples if one.doubts}))
+        """What speaks against the figures, empty where nothing does."""
+        found = []
+        if limited := sum(one.load_limited for one in self.samples):
+            found.append(f"load-limited in {limited} of {len(self.samples)}")
+        if (foreign := max(one.foreign_share for one in self.samples)) > FOREIGN:
+            found.append(f"up to {foreign:.0%} foreign load")
+        return ", ".join(found)
 
     def middle(self, what: str) -> float:
         """Median of another field of the samples."""
