@@ -199,6 +199,20 @@ class AgenticMetrics:
         self.persist_failures: Labelled[Counter] = self._counters(
             "app_persist_failures_total", "Records that were lost; must stay 0.", ["reason"], "persist_lost"
         )
+        self.persist_retries: Labelled[Counter] = self._counters(
+            "app_persist_retries_total", "Batch transactions tried again.", ["cause"], "persist_retries"
+        )
+        self.persist_batch_records: Amounts = self._kpi.amounts(
+            "persist_batch",
+            Histogram(
+                "app_persist_batch_records",
+                "Records of one batch transaction.",
+                buckets=buckets.COUNT,
+                registry=self._registry,
+            ),
+        )
+
+    def _spool(self) -> None:
         self.dead_letters: Counter = self._kpi.counter(
             "persist_dead_letters",
             PrometheusCounter(
@@ -223,20 +237,6 @@ class AgenticMetrics:
                 registry=self._registry,
             ),
         )
-        self.persist_retries: Labelled[Counter] = self._counters(
-            "app_persist_retries_total", "Batch transactions tried again.", ["cause"], "persist_retries"
-        )
-        self.persist_batch_records: Amounts = self._kpi.amounts(
-            "persist_batch",
-            Histogram(
-                "app_persist_batch_records",
-                "Records of one batch transaction.",
-                buckets=buckets.COUNT,
-                registry=self._registry,
-            ),
-        )
-
-    def _spool(self) -> None:
         self.spool_ack: Seconds = self._timer(
             "app_spool_ack_seconds",
             "From the hand-over of a finished turn to its being on the spool's disk.",

@@ -136,8 +136,7 @@ def test_authentication_is_on_unless_said_otherwise(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"persistence": {"ack": "spool"}}, r"persistence\.ack: only none is available in this version$"),
-        ({"persistence": {"replicas": "many"}}, r"persistence\.replicas: only single is available in this version$"),
+        ({"persistence": {"replicas": "many"}}, r"persistence\.ack: replicas: many needs ack: db$"),
         ({"persistence": {"ack": CANARY}}, r"persistence\.ack: must be 'spool', 'db' or 'none'$"),
         ({"limits": {"per_user": {"asks_per_min": 30}}}, r"limits\.per_user\.burst: must be at least 1 where"),
         ({"ai": {"agents": [{"name": "A"}, {"id": "A", "name": "B"}]}}, r"ai\.agents\[1\]\.id: is used twice$"),

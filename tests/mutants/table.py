@@ -114,16 +114,31 @@ MUTANTS = (
     Mutant(
         "a taken rank is overwritten",
         "agentic_backend/persist/statements.py",
-        "    ON CONFLICT DO NOTHING RETURNING session_id, rank\n",
-        "    ON CONFLICT (session_id, rank) DO UPDATE SET parts_json = excluded.parts_json,"
-        " exchange_id = excluded.exchange_id RETURNING session_id, rank\n",
+        "    WHERE session_history.exchange_id = excluded.exchange_id\n"
+        "        AND session_history.metadata_json #>> '{extras,interrupted_by}' = 'restart'\n"
+        "        AND excluded.metadata_json #>> '{extras,interrupted_by}' IS DISTINCT FROM 'restart'\n",
+        "",
         f"{PERSIST}/test_batcher.py::test_a_rank_taken_by_another_writer_meanwhile_is_a_conflict_too",
+    ),
+    Mutant(
+        "an answer is called final before it is on the disk",
+        "agentic_backend/persist/spool.py",
+        "        self._next.landed.append(landed)\n",
+        "        landed.set_result(None)\n",
+        f"{PERSIST}/test_spool.py::test_what_has_landed_is_found_after_a_kill",
+    ),
+    Mutant(
+        "an interrupted ask is forgotten at the start",
+        "agentic_backend/persist/persistence.py",
+        'if entry.kind == "ask"}',
+        'if entry.kind == "asked"}',
+        f"{PERSIST}/test_replay.py::test_an_ask_without_its_turn_becomes_an_interrupted_turn",
     ),
     Mutant(
         "history does not show what is still pending",
         "agentic_backend/persist/store.py",
-        "        pending = self._pending.messages(key)\n        end =",
-        "        pending = self._pending.messages(key)[:0]\n        end =",
+        "        pending = await self._pending.messages(key)\n        end =",
+        "        pending = (await self._pending.messages(key))[:0]\n        end =",
         f"{PERSIST}/test_store.py::test_a_reader_sees_its_own_writes_at_every_moment",
     ),
     Mutant(
