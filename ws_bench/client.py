@@ -1,10 +1,12 @@
 """The WebSocket engine behind a seam of four calls, so that another library can take its place."""
 
+import asyncio
 import errno
 import socket
 import ssl
 from collections.abc import Mapping
 from typing import Protocol
+from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
@@ -13,6 +15,7 @@ from websockets.typing import Subprotocol
 from ws_bench.errors import TurnBroken
 
 _CLOSE_TIMEOUT_S = 2.0
+_SLOW_BUFFER = 4096
 _AUTH_STATUSES = frozenset({401, 403})
 
 
@@ -26,14 +29,20 @@ class Wire(Protocol):
         """The next frame's payload, undecoded."""
 
     async def close(self, code: int = 1000, reason: str = "done") -> None:
-        """Close with a close handshake of at most two seconds. Never raises."""
+        """Close with a close handshake of at most two seconds. Never raises. What was read before can be received."""
+
+    def abort(self) -> None:
+        """Cut the connection without a close handshake, as a browser that is killed."""
 
 
 class Engine(Protocol):
     """Opens sockets to one address."""
 
-    async def connect(self) -> Wire:
-        """A socket whose handshake is done. Raises `TurnBroken`; the caller sets the deadline."""
+    async def connect(self, *, bytes_per_s: float = 0.0) -> Wire:
+        """A socket whose handshake is done. Raises `TurnBroken`; the caller sets the deadline.
+
+        With `bytes_per_s` it reads no faster, through the smallest buffers there are, so that the peer feels it.
+        """
 
 
 class WebsocketsEngine:
@@ -48,11 +57,14 @@ class WebsocketsEngine:
         self._max_size = max_size
         self._ssl = _insecure_context() if insecure and url.startswith("wss:") else None
 
-    async def connect(self) -> Wire:
+    async def connect(self, *, bytes_per_s: float = 0.0) -> Wire:
         """See `Engine.connect`."""
         try:
+            sock = await _small_socket(self._url) if bytes_per_s else None
             connection = await connect(
                 self._url,
+                sock=sock,
+                max_queue=1 if bytes_per_s else 16,
                 additional_headers=self._headers,
                 subprotocols=[Subprotocol(self._subprotocol)] if self._subprotocol else None,
                 compression=None,
@@ -68,14 +80,15 @@ class WebsocketsEngine:
         if self._subprotocol and connection.subprotocol != self._subprotocol:
             await connection.close()
             raise TurnBroken("protocol_not_native", f"the service does not speak {self._subprotocol}")
-        return _WebsocketsWire(connection)
+        return _WebsocketsWire(connection, bytes_per_s)
 
 
 class _WebsocketsWire:
     """A `Wire` over one connection of `websockets`."""
 
-    def __init__(self, connection: ClientConnection) -> None:
+    def __init__(self, connection: ClientConnection, bytes_per_s: float = 0.0) -> None:
         self._connection = connection
+        self._bytes_per_s = bytes_per_s
 
     async def send(self, text: str) -> None:
         try:
@@ -85,12 +98,18 @@ class _WebsocketsWire:
 
     async def recv(self) -> bytes:
         try:
-            return await self._connection.recv(decode=False)
+            frame = await self._connection.recv(decode=False)
         except ConnectionClosed as closed:
             raise close_failure(closed) from closed
+        if self._bytes_per_s:
+            await asyncio.sleep(len(frame) / self._bytes_per_s)
+        return frame
 
     async def close(self, code: int = 1000, reason: str = "done") -> None:
         await self._connection.close(code, reason)
+
+    def abort(self) -> None:
+        self._connection.transport.abort()
 
 
 def dial_failure(failure: Exception) -> TurnBroken:
@@ -116,6 +135,23 @@ def close_failure(closed: ConnectionClosed) -> TurnBroken:
     """The error class of a socket that ended before the turn did; 1006 where no close frame came."""
     frame = closed.rcvd or closed.sent
     return TurnBroken(f"ws_close_{frame.code}", frame.reason) if frame else TurnBroken("ws_close_1006")
+
+
+async def _small_socket(url: str) -> socket.socket:
+    """A connected socket with the smallest receive buffer: the kernel's usual one would hide a slow reader."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "wss" else 80)
+    loop = asyncio.get_running_loop()
+    family, kind, proto, _, address = (await loop.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM))[0]
+    sock = socket.socket(family, kind, proto)
+    sock.setblocking(False)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SLOW_BUFFER)
+        await loop.sock_connect(sock, address)
+    except (OSError, asyncio.CancelledError):
+        sock.close()
+        raise
+    return sock
 
 
 def _insecure_context() -> ssl.SSLContext:

@@ -1,8 +1,10 @@
 """The two protocols of the chat socket as state over events: no socket, no clock of their own."""
 
+import itertools
 import time
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from backend_kit.wire import InvalidJson, dumps, loads
@@ -13,11 +15,28 @@ _NATIVE_PASSING = frozenset({"accepted", "message", "sources"})
 _NATIVE_BESIDE = frozenset({"session", "heartbeat", "pong"})
 
 
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The server's own account of a turn: milliseconds by phase, which of them are of depth 0, and the whole.
+
+    `total_ms` is from the ask's arrival to the making of the final, None where the service said nothing.
+    """
+
+    phases: dict[str, float] = field(default_factory=dict)
+    top: tuple[str, ...] = ()
+    total_ms: float | None = None
+
+
 class TurnReader(Protocol):
     """Follows one turn from its ask to its end."""
 
+    first_event_at: float | None
     first_token_at: float | None
+    last_token_at: float | None
     gaps_ms: "array[float]"
+    last_seq: int
+    answer: str
+    ledger: "Ledger"
 
     def feed(self, event: Event, now: float) -> bool:
         """Take the next event, read at `now` (seconds). True when the turn ended well; raises `TurnBroken`."""
@@ -35,6 +54,12 @@ def ask_frame(
     return dumps(frame).decode()
 
 
+def resume_frame(session_id: str, exchange_id: str, after_seq: int) -> str:
+    """The native frame that asks for the events of a running or just finished turn after one that was read."""
+    frame = {"type": "resume", "session_id": session_id, "exchange_id": exchange_id, "after_seq": max(after_seq, 0)}
+    return dumps(frame).decode()
+
+
 def parse_event(frame: bytes) -> Event:
     """The event in a frame. Raises `TurnBroken` where it is not a JSON object."""
     try:
@@ -47,35 +72,63 @@ def parse_event(frame: bytes) -> Event:
 
 
 class _Timeline:
-    """When tokens came: the first one, and the time between one and the next."""
+    """When events and tokens came, and what the final said."""
 
     def __init__(self) -> None:
+        self.first_event_at: float | None = None
         self.first_token_at: float | None = None
+        self.last_token_at: float | None = None
         self.gaps_ms: array[float] = array("d")
-        self._last: float | None = None
+        self.last_seq = -1
+        self.answer = ""
+        self.ledger = Ledger()
+
+    def seen(self, now: float) -> None:
+        if self.first_event_at is None:
+            self.first_event_at = now
 
     def token(self, now: float) -> None:
-        if self._last is None:
+        if self.last_token_at is None:
             self.first_token_at = now
         else:
-            self.gaps_ms.append((now - self._last) * 1000)
-        self._last = now
+            self.gaps_ms.append((now - self.last_token_at) * 1000)
+        self.last_token_at = now
+
+    def final(self, event: Event) -> None:
+        """Take the final. Raises `TurnBroken` where it is not a success."""
+        messages = _check_final(event)
+        self.answer = answer_of(messages)
+        self.ledger = _ledger_of(event, messages)
 
 
 class CompatibleTurn(_Timeline):
-    """session?, stream…, final. A token is a whole assistant message with text: the user's echo is none."""
+    """session?, stream…, final. A token is a whole assistant message with text: the user's echo is none.
+
+    Messages of another session or exchange are cross-talk where the service says whose they are.
+    """
+
+    def __init__(self, session_id: str = "", exchange_id: str = "") -> None:
+        super().__init__()
+        self._session_id = session_id
+        self._exchange_id = exchange_id
+        self._last_rank = -1
 
     def feed(self, event: Event, now: float) -> bool:
         """See `TurnReader.feed`."""
+        self.seen(now)
         kind = event.get("type")
         if kind == "stream":
-            if _says_something(event.get("message")):
+            message = event.get("message")
+            self._check_owner(message)
+            self._check_rank(message)
+            if _says_something(message):
                 self.token(now)
             return False
         if kind == "session":
             return False
         if kind == "final":
-            _check_final(event)
+            self._check_all(event)
+            self.final(event)
             return True
         if kind == "error":
             # The service closes the socket after this frame (1011): nothing more can be asked on it.
@@ -84,6 +137,30 @@ class CompatibleTurn(_Timeline):
             raise TurnBroken("awaiting_human", "the agent asks for a human answer")
         raise TurnBroken("protocol_unknown_event", str(kind))
 
+    def _check_all(self, event: Event) -> None:
+        messages = event.get("messages")
+        ranks = []
+        for message in messages if isinstance(messages, list) else []:
+            self._check_owner(message)
+            if isinstance(message, dict) and isinstance(message.get("rank"), int):
+                ranks.append(message["rank"])
+        if any(second <= first for first, second in itertools.pairwise(ranks)):
+            raise TurnBroken("protocol_order", f"ranks of the final: {ranks[:10]}")
+
+    def _check_owner(self, message: object) -> None:
+        if not isinstance(message, dict):
+            return
+        for key, mine in (("exchange_id", self._exchange_id), ("session_id", self._session_id)):
+            if mine and message.get(key) not in (None, mine):
+                raise TurnBroken("protocol_cross_talk", f"a message of another {key.removesuffix('_id')}")
+
+    def _check_rank(self, message: object) -> None:
+        rank = message.get("rank") if isinstance(message, dict) else None
+        if isinstance(rank, int):
+            if rank <= self._last_rank:
+                raise TurnBroken("protocol_order", f"rank {rank} after {self._last_rank}")
+            self._last_rank = rank
+
 
 class NativeTurn(_Timeline):
     """accepted, delta…, message…, sources?, final. A token is a delta; without deltas, an assistant message."""
@@ -91,13 +168,13 @@ class NativeTurn(_Timeline):
     def __init__(self, exchange_id: str) -> None:
         super().__init__()
         self._exchange_id = exchange_id
-        self._last_seq = -1
 
     def feed(self, event: Event, now: float) -> bool:
         """See `TurnReader.feed`."""
         kind = event.get("type")
         if kind in _NATIVE_BESIDE:
             return False
+        self.seen(now)
         if kind == "error":
             code = event.get("code") or "unknown"
             raise TurnBroken(f"server_error_event({code})", str(event.get("message", "")), usable=True)
@@ -111,7 +188,7 @@ class NativeTurn(_Timeline):
         if kind in _NATIVE_PASSING:
             return False
         if kind == "final":
-            _check_final(event)
+            self.final(event)
             return True
         if kind == "cancelled":
             raise TurnBroken("server_cancelled", usable=True)
@@ -123,9 +200,9 @@ class NativeTurn(_Timeline):
         exchange_id, seq = event.get("exchange_id"), event.get("seq")
         if exchange_id != self._exchange_id:
             raise TurnBroken("protocol_cross_talk", "an event of another exchange")
-        if not isinstance(seq, int) or seq <= self._last_seq:
-            raise TurnBroken("protocol_order", f"seq {seq!r} after {self._last_seq}")
-        self._last_seq = seq
+        if not isinstance(seq, int) or seq <= self.last_seq:
+            raise TurnBroken("protocol_order", f"seq {seq!r} after {self.last_seq}")
+        self.last_seq = seq
 
 
 def clock() -> float:
@@ -142,8 +219,8 @@ def _says_something(message: object) -> bool:
     )
 
 
-def _check_final(event: Event) -> None:
-    """A final whose answer is an apology, or which holds no answer at all, is not a success."""
+def _check_final(event: Event) -> list[dict[str, Any]]:
+    """Its messages. A final whose answer is an apology, or which holds no answer at all, is not a success."""
     messages = event.get("messages")
     answers = [item for item in messages if isinstance(item, dict)] if isinstance(messages, list) else []
     for message in answers:
@@ -152,12 +229,65 @@ def _check_final(event: Event) -> None:
             raise TurnBroken(f"server_error_event({code})", "final with metadata.extras.error", usable=True)
     if not any(message.get("role") == "assistant" for message in answers):
         raise TurnBroken("protocol_empty_final", "final without an assistant message", usable=True)
+    return answers
+
+
+def answer_of(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The text of the assistant's final message among some messages, empty where there is none."""
+    for message in reversed(messages):
+        if message.get("role") == "assistant" and message.get("channel", "final") == "final":
+            parts = message.get("parts")
+            return "".join(
+                str(part.get("text", ""))
+                for part in (parts if isinstance(parts, list) else [])
+                if isinstance(part, dict) and part.get("type") == "text"
+            )
+    return ""
+
+
+def after_the_end(frame: bytes, exchange_id: str) -> str:
+    """What is wrong with a frame that came after a turn's terminal event; empty where it may come (title, pong)."""
+    try:
+        event = parse_event(frame)
+    except TurnBroken as broken:
+        return broken.kind
+    if event.get("type") in _NATIVE_BESIDE:
+        return ""
+    return "protocol_after_final" if event.get("exchange_id", exchange_id) == exchange_id else "protocol_cross_talk"
+
+
+def _ledger_of(event: Event, messages: Sequence[Mapping[str, Any]]) -> Ledger:
+    """The ledger beside the messages (native), or in the answer's metadata (both protocols)."""
+    extras = _extras(messages[-1]) if messages else {}
+    rows = event.get("ledger") or extras.get("ledger")
+    phases: dict[str, float] = {}
+    top: dict[str, None] = {}
+    last = 0.0
+    for row in rows if isinstance(rows, list) else []:
+        if not isinstance(row, dict) or not isinstance(row.get("phase"), str):
+            continue
+        name, ms = row["phase"], row.get("ms")
+        if not isinstance(ms, int | float):
+            continue
+        phases[name] = phases.get(name, 0.0) + ms
+        if row.get("depth") == 0:
+            top[name] = None
+            last = max(last, float(row.get("start_ms") or 0.0) + ms)
+    total = extras.get("total_ms")
+    if not isinstance(total, int | float):
+        total = last if phases else None
+    # The answer's own total is taken before it is stored; a phase that ended later was still before the final.
+    return Ledger(phases, tuple(top), None if total is None else max(float(total), last))
+
+
+def _extras(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    metadata = message.get("metadata")
+    extras = metadata.get("extras") if isinstance(metadata, dict) else None
+    return extras if isinstance(extras, dict) else {}
 
 
 def _failure_code(message: dict[str, Any]) -> str:
-    metadata = message.get("metadata")
-    extras = metadata.get("extras") if isinstance(metadata, dict) else None
-    error = extras.get("error") if isinstance(extras, dict) else None
+    error = _extras(message).get("error")
     if isinstance(error, dict):
         return str(error.get("code") or "unknown")
     return str(error) if error else ""

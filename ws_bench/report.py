@@ -1,112 +1,23 @@
-"""What a run prints and writes: the compatible recap and summary, the lines after it, the result file."""
+"""What a run prints and writes: the compatible recap and summary, the lines after it, the result file, the tables."""
 
+import csv
+import io
 import os
-import platform
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
-from typing import TextIO
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any, TextIO
 
-from ws_bench.flags import RunConfig, config_as_json
+from ws_bench.flags import RunConfig
 from ws_bench.golang import format_bool, format_duration
-from ws_bench.results import (
-    Spread,
-    SteadyWindow,
-    Tally,
-    TurnResult,
-    first_tokens,
-    gaps,
-    latencies,
-    ramp_seconds,
-    spread,
-    steady_window,
-    tally,
-)
+from ws_bench.recording import SCHEMA, SCHEMA_VERSION
+from ws_bench.results import Spread
+from ws_bench.summary import RunReport, Window
 
-SCHEMA = "turnwise.ws_bench.run"
-SCHEMA_VERSION = 1
-_SAMPLES = 5
-_SAMPLE_CHARS = 300
 _RESET, _BOLD, _DIM = "\033[0m", "\033[1m", "\033[2m"
 _RED, _GREEN, _YELLOW, _CYAN = "\033[31m", "\033[32m", "\033[33m", "\033[36m"
 _OUTCOME_COLOUR = {"OK": _GREEN, "DEGRADED": _YELLOW, "FAILED": _RED, "INTERRUPTED": _YELLOW}
-EXIT_OK, EXIT_USAGE, EXIT_FAILED, EXIT_INTERRUPTED = 0, 2, 3, 130
-
-
-@dataclass(frozen=True, slots=True)
-class SessionCounts:
-    """Sessions that the run created, deleted, and could not delete."""
-
-    created: int
-    deleted: int
-    delete_failed: int
-
-
-@dataclass(frozen=True, slots=True)
-class RunReport:
-    """Everything measured in one run; times in milliseconds unless the name says seconds."""
-
-    started_at: str
-    elapsed_s: float
-    setup_s: float
-    ramp_s: float
-    tally: Tally
-    latency: Spread | None
-    first_token: Spread | None
-    gap: Spread | None
-    connect: Spread | None
-    session_create: Spread | None
-    steady: SteadyWindow | None
-    samples: list[str]
-    sessions: SessionCounts
-    interrupted: bool
-
-    @property
-    def outcome(self) -> str:
-        """OK, DEGRADED (some errors), FAILED (no success) or INTERRUPTED."""
-        if self.interrupted:
-            return "INTERRUPTED"
-        if self.tally.success == 0:
-            return "FAILED"
-        return "DEGRADED" if self.tally.errors else "OK"
-
-    @property
-    def exit_code(self) -> int:
-        """0 when something succeeded, 3 when nothing did, 130 when the run was interrupted."""
-        return {"INTERRUPTED": EXIT_INTERRUPTED, "FAILED": EXIT_FAILED}.get(self.outcome, EXIT_OK)
-
-
-def build_report(
-    config: RunConfig,
-    results: Sequence[TurnResult],
-    *,
-    started_at: str,
-    elapsed_s: float,
-    connect_ms: Sequence[float],
-    session_create_ms: Sequence[float],
-    sessions: SessionCounts,
-    interrupted: bool,
-) -> RunReport:
-    """Compute the report of a run from its results."""
-    setup_s, ramp_s = ramp_seconds(results)
-    failed = [result for result in results if not result.ok]
-    return RunReport(
-        started_at=started_at,
-        elapsed_s=elapsed_s,
-        setup_s=setup_s,
-        ramp_s=ramp_s,
-        tally=tally(results, config.total),
-        latency=spread(latencies(results)),
-        first_token=spread(first_tokens(results)),
-        gap=spread(gaps(results)),
-        connect=spread(connect_ms),
-        session_create=spread(session_create_ms),
-        steady=steady_window(results),
-        samples=[_sample(result) for result in failed[:_SAMPLES]],
-        sessions=sessions,
-        interrupted=interrupted,
-    )
+_SIX = "(min/avg/p50/p95/p99/max)"
 
 
 class Style:
@@ -132,16 +43,14 @@ class Style:
 
 def config_recap(config: RunConfig, style: Style) -> str:
     """The block that makes a run's output say what was run. Never holds the token."""
-    context = config.runtime_context
     lines = [
         style("WS BENCH CONFIG", _BOLD, _CYAN),
         style.line("Target", config.shown_url),
         style.line("Agent ID", config.agent),
-        *_context_lines(context, style),
-        style.line("Mode", "per-client" if config.per_client else "total-requests"),
+        *_context_lines(config.runtime_context, style),
+        style.line("Mode", config.mode),
         style.line("Clients", config.clients),
-        style.line("Total requests", config.total),
-        *([style.line("Requests per client", config.requests_per_client)] if config.per_client else []),
+        *_plan_lines(config, style),
         style.line("Session plan", _session_plan(config)),
         style.line("Create session", format_bool(config.create_session)),
         style.line("Prepare sessions", format_bool(config.prepare_sessions)),
@@ -157,116 +66,391 @@ def config_recap(config: RunConfig, style: Style) -> str:
     return "\n" + "\n".join(lines) + "\n"
 
 
-def summary_block(config: RunConfig, report: RunReport, style: Style) -> str:
+def summary_block(report: RunReport, style: Style) -> str:
     """The compatible summary: labels, order and number formats that scripts read."""
-    counts = report.tally
+    counts, config = report.tally, report.recording.config
+    elapsed_s = report.recording.elapsed_s
+    each = config["requests_per_client"] if config["mode"] == "per-client" else 0
     lines = [
         style("WS BENCH SUMMARY", _BOLD, _CYAN),
         style.line("Outcome", report.outcome, _BOLD, _OUTCOME_COLOUR[report.outcome]),
-        style.line("Target", config.shown_url),
-        style.line("Agent ID", config.agent),
+        style.line("Target", config["url"]),
+        style.line("Agent ID", config["agent"]),
         style.line("Total requests", counts.total),
-        style.line("Concurrent clients", config.clients),
-        *([style.line("Requests per client", config.requests_per_client)] if config.per_client else []),
+        style.line("Concurrent clients", config["clients"]),
+        *([style.line("Requests per client", each)] if each else []),
         style.line("Success", f"{counts.success} ({counts.success_percent:.2f}%)", _GREEN),
         style.line("Errors", counts.errors, *([_RED] if counts.errors else [])),
-        style.line("Elapsed", format_duration(report.elapsed_s)),
+        style.line("Elapsed", format_duration(elapsed_s)),
     ]
     if report.latency is not None:
         figures = "/".join(str(int(value)) for value in _six(report.latency))
-        lines.append(style.line("Requests/sec", f"{counts.success / report.elapsed_s:.2f}"))
-        lines.append(style.line("Latency ms (min/avg/p50/p95/p99/max)", figures, _BOLD, _CYAN))
+        lines.append(style.line("Requests/sec", f"{counts.success / elapsed_s:.2f}"))
+        lines.append(style.line(f"Latency ms {_SIX}", figures, _BOLD, _CYAN))
     if report.samples:
         lines += ["", style("Sample errors:", _BOLD, _RED), *(f"{style('-', _RED)} {text}" for text in report.samples)]
     return "\n" + "\n".join(lines) + "\n"
 
 
 def detail_block(report: RunReport, style: Style) -> str:
-    """What the compatible summary does not say: tokens, set-up, the steady window, errors by class."""
-    classes = " ".join(f"{name}={count}" for name, count in report.tally.by_class.items())
-    steady = report.steady
+    """What the compatible summary does not say: the load, the steady window, tokens, gates, what to distrust."""
     lines = [
         style("WS BENCH DETAIL", _BOLD, _CYAN),
-        style.line("Not sent", report.tally.not_sent),
-        style.line("Errors by class", classes or "none"),
-        *_spread_lines(report, style),
-        style.line("Setup", format_duration(report.setup_s)),
-        style.line("Ramp", format_duration(report.ramp_s)),
-        style.line(
-            "Steady window", format_duration(steady.seconds) if steady else "none (clients never ran all at once)"
-        ),
+        *(style.line(label, value) for label, value in detail_rows(report)),
+        *_gate_lines(report, style),
+        style.line("Red flags", "; ".join(report.red_flags) or "none", *([_BOLD, _RED] if report.red_flags else [])),
     ]
-    if steady:
-        lines.append(style.line("Steady turns/sec", f"{steady.turns_per_s:.2f}"))
-    counts = report.sessions
-    lines.append(style.line("Sessions (created/deleted)", f"{counts.created}/{counts.deleted}"))
-    return "\n" + "\n".join(lines) + "\n"
+    return "\n" + "\n".join(lines) + "\n" + _server_block(report, style)
 
 
-def result_json(config: RunConfig, report: RunReport, argv: Sequence[str]) -> dict[str, object]:
-    """The machine-readable result. `null` stands for what was not measured; no credential is in it."""
+def detail_rows(report: RunReport) -> list[tuple[str, str]]:
+    """Label and value of each line after the compatible block."""
     counts, steady = report.tally, report.steady
+    rows = [
+        ("Setup", format_duration(report.setup_s)),
+        ("Ramp", format_duration(report.ramp_s)),
+        *_steady_rows(steady),
+        *_time_rows(report),
+        ("Errors by class", " ".join(f"{name}={count}" for name, count in counts.by_class.items()) or "none"),
+        ("Not sent", str(counts.not_sent)),
+    ]
+    if report.recording.dropped:
+        rows.append(("Dropped (no client was free)", str(report.recording.dropped)))
+    sessions = report.recording.sessions
+    rows.append(("Sessions (created/deleted)", f"{sessions.created}/{sessions.deleted}"))
+    rows += _beside_rows(report)
+    rows += _check_rows(report)
+    return rows
+
+
+def result_json(report: RunReport) -> dict[str, object]:
+    """The machine-readable result. `null` stands for what was not measured; no credential is in it.
+
+    `recording` holds the raw columns that `report`, `merge` and `compare` read; the rest is computed from them.
+    """
+    counts, steady, recording = report.tally, report.steady, report.recording
+    config = recording.config
     return {
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
         "outcome": report.outcome,
         "exit_code": report.exit_code,
-        "started_at": report.started_at,
-        "target": config.shown_url,
-        "agent_id": config.agent,
-        "protocol": "turnwise.v1" if config.native else "compatible",
-        "mode": "per-client" if config.per_client else "total-requests",
-        "config": config_as_json(config),
+        "started_at": datetime.fromtimestamp(recording.started_unix, UTC).isoformat(timespec="milliseconds"),
+        "target": config["url"],
+        "agent_id": config["agent"],
+        "protocol": "turnwise.v1" if config["native"] else "compatible",
+        "mode": config["mode"],
+        "config": config,
         "counts": {
             "total": counts.total,
             "success": counts.success,
             "errors": counts.errors,
             "not_sent": counts.not_sent,
         },
+        "dropped_turns": recording.dropped,
         "errors_by_class": counts.by_class,
         "error_samples": report.samples,
-        "elapsed_s": report.elapsed_s,
+        "elapsed_s": recording.elapsed_s,
         "setup_s": report.setup_s,
         "ramp_s": report.ramp_s,
-        "requests_per_s": counts.success / report.elapsed_s if report.elapsed_s > 0 else 0.0,
-        "steady": {"window_s": steady.seconds, "turns": steady.turns, "turns_per_s": steady.turns_per_s}
-        if steady
+        "requests_per_s": counts.success / recording.elapsed_s if recording.elapsed_s > 0 else 0.0,
+        "steady": _steady_json(steady),
+        **{name: _json(figures) for name, figures in spreads_of(report).items()},
+        "sessions": asdict(recording.sessions),
+        "besides": recording.besides,
+        "history": asdict(recording.history) if recording.history else None,
+        "gates": [asdict(gate) for gate in report.gates],
+        "goodput": asdict(report.goodput) if report.goodput else None,
+        "self_check": {**asdict(report.self_check), "limited": report.self_check.limited}
+        if report.self_check
         else None,
-        "latency_ms": _spread_json(report.latency),
-        "first_token_ms": _spread_json(report.first_token),
-        "gap_ms": _spread_json(report.gap),
-        "connect_ms": _spread_json(report.connect),
-        "session_create_ms": _spread_json(report.session_create),
-        "sessions": asdict(report.sessions),
-        "generator": _generator(argv),
+        "littles_law": asdict(report.little) if report.little else None,
+        "red_flags": report.red_flags,
+        "generator": recording.environment,
+        "recording": recording.raw_json(),
     }
 
 
-def _sample(result: TurnResult) -> str:
-    text = f"{result.error}: {result.detail}" if result.detail else result.error
-    return " ".join(text.split())[:_SAMPLE_CHARS]
+def spreads_of(report: RunReport) -> dict[str, Spread | None]:
+    """Every distribution by its name in the result file."""
+    return {
+        "latency_ms": report.latency,
+        "uncorrected_latency_ms": report.response,
+        "corrected_latency_ms": report.corrected,
+        "late_start_ms": report.late_start,
+        "first_event_ms": report.first_event,
+        "first_token_ms": report.first_token,
+        "gap_ms": report.gap,
+        "longest_stall_ms": report.stall,
+        "tail_ms": report.tail,
+        "connect_ms": report.connect,
+        "session_create_ms": report.session_create,
+        "close_ms": report.close,
+    }
+
+
+def csv_text(report: RunReport) -> str:
+    """A row for each turn: seconds on the run's clock, milliseconds where the name says so."""
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(
+        ["client", "intended_s", "asked_s", "ended_s", "latency_ms", "response_ms", "first_token_ms",
+         "longest_stall_ms", "server_ms", "error"]
+    )  # fmt: skip
+    for turn in report.recording.turns:
+        times = (turn.latency_ms, turn.response_ms, turn.first_token_ms, turn.stall_ms, turn.server_ms)
+        writer.writerow(
+            [
+                turn.client,
+                "" if turn.intended is None else f"{turn.intended:.6f}",
+                f"{turn.asked:.6f}",
+                f"{turn.ended:.6f}",
+                *("" if value is None else f"{value:.3f}" for value in times),
+                turn.error,
+            ]
+        )
+    return out.getvalue()
+
+
+def markdown_text(report: RunReport) -> str:
+    """Summary and tables as Markdown."""
+    plain = Style(enabled=False)
+    lines = [line for line in summary_block(report, plain).strip().splitlines() if line]
+    title, rest = lines[0].capitalize(), lines[1:]
+    parts = [f"# {title}", "", *(f"- {line}" for line in rest), *(f"- {k}: {v}" for k, v in detail_rows(report))]
+    parts += [f"- Red flags: {'; '.join(report.red_flags) or 'none'}", ""]
+    rows = phase_table(report)
+    if rows:
+        parts += ["## Where the time went", "", *_markdown_table(rows), ""]
+    return "\n".join(parts)
+
+
+def phase_table(report: RunReport) -> list[tuple[str, ...]]:
+    """Client and server beside one another over the steady window, a header first; empty where nothing was told."""
+    steady = report.steady
+    if steady is None or steady.latency is None or steady.response is None:
+        return []
+    header = ("over the steady window, ms", "count", "avg", "p50", "p95", "p99", "share")
+    rows = [_row("client: latency", steady.latency)]
+    if report.recording.open_loop:
+        rows.append(_row("client: from the ask itself", steady.response))
+    if steady.first_token is not None:
+        rows.append(_row("client: first token", steady.first_token))
+    if steady.server is not None and steady.unexplained is not None:
+        whole = steady.response.avg or 1.0
+        rows.append(_row("server: turn, by its ledger", steady.server, steady.server.avg / whole))
+        rows += [_row(f"{'  ' if row.top else '    '}{row.name}", row.figures, row.share) for row in steady.phases]
+        rows.append(_row("unexplained (client - server)", steady.unexplained, steady.unexplained.avg / whole))
+    return [header, *rows] if len(rows) > 1 else []
+
+
+def _steady_rows(steady: Window | None) -> list[tuple[str, str]]:
+    if steady is None:
+        return [("Steady window", "none (the whole load was never on)")]
+    rows = [
+        ("Steady window", format_duration(steady.window.seconds)),
+        ("Steady turns/sec", f"{steady.window.turns_per_s:.2f}"),
+    ]
+    if steady.latency is not None:
+        rows.append((f"Steady latency ms {_SIX}", _figures(steady.latency)))
+    return rows
+
+
+def _time_rows(report: RunReport) -> list[tuple[str, str]]:
+    named = {
+        "Uncorrected latency": report.response,
+        "Corrected latency": report.corrected,
+        "Late start": report.late_start,
+        "First event": report.first_event,
+        "First token": report.first_token,
+        "Gap": report.gap,
+        "Longest stall": report.stall,
+        "Tail": report.tail,
+        "Connect": report.connect,
+        "Session create": report.session_create,
+        "Close": report.close,
+    }
+    rows = [(f"{name} ms {_SIX}", _figures(figures)) for name, figures in named.items() if figures is not None]
+    p999 = report.latency.p999 if report.latency else None
+    if p999 is not None:
+        rows.insert(0, ("Latency p99.9 ms", f"{p999:.1f}"))
+    return rows
+
+
+def _beside_rows(report: RunReport) -> list[tuple[str, str]]:
+    rows = []
+    for kind, counts in report.recording.besides.items():
+        errors = " ".join(f"{name}={count}" for name, count in counts["errors"].items())
+        rows.append(
+            (f"Beside: {kind}", f"{counts['came']} came, {counts['good']} as meant, errors: {errors or 'none'}")
+        )
+    history = report.recording.history
+    if history is not None:
+        verdict = "all found" if history.good else f"{history.missing} MISSING, {history.altered} ALTERED"
+        unread = f", {history.unread} unread" if history.unread else ""
+        disorder = f", {history.disordered} sessions out of order" if history.disordered else ""
+        rows.append(("History", f"{history.acknowledged} acknowledged turns: {verdict}{unread}{disorder}"))
+    return rows
+
+
+def _check_rows(report: RunReport) -> list[tuple[str, str]]:
+    rows = []
+    check, little = report.self_check, report.little
+    if check is not None:
+        cpu = "n/a" if check.cpu is None else f"{check.cpu:.0%} of a core"
+        lag = f"loop lag p50 {check.lag_p50_ms:.2f} ms, p99 {check.lag_p99_ms:.2f} ms, max {check.lag_max_ms:.1f} ms"
+        pauses = f"{check.gc_pauses} GC pauses, longest {check.gc_max_ms:.1f} ms"
+        word = "CLIENT-LIMITED" if check.limited else "not the limit"
+        rows.append(("Generator", f"{lag}; CPU {cpu}; {pauses}; {word}"))
+    if little is not None:
+        both = f"{little.sampled:.2f} turns in flight seen, {little.computed:.2f} by rate x latency"
+        word = ", BROKEN MEASUREMENT" if little.broken else ""
+        rows.append(("Little's law", f"{both} ({little.difference:+.1%}{word})"))
+    for pid, figures in report.recording.watched.get("peaks", {}).items():
+        shown = " ".join(f"{name}={value}" for name, value in figures.items())
+        rows.append((f"Process {pid} (peaks)", shown))
+    return rows
+
+
+def _gate_lines(report: RunReport, style: Style) -> list[str]:
+    lines = []
+    for gate in report.gates:
+        value = "not measured" if gate.value is None else f"{gate.value:g}"
+        mark = "holds" if gate.passed else "DOES NOT HOLD"
+        lines.append(style.line(f"Gate {gate.text}", f"{value}: {mark}", _GREEN if gate.passed else _RED))
+    if report.goodput is not None:
+        rate = "" if report.goodput.turns_per_s is None else f", {report.goodput.turns_per_s:.2f} turns/sec"
+        lines.append(style.line(f"Goodput ({report.goodput.limits})", f"{report.goodput.share:.2%}{rate}"))
+    if report.recording.aborted:
+        lines.append(style.line("Aborted", f"by {report.recording.aborted}", _RED))
+    return lines
+
+
+def _server_block(report: RunReport, style: Style) -> str:
+    blocks = []
+    table = phase_table(report)
+    if table and report.steady is not None and report.steady.matched:
+        blocks.append([style("WHERE THE TIME WENT", _BOLD, _CYAN), *_text_table(table)])
+    if report.recording.server is not None:
+        blocks.append([style("SERVER OVER THE STEADY WINDOW", _BOLD, _CYAN), *_server_lines(report, style)])
+    if report.recording.postgres is not None:
+        blocks.append([style("POSTGRES OVER THE STEADY WINDOW", _BOLD, _CYAN), *_postgres_lines(report)])
+    return "".join("\n" + "\n".join(block) + "\n" for block in blocks)
+
+
+def _server_lines(report: RunReport, style: Style) -> list[str]:
+    server = report.recording.server
+    if server is None:
+        return []
+    turns = report.steady.window.turns if report.steady else 0
+    lines = [
+        style.line("Joined", f"{server.end - server.begin:.2f}s, {server.turns} turns there, {turns} here"),
+        *(style.line("Build", " ".join(f"{k}={v}" for k, v in sorted(build.items()))) for build in server.builds),
+        style.line("Verdict", _verdict(server.verdict)),
+        style.line("CPU", ", ".join("n/a" if value is None else f"{value:.0%} of a core" for value in server.cpu)),
+    ]
+    rows = [("ms, by /metrics", "count", "avg", "p50", "p95", "p99")]
+    both = {**{f"phase {name}": one for name, one in server.phases.items()}, **server.timers}
+    both |= {f"SQL {name}": one for name, one in server.statements.items()}
+    for name, one in both.items():
+        above = ">" if one.top else ""
+        rows.append(
+            (name, str(one.count), f"{one.avg:.2f}", f"{one.p50:.2f}", f"{one.p95:.2f}", f"{above}{one.p99:.2f}")
+        )
+    return [*lines, *(f"! {failure}" for failure in server.failures), *_text_table(rows)]
+
+
+def _verdict(verdict: Mapping[str, Any] | None) -> str:
+    if not verdict:
+        return "none given"
+    flat = {key: value for key, value in verdict.items() if isinstance(value, str | int | float)}
+    return " ".join(
+        f"{key}={value:.3g}" if isinstance(value, float) else f"{key}={value}" for key, value in flat.items()
+    )
+
+
+def _postgres_lines(report: RunReport) -> list[str]:
+    view, server = report.recording.postgres, report.recording.server
+    if view is None:
+        return []
+    if view.without:
+        canary = f"SELECT 1 ms {_SIX}: {_figures(view.canary)}" if view.canary else "the canary never came back"
+        return [f"{view.without}; instead a canary on a connection of its own:", canary]
+    rows = [("inside Postgres, ms", "calls", "total", "mean", "max", "rows")]
+    rows += [
+        (
+            one.query[:60],
+            str(one.calls),
+            f"{one.total_ms:.1f}",
+            f"{one.mean_ms:.3f}",
+            f"{one.max_ms:.2f}",
+            str(one.rows),
+        )
+        for one in view.statements
+    ]
+    lines = _text_table(rows)
+    seen = server.timers.get("SQL") if server else None
+    if seen is not None:
+        lines.append(
+            f"persist_sql_ms as the service saw it: count {seen.count}, avg {seen.avg:.2f}, p50 {seen.p50:.2f}, "
+            f"p95 {seen.p95:.2f}: the difference is the driver, the network and its loop"
+        )
+    return lines
+
+
+def _row(name: str, figures: Spread, share: float | None = None) -> tuple[str, ...]:
+    numbers = (figures.avg, figures.p50, figures.p95, figures.p99)
+    return (name, str(figures.count), *(f"{value:.2f}" for value in numbers), "" if share is None else f"{share:.1%}")
+
+
+def _text_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _markdown_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    rule = ["---", *("---:" for _ in rows[0][1:])]
+    return ["| " + " | ".join(cell.strip() for cell in row) + " |" for row in (rows[0], rule, *rows[1:])]
 
 
 def _six(figures: Spread) -> tuple[float, float, float, float, float, float]:
     return figures.min, figures.avg, figures.p50, figures.p95, figures.p99, figures.max
 
 
-def _spread_lines(report: RunReport, style: Style) -> list[str]:
-    named = {
-        "First token": report.first_token,
-        "Gap": report.gap,
-        "Connect": report.connect,
-        "Session create": report.session_create,
+def _figures(figures: Spread) -> str:
+    return "/".join(f"{value:.1f}" for value in _six(figures))
+
+
+def _json(figures: Spread | None) -> dict[str, float] | None:
+    if figures is None:
+        return None
+    return {name: value for name, value in asdict(figures).items() if value is not None}
+
+
+def _steady_json(steady: Window | None) -> dict[str, object] | None:
+    if steady is None:
+        return None
+    return {
+        "begin_s": steady.window.begin,
+        "window_s": steady.window.seconds,
+        "turns": steady.window.turns,
+        "turns_per_s": steady.window.turns_per_s,
+        "latency_ms": _json(steady.latency),
+        "uncorrected_latency_ms": _json(steady.response),
+        "first_token_ms": _json(steady.first_token),
+        "server_ms": _json(steady.server),
+        "unexplained_ms": _json(steady.unexplained),
+        "matched": steady.matched,
+        "phases": {
+            row.name: {"top": row.top, "share": row.share, **(_json(row.figures) or {})} for row in steady.phases
+        },
     }
-    return [
-        style.line(f"{name} ms (min/avg/p50/p95/p99/max)", "/".join(f"{value:.1f}" for value in _six(figures)))
-        for name, figures in named.items()
-        if figures is not None
-    ]
-
-
-def _spread_json(figures: Spread | None) -> dict[str, float] | None:
-    return asdict(figures) if figures is not None else None
 
 
 def _context_lines(context: Mapping[str, object], style: Style) -> list[str]:
@@ -284,48 +468,26 @@ def _context_lines(context: Mapping[str, object], style: Style) -> list[str]:
     return lines
 
 
+def _plan_lines(config: RunConfig, style: Style) -> list[str]:
+    load = config.load
+    if load.open:
+        stages = ", ".join(f"{stage.rate:g}/s in {format_duration(stage.seconds)}" for stage in load.stages)
+        return [style.line("Arrivals", f"{load.arrival}: {stages}; seed {load.seed}")]
+    if config.mode == "duration":
+        return [style.line("Duration", format_duration(load.duration_s))]
+    if config.mode == "total-requests":
+        return [style.line("Total requests", config.requests)]
+    return [
+        style.line("Total requests", config.clients * config.requests_per_client),
+        style.line("Requests per client", config.requests_per_client),
+    ]
+
+
 def _session_plan(config: RunConfig) -> str:
     if config.session:
         return "reuse provided session"
     if not config.create_session:
         return "backend-managed"
-    if not config.per_client:
+    if config.mode == "total-requests":
         return "create per request"
     return "prepare sessions per client" if config.prepare_sessions else "create per client"
-
-
-def _generator(argv: Sequence[str]) -> dict[str, object]:
-    return {
-        "argv": _without_token(argv),
-        "python": platform.python_version(),
-        "turnwise": _version("turnwise"),
-        "websockets": _version("websockets"),
-        "uvloop": _version("uvloop"),
-        "cpus": sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else None,
-        "load_average": list(os.getloadavg()),
-        "permessage_deflate": False,
-    }
-
-
-def _without_token(argv: Sequence[str]) -> list[str]:
-    kept: list[str] = []
-    hide_next = False
-    for word in argv:
-        name, equals, _ = word.lstrip("-").partition("=")
-        if hide_next:
-            kept.append("***")
-        elif name == "token" and equals:
-            kept.append("-token=***")
-        elif "token=" in word:
-            kept.append(word.split("token=", 1)[0] + "token=***")
-        else:
-            kept.append(word)
-        hide_next = not hide_next and name == "token" and not equals and word.startswith("-")
-    return kept
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

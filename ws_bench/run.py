@@ -1,36 +1,58 @@
-"""One run: prepares sessions, lets the clients take their turns, cleans up, and hands over the report."""
+"""One run: prepares sessions, lets the clients take their turns, cleans up, and hands over what it recorded."""
 
 import asyncio
 import signal
 import sys
-import uuid
-from collections.abc import Callable
-from datetime import UTC, datetime
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict
+from random import Random
 
-from ws_bench.client import Engine, WebsocketsEngine, Wire
-from ws_bench.dialects import CompatibleTurn, NativeTurn, TurnReader, ask_frame, clock, parse_event
-from ws_bench.errors import PreparationFailed, SessionCallFailed, TurnBroken
-from ws_bench.flags import NATIVE_SUBPROTOCOL, RunConfig
-from ws_bench.pacing import ClosedLoop, Interrupt, Pacer, SharedTotal
-from ws_bench.report import RunReport, SessionCounts, build_report
-from ws_bench.results import TurnResult
+from backend_kit.wire import dumps
+from ws_bench.arrivals import schedule
+from ws_bench.client import WebsocketsEngine
+from ws_bench.conversation import Context, Seat, SocketLost, create_session
+from ws_bench.dialects import clock
+from ws_bench.environment import environment
+from ws_bench.errors import PreparationFailed, TurnBroken
+from ws_bench.flags import RunConfig, config_as_json
+from ws_bench.gates import Gate, GateResult, check_gates
+from ws_bench.history import HistoryCheck, verify_history
+from ws_bench.live import Live, Progress, progress
+from ws_bench.misbehave import MisbehavingClients
+from ws_bench.pacing import ClosedLoop, Interrupt, OpenLoop, Pacer, SharedTotal
+from ws_bench.postgres import PostgresWatch
+from ws_bench.prompts import Prompts
+from ws_bench.recorder import Recorder
+from ws_bench.recording import Recording, SessionCounts
+from ws_bench.results import Cut, TurnResult, first_tokens, gaps, latencies, spread
+from ws_bench.runflags import NATIVE_SUBPROTOCOL
+from ws_bench.selfcheck import GeneratorWatch
+from ws_bench.server import ServerWatch, view_of
 from ws_bench.sessions import SessionApi
+from ws_bench.summary import window_of
+from ws_bench.watch import ProcessWatch
 
-_CLIENT_STOP = 4000
+_ABORT_TURNS = 20
+_ABORT_INTERVAL_S = 1.0
+_TELL_INTERVAL_S = 1.0
 
 
-async def run(config: RunConfig) -> RunReport:
-    """Carry out a run. SIGINT or SIGTERM ends it early with a full report; a second one cancels this call.
+async def run(config: RunConfig, argv: Sequence[str]) -> Recording:
+    """Carry out a run. SIGINT or SIGTERM ends it early with a full recording; a second one cancels this call.
 
-    Raises `PreparationFailed` when `-prepare-sessions` could not create them all.
+    Raises `PreparationFailed` when what must stand before the first turn could not be set up.
     """
     interrupt = Interrupt(config.grace_s)
-    with _Signals(interrupt):
-        async with SessionApi(config) as sessions:
-            return await _Run(config, interrupt, sessions).execute()
+    with Signals(interrupt):
+        async with AsyncExitStack() as stack:
+            sessions = await stack.enter_async_context(SessionApi(config))
+            postgres = await stack.enter_async_context(PostgresWatch(config.observe.postgres))
+            return await _Run(config, argv, interrupt, sessions, postgres).execute()
 
 
-class _Signals:
+class Signals:
     """SIGINT and SIGTERM while a run lasts: the first asks for an end, the second cancels the run."""
 
     def __init__(self, interrupt: Interrupt) -> None:
@@ -38,7 +60,7 @@ class _Signals:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
 
-    def __enter__(self) -> "_Signals":
+    def __enter__(self) -> "Signals":
         for number in (signal.SIGINT, signal.SIGTERM):
             self._loop.add_signal_handler(number, self._on_signal)
         return self
@@ -57,57 +79,298 @@ class _Signals:
 
 
 class _Run:
-    """The state of one run: what was measured so far and which sessions are the run's own."""
+    """The state of one run: its clients, those beside them, and everything that watches."""
 
-    def __init__(self, config: RunConfig, interrupt: Interrupt, sessions: SessionApi) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        argv: Sequence[str],
+        interrupt: Interrupt,
+        sessions: SessionApi,
+        postgres: PostgresWatch,
+    ) -> None:
         self._config = config
+        self._argv = argv
         self._interrupt = interrupt
         self._sessions = sessions
-        self._engine: Engine = WebsocketsEngine(
+        self._postgres = postgres
+        self._started_unix = time.time()
+        self._recorder = Recorder(config.clients)
+        engine = WebsocketsEngine(
             config.dial_url,
             {} if config.token_in_query else config.auth_headers,
             subprotocol=NATIVE_SUBPROTOCOL if config.native else "",
             max_size=config.read_limit_bytes,
             insecure=config.insecure,
         )
-        self._results: list[TurnResult] = []
-        self._connect_ms: list[float] = []
-        self._session_ms: list[float] = []
-        self._prepared: list[str] = []
-        self._asked = 0
-        self._begin = clock()
+        # Each purpose draws from its own sequence, so that a flag for one does not move the others.
+        seed = config.load.seed
+        prompts = Prompts(config.prompts, config.message, _random(seed, "prompts"))
+        self._context = Context(config, engine, interrupt, sessions, self._recorder, prompts)
+        self._besides = MisbehavingClients(self._context, _random(seed, "misbehaviour"))
+        self._server = ServerWatch(config, self._recorder)
+        self._pacer: Pacer = SharedTotal(interrupt, total=0)
+        self._ready = 0
+        self._all_ready = asyncio.Event()
+        self._planned: tuple[float, float] | None = None
+        self._scheduled = asyncio.Event()
+        self._aborted = ""
 
-    async def execute(self) -> RunReport:
-        started_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        config = self._config
+    async def execute(self) -> Recording:
+        config, recorder = self._config, self._recorder
         if config.owns_sessions and config.per_client and config.prepare_sessions:
             await self._prepare()
-        pacer = self._pacer()
-        try:
-            async with asyncio.TaskGroup() as clients:
-                for client in range(config.clients):
-                    clients.create_task(self._client(client, pacer), name=f"client-{client}")
-        finally:
-            await self._delete_prepared()
+        self._pacer = self._make_pacer()
+        history: HistoryCheck | None = None
+        with (
+            GeneratorWatch(recorder.begin, lambda: recorder.in_flight) as watch,
+            ProcessWatch(config.observe.pids, recorder.begin) as processes,
+        ):
+            try:
+                await self._load()
+                history = await self._verify()
+            finally:
+                await self._delete(self._context.prepared + self._context.kept_sessions)
+        elapsed_s = recorder.now()
         self._say_delete_failures()
-        return build_report(
-            config,
-            self._results,
-            started_at=started_at,
-            elapsed_s=clock() - self._begin,
-            connect_ms=self._connect_ms,
-            session_create_ms=self._session_ms,
+        recording = Recording(
+            config=config_as_json(config),
+            started_unix=self._started_unix,
+            total=self._pacer.total,
+            elapsed_s=elapsed_s,
+            turns=recorder.turns,
+            gaps=gaps(recorder.turns),
+            connect_ms=recorder.connect_ms,
+            session_ms=recorder.session_ms,
+            close_ms=recorder.close_ms,
             sessions=SessionCounts(self._sessions.created, self._sessions.deleted, len(self._sessions.delete_failures)),
-            interrupted=self._interrupt.requested,
+            interrupted=self._interrupt.requested and not self._aborted,
+            aborted=self._aborted,
+            planned=self._planned,
+            dropped=self._pacer.dropped if isinstance(self._pacer, OpenLoop) else 0,
+            reconnects=recorder.reconnects,
+            besides=self._besides.besides.as_json(),
+            series=[watch.series],
+            postgres=self._postgres.view,
+            history=history,
+            watched=processes.as_json(),
+            environment=environment(self._argv),
+        )
+        recording.server = view_of(self._server.log, window_of(recording))
+        return recording
+
+    async def _load(self) -> None:
+        """All clients, from the first one's ramp slot to the last one's end, and what watches them meanwhile."""
+        async with asyncio.TaskGroup() as watchers:
+            scraping = watchers.create_task(self._server.run(), name="server-metrics")
+            watching = [
+                watchers.create_task(self._postgres.run(), name="postgres"),
+                watchers.create_task(self._watch_edges(), name="steady-window"),
+            ]
+            if self._config.gates.abort:
+                watching.append(watchers.create_task(self._watch_gates(), name="gates"))
+            if self._config.outputs.progress:
+                watching.append(watchers.create_task(self._tell_parent(), name="progress"))
+            if self._config.outputs.live:
+                live = Live(self._progress, interval_s=self._config.outputs.live_interval_s)
+                watching.append(watchers.create_task(live.run(), name="live"))
+            async with asyncio.TaskGroup() as besides:
+                self._besides.start(besides)
+                async with asyncio.TaskGroup() as clients:
+                    for client in range(self._config.clients):
+                        clients.create_task(self._client(client), name=f"client-{client}")
+                    if isinstance(self._pacer, OpenLoop):
+                        clients.create_task(self._start_schedule(self._pacer), name="schedule")
+                self._besides.end()
+            for task in watching:
+                task.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
+            self._server.stop()
+            await scraping
+        await self._postgres.end()
+        await self._server.ask_verdict()
+
+    def _make_pacer(self) -> Pacer:
+        config, load = self._config, self._config.load
+        if load.open:
+            times = schedule(load.stages, load.arrival, _random(load.seed, "arrivals"))
+            return OpenLoop(self._interrupt, times, patience_s=config.timeout_s)
+        if config.mode == "total-requests":
+            return SharedTotal(self._interrupt, total=config.requests)
+        return ClosedLoop(
+            self._interrupt,
+            clients=config.clients,
+            turns_each=config.requests_per_client,
+            ramp_s=config.ramp_s,
+            duration_s=load.duration_s,
+            think=load.think,
+            random=_random(load.seed, "think"),
         )
 
-    def _pacer(self) -> Pacer:
-        config = self._config
-        if config.per_client:
-            return ClosedLoop(
-                self._interrupt, clients=config.clients, turns_each=config.requests_per_client, ramp_s=config.ramp_s
+    async def _start_schedule(self, pacer: OpenLoop) -> None:
+        """Let the turns arrive once every client has its socket, or has failed to get one."""
+        await self._all_ready.wait()
+        begin = pacer.start() - self._recorder.begin
+        self._planned = (begin, begin + self._config.load.planned_s)
+        self._scheduled.set()
+
+    async def _client(self, client: int) -> None:
+        self._recorder.active += 1
+        try:
+            if self._config.load.open:
+                await self._open_client(client)
+            elif self._config.per_client:
+                await self._closed_client(client)
+            else:
+                await self._single_turns(client)
+        finally:
+            self._recorder.active -= 1
+
+    async def _closed_client(self, client: int) -> None:
+        """One session, one socket, its turns one after the other; a break ends it, and its other turns with it."""
+        began = clock()
+        if await self._pacer.admit(client) is None:
+            return
+        seat = Seat(client, self._context)
+        try:
+            await seat.open()
+            admitted = True
+            while admitted:
+                self._besides.before_turn()
+                await seat.turn()
+                admitted = await self._pacer.admit(client) is not None
+            self._recorder.done()
+        except TurnBroken as broken:
+            self._record_not_asked(client, began, broken)
+        except SocketLost:
+            return
+        finally:
+            await seat.close()
+
+    async def _open_client(self, client: int) -> None:
+        """A socket before the first turn, a new one after a break; each turn that arrives is asked or an error."""
+        seat = Seat(client, self._context)
+        try:
+            await self._interrupt.pause(client * self._config.ramp_s / self._config.clients)
+            try:
+                await seat.open()
+            except TurnBroken:
+                # The first turn that comes here tries again, and says what is wrong.
+                await seat.leave()
+            self._ready += 1
+            if self._ready == self._config.clients:
+                self._all_ready.set()
+            while (due := await self._pacer.admit(client)) is not None:
+                self._besides.before_turn()
+                try:
+                    await seat.open()
+                    await seat.turn(due)
+                except TurnBroken as broken:
+                    self._record_not_asked(client, clock(), broken, due)
+                except SocketLost:
+                    continue
+        finally:
+            await seat.close()
+
+    async def _single_turns(self, client: int) -> None:
+        """Total mode: a new session and socket for each turn."""
+        while await self._pacer.admit(client) is not None:
+            began = clock()
+            seat = Seat(client, self._context)
+            self._besides.before_turn()
+            try:
+                await seat.open()
+                await seat.turn()
+            except TurnBroken as broken:
+                self._record_not_asked(client, began, broken)
+            except SocketLost:
+                continue
+            finally:
+                await seat.close()
+        self._recorder.done()
+
+    def _record_not_asked(self, client: int, began: float, broken: TurnBroken, due: float | None = None) -> None:
+        """Count the turn that could not be asked; one given up because of an interrupt counts as not sent."""
+        if self._interrupt.requested:
+            return
+        zero = self._recorder.begin
+        self._recorder.add(
+            TurnResult(
+                client=client,
+                asked=began - zero,
+                ended=clock() - zero,
+                error=broken.kind,
+                detail=broken.detail,
+                sent=False,
+                intended=None if due is None else due - zero,
             )
-        return SharedTotal(self._interrupt, total=config.requests)
+        )
+
+    async def _watch_edges(self) -> None:
+        """Have metrics and database read when the steady window begins and ends, as far as that can be known then."""
+        load, recorder = self._config.load, self._recorder
+        length = load.planned_s
+        await (self._scheduled if load.open else recorder.all_asked).wait()
+        begin = recorder.now()
+        await self._sleep_until(begin + _seconds(load.warmup, length))
+        await self._edge("begin")
+        if length:
+            last = begin + length if load.open else length
+            await self._sleep_until(last - _seconds(load.cooldown, length))
+        else:
+            await recorder.first_done.wait()
+        await self._edge("end")
+        await self._server.ask_verdict()
+
+    async def _sleep_until(self, at: float) -> None:
+        await asyncio.sleep(max(at - self._recorder.now(), 0.0))
+
+    async def _edge(self, which: str) -> None:
+        self._server.poke()
+        if self._config.outputs.progress:
+            tell({"edge": which})
+        await (self._postgres.begin() if which == "begin" else self._postgres.end())
+
+    async def _watch_gates(self) -> None:
+        """End the run when a gate does not hold any more, judged by what there is so far."""
+        recorder, gates = self._recorder, self._config.gates.thresholds
+        while not self._aborted:
+            await asyncio.sleep(_ABORT_INTERVAL_S)
+            if len(recorder.turns) >= _ABORT_TURNS:
+                failed = [gate.text for gate in self._early(gates) if not gate.passed and gate.value is not None]
+                if failed:
+                    self._aborted = failed[0]
+                    self._interrupt.request()
+
+    def _early(self, gates: tuple[Gate, ...]) -> list[GateResult]:
+        turns = self._recorder.turns
+        spreads = {"turn_latency": spread(latencies(turns)), "ttft": spread(first_tokens(turns))}
+        # A rate or a count of what was not sent means nothing before the end.
+        counted = [gate for gate in gates if gate.metric in (*spreads, "errors")]
+        return check_gates(counted, spreads, {"errors": self._recorder.errors.total()}, len(turns))
+
+    async def _tell_parent(self) -> None:
+        while True:
+            tell(asdict(self._progress()))
+            await asyncio.sleep(_TELL_INTERVAL_S)
+
+    def _progress(self) -> Progress:
+        recorder, load = self._recorder, self._config.load
+        ends_at = None
+        if load.planned_s:
+            ends_at = (
+                self._planned[0] if self._planned else self._config.ramp_s if load.open else 0.0
+            ) + load.planned_s
+        return progress(
+            elapsed_s=recorder.now(),
+            done=len(recorder.turns),
+            total=0 if load.duration_s else self._pacer.total,
+            active=recorder.active,
+            in_flight=recorder.in_flight,
+            recent_ms=recorder.recent(),
+            errors=dict(recorder.errors.most_common()),
+            ends_at_s=ends_at,
+        )
 
     async def _prepare(self) -> None:
         """Create one session a client. On a failure those already created are deleted again."""
@@ -119,7 +382,7 @@ class _Run:
                 if failures or self._interrupt.requested:
                     return
                 try:
-                    self._prepared.append(await self._create_session())
+                    self._context.prepared.append(await create_session(self._context))
                 except TurnBroken as broken:
                     failures.append(broken)
 
@@ -127,163 +390,32 @@ class _Run:
             for _ in range(min(self._config.prepare_concurrency, self._config.clients)):
                 workers.create_task(worker())
         if failures and not self._interrupt.requested:
-            await self._delete_prepared()
+            await self._delete(self._context.prepared)
             raise PreparationFailed(f"prepare sessions failed: {failures[0]}")
 
-    async def _delete_prepared(self) -> None:
+    async def _verify(self) -> HistoryCheck | None:
+        config = self._config
+        if not config.verify_history:
+            return None
+        return await verify_history(
+            self._sessions,
+            self._context.acknowledged,
+            patience_s=config.timeout_s,
+            concurrency=config.prepare_concurrency,
+        )
+
+    async def _delete(self, session_ids: list[str]) -> None:
         if not self._config.delete_session:
             return
-        todo = iter(self._prepared)
+        todo = iter(session_ids)
 
         async def worker() -> None:
             for session_id in todo:
                 await self._sessions.delete(session_id)
 
         async with asyncio.TaskGroup() as workers:
-            for _ in range(min(self._config.prepare_concurrency, len(self._prepared))):
+            for _ in range(min(self._config.prepare_concurrency, len(session_ids))):
                 workers.create_task(worker())
-
-    async def _client(self, client: int, pacer: Pacer) -> None:
-        """The life of one client, from its ramp slot until the pacer has no more turns for it."""
-        admitted = await pacer.admit(client) is not None
-        while admitted:
-            healthy = await self._conversation(client, pacer)
-            # A broken socket ends a client that owns one; in total mode the next request has a new one anyway.
-            admitted = (healthy or not self._config.per_client) and await pacer.admit(client) is not None
-
-    async def _conversation(self, client: int, pacer: Pacer) -> bool:
-        """A session and a socket, and the turns on it: all of the client's, or one in total mode.
-
-        False when it broke. The first turn has been admitted already.
-        """
-        began = clock()
-        wire: Wire | None = None
-        session_id, own_session = "", False
-        try:
-            session_id, own_session = await self._session_of(client)
-            wire = await self._connect()
-            await self._turn(client, wire, session_id)
-            while self._config.per_client and await pacer.admit(client) is not None:
-                await self._turn(client, wire, session_id)
-        except TurnBroken as broken:
-            self._record_setup_failure(client, began, broken)
-            return False
-        except _SocketLost:
-            return False
-        finally:
-            if wire is not None:
-                await wire.close()
-            if own_session and self._config.delete_session:
-                await self._sessions.delete(session_id)
-        return True
-
-    async def _session_of(self, client: int) -> tuple[str, bool]:
-        """The session to ask in, and whether this conversation has to delete it."""
-        config = self._config
-        if config.session or not config.create_session:
-            return config.session, False
-        if config.per_client and config.prepare_sessions:
-            return self._prepared[client], False
-        return await self._create_session(), True
-
-    async def _create_session(self) -> str:
-        begin = clock()
-        try:
-            async with self._interrupt.within(self._config.timeout_s):
-                session_id = await self._sessions.create()
-        except TimeoutError as late:
-            raise SessionCallFailed("session_create_timeout") from late
-        self._session_ms.append((clock() - begin) * 1000)
-        return session_id
-
-    async def _connect(self) -> Wire:
-        begin = clock()
-        try:
-            async with self._interrupt.within(self._config.timeout_s):
-                wire = await self._engine.connect()
-        except TimeoutError as late:
-            raise TurnBroken("connect_timeout") from late
-        self._connect_ms.append((clock() - begin) * 1000)
-        return wire
-
-    def _next_message(self) -> str:
-        """In the order in which turns begin, whichever client they are of: so no question comes twice too early."""
-        prompts = self._config.prompts
-        if not prompts:
-            return self._config.message
-        message = prompts[self._asked % len(prompts)]
-        self._asked += 1
-        return message
-
-    async def _turn(self, client: int, wire: Wire, session_id: str) -> None:
-        """One ask and its events, recorded. Raises `_SocketLost` when the socket cannot carry another turn."""
-        config = self._config
-        exchange_id = uuid.uuid4().hex
-        reader: TurnReader = NativeTurn(exchange_id) if config.native else CompatibleTurn()
-        frame = ask_frame(session_id, exchange_id, self._next_message(), config.agent, config.runtime_context)
-        asked = clock()
-        failure: TurnBroken | None = None
-        frames = 0
-
-        def seen() -> None:
-            nonlocal frames
-            frames += 1
-
-        try:
-            async with self._interrupt.within(config.timeout_s):
-                await wire.send(frame)
-                await self._follow(wire, reader, seen)
-        except TurnBroken as broken:
-            failure = broken
-        except TimeoutError:
-            failure = TurnBroken(self._timeout_kind(frames), "no final in time")
-            await wire.close(_CLIENT_STOP, "client_stop")
-        ended = clock()
-        first = reader.first_token_at
-        self._results.append(
-            TurnResult(
-                client=client,
-                asked=asked - self._begin,
-                ended=ended - self._begin,
-                error=failure.kind if failure else "",
-                detail=failure.detail if failure else "",
-                first_token_ms=(first - asked) * 1000 if first is not None else None,
-                gaps_ms=reader.gaps_ms,
-            )
-        )
-        if failure is not None and not failure.usable:
-            raise _SocketLost
-
-    async def _follow(self, wire: Wire, reader: TurnReader, seen: Callable[[], None]) -> None:
-        """Read events until the turn has ended. The clock is read before an event is parsed."""
-        ended = False
-        while not ended:
-            frame = await wire.recv()
-            now = clock()
-            seen()
-            if self._config.debug_events:
-                print(f"event raw: {frame.decode(errors='replace')}", file=sys.stderr)
-            ended = reader.feed(parse_event(frame), now)
-
-    def _timeout_kind(self, frames: int) -> str:
-        if self._interrupt.requested:
-            return "client_cancel"
-        return "turn_timeout" if frames else "ask_timeout"
-
-    def _record_setup_failure(self, client: int, began: float, broken: TurnBroken) -> None:
-        """Count the turn that could not be asked; one given up because of an interrupt counts as not sent."""
-        if self._interrupt.requested:
-            return
-        self._results.append(
-            TurnResult(
-                client=client,
-                asked=began - self._begin,
-                ended=clock() - self._begin,
-                error=broken.kind,
-                detail=broken.detail,
-                sent=False,
-            )
-        )
 
     def _say_delete_failures(self) -> None:
         failures = self._sessions.delete_failures
@@ -291,5 +423,17 @@ class _Run:
             print(f"delete session failed: {len(failures)} times, last: {failures[-1]}", file=sys.stderr)
 
 
-class _SocketLost(Exception):
-    """The recorded turn left no usable socket behind."""
+def tell(what: Mapping[str, object]) -> None:
+    """A line of JSON to the process that began this one. Fails, and so ends the run, where that is gone."""
+    print(dumps(dict(what)).decode(), flush=True)
+
+
+def _random(seed: int, purpose: str) -> Random:
+    return Random(f"{seed}/{purpose}")  # noqa: S311 - a repeatable load, not a secret
+
+
+def _seconds(cut: Cut, length: float) -> float:
+    """A cut in seconds; one in turns, or a share of a length nobody knows yet, is cut afterwards."""
+    if cut.kind == "share":
+        return cut.amount * length
+    return cut.amount if cut.kind == "seconds" else 0.0

@@ -2,6 +2,7 @@
 
 import asyncio
 from types import TracebackType
+from typing import Any
 from urllib.parse import quote
 
 import aiohttp
@@ -60,6 +61,14 @@ class SessionApi:
                 self.delete_failures.append(f"session_delete_{status}")
             else:
                 self.deleted += 1
+
+    async def history(self, session_id: str) -> list[dict[str, Any]]:
+        """The messages of a session. Raises `SessionCallFailed`; the caller sets the deadline."""
+        url = f"{self._config.session_url.rstrip('/')}/{quote(session_id, safe='')}/history"
+        status, payload = await self._call("GET", url, None)
+        if status >= 300 or not isinstance(payload, list):
+            raise SessionCallFailed(f"history_{status}")
+        return [message for message in payload if isinstance(message, dict)]
 
     async def _call(self, method: str, url: str, body: dict[str, str] | None) -> tuple[int, object]:
         if self._http is None:

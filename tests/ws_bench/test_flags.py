@@ -6,7 +6,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from ws_bench.errors import UsageError
-from ws_bench.flags import DEFAULT_URL, RunConfig, config_as_json, join_go_flags, parse_run_flags, session_url_of
+from ws_bench.flags import RunConfig, config_as_json, parse_run_flags, session_url_of
+from ws_bench.goflags import join_go_flags
+from ws_bench.runflags import DEFAULT_URL
 
 
 def parsed(*argv: str, **environ: str) -> RunConfig:
@@ -18,7 +20,7 @@ def test_defaults_are_those_of_the_contract() -> None:
     assert config.url == DEFAULT_URL
     assert config.session_url == "http://127.0.0.1:8000/agentic/v1/chatbot/session"
     assert (config.token, config.agent, config.message) == ("fake-token", "Georges", "Hello")
-    assert (config.clients, config.requests_per_client, config.requests, config.total) == (150, 10, 0, 1500)
+    assert (config.clients, config.requests_per_client, config.requests) == (150, 10, 0)
     assert (config.ramp_s, config.timeout_s, config.prepare_concurrency) == (10.0, 90.0, 20)
     assert (config.create_session, config.prepare_sessions, config.delete_session) == (True, False, True)
     assert (config.session_title, config.session, config.token_in_query) == ("Benchmark", "", False)
@@ -87,12 +89,12 @@ def test_a_refusal_names_the_flag() -> None:
 
 def test_total_mode_makes_one_request_a_client_where_none_is_given() -> None:
     config = parsed("-requests-per-client", "0", "-clients", "8")
-    assert (config.per_client, config.total, config.clients) == (False, 8, 8)
+    assert (config.per_client, config.requests, config.clients) == (False, 8, 8)
 
 
 def test_total_mode_needs_no_more_clients_than_requests() -> None:
     config = parsed("-requests-per-client=0", "-requests=3", "-clients=8")
-    assert (config.total, config.clients) == (3, 3)
+    assert (config.requests, config.clients) == (3, 3)
 
 
 def test_token_comes_from_flag_then_environment_then_a_fake() -> None:
@@ -163,7 +165,7 @@ def test_retrieval_flags_become_the_runtime_context() -> None:
 def test_prompts_are_the_lines_of_a_file_that_are_not_empty(tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text("first\n\n  second  \n")
-    assert parsed("-prompts", str(file)).prompts == ("first", "second")
+    assert [script.turns for script in parsed("-prompts", str(file)).prompts] == [("first",), ("second",)]
     assert parsed().prompts == ()
 
 

@@ -4,18 +4,11 @@ import io
 
 import pytest
 
-from ws_bench.flags import RunConfig, parse_run_flags
-from ws_bench.report import (
-    RunReport,
-    SessionCounts,
-    Style,
-    build_report,
-    config_recap,
-    detail_block,
-    result_json,
-    summary_block,
-)
-from ws_bench.results import TurnResult
+from ws_bench.flags import RunConfig, config_as_json, parse_run_flags
+from ws_bench.recording import Recording, SessionCounts
+from ws_bench.report import Style, config_recap, detail_block, result_json, summary_block
+from ws_bench.results import TurnResult, gaps
+from ws_bench.summary import RunReport, build_report
 
 PLAIN = Style(enabled=False)
 
@@ -23,15 +16,20 @@ PLAIN = Style(enabled=False)
 def report_of(
     config: RunConfig, results: list[TurnResult], elapsed_s: float, *, interrupted: bool = False
 ) -> RunReport:
+    each = config.requests_per_client
     return build_report(
-        config,
-        results,
-        started_at="2026-01-01T00:00:00.000Z",
-        elapsed_s=elapsed_s,
-        connect_ms=[1.25],
-        session_create_ms=[],
-        sessions=SessionCounts(created=2, deleted=2, delete_failed=0),
-        interrupted=interrupted,
+        Recording(
+            config=config_as_json(config),
+            started_unix=1767225600.0,
+            total=config.clients * each if each else config.requests,
+            elapsed_s=elapsed_s,
+            turns=results,
+            gaps=gaps(results),
+            connect_ms=[1.25],
+            sessions=SessionCounts(created=2, deleted=2, delete_failed=0),
+            interrupted=interrupted,
+            environment={"argv": ["run"]},
+        )
     )
 
 
@@ -42,7 +40,7 @@ def turns(*latencies_ms: float, client: int = 0) -> list[TurnResult]:
 def test_summary_of_a_good_run() -> None:
     config = parse_run_flags(["-agent", "Rico", "-clients", "2", "-requests-per-client", "2"], {})
     report = report_of(config, turns(757.9, 1877.2, 2072.0, 6690.999), 31.8164)
-    assert summary_block(config, report, PLAIN) == (
+    assert summary_block(report, PLAIN) == (
         "\n"
         "WS BENCH SUMMARY\n"
         "Outcome: OK\n"
@@ -63,7 +61,7 @@ def test_summary_of_a_run_with_errors_in_total_mode() -> None:
     config = parse_run_flags(["-clients", "3", "-requests-per-client=0"], {})
     failed = TurnResult(client=1, asked=0, ended=1, error="ws_close_1011", detail="broken\nhere")
     report = report_of(config, [*turns(100.0), failed], 147.81)
-    assert summary_block(config, report, PLAIN) == (
+    assert summary_block(report, PLAIN) == (
         "\n"
         "WS BENCH SUMMARY\n"
         "Outcome: DEGRADED\n"
@@ -86,7 +84,7 @@ def test_summary_of_a_run_with_errors_in_total_mode() -> None:
 def test_summary_without_a_success_has_no_rate_and_no_latency() -> None:
     config = parse_run_flags(["-clients", "1", "-requests-per-client", "1"], {})
     report = report_of(config, [TurnResult(client=0, asked=0, ended=1, error="tcp_refused")], 1.0)
-    text = summary_block(config, report, PLAIN)
+    text = summary_block(report, PLAIN)
     assert "Outcome: FAILED\n" in text
     assert "Success: 0 (0.00%)\nErrors: 1\nElapsed: 1s\n\nSample errors:\n- tcp_refused\n" in text
     assert report.exit_code == 3
@@ -95,7 +93,7 @@ def test_summary_without_a_success_has_no_rate_and_no_latency() -> None:
 def test_an_interrupted_run_says_so_whatever_it_achieved() -> None:
     config = parse_run_flags(["-clients", "1"], {})
     assert report_of(config, turns(1.0), 1.0, interrupted=True).exit_code == 130
-    assert "Outcome: INTERRUPTED\n" in summary_block(config, report_of(config, [], 1.0, interrupted=True), PLAIN)
+    assert "Outcome: INTERRUPTED\n" in summary_block(report_of(config, [], 1.0, interrupted=True), PLAIN)
 
 
 def test_detail_follows_the_compatible_block() -> None:
@@ -108,15 +106,17 @@ def test_detail_follows_the_compatible_block() -> None:
     assert detail_block(report_of(config, results, 4.0), PLAIN) == (
         "\n"
         "WS BENCH DETAIL\n"
-        "Not sent: 1\n"
-        "Errors by class: turn_timeout=1\n"
-        "First token ms (min/avg/p50/p95/p99/max): 10.0/15.0/10.0/20.0/20.0/20.0\n"
-        "Connect ms (min/avg/p50/p95/p99/max): 1.2/1.2/1.2/1.2/1.2/1.2\n"
         "Setup: 1s\n"
         "Ramp: 500ms\n"
-        "Steady window: 1s\n"
-        "Steady turns/sec: 1.00\n"
+        "Steady window: 1.5s\n"
+        "Steady turns/sec: 1.33\n"
+        "Steady latency ms (min/avg/p50/p95/p99/max): 1000.0/1000.0/1000.0/1000.0/1000.0/1000.0\n"
+        "First token ms (min/avg/p50/p95/p99/max): 10.0/15.0/10.0/20.0/20.0/20.0\n"
+        "Connect ms (min/avg/p50/p95/p99/max): 1.2/1.2/1.2/1.2/1.2/1.2\n"
+        "Errors by class: turn_timeout=1\n"
+        "Not sent: 1\n"
         "Sessions (created/deleted): 2/2\n"
+        "Red flags: timeouts: 1\n"
     )
 
 
@@ -155,8 +155,8 @@ def test_colours_only_on_a_terminal_that_wants_them(
 def test_the_result_file_holds_counts_figures_and_no_secret() -> None:
     argv = ["-token", "s3cret", "-clients=1", "-requests-per-client=2", "-url=ws://h/chatbot/query/ws?token=s3cret"]
     config = parse_run_flags(argv, {})
-    result = result_json(config, report_of(config, turns(100.0), 2.0), argv)
-    assert (result["schema"], result["schema_version"]) == ("turnwise.ws_bench.run", 1)
+    result = result_json(report_of(config, turns(100.0), 2.0))
+    assert (result["schema"], result["schema_version"]) == ("turnwise.ws_bench.run", 2)
     assert result["counts"] == {"total": 2, "success": 1, "errors": 0, "not_sent": 1}
     assert result["latency_ms"] == {
         "count": 1, "min": 100.0, "avg": 100.0, "p50": 100.0, "p95": 100.0, "p99": 100.0, "max": 100.0,

@@ -1,0 +1,59 @@
+"""Random times with a mean that one can name: of a client's thinking, and of the fake model's tokens."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from statistics import NormalDist
+
+from ws_bench.errors import UsageError
+
+_P95 = NormalDist().inv_cdf(0.95)
+FORMS = "VALUE, exp:MEAN, uniform:LOW..HIGH, normal:MEAN,SD, lognormal:MEDIAN,P95"
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """A distribution of times that are never below 0, in the unit of the numbers it was given.
+
+    `kind` is constant (a), exp (mean a), uniform (a to b), normal (mean a, standard deviation b, cut off at 0) or
+    lognormal (median a, 95th percentile b).
+    """
+
+    kind: str
+    a: float
+    b: float = 0.0
+
+    def draw(self, random: Random) -> float:
+        """The next value. A constant draws nothing, so that it does not move the others' sequence."""
+        if self.kind == "constant":
+            return self.a
+        if self.kind == "exp":
+            return random.expovariate(1 / self.a) if self.a > 0 else 0.0
+        if self.kind == "uniform":
+            return random.uniform(self.a, self.b)
+        if self.kind == "normal":
+            return max(random.gauss(self.a, self.b), 0.0)
+        return random.lognormvariate(math.log(self.a), math.log(self.b / self.a) / _P95)
+
+
+def constant(value: float) -> Distribution:
+    """Always the same."""
+    return Distribution("constant", value)
+
+
+def parse_distribution(text: str, number: Callable[[str], float]) -> Distribution:
+    """One of `FORMS`, its numbers read by `number`. Raises `UsageError`, or ValueError where `number` does."""
+    kind, separator, rest = text.partition(":")
+    if not separator:
+        return constant(number(text))
+    if kind == "exp":
+        return Distribution("exp", number(rest))
+    mark = ".." if kind == "uniform" else ","
+    first, found, second = rest.partition(mark)
+    if kind not in {"uniform", "normal", "lognormal"} or not found:
+        raise UsageError(f"invalid distribution {text!r}: use {FORMS}")
+    a, b = number(first), number(second)
+    if (kind == "uniform" and b < a) or (kind == "lognormal" and not 0 < a <= b):
+        raise UsageError(f"invalid distribution {text!r}: the second number is below the first")
+    return Distribution(kind, a, b)

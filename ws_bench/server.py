@@ -1,0 +1,242 @@
+"""What the services say about a run: their metrics over exactly the steady window, their build, their verdict."""
+
+import asyncio
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import aiohttp
+
+from backend_kit.wire import InvalidJson, loads
+from ws_bench.exposition import (
+    Figures,
+    Samples,
+    build_of,
+    difference,
+    figures_of,
+    gauge,
+    label_values,
+    read_samples,
+)
+from ws_bench.flags import RunConfig
+from ws_bench.recorder import Recorder
+from ws_bench.results import SteadyWindow
+
+_SCRAPE_TIMEOUT_S = 2.0
+_TIMERS = {
+    "turn": "app_turn_seconds",
+    "first token": "app_time_to_first_token_seconds",
+    "overhead": "app_turn_overhead_seconds",
+    "unattributed": "app_turn_unattributed_seconds",
+    "admission wait": "app_admission_wait_seconds",
+    "spool ack": "app_spool_ack_seconds",
+    "persist lag": "app_persist_lag_seconds",
+    "socket send": "app_ws_send_seconds",
+    "loop lag": "app_event_loop_lag_seconds",
+    "pool wait": "app_db_pool_wait_seconds",
+    "SQL": "app_db_statement_seconds",
+    "HTTP pool wait": "app_http_pool_wait_seconds",
+    "GC pause": "app_gc_pause_seconds",
+    "search request": "app_kf_request_seconds",
+    "embedding": "app_embed_seconds",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """One read of every address: when (seconds on the run's clock) and what, an empty text where it failed."""
+
+    at: float
+    texts: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class ServerLog:
+    """What was collected while the run lasted: parsed only afterwards, so that the generator's loop stays free."""
+
+    urls: tuple[str, ...] = ()
+    scrapes: list[Scrape] = field(default_factory=list)
+    verdict: Mapping[str, Any] | None = None
+    failures: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerView:
+    """The services between two reads. Times in milliseconds; `series` are columns over time for the charts."""
+
+    begin: float
+    end: float
+    turns: int
+    builds: list[dict[str, str]]
+    phases: dict[str, Figures]
+    timers: dict[str, Figures]
+    statements: dict[str, Figures]
+    cpu: list[float | None]
+    busy: float | None
+    stalls: int
+    lost: int
+    pool_exhausted: bool
+    verdict: Mapping[str, Any] | None
+    series: dict[str, list[float | None]]
+    failures: list[str]
+
+    def as_json(self) -> dict[str, Any]:
+        """For a result file."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> "ServerView":
+        """What `as_json` wrote."""
+        figures = {
+            name: {key: Figures(**one) for key, one in given[name].items()}
+            for name in ("phases", "timers", "statements")
+        }
+        return cls(**{**given, **figures})
+
+
+class ServerWatch:
+    """Reads the services' metrics at an interval, and at once when it is poked."""
+
+    def __init__(self, config: RunConfig, recorder: Recorder) -> None:
+        self.log = ServerLog(config.observe.metrics_urls)
+        self._config = config
+        self._recorder = recorder
+        self._poked = asyncio.Event()
+        self._stopping = False
+
+    def poke(self) -> None:
+        """Read now: the steady window begins or ends."""
+        self._poked.set()
+
+    def stop(self) -> None:
+        """Read a last time and end."""
+        self._stopping = True
+        self._poked.set()
+
+    async def run(self) -> None:
+        """Read until `stop`."""
+        if not self.log.urls:
+            return
+        timeout = aiohttp.ClientTimeout(total=_SCRAPE_TIMEOUT_S)
+        async with aiohttp.ClientSession(timeout=timeout) as http:
+            while not self._stopping:
+                await self._scrape(http)
+                try:
+                    async with asyncio.timeout(self._config.observe.interval_s):
+                        await self._poked.wait()
+                except TimeoutError:
+                    continue
+                self._poked.clear()
+            await self._scrape(http)
+
+    async def ask_verdict(self) -> None:
+        """The service's own word on who bounds it, while its window still is ours. A service without one is fine."""
+        if not self.log.urls or self.log.verdict is not None:
+            return
+        timeout = aiohttp.ClientTimeout(total=_SCRAPE_TIMEOUT_S)
+        async with aiohttp.ClientSession(timeout=timeout, headers=self._config.auth_headers) as http:
+            try:
+                async with http.get(verdict_url(self._config.url)) as response:
+                    if response.status == 200:
+                        given = loads(await response.read())
+                        self.log.verdict = given if isinstance(given, dict) else None
+            except (aiohttp.ClientError, TimeoutError, InvalidJson):
+                self.log.failures.append("the service gave no verdict")
+
+    async def _scrape(self, http: aiohttp.ClientSession) -> None:
+        begin = self._recorder.now()
+        texts = await asyncio.gather(*(self._read(http, url) for url in self.log.urls))
+        # The figures are of some moment between question and answer.
+        self.log.scrapes.append(Scrape((begin + self._recorder.now()) / 2, tuple(texts)))
+
+    async def _read(self, http: aiohttp.ClientSession, url: str) -> str:
+        try:
+            async with http.get(url) as response:
+                if response.status == 200:
+                    return await response.text()
+                failure = f"{_shown(url)} answered {response.status}"
+        except (aiohttp.ClientError, TimeoutError) as broken:
+            failure = f"{_shown(url)}: {type(broken).__name__}"
+        if failure not in self.log.failures:
+            self.log.failures.append(failure)
+        return ""
+
+
+def verdict_url(socket_url: str) -> str:
+    """Where the service of a chat socket says who bounds it."""
+    parts = urlsplit(socket_url)
+    base = parts.path.split("/chatbot/", 1)[0]
+    scheme = {"ws": "http", "wss": "https"}[parts.scheme]
+    return urlunsplit((scheme, parts.netloc, f"{base}/kpi/verdict", "", ""))
+
+
+def view_of(log: ServerLog, window: SteadyWindow | None) -> ServerView | None:
+    """The services over the window: between the reads nearest to its edges. None where there are not two of them."""
+    scrapes = [scrape for scrape in log.scrapes if all(scrape.texts)]
+    if len(scrapes) < 2:
+        return None
+    begin = min(scrapes, key=lambda one: abs(one.at - window.begin)) if window else scrapes[0]
+    end = min(scrapes, key=lambda one: abs(one.at - window.end)) if window else scrapes[-1]
+    if end.at <= begin.at:
+        return None
+    try:
+        parsed = {scrape.at: [read_samples(text) for text in scrape.texts] for scrape in scrapes}
+    except ValueError as failure:
+        log.failures.append(f"what an address answered is no exposition: {failure}")
+        return None
+    reads = list(zip(parsed[begin.at], parsed[end.at], strict=True))
+    afters = parsed[end.at]
+    seconds = end.at - begin.at
+    return ServerView(
+        begin=begin.at,
+        end=end.at,
+        turns=round(sum(difference(*read, "app_turns_total") for read in reads)),
+        builds=[dict(build) for samples in afters if (build := build_of(samples))],
+        phases=_by_label(reads, "app_phase_latency_seconds", "phase"),
+        timers={name: found for name, family in _TIMERS.items() if (found := figures_of(reads, family))},
+        statements=_by_label(reads, "app_db_statement_seconds", "op"),
+        cpu=[difference(*read, "process_cpu_seconds_total") / seconds for read in reads],
+        busy=max(
+            (value for one in afters if (value := gauge(one, "app_event_loop_busy_ratio")) is not None), default=None
+        ),
+        stalls=round(sum(difference(*read, "app_event_loop_stalls_total") for read in reads)),
+        lost=round(sum(difference(*read, "app_persist_failures_total") for read in reads)),
+        pool_exhausted=any(_exhausted(one) for at, many in parsed.items() if begin.at <= at <= end.at for one in many),
+        verdict=log.verdict,
+        series=_series(parsed),
+        failures=log.failures,
+    )
+
+
+def _by_label(reads: Sequence[tuple[Samples, Samples]], family: str, label: str) -> dict[str, Figures]:
+    names = {name for _, after in reads for name in label_values(after, f"{family}_count", label)}
+    found = {name: figures_of(reads, family, **{label: name}) for name in sorted(names)}
+    return {name: figures for name, figures in found.items() if figures is not None}
+
+
+def _exhausted(samples: Samples) -> bool:
+    """Whether somebody waits for a database connection, by the pool's own count."""
+    return (gauge(samples, "app_db_pool_waiting") or 0.0) > 0
+
+
+def _series(parsed: Mapping[float, list[Samples]]) -> dict[str, list[float | None]]:
+    """Between each read and the next: lag and waits as p95 in milliseconds, turns a second, CPU of the first."""
+    columns: dict[str, list[float | None]] = {"at": [], "lag_p95": [], "pool_wait_p95": [], "sql_p95": [], "turns": []}
+    ordered = sorted(parsed)
+    for begin, end in itertools.pairwise(ordered):
+        if end - begin < 0.05:
+            continue
+        reads = list(zip(parsed[begin], parsed[end], strict=True))
+        columns["at"].append((begin + end) / 2)
+        for name, timer in (("lag_p95", "loop lag"), ("pool_wait_p95", "pool wait"), ("sql_p95", "SQL")):
+            found = figures_of(reads, _TIMERS[timer])
+            columns[name].append(found.p95 if found else None)
+        columns["turns"].append(sum(difference(*read, "app_turns_total") for read in reads) / (end - begin))
+    return columns
+
+
+def _shown(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.hostname}:{parts.port}{parts.path}" if parts.port else f"{parts.hostname}{parts.path}"

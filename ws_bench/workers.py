@@ -1,0 +1,194 @@
+"""`-workers N`: the load shared by processes of one loop each, and their recordings joined to one."""
+
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from backend_kit.wire import InvalidJson, loads
+from ws_bench.dialects import clock
+from ws_bench.environment import environment
+from ws_bench.errors import PreparationFailed, UsageError
+from ws_bench.flags import RunConfig, config_as_json
+from ws_bench.live import Live, Progress
+from ws_bench.pacing import Interrupt
+from ws_bench.postgres import PostgresWatch
+from ws_bench.recorder import Recorder
+from ws_bench.recording import Recording, load_recording, merge_recordings
+from ws_bench.results import percentile
+from ws_bench.run import Signals
+from ws_bench.server import Scrape, ServerWatch, view_of
+from ws_bench.summary import window_of
+from ws_bench.watch import ProcessWatch
+
+_OFF = ("-html=", "-csv=", "-md=", "-no-live", "-server-metrics=", "-postgres=", "-watch-pid=", "-abort-on-fail=false")
+
+
+async def run_workers(config: RunConfig, argv: Sequence[str]) -> Recording:
+    """Carry out a run in `config.workers` child processes; this one watches the services and joins the results.
+
+    A first SIGINT or SIGTERM is passed on, a second one kills the children. Raises `PreparationFailed` where a child
+    could not begin.
+    """
+    if config.gates.abort:
+        raise UsageError("-abort-on-fail is for one worker")
+    if config.clients < config.workers:
+        raise UsageError("-workers cannot be more than -clients")
+    interrupt = Interrupt(config.grace_s)
+    with Signals(interrupt), tempfile.TemporaryDirectory(prefix="ws_bench-") as directory:
+        async with AsyncExitStack() as stack:
+            postgres = await stack.enter_async_context(PostgresWatch(config.observe.postgres))
+            return await _Crew(config, argv, interrupt, postgres, Path(directory)).execute()
+
+
+class _Crew:
+    """The children of a run, and what they have said so far."""
+
+    def __init__(
+        self, config: RunConfig, argv: Sequence[str], interrupt: Interrupt, postgres: PostgresWatch, directory: Path
+    ) -> None:
+        self._config = config
+        self._argv = argv
+        self._interrupt = interrupt
+        self._postgres = postgres
+        self._directory = directory
+        self._recorder = Recorder(config.clients)
+        self._started_unix = time.time()
+        self._server = ServerWatch(config, self._recorder)
+        self._progress: dict[int, dict[str, Any]] = {}
+        self._begun: set[int] = set()
+        self._ended = False
+
+    async def execute(self) -> Recording:
+        with ProcessWatch(self._config.observe.pids, self._recorder.begin) as processes:
+            async with asyncio.TaskGroup() as watchers:
+                scraping = watchers.create_task(self._server.run(), name="server-metrics")
+                watching = [watchers.create_task(self._postgres.run(), name="postgres")]
+                if self._config.outputs.live:
+                    live = Live(self._look, interval_s=self._config.outputs.live_interval_s)
+                    watching.append(watchers.create_task(live.run(), name="live"))
+                async with asyncio.TaskGroup() as children:
+                    for number in range(self._config.workers):
+                        children.create_task(self._child(number), name=f"worker-{number}")
+                for task in watching:
+                    task.cancel()
+                self._server.stop()
+                await scraping
+            await self._postgres.end()
+            await self._server.ask_verdict()
+        return self._join(processes.as_json())
+
+    def _join(self, watched: dict[str, Any]) -> Recording:
+        parts = [load_recording(str(self._file(number))) for number in range(self._config.workers)]
+        merged = merge_recordings(parts)
+        merged.config = config_as_json(self._config)
+        merged.environment = environment(self._argv)
+        merged.watched = watched
+        merged.postgres = self._postgres.view
+        # This process's clock began earlier than the children's common one.
+        shift = self._started_unix - merged.started_unix
+        log = self._server.log
+        log.scrapes = [Scrape(scrape.at + shift, scrape.texts) for scrape in log.scrapes]
+        merged.server = view_of(log, window_of(merged))
+        return merged
+
+    async def _child(self, number: int) -> None:
+        """Start a child, hear what it says, see it end. Raises `PreparationFailed` where it made no result."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "ws_bench", "run", *self._argv, *_OFF, *worker_flags(self._config, number),
+            f"-json={self._file(number)}", "-progress",
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        try:
+            async with asyncio.TaskGroup() as group:
+                stopping = group.create_task(self._pass_on(process), name=f"stop-{number}")
+                await self._hear(number, process)
+                await process.wait()
+                stopping.cancel()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if not self._file(number).exists():
+            raise PreparationFailed(f"worker {number} ended with {process.returncode} and without a result")
+
+    async def _pass_on(self, process: asyncio.subprocess.Process) -> None:
+        await self._interrupt.wait()
+        process.terminate()
+
+    async def _hear(self, number: int, process: asyncio.subprocess.Process) -> None:
+        if process.stdout is None:
+            return
+        async for line in process.stdout:
+            try:
+                said = loads(line)
+            except InvalidJson:
+                continue
+            if said.get("edge"):
+                await self._edge(number, said["edge"])
+            else:
+                self._progress[number] = said
+
+    async def _edge(self, number: int, which: str) -> None:
+        """The whole load is on when the last child's is, and no more when the first one's is not."""
+        if which == "begin":
+            self._begun.add(number)
+            if len(self._begun) == self._config.workers:
+                self._server.poke()
+                await self._postgres.begin()
+        elif not self._ended:
+            self._ended = True
+            self._server.poke()
+            await self._postgres.end()
+
+    def _look(self) -> Progress:
+        return joined_progress(list(self._progress.values()), clock() - self._recorder.begin)
+
+    def _file(self, number: int) -> Path:
+        return self._directory / f"worker-{number}.json"
+
+
+def worker_flags(config: RunConfig, number: int) -> list[str]:
+    """The flags that make a run one worker's share of it. The last of two equal flags wins."""
+    load, odd, share = config.load, config.misbehaviour, 1 / config.workers
+    flags = [
+        "-workers=1",
+        f"-clients={_part(config.clients, number, config.workers)}",
+        f"-requests={_part(config.requests, number, config.workers)}",
+        f"-seed={load.seed * config.workers + number}",
+        f"-idle-clients={_part(odd.idle, number, config.workers)}",
+        f"-burst={_part(odd.burst, number, config.workers)}",
+    ]
+    if load.open:
+        stages = ",".join(f"{stage.rate * share!r}:{stage.seconds!r}s" for stage in load.stages)
+        flags += ["-rate=", f"-stages={stages}", "-duration=0"]
+    return flags
+
+
+def joined_progress(parts: Sequence[dict[str, Any]], elapsed_s: float) -> Progress:
+    """The children's progress as one: counts added; of percentiles the middle and the worst one."""
+    errors: dict[str, int] = {}
+    for part in parts:
+        for name, count in part["errors"].items():
+            errors[name] = errors.get(name, 0) + count
+    left = [part["left_s"] for part in parts if part["left_s"] is not None]
+    return Progress(
+        elapsed_s=elapsed_s,
+        done=sum(part["done"] for part in parts),
+        total=sum(part["total"] for part in parts),
+        active=sum(part["active"] for part in parts),
+        in_flight=sum(part["in_flight"] for part in parts),
+        turns_per_s=sum(part["turns_per_s"] for part in parts),
+        p50_ms=percentile(sorted(part["p50_ms"] for part in parts), 0.5),
+        p95_ms=max((part["p95_ms"] for part in parts), default=0.0),
+        errors=errors,
+        left_s=max(left, default=None),
+    )
+
+
+def _part(whole: int, number: int, workers: int) -> int:
+    return whole // workers + (number < whole % workers)
