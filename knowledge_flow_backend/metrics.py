@@ -111,9 +111,7 @@ class KnowledgeFlowMetrics:
             buckets=buckets.SHORT,
             registry=self._registry,
         )
-        self.http_pool_wait: Labelled[GaugedSeconds] = Labelled(
-            1, lambda values: self._kpi.gauged_seconds(f"{values[0]}.pool_wait_ms", http_wait.labels(*values))
-        )
+        self.embed_pool_wait: GaugedSeconds = self._kpi.gauged_seconds("embed.pool_wait_ms", http_wait.labels("embed"))
 
     def _ingestion(self) -> None:
         self.ingest_stage: Labelled[Seconds] = self._timers(

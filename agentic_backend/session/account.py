@@ -25,6 +25,7 @@ _ELSEWHERE: Final = frozenset({"llm_invoke", "kf_vector_search", "kf_vector_rera
 """Phases that are another process's time: what they leave of a turn is the overhead that we own."""
 _AROUND: Final = frozenset({"llm_invoke", "stream_agent_response"})
 _PLAIN: Final = re.compile(r"[\w.:;/@+-]{1,200}", re.ASCII)
+_QUOTABLE: Final = re.compile(r"[ !#-\[\]-~]{1,200}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class TurnAccounts:
                 "status": end.status,
                 "code": end.code.value if end.code is not None else "none",
                 "durable": end.durable,
-                "model": end.model,
+                "model": end.model or "none",
                 "total_ms": total_s * 1e3,
                 "ttft_ms": "none" if first_token_s is None else first_token_s * 1e3,
                 "gap_max_ms": end.longest_gap_s * 1e3,
@@ -169,5 +170,7 @@ def _value(value: Any) -> str:
         # Prices of a token have more leading zeros than times.
         return f"{value:.3f}" if value >= 1 or value == 0 else f"{value:.6g}"
     text = str(value)
+    if _PLAIN.fullmatch(text):
+        return text
     # Ids come from clients: what could end a value or a line is left out rather than escaped.
-    return text if _PLAIN.fullmatch(text) else "unprintable"
+    return f'"{text}"' if _QUOTABLE.fullmatch(text) else "unprintable"

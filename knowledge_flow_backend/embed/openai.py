@@ -151,7 +151,7 @@ def _pool_wait(metrics: KnowledgeFlowMetrics) -> aiohttp.TraceConfig:
         context.queued_at = time.perf_counter()
 
     async def unqueued(_session: aiohttp.ClientSession, context: SimpleNamespace, _params: object) -> None:
-        metrics.http_pool_wait("embed").observe(time.perf_counter() - context.queued_at)
+        metrics.embed_pool_wait.observe(time.perf_counter() - context.queued_at)
 
     config = aiohttp.TraceConfig()
     config.on_connection_queued_start.append(queued)

@@ -11,29 +11,48 @@ GOLDEN = """
 agent_cache_hit counter -
 agent_cache_miss counter -
 app_admission_wait_seconds histogram -
+app_bound_by gauge cause
 app_cache_requests counter cache,result
+app_db_connections_opened counter pool
+app_db_pool_connections gauge pool,state
 app_db_pool_wait_seconds histogram pool
+app_db_pool_waiting gauge pool
 app_db_statement_seconds histogram op,pool
 app_http_pool_wait_seconds histogram pool
+app_llm_cost counter model
 app_llm_request_seconds histogram model,status
 app_llm_time_to_first_chunk_seconds histogram model,status
 app_llm_tokens counter model,type
 app_outbox_bytes gauge -
+app_history_bytes gauge table
+app_history_rows gauge table
 app_persist_batch_records histogram -
+app_persist_dead_letters counter -
 app_persist_failures counter reason
+app_persist_fill_ratio gauge -
 app_persist_lag_seconds histogram -
 app_persist_oldest_seconds gauge -
 app_persist_queue_depth gauge -
+app_persist_replayed counter -
 app_persist_retries counter cause
 app_phase_latency_ms histogram phase,service
 app_phase_latency_seconds histogram phase,status
+app_pruned_sessions counter -
+app_rank_conflicts counter -
 app_replay_bytes gauge -
 app_replay_events gauge -
+app_spool_ack_seconds histogram -
+app_spool_bytes gauge -
+app_spool_commit_seconds histogram -
+app_spool_dead_letters gauge -
+app_spool_records gauge -
 app_stream_gap_seconds histogram -
 app_time_to_first_token_seconds histogram agent
+app_turn_delivery_seconds histogram -
 app_turn_overhead_seconds histogram -
 app_turn_seconds histogram agent,status
 app_turn_unattributed_seconds histogram -
+app_turn_wait_seconds counter cause
 app_turns counter agent,status
 app_turns_in_progress gauge -
 app_turns_queued gauge -
@@ -76,6 +95,13 @@ def feed(kpi: Kpi, metrics: AgenticMetrics) -> None:
     metrics.first_token("Georges").observe(0.4)
     for seconds in (metrics.stream_gap, metrics.overhead, metrics.unattributed, metrics.admission_wait):
         seconds.observe(0.02)
+    metrics.delivery.observe(0.002)
+    metrics.turn_wait("llm_floor").inc(3.0)
+    metrics.bound_by("llm_floor").set(1)
+    metrics.llm_cost("mock").inc(0.25)
+    metrics.db_connections("main", "in_use").set(2)
+    metrics.db_waiting("main").set(1)
+    metrics.db_opened("main").inc(2)
     for level in (metrics.turns_in_progress, metrics.turns_queued, metrics.replay_events, metrics.replay_bytes):
         level.set(2)
     for level in (metrics.ws_connections, metrics.outbox_bytes, metrics.persist_queue_depth):
@@ -92,6 +118,8 @@ def feed(kpi: Kpi, metrics: AgenticMetrics) -> None:
     metrics.persist_failures("shutdown").inc()
     metrics.persist_retries("connection").inc()
     metrics.persist_batch_records.observe(64)
+    metrics.history_bytes("session").set(1)
+    metrics.history_rows("session").set(1)
     metrics.cache_request("graph", hit=True)
     metrics.cache_request("history", hit=False)
     for counter in (metrics.user_messages, metrics.exchange_errors, metrics.rag_searches, metrics.rag_empty_searches):

@@ -51,7 +51,7 @@ def test_the_exposition_is_the_golden_one() -> None:
     metrics.db_connections("main", "idle").set(1)
     metrics.db_waiting("main").set(0)
     metrics.db_opened("main").inc()
-    metrics.http_pool_wait("embed").observe(0.001)
+    metrics.embed_pool_wait.observe(0.001)
     metrics.ingest_stage("parse", "error").observe(0.5)
     metrics.ingested_documents("ok").inc()
     metrics.ingested_chunks.inc(40)

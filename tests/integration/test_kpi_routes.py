@@ -1,0 +1,111 @@
+"""What a running service tells of itself over REST, and what it logs of a turn and its searches."""
+
+import json
+import logging
+import re
+from typing import Any
+
+import aiohttp
+import jwt
+import pytest
+
+from agentic_backend.verdict import Gauged
+from backend_kit.kpi import Sighting
+from tests.support.odd_agent import odd
+from tests.support.service import BASE, RunningService, StartService, hear_until, say
+
+SECRET = "0123456789abcdef0123456789abcdef"
+ROUTES = ("/kpi/verdict", "/kpi/live", "/kpi/stalls")
+
+
+async def a_turn(service: RunningService, agent: str = "Georges") -> dict[str, Any]:
+    session_id = await service.create_session(agent_id=agent)
+    async with service.native() as socket:
+        await say(socket, type="ask", session_id=session_id, agent_id=agent, message="canary")
+        return (await hear_until(socket, "final"))[-1]
+
+
+def closed(service: RunningService) -> None:
+    """End the slice that the turns are in, as the clock does each second."""
+    service.service.running.chat.views.windows.close_slice(Gauged())
+
+
+async def test_the_verdict_counts_the_turns_of_its_window(start_service: StartService) -> None:
+    async with start_service(model="mock;floor=300") as service:
+        await a_turn(service)
+        closed(service)
+        verdict = await service.get("/kpi/verdict?window_s=300")
+        assert (verdict["bound_by"], verdict["turns"]) == ("llm_floor", 1)
+        assert verdict["share"] > 0.5
+        assert verdict["causes"]["llm_floor"] == verdict["ms_per_turn"]
+        assert "canary" not in json.dumps(verdict)
+
+
+async def test_the_live_view_has_steps_with_percentiles(service: RunningService) -> None:
+    await a_turn(service)
+    closed(service)
+    live = await service.get("/kpi/live")
+    assert live["running"] == 0
+    assert sum(step["turns"] for step in live["steps"]) == 1
+    step = next(step for step in live["steps"] if step["turns"])
+    assert step["turn_latency_ms"]["p50"] == step["turn_latency_ms"]["max"] > 0
+    assert step["first_token_ms"]["p95"] <= step["turn_latency_ms"]["max"]
+    assert step["bound_by"] in {"nobody", "loop_cpu", "llm_floor", "agent"}
+
+
+async def test_stalls_name_who_held_the_loop(start_service: StartService) -> None:
+    async with start_service(ai={"agents": [odd("block")]}) as service:
+        service.service.running.chat.views.culprits.count(
+            Sighting("support/odd_agent.py:misbehave", "turn:e1", "stream_agent_response", "block", "a < b"), 203.0
+        )
+        assert (await a_turn(service, "block"))["type"] == "final"
+        first = (await service.get("/kpi/stalls"))[0]
+    assert (first["place"], first["agent"]) == ("support/odd_agent.py:misbehave", "block")
+    assert first["phase"] == "stream_agent_response"
+    assert first["total_ms"] >= 203
+    assert first["seconds_ago"] >= 0
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_nobody_sees_them_without_a_token(start_service: StartService, path: str) -> None:
+    security = {"user": {"enabled": True}, "hs256_secret": SECRET}
+    async with start_service(security=security) as service:
+        url = f"http://127.0.0.1:{service.port}{BASE}{path}"
+        token = jwt.encode({"sub": "ann", "iat": 1_700_000_000, "exp": 1_700_000_600}, SECRET)
+        async with aiohttp.ClientSession() as http:
+            for headers in ({}, {"Authorization": f"Bearer {token}"}):
+                async with http.get(url, headers=headers) as response:
+                    assert response.status == 401
+
+
+@pytest.mark.parametrize("query", ["?window_s=0", "?window_s=301", "?window_s=nan", "?window_s=x"])
+async def test_a_window_that_is_not_kept_is_refused(service: RunningService, query: str) -> None:
+    async with service.http.get(f"{BASE}/kpi/verdict{query}") as response:
+        assert response.status == 422
+
+
+async def test_a_turn_is_one_line_that_joins_with_its_frames(
+    service: RunningService, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "turnwise.turn")
+    final = await a_turn(service)
+    [line] = [record.getMessage() for record in caplog.records if record.name == "turnwise.turn"]
+    assert line.startswith(f"exchange_id={final['exchange_id']} ")
+    assert "canary" not in line
+    phases = set(re.findall(r"phase\.(\w+)=", line))
+    assert {row["phase"] for row in final["ledger"]} <= phases
+    assert {"session_wait", "turn_open", "turn_close", "spool_ack", "llm_invoke"} <= phases
+    assert float(re.findall(r"unattributed_ms=(\S+)", line)[0]) >= 0
+    assert re.search(r" input_tokens=[1-9]\d* output_tokens=[1-9]\d* cost=0\.000 ", line)
+
+
+async def test_tokens_cost_what_the_price_table_says(start_service: StartService) -> None:
+    price = {"model": "mock", "input_per_million": 1e6, "output_per_million": 2e6}
+    async with start_service(ai={"prices": [price], "currency": "EUR"}) as service:
+        final = await a_turn(service)
+        registry = service.service._registry
+        usage = final["messages"][-1]["metadata"]["extras"]["usage"]
+        spent = registry.get_sample_value("app_llm_cost_total", {"model": "mock"})
+    assert usage["cost"] == usage["input_tokens"] + 2 * usage["output_tokens"] == spent
+    [step] = usage["steps"]
+    assert (step["step"], step["model"], step["cost"]) == ("answer", "mock", spent)
