@@ -95,7 +95,17 @@ class Exchange:
     def _message(
         self, role: Role, channel: Channel, parts: list[Part], metadata: dict[str, Any], rank: int
     ) -> ChatMessage:
-        message = ChatMessage.build(
+        message = self._built(role, channel, parts, metadata, rank)
+        if b"\\u0000" in message.json:
+            # Tools and agents write what they like; Postgres would refuse the whole turn for it.
+            message = self._built(role, channel, _cleaned(parts), _cleaned(metadata), rank)
+        self.messages.append(message)
+        return message
+
+    def _built(
+        self, role: Role, channel: Channel, parts: list[Part], metadata: dict[str, Any], rank: int
+    ) -> ChatMessage:
+        return ChatMessage.build(
             session_id=self.ask.session_id,
             exchange_id=self.ask.exchange_id,
             rank=rank,
@@ -104,8 +114,6 @@ class Exchange:
             parts=parts,
             metadata=metadata,
         )
-        self.messages.append(message)
-        return message
 
     def _take_rank(self) -> int:
         rank = self._next_rank
@@ -116,6 +124,17 @@ class Exchange:
 def clean(text: str) -> str:
     """Model text as Postgres can store it: NUL, which jsonb refuses, becomes U+FFFD."""
     return text.replace("\x00", "\ufffd") if "\x00" in text else text
+
+
+def _cleaned(value: Any) -> Any:
+    """A JSON value with each of its texts, keys included, as Postgres can store it."""
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, dict):
+        return {_cleaned(key): _cleaned(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_cleaned(item) for item in value]
+    return value
 
 
 def title_from(message: str) -> str:

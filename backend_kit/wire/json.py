@@ -8,7 +8,10 @@ InvalidJson = orjson.JSONDecodeError
 
 
 def dumps(value: Any) -> bytes:
-    """Encode to compact UTF-8 JSON. NaN and infinities become null; a lone surrogate is replaced by U+FFFD."""
+    """Encode to compact UTF-8 JSON. NaN and infinities become null; a lone surrogate is replaced by U+FFFD.
+
+    An integer of more than 64 bits, which a model may write into the arguments of a tool, becomes a string.
+    """
     try:
         return orjson.dumps(value)
     except orjson.JSONEncodeError:
@@ -21,11 +24,13 @@ def loads(data: bytes | str) -> Any:
 
 
 def _scrub(value: Any) -> Any:
-    """Replace what UTF-8 cannot carry. Only reached when the first attempt to encode failed."""
+    """Replace what UTF-8 and 64 bits cannot carry. Only reached when the first attempt to encode failed."""
     if isinstance(value, str):
         return "".join("\ufffd" if "\ud800" <= char <= "\udfff" else char for char in value)
     if isinstance(value, dict):
         return {_scrub(str(key)): _scrub(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_scrub(item) for item in value]
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return str(value)
     return value

@@ -56,6 +56,16 @@ def test_nul_in_model_text_is_replaced_the_same_in_stream_and_answer():
     assert loads(answer.json)["parts"] == [text_part("a\ufffdb")]
 
 
+def test_what_postgres_refuses_is_replaced_wherever_a_tool_put_it():
+    one = exchange()
+    one.open()
+    args = {"te\x00xt": ["a\x00b", {"deep": "\ud800"}], "number": 10**30, "literal": "\\u0000"}
+    one.emit(Step("assistant", "tool_call", [{"type": "tool_call", "call_id": "c", "name": "n", "args": args}]))
+    part = loads(one.messages[-1].json)["parts"][0]
+    wanted = {"te\ufffdxt": ["a\ufffdb", {"deep": "\ufffd"}], "number": str(10**30), "literal": "\\u0000"}
+    assert part["args"] == wanted
+
+
 def test_what_comes_after_the_end_is_dropped():
     one = exchange()
     one.open()
