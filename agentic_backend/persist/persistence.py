@@ -28,6 +28,7 @@ from backend_kit.kpi import Kpi
 logger = logging.getLogger(__name__)
 
 _CLOSE_S = 5.0
+_AWAY_S = 0.5
 _MIB = 1024 * 1024
 _TICK_S = 1.0
 _WARN_FILL = 0.8
@@ -119,8 +120,12 @@ class Persistence:
             self.spool.forget(key)
 
     async def flush(self, deadline_s: float) -> int:
-        """Wait until everything is written, at most `deadline_s`. Returns how many records are left."""
-        return (await self.batcher.flush(deadline_s)).left
+        """Wait until everything is written, at most `deadline_s`. Returns how many records are left.
+
+        With a spool nobody waits for a Postgres that is known to be away.
+        """
+        away = self.spool is not None and self.batcher.blocked_by is not None
+        return (await self.batcher.flush(_AWAY_S if away else deadline_s)).left
 
     async def aclose(self) -> None:
         """Write what is still pending, then close the spool and the pools. After the last turn.
