@@ -263,7 +263,7 @@ def _annotations() -> list[Json]:
             "name": "Starts",
             "step": "15s",
             "titleFormat": "{{job}} {{instance}} started",
-            "useValueForTime": "on",
+            "useValueForTime": True,
         },
     ]
 
