@@ -14,6 +14,7 @@ from agentic_backend.session.account import TurnAccounts
 from agentic_backend.session.admission import Admission, TurnLimits
 from agentic_backend.session.models import AskRecord, Durability, Remembered, Session, TurnRecord
 from agentic_backend.session.registry import TurnRegistry
+from agentic_backend.session.store import Leases
 from agentic_backend.session.stream import Ask, Turn
 from agentic_backend.session.turn import TurnRules, TurnRunner
 from agentic_backend.settings import AgentSettings
@@ -33,6 +34,7 @@ class Shelf:
         self.sessions = {(session.id, session.user_id): session for session in sessions}
         self.rows: dict[tuple[str, str], dict[int, bytes]] = {key: {} for key in self.sessions}
         self.asks: list[AskRecord] = []
+        self.fences: list[int | None] = []
         self.reads: Counter[str] = Counter()
         self.away = False
         self.full = False
@@ -46,6 +48,7 @@ class Shelf:
     async def append(self, record: TurnRecord) -> Durability:
         key = (record.session.id, record.session.user_id)
         self.sessions[key] = record.session
+        self.fences.append(record.fence)
         self.rows[key] |= {message.rank: message.json for message in record.messages}
         if self.full:
             raise StorageFull
@@ -96,7 +99,7 @@ class Shelf:
 class Process:
     """What one process runs over the shelf."""
 
-    def __init__(self, shelf: Shelf, tasks: TaskRegistry) -> None:
+    def __init__(self, shelf: Shelf, tasks: TaskRegistry, leases: Leases | None = None) -> None:
         kpi = Kpi(CollectorRegistry(), service="agentic")
         admission = Admission(TurnLimits(max_turns=0, queue_length=0, queue_deadline_s=5.0))
         agents = [
@@ -114,6 +117,7 @@ class Process:
             kpi=kpi,
             accounts=TurnAccounts(kpi, metrics, Windows()),
             rules=TurnRules(turn_s=30.0, restore_max_exchanges=20),
+            leases=leases,
         )
         self.registry = TurnRegistry(runner=runner, admission=admission, log=shelf, tasks=tasks)
 
