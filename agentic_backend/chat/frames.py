@@ -5,11 +5,16 @@ A frame that cannot be read raises BadRequest, UnknownType or MessageTooLong; wh
 
 import json
 import re
+import time
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NoReturn
+from uuid import uuid4
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from agentic_backend.errors import BadRequest, MessageTooLong, UnknownType
+from agentic_backend.session.stream import Ask
+from backend_kit.auth import Credentials
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -72,11 +77,29 @@ class NativeAsk(_Frame):
     on_disconnect: Literal["continue", "cancel"] = "continue"
 
 
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Who asks: the user, and what goes on to the services that the agent calls on their behalf."""
+
+    user_id: str
+    credentials: Credentials | None
+    traceparent: str | None
+
+
 class Cancel(_Frame):
     """Stop a turn."""
 
     type: Literal["cancel"]
     exchange_id: Identifier
+
+
+class Resume(_Frame):
+    """Go on with a turn after the last event that the client has of it."""
+
+    type: Literal["resume"]
+    session_id: Identifier
+    exchange_id: Identifier
+    after_seq: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
 
 
 class Auth(_Frame):
@@ -104,7 +127,7 @@ class CompatibleAsk(_Lenient):
     access_token: CleanText | None = Field(default=None, repr=False)
 
 
-NativeFrame = NativeAsk | Cancel | Auth | Ping
+NativeFrame = NativeAsk | Cancel | Resume | Auth | Ping
 _NATIVE: TypeAdapter[NativeFrame] = TypeAdapter(Annotated[NativeFrame, Field(discriminator="type")])
 
 
@@ -138,6 +161,26 @@ def parse_compatible(text: str, max_message_chars: int) -> CompatibleAsk:
     if len(frame.message) > max_message_chars:
         raise MessageTooLong
     return frame
+
+
+def ask_of(frame: NativeAsk | CompatibleAsk, asker: Asker, request_id: str) -> Ask:
+    """The ask that a frame makes, arriving now. In the compatible protocol, which answers in order, it queues."""
+    context = frame.runtime_context or CompatibleContext()
+    return Ask(
+        session_id=frame.session_id,
+        agent_id=frame.agent_id,
+        message=frame.message,
+        exchange_id=frame.client_exchange_id or str(uuid4()),
+        user_id=asker.user_id,
+        received_at=time.perf_counter(),
+        runtime_context=context.given(),
+        language=context.language,
+        if_busy="queue" if isinstance(frame, CompatibleAsk) else frame.if_busy,
+        on_disconnect="continue" if isinstance(frame, CompatibleAsk) else frame.on_disconnect,
+        request_id=request_id,
+        credentials=asker.credentials,
+        traceparent=asker.traceparent,
+    )
 
 
 def session_id_of(text: str) -> str:

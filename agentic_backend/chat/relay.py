@@ -10,6 +10,7 @@ from agentic_backend.session.stream import (
     Cited,
     Failed,
     Final,
+    Payload,
     SessionChanged,
     TextDelta,
     Turn,
@@ -18,13 +19,30 @@ from agentic_backend.session.stream import (
 )
 from backend_kit.wire import CODES, Code, dumps, message_for
 
+_NATIVE_TYPES = {
+    Accepted: "accepted",
+    TextDelta: "delta",
+    Whole: "message",
+    Cited: "sources",
+    SessionChanged: "session",
+    Final: "final",
+    Cancelled: "cancelled",
+    Failed: "error",
+}
+
 
 def native(turn: Turn, event: TurnEvent) -> str:
     """The frame of an event in turnwise.v1."""
     payload = event.payload
     if isinstance(payload, TextDelta):
         return native_delta(turn, event.seq, payload.rank, payload.channel, payload.text)
-    return _frame(turn, event.seq, *_native_body(turn, payload))
+    number = f',"seq":{event.seq}' if event.seq else ""
+    return f'{{"type":"{native_type(payload)}",{turn.head}{number}{_native_fields(turn, payload)}}}'
+
+
+def native_type(payload: Payload) -> str:
+    """The `type` of an event in turnwise.v1."""
+    return _NATIVE_TYPES[type(payload)]
 
 
 def native_delta(turn: Turn, seq: int, rank: int, channel: str, text: str) -> str:
@@ -76,22 +94,22 @@ def compatible_error(code: Code, session_id: str, language: str | None = None) -
     return dumps(body).decode()
 
 
-def _native_body(turn: Turn, payload: Any) -> tuple[str, str]:
-    """Type and the type's own fields, as JSON text that begins with a comma where there are any."""
+def _native_fields(turn: Turn, payload: Any) -> str:
+    """The fields of the type's own, as JSON text that begins with a comma where there are any."""
     if isinstance(payload, Accepted):
         position = payload.queue_position
-        return "accepted", "" if position is None else f',"queue_position":{position}'
+        return "" if position is None else f',"queue_position":{position}'
     if isinstance(payload, Whole):
-        return "message", f',"message":{payload.message.json.decode()}'
+        return f',"message":{payload.message.json.decode()}'
     if isinstance(payload, Cited):
-        return "sources", f',"sources":{dumps(payload.hits).decode()}'
+        return f',"sources":{dumps(payload.hits).decode()}'
     if isinstance(payload, SessionChanged):
-        return "session", f',"session":{_session(payload.session)}'
+        return f',"session":{_session(payload.session)}'
     if isinstance(payload, Final):
-        return "final", _final_fields(payload)
+        return _final_fields(payload)
     if isinstance(payload, Cancelled):
-        return "cancelled", f',"messages":{_messages(payload.messages)},"session":{_session(payload.session)}'
-    return "error", _failed_fields(turn, payload)
+        return f',"messages":{_messages(payload.messages)},"session":{_session(payload.session)}'
+    return _failed_fields(turn, payload)
 
 
 def _final_fields(final: Final) -> str:
@@ -122,11 +140,6 @@ def _error_fields(code: Code, language: str | None, request_id: str, retry_after
     if retry_after_ms is not None:
         fields["retry_after_ms"] = retry_after_ms
     return fields
-
-
-def _frame(turn: Turn, seq: int, kind: str, fields: str) -> str:
-    number = f',"seq":{seq}' if seq else ""
-    return f'{{"type":"{kind}",{turn.head}{number}{fields}}}'
 
 
 def _compatible_final(messages: tuple[ChatMessage, ...], session: Session) -> str:

@@ -20,8 +20,9 @@ from uuid import uuid4
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from agentic_backend.chat import frames, relay
+from agentic_backend.chat.follow import Follow
 from agentic_backend.errors import BadRequest, ExchangeNotFound, RateLimited
-from agentic_backend.session.stream import Ask, Failed, TextDelta, Turn
+from agentic_backend.session.stream import Ask, Failed, Turn
 from backend_kit.auth import AuthError, Credentials, Identity, Verifier
 from backend_kit.kpi import Seconds
 from backend_kit.wire import ServiceError
@@ -33,7 +34,6 @@ CLIENT_STOP = 4000
 _PENDING_ASKS = 8
 _FOLLOWED_TURNS = 32
 _OUTBOX_FRAMES = 256
-_DELTA_CHARS = 64 * 1024
 _BAD_FRAMES = 3
 _BAD_FRAMES_WINDOW_S = 10.0
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -58,25 +58,14 @@ class Turns(Protocol):
     def find(self, exchange_id: str, user_id: str) -> Turn | None:
         """The user's turn, running or kept."""
 
+    def resume(self, session_id: str, exchange_id: str, user_id: str, request_id: str) -> Turn:
+        """The user's turn, running, kept or told from history; what stands against it is the turn's only event."""
+
 
 class _Gone(Exception):  # not a failure: the peer left, with its close code
     def __init__(self, code: int) -> None:
         super().__init__(code)
         self.code = code
-
-
-@dataclass(slots=True)
-class _Follow:
-    """One followed turn, how far its events have been written, and since when it is followed (monotonic clock)."""
-
-    turn: Turn
-    cursor: int = 0
-    since: float = field(default_factory=time.monotonic)
-
-    @property
-    def behind_s(self) -> float:
-        """For how long the turn has been over while this socket has not written its end."""
-        return time.monotonic() - max(self.turn.ended_at, self.since) if self.turn.ended else 0.0
 
 
 @dataclass(slots=True)
@@ -124,7 +113,7 @@ class ChatSocket:
         self._finish_turns = False
         self._last_words = ""
         self._direct: deque[str] = deque()
-        self._follows: list[_Follow] = []
+        self._follows: list[Follow] = []
         self._pending: deque[Ask] = deque()
         self._bad_frames: deque[float] = deque(maxlen=_BAD_FRAMES)
         self._wake = asyncio.Event()
@@ -138,8 +127,7 @@ class ChatSocket:
     @property
     def outbox_bytes(self) -> int:
         """Roughly the bytes that wait to be written: what the peer is behind."""
-        behind = sum(event.weight for follow in self._follows for event in follow.turn.events[follow.cursor :])
-        return behind + sum(len(frame) for frame in self._direct)
+        return sum(follow.behind_bytes for follow in self._follows) + sum(len(frame) for frame in self._direct)
 
     async def run(self) -> None:
         """Read and write until either side closes."""
@@ -211,6 +199,8 @@ class ChatSocket:
             self._ask_native(frame)
         elif isinstance(frame, frames.Cancel):
             self._cancel(frame.exchange_id)
+        elif isinstance(frame, frames.Resume):
+            self._resume(frame)
         elif isinstance(frame, frames.Auth):
             self._renew(frame.access_token)
         else:
@@ -225,44 +215,26 @@ class ChatSocket:
         turn.cancel()
 
     def _ask_native(self, frame: frames.NativeAsk) -> None:
+        self._expect_room()
+        self._follow(self._turns.submit(frames.ask_of(frame, self._asker, uuid4().hex)))
+
+    def _resume(self, frame: frames.Resume) -> None:
+        self._expect_room()
+        turn = self._turns.resume(frame.session_id, frame.exchange_id, self.identity.uid, uuid4().hex)
+        self._follow(turn, frame.after_seq)
+
+    def _expect_room(self) -> None:
         if len(self._follows) >= _FOLLOWED_TURNS:
             raise RateLimited(retry_after_s=1.0)
-        context = frame.runtime_context
-        ask = Ask(
-            session_id=frame.session_id,
-            agent_id=frame.agent_id,
-            message=frame.message,
-            exchange_id=frame.client_exchange_id or str(uuid4()),
-            user_id=self.identity.uid,
-            received_at=time.perf_counter(),
-            runtime_context=context.given(),
-            language=context.language,
-            if_busy=frame.if_busy,
-            on_disconnect=frame.on_disconnect,
-            request_id=uuid4().hex,
-            credentials=self._credentials,
-            traceparent=self._traceparent,
-        )
-        self._follow(self._turns.submit(ask))
+
+    @property
+    def _asker(self) -> frames.Asker:
+        return frames.Asker(self.identity.uid, self._credentials, self._traceparent)
 
     def _take_compatible(self, frame: frames.CompatibleAsk) -> None:
         if frame.access_token:
             self._replace_token(frame.access_token)
-        context = frame.runtime_context or frames.CompatibleContext()
-        ask = Ask(
-            session_id=frame.session_id,
-            agent_id=frame.agent_id,
-            message=frame.message,
-            exchange_id=frame.client_exchange_id or str(uuid4()),
-            user_id=self.identity.uid,
-            received_at=time.perf_counter(),
-            runtime_context=context.given(),
-            language=context.language,
-            if_busy="queue",
-            request_id=uuid4().hex,
-            credentials=self._credentials,
-            traceparent=self._traceparent,
-        )
+        ask = frames.ask_of(frame, self._asker, uuid4().hex)
         if not self._follows:
             self._follow(self._turns.submit(ask))
         elif len(self._pending) < _PENDING_ASKS:
@@ -307,9 +279,15 @@ class ChatSocket:
         self._direct.append(frame)
         self._wake.set()
 
-    def _follow(self, turn: Turn) -> None:
-        self._follows.append(_Follow(turn))
-        turn.follow(self._wake.set)
+    def _follow(self, turn: Turn, after_seq: int = 0) -> None:
+        """Tell of the turn from there on; one that is followed already goes on from there."""
+        cursor = turn.after(after_seq)
+        known = next((follow for follow in self._follows if follow.turn is turn), None)
+        if known is not None:
+            known.cursor = cursor
+        else:
+            self._follows.append(Follow(turn, cursor))
+            turn.follow(self._wake.set)
         self._wake.set()
 
     async def _write(self) -> None:
@@ -332,42 +310,17 @@ class ChatSocket:
                 await self._send_close()
                 return
 
-    async def _relay(self, follow: _Follow) -> None:
-        turn = follow.turn
-        while follow.cursor < len(turn.events):
-            for frame in self._next_frames(follow):
+    async def _relay(self, follow: Follow) -> None:
+        while not follow.up_to_date:
+            if self.protocol == "native":
+                await self._send(follow.take_native().json)
+                continue
+            for frame in relay.compatible(follow.turn, follow.take()):
                 await self._send(frame)
-        if turn.ended and follow.cursor == len(turn.events):
+        if follow.turn.ended:
             self._done_with(follow)
 
-    def _next_frames(self, follow: _Follow) -> list[str]:
-        """The frames of the next event; fragments of one message that have piled up go out as one."""
-        turn = follow.turn
-        event = turn.events[follow.cursor]
-        follow.cursor += 1
-        if self.protocol == "compatible":
-            return relay.compatible(turn, event)
-        payload = event.payload
-        if not isinstance(payload, TextDelta):
-            return [relay.native(turn, event)]
-        if follow.cursor == len(turn.events):
-            return [relay.native(turn, event)]
-        rank, channel = payload.rank, payload.channel
-        texts = [payload.text]
-        chars = len(payload.text)
-        seq = event.seq
-        while follow.cursor < len(turn.events) and chars < _DELTA_CHARS:
-            more = turn.events[follow.cursor]
-            fragment = more.payload
-            if not isinstance(fragment, TextDelta) or (fragment.rank, fragment.channel) != (rank, channel):
-                break
-            texts.append(fragment.text)
-            chars += len(fragment.text)
-            seq = more.seq
-            follow.cursor += 1
-        return [relay.native_delta(turn, seq, rank, channel, "".join(texts))]
-
-    def _done_with(self, follow: _Follow) -> None:
+    def _done_with(self, follow: Follow) -> None:
         self._follows.remove(follow)
         follow.turn.unfollow(self._wake.set)
         self._delivered(follow.behind_s)

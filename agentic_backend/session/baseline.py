@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 from agentic_backend.agent import AgentAnswer, AgentRun, DirectAnswer
-from agentic_backend.errors import Draining, TurnDeadline
+from agentic_backend.errors import Draining, ExchangeNotFound, TurnDeadline
 from agentic_backend.session.exchange import Exchange
 from agentic_backend.session.models import Session
 from agentic_backend.session.stream import Accepted, Ask, Cancelled, Failed, Final, Turn
@@ -38,6 +38,15 @@ class BaselineTurns:
     def find(self, exchange_id: str, user_id: str) -> Turn | None:
         """The running call, or None."""
         return self._turns.get((user_id, exchange_id))
+
+    def resume(self, session_id: str, exchange_id: str, user_id: str, request_id: str = "") -> Turn:
+        """The running call; nothing is known of one that has ended."""
+        turn = self.find(exchange_id, user_id)
+        if turn is not None and turn.ask.session_id == session_id:
+            return turn
+        unknown = Turn(Ask(session_id, "", "", exchange_id, user_id, 0.0, request_id=request_id))
+        refuse(unknown, ExchangeNotFound())
+        return unknown
 
     async def _run(self, turn: Turn) -> None:
         ask = turn.ask

@@ -72,6 +72,7 @@ class StoredExchange:
 
     def tell(self, turn: Turn, session: Session) -> None:
         """Publish it as the turn's events: accepted, each message, the answer's text in one piece, the end it had."""
+        turn.told_anew = True
         turn.publish(Accepted())
         for message in self.messages:
             if message is not self._answer:

@@ -98,6 +98,19 @@ class TurnRegistry:
         key = (user_id, exchange_id)
         return self._turns.get(key) or self._ended.get(key)
 
+    def resume(self, session_id: str, exchange_id: str, user_id: str, request_id: str = "") -> Turn:
+        """The user's turn as it runs or is kept, else as history tells it. Never waits and never raises.
+
+        `exchange_not_found` is the returned turn's only event where the session has no such exchange, or is another's.
+        """
+        turn = self.find(exchange_id, user_id)
+        if turn is not None and turn.ask.session_id == session_id:
+            return turn
+        ask = Ask(session_id, "", "", exchange_id, user_id, time.perf_counter(), request_id=request_id)
+        told = Turn(ask)
+        self._tasks.spawn(f"tell:{exchange_id}", lambda: self._tell(told))
+        return told
+
     async def forget(self, session_id: str, user_id: str) -> None:
         """Stop the session's turns and drop what is known of it, because it is about to be deleted."""
         # Until there is none: an ask that comes while a turn ends still finds the session.
@@ -178,6 +191,12 @@ class TurnRegistry:
                 raise SessionBusy(retry_after_s=1.0)
         self._admission.check(ask.user_id)
 
+    async def _tell(self, turn: Turn) -> None:
+        try:
+            await self._runner.tell(turn)
+        finally:
+            _end_unforeseen(turn)
+
     async def _run(self, key: _Key, turn: Turn) -> None:
         ask = turn.ask
         slot_key = (ask.user_id, ask.session_id)
@@ -248,17 +267,21 @@ class TurnRegistry:
                 del self._slots[key]
 
     def _end(self, key: _Key, turn: Turn) -> None:
-        if not turn.ended:
-            # Something failed that nobody foresaw, and the task's owner logs it: whoever waits must hear of it.
-            turn.publish(Failed(Code.INTERNAL, refused=not turn.events, language=turn.ask.language))
+        _end_unforeseen(turn)
         self._turns.pop(key, None)
         self._admission.leave_user(turn.ask.user_id)
-        if turn.ended and not turn.forgotten and not _never_began(turn):
+        if not turn.forgotten and not _never_began(turn):
             self._ended[key] = turn
             self._ended_bytes += turn.bytes_held
             self.expire()
         if not self._turns:
             self._quiet.set()
+
+
+def _end_unforeseen(turn: Turn) -> None:
+    """Something failed that nobody foresaw, and the task's owner logs it: whoever waits must hear of it."""
+    if not turn.ended:
+        turn.publish(Failed(Code.INTERNAL, refused=not turn.events, language=turn.ask.language))
 
 
 def _never_began(turn: Turn) -> bool:

@@ -6,6 +6,7 @@ others nothing and a late one starts wherever it likes.
 
 import asyncio
 import time
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -158,6 +159,9 @@ class Turn:
         self.cancel_requested = False
         # Its session was deleted while it ran: nobody may find it after its end.
         self.forgotten = False
+        # Told from history, or run again in the place of a turn that was cut off: its numbers mean nothing to who
+        # followed the exchange before.
+        self.told_anew = False
         # Set while the turn runs: it must not end with the session's old ones.
         self.preferences: dict[str, Any] | None = None
         self._begun = False
@@ -206,6 +210,12 @@ class Turn:
         for wake in self._followers:
             wake()
 
+    def after(self, seq: int) -> int:
+        """Where in `events` they go on who had them up to `seq` (0: none); the first where that was another telling."""
+        if not seq or self.told_anew or not self.events or seq > self.events[-1].seq:
+            return 0
+        return bisect_right(self.events, seq, key=lambda event: event.seq)
+
     def follow(self, wake: Callable[[], None]) -> None:
         """Call `wake` after each event from now on; the caller reads `events` from its own cursor."""
         self._followers.append(wake)
@@ -228,11 +238,17 @@ class Turn:
 def _weight(payload: Payload) -> int:
     """Roughly the bytes an event keeps alive: what the replay bound counts."""
     if isinstance(payload, TextDelta):
-        return 120 + len(payload.text)
+        # Event, payload, number and text are objects of their own: 190 bytes without a character.
+        return 200 + len(payload.text)
     if isinstance(payload, Whole):
-        return 200 + len(payload.message.json)
+        return 200 + _message_weight(payload.message)
     if isinstance(payload, Final | Cancelled | Failed):
-        return 400 + sum(len(message.json) for message in payload.messages)
+        return 400 + sum(_message_weight(message) for message in payload.messages)
     if isinstance(payload, Cited):
         return 400 + len(dumps(payload.hits))
     return 400
+
+
+def _message_weight(message: ChatMessage) -> int:
+    """A message is kept both as it was made and as it is sent."""
+    return 2 * len(message.json)

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from agentic_backend.agent import Agent, AgentAnswer, AgentRun, Catalog
-from agentic_backend.errors import Conflict, SessionNotFound, StorageFull, TurnDeadline, TurnFailed
+from agentic_backend.errors import Conflict, ExchangeNotFound, SessionNotFound, StorageFull, TurnDeadline, TurnFailed
 from agentic_backend.events import ChatMessage, text_part, utc_now
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.account import TurnAccounts, TurnEnd, usage_of
@@ -109,6 +109,7 @@ class TurnRunner:
                     return known
                 prepared = await self._prepare(ask, known.session, agent, lease)
                 if stored is not None:
+                    turn.told_anew = True
                     prepared = replace(prepared, session=stored.before(known.session), asked=stored.question)
                 waited_s = await self._take_slot(turn)
             except ServiceError as error:
@@ -123,6 +124,20 @@ class TurnRunner:
                 return known.after(await self._run_accepted(turn, prepared, ledger), ask.exchange_id)
             finally:
                 self._admission.leave()
+
+    async def tell(self, turn: Turn) -> None:
+        """Publish the turn's exchange as history has it; what stands against it is the turn's only event."""
+        ask = turn.ask
+        try:
+            with self._kpi.phase("history_get"):
+                session = await self._store.get(ask.session_id, ask.user_id)
+                encoded = await self._store.exchange(ask.session_id, ask.user_id, ask.exchange_id)
+            if session is None or not encoded:
+                raise ExchangeNotFound
+        except ServiceError as error:
+            refuse(turn, error)
+            return
+        StoredExchange.decode(encoded).tell(turn, session)
 
     async def _lease(self, ask: Ask, ending: AsyncExitStack) -> Lease | None:
         """The session's lease where there are leases; it is released with the turn, however that ends."""

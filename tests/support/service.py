@@ -86,10 +86,15 @@ async def say(socket: ClientConnection, **frame: Any) -> None:
     await socket.send(json.dumps(frame))
 
 
+async def hear_raw(socket: ClientConnection) -> str:
+    """The text of the next frame, within 20 s."""
+    async with asyncio.timeout(20):
+        return await socket.recv(decode=True)
+
+
 async def hear(socket: ClientConnection) -> dict[str, Any]:
     """The next frame, within 20 s, valid by the published schema of its protocol."""
-    async with asyncio.timeout(20):
-        frame: dict[str, Any] = json.loads(await socket.recv())
+    frame: dict[str, Any] = json.loads(await hear_raw(socket))
     (validate_native if socket.subprotocol == NATIVE else validate_compatible)(frame)
     return frame
 

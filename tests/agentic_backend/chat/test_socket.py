@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 
+from agentic_backend.chat import follow
 from agentic_backend.chat import socket as module
 from backend_kit.auth import AuthError, Identity
 from backend_kit.wire import Code
@@ -51,7 +52,7 @@ async def test_a_frame_of_joined_fragments_is_bounded():
         peer.reads.clear()
         accept(turn)
         await until(lambda: peer.sending == 1)
-        half = "x" * (module._DELTA_CHARS // 2)
+        half = "x" * (follow._DELTA_CHARS // 2)
         for _ in range(5):
             delta(turn, half)
         finish(turn)

@@ -1,0 +1,70 @@
+"""How far one client has been told of one turn, and what it is told next."""
+
+import time
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from agentic_backend.chat import relay
+from agentic_backend.session.stream import TextDelta, Turn, TurnEvent
+
+_DELTA_CHARS = 64 * 1024
+
+
+class NativeEvent(NamedTuple):
+    """An event as turnwise.v1 tells it: `json` is the whole frame, which repeats the type and the number."""
+
+    seq: int
+    type: str
+    json: str
+
+
+@dataclass(slots=True)
+class Follow:
+    """One followed turn, how far its events have been written, and since when it is followed (monotonic clock)."""
+
+    turn: Turn
+    cursor: int = 0
+    since: float = field(default_factory=time.monotonic)
+
+    @property
+    def up_to_date(self) -> bool:
+        """Whether every event there is has been taken."""
+        return self.cursor == len(self.turn.events)
+
+    @property
+    def behind_s(self) -> float:
+        """For how long the turn has been over while its end has not been written."""
+        return time.monotonic() - max(self.turn.ended_at, self.since) if self.turn.ended else 0.0
+
+    @property
+    def behind_bytes(self) -> int:
+        """Roughly the bytes of the events that have not been taken."""
+        return sum(event.weight for event in self.turn.events[self.cursor :])
+
+    def take(self) -> TurnEvent:
+        """The next event."""
+        event = self.turn.events[self.cursor]
+        self.cursor += 1
+        return event
+
+    def take_native(self) -> NativeEvent:
+        """The next event in turnwise.v1; fragments of one message that have piled up go out as one."""
+        event = self.take()
+        payload = event.payload
+        kind = relay.native_type(payload)
+        if not isinstance(payload, TextDelta) or self.up_to_date:
+            return NativeEvent(event.seq, kind, relay.native(self.turn, event))
+        rank, channel = payload.rank, payload.channel
+        texts = [payload.text]
+        chars = len(payload.text)
+        seq = event.seq
+        while not self.up_to_date and chars < _DELTA_CHARS:
+            more = self.turn.events[self.cursor]
+            fragment = more.payload
+            if not isinstance(fragment, TextDelta) or (fragment.rank, fragment.channel) != (rank, channel):
+                break
+            texts.append(fragment.text)
+            chars += len(fragment.text)
+            seq = more.seq
+            self.cursor += 1
+        return NativeEvent(seq, kind, relay.native_delta(self.turn, seq, rank, channel, "".join(texts)))

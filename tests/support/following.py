@@ -1,0 +1,80 @@
+"""Clients that follow a turn over a socket or as an event stream, are cut where the test says, and are compared."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from tests.support.schema import validate_native
+from tests.support.service import ServiceClient, hear_raw, say
+
+TERMINAL = {"final", "error", "cancelled"}
+
+
+def ask_frame(session_id: str, exchange_id: str = "e1", message: str = "Hello", **more: Any) -> dict[str, Any]:
+    """An ask as a client sends it."""
+    head = {"type": "ask", "session_id": session_id, "agent_id": "Georges", "message": message}
+    return {**head, "client_exchange_id": exchange_id, **more}
+
+
+def resume_frame(session_id: str, exchange_id: str = "e1", after_seq: int = 0) -> dict[str, Any]:
+    """What goes on with an exchange."""
+    return {"type": "resume", "session_id": session_id, "exchange_id": exchange_id, "after_seq": after_seq}
+
+
+async def over_socket(service: ServiceClient, frame: dict[str, Any]) -> AsyncIterator[str]:
+    """The turn's frames as they come, until its end; closing the iterator cuts the connection without a word."""
+    async with service.native() as socket:
+        try:
+            await say(socket, **frame)
+            while True:
+                text = await hear_raw(socket)
+                if json.loads(text)["type"] == "heartbeat":
+                    continue
+                yield text
+                if json.loads(text)["type"] in TERMINAL:
+                    return
+        finally:
+            socket.transport.abort()
+
+
+async def heard(frames: AsyncIterator[str], up_to: int | None = None) -> list[str]:
+    """The frames up to the one with number `up_to` or above (None: all of them); then the connection is cut."""
+    taken: list[str] = []
+    async with aclosing(frames):  # type: ignore[type-var] # an async generator
+        if up_to == 0:
+            return taken
+        async for text in frames:
+            validate_native(json.loads(text))
+            taken.append(text)
+            if up_to is not None and seq_of(text) >= up_to:
+                break
+    return taken
+
+
+def seq_of(frame: str) -> int:
+    """The number of an event, 0 where it has none."""
+    return int(json.loads(frame).get("seq", 0))
+
+
+def last_seq(frames: list[str]) -> int:
+    """What a client that heard these has to say as `after_seq`."""
+    return seq_of(frames[-1]) if frames else 0
+
+
+def transcript(frames: list[str]) -> list[str]:
+    """The frames with neighbouring fragments of one message joined: the same however a connection kept up."""
+    joined: list[str] = []
+    open_delta: dict[str, Any] | None = None
+    for text in frames:
+        frame = json.loads(text)
+        if frame["type"] != "delta":
+            open_delta = None
+            joined.append(text)
+        elif open_delta is not None and all(open_delta[key] == frame[key] for key in ("rank", "channel")):
+            open_delta |= {"seq": frame["seq"], "text": open_delta["text"] + frame["text"]}
+            joined[-1] = json.dumps(open_delta)
+        else:
+            open_delta = frame
+            joined.append(json.dumps(frame))
+    return joined
