@@ -75,7 +75,7 @@ class Shelf:
         return [row for row in self.history(session_id, user_id) if loads(row)["exchange_id"] == exchange_id]
 
     def history(self, session_id: str = SESSION.id, user_id: str = USER) -> list[bytes]:
-        return [row for _, row in sorted(self.rows[session_id, user_id].items())]
+        return [row for _, row in sorted(self.rows.get((session_id, user_id), {}).items())]
 
     async def cut_off(self, exchange_id: str, question: str) -> None:
         """An ask whose process ended before its answer, as the start of the next one leaves it."""
