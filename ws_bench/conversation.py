@@ -201,11 +201,13 @@ def turn_result(
     client: int, asked: float, ended: float, zero: float, reader: TurnReader, failure: TurnBroken | None
 ) -> TurnResult:
     """The record of a turn that was asked. `asked`, `ended` and `zero`, the run's begin, are on `clock`."""
-    ttft = tail = stall = None
+    ttft: float | None = None
+    tail: float | None = None
+    stall: float | None = None
     if reader.first_token_at is not None and reader.last_token_at is not None:
         ttft = (reader.first_token_at - asked) * 1000
         tail = (ended - reader.last_token_at) * 1000
-        stall = max([ttft, *reader.gaps_ms, tail])
+        stall = max(reader.gaps_ms, default=None)
     return TurnResult(
         client=client,
         asked=asked - zero,
@@ -218,6 +220,7 @@ def turn_result(
         tail_ms=tail,
         stall_ms=stall,
         phases=reader.ledger.phases,
+        own_ms=reader.ledger.own,
         top_phases=reader.ledger.top,
         server_ms=reader.ledger.total_ms,
     )

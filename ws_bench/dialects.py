@@ -19,10 +19,12 @@ _NATIVE_BESIDE = frozenset({"session", "heartbeat", "pong"})
 class Ledger:
     """The server's own account of a turn: milliseconds by phase, which of them are of depth 0, and the whole.
 
-    `total_ms` is from the ask's arrival to the making of the final, None where the service said nothing.
+    `own` is what a phase took itself, without those inside it: these add up. `total_ms` is from the ask's arrival to
+    the making of the final, None where the service said nothing.
     """
 
     phases: dict[str, float] = field(default_factory=dict)
+    own: dict[str, float] = field(default_factory=dict)
     top: tuple[str, ...] = ()
     total_ms: float | None = None
 
@@ -259,25 +261,36 @@ def after_the_end(frame: bytes, exchange_id: str) -> str:
 def _ledger_of(event: Event, messages: Sequence[Mapping[str, Any]]) -> Ledger:
     """The ledger beside the messages (native), or in the answer's metadata (both protocols)."""
     extras = _extras(messages[-1]) if messages else {}
-    rows = event.get("ledger") or extras.get("ledger")
+    rows = _rows(event.get("ledger") or extras.get("ledger"))
     phases: dict[str, float] = {}
-    top: dict[str, None] = {}
-    last = 0.0
-    for row in rows if isinstance(rows, list) else []:
-        if not isinstance(row, dict) or not isinstance(row.get("phase"), str):
-            continue
-        name, ms = row["phase"], row.get("ms")
-        if not isinstance(ms, int | float):
-            continue
+    own: dict[str, float] = {}
+    inside: dict[int, str] = {}
+    for name, depth, _, ms in rows:
         phases[name] = phases.get(name, 0.0) + ms
-        if row.get("depth") == 0:
-            top[name] = None
-            last = max(last, float(row.get("start_ms") or 0.0) + ms)
+        own[name] = own.get(name, 0.0) + ms
+        # Rows come by their start, an outer phase before those inside it: so this is the phase that holds this one.
+        if depth - 1 in inside:
+            outer = inside[depth - 1]
+            own[outer] = max(own[outer] - ms, 0.0)
+        inside[depth] = name
+    top = {name: None for name, depth, _, _ in rows if depth == 0}
+    last = max((start + ms for _, depth, start, ms in rows if depth == 0), default=0.0)
     total = extras.get("total_ms")
     if not isinstance(total, int | float):
         total = last if phases else None
     # The answer's own total is taken before it is stored; a phase that ended later was still before the final.
-    return Ledger(phases, tuple(top), None if total is None else max(float(total), last))
+    return Ledger(phases, own, tuple(top), None if total is None else max(float(total), last))
+
+
+def _rows(given: object) -> list[tuple[str, int, float, float]]:
+    """Phase, depth, start and length of each row that is one."""
+    rows = []
+    for row in given if isinstance(given, list) else []:
+        if isinstance(row, dict) and isinstance(row.get("phase"), str):
+            depth, start, ms = row.get("depth"), row.get("start_ms"), row.get("ms")
+            if isinstance(depth, int) and isinstance(start, int | float) and isinstance(ms, int | float):
+                rows.append((row["phase"], depth, float(start), float(ms)))
+    return rows
 
 
 def _extras(message: Mapping[str, Any]) -> Mapping[str, Any]:

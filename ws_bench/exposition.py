@@ -43,7 +43,8 @@ _FAMILIES = (
 class Figures:
     """A histogram's observations between two reads, in milliseconds; percentiles are interpolated in their bucket.
 
-    `top` says that a percentile lies above the highest bound, so that it is at least what is shown.
+    Below `low`, the lowest bound, nothing can be told apart. `top` says that p99 lies above the highest bound, so that
+    it is at least what is shown.
     """
 
     count: int
@@ -51,7 +52,15 @@ class Figures:
     p50: float
     p95: float
     p99: float
+    low: float = 0.0
     top: bool = False
+
+    def shown(self, which: str) -> str:
+        """A percentile as far as the buckets tell it."""
+        value: float = getattr(self, which)
+        if value <= self.low:
+            return f"<{self.low:g}"
+        return f"{'>' if self.top and which == 'p99' else ''}{value:.2f}"
 
 
 def read_samples(text: str) -> Samples:
@@ -102,6 +111,7 @@ def figures_of(reads: Iterable[tuple[Samples, Samples]], family: str, **labels: 
         p50=p50 * 1e3,
         p95=p95 * 1e3,
         p99=p99 * 1e3,
+        low=bounds[0][0] * 1e3,
         top=p99 >= finite > 0 and bounds[-1][1] > dict(bounds).get(finite, 0.0),
     )
 

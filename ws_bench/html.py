@@ -53,29 +53,51 @@ svg text{font-size:11px;fill:var(--soft)}.mid{text-anchor:middle}.end{text-ancho
 
 
 def html_report(report: RunReport) -> str:
-    """The page. Everything in it is escaped; nothing in it is fetched."""
+    """The page of a run."""
     config = report.recording.config
-    title = f"ws_bench: {report.outcome}, {config['agent']}, {config['clients']} clients"
     protocol = "turnwise.v1" if config["native"] else "compatible"
+    head = f'<p class="soft">{escape(config["url"])}, {escape(config["mode"])}, {protocol} protocol</p>'
+    note = '<p class="soft">The shaded part is the steady window.</p>' if report.steady else ""
     parts = [
-        f"<h1>{escape(title)}</h1>",
-        f'<p class="soft">{escape(config["url"])}, {escape(config["mode"])}, {protocol} protocol</p>',
+        head,
         _cards(report),
         _flags(report),
-        _charts(report),
-        _section("Distributions, ms", _spread_table(report)),
+        _figures(_charts(report), note),
+        _section("Distributions, ms", _table(_spread_rows(report))),
         _section("Where the time went", _table(phase_table(report))),
         _section("The run", _pairs(detail_rows(report))),
         _section("Environment", _pairs(_environment(report))),
     ]
+    return _document(f"ws_bench: {report.outcome}, {config['agent']}, {config['clients']} clients", parts)
+
+
+def page(
+    title: str,
+    charts: Sequence[tuple[str, str]],
+    tables: Sequence[tuple[str, Sequence[Sequence[str]]]],
+    facts: Sequence[tuple[str, str]],
+) -> str:
+    """A page of charts (caption and SVG), tables (caption and rows, a header first) and facts."""
+    parts = [_figures(charts, ""), *(_section(escape(name), _table(rows)) for name, rows in tables)]
+    return _document(title, [*parts, _section("The last level", _pairs(facts))])
+
+
+def _document(title: str, parts: Sequence[str]) -> str:
+    """The whole file. Everything in it is escaped where it was made; nothing in it is fetched."""
     colours = "".join(
         f".line{n}{{stroke:{c}}}.fill{n}{{fill:{c}}}.back{n}{{background:{c}}}" for n, c in enumerate(_PALETTE)
     )
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}{colours}</style></head><body>{''.join(parts)}</body></html>\n"
+        f"<title>{escape(title)}</title><style>{_STYLE}{colours}</style></head>"
+        f"<body><h1>{escape(title)}</h1>{''.join(parts)}</body></html>\n"
     )
+
+
+def _figures(charts: Sequence[tuple[str, str]], note: str) -> str:
+    figures = "".join(f"<figure><figcaption>{escape(name)}</figcaption>{svg}</figure>" for name, svg in charts if svg)
+    return f'<h2>Charts</h2>{note}<div class="charts">{figures}</div>' if figures else ""
 
 
 def _cards(report: RunReport) -> str:
@@ -108,21 +130,18 @@ def _gate(gate: GateResult) -> str:
     return f'<p class="{mark[0]}">Gate {escape(gate.text)}: {value}, {mark[1]}</p>'
 
 
-def _charts(report: RunReport) -> str:
+def _charts(report: RunReport) -> list[tuple[str, str]]:
     steady = report.steady
     shade = (steady.window.begin, steady.window.end) if steady else None
     good = [turn for turn in report.recording.turns if turn.ok]
-    charts = [
+    return [
         ("Latency over time", _over_time(good, lambda turn: turn.latency_ms, shade)),
         ("Latency by percentile", _percentiles(report, good)),
         ("First token over time", _over_time(good, lambda turn: turn.first_token_ms, shade)),
         ("Turns in flight and turns a second", _flow(report, good, shade)),
-        ("Server phases, mean of a turn", _phases(good, shade)),
+        ("Server phases, mean of a turn (own time)", _phases(good, shade)),
         ("Loop lag and pool wait", _waits(report, shade)),
     ]
-    figures = "".join(f"<figure><figcaption>{name}</figcaption>{svg}</figure>" for name, svg in charts if svg)
-    legend = '<p class="soft">The shaded part is the steady window.</p>' if shade else ""
-    return f'<h2>Charts</h2>{legend}<div class="charts">{figures}</div>' if figures else ""
 
 
 def _over_time(
@@ -178,16 +197,16 @@ def _phases(good: Sequence[TurnResult], shade: tuple[float, float] | None) -> st
         return ""
     totals: dict[str, float] = {}
     for turn in told:
-        for name in turn.top_phases:
-            totals[name] = totals.get(name, 0.0) + turn.phases[name]
+        for name, ms in turn.own_ms.items():
+            totals[name] = totals.get(name, 0.0) + ms
     names = sorted(totals, key=lambda name: -totals[name])[: len(_PALETTE) - 2]
     binned = _bins([(turn.ended, turn) for turn in told])
     series = [
-        Series(name, [(at, _mean(turn.phases.get(name, 0.0) for turn in turns)) for at, turns in binned], colour)
+        Series(name, [(at, _mean(turn.own_ms.get(name, 0.0) for turn in turns)) for at, turns in binned], colour)
         for colour, name in enumerate(names)
     ]
     rest = [(at, _mean(turn.response_ms - _sum(turn, names) for turn in turns)) for at, turns in binned]
-    series.append(Series("in no phase (server and client)", [(at, max(ms, 0.0)) for at, ms in rest], 8))
+    series.append(Series("in no phase (server, network, client)", [(at, max(ms, 0.0)) for at, ms in rest], 8))
     return stacked_chart(series, Axis("seconds into the run"), Axis("ms a turn"), shade=shade)
 
 
@@ -216,13 +235,12 @@ def _bins(points: Sequence[tuple[float, T]]) -> list[tuple[float, list[T]]]:
     return [(begin + (number + 0.5) * width, values) for number, values in sorted(bins.items())]
 
 
-def _spread_table(report: RunReport) -> str:
-    header = ("", "count", "min", "avg", "p50", "p95", "p99", "p99.9", "max")
-    rows: list[tuple[str, ...]] = [header]
+def _spread_rows(report: RunReport) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [("", "count", "min", "avg", "p50", "p95", "p99", "p99.9", "max")]
     for name, figures in spreads_of(report).items():
         if figures is not None:
             rows.append((name.removesuffix("_ms").replace("_", " "), *_cells(figures)))
-    return _table(rows) if len(rows) > 1 else ""
+    return rows if len(rows) > 1 else []
 
 
 def _cells(figures: Spread) -> tuple[str, ...]:
@@ -235,11 +253,22 @@ def _environment(report: RunReport) -> list[tuple[str, str]]:
     rows = [("elapsed", format_duration(recording.elapsed_s))]
     if recording.server is not None:
         rows += [("server build", " ".join(f"{k}={v}" for k, v in build.items())) for build in recording.server.builds]
-        rows.append(
-            ("server verdict", str(dict(recording.server.verdict)) if recording.server.verdict else "none given")
-        )
-    rows += [(name.replace("_", " "), str(value)) for name, value in recording.environment.items()]
+        rows.append(("server verdict", _plain(dict(recording.server.verdict or {})) or "none given"))
+    rows += [(name.replace("_", " "), _plain(value)) for name, value in recording.environment.items()]
     return rows
+
+
+def _plain(value: object) -> str:
+    """A value as a reader wants it: no brackets, no quotes."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_plain(one)}" for name, one in value.items())
+    if isinstance(value, list):
+        return " ".join(_plain(one) for one in value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "not known" if value is None else str(value)
 
 
 def _section(title: str, body: str) -> str:
@@ -275,4 +304,4 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def _sum(turn: TurnResult, names: Sequence[str]) -> float:
-    return sum(turn.phases.get(name, 0.0) for name in names)
+    return sum(turn.own_ms.get(name, 0.0) for name in names)

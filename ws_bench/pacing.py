@@ -1,6 +1,7 @@
 """When a turn may start: the pacer decides, whatever the service does. Also how a run is stopped early."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from random import Random
@@ -39,14 +40,13 @@ class Interrupt:
         await self._event.wait()
 
     async def pause(self, seconds: float) -> None:
-        """Wait, or return at once when the run is to end."""
-        if seconds <= 0:
-            return
-        try:
-            async with asyncio.timeout(seconds):
-                await self._event.wait()
-        except TimeoutError:
-            return
+        """Wait so long and no shorter, or return at once when the run is to end."""
+        until = clock() + seconds
+        # The loop's timers count whole milliseconds and may come early by less than one.
+        while (left := until - clock()) > 0 and not self.requested:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._event.wait()
 
     @asynccontextmanager
     async def within(self, seconds: float) -> AsyncGenerator[None]:

@@ -148,6 +148,7 @@ def columns_of(turns: Sequence[TurnResult]) -> dict[str, Any]:
         "ended": [round(turn.ended, 6) for turn in turns],
         "top_phases": top,
         "phases": {name: _rounded(turn.phases.get(name) for turn in turns) for name in phases},
+        "own_ms": {name: _rounded(turn.own_ms.get(name) for turn in turns) for name in phases},
     }
     return columns | {name: _rounded(getattr(turn, name) for turn in turns) for name in _COLUMNS}
 
@@ -155,10 +156,12 @@ def columns_of(turns: Sequence[TurnResult]) -> dict[str, Any]:
 def turns_of(columns: Mapping[str, Any]) -> list[TurnResult]:
     """What `columns_of` wrote."""
     top = frozenset(columns["top_phases"])
-    phases = columns["phases"]
     turns = []
     for number, error in enumerate(columns["error"]):
-        own = {name: column[number] for name, column in phases.items() if column[number] is not None}
+        phases, own = (
+            {name: column[number] for name, column in columns[kind].items() if column[number] is not None}
+            for kind in ("phases", "own_ms")
+        )
         turns.append(
             TurnResult(
                 client=columns["client"][number],
@@ -168,8 +171,9 @@ def turns_of(columns: Mapping[str, Any]) -> list[TurnResult]:
                 detail=columns["details"].get(str(number), ""),
                 sent=bool(columns["sent"][number]),
                 intended=columns["intended"][number],
-                phases=own,
-                top_phases=tuple(name for name in own if name in top),
+                phases=phases,
+                own_ms=own,
+                top_phases=tuple(name for name in phases if name in top),
                 **{name: columns[name][number] for name in _COLUMNS},
             )
         )

@@ -244,6 +244,18 @@ def phase_table(report: RunReport) -> list[tuple[str, ...]]:
     return [header, *rows] if len(rows) > 1 else []
 
 
+def text_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as aligned lines: the first column to the left, numbers to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
 def _steady_rows(steady: Window | None) -> list[tuple[str, str]]:
     if steady is None:
         return [("Steady window", "none (the whole load was never on)")]
@@ -330,7 +342,7 @@ def _server_block(report: RunReport, style: Style) -> str:
     blocks = []
     table = phase_table(report)
     if table and report.steady is not None and report.steady.matched:
-        blocks.append([style("WHERE THE TIME WENT", _BOLD, _CYAN), *_text_table(table)])
+        blocks.append([style("WHERE THE TIME WENT", _BOLD, _CYAN), *text_table(table)])
     if report.recording.server is not None:
         blocks.append([style("SERVER OVER THE STEADY WINDOW", _BOLD, _CYAN), *_server_lines(report, style)])
     if report.recording.postgres is not None:
@@ -353,11 +365,8 @@ def _server_lines(report: RunReport, style: Style) -> list[str]:
     both = {**{f"phase {name}": one for name, one in server.phases.items()}, **server.timers}
     both |= {f"SQL {name}": one for name, one in server.statements.items()}
     for name, one in both.items():
-        above = ">" if one.top else ""
-        rows.append(
-            (name, str(one.count), f"{one.avg:.2f}", f"{one.p50:.2f}", f"{one.p95:.2f}", f"{above}{one.p99:.2f}")
-        )
-    return [*lines, *(f"! {failure}" for failure in server.failures), *_text_table(rows)]
+        rows.append((name, str(one.count), f"{one.avg:.2f}", one.shown("p50"), one.shown("p95"), one.shown("p99")))
+    return [*lines, *(f"! {failure}" for failure in server.failures), *text_table(rows)]
 
 
 def _verdict(verdict: Mapping[str, Any] | None) -> str:
@@ -388,7 +397,7 @@ def _postgres_lines(report: RunReport) -> list[str]:
         )
         for one in view.statements
     ]
-    lines = _text_table(rows)
+    lines = text_table(rows)
     seen = server.timers.get("SQL") if server else None
     if seen is not None:
         lines.append(
@@ -401,17 +410,6 @@ def _postgres_lines(report: RunReport) -> list[str]:
 def _row(name: str, figures: Spread, share: float | None = None) -> tuple[str, ...]:
     numbers = (figures.avg, figures.p50, figures.p95, figures.p99)
     return (name, str(figures.count), *(f"{value:.2f}" for value in numbers), "" if share is None else f"{share:.1%}")
-
-
-def _text_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
 
 
 def _markdown_table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -21,8 +21,7 @@ class TurnResult:
     `asked` is when the ask was written (for a turn that never got so far, when it was given up); `ended` when the
     final was read or the turn broke. `intended` is when an open loop meant it to be asked, None in a closed loop.
     `first_event_ms` and `first_token_ms` count from `asked`; `tail_ms` is from the last token to the final.
-    `phases` are the server's own, from the turn's ledger: milliseconds by name, those of depth 0 marked by `server_ms`
-    which is from the ask's arrival to the end of the last of them.
+    `phases` are milliseconds by name, from the server's ledger of the turn; `server_ms` is its whole.
     """
 
     client: int
@@ -37,8 +36,10 @@ class TurnResult:
     first_event_ms: float | None = None
     tail_ms: float | None = None
     stall_ms: float | None = None
-    """The longest time without any token in the turn, from the ask on."""
+    """The longest time between two tokens of the turn, None where it had one."""
     phases: dict[str, float] = field(default_factory=dict)
+    own_ms: dict[str, float] = field(default_factory=dict)
+    """What each phase took itself, without those inside it."""
     top_phases: tuple[str, ...] = ()
     """The names in `phases` that are of depth 0: they do not overlap."""
     server_ms: float | None = None
