@@ -5,7 +5,7 @@ RUN := ./deploy/local/toolchain.sh run
 PYTHON_RUN := $(RUN) .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check gates format lock bench bench-short bench-micro bench-turn bench-ladder bench-matrix clean
+.PHONY: help run test check gates format lock bench bench-short bench-micro bench-turn bench-ladder bench-matrix chaos chaos-full clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -51,6 +51,12 @@ bench-ladder: ## what each layer of a turn costs, from an echo to a rerank
 
 bench-matrix: ## what each switch of the bench configuration does to a turn
 	@$(PYTHON_RUN) -m tests.bench.matrix $(ARGS)
+
+chaos: ## break Postgres, disk, network and processes under load; what clients were told against what is stored
+	@$(PYTHON_RUN) -m tests.chaos --short $(ARGS)
+
+chaos-full: ## the same with repeats and the bounds as published; half an hour, on a machine that does nothing else
+	@$(PYTHON_RUN) -m tests.chaos --full $(ARGS)
 
 clean: ## remove what can be made again; data in .turnwise stays
 	rm -rf .venv .tools .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist .coverage .coverage.*

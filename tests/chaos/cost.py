@@ -25,7 +25,7 @@ class _Window:
 
 async def cost(world: World, size: Size) -> list[Row]:
     """A18: `ack: spool` against `none`, interleaved, the order turned round in every other pair."""
-    pairs, seconds = (4, 2.5) if size.short else (12, 5.0)
+    pairs, seconds = (4, 2.0) if size.short else (12, 5.0)
     habits = Habits(_RATE)
     more: list[_Window] = []
     async with (

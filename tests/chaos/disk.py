@@ -187,7 +187,7 @@ async def _without_space(
         await asyncio.sleep(1.5)  # what ran when the disk filled up has ended, or is about to be refused
         calls = (await world.model_stats())["requests"]["chat"]
         refused = scene.ledger.errors["storage_full"]
-        await until(lambda: scene.ledger.errors["storage_full"] >= refused + 20, 60)
+        await until(lambda: scene.ledger.errors["storage_full"] >= refused + 10, 60)
         calls = (await world.model_stats())["requests"]["chat"] - calls
         status, body = await scene.service.ask_status("/ready")
         give_back()
@@ -196,7 +196,7 @@ async def _without_space(
         await world.start_postgres()
         report = await scene.settle()
     return [
-        exactly("A14", f"{what}: model calls for 20 refused asks (storage_full)", calls, 0),
+        exactly("A14", f"{what}: model calls for 10 refused asks (storage_full)", calls, 0),
         exactly("A14", f"{what}: /ready says {body.get('status', 'nothing')}", status, 503),
         loss_row("A14", f"{what}, space freed after it", report),
     ]

@@ -100,7 +100,7 @@ async def drain_without_postgres(world: World, size: Size) -> list[Row]:
 async def second_signal(world: World, size: Size) -> list[Row]:
     """B4: a second signal ends it at once; what was acknowledged is in the spool."""
     rows = []
-    for name in (signal.SIGTERM, signal.SIGINT):
+    for name in (signal.SIGINT,) if size.short else (signal.SIGTERM, signal.SIGINT):
         async with stage(world, f"B4 {name}", Habits(30.0), sessions=60, model=_HELD) as scene:
             await scene.crowd.answered(30)
             await world.stop_postgres()

@@ -123,7 +123,7 @@ async def slowness(world: World, size: Size) -> list[Row]:
     async with stage(world, "A7", Habits(RATE), sessions=size.sessions) as scene:
         await scene.crowd.answered(size.sessions * 3)
         for delay_ms in (500,) if size.short else (500, 5000):
-            pairs = [await _pair(world, scene, delay_ms) for _ in range(size.pick(3, 5))]
+            pairs = [await _pair(world, scene, delay_ms) for _ in range(size.pick(2, 5))]
             what = f"p95 of final, Postgres {delay_ms} ms slower: median of {len(pairs)} pairs"
             rows.append(at_most("A7", what, median(pair.more_ms for pair in pairs), 5 * size.slack, "ms"))
             if delay_ms == 500:  # 5 s is beyond the statement's deadline: nothing is written until it passes
@@ -155,7 +155,7 @@ async def _pair(world: World, scene: Stage, delay_ms: int) -> _Pair:
 async def _batch_window(scene: Stage) -> tuple[list[Asked], float]:
     """The turns of a window, and the mean of records a transaction in it."""
     before = await scene.service.metrics()
-    answers = await _window(scene, 2.5)
+    answers = await _window(scene, 2.0)
     after = await scene.service.metrics()
     count, total = (
         after[f"app_persist_batch_records_{part}"] - before[f"app_persist_batch_records_{part}"]

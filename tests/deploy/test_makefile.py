@@ -9,7 +9,8 @@ from tests.checks.source import ROOT
 
 TARGETS = (
     *("help", "run", "test", "check", "gates", "format", "lock"),
-    *("bench", "bench-short", "bench-micro", "bench-turn", "bench-ladder", "bench-matrix", "clean"),
+    *("bench", "bench-short", "bench-micro", "bench-turn", "bench-ladder", "bench-matrix"),
+    *("chaos", "chaos-full", "clean"),
 )
 
 
