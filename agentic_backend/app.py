@@ -20,6 +20,8 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentic_backend.agent import AGENT_PHASES, AgentKit, Catalog, DirectAnswer
+from agentic_backend.agent.toolbox import Toolbox
+from agentic_backend.chat.compression import Compression
 from agentic_backend.chat.hub import SocketHub, SocketRules
 from agentic_backend.chat.kpi_routes import KpiViews
 from agentic_backend.chat.router import ChatServices, build_router
@@ -184,6 +186,7 @@ class AgenticService:
         # The address of a citation (CONTRACT §4): the page reads the document's uid from it.
         app.add_api_route("/documents/{uid}", _page, include_in_schema=False)
         app.mount("/web", PageHeaders(StaticFiles(directory=WEB)), name="web")
+        app.add_middleware(Compression, mode=self._settings.server.http_compression)
         app.add_middleware(RequestMetrics, metrics=HttpMetrics(self._registry))
         app.add_middleware(BodyLimit, limit_bytes=_MAX_BODY_BYTES)
         app.add_middleware(RequestId)

@@ -382,6 +382,8 @@ class Server(Section):
     """Seconds between keepalive pings."""
     ping_timeout_s: Seconds = 20
     """Seconds to wait for the pong."""
+    http_compression: Literal["none", "gzip", "zstd", "auto"] = "auto"
+    """Encodings that REST answers of 1 KiB and more may have, as `Accept-Encoding` asks; `auto`: zstd, else gzip."""
 
 
 class HistorySettings(Section):
