@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
@@ -59,6 +59,9 @@ from backend_kit.http import (
 from backend_kit.kpi import Kpi
 from backend_kit.kpi.runtime import KpiOptions, KpiRuntime
 from backend_kit.settings import config_hash
+
+if TYPE_CHECKING:
+    from agentic_backend.agent.mcp import McpToolbox
 
 logger = logging.getLogger(__name__)
 
@@ -216,7 +219,10 @@ class AgenticService:
         stack.push_async_callback(models.aclose)
         knowledge = make_knowledge(settings, metrics)
         stack.push_async_callback(knowledge.aclose)
-        kit = make_kit(settings, models, knowledge)
+        toolbox = make_toolbox(settings, tasks, metrics)
+        if toolbox is not None:
+            stack.push_async_callback(toolbox.aclose)
+        kit = make_kit(settings, models, knowledge, toolbox)
         catalog = make_catalog(settings, kit, metrics)
         stack.push_async_callback(catalog.aclose)
         admission = Admission(turn_limits(settings))
@@ -331,10 +337,22 @@ def make_knowledge(settings: AgenticSettings, metrics: AgenticMetrics) -> Knowle
     return KnowledgeClient(endpoint, KnowledgeMetered(metrics))
 
 
-def make_kit(settings: AgenticSettings, models: ModelPool, knowledge: KnowledgeClient) -> AgentKit:
-    """What graphs are built from: the configured chat model, and the documents."""
+def make_toolbox(settings: AgenticSettings, tasks: TaskRegistry, metrics: AgenticMetrics) -> "McpToolbox | None":
+    """The tools of the configured MCP servers, None where there is none."""
+    if not any(server.enabled for server in settings.mcp.servers):
+        return None
+    # The SDK takes a second and 30 MB to import: only who uses it pays.
+    from agentic_backend.agent.mcp import McpToolbox
+
+    return McpToolbox(settings.mcp, tasks, metrics)
+
+
+def make_kit(
+    settings: AgenticSettings, models: ModelPool, knowledge: KnowledgeClient, toolbox: Toolbox | None = None
+) -> AgentKit:
+    """What graphs are built from: the configured chat model, the documents, and the tools."""
     model = settings.ai.default_chat_model
-    return AgentKit(models.chat_model(endpoint_of(model, settings.deadlines)), model.name, knowledge)
+    return AgentKit(models.chat_model(endpoint_of(model, settings.deadlines)), model.name, knowledge, toolbox)
 
 
 def make_catalog(settings: AgenticSettings, kit: AgentKit, metrics: AgenticMetrics) -> Catalog:

@@ -28,6 +28,7 @@ class AgenticMetrics:
         self._causes()
         self._pools()
         self._model()
+        self._tools()
         self._sockets()
         self._persistence()
         self._spool()
@@ -150,6 +151,24 @@ class AgenticMetrics:
         self.http_pool_wait: Labelled[GaugedSeconds] = Labelled(
             1, lambda values: self._kpi.gauged_seconds(f"{values[0]}.pool_wait_ms", http_wait.labels(*values))
         )
+
+    def _tools(self) -> None:
+        # A call lasts from a look-up in memory to mcp.call_s.
+        self._tool_call = self._timers(
+            "app_tool_call_seconds",
+            "One call of a tool of an MCP server.",
+            ["server", "tool", "status"],
+            "tool.call_latency_ms",
+            buckets.TURN,
+        )
+
+    def tool_called(self, server: str, tool: str, status: str, seconds: float) -> None:
+        """A call has ended: ok, error, timeout or cancelled. Tools beyond the first 20 count as `other`."""
+        self._tool_call(server, tool, status).observe(seconds)
+
+    def tools_looked_up(self, *, hit: bool) -> None:
+        """A turn wanted a server's tools; a hit needed no discovery."""
+        self.cache_request("mcp_tools", hit=hit)
 
     def _sockets(self) -> None:
         self.ws_send: Seconds = self._timer(

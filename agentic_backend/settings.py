@@ -259,12 +259,38 @@ class McpServer(Section):
     """How it is spoken to."""
     url: HttpUrl
     """Its endpoint."""
+    forward_token: bool = False
+    """Whether it is given the asker's token. Its tools are discovered with that of whoever comes first."""
+    approved_tools: Annotated[tuple[Text, ...], Listed] = ()
+    """Tools that run without asking a person, although they do not say that they only read."""
+    tools_to_approve: Annotated[tuple[Text, ...], Listed] = ()
+    """Tools that run only after a person has agreed, although they say that they only read; `*` is all of them."""
+
+    @model_validator(mode="after")
+    def _approval_is_one_or_the_other(self) -> "McpServer":
+        if set(self.approved_tools) & set(self.tools_to_approve):
+            raise Refused("names a tool that is also among approved_tools", "tools_to_approve")
+        return self
+
+    def needs_approval(self, tool: str, *, read_only: bool) -> bool:
+        """Whether a tool may only run after a person has agreed; `read_only` is what it says of itself."""
+        if tool in self.approved_tools:
+            return False
+        return not read_only or tool in self.tools_to_approve or "*" in self.tools_to_approve
 
 
 class Mcp(Section):
     """Tool servers that agents may use."""
 
     servers: Annotated[tuple[McpServer, ...], Listed] = ()
+    discover_s: Seconds = 5
+    """Seconds to connect to a server and to list its tools."""
+    call_s: Seconds = 20
+    """Seconds of one call of a tool."""
+    tools_ttl_s: Seconds = 300
+    """Age at which a server's tools are listed again, in the background."""
+    max_result_chars: Positive = 20_000
+    """Characters of a tool's result that the model is given; what is longer is cut."""
 
     @model_validator(mode="after")
     def _servers_are_unique(self) -> "Mcp":
@@ -415,3 +441,13 @@ class AgenticSettings(ServiceSettings):
     deadlines: Deadlines = Deadlines()
     server: Server = Server()
     history: HistorySettings = HistorySettings()
+
+    @model_validator(mode="after")
+    def _tool_servers_are_there(self) -> "AgenticSettings":
+        known = {server.id for server in self.mcp.servers}
+        for place, agent in enumerate(self.ai.agents):
+            for index, used in enumerate(agent.tuning.mcp_servers):
+                if used.id not in known:
+                    where = ("ai", "agents", place, "tuning", "mcp_servers", index, "id")
+                    raise Refused("is the id of no entry of mcp.servers", *where)
+        return self

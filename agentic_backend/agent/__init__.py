@@ -1,12 +1,12 @@
 """Agents as LangGraph graphs, run turn by turn without the caller knowing of graphs."""
 
-from agentic_backend.agent import rag
+from agentic_backend.agent import rag, tools
 from agentic_backend.agent.catalog import Agent, AgentUnusable, Catalog
 from agentic_backend.agent.direct import DirectAnswer
 from agentic_backend.agent.kit import AgentKit
 from agentic_backend.agent.run import AgentAnswer, AgentRun, AgentState, FinishReason, HistoryItem
 
-AGENT_PHASES = rag.PHASES
+AGENT_PHASES = (*rag.PHASES, *tools.PHASES)
 """Phases of the built-in agents beside those that every process knows."""
 
 __all__ = [

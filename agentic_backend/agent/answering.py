@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
+from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, SystemMessage
@@ -22,6 +24,23 @@ _LANGUAGE: Final = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8}){0,2}")
 _USAGE = ("input_tokens", "output_tokens", "total_tokens")
 
 
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool that the model wants called. `arguments` is None where it gave none that can be read."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What one model call said: text, and the tools that it wants called before it goes on."""
+
+    answer: AgentAnswer
+    calls: tuple[ToolCall, ...] = ()
+
+
 async def stream_answer(
     model: BaseChatModel, messages: Sequence[BaseMessage], emit: Emit, *, fallback_model_name: str = ""
 ) -> AgentAnswer:
@@ -30,17 +49,33 @@ async def stream_answer(
     Timed as phase `llm_invoke`. Raises the model's `TurnFailed`; what was emitted before stays emitted.
     `fallback_model_name` is for endpoints that do not say which model answered.
     """
+    return (await stream_reply(model, messages, emit, fallback_model_name=fallback_model_name)).answer
+
+
+async def stream_reply(
+    model: BaseChatModel,
+    messages: Sequence[BaseMessage],
+    emit: Emit,
+    *,
+    tools: Sequence[dict[str, Any]] = (),
+    fallback_model_name: str = "",
+) -> Reply:
+    """`stream_answer` for a model that is offered `tools`, as a chat completions request names them."""
     pieces: list[str] = []
     metadata: dict[str, Any] = {"model": fallback_model_name, "finish_reason": "stop"}
+    calling: AIMessageChunk | None = None
+    offered: dict[str, Any] = {"tools": list(tools)} if tools else {}
     with phase("llm_invoke"):
-        async for chunk in model.astream(messages):
+        async for chunk in model.astream(messages, **offered):
             if text := chunk.content if type(chunk.content) is str else chunk.text:
                 pieces.append(text)
                 emit(Delta(text))
+            if offered and chunk.tool_call_chunks:
+                calling = chunk if calling is None else calling + chunk
             # Only the last chunks of a stream know more than text.
             if "finish_reason" in chunk.response_metadata or chunk.usage_metadata is not None:
                 _note(chunk, metadata)
-    return AgentAnswer("".join(pieces), metadata=metadata)
+    return Reply(AgentAnswer("".join(pieces), metadata=metadata), _calls(calling))
 
 
 def conversation(system: str, run: AgentRun) -> list[BaseMessage]:
@@ -59,6 +94,22 @@ def with_language(system: str, language: str | None) -> str:
 def said(item: HistoryItem) -> BaseMessage:
     """One earlier message as a model wants it."""
     return HumanMessage(item.text) if item.role == "user" else AIMessage(item.text)
+
+
+def _calls(calling: AIMessageChunk | None) -> tuple[ToolCall, ...]:
+    """The calls in the order the model gave them, each with an id that no other call has."""
+    if calling is None:
+        return ()
+    parsed = [(call["id"], call["name"], call["args"]) for call in calling.tool_calls]
+    broken = [(call["id"], call["name"], None) for call in calling.invalid_tool_calls]
+    seen: set[str] = set()
+    calls = []
+    for call_id, name, arguments in [*parsed, *broken]:
+        if not call_id or call_id in seen:
+            call_id = f"call_{uuid4().hex}"  # noqa: PLW2901 # some endpoints give none, or the same one twice
+        seen.add(call_id)
+        calls.append(ToolCall(call_id, name or "", arguments))
+    return tuple(calls)
 
 
 def _note(chunk: AIMessageChunk, metadata: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphRecursionError
 
-from agentic_backend.agent import plain, rag
+from agentic_backend.agent import plain, rag, tools
 from agentic_backend.agent.kit import AgentKit, Build, Graph
 from agentic_backend.agent.run import AgentAnswer, AgentRun
 from agentic_backend.errors import AgentNotFound, TurnFailed
@@ -18,7 +18,7 @@ from agentic_backend.settings import AgentSettings
 from backend_kit.kpi import phase
 from backend_kit.wire import dumps
 
-BUILT_IN: Final[dict[str, ModuleType]] = {"Georges": plain, "Rico": rag}
+BUILT_IN: Final[dict[str, ModuleType]] = {"Georges": plain, "Rico": rag, "Sammy": tools}
 """Modules of agents that come with the service, by the last part of their `class_path`."""
 
 

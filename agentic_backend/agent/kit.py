@@ -7,6 +7,7 @@ from langchain_core.language_models import BaseChatModel
 from langgraph.graph.state import CompiledStateGraph
 
 from agentic_backend.agent.run import AgentRun, AgentState
+from agentic_backend.agent.toolbox import Toolbox
 from agentic_backend.knowledge import KnowledgeClient
 from agentic_backend.settings import AgentSettings
 
@@ -16,11 +17,13 @@ Graph = CompiledStateGraph[Any, AgentRun, AgentState, Any]
 
 @dataclass(frozen=True, slots=True)
 class AgentKit:
-    """The shared, user-less things that a graph may use. `knowledge` is None where no documents can be searched."""
+    """The shared, user-less things that a graph may use. `knowledge` is None where no documents can be searched, and
+    `toolbox` where no tool server is configured."""
 
     chat_model: BaseChatModel
     model_name: str
     knowledge: KnowledgeClient | None = None
+    toolbox: Toolbox | None = None
 
 
 class Build(Protocol):

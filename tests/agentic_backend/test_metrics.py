@@ -48,6 +48,7 @@ app_spool_dead_letters gauge -
 app_spool_records gauge -
 app_stream_gap_seconds histogram -
 app_time_to_first_token_seconds histogram agent
+app_tool_call_seconds histogram server,status,tool
 app_turn_delivery_seconds histogram -
 app_turn_overhead_seconds histogram -
 app_turn_seconds histogram agent,status

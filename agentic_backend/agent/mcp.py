@@ -1,0 +1,377 @@
+"""Tools of MCP servers: discovered once a server, called under a deadline, their answers bounded.
+
+Imports the MCP SDK, which takes a second: only a service with configured servers loads this module.
+"""
+
+import asyncio
+import logging
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from contextvars import Context
+from dataclasses import replace
+from time import perf_counter
+from typing import Any, Final, Protocol
+
+import httpx2
+from mcp import MCPError
+from mcp.client import Client
+from mcp.client.streamable_http import streamable_http_client
+from mcp_types import (
+    CONNECTION_CLOSED,
+    CallToolRequest,
+    CallToolRequestParams,
+    CallToolResult,
+    EmbeddedResource,
+    TextContent,
+    TextResourceContents,
+)
+from mcp_types import Tool as ListedTool
+from pydantic import TypeAdapter, ValidationError
+
+from agentic_backend.agent.toolbox import Offer, Tool, ToolAnswer, ToolCaller
+from agentic_backend.settings import Mcp, McpServer
+from backend_kit.aio import Breaker, TaskRegistry
+from backend_kit.kpi import phase
+from backend_kit.wire import dumps
+
+logger = logging.getLogger(__name__)
+
+_MAX_BODY_BYTES: Final = 1024 * 1024
+"""Of one answer of a server: reading more would hold the loop for the turns of everybody."""
+_MAX_TOOLS: Final = 64
+_MAX_SCHEMA_BYTES: Final = 32 * 1024
+_MAX_DESCRIPTION: Final = 2000
+_MAX_PAGES: Final = 16
+_RETRY_S: Final = 5.0
+_SAID_EVERY_S: Final = 1.0
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_TOKEN: Final = re.compile(r"[\x21-\x7e]{1,8192}")
+_RESULT: Final[TypeAdapter[CallToolResult]] = TypeAdapter(CallToolResult)
+
+_UNREACHABLE: Final = ToolAnswer("The tool could not be reached.", ok=False)
+_LATE: Final = ToolAnswer("The tool did not answer in time. Whether it has run is not known.", ok=False)
+_REFUSED: Final = ToolAnswer("The tool refused the call, or its answer was broken or too large.", ok=False)
+_EMPTY: Final = "The tool answered with nothing."
+
+_LOST: Final = (httpx2.HTTPError, OSError, ExceptionGroup)
+"""How the SDK says that there is no connection; what happens in its task groups comes as a group."""
+_SESSION_FORGOTTEN: Final = "Session terminated"
+_BAD_STATUS: Final = "Server returned an error response"
+"""What the SDK's transport says of a 404 within a session, and of any other status of 4xx or 5xx."""
+
+
+class ToolObserver(Protocol):
+    """Told of calls and look-ups, on the event loop. Must not block or raise."""
+
+    def tool_called(self, server: str, tool: str, status: str, seconds: float) -> None:
+        """A call has ended: status ok, error, timeout or cancelled."""
+
+    def tools_looked_up(self, *, hit: bool) -> None:
+        """A turn wanted a server's tools; a hit needed no discovery."""
+
+
+class _Unavailable(Exception):  # not an error of a turn: the caller of it becomes an answer
+    """The server's breaker is open."""
+
+
+class McpToolbox:
+    """The configured MCP servers. Built on the running loop, closed by `aclose`."""
+
+    def __init__(self, settings: Mcp, tasks: TaskRegistry, observer: ToolObserver) -> None:
+        # The SDK and its HTTP client log what they send and receive, which is what users wrote.
+        for name in ("mcp", "httpx2", "httpcore2"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        self._servers = {
+            server.id: _Server(server, settings, tasks, observer) for server in settings.servers if server.enabled
+        }
+
+    async def offer(self, server_ids: Sequence[str], caller: ToolCaller) -> Offer:
+        """The tools of these servers; a disabled one has none. Phase `mcp_discover` where one must be asked."""
+        servers = [self._servers[server_id] for server_id in server_ids if server_id in self._servers]
+        found = await asyncio.gather(*(server.tools(caller) for server in servers))
+        missing = tuple(server.id for server, tools in zip(servers, found, strict=True) if tools is None)
+        return Offer(_named(tool for tools in found for tool in tools or ()), missing)
+
+    async def call(self, tool: Tool, arguments: dict[str, Any], caller: ToolCaller) -> ToolAnswer:
+        """Call a tool. Phase `tool_call`."""
+        return await self._servers[tool.server].call(tool.remote_name, arguments, caller)
+
+    async def aclose(self) -> None:
+        """Close the connections. Calls that still run fail."""
+        await asyncio.gather(*(server.aclose() for server in self._servers.values()))
+
+
+class _Server:
+    """One server: its connection, its tools since the last discovery, whether it is called at all."""
+
+    def __init__(self, config: McpServer, settings: Mcp, tasks: TaskRegistry, observer: ToolObserver) -> None:
+        self.id = config.id
+        self._config = config
+        self._settings = settings
+        self._tasks = tasks
+        self._observer = observer
+        self._breaker = Breaker(perf_counter, lambda _wait_s: _Unavailable())
+        self._tools: tuple[Tool, ...] | None = None
+        self._asked_at = -float("inf")
+        self._discovery: asyncio.Task[None] | None = None
+        self._kept: Client | None = None
+        self._release: Callable[[], None] = lambda: None
+        self._opening = asyncio.Lock()
+        self._said: dict[str, float] = {}
+        timeout = httpx2.Timeout(settings.call_s, connect=min(settings.call_s, settings.discover_s))
+        self._transport = _Bounded(httpx2.AsyncHTTPTransport(limits=httpx2.Limits(max_connections=100)))
+        self._http = httpx2.AsyncClient(transport=self._transport, timeout=timeout, trust_env=False)
+        self._timeout = timeout
+
+    async def tools(self, caller: ToolCaller) -> tuple[Tool, ...] | None:
+        """The tools as last discovered, None where that never succeeded. Old ones are looked up again behind."""
+        age_s = perf_counter() - self._asked_at
+        known = self._tools
+        due = age_s > (_RETRY_S if known is None else self._settings.tools_ttl_s)
+        if due and self._discovery is None:
+            spawn = self._tasks.spawn
+            self._discovery = Context().run(spawn, f"mcp-discover:{self.id}", lambda: self._discover(caller))
+        wait = known is None and self._discovery is not None
+        self._observer.tools_looked_up(hit=not wait)
+        if wait and self._discovery is not None:
+            with phase("mcp_discover"):
+                # Shielded: it serves every turn that waits, whoever began it.
+                await asyncio.shield(self._discovery)
+        return self._tools
+
+    async def call(self, name: str, arguments: dict[str, Any], caller: ToolCaller) -> ToolAnswer:
+        began = perf_counter()
+        status = "error"
+        verdict = self._breaker.undecided
+        try:
+            self._breaker.admit()
+        except _Unavailable:
+            self._observer.tool_called(self.id, name, status, 0.0)
+            return _UNREACHABLE
+        try:
+            with phase("tool_call"):
+                async with asyncio.timeout(self._settings.call_s):
+                    result = await self._call(name, arguments, caller)
+            verdict = self._breaker.succeeded
+            status = "error" if result.is_error else "ok"
+            return ToolAnswer(self._text_of(result), ok=not result.is_error)
+        except TimeoutError:
+            verdict, status = self._breaker.failed, "timeout"
+            return self._failed("late", _LATE)
+        except (MCPError, ValidationError, *_LOST) as failure:
+            if _is_lost(failure):
+                verdict = self._breaker.failed
+                return self._failed(type(failure).__name__, _UNREACHABLE)
+            return self._failed(type(failure).__name__, _REFUSED)
+        except asyncio.CancelledError:
+            status = "cancelled"
+            raise
+        finally:
+            verdict()
+            self._observer.tool_called(self.id, name, status, perf_counter() - began)
+
+    async def aclose(self) -> None:
+        self._let_go()
+        await self._http.aclose()
+
+    async def _discover(self, caller: ToolCaller) -> None:
+        try:
+            async with asyncio.timeout(self._settings.discover_s), self._client(caller) as client:
+                self._tools = self._usable(await _list(client))
+            logger.info("mcp server %s offers %d tools", self.id, len(self._tools))
+        except (TimeoutError, MCPError, ValidationError, *_LOST) as failure:
+            self._failed(f"discovery: {type(failure).__name__}", _UNREACHABLE)
+            self._let_go()
+        finally:
+            self._asked_at = perf_counter()
+            self._discovery = None
+
+    def _usable(self, listed: Iterable[ListedTool]) -> tuple[Tool, ...]:
+        """What of a server's list an agent can be given. What it says of itself is bounded, and trusted for nothing."""
+        tools: dict[str, Tool] = {}
+        for tool in listed:
+            schema = tool.input_schema
+            if not tool.name or schema.get("type") != "object" or len(dumps(schema)) > _MAX_SCHEMA_BYTES:
+                self._say(f"tool without a usable schema: {tool.name[:64]!r}")
+            elif tool.name not in tools and len(tools) < _MAX_TOOLS:
+                description = (tool.description or tool.title or "")[:_MAX_DESCRIPTION]
+                needs_approval = self._config.needs_approval(tool.name, read_only=_reads_only(tool))
+                tools[tool.name] = Tool(tool.name, self.id, tool.name, description, schema, needs_approval)
+        return tuple(tools.values())
+
+    async def _call(self, name: str, arguments: dict[str, Any], caller: ToolCaller) -> CallToolResult:
+        # Not Client.call_tool: that lists the tools of each new connection anew to check what it does not hand out.
+        request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=arguments))
+        for last in (False, True):
+            try:
+                async with self._client(caller) as client:
+                    return await client.session.send_request(request, _RESULT)
+            except (MCPError, *_LOST) as failure:
+                if _is_lost(failure):
+                    self._let_go()
+                # The server has forgotten the session, so it refused the call before it looked at it.
+                if last or getattr(failure, "message", "") != _SESSION_FORGOTTEN:
+                    raise
+        raise AssertionError("the second attempt returns or raises")
+
+    @asynccontextmanager
+    async def _client(self, caller: ToolCaller) -> AsyncIterator[Client]:
+        """A connection: the kept one, or one of its own for a caller whose token goes with it."""
+        if self._config.forward_token:
+            # The pool of connections is shared: only the headers are the caller's.
+            headers = _headers(caller)
+            http = httpx2.AsyncClient(
+                transport=self._transport, timeout=self._timeout, trust_env=False, headers=headers
+            )
+            async with Client(streamable_http_client(self._config.url, http_client=http), cache=None) as client:
+                yield client
+            return
+        async with self._opening:
+            if self._kept is None:
+                self._kept = await self._open()
+            client = self._kept
+        yield client
+
+    async def _open(self) -> Client:
+        """Connect in a task of its own: the SDK wants a connection closed by the task that opened it."""
+        opened: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        released = asyncio.Event()
+
+        async def keep() -> None:
+            transport = streamable_http_client(self._config.url, http_client=self._http)
+            try:
+                async with Client(transport, cache=None) as client:
+                    if not opened.done():
+                        opened.set_result(client)
+                        await released.wait()
+            except (MCPError, ValidationError, *_LOST) as failure:
+                if not opened.done():
+                    opened.set_exception(failure)
+            finally:
+                opened.cancel()
+
+        # In a context of its own: it outlives the turn that opened it.
+        Context().run(self._tasks.spawn, f"mcp:{self.id}", keep)
+        try:
+            client = await opened
+        finally:
+            self._release = released.set
+        return client
+
+    def _let_go(self) -> None:
+        """Close the kept connection; the next call opens another."""
+        self._kept = None
+        self._release()
+
+    def _text_of(self, result: CallToolResult) -> str:
+        """The text of a result; what is no text is named. Cut where it is longer than the configuration allows."""
+        texts = []
+        for block in result.content:
+            if isinstance(block, TextContent):
+                texts.append(block.text)
+            elif isinstance(block, EmbeddedResource) and isinstance(block.resource, TextResourceContents):
+                texts.append(block.resource.text)
+            else:
+                texts.append(f"[{block.type} content, not shown]")
+        if not texts and result.structured_content is not None:
+            texts.append(dumps(result.structured_content).decode())
+        text = "\n".join(texts).replace("\x00", "\ufffd") or _EMPTY
+        limit = self._settings.max_result_chars
+        return text if len(text) <= limit else f"{text[:limit]}\n[cut: {len(text) - limit} more characters]"
+
+    def _failed(self, cause: str, answer: ToolAnswer) -> ToolAnswer:
+        self._say(f"failed: {cause}")
+        return answer
+
+    def _say(self, what: str) -> None:
+        """Log, at most once a second and cause: causes are names of ours and of classes, never what was sent."""
+        now = perf_counter()
+        if now - self._said.get(what, -_SAID_EVERY_S) >= _SAID_EVERY_S and len(self._said) < _MAX_TOOLS:
+            self._said[what] = now
+            logger.warning("mcp server %s: %s", self.id, what)
+
+
+class _Bounded(httpx2.AsyncBaseTransport):
+    """Cuts an answer that is too large while it is read, instead of holding all of it."""
+
+    def __init__(self, inner: httpx2.AsyncBaseTransport) -> None:
+        self._inner = inner
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        response = await self._inner.handle_async_request(request)
+        # A stream of events has no end of its own: its events are bounded by the SDK.
+        if not response.headers.get("content-type", "").startswith("text/event-stream"):
+            assert isinstance(response.stream, httpx2.AsyncByteStream)
+            response.stream = _BoundedStream(response.stream)
+        return response
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+class _BoundedStream(httpx2.AsyncByteStream):
+    def __init__(self, inner: httpx2.AsyncByteStream) -> None:
+        self._inner = inner
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        left = _MAX_BODY_BYTES
+        async for piece in self._inner:
+            left -= len(piece)
+            if left < 0:
+                raise httpx2.StreamError("answer too large")
+            yield piece
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+async def _list(client: Client) -> list[ListedTool]:
+    """Every page of the server's tools, up to a bound."""
+    listed: list[ListedTool] = []
+    cursor: str | None = None
+    for _ in range(_MAX_PAGES):
+        page = await client.list_tools(cursor=cursor)
+        listed += page.tools
+        cursor = page.next_cursor
+        if cursor is None or len(listed) >= _MAX_TOOLS:
+            break
+    return listed
+
+
+def _is_lost(failure: BaseException) -> bool:
+    """Whether a failed call means that its connection is of no more use."""
+    if isinstance(failure, MCPError):
+        return failure.code == CONNECTION_CLOSED or failure.message in (_SESSION_FORGOTTEN, _BAD_STATUS)
+    return isinstance(failure, _LOST)
+
+
+def _reads_only(tool: ListedTool) -> bool:
+    return tool.annotations is not None and tool.annotations.read_only_hint is True
+
+
+def _named(tools: Iterable[Tool]) -> tuple[Tool, ...]:
+    """The tools under names that a model may call: their own where it is fit and unique, else with their server's."""
+    listed = list(tools)
+    count = Counter(tool.remote_name for tool in listed)
+    taken: dict[str, Tool] = {}
+    for tool in listed:
+        own = tool.remote_name
+        name = own if count[own] == 1 and _NAME.fullmatch(own) else _fit(f"{tool.server}_{own}")
+        if name not in taken:
+            taken[name] = replace(tool, name=name)
+    return tuple(taken.values())
+
+
+def _fit(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64]
+
+
+def _headers(caller: ToolCaller) -> dict[str, str]:
+    headers = {}
+    if caller.credentials is not None and _TOKEN.fullmatch(token := caller.credentials.reveal()):
+        headers["Authorization"] = f"Bearer {token}"
+    if caller.traceparent is not None:
+        headers["traceparent"] = caller.traceparent
+    return headers
