@@ -72,7 +72,8 @@ class Watch:
         seen, self._judged = self._windows.since(self._judged)
         verdict = judge(seen)
         for cause in CAUSES:
-            self._metrics.turn_wait(cause).inc(verdict.causes_ms[cause] * verdict.turns / 1e3)
+            if verdict.causes_ms[cause] > 0:
+                self._metrics.turn_wait(cause).inc(verdict.causes_ms[cause] * verdict.turns / 1e3)
             self._metrics.bound_by(cause).set(verdict.bound_by == cause)
 
     def last_words(self) -> list[str]:
@@ -90,8 +91,10 @@ class Watch:
             metrics.db_connections(name, state).set(count)
         metrics.db_waiting(name).set(stats.waiting)
         key = (name, "opened")
-        metrics.db_opened(name).inc(stats.opened - self._counted.get(key, 0))
-        self._counted[key] = stats.opened
+        new = stats.opened - self._counted.get(key, 0)
+        if new > 0:
+            metrics.db_opened(name).inc(new)
+            self._counted[key] = stats.opened
 
     def _count(self, cache: str, result: str, total: int) -> None:
         key = (cache, result)

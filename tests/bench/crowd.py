@@ -1,0 +1,104 @@
+"""Clients that ask again as soon as they have their answer, for some seconds: the load of `verdict` and `kpi_cost`."""
+
+import asyncio
+import json
+import socket
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import WebSocketException
+from websockets.typing import Subprotocol
+
+BASE = "/agentic/v1"
+_ENDS = ("final", "error", "cancelled")
+_PATIENCE_S = 60.0
+_WHO = {"Authorization": "Bearer local"}
+
+
+@dataclass(slots=True)
+class Crowd:
+    """How many at once, for how long, whom they ask and what. `bytes_per_s`: how fast each reads; 0 = at once."""
+
+    clients: int
+    seconds: float
+    agent: str = "Georges"
+    questions: Sequence[str] = ("Hello",)
+    bytes_per_s: float = 0.0
+    refused: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    latencies_s: list[float] = field(default_factory=list)
+    unattributed_ms: list[float] = field(default_factory=list)
+    overhead_ms: list[float] = field(default_factory=list)
+
+    async def run(self, port: int) -> None:
+        """Let them all ask until the time is up; what runs then is waited for."""
+        until = time.perf_counter() + self.seconds
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http, asyncio.TaskGroup() as group:
+            for number in range(self.clients):
+                group.create_task(self._client(http, port, number, until))
+
+    async def _client(self, http: aiohttp.ClientSession, port: int, number: int, until: float) -> None:
+        asked = 0
+        while time.perf_counter() < until:
+            try:
+                session_id = await self._session(http)
+                async with self._dial(port) as peer:
+                    while time.perf_counter() < until:
+                        question = self.questions[(number + asked * self.clients) % len(self.questions)]
+                        asked += 1
+                        await self._turn(peer, session_id, question)
+            except (WebSocketException, OSError, aiohttp.ClientError) as failure:  # TimeoutError is an OSError
+                self.failures[f"{type(failure).__name__}: {failure}"] += 1
+                await asyncio.sleep(0.05)
+
+    async def _session(self, http: aiohttp.ClientSession) -> str:
+        body = {"agent_id": self.agent}
+        async with http.post(f"{BASE}/chatbot/session", json=body, headers=_WHO, raise_for_status=True) as made:
+            return str((await made.json())["id"])
+
+    def _dial(self, port: int) -> connect:
+        options: dict[str, Any] = {"max_queue": 1} if self.bytes_per_s else {}
+        if self.bytes_per_s:
+            # The kernel's usual receive buffer would hide a slow reader.
+            options["sock"] = socket.socket()
+            options["sock"].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            options["sock"].connect(("127.0.0.1", port))
+            options["sock"].setblocking(False)
+        return connect(
+            f"ws://127.0.0.1:{port}{BASE}/chatbot/query/ws",
+            subprotocols=[Subprotocol("turnwise.v1")],
+            additional_headers=_WHO,
+            compression=None,
+            ping_interval=None,
+            max_size=2**24,
+            **options,
+        )
+
+    async def _turn(self, peer: ClientConnection, session_id: str, question: str) -> None:
+        began = time.perf_counter()
+        ask = {"type": "ask", "session_id": session_id, "agent_id": self.agent, "message": question}
+        await peer.send(json.dumps(ask))
+        async with asyncio.timeout(_PATIENCE_S):
+            while True:
+                text = await peer.recv(decode=False)
+                if self.bytes_per_s:
+                    await asyncio.sleep(len(text) / self.bytes_per_s)
+                head = text[:24]
+                if not any(f'"{end}"'.encode() in head for end in _ENDS):
+                    continue
+                break
+        frame = json.loads(text)
+        if frame["type"] != "final":
+            self.refused += 1
+            await asyncio.sleep(min(frame.get("retry_after_ms") or 50, 500) / 1e3)
+            return
+        self.latencies_s.append(time.perf_counter() - began)
+        model_ms = sum(row["ms"] for row in frame["ledger"] if row["phase"] == "llm_invoke")
+        self.unattributed_ms.append(frame["unattributed_ms"])
+        total_ms = frame["messages"][-1]["metadata"]["extras"]["total_ms"]
+        self.overhead_ms.append(max(total_ms - model_ms, 0.0))

@@ -1,0 +1,109 @@
+"""A service as it is run, with one thing made slow: what `tests.bench.verdict` and `kpi_cost` start.
+
+    CONFIG_FILE=… python -m tests.bench.hampered agentic --spool-ms 400     each commit of the spool takes 400 ms longer
+    CONFIG_FILE=… python -m tests.bench.hampered agentic --without-kpi      nothing is observed: the control of an A/B
+    CONFIG_FILE=… python -m tests.bench.hampered knowledge --rerank-ms 600  each rerank takes 600 ms longer
+
+Nothing else of the service is changed; without a flag it is the service itself.
+"""
+
+import argparse
+import sqlite3
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+
+class SlowDisk:
+    """A SQLite connection whose commits take longer: in the writer's thread, as a slow flush does."""
+
+    def __init__(self, connection: sqlite3.Connection, seconds: float) -> None:
+        self._connection = connection
+        self._seconds = seconds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    def execute(self, statement: str, *parameters: Any) -> sqlite3.Cursor:
+        if statement == "COMMIT":
+            time.sleep(self._seconds)
+        return self._connection.execute(statement, *parameters)
+
+
+def slow_spool(seconds: float) -> None:
+    """Let every spool that is opened from now on be on a slow disk."""
+    from agentic_backend.persist.spool import Spool
+    from agentic_backend.persist.spoolfile import connect
+
+    def connect_slowly(path: Path) -> SlowDisk:
+        return SlowDisk(connect(path), seconds)
+
+    defaults = Spool.__init__.__kwdefaults__
+    assert defaults is not None
+    defaults["connect_to"] = connect_slowly
+
+
+def silent() -> None:
+    """Let nothing be observed: no phase, no rollup, no Prometheus child, no sampler, no summary."""
+    from backend_kit.kpi import core, runtime
+
+    class Nowhere:
+        def __getattr__(self, _name: str) -> Any:
+            return lambda *_: None
+
+    nowhere: Any = Nowhere()
+    for kind in (core.Timer, core.Gauge, core.Counter, core.GaugedSeconds, core.Amounts):
+        for method in ("observe", "observe_seconds", "set", "inc", "dec"):
+            if hasattr(kind, method):
+                setattr(kind, method, lambda *_: None)
+    substitutes: dict[str, Any] = {"phase": lambda *_: nullcontext(), "record_phase": lambda *_: None}
+    for method, substitute in substitutes.items():
+        setattr(core.Kpi, method, substitute)
+    for beside in ("Summary", "LoopMonitor"):
+        setattr(runtime, beside, lambda *_, **__: nowhere)
+
+
+def slow_rerank(seconds: float) -> None:
+    """Let each rerank compute for longer, in its thread."""
+    from knowledge_flow_backend import app
+    from knowledge_flow_backend.rerank.bm25 import bm25
+    from knowledge_flow_backend.rerank.local import LocalReranker
+
+    def slowly(question: str, texts: Sequence[str]) -> list[float]:
+        time.sleep(seconds)
+        return bm25(question, texts)
+
+    class SlowReranker(LocalReranker):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named, word_scores=slowly)
+
+    vars(app)["LocalReranker"] = SlowReranker
+
+
+def main() -> int:
+    """Hamper, then serve."""
+    parser = argparse.ArgumentParser(description="A service with one thing made slow.")
+    parser.add_argument("service", choices=("agentic", "knowledge"))
+    parser.add_argument("--spool-ms", type=float, default=0.0)
+    parser.add_argument("--rerank-ms", type=float, default=0.0)
+    parser.add_argument("--without-kpi", action="store_true")
+    options = parser.parse_args()
+    sys.argv = sys.argv[:1]  # the service has arguments of its own
+    if options.spool_ms:
+        slow_spool(options.spool_ms / 1e3)
+    if options.rerank_ms:
+        slow_rerank(options.rerank_ms / 1e3)
+    if options.without_kpi:
+        silent()
+    if options.service == "agentic":
+        from agentic_backend.__main__ import main as serve
+    else:
+        from knowledge_flow_backend.__main__ import main as serve
+    return serve()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
