@@ -12,6 +12,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, Huma
 from agentic_backend.agent.run import AgentAnswer, AgentRun, FinishReason, HistoryItem
 from agentic_backend.events import Delta, Emit
 from backend_kit.kpi import phase
+from backend_kit.wire import InvalidJson, loads
 
 _FINISH_REASONS: dict[str, FinishReason] = {
     "stop": "stop",
@@ -98,18 +99,24 @@ def said(item: HistoryItem) -> BaseMessage:
 
 def _calls(calling: AIMessageChunk | None) -> tuple[ToolCall, ...]:
     """The calls in the order the model gave them, each with an id that no other call has."""
-    if calling is None:
-        return ()
-    parsed = [(call["id"], call["name"], call["args"]) for call in calling.tool_calls]
-    broken = [(call["id"], call["name"], None) for call in calling.invalid_tool_calls]
     seen: set[str] = set()
     calls = []
-    for call_id, name, arguments in [*parsed, *broken]:
+    for piece in calling.tool_call_chunks if calling is not None else ():
+        call_id = piece["id"]
         if not call_id or call_id in seen:
-            call_id = f"call_{uuid4().hex}"  # noqa: PLW2901 # some endpoints give none, or the same one twice
+            call_id = f"call_{uuid4().hex}"  # some endpoints give none, or the same one twice
         seen.add(call_id)
-        calls.append(ToolCall(call_id, name or "", arguments))
+        calls.append(ToolCall(call_id, piece["name"] or "", _arguments(piece["args"])))
     return tuple(calls)
+
+
+def _arguments(text: str | None) -> dict[str, Any] | None:
+    """What the model wrote, as it stands: langchain's own reading would complete what was cut off."""
+    try:
+        arguments = loads(text.encode()) if text else {}
+    except (InvalidJson, UnicodeEncodeError):
+        return None
+    return arguments if isinstance(arguments, dict) else None
 
 
 def _note(chunk: AIMessageChunk, metadata: dict[str, Any]) -> None:

@@ -112,6 +112,8 @@ def feed(kpi: Kpi, metrics: AgenticMetrics) -> None:
     metrics.llm_request("mock", "timeout").observe(60.0)
     metrics.llm_tokens("mock", "output").inc(50)
     metrics.http_pool_wait("llm").observe(0.002)
+    metrics.tool_called("notes", "add", "ok", 0.02)
+    metrics.tools_looked_up(hit=True)
     metrics.ws_send.observe(0.001)
     metrics.db_pool_wait("main").observe(0.004)
     metrics.db_statement("batch", "commit").observe(0.0175)
