@@ -1,18 +1,20 @@
 """Chat completions of the fake model: the text, its server-sent events, and when each of them goes out."""
 
 import itertools
-import random
 import re
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 from backend_kit.wire import InvalidJson, dumps, loads
+from ws_bench.distributions import Distribution
 from ws_bench.fakes.answers import reply, turns_of
 from ws_bench.fakes.http import Connection, chunk, error_body
-from ws_bench.fakes.knobs import MAX_TOKENS, BadKnob, Knobs, knobs_of
+from ws_bench.fakes.knobs import MAX_TOKENS, BadKnob, Knobs, drawn, knobs_of
+from ws_bench.fakes.tools import arguments_for, called_tool, pieces_of
 from ws_bench.fakes.wheel import EARLY_S, Wheel
 
 _TOKEN = re.compile(r"\s*\S+|\s+$")
@@ -22,6 +24,7 @@ for their next token to come down the wire
 """
 _FILLER = tuple(_FILLER_TEXT.split())
 _KEPT_BYTES = 4 * 1024 * 1024
+GARBAGE = chunk(b'data: {"choices": [{"delta": garb\x00\n\n')
 _RETRY_STATUSES = frozenset({429, 503})
 
 
@@ -83,6 +86,8 @@ class Plan:
     model: str
     created: int
     tokens: Sequence[str]
+    tool: str
+    """The tool that is called with the tokens as its arguments; empty: the tokens are the text."""
     finish_reason: str
     prompt_tokens: int
     with_usage: bool
@@ -106,7 +111,7 @@ class Completions:
         self._stats = stats
         self._defaults = defaults
         self._keep = keep
-        self._random = random.Random(seed)  # noqa: S311 - draws which requests fail, not a secret
+        self._random = Random(seed)  # noqa: S311 - draws which requests fail, not a secret
         self._numbers = itertools.count(1)
 
     def handle(self, body: bytes, connection: Connection) -> None:
@@ -121,26 +126,33 @@ class Completions:
             return
         self._stats.remember(request, len(body), self._keep)
         if knobs.error and self._random.random() < knobs.error:
-            self._refuse(knobs.status, connection)
+            self._refuse(knobs, connection)
             return
         plan = self._plan(request, knobs)
+        times = Times(knobs, len(plan.tokens), self._random)
         if not request.get("stream"):
-            _Whole(plan, knobs, connection, self._stats, self._wheel).step()
+            _Whole(plan, knobs, times, connection, self._stats, self._wheel).step()
         elif connection.can_stream:
-            _Stream(plan, knobs, connection, self._stats, self._wheel).step()
+            _Stream(plan, knobs, times, connection, self._stats, self._wheel).step()
         else:
             self._stats.refused += 1
             connection.respond(505, error_body("streams need HTTP/1.1", "invalid_request_error"))
 
-    def _refuse(self, status: int, connection: Connection) -> None:
+    def _refuse(self, knobs: Knobs, connection: Connection) -> None:
         self._stats.refused += 1
+        status = knobs.status
         kind = "rate_limit_error" if status == 429 else "server_error"
-        headers = ((b"retry-after", b"1"),) if status in _RETRY_STATUSES else ()
+        headers = ((b"retry-after", b"%g" % knobs.retry_s),) if status in _RETRY_STATUSES else ()
         connection.respond(status, error_body(f"refused by the error knob with {status}", kind), headers)
 
     def _plan(self, request: Mapping[str, Any], knobs: Knobs) -> Plan:
         turns = turns_of(request["messages"])
-        tokens = filler(knobs.tokens) if knobs.tokens else _TOKEN.findall(reply(turns))
+        tool = called_tool(request, knobs.tool) if knobs.tool else None
+        count = round(drawn(knobs.tokens, self._random))
+        if tool is not None:
+            tokens = pieces_of(arguments_for(tool, turns))
+        else:
+            tokens = filler(count) if count > 0 else _TOKEN.findall(reply(turns))
         limit = request.get("max_completion_tokens") or request.get("max_tokens")
         cut = isinstance(limit, int) and 0 < limit < len(tokens)
         options = request.get("stream_options")
@@ -149,7 +161,8 @@ class Completions:
             model=request["model"],
             created=int(time.time()),
             tokens=tokens[:limit] if cut else tokens,
-            finish_reason="length" if cut else "stop",
+            tool=tool["name"] if tool else "",
+            finish_reason="length" if cut else "tool_calls" if tool else "stop",
             prompt_tokens=sum(len(turn.text.split()) for turn in turns),
             with_usage=isinstance(options, dict) and options.get("include_usage") is True,
         )
@@ -192,9 +205,17 @@ def stream_frames(plan: Plan) -> tuple[list[bytes], bytes]:
         plan.created,
         dumps(plan.model),
     )
-    before, after = head + b'[{"index":0,"delta":{"content":', b'},"finish_reason":null}]}\n\n'
-    frames = [chunk(before + dumps(token) + after) for token in plan.tokens]
-    opening = chunk(head + b'[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n')
+    after = b',"finish_reason":null}]}\n\n'
+    begin, end_of_delta = b'[{"index":0,"delta":{"content":', b"}"
+    first = b'[{"index":0,"delta":{"role":"assistant","content":""}'
+    if plan.tool:
+        begin, end_of_delta = b'[{"index":0,"delta":{"tool_calls":[{"index":0,"function":{"arguments":', b"}}]}"
+        first = b'[{"index":0,"delta":{"role":"assistant","content":null,"tool_calls":[%b]}' % dumps(
+            {"index": 0, **_tool_call(plan, "")}
+        )
+    before, after_token = head + begin, end_of_delta + after
+    frames = [chunk(before + dumps(token) + after_token) for token in plan.tokens]
+    opening = chunk(head + first + after)
     ending = head + b'[{"index":0,"delta":{},"finish_reason":%b}]}\n\n' % dumps(plan.finish_reason)
     if plan.with_usage:
         ending += head + b'[],"usage":%b}\n\n' % dumps(plan.usage)
@@ -207,7 +228,9 @@ def stream_frames(plan: Plan) -> tuple[list[bytes], bytes]:
 
 def whole_body(plan: Plan) -> dict[str, object]:
     """The body of an answer that is not streamed."""
-    message = {"role": "assistant", "content": "".join(plan.tokens)}
+    message: dict[str, object] = {"role": "assistant", "content": "".join(plan.tokens)}
+    if plan.tool:
+        message = {"role": "assistant", "content": None, "tool_calls": [_tool_call(plan, "".join(plan.tokens))]}
     return {
         "id": plan.completion_id,
         "object": "chat.completion",
@@ -218,6 +241,11 @@ def whole_body(plan: Plan) -> dict[str, object]:
     }
 
 
+def _tool_call(plan: Plan, arguments: str) -> dict[str, object]:
+    call_id = f"call_{plan.completion_id.removeprefix('chatcmpl-')}"
+    return {"id": call_id, "type": "function", "function": {"name": plan.tool, "arguments": arguments}}
+
+
 def _stop_of(knobs: Knobs, tokens: int) -> tuple[int, str]:
     """After how many tokens the answer ends, and how: `finish`, `stall` or `truncate`."""
     stops = [(stop, name) for stop, name in ((knobs.stall, "stall"), (knobs.truncate, "truncate")) if stop is not None]
@@ -225,20 +253,48 @@ def _stop_of(knobs: Knobs, tokens: int) -> tuple[int, str]:
     return (stop, name) if stop <= tokens else (tokens, "finish")
 
 
+class Times:
+    """When the tokens of one answer are due, in seconds after its request; drawn once, on arrival."""
+
+    __slots__ = ("_due", "_gap_s", "_pause", "_start_s")
+
+    def __init__(self, knobs: Knobs, tokens: int, random: Random) -> None:
+        self._start_s = drawn(knobs.ttft_ms, random) / 1000
+        self._pause = (knobs.pause[0], knobs.pause[1] / 1000) if knobs.pause else None
+        self._due: list[float] | None = None
+        self._gap_s = 0.0
+        if isinstance(knobs.gap_ms, Distribution):
+            gaps = (knobs.gap_ms.draw(random) / 1000 for _ in range(max(tokens - 1, 0)))
+            self._due = list(itertools.accumulate(gaps, initial=self._start_s))
+        else:
+            self._gap_s = knobs.gap_ms / 1000
+
+    def of(self, position: int) -> float:
+        """When the token at a position (from 0) is due."""
+        due = (
+            self._start_s + position * self._gap_s
+            if self._due is None
+            else self._due[min(position, len(self._due) - 1)]
+        )
+        return due + self._pause[1] if self._pause is not None and position >= self._pause[0] else due
+
+
 class _Answer:
     """What streamed and whole answers share: the schedule, and the count of how it ended."""
 
-    __slots__ = ("_connection", "_ending", "_gap_s", "_last_at", "_open", "_start", "_stats", "_stop", "_wheel")
+    __slots__ = ("_connection", "_ending", "_last_at", "_open", "_start", "_stats", "_stop", "_times", "_wheel")
 
-    def __init__(self, plan: Plan, knobs: Knobs, connection: Connection, stats: Stats, wheel: Wheel) -> None:
+    def __init__(
+        self, plan: Plan, knobs: Knobs, times: Times, connection: Connection, stats: Stats, wheel: Wheel
+    ) -> None:
         now = wheel.time()
         self._connection = connection
         self._stats = stats
         self._wheel = wheel
         self._stop, self._ending = _stop_of(knobs, len(plan.tokens))
-        self._start = now + knobs.ttft_ms / 1000
-        self._gap_s = knobs.gap_ms / 1000
-        self._last_at = self._start + max(self._stop - 1, 0) * self._gap_s
+        self._start = now
+        self._times = times
+        self._last_at = now + times.of(max(self._stop - 1, 0))
         if self._ending == "finish":
             self._last_at = max(self._last_at, now + knobs.floor_ms / 1000)
         self._open = True
@@ -268,9 +324,14 @@ class _Stream(_Answer):
 
     __slots__ = ("_frames", "_sent")
 
-    def __init__(self, plan: Plan, knobs: Knobs, connection: Connection, stats: Stats, wheel: Wheel) -> None:
-        super().__init__(plan, knobs, connection, stats, wheel)
+    def __init__(
+        self, plan: Plan, knobs: Knobs, times: Times, connection: Connection, stats: Stats, wheel: Wheel
+    ) -> None:
+        super().__init__(plan, knobs, times, connection, stats, wheel)
         frames, end = stream_frames(plan)
+        if knobs.garbage is not None and frames:
+            at = min(knobs.garbage, len(frames) - 1)
+            frames[at] = GARBAGE + frames[at]
         frames = frames[: self._stop]
         if self._ending == "finish":
             frames = [*frames[:-1], (frames[-1] if frames else b"") + end]
@@ -308,17 +369,20 @@ class _Stream(_Answer):
             self._truncate()
 
     def _due(self, position: int) -> float:
-        return self._last_at if position == len(self._frames) - 1 else self._start + position * self._gap_s
+        return self._last_at if position == len(self._frames) - 1 else self._start + self._times.of(position)
 
 
 class _Whole(_Answer):
     """One completion that is sent in one piece, when a stream of it would have ended."""
 
-    __slots__ = ("_plan",)
+    __slots__ = ("_garbage", "_plan")
 
-    def __init__(self, plan: Plan, knobs: Knobs, connection: Connection, stats: Stats, wheel: Wheel) -> None:
-        super().__init__(plan, knobs, connection, stats, wheel)
+    def __init__(
+        self, plan: Plan, knobs: Knobs, times: Times, connection: Connection, stats: Stats, wheel: Wheel
+    ) -> None:
+        super().__init__(plan, knobs, times, connection, stats, wheel)
         self._plan = plan
+        self._garbage = knobs.garbage is not None
 
     def step(self) -> None:
         """Send the answer if it is due."""
@@ -331,4 +395,5 @@ class _Whole(_Answer):
         else:
             self._stats.tokens += len(self._plan.tokens)
             self._finished()
-            self._connection.respond(200, whole_body(self._plan))
+            body = dumps(whole_body(self._plan))
+            self._connection.respond_bytes(200, body[: len(body) // 2] if self._garbage else body)

@@ -99,7 +99,10 @@ class Connection(asyncio.Protocol):
 
     def respond(self, status: int, payload: object, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
         """Answer the current request with a JSON body."""
-        body = dumps(payload)
+        self.respond_bytes(status, dumps(payload), headers)
+
+    def respond_bytes(self, status: int, body: bytes, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
+        """Answer the current request with a body that says of itself that it is JSON."""
         length = (b"content-length", str(len(body)).encode())
         head = self._parser.send(h11.Response(status_code=status, headers=[_JSON, length, *headers]))
         self._parser.send(h11.Data(data=body))

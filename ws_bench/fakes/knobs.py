@@ -8,20 +8,34 @@ NAME is anything without `;`. A key that the name gives replaces the flag's valu
 | `ttft` | ms | from the request's last byte to the first token (0) |
 | `gap` | ms | between one token and the next, on a fixed schedule: lateness does not add up (0) |
 | `tokens` | count | answer with a text of exactly so many tokens, whatever is asked (0: answer usefully) |
+| `tool` | name | call this tool where the request offers it and has no result yet; `*`: the first one offered (off) |
 | `floor` | ms | the last token and the end are not sent before this time (0) |
 | `error` | 0..1 | share of requests refused with `status` (0; 1 where only `status` is given) |
-| `status` | HTTP | status of a refusal, 400..599; 429 and 503 carry `Retry-After: 1` (500) |
+| `status` | HTTP | status of a refusal, 400..599; 429 and 503 carry `Retry-After` (500) |
+| `retry` | s | what `Retry-After` says (1) |
+| `pause` | count:ms | after so many tokens a silence of so many milliseconds, then the rest (off) |
 | `stall` | count | send so many tokens, then nothing, and keep the connection open (off) |
 | `truncate` | count | send so many tokens, then close the connection without an end (off) |
+| `garbage` | count | after so many tokens an event that is no JSON, then the rest (off) |
 
-A token is a word with the space before it. The same times hold for an answer that is not streamed: it comes when
-a stream would have ended; `stall` and `truncate` then mean no answer, and a closed connection.
+`ttft`, `gap` and `tokens` may be distributions, drawn with the server's `--seed`: `exp:MEAN`, `uniform:LOW..HIGH`,
+`normal:MEAN,SD`, `lognormal:MEDIAN,P95` (`ttft=lognormal:300,900;gap=exp:20`). A gap is drawn for each token.
+
+A token is a word with the space before it, in a tool call a piece of its arguments. The same times hold for an answer
+that is not streamed: it comes when a stream would have ended; `stall` and `truncate` then mean no answer, and a closed
+connection, and `garbage` a body that is no JSON.
 An unknown key or a value out of range is answered with 400 and the list of keys.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from random import Random
 
+from ws_bench.distributions import Distribution, parse_distribution
+from ws_bench.errors import UsageError
+
+Amount = float | Distribution
+Value = Amount | str | tuple[int, float]
 MAX_TOKENS = 100_000
 _MAX_MS = 3_600_000.0
 
@@ -32,16 +46,50 @@ class BadKnob(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """The behaviour of one answer. Times in milliseconds; `stall` and `truncate` are None where they are off."""
+    """The behaviour of one answer. Times in milliseconds; `stall`, `truncate`, `garbage`, `pause` are None when off."""
 
-    ttft_ms: float = 0.0
-    gap_ms: float = 0.0
-    tokens: int = 0
+    ttft_ms: Amount = 0.0
+    gap_ms: Amount = 0.0
+    tokens: Amount = 0
+    tool: str = ""
     floor_ms: float = 0.0
     error: float = 0.0
     status: int = 500
+    retry_s: float = 1.0
     stall: int | None = None
     truncate: int | None = None
+    garbage: int | None = None
+    pause: tuple[int, float] | None = None
+
+
+def drawn(amount: Amount, random: Random) -> float:
+    """The amount, or the next value of its distribution."""
+    return amount.draw(random) if isinstance(amount, Distribution) else amount
+
+
+def _amount(plain: Callable[[str], float]) -> Callable[[str], Amount]:
+    """A plain value, or a distribution of such values."""
+
+    def parse(text: str) -> Amount:
+        if ":" not in text:
+            return plain(text)
+        try:
+            return parse_distribution(text, plain)
+        except UsageError as failure:
+            raise ValueError(text) from failure
+
+    return parse
+
+
+def _pause(text: str) -> tuple[int, float]:
+    after, _, ms = text.partition(":")
+    return _count(0, MAX_TOKENS)(after), _number(0, _MAX_MS)(ms)
+
+
+def _name(text: str) -> str:
+    if not text:
+        raise ValueError(text)
+    return text
 
 
 def _number(low: float, high: float) -> Callable[[str], float]:
@@ -64,20 +112,24 @@ def _count(low: int, high: int) -> Callable[[str], int]:
     return parse
 
 
-KNOBS: dict[str, tuple[str, Callable[[str], float]]] = {
-    "ttft": ("ttft_ms", _number(0, _MAX_MS)),
-    "gap": ("gap_ms", _number(0, _MAX_MS)),
-    "tokens": ("tokens", _count(0, MAX_TOKENS)),
+KNOBS: dict[str, tuple[str, Callable[[str], Value]]] = {
+    "ttft": ("ttft_ms", _amount(_number(0, _MAX_MS))),
+    "gap": ("gap_ms", _amount(_number(0, _MAX_MS))),
+    "tokens": ("tokens", _amount(_count(0, MAX_TOKENS))),
     "floor": ("floor_ms", _number(0, _MAX_MS)),
     "error": ("error", _number(0, 1)),
     "status": ("status", _count(400, 599)),
     "stall": ("stall", _count(0, MAX_TOKENS)),
     "truncate": ("truncate", _count(0, MAX_TOKENS)),
+    "tool": ("tool", _name),
+    "retry": ("retry_s", _number(0, 3600)),
+    "pause": ("pause", _pause),
+    "garbage": ("garbage", _count(0, MAX_TOKENS)),
 }
 """Key in a model name (and flag) → field of `Knobs` and its parser."""
 
 
-def parse_knob(key: str, text: str) -> float:
+def parse_knob(key: str, text: str) -> Value:
     """The value of one knob. Raises `BadKnob`, whose text lists the keys."""
     try:
         _, parse = KNOBS[key]
@@ -93,7 +145,7 @@ def knobs_of(model: str, defaults: Knobs) -> Knobs:
     _, separator, rest = model.partition(";")
     if not separator:
         return defaults
-    changes: dict[str, float] = {}
+    changes: dict[str, Value] = {}
     for item in rest.split(";"):
         if item.strip():
             key, _, value = item.partition("=")
@@ -101,7 +153,7 @@ def knobs_of(model: str, defaults: Knobs) -> Knobs:
     return with_knobs(defaults, changes)
 
 
-def with_knobs(defaults: Knobs, changes: dict[str, float]) -> Knobs:
+def with_knobs(defaults: Knobs, changes: Mapping[str, Value]) -> Knobs:
     """`defaults` with some knobs replaced; a status alone means that every request is refused with it."""
     if "status" in changes and "error" not in changes and defaults.error == 0:
         changes = {**changes, "error": 1.0}
