@@ -155,7 +155,8 @@ class Spool:
         gone = {ask.id for ask, _ in endings}
         self._file.write(rows, gone, ())
         kept = [entry for entry in self.waiting if entry.id not in gone]
-        self.waiting = kept + [Entry(row.id, row.kind, row.key, row.exchange_id, row.at, len(row.body)) for row in rows]
+        made = [Entry(row.id, row.kind, row.key, row.exchange_id, row.at, len(row.body)) for row in rows]
+        self.waiting[:] = kept + made
 
     async def aclose(self) -> None:
         """Write what was handed over, once, and close. What cannot be written any more is given up."""
