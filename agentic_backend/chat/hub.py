@@ -1,22 +1,27 @@
-"""All chat sockets of the process: who may come in, the clock that watches them, and how they all go.
+"""All chat sockets and event streams of the process: who may come in, the clock that watches them, how they all go.
 
-One tick a second looks at every socket; no socket has a timer of its own.
+One tick a second looks at every one of them; none has a timer of its own.
 """
 
 import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.responses import JSONResponse
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import JSONResponse, Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from agentic_backend.chat.socket import ChatSocket, ProtocolName, Turns
+from agentic_backend.chat.frames import Asker, NativeAsk, ask_of
+from agentic_backend.chat.socket import ChatSocket, ProtocolName, Turns, traceparent_of
+from agentic_backend.chat.sse import EventStream, read_body, read_last_event_id
 from agentic_backend.metrics import AgenticMetrics
-from backend_kit.auth import AuthError, Credentials, NoAuth, Verifier, credential_from, header, origin_allowed
+from agentic_backend.session.stream import Turn
+from backend_kit.auth import AuthError, Credentials, Identity, NoAuth, Verifier, credential_from, header, origin_allowed
+from backend_kit.http import request_id
 from backend_kit.wire import Code, message_for
 
 NATIVE_SUBPROTOCOL = "turnwise.v1"
@@ -25,7 +30,10 @@ TICK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class SocketRules:
-    """What a handshake is checked against and how long a socket may take. Counts of 0 are off; times in seconds."""
+    """What a handshake is checked against and how long a socket may take. Counts of 0 are off; times in seconds.
+
+    An event stream counts as a socket.
+    """
 
     authorized_origins: tuple[str, ...]
     allow_query_token: bool
@@ -50,13 +58,14 @@ class SocketHub:
         self._rules = rules
         self._metrics = metrics
         self._sockets: dict[ChatSocket, None] = {}
+        self._streams: dict[EventStream, None] = {}
         self._addresses: Counter[str] = Counter()
         self._empty = asyncio.Event()
         self._empty.set()
         self.draining = False
 
     def __len__(self) -> int:
-        return len(self._sockets)
+        return len(self._sockets) + len(self._streams)
 
     async def serve(self, websocket: WebSocket, turns: Turns) -> None:
         """Take one handshake through its checks and, where they hold, run the socket to its end."""
@@ -66,16 +75,35 @@ class SocketHub:
             return
         protocols = websocket.scope.get("subprotocols", [])
         native = NATIVE_SUBPROTOCOL in protocols
-        address = websocket.client.host if websocket.client else "unknown"
-        self._addresses[address] += 1
-        try:
-            with contextlib.suppress(WebSocketDisconnect):
-                await websocket.accept(subprotocol=NATIVE_SUBPROTOCOL if native else None)
-                await self._run(websocket, "native" if native else "compatible", address, turns)
-        finally:
-            self._addresses[address] -= 1
-            if not self._addresses[address]:
-                del self._addresses[address]
+        with self._counted(_address(websocket)), contextlib.suppress(WebSocketDisconnect):
+            await websocket.accept(subprotocol=NATIVE_SUBPROTOCOL if native else None)
+            await self._run(websocket, "native" if native else "compatible", turns)
+
+    async def stream(self, request: Request, identity: Identity, turns: Turns) -> Response:
+        """The answer to a request whose body asks, or goes on with a turn after its `Last-Event-ID`.
+
+        Raises ServiceError where the request cannot be read.
+        """
+        frame = read_body(await request.body(), self._rules.max_message_chars)
+        last_event_id = read_last_event_id(request.headers.get("last-event-id"))
+        refusal = self._refusal_of_stream(request, identity.uid)
+        if refusal is not None:
+            return refusal
+        number = request_id(request.scope)
+        asker = Asker(identity.uid, request.state.credentials, traceparent_of(request))
+
+        def begin() -> tuple[Turn, int]:
+            if isinstance(frame, NativeAsk):
+                return turns.submit(ask_of(frame, asker, number)), last_event_id or 0
+            turn = turns.resume(frame.session_id, frame.exchange_id, identity.uid, number)
+            return turn, frame.after_seq if last_event_id is None else last_event_id
+
+        return EventStream(
+            user_id=identity.uid,
+            begin=begin,
+            watched=lambda stream: self._streaming(stream, _address(request)),
+            delivered=self._delivered,
+        )
 
     async def watch(self) -> None:
         """Look at every socket once a second, for ever."""
@@ -94,11 +122,21 @@ class SocketHub:
                 socket.close(4408)
             elif now - clock.last_sent > rules.heartbeat_s - 2 * TICK_S:
                 socket.heartbeat()
+        for stream in tuple(self._streams):
+            clock = stream.clock
+            if clock.since and now - clock.since > rules.send_s:
+                stream.abort()
+            elif now - clock.last_sent > rules.heartbeat_s - 2 * TICK_S:
+                stream.heartbeat()
         self._metrics.ws_connections.set(len(self._sockets))
-        self._metrics.outbox_bytes.set(sum(socket.outbox_bytes for socket in self._sockets))
+        behind = sum(socket.outbox_bytes for socket in self._sockets)
+        self._metrics.outbox_bytes.set(behind + sum(stream.outbox_bytes for stream in self._streams))
 
     def begin_drain(self) -> int:
-        """Refuse handshakes; each socket closes with 1012 once its turns have ended. Returns how many are idle."""
+        """Refuse newcomers; each socket closes with 1012 once its turns have ended. Returns how many are idle.
+
+        A stream ends with its turn anyway.
+        """
         self.draining = True
         idle = [socket for socket in self._sockets if not socket.busy]
         for socket in tuple(self._sockets):
@@ -106,18 +144,44 @@ class SocketHub:
         return len(idle)
 
     async def wait_empty(self, deadline_s: float) -> int:
-        """Wait until every socket is closed. Returns how many had to be cut at the deadline."""
+        """Wait until every socket and stream is closed. Returns how many had to be cut at the deadline."""
         try:
             async with asyncio.timeout(deadline_s):
                 await self._empty.wait()
         except TimeoutError:
-            left = tuple(self._sockets)
-            for socket in left:
-                socket.abort()
+            left: tuple[ChatSocket | EventStream, ...] = (*self._sockets, *self._streams)
+            for one in left:
+                one.abort()
             return len(left)
         return 0
 
-    async def _run(self, websocket: WebSocket, protocol: ProtocolName, address: str, turns: Turns) -> None:
+    @contextlib.contextmanager
+    def _counted(self, address: str) -> Iterator[None]:
+        """One more connection of the address."""
+        self._addresses[address] += 1
+        try:
+            yield
+        finally:
+            self._addresses[address] -= 1
+            if not self._addresses[address]:
+                del self._addresses[address]
+
+    @contextlib.contextmanager
+    def _streaming(self, stream: EventStream, address: str) -> Iterator[None]:
+        with self._counted(address):
+            self._streams[stream] = None
+            self._empty.clear()
+            try:
+                yield
+            finally:
+                del self._streams[stream]
+                self._note_empty()
+
+    def _note_empty(self) -> None:
+        if not len(self):
+            self._empty.set()
+
+    async def _run(self, websocket: WebSocket, protocol: ProtocolName, turns: Turns) -> None:
         scope = websocket.scope
         token, _ = credential_from(
             scope["headers"],
@@ -138,7 +202,6 @@ class SocketHub:
             protocol=protocol,
             identity=identity,
             credentials=Credentials(token),
-            address=address,
             turns=turns,
             verifier=self._verifier,
             max_message_chars=self._rules.max_message_chars,
@@ -155,8 +218,7 @@ class SocketHub:
             await socket.run()
         finally:
             del self._sockets[socket]
-            if not self._sockets:
-                self._empty.set()
+            self._note_empty()
 
     def _make_room(self, user_id: str) -> None:
         """Newest wins: over the user's bound, the oldest socket is closed with 4409."""
@@ -164,17 +226,28 @@ class SocketHub:
         if not limit:
             return
         mine = [socket for socket in self._sockets if socket.identity.uid == user_id]
-        for socket in mine[: max(0, len(mine) - limit + 1)]:
+        for socket in mine[: max(0, self._held_by(user_id) - limit + 1)]:
             socket.close(4409)
 
-    def _refusal(self, websocket: WebSocket) -> JSONResponse | None:
-        """The HTTP answer that stands against a handshake, or None."""
+    def _held_by(self, user_id: str) -> int:
+        sockets = sum(socket.identity.uid == user_id for socket in self._sockets)
+        return sockets + sum(stream.user_id == user_id for stream in self._streams)
+
+    def _refusal_of_stream(self, request: Request, user_id: str) -> JSONResponse | None:
+        """As `_refusal`; the user's bound refuses the newest, as an older stream may be in the middle of an answer."""
+        limit = self._rules.sockets_per_user
+        if limit and self._held_by(user_id) >= limit:
+            return _denial(429, Code.RATE_LIMITED)
+        return self._refusal(request)
+
+    def _refusal(self, connection: HTTPConnection) -> JSONResponse | None:
+        """The HTTP answer that stands against a handshake or a stream, or None."""
         rules = self._rules
-        headers = websocket.scope["headers"]
+        headers = connection.scope["headers"]
         _, source = credential_from(
             headers,
-            websocket.scope.get("subprotocols", []),
-            websocket.scope.get("query_string", b""),
+            connection.scope.get("subprotocols", []),
+            connection.scope.get("query_string", b""),
             allow_query_token=rules.allow_query_token,
         )
         origin = header(headers, b"origin")
@@ -184,12 +257,15 @@ class SocketHub:
             return _denial(403, Code.FORBIDDEN)
         if self.draining:
             return _denial(503, Code.DRAINING)
-        if rules.max_sockets and len(self._sockets) >= rules.max_sockets:
+        if rules.max_sockets and len(self) >= rules.max_sockets:
             return _denial(503, Code.OVERLOADED)
-        address = websocket.client.host if websocket.client else "unknown"
-        if rules.sockets_per_address and self._addresses[address] >= rules.sockets_per_address:
+        if rules.sockets_per_address and self._addresses[_address(connection)] >= rules.sockets_per_address:
             return _denial(429, Code.RATE_LIMITED)
         return None
+
+
+def _address(connection: HTTPConnection) -> str:
+    return connection.client.host if connection.client else "unknown"
 
 
 def _denial(status: int, code: Code) -> JSONResponse:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, HTTPException, Query, Response
+from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
 from fastapi import Path as PathParam
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from starlette.websockets import WebSocket
@@ -16,6 +16,7 @@ from agentic_backend.chat.hub import SocketHub
 from agentic_backend.chat.kpi_routes import KpiViews, add_kpi
 from agentic_backend.chat.preferences import SessionId, add_preferences
 from agentic_backend.chat.socket import Turns
+from agentic_backend.chat.sse import EventStream
 from agentic_backend.errors import MessageNotFound, SessionNotFound
 from agentic_backend.session.models import HistoryWindow, Session
 from agentic_backend.session.registry import TurnRegistry
@@ -25,6 +26,8 @@ from backend_kit.kpi import Kpi
 from backend_kit.wire import dumps, loads
 
 _MAX_TITLE_CHARS = 200
+_STREAM_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}}
+"""The native `ask` or `resume`: docs/schema/native-client.schema.json says it in full."""
 
 
 Rank = Annotated[int, PathParam(ge=0, le=2**31 - 1)]
@@ -60,6 +63,7 @@ def build_router(services: Callable[[], ChatServices], identify: Callable[..., A
     router = APIRouter()
     caller = Annotated[Identity, Depends(identify)]
     _add_sockets(router, services)
+    _add_stream(router, services, caller)
     _add_agents(router, services, caller)
     _add_sessions(router, services, caller)
     _add_history(router, services, caller)
@@ -79,6 +83,13 @@ def _add_sockets(router: APIRouter, services: Callable[[], ChatServices]) -> Non
     async def baseline(websocket: WebSocket) -> None:
         state = services()
         await state.hub.serve(websocket, state.baseline)
+
+
+def _add_stream(router: APIRouter, services: Callable[[], ChatServices], caller: Any) -> None:
+    @router.post("/chatbot/query/stream", response_class=EventStream, openapi_extra=_STREAM_BODY)
+    async def query_stream(request: Request, identity: caller) -> Response:
+        state = services()
+        return await state.hub.stream(request, identity, state.registry)
 
 
 def _add_agents(router: APIRouter, services: Callable[[], ChatServices], caller: Any) -> None:

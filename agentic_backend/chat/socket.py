@@ -17,6 +17,7 @@ from enum import Enum
 from typing import Literal, Protocol
 from uuid import uuid4
 
+from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from agentic_backend.chat import frames, relay
@@ -87,7 +88,6 @@ class ChatSocket:
         protocol: ProtocolName,
         identity: Identity,
         credentials: Credentials,
-        address: str,
         turns: Turns,
         verifier: Verifier,
         max_message_chars: int,
@@ -96,12 +96,11 @@ class ChatSocket:
         abort: Callable[[], None],
     ) -> None:
         self.identity = identity
-        self.address = address
         self.protocol = protocol
         self.clock = SendClock()
         self.state = SocketState.OPEN
         self._credentials = credentials
-        self._traceparent = _traceparent(websocket)
+        self._traceparent = traceparent_of(websocket)
         self._websocket = websocket
         self._turns = turns
         self._verifier = verifier
@@ -375,7 +374,7 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
     return leaves
 
 
-def _traceparent(websocket: WebSocket) -> str | None:
-    """The trace (W3C Trace Context) that the handshake belongs to, for the calls that its asks lead to."""
-    given: str | None = websocket.headers.get("traceparent")
+def traceparent_of(connection: HTTPConnection) -> str | None:
+    """The trace (W3C Trace Context) that a request or handshake belongs to, for the calls that its asks lead to."""
+    given: str | None = connection.headers.get("traceparent")
     return given if given is not None and _TRACEPARENT.fullmatch(given) else None

@@ -12,6 +12,8 @@ if TYPE_CHECKING or find_spec("httptools") is None:
 else:
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as HttpProtocol
 
+from backend_kit.http.ws import limit_unread
+
 HEAD_TIMEOUT_S = 10.0
 
 _TIMEOUT_RESPONSE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
@@ -20,7 +22,10 @@ _TIMEOUT_RESPONSE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\nconte
 class HandshakeTimeoutHttp(HttpProtocol):
     """`uvicorn.Config(http=HandshakeTimeoutHttp)`. A connection whose next request has no complete head
     `head_timeout_s` after it was opened, or after the head's first byte, is ended: with 408 where a head has begun,
-    without a word where nothing came. Bytes that trickle in do not extend the time. Nothing else is timed here.
+    without a word where nothing came. Bytes that trickle in do not extend the time.
+
+    Nothing else is timed here; for an answer that is not taken, the application finds `abort` in `scope["state"]`, as
+    with sockets, and the kernel drops what stays unread.
     """
 
     head_timeout_s = HEAD_TIMEOUT_S
@@ -32,14 +37,20 @@ class HandshakeTimeoutHttp(HttpProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+        super().__init__(config, server_state, {**app_state, "abort": self.abort}, _loop)
         self._head_timer: asyncio.TimerHandle | None = None
         self._head_begun = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn types it
         """Start the clock of the first head."""
         super().connection_made(transport)
+        limit_unread(transport)
         self._arm()
+
+    def abort(self) -> None:
+        """Drop the connection now, with whatever is unsent."""
+        if self.transport is not None:
+            self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Read; the clock runs while no request is in progress, whoever sends what."""

@@ -23,6 +23,18 @@ USER_TIMEOUT_MS = 20_000
 """Linux gives a connection up when sent data stays unacknowledged, or a zero window shut, for this long."""
 
 
+def limit_unread(transport: BaseTransport) -> None:
+    """Have the kernel give up a peer that takes nothing for `USER_TIMEOUT_MS`, and send small writes at once."""
+    sock = transport.get_extra_info("socket")
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    # A peer that is gone already makes these fail; the transport reports the loss by itself.
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+
+
 class HardenedWS(WebSocketsSansIOProtocol):
     """`uvicorn.Config(ws=HardenedWS)`. The application finds `abort` in `scope["state"]`: a callable that drops the
     connection at once, for a writer whose send deadline has passed. It may be called at any time and more than once.
@@ -56,14 +68,7 @@ class HardenedWS(WebSocketsSansIOProtocol):
         """Set the limits of the socket, then as uvicorn does."""
         super().connection_made(transport)
         self.transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
-        sock = transport.get_extra_info("socket")
-        if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
-            return
-        # A peer that is gone already makes these fail; the transport reports the loss by itself.
-        with contextlib.suppress(OSError):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if hasattr(socket, "TCP_USER_TIMEOUT"):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+        limit_unread(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """As uvicorn does, and no timer outlives the connection."""

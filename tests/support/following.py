@@ -5,8 +5,10 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
+import aiohttp
+
 from tests.support.schema import validate_native
-from tests.support.service import ServiceClient, hear_raw, say
+from tests.support.service import BASE, ServiceClient, hear_raw, say
 
 TERMINAL = {"final", "error", "cancelled"}
 
@@ -78,3 +80,35 @@ def transcript(frames: list[str]) -> list[str]:
             open_delta = frame
             joined.append(json.dumps(frame))
     return joined
+
+
+async def over_stream(
+    service: ServiceClient, frame: dict[str, Any], *, last_event_id: int | None = None
+) -> AsyncIterator[str]:
+    """As `over_socket`, over the event stream: the frames are its data, whose number and type must say the same."""
+    headers = {} if last_event_id is None else {"Last-Event-ID": str(last_event_id)}
+    async with service.http.post(f"{BASE}/chatbot/query/stream", json=frame, headers=headers) as response:
+        try:
+            assert response.status == 200, await response.text()
+            async for event in stream_events(response):
+                if "data" not in event:
+                    continue  # a comment
+                frame = json.loads(event["data"])
+                assert event["event"] == frame["type"]
+                assert event.get("id") == (str(frame["seq"]) if "seq" in frame else None)
+                yield event["data"]
+        finally:
+            response.close()  # an open connection is cut, one whose answer is whole is kept
+
+
+async def stream_events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, str]]:
+    """The events of a text/event-stream by their fields; comments stand under ""."""
+    event: dict[str, str] = {}
+    async for line in response.content:
+        if line == b"\n":
+            yield event
+            event = {}
+        else:
+            name, _, value = line.decode().removesuffix("\n").partition(": ")
+            event[name] = value
+    assert event == {}

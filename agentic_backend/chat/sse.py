@@ -1,0 +1,171 @@
+"""The events of one turn over plain HTTP, for clients that have no socket: the native events as text/event-stream.
+
+The turn is not the request's: it runs in the registry, and the stream only follows it, as a socket does.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from agentic_backend.chat import frames
+from agentic_backend.chat.follow import Follow, NativeEvent
+from agentic_backend.chat.socket import SendClock
+from agentic_backend.errors import BadRequest, UnknownType
+from agentic_backend.session.stream import Failed, Turn
+from backend_kit.http import error_response
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    # What is compressed or buffered on the way comes late.
+    (b"cache-control", b"no-store, no-transform"),
+    (b"x-accel-buffering", b"no"),
+]
+_HEARTBEAT = b": heartbeat\n\n"
+
+
+class _Gone(Exception):  # not a failure: the client left
+    pass
+
+
+def read_body(body: bytes, max_message_chars: int) -> frames.NativeAsk | frames.Resume:
+    """The `ask` or `resume` frame in a request's body. Raises BadRequest, UnknownType or MessageTooLong."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        raise BadRequest from None
+    frame = frames.parse_native(text, max_message_chars)
+    if not isinstance(frame, frames.NativeAsk | frames.Resume):
+        raise UnknownType
+    return frame
+
+
+def read_last_event_id(value: str | None) -> int | None:
+    """The number in a `Last-Event-ID`, None without one. Raises BadRequest where it is no number of ours."""
+    if not value:
+        return None
+    if not (value.isascii() and value.isdigit() and len(value) <= 10):
+        raise BadRequest
+    return int(value)
+
+
+class EventStream(Response):
+    """Answers a request with the events of one turn until its end.
+
+    What stands against an ask before its turn begins is an HTTP error, so the head waits for the first event, and for
+    no longer than the clock that watches the stream (`heartbeat`) leaves it silent.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        *,
+        user_id: str,
+        begin: Callable[[], tuple[Turn, int]],
+        watched: Callable[["EventStream"], AbstractContextManager[None]],
+        delivered: Callable[[float], None],
+    ) -> None:
+        """`begin` gives the turn and the number after which it is told; `watched` is held while the stream is open."""
+        super().__init__()
+        self.user_id = user_id
+        self.clock = SendClock()
+        self._begin = begin
+        self._watched = watched
+        self._delivered = delivered
+        self._follow: Follow | None = None
+        self._wake = asyncio.Event()
+        self._silent = False
+        self._abort: Callable[[], None] | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the request."""
+        self._abort = scope["state"]["abort"]
+        with self._watched(self):
+            turn, after_seq = self._begin()
+            self._follow = follow = Follow(turn, turn.after(after_seq))
+            turn.follow(self._wake.set)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    reader = group.create_task(_until_gone(receive), name="stream-reader")
+                    await self._write(follow, scope, receive, send)
+                    reader.cancel()
+            except* _Gone:
+                pass
+            finally:
+                self._let_go(follow)
+
+    @property
+    def outbox_bytes(self) -> int:
+        """Roughly the bytes that wait to be written: what the client is behind."""
+        return self._follow.behind_bytes if self._follow is not None else 0
+
+    def heartbeat(self) -> None:
+        """Say that we are here."""
+        self._silent = True
+        self._wake.set()
+
+    def abort(self) -> None:
+        """Cut the connection at once: the client does not read."""
+        if self._abort is not None:
+            self._abort()
+
+    async def _write(self, follow: Follow, scope: Scope, receive: Receive, send: Send) -> None:
+        turn = follow.turn
+        while not turn.events and not self._silent:
+            await self._woken()
+        refusal = turn.events[0].payload if turn.events else None
+        if isinstance(refusal, Failed) and refusal.refused:
+            retry_after_s = None if refusal.retry_after_ms is None else refusal.retry_after_ms / 1000
+            await error_response(Request(scope), refusal.code, retry_after_s=retry_after_s)(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        while True:
+            while not follow.up_to_date:
+                await self._send(send, _encode(follow.take_native()))
+            if turn.ended:
+                break
+            if self._silent:
+                self._silent = False
+                await self._send(send, _HEARTBEAT)
+            else:
+                await self._woken()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _woken(self) -> None:
+        await self._wake.wait()
+        self._wake.clear()
+
+    async def _send(self, send: Send, body: bytes) -> None:
+        clock = self.clock
+        clock.since = time.monotonic()
+        try:
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+        finally:
+            clock.since = 0.0
+        clock.last_sent = time.monotonic()
+
+    def _let_go(self, follow: Follow) -> None:
+        """Stop following; cancel where the ask says so and nobody else listens."""
+        turn = follow.turn
+        turn.unfollow(self._wake.set)
+        if turn.ended:
+            self._delivered(follow.behind_s)
+        elif turn.ask.on_disconnect == "cancel" and not turn.followed:
+            turn.cancel()
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    raise _Gone
+
+
+def _encode(event: NativeEvent) -> bytes:
+    # JSON has no line breaks outside its strings, and in them they are escaped: it is one line of data.
+    number = f"id: {event.seq}\n" if event.seq else ""
+    return f"{number}event: {event.type}\ndata: {event.json}\n\n".encode()
