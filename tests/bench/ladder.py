@@ -67,7 +67,7 @@ class Size:
     slack: float
 
 
-FULL = Size(seconds=8.0, warm_s=2.0, rounds=5, slack=1.0)
+FULL = Size(seconds=8.0, warm_s=2.0, rounds=4, slack=1.0)
 SHORT = Size(seconds=3.0, warm_s=1.0, rounds=1, slack=5.0)
 
 

@@ -48,7 +48,7 @@ class Size:
     slack: float
 
 
-FULL = Size(seconds=6.0, warm_s=2.0, pairs=5, slack=1.0)
+FULL = Size(seconds=5.0, warm_s=1.5, pairs=4, slack=1.0)
 SHORT = Size(seconds=2.0, warm_s=1.0, pairs=1, slack=5.0)
 
 
