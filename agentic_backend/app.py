@@ -234,7 +234,7 @@ class AgenticService:
             admission=admission,
             metrics=metrics,
             kpi=kpi,
-            accounts=TurnAccounts(kpi, metrics, windows),
+            accounts=TurnAccounts(kpi, metrics, windows, acked_by_database=settings.persistence.ack == "db"),
             rules=TurnRules(settings.deadlines.turn_s, settings.ai.restore_max_exchanges),
             leases=persistence.leases,
         )

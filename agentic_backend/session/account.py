@@ -43,7 +43,9 @@ class TurnEnd:
 class TurnAccounts:
     """Accounts for turns, each once, whatever became of it."""
 
-    def __init__(self, kpi: Kpi, metrics: AgenticMetrics, windows: Windows) -> None:
+    def __init__(self, kpi: Kpi, metrics: AgenticMetrics, windows: Windows, *, acked_by_database: bool) -> None:
+        """`acked_by_database`: what a turn's end waits for is Postgres and not the spool (`persistence.ack: db`)."""
+        self._acked_by_database = acked_by_database
         self._kpi = kpi
         self._metrics = metrics
         self.windows = windows
@@ -83,7 +85,7 @@ class TurnAccounts:
             total_ms=total_s * 1e3,
             unattributed_ms=unattributed_ms,
             first_token_ms=None if first_token_s is None else first_token_s * 1e3,
-            stored=end.durable == "db",
+            stored=self._acked_by_database,
         )
         if logger.isEnabledFor(logging.INFO):
             fields = {

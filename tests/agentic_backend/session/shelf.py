@@ -115,7 +115,7 @@ class Process:
             admission=admission,
             metrics=metrics,
             kpi=kpi,
-            accounts=TurnAccounts(kpi, metrics, Windows()),
+            accounts=TurnAccounts(kpi, metrics, Windows(), acked_by_database=False),
             rules=TurnRules(turn_s=30.0, restore_max_exchanges=20),
             leases=leases,
         )

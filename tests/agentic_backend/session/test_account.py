@@ -23,10 +23,11 @@ FIELD = r'([a-z_.0-9]+)=([^\s="]+|"[^"\\]*")'
 class Desk:
     """Accounts over a registry of their own, and one ask with its ledger."""
 
-    def __init__(self, **ask: Any) -> None:
+    def __init__(self, *, acked_by_database: bool = False, **ask: Any) -> None:
         self.kpi = Kpi(CollectorRegistry(), service="agentic", phases=(*AGENT_PHASES, *TURN_PHASES))
         self.windows = Windows()
-        self.accounts = TurnAccounts(self.kpi, AgenticMetrics(self.kpi.registry, self.kpi), self.windows)
+        metrics = AgenticMetrics(self.kpi.registry, self.kpi)
+        self.accounts = TurnAccounts(self.kpi, metrics, self.windows, acked_by_database=acked_by_database)
         given = {"session_id": "s-1", "exchange_id": "e-1", "message": "canary question", "request_id": "r1"} | ask
         self.ask = Ask(agent_id="Georges", user_id="ann", received_at=time.perf_counter(), **given)
         self.ledger = Ledger(self.kpi, started=self.ask.received_at, owner="Georges")
@@ -109,6 +110,15 @@ def test_metrics_and_window_are_fed_once_a_turn() -> None:
     seen = desk.windows.close_slice(Gauged())
     assert seen.turns == 1
     assert round(seen.ms["llm_floor"]) == 200
+
+
+@pytest.mark.parametrize(("acked_by_database", "account"), [(False, "spool"), (True, "stored")])
+def test_the_acknowledgement_counts_for_what_it_waits_for(*, acked_by_database: bool, account: str) -> None:
+    """Also where Postgres was faster than a spool that hung: the wait was for the spool."""
+    desk = Desk(acked_by_database=acked_by_database)
+    desk.ledger.add("spool_ack", desk.ask.received_at, desk.ask.received_at + 0.9)
+    desk.end(durable="db")
+    assert round(desk.windows.close_slice(Gauged()).ms[account]) == 900  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
