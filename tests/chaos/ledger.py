@@ -80,6 +80,8 @@ class Ledger:
         self.cuts = 0
         self.told_count = 0
         self.changed: list[str] = []
+        self.asked_again: set[str] = set()
+        """Questions that were open when their socket broke, and were asked on the next one."""
 
     def ask(self, exchange_id: str, session_id: str, text: str) -> Asked:
         """Enter a question."""

@@ -25,13 +25,13 @@ CUT = (OSError, WebSocketException, TimeoutError)
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """How clients behave: turns a second together, whether they ask again what was not answered, and their patience.
+    """How clients behave: turns a second together, the share that ask again what was not answered, their patience.
 
     `jitter_s` is the least and longest pause before a reconnect.
     """
 
     rate: float
-    resend: bool = True
+    resend: float = 1.0
     jitter_s: tuple[float, float] = (0.05, 0.5)
     patience_s: float = 45.0
     agent: str = "Georges"
@@ -42,6 +42,7 @@ class _Seat:
     number: int
     session_id: str
     due: float
+    resends: bool
     asked: Asked | None = None
     count: int = 0
 
@@ -128,7 +129,9 @@ class Crowd:
         now = time.perf_counter()
         for number, session_id in enumerate(sessions):
             self.ledger.sessions.add(session_id)
-            seat = _Seat(number, session_id, now + period * self._draw.random())
+            seat = _Seat(
+                number, session_id, now + period * self._draw.random(), number < self.habits.resend * len(sessions)
+            )
             self._seats.append(seat)
             tasks.create_task(self._member(seat, period))
 
@@ -162,7 +165,9 @@ class Crowd:
                     await self._talk(socket, seat, period)
             except CUT:
                 self.ledger.cuts += 1
-                if not self.habits.resend:
+                if seat.asked is not None and seat.resends:
+                    self.ledger.asked_again.add(seat.asked.exchange_id)
+                else:
                     seat.asked = None
                 await asyncio.sleep(self._draw.uniform(*self.habits.jitter_s))
 
@@ -196,7 +201,7 @@ class Crowd:
             seat.asked = None
             return
         self.ledger.errors[frame["code"]] += 1
-        if "seq" in frame or not (frame.get("retryable") and self.habits.resend):
+        if "seq" in frame or not (frame.get("retryable") and seat.resends):
             seat.asked = None  # with a seq it was a turn, and this is its end: the same ask is answered with it again
             return
         wait_s = (frame.get("retry_after_ms") or 200) / 1e3
