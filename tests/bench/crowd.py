@@ -1,6 +1,7 @@
 """Clients that ask again as soon as they have their answer, for some seconds: the load of `verdict` and `kpi_cost`."""
 
 import asyncio
+import contextlib
 import json
 import socket
 import time
@@ -48,6 +49,8 @@ class Crowd:
             try:
                 session_id = await self._session(http)
                 async with self._dial(port) as peer:
+                    if self.bytes_per_s:
+                        await self._slowly(peer, session_id, until)
                     while time.perf_counter() < until:
                         question = self.questions[(number + asked * self.clients) % len(self.questions)]
                         asked += 1
@@ -79,6 +82,25 @@ class Crowd:
             **options,
         )
 
+    async def _slowly(self, peer: ClientConnection, session_id: str, until: float) -> None:
+        """Ask on, whatever has been read: the kernel's buffers, which hide some turns of a slow reader, fill up."""
+
+        async def ask_on() -> None:
+            ask = {"type": "ask", "session_id": session_id, "agent_id": self.agent, "message": self.questions[0]}
+            while True:
+                await peer.send(json.dumps({**ask, "if_busy": "queue"}))
+                await asyncio.sleep(0.3)
+
+        async def read_slowly() -> None:
+            while True:
+                text = await peer.recv(decode=False)
+                await asyncio.sleep(len(text) / self.bytes_per_s)
+
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(until - time.perf_counter()), asyncio.TaskGroup() as group:
+                group.create_task(ask_on())
+                group.create_task(read_slowly())
+
     async def _turn(self, peer: ClientConnection, session_id: str, question: str) -> None:
         began = time.perf_counter()
         ask = {"type": "ask", "session_id": session_id, "agent_id": self.agent, "message": question}
@@ -86,12 +108,8 @@ class Crowd:
         async with asyncio.timeout(_PATIENCE_S):
             while True:
                 text = await peer.recv(decode=False)
-                if self.bytes_per_s:
-                    await asyncio.sleep(len(text) / self.bytes_per_s)
-                head = text[:24]
-                if not any(f'"{end}"'.encode() in head for end in _ENDS):
-                    continue
-                break
+                if any(f'"{end}"'.encode() in text[:24] for end in _ENDS):
+                    break
         frame = json.loads(text)
         if frame["type"] != "final":
             self.refused += 1
