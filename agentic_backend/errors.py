@@ -5,10 +5,12 @@ ServiceError (backend_kit.wire)
 ├── SessionNotFound, AgentNotFound, ExchangeNotFound, MessageNotFound
 ├── Unauthenticated, Forbidden
 ├── SessionBusy, TooManyTurns, RateLimited, Overloaded, Draining, Conflict
+├── NotAwaiting                                  what a person answers was not asked, or is answered
 ├── StorageFull, HistoryUnavailable              persistence
 └── TurnFailed                                   a turn that began and could not end well
     ├── LlmUnavailable, LlmRateLimited, LlmTimeout, LlmProtocol
     ├── KfUnavailable
+    ├── NotKept
     └── TurnDeadline
 """
 
@@ -113,6 +115,12 @@ class Conflict(ServiceError):
     code: ClassVar[Code] = Code.CONFLICT
 
 
+class NotAwaiting(ServiceError):
+    """An answer to a question that was never asked, is answered, or is no longer the newest of its session."""
+
+    code: ClassVar[Code] = Code.NOT_AWAITING
+
+
 class StorageFull(ServiceError):
     """The queue or spool of finished turns has no room: refused before the model is called."""
 
@@ -157,6 +165,12 @@ class KfUnavailable(TurnFailed):
     """Knowledge flow did not answer, and the agent's policy requires documents."""
 
     code: ClassVar[Code] = Code.KF_UNAVAILABLE
+
+
+class NotKept(TurnFailed):
+    """The state of a run that would wait for a person could not be stored."""
+
+    code: ClassVar[Code] = Code.HISTORY_UNAVAILABLE
 
 
 class TurnDeadline(TurnFailed):

@@ -1,12 +1,13 @@
 """Agents as LangGraph graphs, run turn by turn without the caller knowing of graphs."""
 
-from agentic_backend.agent import rag, tools
+from agentic_backend.agent import interrupts, rag, tools
 from agentic_backend.agent.catalog import Agent, AgentUnusable, Catalog
 from agentic_backend.agent.direct import DirectAnswer
+from agentic_backend.agent.interrupts import Resume, SavedRun, Waiting
 from agentic_backend.agent.kit import AgentKit
 from agentic_backend.agent.run import AgentAnswer, AgentRun, AgentState, FinishReason, HistoryItem
 
-AGENT_PHASES = (*rag.PHASES, *tools.PHASES)
+AGENT_PHASES = (*rag.PHASES, *tools.PHASES, *interrupts.PHASES)
 """Phases of the built-in agents beside those that every process knows."""
 
 __all__ = [
@@ -21,4 +22,7 @@ __all__ = [
     "DirectAnswer",
     "FinishReason",
     "HistoryItem",
+    "Resume",
+    "SavedRun",
+    "Waiting",
 ]

@@ -11,9 +11,10 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphRecursionError
 
 from agentic_backend.agent import plain, rag, tools
+from agentic_backend.agent.interrupts import Checkpoints, RunMemory, SavedRun, Waiting, question_of
 from agentic_backend.agent.kit import AgentKit, Build, Graph
 from agentic_backend.agent.run import AgentAnswer, AgentRun
-from agentic_backend.errors import AgentNotFound, TurnFailed
+from agentic_backend.errors import AgentNotFound, NotAwaiting, TurnFailed
 from agentic_backend.settings import AgentSettings
 from backend_kit.kpi import phase
 from backend_kit.wire import dumps
@@ -30,10 +31,17 @@ class AgentUnusable(ValueError):
 class Agent:
     """One agent, ready to run turns of any session. Holds a compiled graph and nothing of a user."""
 
-    def __init__(self, settings: AgentSettings, graph: Graph, recursion_limit: int) -> None:
+    def __init__(
+        self, settings: AgentSettings, graph: Graph, recursion_limit: int, checkpoints: Checkpoints | None = None
+    ) -> None:
+        """With `checkpoints` the agent may interrupt itself to ask a person."""
         self.settings = settings
         self._graph = graph
         self._config: RunnableConfig = {"recursion_limit": recursion_limit}
+        self._checkpoints = checkpoints
+        self._memory = RunMemory()
+        if checkpoints is not None:
+            graph.checkpointer = self._memory.saver
 
     @property
     def id(self) -> str:
@@ -46,12 +54,51 @@ class Agent:
         return self.settings.name
 
     async def run(self, run: AgentRun) -> AgentAnswer:
-        """Run one turn. Raises `TurnFailed`; cancelling it closes the model's connection at once."""
+        """Run one turn, or the rest of one that waited. Cancelling it closes the model's connection at once.
+
+        Raises `TurnFailed`, or `Waiting` once a run that a person has to answer to is stored.
+        """
+        if self._checkpoints is None:
+            return self._answered(await self._invoke({"message": run.message}, self._config, run))
+        thread = self._memory.thread()
+        try:
+            begin: Any = {"message": run.message}
+            if run.resume is not None:
+                begin = await self._memory.restore(thread, run.resume)
+            state = await self._invoke(begin, {**self._config, **thread}, run, durability="exit")
+            if asked := state.get("__interrupt__"):
+                raise await self._kept(thread, run, asked[0].value)
+            return self._answered(state)
+        finally:
+            await self._memory.forget(thread)
+
+    async def claim(self, session_id: str, run_id: str) -> SavedRun:
+        """Take over a run that waits, for good. Raises `NotAwaiting` where none does, or `HistoryUnavailable`."""
+        saved = None
+        if self._checkpoints is not None:
+            with phase("checkpoint_take"):
+                saved = await self._checkpoints.take(session_id, run_id)
+        if saved is None:
+            raise NotAwaiting
+        return saved
+
+    async def _invoke(self, begin: Any, config: RunnableConfig, run: AgentRun, **how: Any) -> dict[str, Any]:
         try:
             # Without stream modes: text goes through `run.emit`, at none of the graph's 44 µs a token.
-            state = await self._graph.ainvoke({"message": run.message}, self._config, context=run)
+            state: dict[str, Any] = await self._graph.ainvoke(begin, config, context=run, **how)
         except GraphRecursionError as failure:
             raise TurnFailed("recursion limit") from failure
+        return state
+
+    async def _kept(self, thread: RunnableConfig, run: AgentRun, asked: Any) -> Waiting:
+        saved = await self._memory.saved(thread)
+        payload = question_of(asked, saved.id)
+        assert self._checkpoints is not None
+        with phase("checkpoint_keep"):
+            await self._checkpoints.keep(run.session_id, saved)
+        return Waiting(payload)
+
+    def _answered(self, state: dict[str, Any]) -> AgentAnswer:
         answer = state.get("answer")
         if not isinstance(answer, AgentAnswer):
             raise TurnFailed(f"agent {self.id} left no answer")
@@ -70,14 +117,21 @@ class Catalog:
         recursion_limit: int = 40,
         max_graphs: int = 1024,
         on_lookup: Callable[[bool], None] | None = None,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
-        """Raises `AgentUnusable` for an enabled agent whose module cannot be found or refuses its settings."""
+        """`checkpoints` is where runs wait for a person; without it a turn that would wait fails.
+
+        Raises `AgentUnusable` for an enabled agent whose module cannot be found or refuses its settings.
+        """
         self._kit = kit
         self._recursion_limit = recursion_limit
         self._max_graphs = max_graphs
         self._on_lookup = on_lookup
+        self._checkpoints = checkpoints
         self._settings = {agent.id: (agent, _digest(agent)) for agent in agents}
-        self._builds = {agent.id: _build_of(agent) for agent in agents if agent.enabled}
+        modules = {agent.id: _module_of(agent) for agent in agents if agent.enabled}
+        self._builds = {agent.id: _build_of(agent, modules[agent.id]) for agent in agents if agent.enabled}
+        self._interrupting = {agent_id for agent_id, module in modules.items() if _interrupts(module)}
         self._compiled: OrderedDict[tuple[str, str], Agent] = OrderedDict()
 
     def get(self, agent_id: str) -> Agent:
@@ -91,7 +145,8 @@ class Catalog:
             if self._on_lookup is not None:
                 self._on_lookup(agent is not None)
             if agent is None:
-                agent = Agent(settings, build(settings, self._kit), self._recursion_limit)
+                checkpoints = self._checkpoints if agent_id in self._interrupting else None
+                agent = Agent(settings, build(settings, self._kit), self._recursion_limit, checkpoints)
                 self._compiled[agent_id, digest] = agent
                 if len(self._compiled) > self._max_graphs:
                     self._compiled.popitem(last=False)
@@ -120,12 +175,15 @@ def _digest(settings: AgentSettings) -> str:
     return hashlib.sha256(dumps(settings.model_dump(mode="json"))).hexdigest()
 
 
-def _build_of(settings: AgentSettings) -> Build:
+def _interrupts(module: ModuleType) -> bool:
+    return getattr(module, "INTERRUPTS", False) is True
+
+
+def _build_of(settings: AgentSettings, module: ModuleType) -> Build:
     """The agent's `build`. Without a class_path it is a plain agent with prompts of its own.
 
     The path comes from the operator's file, which may name any module; a path that a client sent must never get here.
     """
-    module = _module_of(settings)
     build = getattr(module, "build", None)
     if not callable(build):
         raise AgentUnusable(f"agent {settings.id}: module {module.__name__} has no build(settings, kit)")

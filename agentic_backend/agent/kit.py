@@ -33,6 +33,10 @@ class Build(Protocol):
     steps with `backend_kit.kpi.phase`, and one of them leaves an `AgentAnswer` under `answer`. The graph is compiled
     without a checkpointer and keeps nothing of a run.
 
+    A module whose graph calls LangGraph's `interrupt` says `INTERRUPTS: Final = True`. Its state then holds plain
+    values alone (texts, numbers, lists, dicts), since it is stored while a person is waited for, and what stands before
+    the `interrupt` in its node runs twice.
+
     The module may also have a `check(settings)`, called at the start of the service: it raises ValueError, with a text
     that names the field, for a tunable value that `build` could not use.
     """

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypedDict
 
+from agentic_backend.agent.interrupts import Resume
 from agentic_backend.events import Emit, Part
 from backend_kit.auth import Credentials
 
@@ -29,7 +30,7 @@ class AgentRun:
     `emit` takes what the agent produces while it produces it. Everything that belongs to a user is in here, nothing
     of it in the graph, which all sessions share. `credentials` are the asker's, for services that decide by them what
     may be seen: hand them to their clients, and never into a graph's state, a prompt or a log. `request_id` and
-    `traceparent` (W3C) go with them.
+    `traceparent` (W3C) go with them. `resume` is there where the run waited for a person and goes on.
     """
 
     session_id: str
@@ -43,6 +44,7 @@ class AgentRun:
     credentials: Credentials | None = field(default=None, repr=False, compare=False)
     request_id: str = ""
     traceparent: str | None = None
+    resume: Resume | None = None
 
 
 @dataclass(frozen=True, slots=True)

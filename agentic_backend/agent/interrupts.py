@@ -1,0 +1,193 @@
+"""Runs that wait for a person: what the person is asked, and the state from which the run goes on."""
+
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, Self
+from uuid import uuid4
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import Checkpoint, CheckpointMetadata
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.types import Command
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from agentic_backend.errors import TurnFailed
+from backend_kit.wire import dumps
+
+PHASES: Final = ("checkpoint_keep", "checkpoint_take")
+"""Phases of a run that waits for a person: its state is stored, and later claimed."""
+
+_MAX_BYTES: Final = 16 * 1024
+"""Of what a person is asked: a compatible frame has 32 KiB."""
+_INTERRUPT: Final = "__interrupt__"
+
+
+class Choice(BaseModel):
+    """One of the answers that a person may pick."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str
+    label: str
+    description: str | None = None
+    default: bool = False
+
+
+class HitlPayload(BaseModel):
+    """What a person is asked (CONTRACT §2). Needs words: a question or a title."""
+
+    model_config = ConfigDict(extra="allow")
+
+    stage: str | None = None
+    title: str | None = None
+    question: str | None = None
+    choices: list[Choice] | None = None
+    free_text: bool = False
+    metadata: dict[str, Any] | None = None
+    checkpoint_id: str | None = None
+
+    @model_validator(mode="after")
+    def _can_be_answered(self) -> Self:
+        if not (self.question or "").strip() and not (self.title or "").strip():
+            raise ValueError("neither a question nor a title")
+        ids = [choice.id for choice in self.choices or ()]
+        if len(set(ids)) != len(ids):
+            raise ValueError("two choices have one id")
+        if sum(choice.default for choice in self.choices or ()) > 1:
+            raise ValueError("more than one default")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCheckpoint:
+    """One checkpoint of a graph or of one of its subgraphs (`namespace`), with the writes that were under way."""
+
+    namespace: str
+    parent_id: str | None
+    checkpoint: Checkpoint
+    metadata: CheckpointMetadata
+    writes: tuple[tuple[str, str, Any], ...]
+
+    @property
+    def id(self) -> str:
+        """The checkpoint's own id."""
+        return self.checkpoint["id"]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedRun:
+    """A run as it stood when it began to wait: its checkpoints, oldest first."""
+
+    checkpoints: tuple[SavedCheckpoint, ...]
+
+    @property
+    def id(self) -> str:
+        """The id under which it can be claimed: that of the graph's own newest checkpoint."""
+        return [saved.id for saved in self.checkpoints if not saved.namespace][-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """A claimed run, and what the person said."""
+
+    saved: SavedRun
+    answer: Any
+
+
+class Waiting(Exception):  # not a failure: how a run ends that goes on later
+    """A run waits for a person. `payload` is what they are asked, as HitlPayload with the id of the saved run."""
+
+    def __init__(self, payload: dict[str, Any]) -> None:
+        super().__init__("the run waits for a person")
+        self.payload = payload
+
+
+class Checkpoints(Protocol):
+    """Where runs wait, one a session. What is kept there goes with its session."""
+
+    async def keep(self, session_id: str, saved: SavedRun) -> None:
+        """Store a run in the place of what waited before in its session; committed on return. Raises `TurnFailed`."""
+
+    async def take(self, session_id: str, run_id: str) -> SavedRun | None:
+        """Claim a run: it is given out once, then it is gone. None where none waits under this id.
+
+        Raises `HistoryUnavailable`.
+        """
+
+
+def strict_serializer() -> JsonPlusSerializer:
+    """Reads plain values and the types that LangGraph deems safe; never one that a row could name."""
+    return JsonPlusSerializer(allowed_msgpack_modules=None, pickle_fallback=False)
+
+
+class RunMemory:
+    """The checkpointer of one agent: holds runs while they are on their way, and nothing of them after that.
+
+    Only what waits for a person is worth a round trip to Postgres: so LangGraph writes here, in memory, at the end of
+    a run, and `saved` is what has to be kept elsewhere.
+    """
+
+    def __init__(self) -> None:
+        self.saver = InMemorySaver(serde=strict_serializer())
+
+    def thread(self) -> RunnableConfig:
+        """The configuration of a run of its own."""
+        return {"configurable": {"thread_id": uuid4().hex}}
+
+    async def restore(self, thread: RunnableConfig, resume: Resume) -> Command[Any]:
+        """Put a claimed run into a thread; returns the input with which it goes on."""
+        for saved in resume.saved.checkpoints:
+            config = _within(thread, saved.namespace, saved.parent_id)
+            put = await self.saver.aput(config, saved.checkpoint, saved.metadata, saved.checkpoint["channel_versions"])
+            for task_id, channel, value in saved.writes:
+                await self.saver.aput_writes(put, [(channel, value)], task_id)
+        asked = [
+            interrupt.id
+            for saved in resume.saved.checkpoints
+            for _, channel, value in saved.writes
+            if channel == _INTERRUPT
+            for interrupt in value
+        ]
+        return Command(resume={asked[0]: resume.answer} if asked else resume.answer)
+
+    async def saved(self, thread: RunnableConfig) -> SavedRun:
+        """What a thread holds, oldest first."""
+        found = [
+            SavedCheckpoint(
+                namespace=one.config["configurable"].get("checkpoint_ns", ""),
+                parent_id=one.parent_config["configurable"].get("checkpoint_id") if one.parent_config else None,
+                checkpoint=one.checkpoint,
+                metadata=one.metadata,
+                writes=tuple(one.pending_writes or ()),
+            )
+            async for one in self.saver.alist({"configurable": {"thread_id": thread["configurable"]["thread_id"]}})
+        ]
+        return SavedRun(tuple(sorted(found, key=lambda saved: saved.id)))
+
+    async def forget(self, thread: RunnableConfig) -> None:
+        """Let go of a thread."""
+        await self.saver.adelete_thread(thread["configurable"]["thread_id"])
+
+
+def question_of(value: Any, run_id: str) -> dict[str, Any]:
+    """What an agent's `interrupt(value)` asks, as HitlPayload: a mapping of its fields, or the question as text.
+
+    Raises `TurnFailed` for what nobody could answer.
+    """
+    given = {"question": value} if isinstance(value, str) else value
+    try:
+        payload = HitlPayload.model_validate(given, strict=True).model_dump(exclude_none=True)
+    except ValidationError as failure:
+        reasons = ", ".join(problem["msg"] for problem in failure.errors(include_input=False))
+        raise TurnFailed(f"the interrupt cannot be shown: {reasons}") from None
+    payload["checkpoint_id"] = run_id
+    if len(dumps(payload)) > _MAX_BYTES:
+        raise TurnFailed("the interrupt cannot be shown: too large")
+    return payload
+
+
+def _within(thread: RunnableConfig, namespace: str, checkpoint_id: str | None) -> RunnableConfig:
+    configurable = {**thread["configurable"], "checkpoint_ns": namespace}
+    if checkpoint_id is not None:
+        configurable["checkpoint_id"] = checkpoint_id
+    return {"configurable": configurable}
