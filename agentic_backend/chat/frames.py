@@ -13,8 +13,9 @@ from uuid import uuid4
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from agentic_backend.errors import BadRequest, MessageTooLong, UnknownType
-from agentic_backend.session.stream import Ask
+from agentic_backend.session.stream import Ask, HumanAnswer
 from backend_kit.auth import Credentials
+from backend_kit.wire import dumps
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -26,8 +27,23 @@ def storable(text: str) -> str:
     return text
 
 
+def storable_json(value: Any) -> Any:
+    """The same for all text in a JSON value."""
+    if isinstance(value, str):
+        storable(value)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            storable(key)
+            storable_json(item)
+    elif isinstance(value, list):
+        for item in value:
+            storable_json(item)
+    return value
+
+
 CleanText = Annotated[str, AfterValidator(storable)]
 Identifier = Annotated[CleanText, Field(min_length=1, max_length=128)]
+Said = Annotated[dict[str, Any] | str, AfterValidator(storable_json)]
 
 
 class _Frame(BaseModel):
@@ -102,6 +118,17 @@ class Resume(_Frame):
     after_seq: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
 
 
+class HumanResume(_Frame):
+    """What a person says to the question of an exchange that awaits them."""
+
+    type: Literal["human_resume"]
+    session_id: Identifier
+    exchange_id: Identifier
+    agent_id: Identifier
+    payload: Said
+    runtime_context: RuntimeContext = RuntimeContext()
+
+
 class Auth(_Frame):
     """Renew the socket's credentials."""
 
@@ -113,6 +140,17 @@ class Ping(_Frame):
     """Ask for a pong."""
 
     type: Literal["ping"]
+
+
+class CompatibleHumanResume(_Lenient):
+    """The same in the compatible protocol, where unknown keys are dropped."""
+
+    type: Literal["human_resume"]
+    session_id: Identifier
+    exchange_id: Identifier
+    agent_id: Identifier
+    payload: Said
+    runtime_context: CompatibleContext | None = None
 
 
 class CompatibleAsk(_Lenient):
@@ -127,7 +165,8 @@ class CompatibleAsk(_Lenient):
     access_token: CleanText | None = Field(default=None, repr=False)
 
 
-NativeFrame = NativeAsk | Cancel | Resume | Auth | Ping
+CompatibleFrame = CompatibleAsk | CompatibleHumanResume
+NativeFrame = NativeAsk | HumanResume | Cancel | Resume | Auth | Ping
 _NATIVE: TypeAdapter[NativeFrame] = TypeAdapter(Annotated[NativeFrame, Field(discriminator="type")])
 
 
@@ -142,25 +181,36 @@ def parse_native(text: str, max_message_chars: int) -> NativeFrame:
         if any(problem["type"] == "union_tag_invalid" for problem in error.errors(include_input=False)):
             raise UnknownType from None
         raise BadRequest from None
-    if isinstance(frame, NativeAsk) and len(frame.message) > max_message_chars:
-        raise MessageTooLong
+    _check_length(frame, max_message_chars)
     return frame
 
 
-def parse_compatible(text: str, max_message_chars: int) -> CompatibleAsk:
-    """Read one frame of the compatible protocol. `human_resume` is not known to this version."""
+def parse_compatible(text: str, max_message_chars: int) -> CompatibleFrame:
+    """Read one frame of the compatible protocol."""
     value = _load(text)
     if not isinstance(value, dict):
         raise BadRequest
-    if value.get("type", "ask") != "ask":
+    kind = value.get("type", "ask")
+    if kind not in ("ask", "human_resume"):
         raise UnknownType
+    model = CompatibleAsk if kind == "ask" else CompatibleHumanResume
     try:
-        frame = CompatibleAsk.model_validate(value)
+        frame: CompatibleFrame = model.model_validate(value)
     except ValidationError:
         raise BadRequest from None
-    if len(frame.message) > max_message_chars:
-        raise MessageTooLong
+    _check_length(frame, max_message_chars)
     return frame
+
+
+def _check_length(frame: NativeFrame | CompatibleFrame, max_message_chars: int) -> None:
+    """What a person says counts as a message does: as text, or as the JSON that it is."""
+    said: Any = ""
+    if isinstance(frame, NativeAsk | CompatibleAsk):
+        said = frame.message
+    elif isinstance(frame, HumanResume | CompatibleHumanResume):
+        said = frame.payload
+    if len(said if isinstance(said, str) else dumps(said)) > max_message_chars:
+        raise MessageTooLong
 
 
 def ask_of(frame: NativeAsk | CompatibleAsk, asker: Asker, request_id: str) -> Ask:
@@ -180,6 +230,26 @@ def ask_of(frame: NativeAsk | CompatibleAsk, asker: Asker, request_id: str) -> A
         request_id=request_id,
         credentials=asker.credentials,
         traceparent=asker.traceparent,
+    )
+
+
+def human_answer_of(frame: HumanResume | CompatibleHumanResume, asker: Asker, request_id: str) -> Ask:
+    """The ask that lets an exchange go on, arriving now."""
+    context = frame.runtime_context or CompatibleContext()
+    return Ask(
+        session_id=frame.session_id,
+        agent_id=frame.agent_id,
+        message="",
+        exchange_id=frame.exchange_id,
+        user_id=asker.user_id,
+        received_at=time.perf_counter(),
+        runtime_context=context.given(),
+        language=context.language,
+        if_busy="queue" if isinstance(frame, CompatibleHumanResume) else "reject",
+        request_id=request_id,
+        credentials=asker.credentials,
+        traceparent=asker.traceparent,
+        human=HumanAnswer(frame.payload),
     )
 
 

@@ -6,6 +6,7 @@ from agentic_backend.events import ChatMessage
 from agentic_backend.session.models import Session
 from agentic_backend.session.stream import (
     Accepted,
+    Awaiting,
     Cancelled,
     Cited,
     Failed,
@@ -26,6 +27,7 @@ _NATIVE_TYPES = {
     Cited: "sources",
     SessionChanged: "session",
     Final: "final",
+    Awaiting: "awaiting_human",
     Cancelled: "cancelled",
     Failed: "error",
 }
@@ -71,10 +73,10 @@ def compatible(turn: Turn, event: TurnEvent) -> list[str]:
     if isinstance(payload, Whole):
         return [_stream(payload.message)]
     if isinstance(payload, Final):
-        titled = [e.payload for e in turn.events if isinstance(e.payload, SessionChanged)]
-        frames = [_stream(payload.messages[-1])]
-        frames += [f'{{"type":"session","session":{_session(change.session)}}}' for change in titled]
-        return [*frames, _compatible_final(payload.messages, payload.session)]
+        answer = _stream(payload.messages[-1])
+        return [answer, *_titled(turn), _compatible_final(payload.messages, payload.session)]
+    if isinstance(payload, Awaiting):
+        return [*_titled(turn), f'{{"type":"awaiting_human",{turn.head},"payload":{dumps(payload.payload).decode()}}}']
     if isinstance(payload, Cancelled):
         return [_compatible_final(payload.messages, payload.session)]
     if isinstance(payload, Failed):
@@ -82,6 +84,12 @@ def compatible(turn: Turn, event: TurnEvent) -> list[str]:
             return [compatible_error(payload.code, turn.ask.session_id, payload.language)]
         return [_compatible_final(payload.messages, payload.session)]
     return []
+
+
+def _titled(turn: Turn) -> list[str]:
+    """The frame of a title that the session got in this run."""
+    changes = [event.payload for event in turn.own_events if isinstance(event.payload, SessionChanged)]
+    return [f'{{"type":"session","session":{_session(change.session)}}}' for change in changes]
 
 
 def _stream(message: ChatMessage) -> str:
@@ -107,6 +115,8 @@ def _native_fields(turn: Turn, payload: Any) -> str:
         return f',"session":{_session(payload.session)}'
     if isinstance(payload, Final):
         return _final_fields(payload)
+    if isinstance(payload, Awaiting):
+        return f',"payload":{dumps(payload.payload).decode()}'
     if isinstance(payload, Cancelled):
         return f',"messages":{_messages(payload.messages)},"session":{_session(payload.session)}'
     return _failed_fields(turn, payload)

@@ -36,6 +36,8 @@ class Lab:
         """Dispatch by the kind and the path."""
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
+        elif scope["type"] == "http" and scope["path"] == "/abort":
+            await self.abort_http(scope, send)
         elif scope["type"] == "http":
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
             await send({"type": "http.response.body", "body": b"ok"})
@@ -93,6 +95,18 @@ class Lab:
             while True:
                 async with asyncio.timeout(0.3):
                     await send({"type": "websocket.send", "text": "x" * 65536})
+        except TimeoutError:
+            scope["state"]["abort"]()
+            scope["state"]["abort"]()
+            self.seen.put(("aborted",))
+
+    async def abort_http(self, scope: Scope, send: Any) -> None:
+        """The same over plain HTTP."""
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        try:
+            while True:
+                async with asyncio.timeout(0.3):
+                    await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
         except TimeoutError:
             scope["state"]["abort"]()
             scope["state"]["abort"]()

@@ -49,6 +49,13 @@ def test_the_abort_handle_drops_a_peer_that_never_reads(lab: Lab) -> None:
         all_gone(server, lab)
 
 
+def test_a_request_has_the_same_handle(lab: Lab) -> None:
+    with running(lab) as server, connect(server.port, receive_buffer=SMALL_BUFFER) as sock:
+        sock.sendall(b"GET /abort HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert lab.next() == ("aborted",)
+        all_gone(server, lab)
+
+
 def test_a_peer_that_does_not_answer_our_close_is_dropped(lab: Lab) -> None:
     with running(lab, ServeSettings(ws_linger_s=0.2)) as server, connect(server.port) as sock:
         handshake(sock, "/unwelcome")

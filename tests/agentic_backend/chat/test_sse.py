@@ -1,0 +1,197 @@
+"""Event streams without a network: what a reader that is slow, leaves, or comes too late makes of one."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+from starlette.requests import Request
+
+from agentic_backend.chat import sse
+from agentic_backend.errors import BadRequest, MessageTooLong, UnknownType
+from agentic_backend.session.stream import Failed
+from backend_kit.auth import Identity
+from backend_kit.wire import Code
+from tests.agentic_backend.chat.lab import RULES, accept, delta, finish, lab, until
+
+ASK = {"type": "ask", "session_id": "s", "agent_id": "Georges", "message": "Hello", "client_exchange_id": "e1"}
+
+
+class Reader:
+    """The client of one stream. It takes what is sent unless told not to, and can leave at any moment."""
+
+    def __init__(self, it, body=ASK, user_id="admin", **headers):
+        self.takes = asyncio.Event()
+        self.takes.set()
+        self.status = None
+        self.text = ""
+        self.aborted = 0
+        self.sending = 0
+        self.ended = asyncio.Event()
+        self._left = asyncio.Event()
+        self._body = json.dumps(body).encode()
+        self._given = False
+        self.scope = {
+            "type": "http",
+            "method": "POST",
+            "headers": [(b"host", b"127.0.0.1"), *((name.encode(), value.encode()) for name, value in headers.items())],
+            "query_string": b"",
+            "client": ("127.0.0.1", 1),
+            "state": {"abort": self.abort, "request_id": "r1", "credentials": None},
+        }
+        self.task = it._group.create_task(self._run(it, user_id))
+
+    async def _run(self, it, user_id):
+        request = Request(self.scope, self._receive)
+        response = await it.hub.stream(request, Identity(uid=user_id, username=user_id), it.turns)
+        await response(self.scope, self._receive, self._send)
+        self.ended.set()
+
+    def leave(self):
+        self._left.set()
+        self.takes.set()
+
+    def abort(self):
+        self.aborted += 1
+        self.leave()
+
+    @property
+    def events(self):
+        return [block.partition("\n")[0] for block in self.text.split("\n\n") if block]
+
+    async def _receive(self):
+        if not self._given:
+            self._given = True
+            return {"type": "http.request", "body": self._body, "more_body": False}
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message):
+        self.sending += 1
+        await self.takes.wait()
+        self.sending -= 1
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        else:
+            self.text += message.get("body", b"").decode()
+
+
+async def test_a_reader_that_takes_nothing_is_cut_at_the_send_deadline_and_its_turn_goes_on():
+    async with lab() as it:
+        reader = Reader(it)
+        turn = await it.turns.asked("e1")
+        accept(turn)
+        await until(lambda: reader.events == ["id: 1"])
+        reader.takes.clear()
+        delta(turn, "text")
+        await until(lambda: reader.sending == 1)
+        delta(turn, "more")
+        (stream,) = it.hub._streams
+        assert stream.outbox_bytes > 0
+        it.hub.tick(stream.clock.since + RULES.send_s - 0.1)
+        assert reader.aborted == 0
+        it.hub.tick(stream.clock.since + RULES.send_s + 0.1)
+        assert reader.aborted == 1
+        await reader.ended.wait()
+        assert len(it.hub) == 0
+        assert not turn.cancel_requested
+        assert not turn.followed
+        finish(turn)
+        assert it.delivered == []
+
+
+@pytest.mark.parametrize("policy", ["continue", "cancel"])
+async def test_a_reader_that_leaves_before_the_first_event_is_followed_by_its_policy(policy):
+    async with lab() as it:
+        reader = Reader(it, ASK | {"on_disconnect": policy})
+        turn = await it.turns.asked("e1")
+        await until(lambda: turn.followed)
+        reader.leave()
+        await reader.ended.wait()
+        assert turn.cancel_requested is (policy == "cancel")
+        assert reader.status is None
+
+
+async def test_one_of_two_readers_that_leaves_cancels_nothing():
+    async with lab() as it:
+        one = Reader(it, ASK | {"on_disconnect": "cancel"})
+        turn = await it.turns.asked("e1")
+        it.turns.submit = lambda _ask: turn
+        other = Reader(it, ASK | {"on_disconnect": "cancel"})
+        await until(lambda: len(turn._followers) == 2)
+        one.leave()
+        await one.ended.wait()
+        assert not turn.cancel_requested
+        accept(turn)
+        finish(turn)
+        await other.ended.wait()
+        assert other.events == ["id: 1", "id: 2"]
+        assert len(it.delivered) == 1
+
+
+async def test_a_refusal_after_a_long_silence_is_an_event_without_a_number():
+    async with lab() as it:
+        reader = Reader(it)
+        turn = await it.turns.asked("e1")
+        await until(lambda: turn.followed)
+        (stream,) = it.hub._streams
+        it.hub.tick(stream.clock.last_sent + RULES.heartbeat_s)
+        await until(lambda: reader.text == ": heartbeat\n\n")
+        assert reader.status == 200
+        turn.publish(Failed(Code.OVERLOADED, refused=True))
+        await reader.ended.wait()
+        assert reader.events[1] == "event: error"
+        assert "id:" not in reader.text
+
+
+async def test_a_refusal_is_an_answer_in_the_language_of_the_request():
+    async with lab() as it:
+        it.turns.refusal = Code.SESSION_BUSY
+        reader = Reader(it, **{"accept-language": "fr"})
+        await reader.ended.wait()
+        assert reader.status == 409
+        assert json.loads(reader.text)["detail"]["code"] == "session_busy"
+
+
+async def test_streams_count_where_sockets_do():
+    async with lab(replace(RULES, sockets_per_user=2, sockets_per_address=3, max_sockets=4)) as it:
+        peer = await it.opened()
+        reader = Reader(it)
+        await it.turns.asked("e1")
+        await until(lambda: len(it.hub) == 2)
+        late = Reader(it, ASK | {"client_exchange_id": "e2"})
+        await late.ended.wait()
+        assert late.status == 429
+        newer = await it.opened()  # of the same user: the oldest socket makes room, the stream stays
+        assert await peer.close_code() == 4409
+        assert reader.status is None
+        it.hub.begin_drain()
+        refused = Reader(it, ASK | {"client_exchange_id": "e3"}, user_id="bob")
+        await refused.ended.wait()
+        assert refused.status == 503
+        assert await newer.close_code() == 1012
+        assert await it.hub.wait_empty(0.01) == 1
+        await reader.ended.wait()
+        assert reader.aborted == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [(b"\xff", BadRequest), (b"{}", BadRequest), (b'{"type":"ping"}', UnknownType), (b'{"type":"x"}', UnknownType)],
+)
+def test_a_body_is_an_ask_or_a_resume(body, error):
+    with pytest.raises(error):
+        sse.read_body(body, 10)
+
+
+def test_a_body_is_held_to_the_length_of_a_message():
+    with pytest.raises(MessageTooLong):
+        sse.read_body(json.dumps(ASK).encode(), 4)
+    assert sse.read_body(json.dumps(ASK).encode(), 5).message == "Hello"
+
+
+def test_the_number_of_the_last_event():
+    assert [sse.read_last_event_id(value) for value in (None, "", "0", "17")] == [None, None, 0, 17]
+    for value in ("x", "-1", "1.0", "²", "1" * 11):
+        with pytest.raises(BadRequest):
+            sse.read_last_event_id(value)
