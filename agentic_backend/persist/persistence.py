@@ -16,6 +16,7 @@ from agentic_backend.persist.faults import Cause, QuietLog
 from agentic_backend.persist.lease import SessionLeases, lease_s
 from agentic_backend.persist.owner import Owner
 from agentic_backend.persist.pending import Change, Key, Op, Pending
+from agentic_backend.persist.queries import Queries
 from agentic_backend.persist.spool import Spool
 from agentic_backend.persist.spoolfile import Entry
 from agentic_backend.persist.store import PostgresSessionStore
@@ -76,7 +77,8 @@ class Persistence:
         self.leases = SessionLeases(self.database, self.pending, length_s=lease_s(settings)) if many else None
         rules = batch_rules(settings)
         self.batcher = Batcher(self.database, self.owner, self.pending, self.spool, rules, kpi=kpi, metrics=metrics)
-        self.store = PostgresSessionStore(self.database, self.pending, self.batcher, self.cache, metrics=metrics)
+        self.queries = Queries(self.database)
+        self.store = PostgresSessionStore(self.queries, self.pending, self.batcher, self.cache, metrics=metrics)
         self.log = PersistentTurnLog(chosen.ack, self.batcher, self.pending, self.spool, self.cache, metrics)
         self._metrics = metrics
         self._tasks = tasks

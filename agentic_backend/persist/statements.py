@@ -4,9 +4,11 @@ Each is compiled once per engine by SQLAlchemy, and prepared once per connection
 user's data names the user.
 """
 
+from typing import Final
+
 from sqlalchemy import text
 
-_SESSION_COLUMNS = """session_id, user_id, agent_id, session_data::text AS data, version,
+SESSION_COLUMNS: Final = """session_id, user_id, agent_id, session_data::text AS data, version,
     to_char(updated_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') AS updated_at"""
 
 # A ChatMessage as it stands on the wire, put together by the server: nothing is parsed or encoded on our loop.
@@ -25,13 +27,11 @@ ON CONFLICT (session_id) DO NOTHING
 
 COUNT_SESSIONS = text("SELECT count(*) FROM session WHERE user_id = :user_id")
 
-GET_SESSION = text(f"SELECT {_SESSION_COLUMNS} FROM session WHERE session_id = :session_id AND user_id = :user_id")  # noqa: S608 - constants
+GET_SESSION = text(f"SELECT {SESSION_COLUMNS} FROM session WHERE session_id = :session_id AND user_id = :user_id")  # noqa: S608 - constants
 
 TOUCH_SESSION = text("""
 UPDATE session SET updated_at = now() WHERE session_id = :session_id AND user_id = :user_id RETURNING session_id
 """)
-
-LIST_SESSIONS = text(f"SELECT {_SESSION_COLUMNS} FROM session WHERE user_id = :user_id")  # noqa: S608 - constants
 
 # `below` leaves out what is still pending: the caller has it already.
 HISTORY = text(f"""

@@ -1,21 +1,19 @@
 """Sessions and history as their readers see them: Postgres, with what is still on its way laid over it."""
 
 import asyncio
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Row, TextClause
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Row
 
 from agentic_backend.errors import HistoryUnavailable
 from agentic_backend.events import utc_now
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.batcher import Batcher
 from agentic_backend.persist.cache import HistoryCache, RememberedExchange
-from agentic_backend.persist.database import Database
-from agentic_backend.persist.faults import Cause, DatabaseFault, QuietLog, cause_of, sqlstate_of
+from agentic_backend.persist.listing import SessionList, session_of
 from agentic_backend.persist.pending import Change, Key, Pending, overlaid
+from agentic_backend.persist.queries import Queries
 from agentic_backend.persist.statements import (
     COUNT_SESSIONS,
     CREATE_SESSION,
@@ -23,15 +21,13 @@ from agentic_backend.persist.statements import (
     EXCHANGE_IDS,
     GET_SESSION,
     HISTORY,
-    LIST_SESSIONS,
     MESSAGE,
     REMEMBERED,
     TOUCH_SESSION,
 )
-from agentic_backend.session.models import HistoryWindow, Remembered, Session
-from backend_kit.wire import dumps, loads
-
-logger = logging.getLogger(__name__)
+from agentic_backend.session.models import HistoryWindow, Remembered, Session, SessionsWanted
+from agentic_backend.session.store import ALL_SESSIONS
+from backend_kit.wire import dumps
 
 _RANK_LIMIT = 2**31 - 1
 _COMMIT_WAIT_S = 5.0
@@ -49,24 +45,24 @@ class PostgresSessionStore:
 
     def __init__(
         self,
-        database: Database,
+        queries: Queries,
         pending: Pending,
         batcher: Batcher,
         cache: HistoryCache,
         *,
         metrics: AgenticMetrics,
     ) -> None:
-        self._database = database
+        self._queries = queries
+        self._sessions = SessionList(queries, pending)
         self._pending = pending
         self._batcher = batcher
         self._cache = cache
         self._metrics = metrics
-        self._log = QuietLog(logger)
 
     async def create(self, session: Session) -> None:
         """Store a new session. When it returns, the session is committed."""
         data = {"title": session.title, "next_rank": session.next_rank, "preferences": session.preferences}
-        await self._run(
+        await self._queries.run(
             "create_session",
             CREATE_SESSION,
             {
@@ -83,7 +79,7 @@ class PostgresSessionStore:
 
     async def count(self, user_id: str) -> int:
         """How many sessions the user has."""
-        ((count,),) = await self._run("count_sessions", COUNT_SESSIONS, {"user_id": user_id})
+        ((count,),) = await self._queries.run("count_sessions", COUNT_SESSIONS, {"user_id": user_id})
         return int(count)
 
     async def get(self, session_id: str, user_id: str) -> Session | None:
@@ -97,27 +93,21 @@ class PostgresSessionStore:
         # Taken before the query: what is committed while it runs may be in neither.
         pending = self._pending.ops(key)
         try:
-            rows = await self._run("get_session", GET_SESSION, _of(key))
+            rows = await self._queries.run("get_session", GET_SESSION, _of(key))
         except HistoryUnavailable:
             session = overlaid(None, pending)
             if session is None:
                 raise
             return session
-        return overlaid(_session(rows[0]), pending) if rows else None
+        return overlaid(session_of(rows[0]), pending) if rows else None
 
     async def touch(self, session_id: str, user_id: str) -> bool:
         """Store that a session is used again after a long time, so that no retention takes it. False: it is gone."""
-        return bool(await self._run("touch_session", TOUCH_SESSION, _of((session_id, user_id))))
+        return bool(await self._queries.run("touch_session", TOUCH_SESSION, _of((session_id, user_id))))
 
-    async def list_for(self, user_id: str) -> list[Session]:
-        """The user's sessions, newest first, in one query."""
-        # Before the query: what is committed while it runs may be missing from both.
-        pending, deleted = self._pending.of_user(user_id)
-        rows = await self._run("list_sessions", LIST_SESSIONS, {"user_id": user_id})
-        stored = [session for session in map(_session, rows) if session.id not in deleted]
-        sessions = [overlaid(session, pending.get(session.id, ())) or session for session in stored]
-        sessions.sort(key=lambda session: session.updated_at, reverse=True)
-        return sessions
+    async def list_for(self, user_id: str, wanted: SessionsWanted = ALL_SESSIONS) -> list[Session]:
+        """The user's sessions, newest first, in one query, what is on its way included."""
+        return await self._sessions.page(user_id, wanted)
 
     async def delete(self, session_id: str, user_id: str) -> bool:
         """Delete the session and all that hangs on it, in order after its turns. False where it is unknown.
@@ -154,7 +144,7 @@ class PostgresSessionStore:
         if not self._may_exist(key):
             return []
         ids = [op.exchange_id for op in reversed(self._pending.turns(key))]
-        rows = await self._run("exchange_ids", EXCHANGE_IDS, {**_of(key), "newest": newest})
+        rows = await self._queries.run("exchange_ids", EXCHANGE_IDS, {**_of(key), "newest": newest})
         return list(dict.fromkeys([*ids, *(row.exchange_id for row in rows)]))[:newest]
 
     async def exchange(self, session_id: str, user_id: str, exchange_id: str) -> list[bytes]:
@@ -165,7 +155,7 @@ class PostgresSessionStore:
         for record in await self._pending.records(key):
             if record.exchange_id == exchange_id:
                 return [message.json for message in record.messages]
-        rows = await self._run("exchange", EXCHANGE, {**_of(key), "exchange_id": exchange_id})
+        rows = await self._queries.run("exchange", EXCHANGE, {**_of(key), "exchange_id": exchange_id})
         return [row.message.encode() for row in rows]
 
     async def history(self, session_id: str, user_id: str, window: HistoryWindow) -> list[bytes]:
@@ -180,7 +170,7 @@ class PostgresSessionStore:
         for message in await self._pending.messages(key):
             if message.rank == rank:
                 return message.json
-        rows = await self._run("get_message", MESSAGE, {**_of(key), "rank": rank})
+        rows = await self._queries.run("get_message", MESSAGE, {**_of(key), "rank": rank})
         return rows[0].message.encode() if rows else None
 
     async def remembered(self, session_id: str, user_id: str, max_exchanges: int) -> list[Remembered]:
@@ -205,7 +195,7 @@ class PostgresSessionStore:
     async def _restore(self, key: Key, depth: int) -> list[RememberedExchange]:
         loading = self._cache.load(key, depth, await self._pending.records(key))
         try:
-            rows = await self._run("remembered", REMEMBERED, {**_of(key), "messages": 2 * depth})
+            rows = await self._queries.run("remembered", REMEMBERED, {**_of(key), "messages": 2 * depth})
             return self._cache.loaded(loading, _exchanges(rows))
         finally:
             self._cache.end(loading)
@@ -223,7 +213,7 @@ class PostgresSessionStore:
         starts_at = pending[0].rank if pending else _RANK_LIMIT
         if starts_at == 0 or len(overlay) == limit:
             return overlay
-        rows = await self._run(
+        rows = await self._queries.run(
             "history",
             HISTORY,
             {
@@ -238,31 +228,6 @@ class PostgresSessionStore:
     def _may_exist(self, key: Key) -> bool:
         return _is_id(key[0]) and self._pending.deletion(key) is None
 
-    async def _run(self, op: str, statement: TextClause, parameters: Mapping[str, object]) -> Sequence[Row[Any]]:
-        """One statement on the main pool, once more where the connection had died while it was idle."""
-        if not self._database.ready:
-            raise HistoryUnavailable("the schema has not been seen yet")
-        try:
-            try:
-                rows = await self._execute(op, statement, parameters)
-            except DBAPIError as error:
-                # SQLAlchemy has emptied the pool of its dead connections: the next one is new.
-                if not error.connection_invalidated:
-                    raise
-                rows = await self._execute(op, statement, parameters)
-        except DatabaseFault as error:
-            cause = cause_of(error)
-            if cause is not Cause.POISON:
-                self._database.trouble = cause
-            self._log.warning(cause, "%s failed: cause=%s sqlstate=%s", op, cause.value, sqlstate_of(error))
-            raise HistoryUnavailable(f"{op}: {cause.value}") from None
-        self._database.trouble = None
-        return rows
-
-    async def _execute(self, op: str, statement: TextClause, parameters: Mapping[str, object]) -> Sequence[Row[Any]]:
-        async with self._database.main.connection() as connection:
-            return await connection.execute(op, statement, parameters)
-
 
 def _of(key: Key) -> dict[str, object]:
     return {"session_id": key[0], "user_id": key[1]}
@@ -271,20 +236,6 @@ def _of(key: Key) -> dict[str, object]:
 def _is_id(session_id: str) -> bool:
     """Whether it may be a session's id: all of ours are printable ASCII; others, with a NUL say, Postgres refuses."""
     return session_id.isascii() and session_id.isprintable()
-
-
-def _session(row: Row[Any]) -> Session:
-    data = loads(row.data)
-    return Session(
-        id=row.session_id,
-        user_id=row.user_id,
-        agent_id=row.agent_id,
-        title=data.get("title", ""),
-        updated_at=row.updated_at,
-        next_rank=data.get("next_rank", 0),
-        preferences=data.get("preferences", {}),
-        version=row.version,
-    )
 
 
 async def _decided(committed: "asyncio.Future[bool]", on_disk: "asyncio.Future[None] | None") -> bool:

@@ -133,6 +133,15 @@ class HistoryWindow:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionsWanted:
+    """Which of a user's sessions, newest first: those with all `words`, skip `offset`, take `limit` (None: all)."""
+
+    words: str = ""
+    limit: int | None = None
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Remembered:
     """One earlier message as an agent sees it."""
 

@@ -1,8 +1,18 @@
 """The ports through which turns reach storage. `persist` implements them; only `app` wires the two."""
 
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-from agentic_backend.session.models import AskRecord, Durability, HistoryWindow, Remembered, Session, TurnRecord
+from agentic_backend.session.models import (
+    AskRecord,
+    Durability,
+    HistoryWindow,
+    Remembered,
+    Session,
+    SessionsWanted,
+    TurnRecord,
+)
+
+ALL_SESSIONS: Final = SessionsWanted()
 
 
 class SessionStore(Protocol):
@@ -23,8 +33,8 @@ class SessionStore(Protocol):
     async def touch(self, session_id: str, user_id: str) -> bool:
         """Store that a session is used again after a long time, so that no retention takes it. False: it is gone."""
 
-    async def list_for(self, user_id: str) -> list[Session]:
-        """The user's sessions, newest first, in one query."""
+    async def list_for(self, user_id: str, wanted: SessionsWanted = ALL_SESSIONS) -> list[Session]:
+        """The user's sessions, newest first, in one query, what is on its way included."""
 
     async def delete(self, session_id: str, user_id: str) -> bool:
         """Delete the session and all that hangs on it, in order after its turns. False where it is unknown."""

@@ -75,7 +75,7 @@ async def test_an_outage_in_mid_stream_loses_nothing(
     said = [(r.name, r.getMessage().split("sqlstate")[0]) for r in caplog.records if r.levelno >= logging.WARNING]
     causes = {text for _, text in said}
     assert len(said) <= len(causes) * (2 + elapsed_s), said
-    assert {name for name, _ in said} <= {f"agentic_backend.persist.{name}" for name in ("batcher", "owner", "store")}
+    assert {name for name, _ in said} <= {f"agentic_backend.persist.{name}" for name in ("batcher", "owner", "queries")}
 
 
 async def test_the_service_starts_before_postgres(

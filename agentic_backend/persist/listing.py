@@ -1,0 +1,146 @@
+"""A user's sessions, page by page, in one query: what is stored, with what is still on its way laid over it."""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from sqlalchemy import Row, text
+
+from agentic_backend.persist.pending import Change, Op, Pending, overlaid
+from agentic_backend.persist.queries import Queries
+from agentic_backend.persist.statements import SESSION_COLUMNS
+from agentic_backend.session.models import Session, SessionsWanted, TurnRecord
+from backend_kit.wire import dumps, loads
+
+_PENDING_BYTES: Final = 1024 * 1024
+"""Of turns that wait for Postgres, a search looks into the newest of so many bytes: an outage may leave 512 MiB."""
+_PREFIX_CHARS: Final = 3
+"""From how many characters on the last word of a search may be the beginning of one: `a` begins a tenth of them all."""
+
+# What is pending moves a session to the front, names or hides it, so it takes part before the page is cut. A turn never
+# writes over a title that is there (`first_title`), a change does (`set_title`).
+_MINE: Final = """
+WITH pending AS MATERIALIZED (
+    SELECT * FROM jsonb_to_recordset(:pending)
+        AS p(session_id text, updated_at timestamptz, set_title text, first_title text, texts jsonb, gone boolean)
+), mine AS (
+    SELECT session.*, greatest(session.updated_at, pending.updated_at) AS used_at,
+        coalesce(set_title, nullif(session_data->>'title', ''), first_title, '') AS shown_title, texts
+    FROM session LEFT JOIN pending USING (session_id)
+    WHERE session.user_id = :user_id AND pending.gone IS NOT TRUE
+)"""
+_PAGE: Final = "ORDER BY used_at DESC, session_id LIMIT CAST(:limit AS bigint) OFFSET :offset"
+
+LIST_SESSIONS: Final = text(f"{_MINE} SELECT {SESSION_COLUMNS} FROM mine {_PAGE}")  # noqa: S608 - constants
+
+# The expression is that of the index session_history_words, to the letter. A search without a word finds nothing.
+SEARCH_SESSIONS: Final = text(
+    f"""{_MINE}, asked AS MATERIALIZED (
+    SELECT CAST(nullif(CAST(plainto_tsquery('simple', :words) AS text), '') || :beginning AS tsquery) AS query
+), told AS (
+    SELECT session_id FROM session_history
+    WHERE (array_to_tsvector(ARRAY['@' || md5(user_id)]) || to_tsvector('simple', left(
+            jsonb_path_query_first(parts_json, '$[*] ? (@.type == "text").text') #>> '{{}}', 100000)))
+        @@ (CAST('''@' || md5(:user_id) || '''' AS tsquery) && (SELECT query FROM asked))
+        AND channel = 'final' AND user_id = :user_id
+)
+SELECT {SESSION_COLUMNS} FROM mine
+WHERE to_tsvector('simple', shown_title) @@ (SELECT query FROM asked)
+    OR session_id IN (SELECT session_id FROM told)
+    OR EXISTS (SELECT FROM jsonb_array_elements_text(texts) AS said
+        WHERE to_tsvector('simple', left(said, 100000)) @@ (SELECT query FROM asked))
+{_PAGE}"""  # noqa: S608 - constants
+)
+
+
+class SessionList:
+    """Reads pages of sessions, newest first."""
+
+    def __init__(self, queries: Queries, pending: Pending) -> None:
+        self._queries = queries
+        self._pending = pending
+
+    async def page(self, user_id: str, wanted: SessionsWanted) -> list[Session]:
+        """The user's sessions that hold all the words, in their title or in one question or answer; the last word may
+        be the beginning of one. Raises `HistoryUnavailable`.
+        """
+        # Before the query: what is committed while it runs may be missing from both.
+        ops, deleted = self._pending.of_user(user_id)
+        words = wanted.words.split()
+        texts = await self._texts(ops) if words else {}
+        parameters: dict[str, object] = {
+            "user_id": user_id,
+            "pending": dumps(_pending(ops, deleted, texts)).decode(),
+            "limit": wanted.limit,
+            "offset": wanted.offset,
+        }
+        if words:
+            asked = {"words": " ".join(words), "beginning": ":*" if len(words[-1]) >= _PREFIX_CHARS else ""}
+            rows = await self._queries.run("search_sessions", SEARCH_SESSIONS, parameters | asked)
+        else:
+            rows = await self._queries.run("list_sessions", LIST_SESSIONS, parameters)
+        stored = map(session_of, rows)
+        return [overlaid(session, ops.get(session.id, ())) or session for session in stored]
+
+    async def _texts(self, ops: Mapping[str, Sequence[Op]]) -> dict[str, list[str]]:
+        """Questions and answers of the newest pending turns, by session."""
+        turns = [op for of_session in ops.values() for op in of_session if op.kind == "turn"]
+        turns.sort(key=lambda op: op.at, reverse=True)
+        chosen: list[Op] = []
+        size = 0
+        for op in turns:
+            size += op.size
+            if size > _PENDING_BYTES:
+                break
+            chosen.append(op)
+        bodies = await self._pending.bodies(chosen)
+        return await asyncio.to_thread(_told, bodies) if bodies else {}
+
+
+def session_of(row: Row[Any]) -> Session:
+    """The session of a row of SESSION_COLUMNS."""
+    data = loads(row.data)
+    return Session(
+        id=row.session_id,
+        user_id=row.user_id,
+        agent_id=row.agent_id,
+        title=data.get("title", ""),
+        updated_at=row.updated_at,
+        next_rank=data.get("next_rank", 0),
+        preferences=data.get("preferences", {}),
+        version=row.version,
+    )
+
+
+def _told(bodies: Mapping[Op, bytes]) -> dict[str, list[str]]:
+    texts: dict[str, list[str]] = {}
+    for op, body in bodies.items():
+        said = [message.text for message in TurnRecord.decode(body).messages if message.channel == "final"]
+        texts.setdefault(op.key[0], []).extend(said)
+    return texts
+
+
+def _pending(
+    ops: Mapping[str, Sequence[Op]], deleted: set[str], texts: Mapping[str, list[str]]
+) -> list[dict[str, Any]]:
+    """What the query is told of sessions with something on its way."""
+    return [
+        {
+            "session_id": session_id,
+            # Of one format and zone, so that the order of moments is that of their texts.
+            "updated_at": max((one.updated_at for one in _left_by(of_session)), default=None),
+            "set_title": _last(op.change.title for op in of_session if op.change is not None),
+            "first_title": _last(op.after.title for op in of_session if op.after is not None),
+            "texts": texts.get(session_id, []),
+            "gone": session_id in deleted,
+        }
+        for session_id, of_session in ops.items()
+    ]
+
+
+def _left_by(ops: Iterable[Op]) -> list[Change | Session]:
+    return [left for op in ops for left in (op.change, op.after) if left is not None]
+
+
+def _last(titles: Iterable[str | None]) -> str | None:
+    return next(reversed([title for title in titles if title]), None)

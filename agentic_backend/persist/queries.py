@@ -1,0 +1,50 @@
+"""Reads and small writes: one statement on one connection of the main pool, each failure with its name."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Row, TextClause
+from sqlalchemy.exc import DBAPIError
+
+from agentic_backend.errors import HistoryUnavailable
+from agentic_backend.persist.database import Database
+from agentic_backend.persist.faults import Cause, DatabaseFault, QuietLog, cause_of, sqlstate_of
+
+logger = logging.getLogger(__name__)
+
+
+class Queries:
+    """Runs constant statements. Each may run twice, so it must not matter whether it does."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._log = QuietLog(logger)
+
+    async def run(self, op: str, statement: TextClause, parameters: Mapping[str, object]) -> Sequence[Row[Any]]:
+        """One statement, once more where the connection had died while it was idle. `op` names it in metrics and logs.
+
+        Raises `HistoryUnavailable`: at once where Postgres refuses, after `pool_timeout` where no connection is free.
+        """
+        if not self._database.ready:
+            raise HistoryUnavailable("the schema has not been seen yet")
+        try:
+            try:
+                rows = await self._execute(op, statement, parameters)
+            except DBAPIError as error:
+                # SQLAlchemy has emptied the pool of its dead connections: the next one is new.
+                if not error.connection_invalidated:
+                    raise
+                rows = await self._execute(op, statement, parameters)
+        except DatabaseFault as error:
+            cause = cause_of(error)
+            if cause is not Cause.POISON:
+                self._database.trouble = cause
+            self._log.warning(cause, "%s failed: cause=%s sqlstate=%s", op, cause.value, sqlstate_of(error))
+            raise HistoryUnavailable(f"{op}: {cause.value}") from None
+        self._database.trouble = None
+        return rows
+
+    async def _execute(self, op: str, statement: TextClause, parameters: Mapping[str, object]) -> Sequence[Row[Any]]:
+        async with self._database.main.connection() as connection:
+            return await connection.execute(op, statement, parameters)
