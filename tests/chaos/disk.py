@@ -1,6 +1,7 @@
 """The spool's disk: damage, no space, failing flushes, its bounds, and one owner only (A13-A15, A17, A19)."""
 
 import asyncio
+import contextlib
 import os
 import random
 import resource
@@ -9,8 +10,8 @@ import sqlite3
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from backend_kit.wire import loads
 from tests.chaos.answers import INSTANT
 from tests.chaos.kills import loss_row
 from tests.chaos.load import Habits, create_session, take_turn
-from tests.chaos.rows import Row, at_least, at_most, exactly, none_of, not_run
+from tests.chaos.rows import Row, at_least, at_most, exactly, left_out, none_of
 from tests.chaos.until import until, until_it
 from tests.chaos.world import Service, Size, Stage, World, stage
 
@@ -111,8 +112,7 @@ async def _talk(scene: Stage, sessions: list[str], name: str, count: int) -> Non
 
 
 def _fold(spool: Path) -> None:
-    database = next(path for path in spool.iterdir() if path.suffix == ".sqlite")
-    with sqlite3.connect(database) as connection:
+    with sqlite3.connect(_database(spool)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     connection.close()
 
@@ -135,7 +135,7 @@ def _damage(spool: Path, draw: random.Random) -> tuple[set[str], bool]:
     with tempfile.TemporaryDirectory(prefix="turnwise-chaos-look-") as place_of_look:
         look = Path(place_of_look) / "spool"
         shutil.copytree(spool, look)
-        return _readable(next(path for path in look.iterdir() if path.suffix == ".sqlite"))
+        return _readable(_database(look))
 
 
 def _readable(path: Path) -> tuple[set[str], bool]:
@@ -163,14 +163,60 @@ def _forget_turns(dsn: str) -> None:
         connection.execute("UPDATE session SET version = 1")
 
 
+async def dead_letter(world: World, size: Size) -> list[Row]:
+    """A12 past the door: one of the turns that wait becomes a record that Postgres refuses; the others go on."""
+    async with stage(world, "A12-dead", Habits(1.0), sessions=0, model=INSTANT) as scene:
+        service = scene.service
+        await _fill(world, scene, world.directory / "spool-good")
+        victim = await asyncio.to_thread(_poison, service.spool)
+        scene.ledger.asks.pop(victim)
+        await service.start()
+        await service.drained()
+        report = await scene.settle()
+        metrics = await service.metrics()
+        rows, _ = await asyncio.to_thread(service.database.stored)
+    stored = sum(message.exchange_id == victim for messages in rows.values() for message in messages)
+    return [
+        exactly(
+            "A12",
+            "dead letters of one poisoned record, by the metric",
+            metrics["app_persist_dead_letters_total"],
+            1,
+        ),
+        exactly("A12", "rows of the poisoned record", stored, 0),
+        loss_row("A12", "turns before and behind a poisoned record", report),
+    ]
+
+
+def _poison(spool: Path) -> str:
+    """Put a NUL into the last waiting turn of a session in the middle; its exchange."""
+    with sqlite3.connect(_database(spool)) as connection:
+        turns = connection.execute("SELECT max(id) FROM record WHERE kind = 'turn' GROUP BY session_id").fetchall()
+        victim = sorted(id_ for (id_,) in turns)[1]
+        query = "SELECT exchange_id, body FROM record WHERE id = ?"
+        exchange_id, body = connection.execute(query, (victim,)).fetchone()
+        poisoned = body.replace(b"Question", b"Nul \\u0000 ")
+        change = "UPDATE record SET body = ?, crc = ? WHERE id = ?"
+        connection.execute(change, (poisoned, zlib.crc32(poisoned), victim))
+    connection.close()
+    return str(exchange_id)
+
+
+def _database(spool: Path) -> Path:
+    return next(path for path in spool.iterdir() if path.suffix == ".sqlite")
+
+
 async def no_space(world: World, size: Size) -> list[Row]:
     """A14: the disk of the spool fills up under load, with Postgres away; then there is space again."""
     rows = []
-    if os.geteuid() == 0:
-        with _small_disk(world.directory / "small") as (directory, fill):
-            rows += await _without_space(world, size, "a full tmpfs", directory, lambda _: fill())
+    place = world.directory / "small"
+    if await asyncio.to_thread(_mount, place):
+        try:
+            rows += await _without_space(world, size, "a full tmpfs", place / "spool", lambda _: _fill_up(place))
+        finally:
+            await asyncio.to_thread(subprocess.run, ["umount", "-l", str(place)], check=True)
     else:
-        rows.append(not_run("A14", "a full tmpfs", "needs root"))
+        rows.append(left_out("A14", "a full tmpfs", "no right to mount one"))
     return [*rows, *await _without_space(world, size, "a file-size limit of 0", None, _limit_files)]
 
 
@@ -202,26 +248,20 @@ async def _without_space(
     ]
 
 
-@contextmanager
-def _small_disk(place: Path) -> "Iterator[tuple[Path, Callable[[], Callable[[], None]]]]":
-    """A tmpfs of 4 MiB for the spool, and what fills it to the last byte and gives the space back."""
+def _mount(place: Path) -> bool:
+    """A tmpfs of 4 MiB, where we may."""
     place.mkdir(mode=0o700)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m,mode=700", "none", str(place)], check=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m,mode=700", "none", str(place)]
+    return subprocess.run(mount, capture_output=True, check=False).returncode == 0
+
+
+def _fill_up(place: Path) -> Callable[[], None]:
+    """Take its last byte; what is returned gives the space back."""
     filler = place / "filler"
-
-    def fill() -> Callable[[], None]:
-        with filler.open("wb", buffering=0) as file:
-            try:
-                while file.write(b"x" * 4096):
-                    pass
-            except OSError:
-                return filler.unlink
-        return filler.unlink
-
-    try:
-        yield place / "spool", fill
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while file.write(b"x" * 4096):
+            pass
+    return filler.unlink
 
 
 def _limit_files(service: Service) -> Callable[[], None]:

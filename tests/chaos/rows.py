@@ -6,11 +6,12 @@ from dataclasses import dataclass
 OK = "ok"
 MISSED = "MISSED"
 NOT_RUN = "not run"
+LEFT_OUT = "left out"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A figure with its bound, both as they are printed. `verdict` is ok, MISSED or not run."""
+    """A figure with its bound, both as they are printed. `verdict` is ok, MISSED, not run or left out."""
 
     id: str
     what: str
@@ -64,8 +65,13 @@ def broken(names: Iterable[str], words: str) -> list[Row]:
 
 
 def not_run(row: str, what: str, why: str) -> Row:
-    """A row for which this machine lacks something."""
+    """A row for which this machine lacks a program: no gap is allowed where everything is required."""
     return Row(row, what, why, "-", NOT_RUN)
+
+
+def left_out(row: str, what: str, why: str) -> Row:
+    """A row for which we lack a right; another row shows the same in another way."""
+    return Row(row, what, why, "-", LEFT_OUT)
 
 
 def _row(row: str, what: str, figure: str, bound: str, good: bool) -> Row:

@@ -38,6 +38,7 @@ SCENARIOS = (
     Scenario(("A11",), answers.two_sockets),
     Scenario(("A11-many",), answers.two_instances),
     Scenario(("A12",), answers.poison),
+    Scenario(("A12",), disk.dead_letter),
     Scenario(("A13",), disk.damage, 90, 1200),
     Scenario(("A14",), disk.no_space, 120),
     Scenario(("A15",), disk.failed_flush),
