@@ -94,7 +94,7 @@ class Owner:
         self._drop()
 
     async def _claim(self) -> None:
-        backoff = Backoff()
+        backoff = Backoff(longest_s=1.0)
         taken_since: float | None = None
         while self._connection is None and not self._closed:
             try:

@@ -237,7 +237,7 @@ async def test_known_sessions_go_on_while_postgres_is_away(start_service, server
             assert body["dependencies"]["postgres"]["pending_records"] == 2
 
             await asyncio.to_thread(server.start)
-            assert await service.service.running.persistence.flush(60) == 0
+            assert (await service.service.running.persistence.batcher.flush(60)).left == 0
             assert await service.history(known) == finals[0]["messages"] + finals[1]["messages"]
             code, body = await status(service, "/ready")
             assert body["dependencies"]["postgres"] == {"status": "up", "pending_records": 0}

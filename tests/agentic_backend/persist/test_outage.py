@@ -62,7 +62,7 @@ async def test_an_outage_in_mid_stream_loses_nothing(
             assert persistence.dependencies()["postgres"]["status"] == "down"
             await asyncio.to_thread(server.start)
         await asyncio.sleep(0.005)
-    assert await persistence.flush(60) == 0
+    assert (await persistence.batcher.flush(60)).left == 0
     elapsed_s = time.perf_counter() - begun
 
     for session in sessions:
@@ -136,5 +136,5 @@ async def test_a_delete_during_an_outage_is_done_afterwards(
             await persistence.store.delete(session.id, USER)
     assert await persistence.store.get(session.id, USER) is None
     await asyncio.to_thread(server.start)
-    assert await persistence.flush(60) == 0
+    assert (await persistence.batcher.flush(60)).left == 0
     assert rows(server.dsn, "SELECT count(*) FROM session") == [(0,)]
