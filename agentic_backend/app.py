@@ -246,6 +246,7 @@ class AgenticService:
             metrics=metrics,
             delivered=_to_both(metrics.delivery.observe, windows.delivered),
         )
+        windows.undelivered = hub.behind_s
         chat = ChatServices(
             hub=hub,
             registry=registry,

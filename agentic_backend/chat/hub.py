@@ -132,6 +132,10 @@ class SocketHub:
         behind = sum(socket.outbox_bytes for socket in self._sockets)
         self._metrics.outbox_bytes.set(behind + sum(stream.outbox_bytes for stream in self._streams))
 
+    def behind_s(self) -> list[float]:
+        """For how long ends of turns have waited to be written to their sockets, in seconds. From any thread."""
+        return [seconds for socket in tuple(self._sockets) for seconds in socket.behind_s]
+
     def begin_drain(self) -> int:
         """Refuse newcomers; each socket closes with 1012 once its turns have ended. Returns how many are idle.
 

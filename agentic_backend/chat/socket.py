@@ -128,6 +128,11 @@ class ChatSocket:
         """Roughly the bytes that wait to be written: what the peer is behind."""
         return sum(follow.behind_bytes for follow in self._follows) + sum(len(frame) for frame in self._direct)
 
+    @property
+    def behind_s(self) -> list[float]:
+        """For how long turns have been over whose end has not been written, in seconds. From any thread."""
+        return [follow.behind_s for follow in tuple(self._follows) if follow.turn.ended]
+
     async def run(self) -> None:
         """Read and write until either side closes."""
         code = 1006

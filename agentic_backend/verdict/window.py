@@ -3,7 +3,7 @@
 import time
 from array import array
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -81,6 +81,8 @@ class Windows:
     """Takes every turn at its end and every delivery, on the loop; gives sums over any stretch to any thread."""
 
     def __init__(self) -> None:
+        self.undelivered: Callable[[], Iterable[float]] = tuple
+        """Seconds for which the ends of turns have waited for their readers; of whoever has the sockets."""
         self._now = Slice()
         self._kept: deque[tuple[int, Slice]] = deque(maxlen=KEPT_S)
         self._closed = 0
@@ -157,10 +159,13 @@ class Windows:
         return len(self._running)
 
     def _with_long_ones(self, slices: Sequence[Slice]) -> Slice:
-        """A turn that outlasts the window shows in none of its slices: it counts with what it is doing now."""
+        """A turn that outlasts the window, or whose reader does, shows in none of its slices: it counts with what it is
+        doing now, and with the part of the wait that is in the window."""
         whole = merged(slices)
         if whole.seconds <= 0:
             return whole
+        for seconds in self.undelivered():
+            whole.enter("slow_clients", min(seconds, whole.seconds) * 1e3)
         now = time.perf_counter()
         for ledger in tuple(self._running):
             phase = ledger.current

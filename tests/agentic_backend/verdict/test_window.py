@@ -77,6 +77,15 @@ def test_a_turn_that_outlasts_the_window_counts_with_what_it_does() -> None:
     assert windows.last(60.0).turns == windows.running == 0
 
 
+def test_an_end_that_waits_for_its_reader_counts_as_far_as_the_window_goes() -> None:
+    windows = Windows()
+    windows.undelivered = lambda: [0.0005, 60.0]
+    windows.close_slice(Gauged())
+    seen = windows.last(60.0)
+    assert seen.ms["slow_clients"] == sum(min(seconds, seen.seconds) * 1e3 for seconds in (0.0005, 60.0))
+    assert windows.last(0.0).ms == {}
+
+
 def test_what_is_older_than_five_minutes_is_forgotten() -> None:
     windows = Windows()
     turn(windows, llm_s=0.1)
