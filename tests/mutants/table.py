@@ -128,6 +128,21 @@ MUTANTS = (
         f"{PERSIST}/test_spool.py::test_what_has_landed_is_found_after_a_kill",
     ),
     Mutant(
+        "what is not ours is written to the database",
+        "agentic_backend/persist/batcher.py",
+        "                if not self._owner.held:\n",
+        "                if False:\n",
+        "tests/integration/test_replicas.py::"
+        "test_a_service_whose_database_another_process_took_gives_way_and_loses_nothing",
+    ),
+    Mutant(
+        "a session is leased and never given back",
+        "agentic_backend/session/turn.py",
+        "await lease.release()",
+        "pass",
+        "tests/agentic_backend/session/test_lease.py",
+    ),
+    Mutant(
         "an interrupted ask is forgotten at the start",
         "agentic_backend/persist/persistence.py",
         'if entry.kind == "ask"}',
