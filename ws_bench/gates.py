@@ -62,7 +62,7 @@ def parse_gate(text: str) -> Gate:
     known = (
         (metric in TIMES and figure not in {"rate", "count", "per_s"})
         or (metric in _COUNTS and figure in {"rate", "count"})
-        or (text.lstrip().startswith("turns") and figure == "per_s")
+        or (metric, figure) == ("turns", "per_s")
     )
     if not known:
         raise UsageError(f"invalid threshold {text!r}: no such figure ({_FORM})")

@@ -1,8 +1,8 @@
 """What Postgres itself measured over the steady window, beside what the service saw of it."""
 
 import asyncio
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +102,8 @@ class PostgresWatch:
         if self._connection is None or self._begun.is_set():
             return
         if not self._without:
-            await self._connection.execute("SELECT pg_stat_statements_reset()")
+            with self._losses():
+                await self._connection.execute("SELECT pg_stat_statements_reset()")
         self._begun.set()
 
     async def run(self) -> None:
@@ -110,22 +111,35 @@ class PostgresWatch:
         if self._connection is None or not self._without:
             return
         await self._begun.wait()
-        while not self._ended:
-            begin = clock()
-            await self._connection.execute("SELECT 1")
-            self._canary.append((clock() - begin) * 1000)
-            await asyncio.sleep(_CANARY_INTERVAL_S)
+        with self._losses():
+            while not self._ended:
+                begin = clock()
+                await self._connection.execute("SELECT 1")
+                self._canary.append((clock() - begin) * 1000)
+                await asyncio.sleep(_CANARY_INTERVAL_S)
 
     async def end(self) -> None:
         """The steady window ends: keep what was counted. A window that never began has no view."""
         if self._connection is None or self._ended or not self._begun.is_set():
             return
         self._ended = True
+        rows: list[tuple[Any, ...]] = []
+        if not self._without:
+            with self._losses():
+                rows = await (await self._connection.execute(_STATEMENTS, (_TOP,))).fetchall()
         if self._without:
             self.view = PostgresView([], self._without, spread(self._canary))
             return
-        cursor = await self._connection.execute(_STATEMENTS, (_TOP,))
-        rows = await cursor.fetchall()
         self.view = PostgresView(
             [Statement(q, int(n), float(total), float(mean), float(top), int(r)) for q, n, total, mean, top, r in rows]
         )
+
+    @contextmanager
+    def _losses(self) -> Iterator[None]:
+        """A database that goes away during a run is a word in the result, and no end of the run."""
+        import psycopg
+
+        try:
+            yield
+        except psycopg.Error as failure:
+            self._without = f"the connection was lost: {type(failure).__name__}"

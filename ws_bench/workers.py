@@ -1,6 +1,7 @@
 """`-workers N`: the load shared by processes of one loop each, and their recordings joined to one."""
 
 import asyncio
+import contextlib
 import sys
 import tempfile
 import time
@@ -71,15 +72,18 @@ class _Crew:
                 if self._config.outputs.live:
                     live = Live(self._look, interval_s=self._config.outputs.live_interval_s)
                     watching.append(watchers.create_task(live.run(), name="live"))
-                async with asyncio.TaskGroup() as children:
-                    for number in range(self._config.workers):
-                        children.create_task(self._child(number), name=f"worker-{number}")
+                failures = await asyncio.gather(
+                    *(self._child(number) for number in range(self._config.workers)), return_exceptions=True
+                )
                 for task in watching:
                     task.cancel()
                 self._server.stop()
                 await scraping
             await self._postgres.end()
             await self._server.ask_verdict()
+        for failure in failures:
+            if failure is not None:
+                raise failure
         return self._join(processes.as_json())
 
     def _join(self, watched: dict[str, Any]) -> Recording:
@@ -118,7 +122,8 @@ class _Crew:
 
     async def _pass_on(self, process: asyncio.subprocess.Process) -> None:
         await self._interrupt.wait()
-        process.terminate()
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
 
     async def _hear(self, number: int, process: asyncio.subprocess.Process) -> None:
         if process.stdout is None:

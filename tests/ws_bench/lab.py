@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -32,10 +33,22 @@ class Lab:
     tokens: list[tuple[str | None, str | None]] = field(default_factory=list)
     close_codes: list[int | None] = field(default_factory=list)
     asked: asyncio.Event = field(default_factory=asyncio.Event)
+    open_sockets: int = 0
+    most_open: int = 0
+    kept: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """What the history of each session holds."""
+    metrics: Callable[[], str] | None = None
+    verdict: dict[str, Any] | None = None
+    served_ms: list[float] = field(default_factory=list)
+    """From an ask's arrival to the end of its answer, as this service saw it."""
 
     @property
     def url(self) -> str:
         return f"ws://127.0.0.1:{self.port}/agentic/v1/chatbot/query/ws"
+
+    @property
+    def metrics_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/metrics"
 
 
 @dataclass
@@ -71,9 +84,10 @@ class Exchange:
             transport.close()
 
 
-async def answer(_: Lab, exchange: Exchange) -> None:
+async def answer(service: Lab, exchange: Exchange) -> None:
     """A good turn in the protocol of the socket: two deltas, or one message."""
     messages = [exchange.message("user", exchange.ask["message"]), exchange.message("assistant", "Hello back")]
+    service.kept.setdefault(str(exchange.ask.get("session_id")), []).extend(messages)
     if not exchange.native:
         await exchange.send("stream", message=messages[0])
         await exchange.send("stream", message=messages[1])
@@ -96,7 +110,10 @@ async def lab(behave: Callable[[Lab, Exchange], Awaitable[None]] = answer, **opt
         [
             web.post("/agentic/v1/chatbot/session", functools.partial(_create, state)),
             web.delete("/agentic/v1/chatbot/session/{id}", functools.partial(_delete, state)),
+            web.get("/agentic/v1/chatbot/session/{id}/history", functools.partial(_history, state)),
             web.get("/agentic/v1/chatbot/query/ws", functools.partial(_socket, state)),
+            web.get("/agentic/v1/kpi/verdict", functools.partial(_verdict, state)),
+            web.get("/metrics", functools.partial(_metrics, state)),
         ]
     )
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
@@ -123,17 +140,34 @@ async def _delete(state: Lab, request: web.Request) -> web.Response:
     return web.json_response(True)
 
 
+async def _history(state: Lab, request: web.Request) -> web.Response:
+    return web.json_response(state.kept.get(request.match_info["id"], []))
+
+
+async def _verdict(state: Lab, _: web.Request) -> web.Response:
+    return web.Response(status=404) if state.verdict is None else web.json_response(state.verdict)
+
+
+async def _metrics(state: Lab, _: web.Request) -> web.Response:
+    return web.Response(status=404) if state.metrics is None else web.Response(text=state.metrics())
+
+
 async def _socket(state: Lab, request: web.Request) -> web.WebSocketResponse:
     socket = web.WebSocketResponse(protocols=state.protocols, compress=False)
     await socket.prepare(request)
     state.sockets += 1
+    state.open_sockets += 1
+    state.most_open = max(state.most_open, state.open_sockets)
     state.tokens.append((request.headers.get("Authorization"), request.query.get("token")))
     async for frame in socket:
         if frame.type is WSMsgType.TEXT:
             exchange = Exchange(len(state.asks), loads(frame.data), socket, request)
             state.asks.append(exchange.ask)
             state.asked.set()
+            arrived = time.perf_counter()
             await state.behave(state, exchange)
+            state.served_ms.append((time.perf_counter() - arrived) * 1e3)
+    state.open_sockets -= 1
     state.close_codes.append(socket.close_code)
     return socket
 
@@ -164,7 +198,7 @@ async def finish(process: asyncio.subprocess.Process) -> Outcome:
             process.kill()
             await process.wait()
     assert process.returncode is not None
-    assert "Traceback" not in stderr.decode()
+    assert "Traceback" not in stderr.decode(), stderr.decode()
     return Outcome(process.returncode, stdout.decode(), stderr.decode())
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from backend_kit.wire import loads
-from ws_bench.dialects import CompatibleTurn, NativeTurn, ask_frame, parse_event
+from backend_kit.wire import dumps, loads
+from ws_bench.dialects import CompatibleTurn, NativeTurn, after_the_end, ask_frame, parse_event, resume_frame
 from ws_bench.errors import TurnBroken
 
 
@@ -117,3 +117,97 @@ def test_native_failures(event: dict[str, Any], kind: str, usable: bool) -> None
     with pytest.raises(TurnBroken) as broken:
         turn.feed(event, 1.0)
     assert (broken.value.kind, broken.value.usable) == (kind, usable)
+
+
+def test_a_compatible_message_of_somebody_else_is_cross_talk() -> None:
+    mine = {**message("assistant"), "exchange_id": "e", "session_id": "s", "rank": 1}
+    for change in ({"exchange_id": "other"}, {"session_id": "other"}):
+        for event in (
+            {"type": "stream", "message": {**mine, **change}},
+            {"type": "final", "messages": [{**mine, **change}]},
+        ):
+            with pytest.raises(TurnBroken) as broken:
+                CompatibleTurn("s", "e").feed(event, 1.0)
+            assert (broken.value.kind, broken.value.usable) == ("protocol_cross_talk", False)
+
+
+def test_compatible_ranks_must_rise() -> None:
+    turn = CompatibleTurn()
+    turn.feed({"type": "stream", "message": {**message("user"), "rank": 4}}, 1.0)
+    with pytest.raises(TurnBroken, match="rank 4 after 4"):
+        turn.feed({"type": "stream", "message": {**message("assistant"), "rank": 4}}, 2.0)
+    messages = [{**message("user"), "rank": 1}, {**message("assistant"), "rank": 0}]
+    with pytest.raises(TurnBroken, match="ranks of the final"):
+        CompatibleTurn().feed({"type": "final", "messages": messages}, 1.0)
+
+
+LEDGER = [
+    {"phase": "admission_wait", "depth": 0, "start_ms": 0.5, "ms": 1.0},
+    {"phase": "stream_agent_response", "depth": 0, "start_ms": 2.0, "ms": 100.0},
+    {"phase": "vector_search", "depth": 1, "start_ms": 3.0, "ms": 30.0},
+    {"phase": "kf_vector_search", "depth": 2, "start_ms": 4.0, "ms": 25.0},
+    {"phase": "llm_invoke", "depth": 1, "start_ms": 40.0, "ms": 50.0},
+    {"phase": "llm_invoke", "depth": 1, "start_ms": 92.0, "ms": 8.0},
+]
+
+
+def test_the_ledger_of_a_final_is_read_in_both_protocols() -> None:
+    answer = message("assistant", extras={"ledger": LEDGER, "total_ms": 103.5})
+    compatible, with_ledger = CompatibleTurn(), NativeTurn("e")
+    assert compatible.feed({"type": "final", "messages": [message("user"), answer]}, 1.0)
+    assert with_ledger.feed(native("final", 1, messages=[message("user"), answer], ledger=LEDGER), 1.0)
+    for turn in (compatible, with_ledger):
+        ledger = turn.ledger
+        assert ledger.phases["llm_invoke"] == 58.0
+        assert ledger.top == ("admission_wait", "stream_agent_response")
+        # Own times add up to the phases of depth 0, whatever lies inside what.
+        assert ledger.own == {
+            "admission_wait": 1.0, "stream_agent_response": 12.0, "vector_search": 5.0, "kf_vector_search": 25.0,
+            "llm_invoke": 58.0,
+        }  # fmt: skip
+        assert sum(ledger.own.values()) == 101.0
+        assert ledger.total_ms == 103.5
+
+
+def test_a_phase_that_ended_after_the_answers_total_still_counts() -> None:
+    rows = [*LEDGER, {"phase": "spool_ack", "depth": 0, "start_ms": 103.5, "ms": 6.0}]
+    turn = NativeTurn("e")
+    answer = message("assistant", extras={"total_ms": 103.5})
+    turn.feed(native("final", 1, messages=[answer], ledger=rows), 1.0)
+    assert turn.ledger.total_ms == 109.5
+
+
+@pytest.mark.parametrize(
+    "ledger", [None, "x", [1], [{"phase": 3}], [{"phase": "p", "depth": 0, "start_ms": 0, "ms": "x"}]]
+)
+def test_a_service_without_a_ledger_is_fine(ledger: object) -> None:
+    turn = NativeTurn("e")
+    assert turn.feed(native("final", 1, messages=[message("assistant")], ledger=ledger), 1.0)
+    assert (turn.ledger.phases, turn.ledger.total_ms) == ({}, None)
+
+
+def test_the_answer_of_a_final_is_kept() -> None:
+    turn = CompatibleTurn()
+    turn.feed({"type": "final", "messages": [message("user", "q"), message("assistant", "the answer")]}, 1.0)
+    assert turn.answer == "the answer"
+
+
+@pytest.mark.parametrize(
+    ("event", "kind"),
+    [
+        ({"type": "session", "exchange_id": "e"}, ""),
+        ({"type": "pong"}, ""),
+        ({"type": "final", "exchange_id": "e"}, "protocol_after_final"),
+        ({"type": "delta", "exchange_id": "e"}, "protocol_after_final"),
+        ({"type": "final", "messages": []}, "protocol_after_final"),
+        ({"type": "delta", "exchange_id": "other"}, "protocol_cross_talk"),
+    ],
+)
+def test_what_may_come_after_a_turns_end(event: dict[str, Any], kind: str) -> None:
+    assert after_the_end(dumps(event), "e") == kind
+
+
+def test_a_resume_says_from_where() -> None:
+    assert loads(resume_frame("s", "e", -1)) == {
+        "type": "resume", "session_id": "s", "exchange_id": "e", "after_seq": 0,
+    }  # fmt: skip

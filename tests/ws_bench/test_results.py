@@ -7,9 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ws_bench.results import (
+    Cut,
+    Histogram,
     TurnResult,
+    back_filled,
     first_tokens,
     gaps,
+    in_window,
     latencies,
     percentile,
     ramp_seconds,
@@ -93,3 +97,62 @@ def test_what_was_never_sent_opens_no_window() -> None:
 
 def test_setup_ends_with_the_first_ask_and_the_ramp_with_the_last_clients_first_one() -> None:
     assert ramp_seconds([turn(0, 0.5, 1), turn(0, 7, 8), turn(1, 2.5, 3)]) == (0.5, pytest.approx(2.0))
+
+
+def test_warm_up_and_cool_down_are_cut_by_time_share_and_turns() -> None:
+    results = [turn(0, at, at + 1) for at in range(10)]
+    whole = steady_window(results)
+    assert whole is not None
+    assert (whole.begin, whole.end, whole.turns) == (0, 10, 10)
+    by_time = steady_window(results, warmup=Cut("seconds", 2), cooldown=Cut("seconds", 3))
+    by_share = steady_window(results, warmup=Cut("share", 0.2), cooldown=Cut("share", 0.3))
+    by_turns = steady_window(results, warmup=Cut("turns", 2), cooldown=Cut("turns", 3))
+    for window in (by_time, by_share, by_turns):
+        assert window is not None
+        assert (window.begin, window.end, window.turns) == (2, 7, 5)
+    assert steady_window(results, warmup=Cut("seconds", 10)) is None
+    assert steady_window(results, warmup=Cut("turns", 11)) is None
+
+
+def test_a_client_whose_socket_broke_does_not_end_the_window() -> None:
+    results = [turn(0, 0, 1), turn(0, 1, 5), turn(1, 0, 1, "ws_close_1011"), turn(2, 0, 4)]
+    window = steady_window(results)
+    assert window is not None
+    assert (window.begin, window.end) == (0, 4)
+
+
+def test_an_open_loops_window_is_its_schedule_and_turns_belong_to_it_by_their_intended_start() -> None:
+    results = [turn(0, 1.5, 9.0, intended=1.0), turn(0, 9.0, 9.5, intended=8.0)]
+    window = steady_window(results, planned=(0.0, 8.0))
+    assert window is not None
+    assert (window.begin, window.end) == (0.0, 8.0)
+    assert in_window(results, window, by_begin=True) == results[:1]
+
+
+def test_latency_counts_from_the_intended_start() -> None:
+    late = turn(0, 3.0, 3.5, intended=1.0)
+    assert (late.latency_ms, late.response_ms) == (2500.0, 500.0)
+    assert (turn(0, 3.0, 3.5).latency_ms, turn(0, 3.0, 3.5).response_ms) == (500.0, 500.0)
+
+
+def test_back_fill_adds_what_was_not_asked_during_a_stall() -> None:
+    assert list(back_filled([100.0, 1000.0], 250.0)) == [100.0, 1000.0, 750.0, 500.0, 250.0]
+    assert list(back_filled([1000.0], 0.0)) == [1000.0]
+
+
+def test_only_many_values_have_a_p999() -> None:
+    assert [figures and figures.p999 for figures in (spread(range(9_999)), spread(range(10_000)))] == [None, 9_989]
+
+
+@given(st.lists(st.floats(0.01, 1e6), min_size=1, max_size=300))
+def test_a_histogram_is_within_half_a_percent_and_can_be_stored_and_added(values: list[float]) -> None:
+    exact, half = spread(values), len(values) // 2
+    joined = Histogram.from_json(Histogram(values[:half]).as_json())
+    joined.merge(Histogram(values[half:]))
+    assert exact is not None
+    for figures in (Histogram(values).spread(), joined.spread()):
+        assert figures is not None
+        assert (figures.count, figures.min, figures.max) == (exact.count, exact.min, exact.max)
+        assert figures.avg == pytest.approx(exact.avg)
+        for name in ("p50", "p95", "p99"):
+            assert getattr(figures, name) == pytest.approx(getattr(exact, name), rel=0.005)

@@ -1,0 +1,387 @@
+"""`ws_bench run` as a process: what it watches, what it refuses, what it lets through."""
+
+import asyncio
+import csv
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+
+from tests.ws_bench.lab import Exchange, Lab, answer, bench, finish, lab, start_bench
+
+QUICK = ("-ramp-duration", "0s", "-timeout", "20s", "-no-live")
+
+
+def result_of(path: Path) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(path.read_text())
+    counts = result["counts"]
+    assert counts["success"] + counts["errors"] + counts["not_sent"] == counts["total"]
+    return result
+
+
+async def paced(service: Lab, exchange: Exchange) -> None:
+    await asyncio.sleep(0.02)
+    await answer(service, exchange)
+
+
+async def test_a_gate_that_does_not_hold_is_exit_code_1_and_one_that_does_is_0(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    async with lab(paced) as service:
+        run = ("-url", service.url, "-clients=2", "-requests-per-client=5", "-json", str(out), *QUICK)
+        good = await bench(*run, "-threshold", "turn_latency:p95<60s", "-threshold", "errors:count<1")
+        bad = await bench(*run, "-threshold", "turn_p50<1ms", "-threshold", "errors:rate<1%", "-goodput", "turn:60s")
+    assert (good.code, bad.code) == (0, 1)
+    assert "Gate turn_latency:p95<60s: " in good.stdout
+    assert "DOES NOT HOLD" in bad.stdout
+    result = result_of(out)
+    assert [gate["passed"] for gate in result["gates"]] == [False, True]
+    assert (result["outcome"], result["exit_code"], result["goodput"]["share"]) == ("OK", 1, 1.0)
+
+
+async def test_a_run_that_fails_its_gate_early_ends_early(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    async with lab(paced) as service:
+        done = await bench(
+            "-url", service.url, "-clients=4", "-requests-per-client=100000", "-threshold=turn_p50<1ms",
+            "-abort-on-fail", "-json", str(out), *QUICK,
+        )  # fmt: skip
+    assert done.code == 1
+    assert "Aborted: by turn_p50<1ms" in done.stdout
+    result = result_of(out)
+    assert (result["outcome"], result["counts"]["total"]) == ("OK", 400_000)
+    assert result["counts"]["success"] >= 20
+    assert sorted(service.deleted) == sorted(service.created)
+
+
+async def test_a_duration_decides_how_many_turns_there_are(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    async with lab(paced) as service:
+        done = await bench("-url", service.url, "-clients=3", "-duration=1s", "-json", str(out), *QUICK)
+    assert done.code == 0
+    result = result_of(out)
+    assert result["counts"]["total"] == result["counts"]["success"] == len(service.asks) > 3
+    assert result["mode"] == "duration"
+
+
+async def test_a_client_thinks_between_its_turns_but_not_before_the_first() -> None:
+    async with lab() as service:
+        process = await start_bench("-url", service.url, "-clients=2", "-think=1h", "-requests-per-client=2", *QUICK)
+        while len(service.asks) < 2:
+            service.asked.clear()
+            await asyncio.wait_for(service.asked.wait(), 30)
+        process.send_signal(signal.SIGINT)
+        done = await finish(process)
+    assert (done.code, len(service.asks)) == (130, 2)
+
+
+async def test_warm_up_and_cool_down_shorten_the_steady_window(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    async with lab(paced) as service:
+        await bench(
+            "-url", service.url, "-clients=10", "-rate=50/s", "-duration=2s", "-warmup=500ms", "-cooldown=25%",
+            "-json", str(out), *QUICK,
+        )  # fmt: skip
+    result = result_of(out)
+    assert result["steady"]["window_s"] == pytest.approx(1.0)
+    assert result["steady"]["latency_ms"]["count"] == 50
+    assert result["latency_ms"]["count"] == 100
+
+
+async def test_an_open_loop_connects_again_after_a_break_and_counts_each_turn(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+
+    async def every_tenth_breaks(service: Lab, exchange: Exchange) -> None:
+        if exchange.number % 10 == 9:
+            exchange.cut()
+        else:
+            await answer(service, exchange)
+
+    async with lab(every_tenth_breaks) as service:
+        done = await bench("-url", service.url, "-clients=5", "-rate=50/s", "-duration=1s", "-json", str(out), *QUICK)
+    assert done.code == 0
+    result = result_of(out)
+    assert result["counts"] == {"total": 50, "success": 45, "errors": 5, "not_sent": 0}
+    assert result["errors_by_class"] == {"ws_close_1006": 5}
+    assert service.sockets == 5 + result["recording"]["reconnects"]
+    assert "churn" in done.stdout
+
+
+async def test_a_second_final_is_an_error_whenever_it_comes(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+
+    async def twice(service: Lab, exchange: Exchange) -> None:
+        await answer(service, exchange)
+        messages = [exchange.message("assistant", "again")]
+        head = {"session_id": exchange.ask["session_id"], "exchange_id": exchange.ask["client_exchange_id"]}
+        await exchange.send("final", seq=9, messages=messages, session={}, **head)
+
+    async with lab(twice) as service:
+        last = await bench(
+            "-native", "-url", service.url, "-clients=1", "-requests-per-client=1", "-json", str(out), *QUICK
+        )
+        assert last.code == 3
+        assert result_of(out)["errors_by_class"] == {"protocol_after_final": 1}
+        between = await bench(
+            "-native", "-url", service.url, "-clients=1", "-requests-per-client=3", "-json", str(out), *QUICK
+        )
+    assert between.code in (0, 3)
+    assert "protocol_cross_talk" in result_of(out)["errors_by_class"]
+    assert "cross_talk: 1 turns" in between.stdout
+
+
+async def test_anothers_answer_is_cross_talk_in_the_compatible_protocol_too(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+
+    async def mixed_up(service: Lab, exchange: Exchange) -> None:
+        exchange.ask["client_exchange_id"] = "somebody-elses"
+        await answer(service, exchange)
+
+    async with lab(mixed_up) as service:
+        done = await bench("-url", service.url, "-clients=1", "-requests-per-client=1", "-json", str(out), *QUICK)
+    assert done.code == 3
+    assert result_of(out)["errors_by_class"] == {"protocol_cross_talk": 1}
+
+
+async def test_history_is_verified_before_sessions_are_deleted(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+
+    async def forgetful(service: Lab, exchange: Exchange) -> None:
+        await answer(service, exchange)
+        if exchange.number == 2:
+            service.kept[exchange.ask["session_id"]] = []
+
+    async with lab() as service:
+        run = (
+            "-clients=2",
+            "-requests-per-client=2",
+            "-verify-history",
+            "-json",
+            str(out),
+            "-ramp-duration=0s",
+            "-no-live",
+        )
+        done = await bench("-url", service.url, *run, "-timeout=2s")
+        assert (done.code, result_of(out)["history"]["missing"]) == (0, 0)
+        assert "History: 4 acknowledged turns: all found" in done.stdout
+        assert sorted(service.deleted) == sorted(service.created)
+    async with lab(forgetful) as service:
+        done = await bench("-url", service.url, *run, "-timeout=2s")
+    assert done.code == 1
+    result = result_of(out)
+    assert result["history"]["missing"] >= 1
+    assert result["counts"]["success"] == 4
+    assert "MISSING" in done.stdout
+
+
+async def test_misbehaving_clients_come_beside_the_measured_ones(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+
+    async def slow(service: Lab, exchange: Exchange) -> None:
+        await asyncio.sleep(0.05)
+        await answer(service, exchange)
+
+    async with lab(slow) as service:
+        done = await bench(
+            "-native", "-url", service.url, "-clients=10", "-requests-per-client=8", "-idle-clients=7", "-burst=6",
+            "-slow-reader=20%:20KB/s", "-hangup-rate=50%", "-seed=3", "-json", str(out), *QUICK,
+        )  # fmt: skip
+    assert done.code == 0
+    result = result_of(out)
+    assert result["counts"] == {"total": 80, "success": 80, "errors": 0, "not_sent": 0}
+    assert result["latency_ms"]["count"] == 80
+    besides = result["besides"]
+    assert besides["idle"] == {"came": 7, "good": 7, "errors": {}}
+    assert besides["burst"] == {"came": 6, "good": 6, "errors": {}}
+    assert besides["slow readers"]["came"] == 2
+    assert besides["slow readers"]["good"] >= 1
+    assert 20 <= besides["hang-ups"]["came"] <= 60
+    assert len(service.asks) > 80 + 6
+    assert service.most_open >= 10 + 7 + 2
+    assert service.close_codes.count(1006) >= 1
+    assert sorted(service.deleted) == sorted(service.created)
+
+
+async def test_who_hangs_up_can_come_back_and_resume(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    finals: dict[str, dict[str, Any]] = {}
+
+    async def resumable(service: Lab, exchange: Exchange) -> None:
+        if exchange.ask["type"] == "resume":
+            assert exchange.ask["after_seq"] >= 0
+            await exchange.send("final", **finals[exchange.ask["exchange_id"]])
+            return
+        head = {"session_id": exchange.ask["session_id"], "exchange_id": exchange.ask["client_exchange_id"]}
+        finals[head["exchange_id"]] = {
+            "messages": [exchange.message("assistant", "x")],
+            "session": {},
+            "seq": 9,
+            **head,
+        }
+        await exchange.send("delta", seq=1, rank=1, channel="final", text="x", **head)
+        await asyncio.sleep(0.05)
+        if not exchange.socket.closed:
+            await exchange.send("final", **finals[head["exchange_id"]])
+
+    async with lab(resumable) as service:
+        done = await bench(
+            "-native", "-url", service.url, "-clients=2", "-requests-per-client=6", "-hangup-rate=100%", "-reconnect",
+            "-json", str(out), *QUICK,
+        )  # fmt: skip
+    assert done.code == 0
+    assert any(ask["type"] == "resume" for ask in service.asks)
+    assert result_of(out)["besides"]["hang-ups"]["errors"] == {}
+
+
+class Exposition:
+    """Metrics of a service that knows its turns."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        labels = ["phase", "status"]
+        self.phase = Histogram("app_phase_latency_seconds", "x", labels, registry=self.registry, buckets=(0.01, 0.1, 1))
+        self.wait = Histogram("app_db_pool_wait_seconds", "x", ["pool"], registry=self.registry, buckets=(0.01, 0.1, 1))
+        self.turns = Counter("app_turns", "x", registry=self.registry)
+        self.waiting = Gauge("app_db_pool_waiting", "x", registry=self.registry)
+        Info("app_build", "x", registry=self.registry).info({"config_hash": "cafe", "git_sha": "1234"})
+
+    def __call__(self) -> str:
+        return generate_latest(self.registry).decode()
+
+
+async def test_the_services_metrics_are_joined_over_the_steady_window(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    metrics = Exposition()
+    # What happened before the run is not of it.
+    metrics.turns.inc(1000)
+    metrics.phase.labels("llm_invoke", "ok").observe(5)
+
+    async def counted(service: Lab, exchange: Exchange) -> None:
+        await asyncio.sleep(0.02)
+        metrics.phase.labels("llm_invoke", "ok").observe(0.02)
+        metrics.wait.labels("main").observe(0.5)
+        metrics.turns.inc()
+        head = {"session_id": exchange.ask["session_id"], "exchange_id": exchange.ask["client_exchange_id"]}
+        rows = [{"phase": "llm_invoke", "depth": 0, "start_ms": 0.1, "ms": 20.0}]
+        messages = [exchange.message("user", "q"), exchange.message("assistant", "a", extras={"total_ms": 20.5})]
+        await exchange.send("final", seq=1, messages=messages, session={}, ledger=rows, **head)
+
+    async with lab(counted, metrics=metrics, verdict={"bound_by": "llm_floor", "share": 0.97}) as service:
+        done = await bench(
+            "-native", "-url", service.url, "-clients=4", "-requests-per-client=40", "-server-metrics",
+            service.metrics_url, "-server-interval=100ms", "-json", str(out), "-html", str(tmp_path / "r.html"), *QUICK,
+        )  # fmt: skip
+    assert done.code == 0, done.stderr
+    result = result_of(out)
+    server = result["recording"]["server"]
+    assert abs(server["turns"] - result["steady"]["turns"]) <= 8
+    assert server["phases"]["llm_invoke"]["count"] == server["turns"]
+    assert server["builds"] == [{"config_hash": "cafe", "git_sha": "1234"}]
+    assert server["verdict"]["bound_by"] == "llm_floor"
+    assert len(server["series"]["at"]) >= 3
+    assert result["steady"]["matched"] == result["steady"]["latency_ms"]["count"]
+    assert result["steady"]["phases"]["llm_invoke"]["avg"] == 20.0
+    assert result["steady"]["server_ms"]["p50"] == 20.5
+    # The service's sleep may end early by less than a millisecond, its word does not know.
+    assert result["steady"]["unexplained_ms"]["min"] > -1
+    assert any(flag.startswith("pool exhaustion") for flag in result["red_flags"])
+    for words in (
+        "WHERE THE TIME WENT",
+        "unexplained (client - server)",
+        "Verdict: bound_by=llm_floor",
+        "config_hash=cafe",
+    ):
+        assert words in done.stdout
+
+
+async def test_a_service_without_metrics_or_verdict_changes_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    async with lab(paced) as service:
+        done = await bench(
+            "-url", service.url, "-clients=2", "-requests-per-client=3", "-server-metrics", service.metrics_url,
+            "-json", str(out), *QUICK,
+        )  # fmt: skip
+    assert (done.code, done.stderr) == (0, "")
+    assert result_of(out)["recording"]["server"] is None
+
+
+async def test_a_process_is_watched_and_turns_are_listed(tmp_path: Path) -> None:
+    out, rows, words = tmp_path / "out.json", tmp_path / "out.csv", tmp_path / "out.md"
+    async with lab(paced) as service:
+        done = await bench(
+            "-url", service.url, "-clients=2", "-duration=2500ms", "-watch-pid", str(os.getpid()), "-json", str(out),
+            "-csv", str(rows), "-md", str(words), *QUICK,
+        )  # fmt: skip
+    assert done.code == 0
+    result = result_of(out)
+    peaks = result["recording"]["watched"]["peaks"][str(os.getpid())]
+    assert peaks["rss_mb"] > 10
+    assert peaks["sockets"] >= 1
+    with rows.open() as file:
+        listed = list(csv.DictReader(file))
+    assert len(listed) == result["counts"]["total"]
+    assert all(float(row["latency_ms"]) >= 19 for row in listed)
+    assert words.read_text().startswith("# Ws bench summary\n\n- Outcome: OK\n")
+
+
+async def test_metadata_says_where_and_by_what_and_holds_no_secret(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    async with lab() as service:
+        await bench(
+            "-url", service.url, "-clients=1", "-requests-per-client=1", "-token", "s3cret", "-json", str(out), *QUICK
+        )
+    text = out.read_text()
+    about = json.loads(text)["generator"]
+    assert "s3cret" not in text
+    for key in (
+        "argv",
+        "git_sha",
+        "python",
+        "websockets",
+        "cores",
+        "cgroup",
+        "open_files",
+        "tcp",
+        "clock",
+        "load_average",
+    ):
+        assert key in about
+
+
+async def test_elsewhere_than_on_a_terminal_a_line_comes_now_and_then() -> None:
+    async with lab(paced) as service:
+        done = await bench(
+            "-url", service.url, "-clients=2", "-duration=1200ms", "-ramp-duration=0s", "-live-interval=300ms"
+        )
+    lines = done.stderr.splitlines()
+    assert len(lines) >= 2
+    assert all(" turns=" in line and " in_flight=" in line and " errors: none left=" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("-rate=5/s",), "-rate needs -duration"),
+        (("-rate=5/s", "-stages=5:1s", "-duration=1s"), "exclude each other"),
+        (("-rate=5/s", "-duration=1s", "-think=1s"), "closed loop"),
+        (("-arrival=bursty",), "-arrival"),
+        (("-duration=1s", "-requests-per-client=0"), "-duration needs"),
+        (("-threshold=p95<3",), "threshold"),
+        (("-abort-on-fail",), "-threshold"),
+        (("-reconnect",), "-native"),
+        (("-workers=0",), "-workers"),
+        (("-server-metrics=localhost:9005",), "http://"),
+        (("-slow-reader=10%",), "10%:2KB/s"),
+        (("-warmup=soon",), "duration"),
+        (("-html=/nonexistent/x.html",), "no directory"),
+        (("-postgres=postgresql://nobody@127.0.0.1:1/none",), "-postgres: cannot connect"),
+    ],
+)
+async def test_flags_that_make_no_sense_are_exit_code_2_with_one_line(argv: tuple[str, ...], said: str) -> None:
+    done = await bench(*argv)
+    assert done.code == 2
+    assert said in done.stderr.splitlines()[0]
+    assert len(done.stderr.splitlines()) == 1
