@@ -1,9 +1,10 @@
 /**
  * The chat page: wires the credentials, the REST interface, the socket and the view, and keeps what they share.
  *
- * A turn belongs to the server, not to the socket: after a break, or a reload, the page looks for the answer in the
- * history and, where there is none yet, asks again under the same id, which the server answers once. So it also does
- * where the server itself was restarted in the middle of the answer, as long as nothing else was asked since.
+ * A turn belongs to the server, not to the socket: after a break, or a reload, the page resumes it after the last
+ * event that it has. Where the server knows nothing of it, or was itself restarted in the middle of the answer, the
+ * page looks into the history and, where nothing else was asked since, asks again under the same id, which the server
+ * answers once. Tabs of one browser tell each other of running turns, and each follows them by itself.
  */
 
 import { Api, ApiError, Credentials } from "./api.js";
@@ -14,6 +15,7 @@ import { View } from "./view.js";
 
 const HISTORY_WINDOW = 100;
 const PENDING_KEY = "turnwise.pending";
+const TABS_CHANNEL = "turnwise.turns";
 const AGENT_KEY = "turnwise.agent";
 /** Longer than any turn may take: an older question is answered or lost, and history says which. */
 const PENDING_MAX_AGE_MS = 10 * 60_000;
@@ -57,6 +59,7 @@ class App {
   #currentId = null;
   #creating = false;
   #freshDraft = "";
+  #tabs = new BroadcastChannel(TABS_CHANNEL);
 
   constructor() {
     const credentials = new Credentials();
@@ -86,6 +89,9 @@ class App {
     this.#restorePending();
     addEventListener("hashchange", () => this.#openFromAddress());
     addEventListener("online", () => this.#wake());
+    addEventListener("offline", () => this.#socket.drop());
+    addEventListener("pagehide", () => this.#savePending());
+    this.#tabs.addEventListener("message", ({ data }) => this.#onTab(data));
     document.addEventListener("visibilitychange", () => this.#onVisible());
     setInterval(() => this.#showSessions(), CLOCK_REFRESH_MS);
     this.#socket.connect();
@@ -113,7 +119,10 @@ class App {
   }
 
   #onVisible() {
-    if (document.visibilityState !== "visible") return;
+    if (document.visibilityState !== "visible") {
+      this.#savePending(); // a hidden page may be ended without a word
+      return;
+    }
     this.#wake();
     this.#loadSessions();
   }
@@ -210,6 +219,7 @@ class App {
       const conversation = this.#conversationOf(id);
       this.#show(conversation);
       if (!conversation.loaded) this.#loadHistory(conversation);
+      this.#tabs.postMessage({ open: id });
     }
     this.#view.draft = id === null ? this.#freshDraft : this.#conversationOf(id).draft;
     this.#showBusy();
@@ -418,11 +428,17 @@ class App {
   #onEvent(event) {
     if (event.session !== undefined && this.#sessions.has(event.session.id)) this.#noteSession(event.session);
     const turn = this.#turns.get(event.exchange_id);
-    if (event.type === "error" && (event.seq === undefined || event.seq === null)) this.#onRefusal(event, turn);
-    else if (turn?.apply(event, performance.now())) this.#changed(turn);
+    if (event.type === "error" && (event.seq === undefined || event.seq === null)) {
+      this.#onRefusal(event, turn);
+    } else if (turn?.ended === false && event.type === "cancelled" && isCutOff(event.messages)) {
+      this.#recover(turn);
+    } else if (turn?.apply(event, performance.now())) {
+      if (event.type === "accepted") this.#tabs.postMessage({ running: turn.outline() });
+      this.#changed(turn);
+    }
   }
 
-  /** An error before any turn: of an ask, of a repeated ask after a break, or of a cancel that came too late. */
+  /** An error before any turn: of an ask, of a resume or repeated ask after a break, or of a cancel that came late. */
   #onRefusal(event, named) {
     const late = event.code === "exchange_not_found";
     const status = late ? "stopping" : "sending";
@@ -431,7 +447,10 @@ class App {
     if (turn === undefined) {
       // A cancel that came after the end is nobody's trouble.
       if (!late) this.#view.notify(errorText(event));
-    } else if (turn.status === "sending" && !turn.recoveries) {
+    } else if (turn.resuming && late) {
+      if (turn.fromOtherTab) this.#forget(turn);
+      else this.#recover(turn);
+    } else if (turn.status === "sending" && !turn.recoveries && !turn.resuming) {
       turn.refuse(event);
       this.#changed(turn);
     } else if (!turn.ended) {
@@ -452,18 +471,34 @@ class App {
 
   #onConnection(state) {
     this.#view.showConnection(state);
-    if (state.name !== "open") return;
-    for (const turn of this.#turns.values()) {
-      if (turn.ended) continue;
-      if (turn.sent) this.#recover(turn);
+    const open = [...this.#turns.values()].filter((turn) => !turn.ended);
+    for (const turn of open) {
+      if (state.name !== "open") this.#waitForConnection(turn);
+      else if (turn.sent) this.#resume(turn);
       else this.#dispatch(turn);
     }
   }
 
   // ---- after a break ----
 
+  #waitForConnection(turn) {
+    turn.waitingForConnection = true;
+    this.#view.updateTurn(turn);
+  }
+
+  /** Follows the turn from the last event that is known of it. */
+  #resume(turn) {
+    const stopping = turn.status === "stopping";
+    turn.resuming = true;
+    turn.expectReplay();
+    turn.waitingForConnection = !this.#socket.send(turn.resumeFrame());
+    if (stopping) this.#socket.send({ type: "cancel", exchange_id: turn.exchangeId });
+    this.#view.updateTurn(turn);
+  }
+
   /** Looks for the turn's answer in the history; where there is none, asks again under the same id. */
   async #recover(turn) {
+    turn.resuming = false;
     turn.recoveries = (turn.recoveries ?? 0) + 1;
     try {
       const messages = await this.#api.history(turn.sessionId, { limit: HISTORY_WINDOW });
@@ -507,25 +542,61 @@ class App {
     this.#changed(turn);
   }
 
-  /** Questions whose answer is outstanding survive a reload of the tab. */
+  /** Questions whose answer is outstanding survive a reload of the tab, with what is known of the answer. */
   #savePending() {
     const open = [...this.#turns.values()].filter((turn) => !turn.ended);
-    const pending = open.map(({ exchangeId, sessionId, agentId, question, savedAt }) => {
-      return { exchangeId, sessionId, agentId, question, savedAt };
-    });
-    sessionStorage.setItem(PENDING_KEY, JSON.stringify(pending));
+    const keep = (kept) => sessionStorage.setItem(PENDING_KEY, JSON.stringify(kept));
+    try {
+      keep(open.map((turn) => ({ savedAt: turn.savedAt, ...turn.snapshot() })));
+    } catch (error) {
+      if (error.name !== "QuotaExceededError") throw error;
+      keep(open.map((turn) => ({ savedAt: turn.savedAt, ...turn.outline() })));
+    }
   }
 
   #restorePending() {
     const pending = JSON.parse(sessionStorage.getItem(PENDING_KEY) ?? "[]");
     for (const { savedAt, ...kept } of pending) {
-      if (Date.now() - savedAt > PENDING_MAX_AGE_MS) continue;
-      const turn = new Turn(kept);
-      turn.sent = true;
-      turn.savedAt = savedAt;
-      this.#turns.set(turn.exchangeId, turn);
-      this.#conversationOf(turn.sessionId).turns.push(turn);
+      if (Date.now() - savedAt <= PENDING_MAX_AGE_MS) this.#adopt(Turn.fromSnapshot(kept), savedAt);
     }
+  }
+
+  #adopt(turn, savedAt) {
+    turn.savedAt = savedAt;
+    this.#turns.set(turn.exchangeId, turn);
+    this.#conversationOf(turn.sessionId).turns.push(turn);
+  }
+
+  #forget(turn) {
+    const conversation = this.#conversationOf(turn.sessionId);
+    conversation.turns = conversation.turns.filter((other) => other !== turn);
+    this.#turns.delete(turn.exchangeId);
+    this.#view.removeTurn(turn);
+    this.#showBusy();
+    this.#showSessions();
+  }
+
+  // ---- other tabs ----
+
+  /** Another tab opened a conversation, and is told what runs there; or it has a turn running in one that is open here. */
+  #onTab({ open, running }) {
+    if (open !== undefined) {
+      const turn = this.#conversations.get(open)?.running;
+      if (turn?.sent && turn.status !== "sending") this.#tabs.postMessage({ running: turn.outline() });
+      return;
+    }
+    const conversation = this.#conversations.get(running.sessionId);
+    if (conversation === undefined || this.#turns.has(running.exchangeId)) return;
+    if (conversation.storedTurns.has(running.exchangeId)) return;
+    const turn = Turn.fromSnapshot(running);
+    turn.fromOtherTab = true;
+    this.#adopt(turn, Date.now());
+    if (turn.sessionId === this.#currentId) {
+      this.#view.addTurn(turn);
+      this.#showBusy();
+    }
+    if (this.#socket.state === "open") this.#resume(turn);
+    this.#showSessions();
   }
 
   /** Runs a REST call for the page; a failure becomes a notice, with `again` behind its button where that may help. */

@@ -68,6 +68,7 @@ export class Turn {
     this.sent = false;
     this.lastSeq = 0;
     this.replayExpected = false;
+    this.resuming = false;
     this.queuePosition = null;
     this.items = [];
     this.sources = [];
@@ -91,6 +92,25 @@ export class Turn {
     turn.sent = true;
     turn.adopt(messages);
     return turn;
+  }
+
+  /** What `snapshot` gave, of a turn that the server may have gone on with since. */
+  static fromSnapshot({ status, lastSeq, items, sources, ...named }) {
+    const turn = new Turn(named);
+    Object.assign(turn, { sent: true, status, lastSeq, items, sources });
+    return turn;
+  }
+
+  /** The turn as plain data: what it was named, and what is known of it up to event `lastSeq`. */
+  snapshot() {
+    const { exchangeId, sessionId, agentId, question, timestamp, status, lastSeq, items, sources } = this;
+    return { exchangeId, sessionId, agentId, question, timestamp, status, lastSeq, items, sources };
+  }
+
+  /** The same without anything that was heard of it: to be told from its first event. */
+  outline() {
+    const status = this.status === "stopping" ? "stopping" : "sending";
+    return { ...this.snapshot(), status, lastSeq: 0, items: [], sources: [] };
   }
 
   get ended() {
@@ -119,7 +139,17 @@ export class Turn {
     };
   }
 
-  /** The ask goes out once more: the server may tell the turn from its beginning, or go on where it is. */
+  /** Asks to go on after the last event that is known. */
+  resumeFrame() {
+    return {
+      type: "resume",
+      session_id: this.sessionId,
+      exchange_id: this.exchangeId,
+      after_seq: this.lastSeq,
+    };
+  }
+
+  /** The ask, or a resume, goes out: the server may tell the turn from its beginning, or go on where it is. */
   expectReplay() {
     this.replayExpected = true;
   }
@@ -138,6 +168,7 @@ export class Turn {
       this.lastSeq = 0;
     }
     this.replayExpected = false;
+    this.resuming = false;
     if (event.seq <= this.lastSeq) return false;
     this.lastSeq = event.seq;
     if (this.status === "sending") this.status = "running";
@@ -327,6 +358,11 @@ export class SocketClient {
     if (this.#socket?.readyState !== WebSocket.OPEN) return false;
     this.#socket.send(JSON.stringify(frame));
     return true;
+  }
+
+  /** The browser says that there is no network: what is open is dead, though nothing may say so for minutes. */
+  drop() {
+    if (this.#socket !== null) this.#abandon(this.#socket);
   }
 
   #opened(socket) {

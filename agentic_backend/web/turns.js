@@ -181,6 +181,7 @@ function stateText(turn) {
   if (turn.ended) return "";
   if (turn.status === "stopping") return "Stopping…";
   if (turn.waitingForConnection === true) return "Waiting for the connection…";
+  if (turn.resuming) return "Resuming the answer…";
   if (turn.queuePosition !== null) return `In the queue, position ${turn.queuePosition}`;
   return turn.answer === undefined || turn.answer.text === "" ? "Thinking…" : "";
 }

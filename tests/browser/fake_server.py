@@ -82,6 +82,26 @@ class Told:
         """Refuse the ask: an error without a number."""
         await self.peer.say(type="error", **self.head, code=code, **fields)
 
+    async def resumed(self, peer: Peer) -> int:
+        """The next resume on a socket, which is of this turn: after which event. The turn goes on there."""
+        frame = await peer.heard("resume")
+        assert {key: frame[key] for key in self.head} == self.head
+        self.peer = peer
+        return int(frame["after_seq"])
+
+    async def forgotten(self, peer: Peer) -> None:
+        """The next resume on a socket, of which this service knows nothing."""
+        await self.resumed(peer)
+        await self.refuse("exchange_not_found", message="Exchange not found.", retryable=False)
+
+    async def retell(self, peer: Peer, *messages: dict[str, Any]) -> None:
+        """The next resume on a socket is answered from history, where the turn stands as stopped."""
+        await self.resumed(peer)
+        self.seq = 0
+        await self.begin()
+        session = {"id": self.head["session_id"], "title": "", "updated_at": STAMP, "next_rank": 2}
+        await self.say("cancelled", messages=list(messages), session=session)
+
     def message(self, rank: int, role: str, text: str, **metadata: Any) -> dict[str, Any]:
         """A ChatMessage of this turn."""
         return {

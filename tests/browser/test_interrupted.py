@@ -86,7 +86,9 @@ async def test_an_answer_that_a_restart_cut_off_before_the_page_s_eyes_is_asked_
     await told.delta("Some of it")
     fake.stored["session-000"] = told.exchange("", **CUT_OFF)
     await peer.close(1012)
-    again = await fake.told(await fake.peer())
+    peer = await fake.peer()
+    await told.retell(peer, *told.exchange("", **CUT_OFF))
+    again = await fake.told(peer)
     assert again.ask == told.ask
     await again.begin()
     await again.finish("All of it")
@@ -103,6 +105,7 @@ async def test_a_cut_that_cannot_be_mended_any_more_is_marked(page, fake):
     fake.stored["session-000"] = [*told.exchange("", **CUT_OFF), *others]
     await peer.close(1012)
     peer = await fake.peer()
+    await told.retell(peer, *told.exchange("", **CUT_OFF))
     await expect(page.locator(".note.interrupted")).to_contain_text("This answer was interrupted.")
     await page.get_by_role("button", name="Ask again").click()
     assert (await fake.told(peer)).ask["client_exchange_id"] != told.ask["client_exchange_id"]
@@ -116,7 +119,9 @@ async def test_a_stop_before_the_restart_stays_a_stop(page, fake):
     await peer.heard("cancel")
     fake.stored["session-000"] = told.exchange("", **CUT_OFF)
     await peer.close(1012)
-    await fake.peer()
+    peer = await fake.peer()
+    await told.retell(peer, *told.exchange("", **CUT_OFF))
+    await peer.heard("cancel")
     await expect(page.locator(".note.interrupted")).to_be_visible()
     await expect(page.get_by_role("button", name="Send")).to_be_visible()
 

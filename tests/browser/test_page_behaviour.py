@@ -139,7 +139,7 @@ async def test_a_refusal_that_names_no_exchange_belongs_to_the_waiting_ask_which
     await expect(page.locator(".turn")).to_have_count(0)
 
 
-async def test_a_broken_connection_is_mended_and_the_turn_is_told_again_from_its_beginning(page, fake):
+async def test_a_broken_connection_is_mended_and_the_turn_goes_on_or_is_told_anew(page, fake):
     peer = await open_page(page, fake)
     told = await ask(page, fake, peer)
     await told.begin()
@@ -148,15 +148,17 @@ async def test_a_broken_connection_is_mended_and_the_turn_is_told_again_from_its
     await expect(page.locator(".markdown")).to_have_text("One two")
     await peer.close(1012)
     peer = await fake.peer()
-    again = await fake.told(peer)
-    assert again.ask == told.ask
-    await again.begin()
-    again.seq = 5
-    await again.delta("One two three ")
+    assert await told.resumed(peer) == 4
+    await told.delta("three ")
     await expect(page.locator(".markdown")).to_have_text("One two three")
-    await again.delta("four")
-    await again.finish("One two three four")
-    await expect(page.locator(".markdown")).to_have_text("One two three four")
+    await peer.close(1012)
+    assert await told.resumed(await fake.peer()) == 5
+    told.seq = 0  # as from history
+    await told.begin()
+    await told.delta("Uno due ")
+    await expect(page.locator(".markdown")).to_have_text("Uno due")
+    await told.finish("Uno due tre")
+    await expect(page.locator(".markdown")).to_have_text("Uno due tre")
     await expect(page.locator(".turn")).to_have_count(1)
 
 
@@ -168,7 +170,7 @@ async def test_an_answer_that_was_finished_during_the_break_comes_from_the_histo
     extras = {"ledger": LEDGER}
     fake.stored["session-000"] = told.exchange("One two", model="mock", latency_ms=820, extras=extras)
     await peer.close(1012)
-    await fake.peer()
+    await told.forgotten(await fake.peer())
     await expect(page.locator(".markdown")).to_have_text("One two")
     await expect(page.locator(".ledger-facts")).to_contain_text("820 ms")
 
@@ -189,7 +191,7 @@ async def test_an_ask_made_without_a_connection_is_sent_once_there_is_one(page, 
     assert told.ask["message"] == "Are you there?"
 
 
-async def test_a_question_survives_a_reload_and_is_asked_once(page, fake):
+async def test_a_turn_survives_a_reload_with_its_text_and_goes_on(page, fake):
     peer = await open_page(page, fake)
     told = await ask(page, fake, peer)
     await told.begin()
@@ -197,11 +199,14 @@ async def test_a_question_survives_a_reload_and_is_asked_once(page, fake):
     await expect(page.locator(".markdown")).to_have_text("Before the reload")
     fake.stored["session-000"] = told.exchange("")[:1]
     await page.reload()
-    again = await fake.told(await fake.peer())
-    assert again.ask == told.ask
-    await again.begin()
-    await again.finish("After the reload")
-    await expect(page.locator(".markdown")).to_have_text("After the reload")
+    assert await told.resumed(await fake.peer()) == 3
+    await expect(page.locator(".markdown")).to_have_text("Before the reload")
+    await expect(page.locator(".turn")).to_contain_text("Resuming the answer…")
+    await told.delta(" and after")
+    await expect(page.locator(".markdown")).to_have_text("Before the reload and after")
+    await expect(page.locator(".turn")).not_to_contain_text("Resuming the answer…")
+    await told.finish("Before the reload and after")
+    await expect(page.locator(".turn")).to_have_attribute("data-status", "done")
     await expect(page.locator(".question")).to_have_count(1)
     assert await page.evaluate("sessionStorage.getItem('turnwise.pending')") == "[]"
 
@@ -212,6 +217,7 @@ async def test_a_session_busy_with_the_very_turn_is_asked_again_until_the_answer
     await told.begin()
     await peer.close(1012)
     peer = await fake.peer()
+    await told.forgotten(peer)
     again = await fake.told(peer)
     fake.stored["session-000"] = told.exchange("Found later")
     await again.refuse("session_busy", message="The session is answering.", retryable=True)
