@@ -26,6 +26,7 @@ Drain = Callable[[], Awaitable[None]]
 EXIT_FORCED = 1
 EXIT_CANNOT_LISTEN = 2
 _FORCE_AFTER_S = 0.8
+_UNSENT_BYTES = 128 * 1024
 
 
 class CannotListen(Exception):
@@ -129,6 +130,10 @@ def listen(host: str, port: int, *, backlog: int = 2048) -> socket.socket:
         sock = socket.create_server((host, port), family=family, backlog=backlog)
     except OSError as error:
         raise CannotListen(f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}") from None
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        # Accepted sockets inherit it. Without it the kernel takes up to 4 MB for a peer that does not read, and neither
+        # the sends nor their deadline notice.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
     sock.setblocking(False)
     return sock
 

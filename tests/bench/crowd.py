@@ -18,6 +18,7 @@ from websockets.typing import Subprotocol
 BASE = "/agentic/v1"
 _ENDS = ("final", "error", "cancelled")
 _PATIENCE_S = 60.0
+_ASK_ON_S = 1.5
 _WHO = {"Authorization": "Bearer local"}
 
 
@@ -67,11 +68,13 @@ class Crowd:
     def _dial(self, port: int) -> connect:
         options: dict[str, Any] = {"max_queue": 1} if self.bytes_per_s else {}
         if self.bytes_per_s:
-            # The kernel's usual receive buffer would hide a slow reader.
-            options["sock"] = socket.socket()
-            options["sock"].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            options["sock"].connect(("127.0.0.1", port))
-            options["sock"].setblocking(False)
+            # The kernel would hide a slow reader: by our receive buffer, and by the service's send buffer, which it
+            # makes for segments of the peer's size. Those of loopback are 64 KB; these are a network's.
+            options["sock"] = sock = socket.socket()
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
+            sock.connect(("127.0.0.1", port))
+            sock.setblocking(False)
         return connect(
             f"ws://127.0.0.1:{port}{BASE}/chatbot/query/ws",
             subprotocols=[Subprotocol("turnwise.v1")],
@@ -83,13 +86,13 @@ class Crowd:
         )
 
     async def _slowly(self, peer: ClientConnection, session_id: str, until: float) -> None:
-        """Ask on, whatever has been read: the kernel's buffers, which hide some turns of a slow reader, fill up."""
+        """Ask on, whatever has been read: some turns fit into buffers on the way before anybody waits."""
 
         async def ask_on() -> None:
             ask = {"type": "ask", "session_id": session_id, "agent_id": self.agent, "message": self.questions[0]}
             while True:
                 await peer.send(json.dumps({**ask, "if_busy": "queue"}))
-                await asyncio.sleep(0.3)
+                await asyncio.sleep(_ASK_ON_S)
 
         async def read_slowly() -> None:
             while True:

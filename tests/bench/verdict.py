@@ -79,7 +79,7 @@ CASES: Final = (
         sections={"limits": {"max_turns": 2, "queue_deadline_s": 10}},
         short=True,
     ),
-    Case("slow readers", ("slow_clients",), clients=6, model="mock;tokens=30000", bytes_per_s=60_000),
+    Case("slow readers", ("slow_clients",), clients=3, model="mock;tokens=25000", bytes_per_s=30_000),
     Case(
         "slow embedder, less slow reranker",
         ("embedding",),

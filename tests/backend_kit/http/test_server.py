@@ -152,3 +152,14 @@ def _received(sock: socket.socket) -> bytes:
         return sock.recv(4096)
     except ConnectionResetError:
         return b""
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="the system has no such option")
+def test_the_kernel_takes_little_for_a_peer_that_does_not_read() -> None:
+    with listen("127.0.0.1", 0) as listening:
+        listening.setblocking(True)
+        with socket.create_connection(listening.getsockname()) as peer:
+            accepted, _ = listening.accept()
+            with accepted:
+                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == 128 * 1024
+                assert peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) != 128 * 1024
