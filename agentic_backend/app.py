@@ -20,6 +20,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentic_backend.agent import AGENT_PHASES, AgentKit, Catalog, DirectAnswer
+from agentic_backend.agent.interrupts import Checkpoints
 from agentic_backend.agent.toolbox import Toolbox
 from agentic_backend.chat.compression import Compression
 from agentic_backend.chat.hub import SocketHub, SocketRules
@@ -223,7 +224,7 @@ class AgenticService:
         if toolbox is not None:
             stack.push_async_callback(toolbox.aclose)
         kit = make_kit(settings, models, knowledge, toolbox)
-        catalog = make_catalog(settings, kit, metrics)
+        catalog = make_catalog(settings, kit, metrics, persistence.checkpoints)
         stack.push_async_callback(catalog.aclose)
         admission = Admission(turn_limits(settings))
         windows = Windows()
@@ -356,7 +357,9 @@ def make_kit(
     return AgentKit(models.chat_model(endpoint_of(model, settings.deadlines)), model.name, knowledge, toolbox)
 
 
-def make_catalog(settings: AgenticSettings, kit: AgentKit, metrics: AgenticMetrics) -> Catalog:
+def make_catalog(
+    settings: AgenticSettings, kit: AgentKit, metrics: AgenticMetrics, checkpoints: Checkpoints | None = None
+) -> Catalog:
     """The configured agents."""
     return Catalog(
         settings.ai.agents,
@@ -364,6 +367,7 @@ def make_catalog(settings: AgenticSettings, kit: AgentKit, metrics: AgenticMetri
         recursion_limit=settings.ai.recursion.recursion_limit,
         max_graphs=settings.ai.max_concurrent_agents,
         on_lookup=lambda hit: metrics.cache_request("graph", hit=hit),
+        checkpoints=checkpoints,
     )
 
 

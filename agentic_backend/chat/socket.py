@@ -205,6 +205,9 @@ class ChatSocket:
             self._cancel(frame.exchange_id)
         elif isinstance(frame, frames.Resume):
             self._resume(frame)
+        elif isinstance(frame, frames.HumanResume):
+            self._expect_room()
+            self._submit(frames.human_answer_of(frame, self._asker, uuid4().hex))
         elif isinstance(frame, frames.Auth):
             self._renew(frame.access_token)
         else:
@@ -220,7 +223,7 @@ class ChatSocket:
 
     def _ask_native(self, frame: frames.NativeAsk) -> None:
         self._expect_room()
-        self._follow(self._turns.submit(frames.ask_of(frame, self._asker, uuid4().hex)))
+        self._submit(frames.ask_of(frame, self._asker, uuid4().hex))
 
     def _resume(self, frame: frames.Resume) -> None:
         self._expect_room()
@@ -235,12 +238,15 @@ class ChatSocket:
     def _asker(self) -> frames.Asker:
         return frames.Asker(self.identity.uid, self._credentials, self._traceparent)
 
-    def _take_compatible(self, frame: frames.CompatibleAsk) -> None:
-        if frame.access_token:
-            self._replace_token(frame.access_token)
-        ask = frames.ask_of(frame, self._asker, uuid4().hex)
+    def _take_compatible(self, frame: frames.CompatibleFrame) -> None:
+        if isinstance(frame, frames.CompatibleHumanResume):
+            ask = frames.human_answer_of(frame, self._asker, uuid4().hex)
+        else:
+            if frame.access_token:
+                self._replace_token(frame.access_token)
+            ask = frames.ask_of(frame, self._asker, uuid4().hex)
         if not self._follows:
-            self._follow(self._turns.submit(ask))
+            self._submit(ask)
         elif len(self._pending) < _PENDING_ASKS:
             self._pending.append(ask)  # answered in order: it starts when the one before it has ended
         else:
@@ -283,9 +289,17 @@ class ChatSocket:
         self._direct.append(frame)
         self._wake.set()
 
+    def _submit(self, ask: Ask) -> None:
+        """Start a turn and tell of it from its beginning, without what an earlier run of the exchange has told."""
+        turn = self._turns.submit(ask)
+        self._follow_from(turn, 0 if ask.human is None else turn.earlier)
+
     def _follow(self, turn: Turn, after_seq: int = 0) -> None:
-        """Tell of the turn from there on; one that is followed already goes on from there."""
-        cursor = turn.after(after_seq)
+        """Tell of the turn from there on."""
+        self._follow_from(turn, turn.after(after_seq))
+
+    def _follow_from(self, turn: Turn, cursor: int) -> None:
+        """Tell of the turn from an event on; one that is followed already goes on from there."""
         known = next((follow for follow in self._follows if follow.turn is turn), None)
         if known is not None:
             known.cursor = cursor
@@ -336,7 +350,7 @@ class ChatSocket:
         if isinstance(end, Failed) and not end.messages:
             self.close(1011)  # refused or not stored: the compatible protocol ends the socket
         elif self._pending:
-            self._follow(self._turns.submit(self._pending.popleft()))
+            self._submit(self._pending.popleft())
 
     async def _send(self, frame: str) -> None:
         clock = self.clock

@@ -10,6 +10,7 @@ from typing import Any
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.batcher import Batcher, BatchRules
 from agentic_backend.persist.cache import HistoryCache
+from agentic_backend.persist.checkpoints import PostgresCheckpoints
 from agentic_backend.persist.claim import Possessions
 from agentic_backend.persist.database import Database, DatabaseState
 from agentic_backend.persist.faults import Cause, QuietLog
@@ -80,6 +81,7 @@ class Persistence:
         self.queries = Queries(self.database)
         self.store = PostgresSessionStore(self.queries, self.pending, self.batcher, self.cache, metrics=metrics)
         self.log = PersistentTurnLog(chosen.ack, self.batcher, self.pending, self.spool, self.cache, metrics)
+        self.checkpoints = PostgresCheckpoints(settings.storage.postgres)
         self._metrics = metrics
         self._tasks = tasks
         self._on_state = on_state
@@ -141,6 +143,7 @@ class Persistence:
         if self.spool is not None:
             await self.spool.aclose()
         self.owner.close()
+        await self.checkpoints.aclose()
         await self.database.aclose()
 
     def _replay(self, spool: Spool) -> None:

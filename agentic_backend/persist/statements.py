@@ -74,11 +74,12 @@ ORDER BY rank DESC LIMIT :messages
 # lease     the leases that records were run under, locked until the commit: nobody gets one of them before it
 # fenced    records whose session another instance has got since: left out whole
 # clash     records with a rank that another exchange holds, stored or earlier in this batch: left out whole
-# fit       one message a rank: where an interrupted exchange ran again in the same batch, what it became
+# fit       one message a rank: where an interrupted exchange ran again in the same batch, or one that waited for a
+#           person went on, what it became
 # newest    one row a session, because an update meets each row once; preferences and a title that is there are not a
 #           turn's to write
 # written   what is stored stays, whoever stored it; only an exchange that a restart had interrupted is overwritten, by
-#           itself when it has run again
+#           itself when it has run again, and what holds the place of an answer that waits for a person
 # skipped   a rank that somebody stored after this statement's snapshot: the batch must be tried again to be judged
 # Returns (verdict, ord), ord being the 1-based place of the record in :records.
 WRITE_TURNS = text("""
@@ -111,7 +112,8 @@ WITH record AS MATERIALIZED (
     WHERE earlier.ord < later.ord AND earlier.exchange_id <> later.exchange_id
 ), fit AS MATERIALIZED (
     SELECT DISTINCT ON (session_id, rank) * FROM message WHERE ord NOT IN (SELECT ord FROM clash)
-    ORDER BY session_id, rank, (metadata #>> '{extras,interrupted_by}' = 'restart') IS TRUE, ord
+    ORDER BY session_id, rank, (metadata #>> '{extras,interrupted_by}' = 'restart') IS TRUE,
+        (metadata #>> '{extras,status}' = 'awaiting_human') IS TRUE, "timestamp" DESC, ord
 ), newest AS (
     SELECT DISTINCT ON (session_id) session_id, user_id, version, session
     FROM record WHERE ord NOT IN (SELECT ord FROM clash) AND ord NOT IN (SELECT ord FROM fenced)
@@ -131,8 +133,10 @@ WITH record AS MATERIALIZED (
     ON CONFLICT (session_id, user_id, rank) DO UPDATE SET "timestamp" = excluded."timestamp", role = excluded.role,
         channel = excluded.channel, parts_json = excluded.parts_json, metadata_json = excluded.metadata_json
     WHERE session_history.exchange_id = excluded.exchange_id
-        AND session_history.metadata_json #>> '{extras,interrupted_by}' = 'restart'
-        AND excluded.metadata_json #>> '{extras,interrupted_by}' IS DISTINCT FROM 'restart'
+        AND (session_history.metadata_json #>> '{extras,interrupted_by}' = 'restart'
+            AND excluded.metadata_json #>> '{extras,interrupted_by}' IS DISTINCT FROM 'restart'
+            OR session_history.metadata_json #>> '{extras,status}' = 'awaiting_human'
+            AND session_history."timestamp" < excluded."timestamp")
     RETURNING session_id, rank
 )
 SELECT 'clash' AS verdict, ord FROM clash

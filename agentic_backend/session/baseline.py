@@ -28,6 +28,9 @@ class BaselineTurns:
     def submit(self, ask: Ask) -> Turn:
         """Start the call."""
         turn = Turn(ask)
+        if ask.human is not None:
+            refuse(turn, ExchangeNotFound())
+            return turn
         if self.draining:
             refuse(turn, Draining(retry_after_s=2.0))
             return turn

@@ -39,6 +39,11 @@ class Exchange:
         """The answer's text so far."""
         return "".join(self._text)
 
+    @property
+    def told_by_pause(self) -> bool:
+        """Whether a pause publishes what was said so far."""
+        return self._text_rank is not None
+
     def open(self, asked: ChatMessage | None = None) -> ChatMessage:
         """Make, keep and publish the user's own message. Where it was `asked` before it stays that one."""
         rank = self._take_rank()
@@ -48,6 +53,10 @@ class Exchange:
             self.messages.append(asked)
         self.turn.publish(Whole(asked))
         return asked
+
+    def go_on(self, earlier: tuple[ChatMessage, ...]) -> None:
+        """Keep the messages of the run that waited for a person: they were published then."""
+        self.messages.extend(earlier)
 
     def emit(self, event: AgentEvent) -> None:
         """Take one event of the agent. After the end of the turn it is dropped: nobody could see it."""
@@ -66,6 +75,11 @@ class Exchange:
         rank = self._text_rank if self._text_rank is not None else self._take_rank()
         return self._message("assistant", "final", [text_part(clean(text)), *extra_parts], metadata, rank)
 
+    def pause(self, metadata: dict[str, Any]) -> ChatMessage:
+        """Make and keep the message that stands where the exchange will go on. What was said so far is a thought."""
+        self._end_text()
+        return self._message("assistant", "final", [text_part("")], metadata, self._take_rank())
+
     def next_session(self) -> Session:
         """The session after this exchange, with a title if it had none."""
         return self.session.advanced(self._next_rank, self.session.title or title_from(self.ask.message))
@@ -83,12 +97,15 @@ class Exchange:
         self._text.append(text)
         self.turn.publish(TextDelta(self._text_rank, event.channel, text))
 
-    def _step(self, event: Step) -> None:
+    def _end_text(self) -> None:
         if self._text_rank is not None:
             thought = self._message("assistant", "thought", [text_part(self.text)], {}, self._text_rank)
             self.turn.publish(Whole(thought))
             self._text_rank = None
             self._text.clear()
+
+    def _step(self, event: Step) -> None:
+        self._end_text()
         message = self._message(event.role, event.channel, event.parts, event.metadata, self._take_rank())
         self.turn.publish(Whole(message))
 

@@ -56,40 +56,58 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class AskRecord:
-    """That a turn has begun. Written unawaited before the model is called; a crash leaves an interrupted turn."""
+    """That a turn has begun. Written unawaited before the model is called; a crash leaves an interrupted turn.
+
+    `earlier` is what stands between question and answer where the run goes on after a person was asked, else None.
+    """
 
     session: Session
     user_message: ChatMessage
+    earlier: tuple[ChatMessage, ...] | None = None
 
     def encode(self) -> bytes:
-        """Shape: `{"op":"ask","schema":1,"session":{…,"version":n},"message":ChatMessage}`."""
+        """Shape: `{"op":"ask","schema":1,"session":{…,"version":n},"message":ChatMessage,"earlier":[ChatMessage…]}`;
+        no `earlier` where there is none."""
         head = dumps({"op": "ask", "schema": 1, "session": self.session.stored()})
-        return head[:-1] + b',"message":' + self.user_message.json + b"}"
+        body = head[:-1] + b',"message":' + self.user_message.json
+        if self.earlier is not None:
+            body += b',"earlier":[' + b",".join(message.json for message in self.earlier) + b"]"
+        return body + b"}"
 
     @classmethod
     def decode(cls, body: bytes) -> "AskRecord":
         """What `encode` made."""
         fields = loads(body)
-        return cls(Session(**fields["session"]), ChatMessage.build(**fields["message"]))
+        earlier = fields.get("earlier")
+        return cls(
+            Session(**fields["session"]),
+            ChatMessage.build(**fields["message"]),
+            None if earlier is None else tuple(ChatMessage.build(**message) for message in earlier),
+        )
 
     def interrupted(self) -> "TurnRecord":
-        """The turn as it is kept where its process ended before it did: the question, and an answer without text."""
+        """The turn as it is kept where its process ended before it did: the question, and an answer without text.
+
+        One that a person had let go on is never run again by itself: what they allowed may have been done.
+        """
         asked = self.user_message
+        before = (asked, *(self.earlier or ()))
+        extras = {"status": "interrupted"} | ({"interrupted_by": "restart"} if self.earlier is None else {})
         answer = ChatMessage.build(
             session_id=asked.session_id,
             exchange_id=asked.exchange_id,
-            rank=asked.rank + 1,
+            rank=before[-1].rank + 1,
             role="assistant",
             channel="final",
             parts=[text_part("")],
             metadata={
                 "agent_id": self.session.agent_id,
                 "finish_reason": "cancelled",
-                "extras": {"status": "interrupted", "interrupted_by": "restart"},
+                "extras": extras,
             },
         )
         after = self.session.advanced(answer.rank + 1, self.session.title)
-        return TurnRecord(after, asked.exchange_id, (asked, answer))
+        return TurnRecord(after, asked.exchange_id, (*before, answer))
 
 
 @dataclass(frozen=True, slots=True)

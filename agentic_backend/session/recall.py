@@ -9,6 +9,7 @@ from agentic_backend.session.models import Session
 from agentic_backend.session.stream import (
     Accepted,
     Ask,
+    Awaiting,
     Cancelled,
     Cited,
     Failed,
@@ -20,6 +21,8 @@ from agentic_backend.session.stream import (
 )
 from backend_kit.wire import Code, loads
 
+AWAITING = "awaiting_human"
+"""`metadata.extras.status` of the message that holds the place of an answer while a person is waited for."""
 NEWEST_EXCHANGES = 64
 """How many exchanges of a session are known by id; an older one that is asked again is a new one."""
 
@@ -54,6 +57,30 @@ class StoredExchange:
         return bool(self._extras.get("interrupted_by") == "restart")
 
     @property
+    def awaits(self) -> bool:
+        """Whether it waits for a person: its last message only holds the place where it goes on."""
+        return self._extras.get("status") == AWAITING
+
+    @property
+    def asked_of_person(self) -> dict[str, Any]:
+        """What the person is asked, where it waits for one."""
+        payload: dict[str, Any] = self._extras["awaiting"]["payload"]
+        return payload
+
+    @property
+    def last_seq(self) -> int:
+        """The number of the event with which it began to wait."""
+        return int(self._extras["awaiting"]["seq"])
+
+    def is_for(self, ask: Ask) -> bool:
+        """Whether a person's answer is to the question with which it waits."""
+        if not self.awaits or ask.human is None or self._answer is None:
+            return False
+        named = ask.human.checkpoint_id
+        right_question = named is None or named == self.asked_of_person["checkpoint_id"]
+        return right_question and self._answer.metadata.get("agent_id") == ask.agent_id
+
+    @property
     def question(self) -> ChatMessage:
         """What the user asked."""
         return self.messages[0]
@@ -65,6 +92,10 @@ class StoredExchange:
         if self.cut_off or self._answer is None:
             return True
         return bool(self._answer.metadata.get("agent_id", ask.agent_id) == ask.agent_id)
+
+    def paused(self, session: Session) -> Session:
+        """The session as the waiting exchange, its newest one, goes on: at the rank that was held for it."""
+        return replace(session, next_rank=self.messages[-1].rank)
 
     def before(self, session: Session) -> Session:
         """The session as it was when the exchange, its newest one, began: the same ranks are given again."""
@@ -103,6 +134,8 @@ class StoredExchange:
 
     def _end(self, ask: Ask, session: Session) -> Payload:
         extras = self._extras
+        if self.awaits:
+            return Awaiting(self.asked_of_person, self.messages[:-1], session)
         if self._answer is None or extras.get("status") == "interrupted":
             return Cancelled(self.messages, session)
         if "error" in extras:

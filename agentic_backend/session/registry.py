@@ -7,13 +7,21 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agentic_backend.errors import Conflict, Draining, SessionBusy, SessionNotFound, StorageFull
+from agentic_backend.errors import (
+    Conflict,
+    Draining,
+    ExchangeNotFound,
+    NotAwaiting,
+    SessionBusy,
+    SessionNotFound,
+    StorageFull,
+)
 from agentic_backend.events import utc_now
 from agentic_backend.session.admission import Admission
 from agentic_backend.session.models import Session
 from agentic_backend.session.recall import KnownSession
 from agentic_backend.session.store import TurnLog
-from agentic_backend.session.stream import Ask, Cancelled, Failed, Turn
+from agentic_backend.session.stream import Ask, Awaiting, Cancelled, Failed, Turn
 from agentic_backend.session.turn import TurnRunner, refuse
 from backend_kit.aio import TaskRegistry
 from backend_kit.wire import Code, ServiceError
@@ -77,12 +85,14 @@ class TurnRegistry:
         """
         key = (ask.user_id, ask.exchange_id)
         known = self._turns.get(key) or self._ended.get(key)
-        if known is not None and _same(known.ask, ask):
+        if known is not None and ask.human is None and _same(known.ask, ask):
             return known
-        turn = Turn(ask)
+        # An answer to a question that is remembered: what is told of the exchange goes on from there.
+        before = known if ask.human is not None and known is not None and _awaits(known, ask) else None
+        turn = Turn(ask, before)
         try:
-            if known is not None:
-                raise Conflict
+            if known is not None and before is None:
+                raise _in_the_way(known, ask)
             self._admit(ask)
         except ServiceError as error:
             refuse(turn, error)
@@ -271,6 +281,8 @@ class TurnRegistry:
         self._turns.pop(key, None)
         self._admission.leave_user(turn.ask.user_id)
         if not turn.forgotten and not _never_began(turn):
+            before = self._ended.pop(key, None)
+            self._ended_bytes -= 0 if before is None else before.bytes_held
             self._ended[key] = turn
             self._ended_bytes += turn.bytes_held
             self.expire()
@@ -281,13 +293,24 @@ class TurnRegistry:
 def _end_unforeseen(turn: Turn) -> None:
     """Something failed that nobody foresaw, and the task's owner logs it: whoever waits must hear of it."""
     if not turn.ended:
-        turn.publish(Failed(Code.INTERNAL, refused=not turn.events, language=turn.ask.language))
+        turn.publish(Failed(Code.INTERNAL, refused=not turn.own_events, language=turn.ask.language))
 
 
 def _never_began(turn: Turn) -> bool:
     """Refused, at once or after a wait for its slot: nothing was stored, and the same ask may be sent again."""
     end = turn.events[-1].payload
     return isinstance(end, Failed) and end.session is None
+
+
+def _awaits(turn: Turn, ask: Ask) -> bool:
+    """Whether a turn has ended by asking the person who answers now."""
+    return turn.ended and turn.ask.session_id == ask.session_id and isinstance(turn.events[-1].payload, Awaiting)
+
+
+def _in_the_way(known: Turn, ask: Ask) -> ServiceError:
+    if ask.human is None:
+        return Conflict()
+    return NotAwaiting() if known.ask.session_id == ask.session_id else ExchangeNotFound()
 
 
 def _same(one: Ask, other: Ask) -> bool:

@@ -22,10 +22,24 @@ OnDisconnect = Literal["continue", "cancel"]
 
 
 @dataclass(frozen=True, slots=True)
+class HumanAnswer:
+    """What a person said to the question of an exchange that awaits them: any JSON value that the agent understands."""
+
+    payload: Any
+
+    @property
+    def checkpoint_id(self) -> str | None:
+        """Which question is answered, where the client says so."""
+        named = self.payload.get("checkpoint_id") if isinstance(self.payload, dict) else None
+        return named if isinstance(named, str) else None
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     """One question as the socket received it. `received_at` is `time.perf_counter()` of its arrival.
 
-    `credentials` are what the asker showed last, for the services that the agent calls on their behalf.
+    `credentials` are what the asker showed last, for the services that the agent calls on their behalf. With `human`
+    it is no new question but lets the exchange go on; `message` is then known once that was found.
     """
 
     session_id: str
@@ -41,6 +55,7 @@ class Ask:
     request_id: str = ""
     credentials: Credentials | None = field(default=None, repr=False, compare=False)
     traceparent: str | None = None
+    human: HumanAnswer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +108,15 @@ class Final:
 
 
 @dataclass(frozen=True, slots=True)
+class Awaiting:
+    """The run waits for a person, who is asked `payload`; `messages` hold what there is of the exchange."""
+
+    payload: dict[str, Any]
+    messages: tuple[ChatMessage, ...]
+    session: Session
+
+
+@dataclass(frozen=True, slots=True)
 class Cancelled:
     """The turn was stopped; `messages` hold what there was of it."""
 
@@ -122,8 +146,8 @@ class Failed:
         return message_for(self.code, self.language)
 
 
-Payload = Accepted | TextDelta | Whole | Cited | SessionChanged | Final | Cancelled | Failed
-_TERMINAL = (Final, Cancelled, Failed)
+Payload = Accepted | TextDelta | Whole | Cited | SessionChanged | Final | Awaiting | Cancelled | Failed
+_TERMINAL = (Final, Awaiting, Cancelled, Failed)
 
 
 @dataclass(slots=True)
@@ -147,15 +171,18 @@ class TurnEvent:
 class Turn:
     """One exchange while it runs and for a while after: its events, its followers, its end.
 
-    Only the turn's own task publishes. `cancel` may be called from anywhere, any number of times.
+    Only the turn's own task publishes. `cancel` may be called from anywhere, any number of times. A run that goes on
+    after a person was asked is a turn of its own, which begins with the events of the one before: `earlier` of them.
     """
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: Ask, before: "Turn | None" = None) -> None:
         self.ask = ask
-        self.events: list[TurnEvent] = []
+        self.events: list[TurnEvent] = [] if before is None else list(before.events)
+        self.earlier = len(self.events)
+        self._seq = self.events[-1].seq if self.events else 0
         self.ended = False
         self.ended_at = 0.0
-        self.bytes_held = 0
+        self.bytes_held: int = 0 if before is None else before.bytes_held
         self.cancel_requested = False
         # Its session was deleted while it ran: nobody may find it after its end.
         self.forgotten = False
@@ -175,6 +202,20 @@ class Turn:
     def head(self) -> str:
         """`"session_id":…,"exchange_id":…` as JSON text: the part that all its native frames share."""
         return self._head
+
+    @property
+    def own_events(self) -> list[TurnEvent]:
+        """The events of this run."""
+        return self.events[self.earlier :]
+
+    @property
+    def next_seq(self) -> int:
+        """The number of the next event."""
+        return self._seq + 1
+
+    def goes_on_after(self, seq: int) -> None:
+        """The run before ended with this number, as far as that is known from elsewhere."""
+        self._seq = max(self._seq, seq)
 
     @property
     def followed(self) -> bool:
@@ -199,8 +240,11 @@ class Turn:
         """Append an event and wake the followers. A refusal gets seq 0; nothing may follow a terminal event."""
         if self.ended:
             raise RuntimeError(f"event {type(payload).__name__} after the end of exchange {self.ask.exchange_id}")
-        refused = isinstance(payload, Failed) and payload.refused and not self.events
-        event = TurnEvent(0 if refused else len(self.events) + 1, payload)
+        if isinstance(payload, Failed) and payload.refused and not self.own_events:
+            event = TurnEvent(0, payload)
+        else:
+            self._seq += 1
+            event = TurnEvent(self._seq, payload)
         self.events.append(event)
         self.bytes_held += _weight(payload)
         if event.terminal:
@@ -242,7 +286,7 @@ def _weight(payload: Payload) -> int:
         return 200 + len(payload.text)
     if isinstance(payload, Whole):
         return 200 + _message_weight(payload.message)
-    if isinstance(payload, Final | Cancelled | Failed):
+    if isinstance(payload, Final | Awaiting | Cancelled | Failed):
         return 400 + sum(_message_weight(message) for message in payload.messages)
     if isinstance(payload, Cited):
         return 400 + len(dumps(payload.hits))

@@ -9,17 +9,25 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from agentic_backend.agent import Agent, AgentAnswer, AgentRun, Catalog
-from agentic_backend.errors import Conflict, ExchangeNotFound, SessionNotFound, StorageFull, TurnDeadline, TurnFailed
+from agentic_backend.agent import Agent, AgentAnswer, AgentRun, Catalog, Resume, SavedRun, Waiting
+from agentic_backend.errors import (
+    Conflict,
+    ExchangeNotFound,
+    NotAwaiting,
+    SessionNotFound,
+    StorageFull,
+    TurnDeadline,
+    TurnFailed,
+)
 from agentic_backend.events import ChatMessage, text_part, utc_now
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.account import TurnAccounts, TurnEnd, usage_of
 from agentic_backend.session.admission import Admission
 from agentic_backend.session.exchange import Exchange
 from agentic_backend.session.models import AskRecord, Durability, Remembered, Session, TurnRecord
-from agentic_backend.session.recall import NEWEST_EXCHANGES, KnownSession, StoredExchange
+from agentic_backend.session.recall import AWAITING, NEWEST_EXCHANGES, KnownSession, StoredExchange
 from agentic_backend.session.store import Lease, Leases, SessionStore, TurnLog
-from agentic_backend.session.stream import Accepted, Ask, Cancelled, Failed, Final, SessionChanged, Turn
+from agentic_backend.session.stream import Accepted, Ask, Awaiting, Cancelled, Failed, Final, SessionChanged, Turn
 from backend_kit.kpi import Kpi, Ledger, Status, phase
 from backend_kit.wire import Code, ServiceError, message_for
 
@@ -39,22 +47,26 @@ class TurnRules:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """What had to be known before the turn could be accepted. `asked` is the question where it runs again."""
+    """What had to be known before the turn could be accepted. `asked` is the question where it runs again; `waited` the
+    exchange that waited for a person and goes on, and `saved` its claimed run."""
 
     session: Session
     agent: Agent
     history: Sequence[Remembered]
     lease: Lease | None
     asked: ChatMessage | None = None
+    waited: StoredExchange | None = None
+    saved: SavedRun | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """How an exchange ended: `status` for the metrics, `code` where it failed."""
+    """How a run ended: `status` for the metrics, `code` where it failed, `question` where it waits for a person."""
 
     status: Status
     code: Code | None = None
     answer: AgentAnswer | None = None
+    question: dict[str, Any] | None = None
 
 
 class TurnRunner:
@@ -104,14 +116,16 @@ class TurnRunner:
                 known = known if lease is None and known is not None and _used_lately(known.session) else None
                 known = known or await self._load(ask)
                 stored = await self._stored(ask, known)
-                if stored is not None and not stored.cut_off:
+                if stored is not None and not stored.cut_off and ask.human is None:
                     stored.tell(turn, known.session)
                     return known
                 prepared = await self._prepare(ask, known.session, agent, lease)
-                if stored is not None:
+                if ask.human is not None:
+                    prepared = replace(prepared, **_going_on(turn, known, stored))
+                elif stored is not None:
                     turn.told_anew = True
                     prepared = replace(prepared, session=stored.before(known.session), asked=stored.question)
-                waited_s = await self._take_slot(turn)
+                waited_s, prepared = await self._take_slot(turn, prepared)
             except ServiceError as error:
                 refuse(turn, error)
                 self._accounts.refused(ask, error, ledger)
@@ -170,6 +184,8 @@ class TurnRunner:
         if not encoded:
             return None
         stored = StoredExchange.decode(encoded)
+        if ask.human is not None:
+            return stored
         # One that is to run again must be the newest: what came after it has the ranks that it might need.
         if not stored.is_of(ask) or (stored.cut_off and ask.exchange_id != known.exchange_ids[0]):
             raise Conflict
@@ -180,21 +196,30 @@ class TurnRunner:
             history = await self._store.remembered(ask.session_id, ask.user_id, self._rules.restore_max_exchanges)
         return _Prepared(session, agent, history, lease)
 
-    async def _take_slot(self, turn: Turn) -> float:
+    async def _take_slot(self, turn: Turn, prepared: _Prepared) -> tuple[float, _Prepared]:
         queued = self._admission.full
         if queued and not self._admission.queue_full:
             turn.publish(Accepted(self._admission.waiting + 1))
         with phase("admission_wait"):
             waited_s = await self._admission.enter()
+        try:
+            # Not before there is room to run it: it is given out once.
+            if prepared.waited is not None:
+                run_id = prepared.waited.asked_of_person["checkpoint_id"]
+                prepared = replace(prepared, saved=await prepared.agent.claim(turn.ask.session_id, run_id))
+        except (ServiceError, asyncio.CancelledError):
+            self._admission.leave()
+            raise
         if not queued:
             turn.publish(Accepted())
-        return waited_s
+        return waited_s, prepared
 
     async def _run_accepted(self, turn: Turn, prepared: _Prepared, ledger: Ledger) -> Session:
         with phase("turn_open"):
             exchange = Exchange(turn, prepared.session)
-            self._metrics.user_messages.inc()
-            self._log.begin(AskRecord(prepared.session, exchange.open(prepared.asked)))
+            if prepared.waited is None:
+                self._metrics.user_messages.inc()
+            self._log.begin(_opened(exchange, prepared))
         ending = await self._answer(exchange, prepared)
         turn.settle()
         session, durable = await self._record(exchange, ending, ledger, prepared.lease)
@@ -218,11 +243,14 @@ class TurnRunner:
             credentials=ask.credentials,
             request_id=ask.request_id,
             traceparent=ask.traceparent,
+            resume=_resume(ask, prepared),
         )
         try:
             with phase("stream_agent_response"):
                 async with asyncio.timeout(self._rules.turn_s) as deadline:
                     answer = await prepared.agent.run(run)
+        except Waiting as waiting:
+            return _Ending("ok", None, None, waiting.payload)
         except TurnFailed as error:
             logger.warning("turn failed exchange_id=%s code=%s reason=%s", ask.exchange_id, error.code, error)
             return _Ending("timeout" if "timeout" in error.code or "deadline" in error.code else "error", error.code)
@@ -265,7 +293,11 @@ class TurnRunner:
         if lease is not None:
             # Before the end is told: who hears it may ask the next question at another instance.
             await lease.release()
-        if ending.status == "cancelled":
+        if ending.question is not None:
+            if not exchange.session.title:
+                turn.publish(SessionChanged(session))
+            turn.publish(Awaiting(ending.question, messages[:-1], session))
+        elif ending.status == "cancelled":
             turn.publish(Cancelled(messages, session))
         elif ending.code is not None:
             turn.publish(
@@ -313,6 +345,13 @@ class TurnRunner:
             exchange.close(ending.answer.text, ending.answer.parts, metadata)
             return
         metadata["extras"] = extras
+        if ending.question is not None:
+            metadata["finish_reason"] = "other"
+            # With the number of the event that will tell of it, from which a later process goes on.
+            seq = exchange.turn.next_seq + exchange.told_by_pause + (not exchange.session.title)
+            extras.update(status=AWAITING, awaiting={"payload": ending.question, "seq": seq})
+            exchange.pause(metadata)
+            return
         if ending.code is None:
             extras["status"] = "interrupted"
             metadata["finish_reason"] = "cancelled"
@@ -342,7 +381,38 @@ def _used_lately(session: Session) -> bool:
     return datetime.now(UTC) - datetime.fromisoformat(session.updated_at) < _USED_LATELY
 
 
+def _going_on(turn: Turn, known: KnownSession, stored: StoredExchange | None) -> dict[str, Any]:
+    """What is prepared of an exchange that goes on; raises where this person's answer is not what it waits for.
+
+    It waits for as long as it is the newest of its session: who asks something else has let it be.
+    """
+    ask = turn.ask
+    if stored is None:
+        raise ExchangeNotFound
+    if not stored.is_for(ask) or ask.exchange_id != known.exchange_ids[0]:
+        raise NotAwaiting
+    turn.ask = replace(ask, message=stored.question.text)
+    turn.goes_on_after(stored.last_seq)
+    return {"session": stored.paused(known.session), "asked": stored.question, "waited": stored}
+
+
+def _opened(exchange: Exchange, prepared: _Prepared) -> AskRecord:
+    if prepared.waited is None:
+        return AskRecord(prepared.session, exchange.open(prepared.asked))
+    asked, *earlier = prepared.waited.messages[:-1]
+    exchange.go_on((asked, *earlier))
+    return AskRecord(prepared.session, asked, tuple(earlier))
+
+
+def _resume(ask: Ask, prepared: _Prepared) -> Resume | None:
+    if prepared.saved is None or ask.human is None:
+        return None
+    return Resume(prepared.saved, ask.human.payload)
+
+
 def refuse(turn: Turn, error: ServiceError) -> None:
     """End a turn that never began. An ask that had been told its place in the queue gets a numbered error."""
     retry_after_ms = None if error.retry_after_s is None else round(error.retry_after_s * 1000)
-    turn.publish(Failed(error.code, refused=not turn.events, language=turn.ask.language, retry_after_ms=retry_after_ms))
+    turn.publish(
+        Failed(error.code, refused=not turn.own_events, language=turn.ask.language, retry_after_ms=retry_after_ms)
+    )

@@ -12,18 +12,8 @@ from agentic_backend.events import Delta, Step
 from agentic_backend.llm import ModelPool
 from agentic_backend.settings import AgentSettings, AgentTuning, McpServerRef
 from tests.agentic_backend.agent.helpers import Turn, kit_for
-from tests.agentic_backend.llm.scripted import (
-    DONE,
-    ScriptedModel,
-    event,
-    finish,
-    scripted,
-    status,
-    streams,
-    token,
-    usage,
-)
-from tests.agentic_backend.llm.scripted import Step as Script
+from tests.agentic_backend.llm.scripted import ScriptedModel, scripted, status
+from tests.support.tool_model import says, wants
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
@@ -54,20 +44,7 @@ class Box:
         return ToolAnswer(f"{tool.name} said {arguments.get('a')}", ok=arguments.get("a") != "bad")
 
 
-def calls(*wanted: tuple[str, str, str], text: str = "") -> Script:
-    """A model's answer that wants tools: (id, name, arguments)."""
-    pieces = [token(text)] if text else []
-    for index, (call_id, name, arguments) in enumerate(wanted):
-        half = len(arguments) // 2
-        begun = {"index": index, "id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
-        pieces.append(event({"choices": [{"index": 0, "delta": {"tool_calls": [begun]}}]}))
-        for part in (arguments[:half], arguments[half:]):
-            more = {"index": index, "function": {"arguments": part}}
-            pieces.append(event({"choices": [{"index": 0, "delta": {"tool_calls": [more]}}]}))
-    return streams(*pieces, finish("tool_calls"), usage(10, 5), DONE)
-
-
-ANSWER = streams(token("It is "), token("3."), finish(), usage(20, 4), DONE)
+ANSWER = says("It is ", "3.")
 
 
 def sammy(pool: ModelPool, server: ScriptedModel, box: Box | None, recursion_limit: int = 40) -> Agent:
@@ -92,7 +69,7 @@ def shown(turn: Turn) -> list[tuple[str, Any]]:
 
 async def test_calls_a_tool_and_answers_from_what_it_said(pool: ModelPool) -> None:
     box = Box(offered("add"))
-    async with scripted(calls(("c1", "add", '{"a": 1}')), ANSWER) as server:
+    async with scripted(wants(("c1", "add", '{"a": 1}')), ANSWER) as server:
         turn = Turn("What is it?")
         answer = await sammy(pool, server, box).run(turn.run)
     assert box.calls == [("add", {"a": 1})]
@@ -117,7 +94,7 @@ async def test_calls_a_tool_and_answers_from_what_it_said(pool: ModelPool) -> No
 
 async def test_calls_that_only_read_run_side_by_side_and_answer_in_their_order(pool: ModelPool) -> None:
     box = Box(offered("one"), offered("two"))
-    async with scripted(calls(("c1", "one", "{}"), ("c2", "two", '{"a": "bad"}')), ANSWER) as server:
+    async with scripted(wants(("c1", "one", "{}"), ("c2", "two", '{"a": "bad"}')), ANSWER) as server:
         turn = Turn()
         await sammy(pool, server, box).run(turn.run)
     assert box.most_at_once == 2
@@ -130,7 +107,7 @@ async def test_calls_that_only_read_run_side_by_side_and_answer_in_their_order(p
 
 
 async def test_text_before_a_call_is_emitted_as_it_comes(pool: ModelPool) -> None:
-    async with scripted(calls(("c1", "add", "{}"), text="Let me see."), ANSWER) as server:
+    async with scripted(wants(("c1", "add", "{}"), text="Let me see."), ANSWER) as server:
         turn = Turn()
         answer = await sammy(pool, server, Box(offered("add"))).run(turn.run)
     assert shown(turn)[:2] == [("text", "Let me see."), ("tool_call", "add")]
@@ -150,7 +127,7 @@ async def test_a_call_that_cannot_be_made_is_answered(
     pool: ModelPool, wanted: tuple[str, str, str], reply: str
 ) -> None:
     box = Box(offered("add"))
-    async with scripted(calls(wanted), ANSWER) as server:
+    async with scripted(wants(wanted), ANSWER) as server:
         turn = Turn()
         answer = await sammy(pool, server, box).run(turn.run)
     assert box.calls == []
@@ -159,7 +136,7 @@ async def test_a_call_that_cannot_be_made_is_answered(
 
 
 async def test_calls_without_ids_of_their_own_get_some(pool: ModelPool) -> None:
-    async with scripted(calls(("same", "add", "{}"), ("same", "add", "{}")), ANSWER) as server:
+    async with scripted(wants(("same", "add", "{}"), ("same", "add", "{}")), ANSWER) as server:
         turn = Turn()
         await sammy(pool, server, Box(offered("add"))).run(turn.run)
     ids = [one.parts[0]["call_id"] for one in turn.events if isinstance(one, Step) and one.channel == "tool_call"]
@@ -183,7 +160,7 @@ async def test_says_which_tools_were_missing(pool: ModelPool) -> None:
 
 async def test_ends_safely_at_the_recursion_limit(pool: ModelPool) -> None:
     box = Box(offered("add"))
-    async with scripted(calls(("c1", "add", "{}"))) as server:
+    async with scripted(wants(("c1", "add", "{}"))) as server:
         turn = Turn()
         answer = await sammy(pool, server, box, recursion_limit=9).run(turn.run)
     assert answer.warnings == [STOPPED]
@@ -195,7 +172,7 @@ async def test_ends_safely_at_the_recursion_limit(pool: ModelPool) -> None:
 
 async def test_fails_as_the_model_fails(pool: ModelPool) -> None:
     box = Box(offered("add"))
-    async with scripted(calls(("c1", "add", "{}")), status(503)) as server:
+    async with scripted(wants(("c1", "add", "{}")), status(503)) as server:
         with pytest.raises(LlmUnavailable):
             await sammy(pool, server, box).run(Turn().run)
     assert len(box.calls) == 1

@@ -1,0 +1,324 @@
+"""An agent that asks a person: the run waits in Postgres, over a restart, and goes on once, for its owner alone."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import psycopg
+
+from tests.agentic_backend.llm.scripted import scripted
+from tests.support.agentic import start_process
+from tests.support.service import hear, hear_until, say
+from tests.support.tool_model import says, wants
+from tests.support.tool_server import counts, tool_server
+
+__all__ = ["start_process", "tool_server"]
+
+NOTES = wants(("c1", "note", '{"text": "milk"}'), text="I will note it.")
+DONE = says("I noted ", "milk.")
+ENDS = ("final", "error", "cancelled", "awaiting_human")
+ALLOW = {"choice_id": "allow"}
+
+
+def sections(model, tools, **agent):
+    """A configuration with Sammy on a scripted model and a tool server."""
+    sammy = {
+        "name": "Sammy",
+        "class_path": "agentic_backend.agent.tools",
+        "tuning": {"mcp_servers": [{"id": "notes"}]},
+        **agent,
+    }
+    return {
+        "ai": {
+            "default_chat_model": {"name": "scripted", "settings": {"base_url": model.base_url}},
+            "agents": [sammy, {"name": "Georges", "class_path": "agentic_backend.agent.plain"}],
+        },
+        "mcp": {"servers": [{"id": "notes", "name": "Notes", "url": tools.url}]},
+    }
+
+
+def ask(session_id, exchange_id="e1", message="Note milk", **more):
+    head = {"type": "ask", "session_id": session_id, "agent_id": "Sammy", "message": message}
+    return {**head, "client_exchange_id": exchange_id, **more}
+
+
+def answer(session_id, payload, exchange_id="e1", **more):
+    head = {"type": "human_resume", "session_id": session_id, "exchange_id": exchange_id, "agent_id": "Sammy"}
+    return {**head, "payload": payload, **more}
+
+
+async def asked(service, session_id, **more):
+    async with service.native() as socket:
+        await say(socket, **ask(session_id, **more))
+        return await hear_until(socket, "awaiting_human")
+
+
+async def answered(service, session_id, payload=ALLOW, **more):
+    """The frames of the run that goes on, or what was said against it."""
+    async with service.native(more.pop("token", "local")) as socket:
+        await say(socket, **answer(session_id, payload, **more))
+        return await hear_until(socket, *ENDS)
+
+
+def kinds(messages):
+    return [(message["rank"], message["role"], message["channel"]) for message in messages]
+
+
+def checkpoints(database, session_id):
+    """How many rows each of LangGraph's tables has of the session."""
+    with psycopg.connect(database.dsn) as connection:
+        return [
+            connection.execute(f"SELECT count(*) FROM {table} WHERE thread_id = %s", (session_id,)).fetchone()[0]  # noqa: S608
+            for table in ("checkpoints", "checkpoint_writes")
+        ]
+
+
+async def used(tools, name):
+    return (await counts(tools))["counts"].get(name, 0)
+
+
+async def test_a_run_waits_for_a_person_and_goes_on(start_service, tool_server, database):
+    async with scripted(NOTES, DONE) as model, start_service(**sections(model, tool_server)) as service:
+        session_id = await service.create_session(agent_id="Sammy", title=None)
+        waiting = await asked(service, session_id)
+        assert [frame["type"] for frame in waiting] == [
+            "accepted",
+            "message",
+            "delta",
+            "message",
+            "message",
+            "session",
+            "awaiting_human",
+        ]
+        payload = waiting[-1]["payload"]
+        assert payload["metadata"] == {
+            "id": "c1",
+            "name": "note",
+            "arguments": {"text": "milk"},
+            "server": "notes",
+        }
+        assert [choice["id"] for choice in payload["choices"]] == ["allow", "deny"]
+        assert await used(tool_server, "note") == 0
+        before = await service.history(session_id)
+        assert kinds(before) == [
+            (0, "user", "final"),
+            (1, "assistant", "thought"),
+            (2, "assistant", "tool_call"),
+            (3, "assistant", "final"),
+        ]
+        assert before[3]["metadata"]["extras"]["status"] == "awaiting_human"
+        assert before[3]["metadata"]["extras"]["awaiting"] == {"payload": payload, "seq": waiting[-1]["seq"]}
+
+        went_on = await answered(service, session_id)
+        assert texts(went_on) == [("accepted", ""), ("message", ""), ("delta", "I noted milk."), ("final", "")]
+        goes_on_after(waiting, went_on)
+        after = await service.history(session_id)
+        assert kinds(after) == [*kinds(before)[:3], (3, "tool", "tool_result"), (4, "assistant", "final")]
+        assert after[:3] == before[:3]
+        assert after[3]["parts"][0] | {"latency_ms": 0} == {
+            "type": "tool_result",
+            "call_id": "c1",
+            "ok": True,
+            "latency_ms": 0,
+            "content": "kept: milk",
+        }
+        assert went_on[-1]["messages"] == after
+        assert after[4]["parts"] == [{"type": "text", "text": "I noted milk."}]
+        assert await used(tool_server, "note") == 1
+        assert (await service.get("/chatbot/sessions"))[0]["next_rank"] == 5
+        assert checkpoints(database, session_id) == [0, 0]
+
+
+async def test_a_restart_while_a_person_is_waited_for_changes_nothing(start_process, tool_server, database):
+    async with scripted(NOTES, DONE) as model:
+        settings = sections(model, tool_server)
+        async with start_process("scripted", **settings) as service:
+            session_id = await service.create_session(agent_id="Sammy")
+            waiting = await asked(service, session_id)
+        assert checkpoints(database, session_id)[0] == 1
+        async with start_process("scripted", **settings) as service:
+            told = await asked(service, session_id)
+            assert told[-1]["payload"] == waiting[-1]["payload"]
+            went_on = await answered(service, session_id)
+            assert went_on[-1]["type"] == "final"
+            goes_on_after(waiting, went_on)
+            late = await answered(service, session_id)
+            assert late[-1]["code"] == "not_awaiting"
+            history = await service.history(session_id)
+        async with start_process("scripted", **settings) as service:
+            assert await service.history(session_id) == history
+            assert (await answered(service, session_id))[-1]["code"] == "not_awaiting"
+        assert len(model.requests) == 2
+    assert [message["rank"] for message in history] == [0, 1, 2, 3, 4]
+    assert await used(tool_server, "note") == 1
+
+
+async def test_a_denied_call_does_not_run(start_service, tool_server):
+    async with (
+        scripted(NOTES, says("I did not.")) as model,
+        start_service(**sections(model, tool_server)) as service,
+    ):
+        session_id = await service.create_session(agent_id="Sammy")
+        await asked(service, session_id)
+        final = (await answered(service, session_id, {"choice_id": "deny"}))[-1]
+        assert final["messages"][-2]["parts"][0]["ok"] is False
+        assert final["messages"][-1]["parts"][0]["text"] == "I did not."
+        assert await used(tool_server, "note") == 0
+
+
+async def test_what_is_not_a_clear_yes_is_a_no(start_service, tool_server):
+    unclear = ["allow", {}, {"choice_id": ["allow"]}, {"choice_id": "Allow"}, {"allow": True}]
+    steps = [NOTES, says("I did not.")] * len(unclear)
+    async with scripted(*steps) as model, start_service(**sections(model, tool_server)) as service:
+        session_id = await service.create_session(agent_id="Sammy")
+        for number, payload in enumerate(unclear):
+            await asked(service, session_id, exchange_id=f"e{number}")
+            assert (await answered(service, session_id, payload, exchange_id=f"e{number}"))[-1]["type"] == "final"
+        assert await used(tool_server, "note") == 0
+
+
+async def test_of_many_answers_at_once_one_is_taken(start_service, tool_server):
+    async with scripted(NOTES, DONE) as model, start_service(**sections(model, tool_server)) as service:
+        session_id = await service.create_session(agent_id="Sammy")
+        await asked(service, session_id)
+        ends = [frames[-1] for frames in await asyncio.gather(*(answered(service, session_id) for _ in range(8)))]
+        assert sorted(end["type"] for end in ends) == ["error"] * 7 + ["final"]
+        assert {end["code"] for end in ends if end["type"] == "error"} == {"not_awaiting"}
+        assert len(model.requests) == 2
+        assert await used(tool_server, "note") == 1
+
+
+async def test_a_forged_foreign_or_late_answer_runs_nothing(start_service, tool_server, database):
+    async with scripted(NOTES, DONE) as model, start_service(**sections(model, tool_server)) as service:
+        session_id = await service.create_session(agent_id="Sammy")
+        other = await service.create_session(agent_id="Sammy")
+        payload = (await asked(service, session_id))[-1]["payload"]
+
+        async def code(session, said=ALLOW, **more):
+            return (await answered(service, session, said, **more))[-1]["code"]
+
+        assert await code(session_id, exchange_id="e2") == "exchange_not_found"
+        assert await code(other) == "exchange_not_found"
+        assert await code("nowhere0000", exchange_id="e9") == "session_not_found"
+        assert await code(session_id, agent_id="Georges") == "not_awaiting"
+        assert await code(session_id, agent_id="Nobody") == "agent_not_found"
+        assert await code(session_id, {**ALLOW, "checkpoint_id": "forged"}) == "not_awaiting"
+        assert await used(tool_server, "note") == 0
+        assert len(model.requests) == 1
+        right = {**ALLOW, "checkpoint_id": payload["checkpoint_id"]}
+        assert (await answered(service, session_id, right))[-1]["type"] == "final"
+        assert await code(session_id, right) == "not_awaiting"
+        assert await used(tool_server, "note") == 1
+
+
+async def test_who_asks_something_else_has_let_the_question_be(start_service, tool_server):
+    async with (
+        scripted(NOTES, says("Fine.")) as model,
+        start_service(**sections(model, tool_server)) as service,
+    ):
+        session_id = await service.create_session(agent_id="Sammy")
+        await asked(service, session_id)
+        async with service.native() as socket:
+            await say(socket, **ask(session_id, "e2", "Never mind"))
+            await hear_until(socket, "final")
+        assert (await answered(service, session_id))[-1]["code"] == "not_awaiting"
+        assert [message["rank"] for message in await service.history(session_id)] == list(range(6))
+        assert await used(tool_server, "note") == 0
+
+
+async def test_the_compatible_protocol_asks_and_goes_on(start_service, tool_server):
+    async with scripted(NOTES, DONE) as model, start_service(**sections(model, tool_server)) as service:
+        session_id = await service.create_session(agent_id="Sammy")
+        async with service.compatible() as socket:
+            await say(socket, **ask(session_id))
+            waiting = await hear_until(socket, "awaiting_human")
+            assert [frame["type"] for frame in waiting] == ["stream", "stream", "stream", "awaiting_human"]
+            await say(socket, **answer(session_id, ALLOW))
+            frames = await hear_until(socket, "final")
+            assert [frame["type"] for frame in frames] == ["stream", "stream", "final"]
+            assert frames[-1]["messages"] == await service.history(session_id)
+            await say(socket, **answer(session_id, ALLOW))
+            refused = await hear(socket)
+            assert (refused["type"], refused["code"]) == ("error", "not_awaiting")
+            await socket.wait_closed()
+            assert socket.close_code == 1011
+
+
+async def test_a_deleted_session_leaves_no_checkpoint(start_service, tool_server, database):
+    async with scripted(NOTES) as model, start_service(**sections(model, tool_server)) as service:
+        session_id = await service.create_session(agent_id="Sammy")
+        await asked(service, session_id)
+        assert checkpoints(database, session_id)[0] == 1
+        async with service.http.delete(f"/agentic/v1/chatbot/session/{session_id}") as response:
+            assert response.status == 200
+        assert checkpoints(database, session_id) == [0, 0]
+        assert (await answered(service, session_id))[-1]["code"] == "session_not_found"
+
+
+async def test_resuming_the_events_of_an_exchange_goes_over_both_runs(start_service, tool_server):
+    async with scripted(NOTES, DONE) as model, start_service(**sections(model, tool_server)) as service:
+        session_id = await service.create_session(agent_id="Sammy")
+        frames = await asked(service, session_id) + await answered(service, session_id)
+        async with service.native() as socket:
+            resume = {"type": "resume", "session_id": session_id, "exchange_id": "e1"}
+            await say(socket, **resume, after_seq=0)
+            again = [await hear(socket)]
+            while again[-1]["type"] != "final":
+                again.append(await hear(socket))
+            assert texts(again) == texts(frames)
+            await say(socket, **resume, after_seq=frames[-2]["seq"])
+            assert await hear(socket) == frames[-1]
+
+
+def goes_on_after(waiting, went_on):
+    """The numbers of the second run go on where those of the first ended."""
+    numbers = [frame["seq"] for frame in went_on]
+    assert numbers[0] == waiting[-1]["seq"] + 1
+    assert numbers == sorted(set(numbers))
+
+
+def texts(frames):
+    """What the frames say, however their text was cut."""
+    said = []
+    for frame in frames:
+        if frame["type"] == "delta" and said and said[-1][0] == "delta":
+            said[-1] = ("delta", said[-1][1] + frame["text"])
+        else:
+            said.append((frame["type"], frame.get("text", "")))
+    return said
+
+
+@asynccontextmanager
+async def cut_off(start_process, settings, session_id, tools):
+    """A service that was killed while the allowed tool ran."""
+    async with start_process("scripted", **settings) as service:
+        socket = await service.native()
+        await say(socket, **answer(session_id, ALLOW))
+        while not await used(tools, "stall"):  # noqa: ASYNC110 - the server is asked
+            await asyncio.sleep(0.01)
+        yield service
+
+
+async def test_what_a_crash_cut_off_after_a_yes_never_runs_again(start_process, tool_server):
+    stalls = wants(("c1", "stall", "{}"))
+    async with scripted(stalls, DONE) as model:
+        settings = sections(model, tool_server)
+        settings["mcp"]["servers"][0]["tools_to_approve"] = ["stall"]
+        async with start_process("scripted", **settings) as service:
+            session_id = await service.create_session(agent_id="Sammy")
+            await asked(service, session_id)
+        async with cut_off(start_process, settings, session_id, tool_server) as service:
+            await asyncio.sleep(0.2)  # the record of the ask is on disk within 50 ms
+            service.process.kill()
+        async with start_process("scripted", **settings) as service:
+            assert (await answered(service, session_id))[-1]["code"] == "not_awaiting"
+            async with service.native() as socket:
+                await say(socket, **ask(session_id))
+                heard = await hear(socket)
+                while heard["type"] not in ENDS:
+                    heard = await hear(socket)
+                assert heard["type"] == "cancelled"
+            history = await service.history(session_id)
+        assert kinds(history) == [(0, "user", "final"), (1, "assistant", "tool_call"), (2, "assistant", "final")]
+        assert history[2]["metadata"]["extras"] == {"status": "interrupted"}
+        assert await used(tool_server, "stall") == 1
+        assert len(model.requests) == 1
