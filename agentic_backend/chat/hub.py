@@ -67,6 +67,10 @@ class SocketHub:
     def __len__(self) -> int:
         return len(self._sockets) + len(self._streams)
 
+    @property
+    def _everyone(self) -> tuple[ChatSocket | EventStream, ...]:
+        return (*self._sockets, *self._streams)
+
     async def serve(self, websocket: WebSocket, turns: Turns) -> None:
         """Take one handshake through its checks and, where they hold, run the socket to its end."""
         refusal = self._refusal(websocket)
@@ -106,7 +110,7 @@ class SocketHub:
         )
 
     async def watch(self) -> None:
-        """Look at every socket once a second, for ever."""
+        """Look at everyone once a second, for ever."""
         while True:
             await asyncio.sleep(TICK_S)
             self.tick(time.monotonic())
@@ -114,23 +118,16 @@ class SocketHub:
     def tick(self, now: float) -> None:
         """Abort blocked sends, close idle sockets, send heartbeats where it has been silent."""
         rules = self._rules
-        for socket in tuple(self._sockets):
-            clock = socket.clock
+        for peer in self._everyone:
+            clock = peer.clock
             if clock.since and now - clock.since > rules.send_s:
-                socket.abort()
-            elif not socket.busy and now - clock.last_received > rules.idle_s:
-                socket.close(4408)
+                peer.abort()
+            elif isinstance(peer, ChatSocket) and not peer.busy and now - clock.last_received > rules.idle_s:
+                peer.close(4408)
             elif now - clock.last_sent > rules.heartbeat_s - 2 * TICK_S:
-                socket.heartbeat()
-        for stream in tuple(self._streams):
-            clock = stream.clock
-            if clock.since and now - clock.since > rules.send_s:
-                stream.abort()
-            elif now - clock.last_sent > rules.heartbeat_s - 2 * TICK_S:
-                stream.heartbeat()
+                peer.heartbeat()
         self._metrics.ws_connections.set(len(self._sockets))
-        behind = sum(socket.outbox_bytes for socket in self._sockets)
-        self._metrics.outbox_bytes.set(behind + sum(stream.outbox_bytes for stream in self._streams))
+        self._metrics.outbox_bytes.set(sum(peer.outbox_bytes for peer in self._everyone))
 
     def behind_s(self) -> list[float]:
         """For how long ends of turns have waited to be written to their sockets, in seconds. From any thread."""
@@ -153,9 +150,9 @@ class SocketHub:
             async with asyncio.timeout(deadline_s):
                 await self._empty.wait()
         except TimeoutError:
-            left: tuple[ChatSocket | EventStream, ...] = (*self._sockets, *self._streams)
-            for one in left:
-                one.abort()
+            left = self._everyone
+            for peer in left:
+                peer.abort()
             return len(left)
         return 0
 

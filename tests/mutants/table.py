@@ -78,7 +78,7 @@ MUTANTS = (
     ),
     Mutant(
         "joined fragments lose text",
-        "agentic_backend/chat/socket.py",
+        "agentic_backend/chat/follow.py",
         "            texts.append(fragment.text)\n",
         "            texts = [*texts[:1], fragment.text]\n",
         f"{CHAT}/test_socket.py::test_fragments_that_piled_up_go_out_as_one_and_lose_nothing",
