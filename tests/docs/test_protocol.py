@@ -19,6 +19,8 @@ OPEN = {
     "GeoPart.style",
     "Metadata.runtime_context",
     "Extras",
+    "HitlPayload",
+    "HitlPayload.metadata",
     "Session.preferences",
 }
 """Where what the server sends has keys that are not the protocol's to name."""
@@ -95,6 +97,7 @@ def objects(path: str, node: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         {"type": "error", "code": "no_such_code", "message": "", "retryable": True, "request_id": ""},
         {"type": "error", "session_id": "s", "exchange_id": "e", "code": "internal", "message": "", "retryable": False},
         {"type": "awaiting_human"},
+        {"type": "awaiting_human", "session_id": "s", "exchange_id": "e", "seq": 6, "payload": {"question": "?"}},
         {},
         [],
     ],
@@ -130,7 +133,34 @@ def test_a_frame_that_is_not_the_protocols_is_refused(frame: Any) -> None:
 )
 @pytest.mark.parametrize("name", ["native-client", "compatible-client"])
 def test_the_schema_takes_the_asks_that_the_service_takes(name: str, change: dict[str, Any]) -> None:
-    frame = {**ASK, **change}
+    agree(name, {**ASK, **change})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"payload": "yes"},
+        {"payload": "a\u0000b"},
+        {"payload": None},
+        {"payload": [1]},
+        {"payload": {"choice_id": "allow", "more": [1, None]}},
+        {"exchange_id": None},
+        {"agent_id": ""},
+        {"more": 1},
+        {"runtime_context": {"language": "fr"}},
+        {"runtime_context": None},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["native-client", "compatible-client"])
+def test_the_schema_takes_the_answers_that_the_service_takes(name: str, change: dict[str, Any]) -> None:
+    head = {"type": "human_resume", "session_id": "s1", "exchange_id": "e1", "agent_id": "a1", "payload": {}}
+    agree(name, {**head, **change})
+
+
+def agree(name: str, frame: dict[str, Any]) -> None:
+    """Schema and parser take the frame, or neither does."""
     parse = parse_native if name == "native-client" else parse_compatible
     try:
         parse(json.dumps(frame), 32_000)
