@@ -23,6 +23,7 @@ from agentic_backend.agent import AGENT_PHASES, AgentKit, Catalog, DirectAnswer
 from agentic_backend.agent.interrupts import Checkpoints
 from agentic_backend.agent.toolbox import Toolbox
 from agentic_backend.chat.compression import Compression
+from agentic_backend.chat.configuration import PublicSettings
 from agentic_backend.chat.hub import SocketHub, SocketRules
 from agentic_backend.chat.kpi_routes import KpiViews
 from agentic_backend.chat.router import ChatServices, build_router
@@ -256,6 +257,9 @@ class AgenticService:
             catalog=catalog,
             documents=knowledge,
             kpi=kpi,
+            feedback=persistence.feedback,
+            figures=persistence.figures,
+            public=public_settings(settings),
             views=KpiViews(windows, runtime.loop.culprits, lambda: runtime.loop.lag_s),
             max_sessions_per_user=settings.ai.max_concurrent_sessions_per_user,
         )
@@ -423,6 +427,20 @@ def turn_limits(settings: AgenticSettings) -> TurnLimits:
         turns_per_user=limits.per_user.turns,
         asks_per_min=limits.per_user.asks_per_min,
         burst=limits.per_user.burst,
+    )
+
+
+def public_settings(settings: AgenticSettings) -> PublicSettings:
+    """What anybody may read of the configuration."""
+    user, ai = settings.security.user, settings.ai
+    return PublicSettings(
+        auth_enabled=user.enabled,
+        realm_url=user.realm_url,
+        client_id=user.client_id,
+        max_message_chars=settings.limits.max_message_chars,
+        max_attached_files_per_user=ai.max_attached_files_per_user,
+        max_attached_file_size_mb=ai.max_attached_file_size_mb,
+        static_agents_only=ai.use_static_config_only,
     )
 
 

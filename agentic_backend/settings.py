@@ -220,7 +220,7 @@ class Ai(Section):
     max_attached_file_size_mb: Positive = 50
     """Largest attachment, in MB."""
     use_static_config_only: bool = True
-    """Whether agents come from this file alone; off, they can be made over REST."""
+    """Whether agents come from this file alone. Off, they still do in this version: REST refuses them with other words."""
     default_chat_model: ChatModel
     default_language_model: ChatModel | None = None
     prices: Annotated[tuple[ModelPrice, ...], Listed] = ()

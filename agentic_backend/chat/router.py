@@ -10,7 +10,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from starlette.websockets import WebSocket
 
 from agentic_backend.agent import Catalog
+from agentic_backend.chat.chat_metrics import add_chat_metrics
+from agentic_backend.chat.configuration import PublicSettings, add_configuration
 from agentic_backend.chat.documents import Documents, add_documents
+from agentic_backend.chat.export import add_export
+from agentic_backend.chat.feedback import add_feedback
 from agentic_backend.chat.frames import storable
 from agentic_backend.chat.hub import SocketHub
 from agentic_backend.chat.kpi_routes import KpiViews, add_kpi
@@ -18,7 +22,9 @@ from agentic_backend.chat.preferences import SessionId, add_preferences
 from agentic_backend.chat.socket import Turns
 from agentic_backend.chat.sse import EventStream
 from agentic_backend.errors import MessageNotFound, SessionNotFound
-from agentic_backend.session.models import HistoryWindow, Session
+from agentic_backend.session.feedback import FeedbackStore
+from agentic_backend.session.figures import ChatFigures
+from agentic_backend.session.models import HistoryWindow, Session, SessionsWanted
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.session.store import SessionStore
 from backend_kit.auth import Identity
@@ -55,6 +61,9 @@ class ChatServices:
     documents: Documents
     kpi: Kpi
     views: KpiViews
+    feedback: FeedbackStore
+    figures: ChatFigures
+    public: PublicSettings
     max_sessions_per_user: int
 
 
@@ -70,6 +79,10 @@ def build_router(services: Callable[[], ChatServices], identify: Callable[..., A
     add_preferences(router, services, caller)
     add_documents(router, lambda: services().documents, caller)
     add_kpi(router, lambda: services().views, caller)
+    add_feedback(router, lambda: services().feedback, caller)
+    add_export(router, services, caller)
+    add_chat_metrics(router, lambda: services().figures, caller)
+    add_configuration(router, lambda: services().public, caller)
     return router
 
 
@@ -115,10 +128,15 @@ def _add_sessions(router: APIRouter, services: Callable[[], ChatServices], calle
         return session.wire()
 
     @router.get("/chatbot/sessions")
-    async def list_sessions(identity: caller) -> list[dict[str, Any]]:
+    async def list_sessions(
+        identity: caller,
+        q: Annotated[Storable, Query(max_length=_MAX_TITLE_CHARS)] = "",
+        limit: Annotated[int | None, Query(ge=1, le=1000)] = None,
+        offset: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
+    ) -> list[dict[str, Any]]:
         state = services()
         with state.kpi.phase("session_list"):
-            sessions = await state.store.list_for(identity.uid)
+            sessions = await state.store.list_for(identity.uid, SessionsWanted(q, limit, offset))
         names = {agent["id"]: agent["name"] for agent in state.catalog.list()}
         return [_with_files(session, names) for session in sessions]
 

@@ -14,6 +14,8 @@ from agentic_backend.persist.checkpoints import PostgresCheckpoints
 from agentic_backend.persist.claim import Possessions
 from agentic_backend.persist.database import Database, DatabaseState
 from agentic_backend.persist.faults import Cause, QuietLog
+from agentic_backend.persist.feedback import PostgresFeedback
+from agentic_backend.persist.figures import PostgresFigures
 from agentic_backend.persist.lease import SessionLeases, lease_s
 from agentic_backend.persist.owner import Owner
 from agentic_backend.persist.pending import Change, Key, Op, Pending
@@ -41,7 +43,7 @@ class Persistence:
     """Owns the pools, the spool, the queue and the batcher; gives out the ports of the session layer.
 
     `store` reads (SessionStore), `log` takes finished turns (TurnLog), `leases` says which instance runs a turn
-    (Leases; None where there is one instance). `on_state` is told how the search for the database goes; after `refused`
+    (Leases; None where there is one instance), `feedback` and `figures` are what their names say. `on_state` is told how the search for the database goes; after `refused`
     the service can never become ready and should end, and so it should when `on_taken` is told that another process has
     the database. `possessions` is what this process took at its start. Construct it on the loop: what an earlier
     process left in the spool is counted then, and written to Postgres in the background once that is there.
@@ -78,8 +80,10 @@ class Persistence:
         self.leases = SessionLeases(self.database, self.pending, length_s=lease_s(settings)) if many else None
         rules = batch_rules(settings)
         self.batcher = Batcher(self.database, self.owner, self.pending, self.spool, rules, kpi=kpi, metrics=metrics)
-        self.queries = Queries(self.database)
-        self.store = PostgresSessionStore(self.queries, self.pending, self.batcher, self.cache, metrics=metrics)
+        queries = Queries(self.database)
+        self.feedback = PostgresFeedback(queries, self.pending)
+        self.figures = PostgresFigures(queries)
+        self.store = PostgresSessionStore(queries, self.pending, self.batcher, self.cache, metrics=metrics)
         self.log = PersistentTurnLog(chosen.ack, self.batcher, self.pending, self.spool, self.cache, metrics)
         self.checkpoints = PostgresCheckpoints(settings.storage.postgres)
         self._metrics = metrics

@@ -94,7 +94,7 @@ async def test_nobody_finds_what_is_anothers(library: Persistence) -> None:
 
 
 async def test_a_search_can_use_its_index(library: Persistence, database: Database) -> None:
-    statement = str(SEARCH_SESSIONS.compile(dialect=PGDialect_psycopg()))
+    statement = str(SEARCH_SESSIONS.compile(dialect=PGDialect_psycopg()))  # type: ignore[no-untyped-call]
     asked = {"user_id": USER, "pending": "[]", "limit": None, "offset": 0, "words": "lisbon", "beginning": ":*"}
     with psycopg.connect(database.dsn) as connection:
         # Among this few messages any other way is cheaper.

@@ -1,0 +1,105 @@
+"""The figures of a user's conversations, computed by Postgres from the history that is there anyway."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final
+
+from sqlalchemy import text
+
+from agentic_backend.persist.queries import Queries
+from agentic_backend.session.figures import FIELDS, GROUPS, OPERATIONS, Bucket, Group, Precision, Summary
+
+_UNITS: Final[dict[Precision, str]] = {"sec": "second", "min": "minute", "hour": "hour", "day": "day"}
+_VALUES: Final = {
+    "latency_ms": "metadata_json->>'latency_ms'",
+    "input_tokens": "metadata_json->'token_usage'->>'input_tokens'",
+    "output_tokens": "metadata_json->'token_usage'->>'output_tokens'",
+    "total_tokens": "metadata_json->'token_usage'->>'total_tokens'",
+}
+_AGGREGATES: Final = {
+    "count": "count({0})",
+    "sum": "sum({0})",
+    "avg": "avg({0})",
+    "min": "min({0})",
+    "max": "max({0})",
+    "p50": "percentile_cont(0.5) WITHIN GROUP (ORDER BY {0})",
+    "p95": "percentile_cont(0.95) WITHIN GROUP (ORDER BY {0})",
+}
+
+SUMMARY: Final = text("""
+SELECT count(*) AS sessions_total, count(DISTINCT agent_id) AS agents_active_total,
+    coalesce(sum(attached), 0) AS attachments_total, count(attached) AS attachments_sessions,
+    coalesce(max(attached), 0) AS max_attachments_per_session
+FROM session LEFT JOIN (
+    SELECT session_id, count(*) AS attached FROM session_attachments WHERE user_id = :user_id GROUP BY session_id
+) AS attachments USING (session_id)
+WHERE user_id = :user_id
+""")
+
+
+def _buckets_statement() -> str:
+    """One constant statement for all questions: each aggregate is cheap beside reading the rows."""
+    # An agent may write anything into its answer's metadata: what is no number, or none that fits, does not count.
+    number = """CASE WHEN jsonb_typeof({place}) = 'number' THEN
+        CASE WHEN abs(CAST({value} AS numeric)) < 1e15 THEN CAST({value} AS double precision) END END AS {name}"""
+    values = ", ".join(
+        number.format(place="->".join(value.rsplit("->>", 1)), value=value, name=name)
+        for name, value in _VALUES.items()
+    )
+    groups = ", ".join(f"CASE WHEN :by_{group} THEN metadata_json->>'{group}' END AS {group}" for group in GROUPS)
+    aggregates = ", ".join(
+        f"CAST({_AGGREGATES[operation].format(field)} AS double precision) AS {field}_{operation}"
+        for field in FIELDS
+        for operation in OPERATIONS
+    )
+    return f"""
+WITH answer AS (
+    SELECT date_trunc(:unit, "timestamp" AT TIME ZONE 'UTC') AS step, {groups}, {values}
+    FROM session_history JOIN session USING (session_id, user_id)
+    WHERE user_id = :user_id AND session.updated_at >= :start
+        AND "timestamp" >= :start AND "timestamp" < :end AND role = 'assistant' AND channel = 'final'
+)
+SELECT to_char(step, 'YYYY-MM-DD"T"HH24:MI:SS"Z"') AS at, {", ".join(GROUPS)}, {aggregates}
+FROM answer GROUP BY step, {", ".join(GROUPS)} ORDER BY step, {", ".join(GROUPS)} LIMIT :limit
+"""  # noqa: S608 - constants
+
+
+BUCKETS: Final = text(_buckets_statement())
+
+
+class PostgresFigures:
+    """Implements `ChatFigures`."""
+
+    def __init__(self, queries: Queries) -> None:
+        self._queries = queries
+
+    async def summary(self, user_id: str) -> Summary:
+        """The user's sessions, agents and attachments."""
+        (row,) = await self._queries.run("chat_summary", SUMMARY, {"user_id": user_id})
+        return Summary(**{name: int(value) for name, value in row._mapping.items()})
+
+    async def buckets(
+        self, user_id: str, start: datetime, end: datetime, precision: Precision, groups: Sequence[Group], limit: int
+    ) -> list[Bucket]:
+        """The user's answers from `start` on and before `end`, by steps of time (UTC) and groups, in their order."""
+        parameters: dict[str, object] = {
+            "user_id": user_id,
+            "start": start,
+            "end": end,
+            "unit": _UNITS[precision],
+            "limit": limit,
+            **{f"by_{group}": group in groups for group in GROUPS},
+        }
+        rows = await self._queries.run("chat_buckets", BUCKETS, parameters)
+        return [
+            Bucket(
+                row.at,
+                {group: row._mapping[group] for group in groups},
+                {
+                    (field, operation): row._mapping[f"{field}_{operation}"]
+                    for field in FIELDS
+                    for operation in OPERATIONS
+                },
+            )
+            for row in rows
+        ]

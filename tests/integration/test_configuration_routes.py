@@ -1,0 +1,41 @@
+"""What a client may know of the configuration, and that agents are not made over REST."""
+
+import pytest
+
+from tests.support.people import SECURITY, headers_of
+from tests.support.service import BASE
+
+CHANGES = [("POST", "/agents/create"), ("PUT", "/agents/update"), ("DELETE", "/agents/Georges")]
+
+
+async def test_frontend_settings_need_no_token_and_hold_no_secret(start_service):
+    user = {"enabled": True, "client_id": "app", "realm_url": "https://sso.example/realms/app"}
+    security = SECURITY | {"user": user}
+    async with start_service(security=security, limits={"max_message_chars": 500}) as service:
+        path = f"{BASE}/config/frontend_settings"
+        response = await service.http.get(path, headers={"Authorization": ""})
+        assert response.status == 200
+        settings = await response.json()
+    assert settings["user_auth"] == user
+    assert settings["limits"]["max_message_chars"] == 500
+    assert "thirty-two" not in str(settings)
+
+
+async def test_permissions_are_what_the_routes_allow(service):
+    permissions = await service.get("/config/permissions")
+    assert permissions == sorted(permissions)
+    assert {"sessions:create", "sessions:delete", "feedback:create", "agents:read"} <= set(permissions)
+    assert not {"agents:create", "agents:update", "agents:delete"} & set(permissions)
+
+
+@pytest.mark.parametrize(("static", "words"), [(True, "configuration file alone (ai."), (False, "This version")])
+@pytest.mark.parametrize(("method", "path"), CHANGES)
+async def test_agents_come_from_the_configuration(start_service, method, path, static, words):
+    async with start_service(ai={"use_static_config_only": static}, security=SECURITY) as service:
+        body = {"name": "Mallory", "type": "agent", "class_path": "os"}
+        options = {"json": body, "headers": headers_of("ann")}
+        async with service.http.request(method, BASE + path, **options) as response:
+            assert response.status == 403
+            assert words in (await response.json())["detail"]
+        async with service.http.get(f"{BASE}/agents", headers=headers_of("ann")) as response:
+            assert [agent["id"] for agent in await response.json()] == ["Georges"]

@@ -1,0 +1,21 @@
+"""Users with tokens of their own, for tests of who may see what."""
+
+import time
+from typing import Any
+
+import jwt
+
+SECRET = "a secret of at least thirty-two bytes"
+SECURITY: dict[str, Any] = {"user": {"enabled": True}, "hs256_secret": SECRET}
+"""The section `security` of a service that these users may sign in to."""
+
+
+def token_of(user: str) -> str:
+    """A token that is good for ten minutes."""
+    now = int(time.time())
+    return jwt.encode({"sub": user, "iat": now, "exp": now + 600}, SECRET, "HS256")
+
+
+def headers_of(user: str) -> dict[str, str]:
+    """What the user's REST requests carry."""
+    return {"Authorization": f"Bearer {token_of(user)}"}
