@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -24,7 +25,7 @@ def debian_postgres() -> Iterator[str]:
     newest = max(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: int(path.parts[-3]))
     directory, port = public_directory("turnwise-debian-pg-"), free_port()
     account = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
-    who = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []} if account else {}
+    who: dict[str, Any] = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []} if account else {}
     if account:
         os.chown(directory, account.pw_uid, account.pw_gid)
     subprocess.run(

@@ -68,7 +68,9 @@ def test_the_words_say_what_was_found() -> None:
 def queue(rate: float, seconds: float, per_s: float, *, arrival: str = "constant", clients: int = 10**6) -> Recording:
     """An open loop against one server of exactly `per_s` turns a second, with a cap on what is asked at a time."""
     due = schedule(steady_stages(rate, seconds), arrival, dice(1))
-    free, ends, turns = 0.0, [], []
+    free = 0.0
+    ends: list[float] = []
+    turns: list[TurnResult] = []
     for number, at in enumerate(due):
         asked = max(at, ends[number - clients]) if number >= clients else at
         free = max(free, asked) + 1 / per_s

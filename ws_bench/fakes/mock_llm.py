@@ -8,14 +8,13 @@ Every knob is a flag for all requests (`--ttft 3000 --gap 20`) and a key in the 
 answer is made from the prompt (`ws_bench.fakes.answers`).
 """
 
-import argparse
 import asyncio
 import errno
 import gc
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from backend_kit.wire import InvalidJson, loads
 from ws_bench.errors import PreparationFailed, UsageError
@@ -24,6 +23,7 @@ from ws_bench.fakes.embedding import DEFAULT_DIMENSIONS, MAX_DIMENSIONS, as_base
 from ws_bench.fakes.http import Connection, Request, error_body
 from ws_bench.fakes.knobs import KNOBS, BadKnob, Knobs, parse_knob, with_knobs
 from ws_bench.fakes.wheel import Wheel
+from ws_bench.goflags import Flags
 from ws_bench.golang import parse_duration
 
 _MAX_INPUTS = 2048
@@ -42,30 +42,22 @@ class MockOptions:
     seed: int
 
 
-class _Parser(argparse.ArgumentParser):
-    """An ArgumentParser that raises `UsageError` instead of leaving the process."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
-
-
 def parse_mock_flags(argv: Sequence[str]) -> MockOptions:
     """The options that flags ask for. Raises `UsageError`; `-h` prints the help and raises SystemExit(0)."""
-    parser = _Parser(
-        prog="ws_bench mock-llm",
-        allow_abbrev=False,
-        description="Serve a fake OpenAI-compatible model. Each knob may also stand in the model name: "
+    flags = Flags(
+        "ws_bench mock-llm",
+        "Serve a fake OpenAI-compatible model. Each knob may also stand in the model name: "
         "mock;ttft=3000;gap=20;tokens=50;error=0.1;status=429;stall=10;truncate=5",
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--port", default=8099, type=int, help="port to listen on; 0: a free one")
-    parser.add_argument("--model", default="mock", help="the name that /v1/models lists")
-    parser.add_argument("--embed-latency", default="0", help="time to wait before embeddings, such as 20ms")
-    parser.add_argument("--keep", default=20, type=int, help="how many requests /stats shows")
-    parser.add_argument("--seed", default=0, type=int, help="seed of the draw for --error")
+    flags.value("host", "127.0.0.1", str, "address to listen on")
+    flags.value("port", 8099, int, "port to listen on; 0: a free one")
+    flags.value("model", "mock", str, "the name that /v1/models lists")
+    flags.value("embed-latency", 0.0, parse_duration, "time to wait before embeddings, such as 20ms")
+    flags.value("keep", 20, int, "how many requests /stats shows")
+    flags.value("seed", 0, int, "seed of what is drawn: refusals, times, lengths")
     for name in KNOBS:
-        parser.add_argument(f"--{name}", help=f"knob {name}: times in ms, see ws_bench.fakes.knobs")
-    values = parser.parse_args(list(argv))
+        flags.value(name, None, str, f"knob {name}: times in ms, see ws_bench.fakes.knobs")
+    values = flags.parse(argv)
     if not 0 <= values.port <= 65_535:
         raise UsageError("--port must be in 0..65535")
     try:
@@ -78,7 +70,7 @@ def parse_mock_flags(argv: Sequence[str]) -> MockOptions:
         port=values.port,
         model=values.model,
         knobs=knobs,
-        embed_latency_s=parse_duration(values.embed_latency),
+        embed_latency_s=values.embed_latency,
         keep=max(values.keep, 0),
         seed=values.seed,
     )

@@ -151,6 +151,7 @@ async def test_openais_own_client_reads_a_streamed_tool_call(model: Model) -> No
             model="mock;tool=*", messages=[{"role": "user", "content": "Find it"}], stream=True,
             tools=[SEARCH],  # type: ignore[list-item] # the SDK's type is a TypedDict
         )  # fmt: skip
+        assert isinstance(stream, openai.AsyncStream)
         pieces: list[Any] = [chunk async for chunk in stream]
     calls = [piece.choices[0].delta.tool_calls[0] for piece in pieces if piece.choices[0].delta.tool_calls]
     assert calls[0].function.name == "search"
