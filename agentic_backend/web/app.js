@@ -80,6 +80,7 @@ class App {
       retry: (turn) => this.#retry(turn),
       askAgain: (turn) => this.#askAgain(turn),
       edit: (turn) => this.#edit(turn),
+      answerHuman: (turn, said) => this.#answerHuman(turn, said),
       chooseAgent: (id) => this.#chooseAgent(id),
       openSource: (source, claim) => this.#openDocument({ ...placeOf(source), claim }),
     });
@@ -292,6 +293,7 @@ class App {
     const known = conversation.storedTurns.get(exchangeId);
     if (known?.size === messages.length) return known.turn;
     const turn = Turn.fromMessages(messages);
+    if (!newest) passOver(turn);
     conversation.storedTurns.set(exchangeId, { turn, size: messages.length });
     return turn;
   }
@@ -345,6 +347,7 @@ class App {
       askedAt: performance.now(),
     });
     turn.savedAt = Date.now();
+    for (const earlier of conversation.turns) if (passOver(earlier)) this.#view.updateTurn(earlier);
     conversation.turns.push(turn);
     this.#turns.set(turn.exchangeId, turn);
     this.#dispatch(turn);
@@ -405,6 +408,27 @@ class App {
     this.#view.focusComposer();
   }
 
+  /** Takes the person's answer to the agent's question to the server; without a connection it can be given again. */
+  #answerHuman(turn, said) {
+    this.#turns.set(turn.exchangeId, turn);
+    turn.savedAt = Date.now();
+    turn.goOn(said, performance.now());
+    if (!this.#socket.send(turn.humanFrame())) {
+      this.#wake();
+      this.#askHumanAgain(turn, { code: "unreachable" });
+      return;
+    }
+    this.#changed(turn);
+    this.#savePending();
+    this.#showSessions();
+  }
+
+  #askHumanAgain(turn, error) {
+    turn.awaitAgain();
+    this.#view.notify(errorText(error));
+    this.#changed(turn);
+  }
+
   #edit(turn) {
     this.#dropRefused(this.#conversationOf(turn.sessionId), turn);
     this.#view.draft = turn.question;
@@ -444,7 +468,11 @@ class App {
     const status = late ? "stopping" : "sending";
     const concerned = [...this.#turns.values()].filter((turn) => turn.sent && turn.status === status);
     const turn = named ?? (concerned.length === 1 ? concerned[0] : undefined);
-    if (turn === undefined) {
+    if (turn?.answering) {
+      this.#askHumanAgain(turn, event);
+      // Another tab may have answered: then the exchange goes on there, and is followed here too.
+      if (event.code === "not_awaiting") this.#resume(turn);
+    } else if (turn === undefined) {
       // A cancel that came after the end is nobody's trouble.
       if (!late) this.#view.notify(errorText(event));
     } else if (turn.resuming && late) {
@@ -615,7 +643,15 @@ const ENDINGS = {
   cancelled: "Stopped.",
   interrupted: "This answer was interrupted.",
   unanswered: "There is no answer.",
+  awaiting: "The agent asks you something.",
 };
+
+/** The person went on without answering: whether the turn had waited for them. */
+function passOver(turn) {
+  if (turn.status !== "awaiting") return false;
+  turn.status = "passed";
+  return true;
+}
 
 /** Whether these messages of the history are the turn's end: its answer, or a cut that nothing can mend any more. */
 function isEnd(turn, messages, newest) {

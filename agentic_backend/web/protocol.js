@@ -28,7 +28,7 @@ const AFTER_CLOSE = new Map([
 ]);
 
 /** Events that end a turn: exactly one follows each accepted ask (`awaiting_human` only where an agent asks back). */
-const TERMINAL = new Set(["final", "error", "cancelled"]);
+const TERMINAL = new Set(["final", "error", "cancelled", "awaiting_human"]);
 
 /**
  * How long to wait before the next attempt, in ms: at random between 0.2 s and a ceiling of 2 s that doubles with each
@@ -51,7 +51,8 @@ export function afterClose(code) {
  *
  * `status`: "sending" (not accepted yet), "running", "stopping" (cancel asked for), and the ends: "done", "cancelled",
  * "interrupted" (the service ended before its answer), "failed" (see `error`), "refused" (the same, and the server keeps
- * nothing of it), "unanswered" (history holds a question without an answer). `items` holds what came after the question: {rank, role, channel, text, message} in
+ * nothing of it), "unanswered" (history holds a question without an answer), "awaiting" (the agent asks the person what
+ * `awaiting` says, and goes on once they answer), "passed" (the person asked something else instead). `items` holds what came after the question: {rank, role, channel, text, message} in
  * ascending rank, `message` being the whole ChatMessage once it is known. Times are ms of the caller's clock.
  */
 export class Turn {
@@ -76,6 +77,8 @@ export class Turn {
     this.warnings = [];
     this.durable = null;
     this.error = null;
+    this.awaiting = null;
+    this.answering = null;
   }
 
   /** A turn of the history: the ChatMessages of one exchange in ascending rank. */
@@ -139,6 +142,32 @@ export class Turn {
     };
   }
 
+  /** The person's answer to what the agent asks. */
+  humanFrame() {
+    return {
+      type: "human_resume",
+      session_id: this.sessionId,
+      exchange_id: this.exchangeId,
+      agent_id: this.agentId,
+      payload: this.answering,
+    };
+  }
+
+  /** The person has answered. Until that is taken, the question may be heard again: the answer may have been lost. */
+  goOn(said, now) {
+    this.answering = said;
+    this.status = "sending";
+    this.askedAt = now;
+    this.firstTokenMs = null;
+    this.lastSeq = Math.max(0, this.lastSeq - 1);
+  }
+
+  /** The answer was not taken, and may be given again. */
+  awaitAgain() {
+    this.answering = null;
+    this.status = "awaiting";
+  }
+
   /** Asks to go on after the last event that is known. */
   resumeFrame() {
     return {
@@ -162,7 +191,7 @@ export class Turn {
    * @returns {boolean} whether anything changed
    */
   apply(event, now) {
-    if (this.ended) return false;
+    if (this.ended && this.status !== "awaiting") return false;
     if (this.replayExpected && event.seq <= this.lastSeq) {
       this.items = [];
       this.lastSeq = 0;
@@ -171,7 +200,8 @@ export class Turn {
     this.resuming = false;
     if (event.seq <= this.lastSeq) return false;
     this.lastSeq = event.seq;
-    if (this.status === "sending") this.status = "running";
+    if (this.status === "sending" || this.status === "awaiting") this.status = "running";
+    if (event.type !== "awaiting_human") this.answering = null;
     this.#take(event, now);
     if (TERMINAL.has(event.type)) this.elapsedMs = this.askedAt === null ? null : now - this.askedAt;
     return true;
@@ -189,7 +219,13 @@ export class Turn {
     const { metadata } = this;
     this.#takeMetadata();
     const failure = metadata.extras?.error;
-    if (failure) {
+    if (metadata.extras?.status === "awaiting_human") {
+      this.#await(metadata.extras.awaiting.payload);
+      this.agentId = metadata.agent_id;
+      this.lastSeq = metadata.extras.awaiting.seq;
+      // The message only holds the place of the answer.
+      this.items = this.items.filter((item) => item !== this.answer);
+    } else if (failure) {
       this.error = { code: failure, message: this.#takeExcuse(), retryable: false, retryAfterMs: 0, partial: false };
       this.status = "failed";
     } else if (metadata.finish_reason === "cancelled") {
@@ -231,6 +267,9 @@ export class Turn {
       case "final":
         this.#finish(event);
         break;
+      case "awaiting_human":
+        this.#await(event.payload);
+        break;
       case "cancelled":
         if (event.messages?.length > 0) this.#replaceItems(event.messages);
         this.#takeMetadata();
@@ -243,6 +282,14 @@ export class Turn {
       default:
     }
     if (event.type !== "accepted") this.queuePosition = null;
+  }
+
+  #await(payload) {
+    this.awaiting = payload;
+    this.answering = null;
+    this.status = "awaiting";
+    // What was said before the question was not the answer.
+    for (const item of this.items) if (item.message === null) item.channel = "thought";
   }
 
   #append({ rank, channel, text }, now) {

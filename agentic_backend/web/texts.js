@@ -19,6 +19,7 @@ const TITLES = {
   storage_full: "The service cannot store more answers right now",
   unauthenticated: "You need to sign in",
   forbidden: "You are not allowed to do this",
+  not_awaiting: "The agent does not wait for this any more",
   conflict: "This question was already asked with another text",
   http_404: "This document is not there",
   lost: "The connection was lost during this answer",
@@ -32,6 +33,8 @@ const MESSAGES = {
 
 const WARNINGS = {
   answered_without_documents: "Answered without your documents: they could not be searched.",
+  answered_without_tools: "Answered without some of the agent's tools: they could not be reached.",
+  stopped_at_recursion_limit: "Stopped early: the question needs more steps than the agent may take.",
 };
 
 /** {title, message} of an error {code, message?}. */

@@ -2,6 +2,7 @@
 
 import { copyButton, el, icon } from "./dom.js";
 import { duration, fullMoment, moment } from "./format.js";
+import { humanCard } from "./hitl.js";
 import { renderLedger, summarise } from "./ledger.js";
 import { codeBlock, MarkdownStream, safeLink } from "./markdown.js";
 import { citationButton, SourceList } from "./sources.js";
@@ -13,13 +14,15 @@ const ASKED_AGAIN = new Set(["cancelled", "interrupted"]);
 const END_NOTES = {
   cancelled: "Stopped. What was written so far is kept.",
   interrupted: "This answer was interrupted.",
+  passed: "You went on without answering the agent.",
   unanswered: "This question has no stored answer.",
 };
 
 /**
  * Shows a Turn and follows it: `update` after each change, which costs only what has changed.
  * `actions` has retry(turn) and edit(turn), called by the buttons of a failed turn, askAgain(turn) by that of one that
- * was stopped or interrupted, and openSource(source, claim).
+ * was stopped or interrupted, answerHuman(turn, said) by the card of one that waits for the person, and
+ * openSource(source, claim).
  */
 export class TurnView {
   #turn;
@@ -54,6 +57,14 @@ export class TurnView {
     // Under a finished answer only: while it is written the list would move with every line.
     if (turn.ended) this.#sources.show(turn.sources, turn.answer?.text ?? "");
     if (turn.ended) this.#updateEnd();
+    else this.#clearEnd();
+  }
+
+  /** A turn that waited for the person goes on: what stood under it is over. */
+  #clearEnd() {
+    if (this.#endKey === "") return;
+    this.#endKey = "";
+    this.#end.replaceChildren();
   }
 
   #updateItems() {
@@ -94,7 +105,7 @@ export class TurnView {
 
   #updateEnd() {
     const turn = this.#turn;
-    const key = `${turn.status}:${turn.retried === true}`;
+    const key = `${turn.status}:${turn.retried === true}:${turn.awaiting?.checkpoint_id}`;
     if (key === this.#endKey) return;
     this.#endKey = key;
     clearInterval(this.#retryTimer);
@@ -102,6 +113,7 @@ export class TurnView {
     this.#end.replaceChildren(
       ...warnings,
       ...this.#endNote(),
+      ...(turn.status === "awaiting" ? [humanCard(turn.awaiting, (said) => this.#actions.answerHuman(turn, said))] : []),
       ...(turn.error === null ? [] : [this.#errorBox(turn.error)]),
       this.#footer(),
     );
