@@ -1,6 +1,6 @@
 """Which cause each phase of a turn counts for, and what of a phase is its own. Pure functions over ledger rows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, Literal
 
 from backend_kit.kpi import LedgerRow
@@ -62,24 +62,25 @@ def account_of(phase: str, *, stored: bool = False) -> Account:
     return _OF_PHASE.get(phase, "own")
 
 
-def own_ms(rows: Sequence[LedgerRow]) -> Iterator[tuple[str, float]]:
+def own_ms(rows: Sequence[LedgerRow]) -> list[tuple[str, float]]:
     """(phase, its milliseconds less those of what ran inside it) of a ledger's rows, which stand by their start.
 
     What runs side by side counts for the row that began last, so the sum is the time that any row covers.
     """
-    around: list[list[float]] = []  # rows that may still run: [end, own milliseconds, index]
+    own: list[float] = []
+    around: list[tuple[float, int]] = []  # rows that may still run: (end, index), the one that began last at the end
     for index, row in enumerate(rows):
-        start, end = row["start_ms"], row["start_ms"] + row["ms"]
+        start, ms = row["start_ms"], row["ms"]
+        end = start + ms
+        own.append(ms)
         while around and around[-1][0] <= start:
-            _, own, which = around.pop()
-            yield rows[int(which)]["phase"], own
+            around.pop()
         uncovered = start
-        for outer in reversed(around):
-            if uncovered >= end:
-                break
-            if outer[0] > uncovered:
-                outer[1] -= min(outer[0], end) - uncovered
-                uncovered = outer[0]
-        around.append([end, end - start, index])
-    for _, own, which in around:
-        yield rows[int(which)]["phase"], own
+        for until, outer in reversed(around):
+            if until > uncovered:
+                own[outer] -= min(until, end) - uncovered
+                uncovered = until
+                if uncovered >= end:
+                    break
+        around.append((end, index))
+    return [(row["phase"], ms) for row, ms in zip(rows, own, strict=True)]

@@ -2,7 +2,7 @@
 
 import time
 from array import array
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -13,6 +13,7 @@ from backend_kit.kpi import Ledger, LedgerRow
 KEPT_S: Final = 300
 """Seconds of history: what the live view shows."""
 _LATENCIES_KEPT: Final = 2048
+_NONE_YET: Final = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Slice:
     turns: int = 0
     refused: int = 0
     ms: defaultdict[Account, float] = field(default_factory=lambda: defaultdict(float))
-    rows: Counter[Account] = field(default_factory=Counter)
+    rows: defaultdict[Account, int] = field(default_factory=lambda: defaultdict(int))
     least_ms: dict[Account, float] = field(default_factory=dict)
     turn_ms: "array[float]" = field(default_factory=lambda: array("d"))
     first_token_ms: "array[float]" = field(default_factory=lambda: array("d"))
@@ -60,7 +61,8 @@ class Slice:
         """One row of a ledger."""
         self.ms[account] += ms
         self.rows[account] += 1
-        self.least_ms[account] = min(ms, self.least_ms.get(account, ms))
+        if ms < self.least_ms.get(account, _NONE_YET):
+            self.least_ms[account] = ms
 
     @property
     def lag_ms(self) -> float:
@@ -187,9 +189,8 @@ def merged(slices: Iterable[Slice]) -> Slice:
         whole.refused += part.refused
         for account, ms in part.ms.items():
             whole.ms[account] += ms
-        whole.rows.update(part.rows)
-        for account, least in part.least_ms.items():
-            whole.least_ms[account] = min(least, whole.least_ms.get(account, least))
+            whole.rows[account] += part.rows[account]
+            whole.least_ms[account] = min(part.least_ms[account], whole.least_ms.get(account, _NONE_YET))
         whole.turn_ms.extend(part.turn_ms)
         whole.first_token_ms.extend(part.first_token_ms)
     return whole

@@ -47,23 +47,28 @@ def slow_spool(seconds: float) -> None:
 
 
 def silent() -> None:
-    """Let nothing be observed: no phase, no rollup, no Prometheus child, no sampler, no summary."""
-    from backend_kit.kpi import core, runtime
+    """Let nothing be observed: no phase, no rollup, no Prometheus child, no sampler, no summary, no turn's account."""
+    from agentic_backend.session.account import TurnAccounts
+    from agentic_backend.watch import Watch
+    from backend_kit.kpi import core, exposition, loop, summary
 
-    class Nowhere:
-        def __getattr__(self, _name: str) -> Any:
-            return lambda *_: None
-
-    nowhere: Any = Nowhere()
+    nothing: Any = lambda *_, **__: None  # noqa: E731 - put in many places
     for kind in (core.Timer, core.Gauge, core.Counter, core.GaugedSeconds, core.Amounts):
         for method in ("observe", "observe_seconds", "set", "inc", "dec"):
             if hasattr(kind, method):
-                setattr(kind, method, lambda *_: None)
-    substitutes: dict[str, Any] = {"phase": lambda *_: nullcontext(), "record_phase": lambda *_: None}
-    for method, substitute in substitutes.items():
-        setattr(core.Kpi, method, substitute)
-    for beside in ("Summary", "LoopMonitor"):
-        setattr(runtime, beside, lambda *_, **__: nowhere)
+                setattr(kind, method, nothing)
+    for beside in (loop.LoopMonitor, summary.Summary, exposition.GcPauses):
+        setattr(beside, "start", nothing)  # noqa: B010 - a method of theirs
+    places: list[tuple[type, str, Any]] = [
+        (core.Kpi, "phase", lambda *_: nullcontext()),
+        (core.Kpi, "record_phase", nothing),
+        (TurnAccounts, "running", lambda *_: nullcontext()),
+        (TurnAccounts, "ended", nothing),
+        (Watch, "tick", nothing),
+        (Watch, "judge", nothing),
+    ]
+    for owner, method, substitute in places:
+        setattr(owner, method, substitute)
 
 
 def slow_rerank(seconds: float) -> None:
