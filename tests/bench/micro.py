@@ -1,7 +1,8 @@
 """What the smallest pieces cost, one by one: a table of their distributions, and a verdict on the least of each.
 
-Hypothesis: timing a phase into rollup, histogram and ledger costs at most 2 µs, and what a turn observes at most 50 µs
-(METRICS, "Cost budget per turn"); the bounds of the other pieces stand beside them in micro_cases.py.
+Hypothesis: timing a phase into rollup, histogram and ledger costs at most 2 µs, and all that a turn observes at most
+50 µs, its ledger, its account and its part of the verdict included (METRICS, "Cost budget per turn"); the bounds of the
+other pieces stand beside them in micro_cases.py.
 Control: the empty loop, subtracted from every figure.
 Command: `make bench-micro` (`--short` in .ci/run: less time, bounds five times as wide; `--only jwt`).
 
@@ -22,21 +23,38 @@ from time import perf_counter
 
 from prometheus_client import CollectorRegistry
 
+from agentic_backend.agent import AGENT_PHASES
+from agentic_backend.llm.observer import Metered
 from agentic_backend.metrics import AgenticMetrics
+from agentic_backend.session.account import TURN_PHASES, TurnAccounts, TurnEnd
+from agentic_backend.session.stream import Ask
+from agentic_backend.verdict import Gauged, Windows
 from backend_kit.kpi import Kpi, Ledger, PhaseTimer, phase
 from backend_kit.kpi.rollup import nearest_rank
 from tests.bench.micro_cases import Case, Run, service_cases
 
 SAMPLE_S = 100e-6
-TURN_PHASES = 14
 
 
 class Cases:
     """The operations to time, each as a function over a range of repetitions."""
 
     def __init__(self) -> None:
-        self.kpi = Kpi(CollectorRegistry(), service="bench")
+        self.kpi = Kpi(CollectorRegistry(), service="bench", phases=(*AGENT_PHASES, *TURN_PHASES))
         self.metrics = AgenticMetrics(self.kpi.registry, self.kpi)
+        self.windows = Windows()
+        self.accounts = TurnAccounts(self.kpi, self.metrics, self.windows, acked_by_database=False)
+        self.model = Metered(self.metrics)
+
+    def observed(self) -> int:
+        """Observations of one turn: samples that its rollups have taken."""
+        kept = (self.kpi.timers, self.kpi.gauges, self.kpi.counters)
+        rollups = [bound.rollup for keys in kept for bound in keys.values()]  # type: ignore[attr-defined]
+        for rollup in rollups:
+            rollup.take()
+        self.turn(range(1))
+        kept_now = [bound.rollup for keys in kept for bound in keys.values()]  # type: ignore[attr-defined]
+        return sum(stats.count for rollup in kept_now if (stats := rollup.take()) is not None)
 
     def listed(self) -> list[Case]:
         """Name, function, bound in µs. Bounds are METRICS' and DESIGN's where they give one."""
@@ -49,7 +67,7 @@ class Cases:
             ("metrics.ws_send.observe", self.seconds, 1.5),
             ("metrics.db_statement(pool, op).observe (gauge + histogram)", self.gauged, 2.5),
             ("metrics.turns(agent, status).inc", self.counter, 1.5),
-            ("a whole turn: 14 phases, 8 observations, 6 counts and gauges", self.turn, 50.0),
+            (f"a whole turn of Georges: {self.observed()} observations, ledger, account, verdict", self.turn, 50.0),
         ]
 
     def empty(self, times: range) -> None:
@@ -105,24 +123,36 @@ class Cases:
             turns("Georges", "ok").inc()
 
     def turn(self, times: range) -> None:
+        """What the service does to watch one turn: every phase and observation of an answer, and its account."""
         metrics = self.metrics
-        for _ in times:
-            metrics.turns_in_progress.inc()
-            with Ledger(self.kpi).activate():
-                for _ in range(TURN_PHASES):
-                    with phase("llm_invoke"):
+        for number in times:
+            now = perf_counter()
+            ask = Ask("session", "Georges", "Hello", "exchange", "user", now, request_id="request")
+            ledger = Ledger(self.kpi, started=now, owner="Georges")
+            with ledger.activate(), self.accounts.running(ledger):
+                for name in ("agent_init", "history_restore", "admission_wait", "turn_open"):
+                    with phase(name):
                         pass
-            metrics.turn("Georges", "ok").observe(3.05)
-            metrics.first_token("Georges").observe(0.4)
-            metrics.llm_request("mock", "ok").observe(3.0)
-            metrics.llm_first_chunk("mock", "ok").observe(0.4)
-            for observed in (metrics.stream_gap, metrics.ws_send, metrics.overhead, metrics.unattributed):
-                observed.observe(0.02)
-            metrics.turns("Georges", "ok").inc()
-            metrics.user_messages.inc()
-            metrics.llm_tokens("mock", "input").inc(200)
-            metrics.llm_tokens("mock", "output").inc(50)
-            metrics.turns_in_progress.dec()
+                metrics.admission_wait.observe(0.0)
+                metrics.user_messages.inc()
+                metrics.cache_request("graph", hit=True)
+                metrics.cache_request("history", hit=True)
+                with phase("stream_agent_response"), phase("llm_invoke"):
+                    self.model.llm_first_chunk("mock", 0.4)
+                    self.model.llm_request("mock", "ok", 3.0)
+                    self.model.llm_tokens("mock", 200, 50)
+                with phase("turn_close"):
+                    ledger.rows()
+                with phase("spool_ack"):
+                    pass
+                metrics.spool_ack.observe(0.0005)
+                ledger.rows()
+                self.accounts.ended(ask, TurnEnd("ok", None, "spool", "mock", now + 0.4, 0.02), ledger)
+            metrics.ws_send.observe(0.0004)
+            metrics.delivery.observe(0.0001)
+            self.windows.delivered(0.0001)
+            if number % 1000 == 0:
+                self.windows.close_slice(Gauged())
 
 
 def _in_ledgers(times: range) -> Iterator[range]:
