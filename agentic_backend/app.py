@@ -19,7 +19,7 @@ from starlette.responses import FileResponse
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agentic_backend.agent import AGENT_PHASES, AgentKit, Catalog, DirectAnswer
+from agentic_backend.agent import AGENT_PHASES, AgentKit, Catalog, DirectAnswer, TitleWriter
 from agentic_backend.agent.interrupts import Checkpoints
 from agentic_backend.agent.toolbox import Toolbox
 from agentic_backend.chat.compression import Compression
@@ -40,7 +40,9 @@ from agentic_backend.persist.retention import Pruner, Retention, RetentionRules
 from agentic_backend.session.account import TURN_PHASES, TurnAccounts
 from agentic_backend.session.admission import Admission, TurnLimits
 from agentic_backend.session.baseline import BaselineTurns
+from agentic_backend.session.models import Session
 from agentic_backend.session.registry import TurnRegistry
+from agentic_backend.session.titles import Titles
 from agentic_backend.session.turn import TurnRules, TurnRunner
 from agentic_backend.settings import AgenticSettings
 from agentic_backend.verdict import Windows
@@ -239,6 +241,7 @@ class AgenticService:
             accounts=TurnAccounts(kpi, metrics, windows, acked_by_database=settings.persistence.ack == "db"),
             rules=TurnRules(settings.deadlines.turn_s, settings.ai.restore_max_exchanges),
             leases=persistence.leases,
+            titles=self._make_titles(models, persistence, tasks, kpi),
         )
         registry = TurnRegistry(runner=runner, admission=admission, log=persistence.log, tasks=tasks)
         baseline = BaselineTurns(direct=DirectAnswer(kit), tasks=tasks, turn_s=settings.deadlines.turn_s)
@@ -290,6 +293,20 @@ class AgenticService:
             on_taken=self._give_way,
             possessions=self._possessions,
         )
+
+    def _make_titles(self, models: ModelPool, persistence: Persistence, tasks: TaskRegistry, kpi: Kpi) -> Titles | None:
+        """Titles by the model that is configured for what is not an answer; without one, first questions do."""
+        settings = self._settings
+        model = settings.ai.default_language_model
+        if model is None:
+            return None
+        writer = TitleWriter(models.chat_model(endpoint_of(model, settings.deadlines)), kpi)
+        return Titles(writer, persistence.store, tasks, self._renamed)
+
+    def _renamed(self, session: Session) -> None:
+        if (state := self._state) is not None:
+            state.registry.rename(session.id, session.user_id, session.title)
+            state.hub.say_renamed(session)
 
     def _make_watch(self, state: State, windows: Windows) -> Watch:
         database = state.persistence.database

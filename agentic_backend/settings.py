@@ -220,9 +220,10 @@ class Ai(Section):
     max_attached_file_size_mb: Positive = 50
     """Largest attachment, in MB."""
     use_static_config_only: bool = True
-    """Whether agents come from this file alone. Off, they still do in this version: REST refuses them with other words."""
+    """Whether agents come from this file alone. Off, they still do in this version."""
     default_chat_model: ChatModel
     default_language_model: ChatModel | None = None
+    """Makes titles of sessions after their first answer; without it the first question is the title."""
     prices: Annotated[tuple[ModelPrice, ...], Listed] = ()
     """What tokens cost; a model without an entry costs nothing."""
     currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = "USD"

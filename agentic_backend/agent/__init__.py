@@ -6,6 +6,7 @@ from agentic_backend.agent.direct import DirectAnswer
 from agentic_backend.agent.interrupts import Resume, SavedRun, Waiting
 from agentic_backend.agent.kit import AgentKit
 from agentic_backend.agent.run import AgentAnswer, AgentRun, AgentState, FinishReason, HistoryItem
+from agentic_backend.agent.title import TitleWriter
 
 AGENT_PHASES = (*rag.PHASES, *tools.PHASES, *interrupts.PHASES)
 """Phases of the built-in agents beside those that every process knows."""
@@ -24,5 +25,6 @@ __all__ = [
     "HistoryItem",
     "Resume",
     "SavedRun",
+    "TitleWriter",
     "Waiting",
 ]

@@ -19,6 +19,7 @@ from agentic_backend.chat.frames import Asker, NativeAsk, ask_of
 from agentic_backend.chat.socket import ChatSocket, ProtocolName, Turns, traceparent_of
 from agentic_backend.chat.sse import EventStream, read_body, read_last_event_id
 from agentic_backend.metrics import AgenticMetrics
+from agentic_backend.session.models import Session
 from agentic_backend.session.stream import Turn
 from backend_kit.auth import AuthError, Credentials, Identity, NoAuth, Verifier, credential_from, header, origin_allowed
 from backend_kit.http import request_id
@@ -132,6 +133,12 @@ class SocketHub:
     def behind_s(self) -> list[float]:
         """For how long ends of turns have waited to be written to their sockets, in seconds. From any thread."""
         return [seconds for socket in tuple(self._sockets) for seconds in socket.behind_s]
+
+    def say_renamed(self, session: Session) -> None:
+        """Tell the user's sockets that a session got another title outside a turn."""
+        for socket in tuple(self._sockets):
+            if socket.identity.uid == session.user_id:
+                socket.say_renamed(session)
 
     def begin_drain(self) -> int:
         """Refuse newcomers; each socket closes with 1012 once its turns have ended. Returns how many are idle.

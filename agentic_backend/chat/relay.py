@@ -64,6 +64,11 @@ def native_error(
     return dumps(fields).decode()
 
 
+def native_renamed(session: Session) -> str:
+    """A session that got another title outside a turn: no exchange and no number."""
+    return f'{{"type":"session","session":{_session(session)}}}'
+
+
 def compatible(turn: Turn, event: TurnEvent) -> list[str]:
     """The frames of an event in the compatible protocol, none where that protocol says nothing.
 

@@ -23,6 +23,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from agentic_backend.chat import frames, relay
 from agentic_backend.chat.follow import Follow
 from agentic_backend.errors import BadRequest, ExchangeNotFound, RateLimited
+from agentic_backend.session.models import Session
 from agentic_backend.session.stream import Ask, Failed, Turn
 from backend_kit.auth import AuthError, Credentials, Identity, Verifier
 from backend_kit.kpi import Seconds
@@ -174,6 +175,11 @@ class ChatSocket:
         """Say that we are here, in the protocol that knows how."""
         if self.protocol == "native" and self.state is SocketState.OPEN:
             self._say('{"type":"heartbeat"}')
+
+    def say_renamed(self, session: Session) -> None:
+        """Say that a session got another title outside a turn, in the protocol that has a frame for it."""
+        if self.protocol == "native" and self.state is SocketState.OPEN:
+            self._say(relay.native_renamed(session))
 
     # Reading
 

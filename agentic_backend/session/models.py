@@ -37,6 +37,10 @@ class Session:
         """This session with other preferences; None leaves those that it has."""
         return self if preferences is None else replace(self, preferences=preferences)
 
+    def titled(self, title: str | None) -> "Session":
+        """This session with another title; None leaves that which it has."""
+        return self if title is None else replace(self, title=title)
+
     def wire(self) -> dict[str, Any]:
         """SessionSchema as JSON-ready dict."""
         return {

@@ -156,6 +156,16 @@ class TurnRegistry:
         if slot.running is not None:
             slot.running.preferences = preferences
 
+    def rename(self, session_id: str, user_id: str, title: str) -> None:
+        """Take over a title that was stored, also for the turn that runs now."""
+        slot = self._slots.get((user_id, session_id))
+        if slot is None:
+            return
+        if slot.known is not None:
+            slot.known = replace(slot.known, session=slot.known.session.titled(title))
+        if slot.running is not None:
+            slot.running.title = title
+
     def expire(self) -> None:
         """Drop ended turns that are over the age or the byte bound."""
         horizon = time.monotonic() - _KEPT_AFTER_END_S
@@ -216,7 +226,10 @@ class TurnRegistry:
             await self._wait_for_session(slot_key, slot, turn)
             try:
                 known = await self._runner.run(turn, slot.known)
-                slot.known = known and replace(known, session=known.session.preferring(turn.preferences))
+                if known is not None:
+                    changed = known.session.preferring(turn.preferences).titled(turn.title)
+                    known = replace(known, session=changed)
+                slot.known = known
             finally:
                 self._free(slot_key, slot)
         except SessionBusy as error:

@@ -191,6 +191,7 @@ class Turn:
         self.told_anew = False
         # Set while the turn runs: it must not end with the session's old ones.
         self.preferences: dict[str, Any] | None = None
+        self.title: str | None = None
         self._begun = False
         self._settled = False
         self.done = asyncio.Event()

@@ -28,6 +28,7 @@ from agentic_backend.session.models import AskRecord, Durability, Remembered, Se
 from agentic_backend.session.recall import AWAITING, NEWEST_EXCHANGES, KnownSession, StoredExchange
 from agentic_backend.session.store import Lease, Leases, SessionStore, TurnLog
 from agentic_backend.session.stream import Accepted, Ask, Awaiting, Cancelled, Failed, Final, SessionChanged, Turn
+from agentic_backend.session.titles import Titles
 from backend_kit.kpi import Kpi, Ledger, Status, phase
 from backend_kit.wire import Code, ServiceError, message_for
 
@@ -88,6 +89,7 @@ class TurnRunner:
         accounts: TurnAccounts,
         rules: TurnRules,
         leases: Leases | None = None,
+        titles: Titles | None = None,
     ) -> None:
         self._store = store
         self._log = log
@@ -98,6 +100,7 @@ class TurnRunner:
         self._accounts = accounts
         self._rules = rules
         self._leases = leases
+        self._titles = titles
 
     async def run(self, turn: Turn, known: KnownSession | None) -> KnownSession | None:
         """Run the turn to its terminal event. Returns what is known of the session after it; None: there is none.
@@ -277,7 +280,7 @@ class TurnRunner:
         partial = bool(exchange.text)
         with phase("turn_close"):
             self._close(exchange, ending, ledger)
-            session = exchange.next_session().preferring(exchange.turn.preferences)
+            session = exchange.next_session().preferring(exchange.turn.preferences).titled(exchange.turn.title)
             messages = tuple(sorted(exchange.messages, key=lambda message: message.rank))
             record = TurnRecord(session, exchange.ask.exchange_id, messages, lease.fence if lease else None)
         turn = exchange.turn
@@ -314,6 +317,8 @@ class TurnRunner:
             if not exchange.session.title:
                 turn.publish(SessionChanged(session))
             turn.publish(self._final(exchange, ending, ledger, session, durable))
+            if self._titles is not None and not exchange.session.title:
+                self._titles.begin(session, turn.ask.message, messages[-1].text)
         return session, durable
 
     def _final(

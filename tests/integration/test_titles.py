@@ -1,0 +1,93 @@
+"""Titles by a model, with the whole service: after the answer, told late, kept by the turns that follow."""
+
+import asyncio
+
+from tests.support.service import BASE, hear, hear_until, say
+
+
+def titled(mock_llm, name="mock;tokens=3"):
+    return {"default_language_model": {"name": name, "settings": {"base_url": mock_llm.base_url}}}
+
+
+def ask(session_id, exchange_id, message="How long do lentils boil?"):
+    head = {"type": "ask", "session_id": session_id, "agent_id": "Georges", "message": message}
+    return {**head, "client_exchange_id": exchange_id}
+
+
+async def test_the_title_comes_after_the_final_and_stays(start_service, mock_llm):
+    async with start_service(ai=titled(mock_llm)) as service:
+        session_id = await service.create_session(title=None)
+        async with service.native() as socket, service.native() as other:
+            await say(socket, **ask(session_id, "e1"))
+            heard = await hear_until(socket, "final")
+            first = [event for event in heard if event["type"] == "session"]
+            assert [event["session"]["title"] for event in first] == ["How long do lentils boil?"]
+            late = await hear(socket)
+            assert (late["type"], set(late)) == ("session", {"type", "session"})
+            title = late["session"]["title"]
+            assert title not in ("", "How long do lentils boil?")
+            assert (await hear(other))["session"]["title"] == title
+            await say(socket, **ask(session_id, "e2"))
+            heard = await hear_until(socket, "final")
+            assert [event for event in heard if event["type"] == "session"] == []
+            assert heard[-1]["session"]["title"] == title
+        assert (await service.get("/chatbot/sessions"))[0]["title"] == title
+        await service.service.running.persistence.flush(10)
+        assert (await service.get("/chatbot/sessions"))[0]["title"] == title
+    async with start_service() as service:
+        assert (await service.get("/chatbot/sessions"))[0]["title"] == title
+
+
+async def test_a_slow_title_delays_nothing_and_is_taken_by_the_turn_that_runs(start_service, mock_llm):
+    async with start_service("mock;tokens=60;gap=20", ai=titled(mock_llm, "mock;ttft=500;tokens=3")) as service:
+        session_id = await service.create_session(title=None)
+        async with service.native() as socket:
+            for exchange_id in ("e1", "e2"):
+                await say(socket, **ask(session_id, exchange_id))
+                heard = await hear_until(socket, "final")
+            (late,) = [event for event in heard if event["type"] == "session"]
+            assert "seq" not in late
+            assert heard[-1]["session"]["title"] == late["session"]["title"]
+        assert (await service.get("/chatbot/sessions"))[0]["title"] == late["session"]["title"]
+        assert service.service.running.chat.kpi.registry.get_sample_value(
+            "app_phase_latency_seconds_count",
+            {"phase": "llm_invoke_title", "status": "ok"},
+        )
+
+
+async def test_a_session_that_was_created_with_a_title_keeps_it(start_service, mock_llm):
+    async with start_service(ai=titled(mock_llm)) as service:
+        session_id = await service.create_session("Mine")
+        async with service.native() as socket:
+            await say(socket, **ask(session_id, "e1"))
+            assert "session" not in [event["type"] for event in await hear_until(socket, "final")]
+        assert [name for name in service.service.running.tasks.names if name.startswith("title:")] == []
+        assert (await service.get("/chatbot/sessions"))[0]["title"] == "Mine"
+
+
+async def test_the_compatible_protocol_hears_of_the_first_title_alone(start_service, mock_llm):
+    async with start_service(ai=titled(mock_llm)) as service:
+        session_id = await service.create_session(title=None)
+        async with service.compatible() as socket, service.native() as other:
+            await say(socket, **ask(session_id, "e1"))
+            heard = await hear_until(socket, "final")
+            assert [event["type"] for event in heard] == ["stream", "stream", "session", "final"]
+            title = (await hear(other))["session"]["title"]
+            await say(socket, **ask(session_id, "e2"))
+            heard = await hear_until(socket, "final")
+            assert [event["type"] for event in heard] == ["stream", "stream", "final"]
+            assert heard[-1]["session"]["title"] == title
+
+
+async def test_a_model_that_fails_leaves_the_first_title(start_service, mock_llm):
+    async with start_service(ai=titled(mock_llm, "mock;error=400")) as service:
+        session_id = await service.create_session(title=None)
+        async with service.native() as socket:
+            await say(socket, **ask(session_id, "e1"))
+            await hear_until(socket, "final")
+            async with asyncio.timeout(20):
+                while any(name.startswith("title:") for name in service.service.running.tasks.names):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        assert (await service.get("/chatbot/sessions"))[0]["title"] == "How long do lentils boil?"
+        async with service.http.delete(f"{BASE}/chatbot/session/{session_id}") as response:
+            assert response.status == 200
