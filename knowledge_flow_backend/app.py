@@ -38,12 +38,16 @@ from knowledge_flow_backend.embed.local import DOCUMENTS_A_BATCH, LocalEmbedder,
 from knowledge_flow_backend.embed.openai import DEFAULT_BASE_URL, EmbeddingEndpoint, OpenAiEmbedder
 from knowledge_flow_backend.errors import DocumentsUnavailable, IndexUnavailable, SchemaMismatch
 from knowledge_flow_backend.index.database import Database
+from knowledge_flow_backend.ingest.fast import FastIngest
+from knowledge_flow_backend.ingest.fast_router import FastServices
+from knowledge_flow_backend.ingest.fast_router import build_router as build_fast_router
 from knowledge_flow_backend.ingest.pool import ParserPool, PoolRules
 from knowledge_flow_backend.ingest.receive import UploadLimits
 from knowledge_flow_backend.ingest.router import IngestServices
 from knowledge_flow_backend.ingest.router import build_router as build_ingest_router
 from knowledge_flow_backend.ingest.service import IngestRules, IngestService
 from knowledge_flow_backend.ingest.staging import Staging
+from knowledge_flow_backend.library.attachments import Attachments
 from knowledge_flow_backend.library.intake import Intake
 from knowledge_flow_backend.library.router import LibraryServices
 from knowledge_flow_backend.library.router import build_router as build_library_router
@@ -60,6 +64,8 @@ from knowledge_flow_backend.settings import KnowledgeFlowSettings
 logger = logging.getLogger(__name__)
 
 _MIB = 1024 * 1024
+_FORM_BYTES = 64 * 1024
+"""What a form with one file may have beside the file."""
 _LAG_NOT_READY_S = 1.0
 _WORDS_S = 60.0
 _POOL_TICK_S = 1.0
@@ -77,6 +83,7 @@ class State:
     index: PgVectorIndex
     search: SearchService
     ingest: IngestServices
+    fast: FastServices
     library: LibraryServices
     mismatch: str | None = field(default=None)
     """Why the index does not fit the embedder, in words; None where it does, or is not known yet."""
@@ -154,9 +161,10 @@ class KnowledgeFlowService:
         app.include_router(health_router(self), prefix=base)
         app.include_router(build_search_router(lambda: self.running.search, identify), prefix=base)
         app.include_router(build_ingest_router(lambda: self.running.ingest, identify), prefix=base)
+        app.include_router(build_fast_router(lambda: self.running.fast, identify), prefix=base)
         app.include_router(build_library_router(lambda: self.running.library, identify), prefix=base)
         app.add_middleware(RequestMetrics, metrics=HttpMetrics(self._registry))
-        uploads = (f"{self._settings.app.base_url}/upload-process-documents",)
+        uploads = tuple(f"{base}{path}" for path in ("/upload-process-documents", "/fast/text", "/fast/ingest"))
         app.add_middleware(BodyLimit, limit_bytes=self._settings.limits.max_request_bytes, file_paths=uploads)
         app.add_middleware(RequestId)
         return app
@@ -196,11 +204,11 @@ class KnowledgeFlowService:
         )
         search = _make_search(settings, stack, index=index, embedder=embedder, metrics=metrics, kpi=kpi)
         writer = PgVectorWriter(database, model=embedder.model, bulk_size=settings.storage.vector_store.bulk_size)
-        ingest = await _make_ingest(
+        ingest, fast = await _make_ingest(
             settings, stack, database, writer=writer, embedder=embedder, metrics=metrics, kpi=kpi, tasks=tasks
         )
         library = LibraryServices(Library(database, writer), metrics)
-        state = State(tasks, runtime, database, embedder, index, search, ingest, library)
+        state = State(tasks, runtime, database, embedder, index, search, ingest, fast, library)
         stack.push_async_callback(tasks.aclose)
         tasks.spawn("index-schema", lambda: _open_index(state))
         tasks.spawn("word-statistics", lambda: _count_words(state), restart=True)
@@ -337,7 +345,7 @@ async def _make_ingest(
     metrics: KnowledgeFlowMetrics,
     kpi: Kpi,
     tasks: TaskRegistry,
-) -> IngestServices:
+) -> tuple[IngestServices, FastServices]:
     processing, limits = settings.processing, settings.limits
     staging = Staging()
     await staging.open()
@@ -345,20 +353,35 @@ async def _make_ingest(
     pool = ParserPool(PoolRules(processing.workers, processing.worker_memory_mb, processing.worker_timeout_s))
     stack.push_async_callback(pool.aclose)
     intake = Intake(database)
+    # One file more than parsers: while one is being embedded, another one is read.
+    rules = IngestRules(processing.chunk_size_chars, processing.chunk_overlap_chars, files=processing.workers + 1)
     service = IngestService(
         pool=pool,
         staging=staging,
         intake=intake,
         writer=writer,
         embedder=embedder,
-        # One file more than parsers: while one is being embedded, another one is read.
-        rules=IngestRules(processing.chunk_size_chars, processing.chunk_overlap_chars, files=processing.workers + 1),
+        rules=rules,
         metrics=metrics,
         kpi=kpi,
         tasks=tasks,
     )
-    bounds = UploadLimits(processing.max_file_mb * _MIB, limits.max_upload_files, limits.max_upload_mb * _MIB)
-    return IngestServices(service, intake, staging, bounds)
+    fast = FastIngest(
+        pool=pool,
+        writer=writer,
+        embedder=embedder,
+        rules=rules,
+        max_chars=processing.max_attachment_chars,
+        metrics=metrics,
+        kpi=kpi,
+    )
+    max_file = processing.max_file_mb * _MIB
+    bounds = UploadLimits(max_file, limits.max_upload_files, limits.max_upload_mb * _MIB)
+    one_file = UploadLimits(max_file, 1, max_file + _FORM_BYTES)
+    return (
+        IngestServices(service, intake, staging, bounds),
+        FastServices(fast, service, Attachments(database), staging, one_file),
+    )
 
 
 async def _open_index(state: State) -> None:

@@ -154,6 +154,8 @@ class Processing(Section):
     """Memory limit of a child, in MB."""
     worker_timeout_s: Seconds = 120
     """Seconds for one file; then its child is killed."""
+    max_attachment_chars: Annotated[int, Field(ge=20_000, le=10_000_000)] = 200_000
+    """Characters of an attachment that are taken, from its beginning: its sender waits while they are embedded."""
 
     @model_validator(mode="after")
     def _chunks_advance(self) -> "Processing":

@@ -37,7 +37,8 @@ class PoolRules:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What the child found: the text and the chunks are in the job's files. Lengths in code points."""
+    """What the child found: the text and the chunks are in the job's files. `chars` is the length of the whole text,
+    in code points, also where only its beginning is in the file."""
 
     title: str
     chars: int

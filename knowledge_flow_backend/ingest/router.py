@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 NDJSON = "application/x-ndjson"
 _MAX_TAGS = 50
-_MAX_ID_CHARS = 128
+MAX_ID_CHARS = 128
 _LINGER_S = 5.0
 
 
@@ -52,12 +52,12 @@ def build_router(services: Callable[[], IngestServices], identify: Callable[...,
         upload = Upload()
         taken: list[ReceivedFile] = []
         try:
-            await _receive(request, state, upload)
+            await receive_files(request, state.staging, state.limits, upload)
             where = await _destination(state, identity, upload)
             lines = state.ingest.ingest(upload.files, where)
             taken = upload.files
         except TooLarge as refused:
-            return _CutShort(error_response(request, refused.code))
+            return CutShort(error_response(request, refused.code))
         except OSError:
             logger.exception("an upload could not be written to the staging directory")
             raise UploadProcessingFailed("the disk refuses") from None
@@ -70,12 +70,13 @@ def build_router(services: Callable[[], IngestServices], identify: Callable[...,
     return router
 
 
-async def _receive(request: Request, state: IngestServices, upload: Upload) -> None:
+async def receive_files(request: Request, staging: Staging, limits: UploadLimits, upload: Upload) -> None:
+    """Fill `upload` with the files and fields of a request, also as far as it came. Raises as `receive` does."""
     declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > state.limits.request_bytes:
+    if declared.isdigit() and int(declared) > limits.request_bytes:
         raise TooLarge("declared")
     try:
-        await receive(request.headers.get("content-type", ""), request.stream(), state.staging, state.limits, upload)
+        await receive(request.headers.get("content-type", ""), request.stream(), staging, limits, upload)
     except ClientDisconnect:
         raise BadRequest("the client went away") from None
     if not upload.files:
@@ -87,9 +88,9 @@ async def _destination(state: IngestServices, identity: Identity, upload: Upload
     metadata = upload.metadata()
     tags = metadata.get("tags") or []
     source_tag = metadata.get("source_tag")
-    if not isinstance(tags, list) or len(tags) > _MAX_TAGS or not all(_is_id(tag) for tag in tags):
+    if not isinstance(tags, list) or len(tags) > _MAX_TAGS or not all(is_id(tag) for tag in tags):
         raise BadRequest("tags is not a list of ids")
-    if source_tag is not None and (not isinstance(source_tag, str) or not _is_id(source_tag)):
+    if source_tag is not None and (not isinstance(source_tag, str) or not is_id(source_tag)):
         raise BadRequest("source_tag is not a name")
     reader = Reader(identity.uid, identity.groups)
     chosen = tuple(dict.fromkeys(tags))
@@ -98,11 +99,12 @@ async def _destination(state: IngestServices, identity: Identity, upload: Upload
     return Destination(reader, chosen, source_tag)
 
 
-def _is_id(value: object) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= _MAX_ID_CHARS and value.isprintable()
+def is_id(value: object) -> bool:
+    """Whether a client's value may be an id."""
+    return isinstance(value, str) and 0 < len(value) <= MAX_ID_CHARS and value.isprintable()
 
 
-class _CutShort(Response):
+class CutShort(Response):
     """An answer given while the client still sends: told at once, then what still comes is thrown away for a while.
 
     A socket that is closed with unread bytes is reset, and a client in the middle of sending then loses the answer.

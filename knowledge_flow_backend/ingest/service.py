@@ -281,8 +281,8 @@ class IngestService:
         if not changed:
             return True
         async with self._stage(work, "parse"):
-            outline = await self._pool.read(self._job(file, kind.parser))
-            chunks = await asyncio.to_thread(_read_chunks, file.folder, work.claim.uid)
+            outline = await self._pool.read(job_of(file, kind.parser, self._rules))
+            chunks = await asyncio.to_thread(read_chunks, file.folder, work.claim.uid)
         async with self._stage(work, "embed"):
             vectors = await self._embed(outline.title, chunks, work)
         async with self._stage(work, "index"):
@@ -309,18 +309,6 @@ class IngestService:
             self._metrics.ingest_stage(stage, status).observe(seconds)
             claim.stages[stage] = {"status": "done" if status == "ok" else "failed", "ms": round(seconds * 1e3, 3)}
         work.say(stage, "success")
-
-    def _job(self, file: ReceivedFile, parser: str) -> Job:
-        folder = file.folder
-        return Job(
-            source=str(folder.raw),
-            format=parser,
-            name=file.name,
-            content=str(folder.content),
-            chunks=str(folder.chunks),
-            size=self._rules.chunk_size,
-            overlap=self._rules.chunk_overlap,
-        )
 
     async def _embed(self, title: str, chunks: Sequence[Chunk], work: _Work) -> list[Vector]:
         vectors: list[Vector] = []
@@ -355,7 +343,7 @@ class IngestService:
         vectors: Sequence[Vector],
         folder: Folder,
     ) -> None:
-        content = await asyncio.to_thread(_read_content, folder)
+        content = await asyncio.to_thread(read_content, folder)
         document = Document(
             uid=claim.uid,
             owner_id=where.reader.user_id,
@@ -375,13 +363,28 @@ class IngestService:
         self._metrics.ingested_chunks.inc(len(chunks))
 
 
+def job_of(file: ReceivedFile, parser: str, rules: IngestRules, *, max_chars: int | None = None) -> Job:
+    """What a parsing child is told of a file."""
+    folder = file.folder
+    return Job(
+        source=str(folder.raw),
+        format=parser,
+        name=file.name,
+        content=str(folder.content),
+        chunks=str(folder.chunks),
+        size=rules.chunk_size,
+        overlap=rules.chunk_overlap,
+        max_chars=max_chars,
+    )
+
+
 def embedded_text(title: str, chunk: Chunk) -> str:
     """What is embedded for a chunk: a passage by itself often does not name what it is about."""
     above = " > ".join(part for part in (title, chunk.section) if part)
     return f"{above}\n\n{chunk.content}"
 
 
-def _read_chunks(folder: Folder, document_uid: str) -> list[Chunk]:
+def read_chunks(folder: Folder, document_uid: str) -> list[Chunk]:
     """The chunks that the child wrote; runs in a thread."""
     chunks = []
     with folder.chunks.open("rb") as lines:
@@ -402,7 +405,7 @@ def _read_chunks(folder: Folder, document_uid: str) -> list[Chunk]:
     return chunks
 
 
-def _read_content(folder: Folder) -> DocumentContent:
+def read_content(folder: Folder) -> DocumentContent:
     """The canonical text and the raw bytes; runs in a thread."""
     return DocumentContent(markdown=folder.content.read_bytes().decode(), raw=folder.raw.read_bytes())
 

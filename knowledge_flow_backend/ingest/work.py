@@ -1,9 +1,9 @@
 """What a parsing child does with one file: parse, divide, write the canonical text, and say what it found."""
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from pypdf.errors import PyPdfError
 
 from backend_kit.wire import dumps
 from knowledge_flow_backend.ingest.blocks import Parsed
-from knowledge_flow_backend.ingest.chunks import ChunkRules, chunks
+from knowledge_flow_backend.ingest.chunks import Chunk, ChunkRules, chunks
 from knowledge_flow_backend.ingest.names import stem
 from knowledge_flow_backend.ingest.parsers import html, markdown, pdf, text
 from knowledge_flow_backend.library.reasons import Reason, Refused
@@ -31,7 +31,8 @@ class Job:
     """One file: where its bytes are, which parser reads them, the name people know it by, and how it is divided.
 
     `content` and `chunks` are the two files to write: the canonical text in UTF-8, and a line of JSON for each batch
-    of chunks, `[[ordinal, start, end, [section…], page, text]…]`.
+    of chunks, `[[ordinal, start, end, [section…], page, text]…]`. Of a longer text than `max_chars` its beginning is
+    written, and the chunks that lie in it.
     """
 
     source: str
@@ -41,23 +42,31 @@ class Job:
     chunks: str
     size: int
     overlap: int
+    max_chars: int | None = None
 
 
 def run(job: Job, parsers: Mapping[str, Parse] = PARSERS) -> dict[str, Any]:
-    """Do the job. `{"title", "chars", "pages", "chunks"}` once both files are written, or `{"refused": reason}`."""
+    """Do the job. `{"title", "chars", "pages", "chunks"}` once both files are written, or `{"refused": reason}`.
+
+    `chars` is the length of the whole text.
+    """
     try:
         parsed = _parse(job, parsers)
     except Refused as refused:
         return {"refused": refused.reason}
     count = 0
     with Path(job.chunks).open("wb") as file:
-        divided = chunks(parsed, ChunkRules(job.size, job.overlap))
+        divided = _kept(chunks(parsed, ChunkRules(job.size, job.overlap)), job.max_chars)
         while batch := [[c.ordinal, c.start, c.end, c.section, c.page, c.text] for c in islice(divided, CHUNKS_A_LINE)]:
             file.write(dumps(batch) + b"\n")
             count += len(batch)
-    Path(job.content).write_text(parsed.content, encoding="utf-8", newline="")
+    Path(job.content).write_text(parsed.content[: job.max_chars], encoding="utf-8", newline="")
     title = parsed.title[:MAX_TITLE_CHARS] or stem(job.name)
     return {"title": title, "chars": len(parsed.content), "pages": parsed.pages, "chunks": count}
+
+
+def _kept(divided: Iterator[Chunk], max_chars: int | None) -> Iterator[Chunk]:
+    return divided if max_chars is None else takewhile(lambda chunk: chunk.end <= max_chars, divided)
 
 
 def _parse(job: Job, parsers: Mapping[str, Parse]) -> Parsed:

@@ -53,6 +53,9 @@ async def test_the_examples_are_what_the_service_answers(start_knowledge_flow: S
         heard["hits"] = await service.post("/vector/search", SHOWN["search-request"])
         reranked = await service.post("/vector/rerank", SHOWN["rerank-request"])
         uid, chunk = heard["hits"][0]["uid"], heard["hits"][0]["viewer_fragment"].removeprefix("chunk=")
+        attached = aiohttp.FormData({"session_id": "s1"})  # multipart, because there is a file in it
+        attached.add_field("file", TEXT, filename="pumps.md")
+        heard["attached"] = await service.post("/fast/ingest", None, data=attached)
         heard["document"] = await get(service, f"/documents/metadata/{uid}")
         heard["passage"] = await get(service, f"/documents/{uid}/chunks/{chunk}")
     assert {name: shape(SHOWN[name]) for name in heard} == {name: shape(value) for name, value in heard.items()}

@@ -1,0 +1,122 @@
+"""`POST /fast/text` and `/fast/ingest`: one file in, one answer out; and the deletion of attachments."""
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
+from pydantic import AfterValidator
+
+from backend_kit.auth import Identity
+from backend_kit.http import error_response
+from backend_kit.wire import CODES, Code, dumps
+from knowledge_flow_backend.errors import BadRequest, TooLarge, UploadProcessingFailed
+from knowledge_flow_backend.index import Reader
+from knowledge_flow_backend.ingest.fast import FastIngest
+from knowledge_flow_backend.ingest.receive import ReceivedFile, Upload, UploadLimits
+from knowledge_flow_backend.ingest.router import MAX_ID_CHARS, CutShort, is_id, receive_files
+from knowledge_flow_backend.ingest.service import IngestService
+from knowledge_flow_backend.ingest.staging import Staging
+from knowledge_flow_backend.library.attachments import Attachments
+from knowledge_flow_backend.library.reasons import SENTENCES, Reason, Refused
+from knowledge_flow_backend.library.router import Id
+
+logger = logging.getLogger(__name__)
+
+
+def _known(value: str) -> str:
+    if not is_id(value):
+        raise ValueError("not an id")
+    return value
+
+
+SessionId = Annotated[str, Query(min_length=1, max_length=MAX_ID_CHARS), AfterValidator(_known)]
+
+
+@dataclass(frozen=True, slots=True)
+class FastServices:
+    """What the routes need, built in the lifespan. `limits` are those of a request with one file."""
+
+    fast: FastIngest
+    ingest: IngestService
+    attachments: Attachments
+    staging: Staging
+    limits: UploadLimits
+
+
+def build_router(services: Callable[[], FastServices], identify: Callable[..., Any]) -> APIRouter:
+    """The routes below the service's base path. `services()` is asked at each request."""
+    router = APIRouter(prefix="/fast", tags=["attachments"])
+    caller = Annotated[Identity, Depends(identify)]
+
+    @router.post("/text")
+    async def text(request: Request, identity: caller) -> Response:  # noqa: ARG001 - the route is for known callers
+        state = services()
+
+        async def read(file: ReceivedFile, _fields: dict[str, str]) -> dict[str, Any]:
+            return await state.fast.text(file)
+
+        return await _one_file(request, state, read)
+
+    @router.post("/ingest")
+    async def ingest(request: Request, identity: caller) -> Response:
+        state = services()
+
+        async def keep(file: ReceivedFile, fields: dict[str, str]) -> dict[str, Any]:
+            session_id = fields.get("session_id")
+            if session_id is None or not is_id(session_id):
+                raise BadRequest("session_id is not an id")
+            return await state.fast.ingest(file, session_id, Reader(identity.uid, identity.groups))
+
+        return await _one_file(request, state, keep)
+
+    @router.delete("/ingest/{document_uid}", status_code=204)
+    async def delete(document_uid: Id, identity: caller, session_id: SessionId | None = None) -> None:
+        reader = Reader(identity.uid, identity.groups)
+        if not await services().attachments.delete(reader, document_uid, session_id):
+            raise HTTPException(404, "Attachment not found.")
+
+    @router.delete("/ingest")
+    async def delete_session(session_id: SessionId, identity: caller) -> dict[str, int]:
+        reader = Reader(identity.uid, identity.groups)
+        return {"deleted": await services().attachments.delete_session(reader, session_id)}
+
+    return router
+
+
+async def _one_file(
+    request: Request, state: FastServices, use: Callable[[ReceivedFile, dict[str, str]], Awaitable[dict[str, Any]]]
+) -> Response:
+    """Take the request's one file off the wire and answer what `use` makes of it."""
+    state.ingest.require_open()
+    upload = Upload()
+    try:
+        async with _dropped(state.staging, upload):
+            await receive_files(request, state.staging, state.limits, upload)
+            answer = await use(upload.files[0], upload.fields)
+    except TooLarge as refused:
+        return CutShort(error_response(request, refused.code))
+    except Refused as refused:
+        return _refused(refused.reason)
+    except OSError:
+        logger.exception("a file could not be written to the staging directory")
+        raise UploadProcessingFailed("the disk refuses") from None
+    return Response(dumps(answer), media_type="application/json")
+
+
+@asynccontextmanager
+async def _dropped(staging: Staging, upload: Upload) -> AsyncIterator[None]:
+    """However the block ends, nothing of the upload stays on our disk."""
+    try:
+        yield
+    finally:
+        for file in upload.files:
+            await staging.drop(file.folder)
+
+
+def _refused(reason: Reason) -> Response:
+    code = Code.UPLOAD_PROCESSING_FAILED
+    detail = {"code": code.value, "message": SENTENCES[reason], "reason": reason.value}
+    return Response(dumps({"detail": detail}), CODES[code].status, media_type="application/json")
