@@ -124,21 +124,31 @@ class Effect:
         return self.changed.failures + self.unchanged.failures
 
 
-def measure(stage: Rig, unchanged: Server, switch: Switch, size: Size) -> Effect:
-    """Start the changed service, measure pairs in alternating order, stop it."""
+def measure(stage: Rig, switch: Switch, size: Size) -> Effect:
+    """Start a changed and an unchanged service, measure pairs in alternating order, stop both.
+
+    Both are new: one that has answered thousands of turns already is dearer than one that has not.
+    """
     name = f"switch_{SWITCHES.index(switch)}"
-    server = stage.service(name, SATURATED_MODEL, change=both(with_ack(stage, name, "spool"), switch.change))
-    server = replace(server, target=replace(server.target, name=switch.name, deflate=switch.deflate))
+    changed = start(stage, name, switch.change)
+    changed = replace(changed, target=replace(changed.target, deflate=switch.deflate))
+    unchanged = start(stage, f"{name}_unchanged", both())
     effect = Effect(switch, Series([]), Series([]))
     load = Load(CLIENTS, size.seconds, size.warm_s)
-    sides = [(server, effect.changed), (unchanged, effect.unchanged)]
+    sides = [(changed, effect.changed), (unchanged, effect.unchanged)]
     for _ in range(size.pairs):
         for side, series in sides:
             series.samples.append(sample(stage, side, load))
         sides.reverse()
-    server.process.stop()
+    changed.process.stop()
+    unchanged.process.stop()
     print(f"{switch.name:22} {effect.on_cpu:+7.1%} ({effect.spread})  {effect.changed.doubts}", flush=True)
     return effect
+
+
+def start(stage: Rig, name: str, change: Change) -> Server:
+    """A service with the bench configuration, the durable spool, and this change."""
+    return stage.service(name, SATURATED_MODEL, change=both(with_ack(stage, name, "spool"), change))
 
 
 def print_tornado(effects: list[Effect]) -> None:
@@ -180,8 +190,7 @@ def main() -> int:
     print(f"{CLIENTS} clients, model {SATURATED_MODEL!r}, {size.pairs} pairs of {size.seconds} s a switch")
     chosen = [switch for switch in SWITCHES if options.only in switch.name]
     with rig() as stage:
-        unchanged = stage.service("unchanged", SATURATED_MODEL, change=with_ack(stage, "unchanged", "spool"))
-        effects = [measure(stage, unchanged, switch, size) for switch in chosen]
+        effects = [measure(stage, switch, size) for switch in chosen]
     if effects:
         print_tornado(effects)
     hold(effects, verdicts, size.slack)
