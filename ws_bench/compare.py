@@ -36,7 +36,8 @@ BASELINE_VERSION = 1
 _BLOCKS = 20
 _P99_COUNT = 300
 _MIN_GROUP = 3
-_SINGLE_EFFECT, _GROUP_EFFECT = 0.05, 0.02
+_SINGLE_EFFECT, _GROUP_EFFECT = 0.10, 0.02
+_CONFIDENCE = 0.99
 _LIKE = ("agent", "message", "prompts_digest", "native", "clients", "requests_per_client", "requests", "mode", "load",
          "misbehaviour", "runtime_context", "ramp_s")  # fmt: skip
 _LATENCY = ("turn p50", "turn p95", "turn p99")
@@ -85,6 +86,8 @@ def compare_command(argv: list[str]) -> int:
         )
     verdict = overall(findings)
     _print(findings, verdict)
+    if not (values.baseline or values.old or values.noise_runs):
+        print("Two runs do not show how far runs of one build lie apart here: -noise-runs or groups of runs do.")
     if values.json:
         _write(values.json, {"verdict": verdict, "figures": [asdict(finding) for finding in findings]})
     return EXIT_GATE if verdict == "worse" else EXIT_OK
@@ -95,7 +98,7 @@ def compare_runs(
     new: Sequence[Recording],
     *,
     noise: Sequence[Recording] = (),
-    confidence: float = 0.95,
+    confidence: float = _CONFIDENCE,
     effect: float | None = None,
     random: Random | None = None,
     force: bool = False,
@@ -286,8 +289,8 @@ def _flags() -> Flags:
     flags.value("noise-runs", [], _paths, "runs of one build, whose spread counts as noise")
     flags.value("baseline", "", str.strip, "compare the runs with the band in this file")
     flags.value("save-baseline", "", str.strip, "write the band of the runs to this file")
-    flags.value("confidence", 0.95, parse_percent, "of all figures together")
-    flags.value("min-effect", None, parse_percent, "a smaller difference is noise (5%% for two runs, 2%% for groups)")
+    flags.value("confidence", _CONFIDENCE, parse_percent, "of all figures together")
+    flags.value("min-effect", None, parse_percent, "a smaller difference is noise (10%% for two runs, 2%% for groups)")
     flags.value("seed", 0, int, "seed of the bootstrap")
     flags.switch("force", "compare unlike configurations")
     flags.value("json", "", str.strip, "write the comparison to this file")

@@ -38,7 +38,7 @@ def test_pairs_of_runs_of_one_build_are_noise() -> None:
     assert verdicts.count("noise") >= 38
 
 
-def test_a_planted_tenth_is_found_by_groups_and_by_pairs_of_long_runs() -> None:
+def test_a_planted_tenth_is_found_by_groups_and_a_fifth_by_pairs() -> None:
     old = [closed_run(seed) for seed in range(5)]
     slower = [closed_run(seed + 50, factor=1.10) for seed in range(5)]
     found = {one.name: one for one in compare_runs(old, slower)}
@@ -46,12 +46,12 @@ def test_a_planted_tenth_is_found_by_groups_and_by_pairs_of_long_runs() -> None:
     assert found["turn p50"].ratio.ratio == pytest.approx(1.10, abs=0.03)
     assert found["turn p50"].ratio.low < 1.10 < found["turn p50"].ratio.high
     assert overall(compare_runs(slower, old)) == "better"
-    single = compare_runs([closed_run(1, turns=150)], [closed_run(2, turns=150, factor=1.10)])
+    single = compare_runs([closed_run(1, turns=150)], [closed_run(2, turns=150, factor=1.20)])
     assert overall(single) == "worse"
 
 
 def test_the_spread_of_noise_runs_widens_what_counts_as_noise() -> None:
-    old, new = closed_run(1, drift=0, turns=150), closed_run(2, drift=0, turns=150, factor=1.08)
+    old, new = closed_run(1, drift=0, turns=150), closed_run(2, drift=0, turns=150, factor=1.15)
     assert overall(compare_runs([old], [new])) == "worse"
     noise = [closed_run(seed, drift=0.10, turns=150) for seed in range(6)]
     assert overall(compare_runs([old], [new], noise=noise)) == "noise"
