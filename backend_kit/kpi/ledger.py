@@ -47,7 +47,7 @@ class Ledger:
     `owner` the agent whose turn it is. Rows beyond 256 are counted in `unattributed_ms` but not kept (`dropped_rows`).
     """
 
-    __slots__ = ("_covered", "_rows", "current", "dropped_rows", "kpi", "open", "owner", "spent", "started")
+    __slots__ = ("_covered", "_rows", "_timed", "current", "dropped_rows", "kpi", "open", "owner", "spent", "started")
 
     def __init__(self, kpi: "Kpi", *, started: float | None = None, owner: str = "") -> None:
         """`started` is the ask's arrival on the perf_counter clock, now where absent."""
@@ -59,6 +59,7 @@ class Ledger:
         self.open = 0
         self.dropped_rows = 0
         self._covered = 0.0
+        self._timed: list[tuple[str, int, float, float]] = []
         self._rows: list[LedgerRow] = []
 
     @contextmanager
@@ -75,20 +76,26 @@ class Ledger:
         level = self.open if depth is None else depth
         if level == 0:
             self._covered += end - start
-        if len(self._rows) < MAX_ROWS:
-            # Made once, for history, frame and log: three sets of rows a turn were a third of what it cost to time it.
-            start_ms, ms = round((start - self.started) * 1e3, 3), round((end - start) * 1e3, 3)
-            self._rows.append({"phase": phase, "depth": level, "start_ms": start_ms, "ms": ms})
+        if len(self._timed) < MAX_ROWS:
+            self._timed.append((phase, level, start, end))
         else:
             self.dropped_rows += 1
 
     def rows(self) -> list[LedgerRow]:
         """The finished phases by start, an outer phase before those inside it. The rows are the ledger's own."""
+        # Each row is made once, for history, frame, log and verdict: making them anew for each cost more than timing.
+        for phase, depth, start, end in self._timed[len(self._rows) :]:
+            start_ms, ms = _milliseconds(start - self.started), _milliseconds(end - start)
+            self._rows.append({"phase": phase, "depth": depth, "start_ms": start_ms, "ms": ms})
         return sorted(self._rows, key=_START_AND_DEPTH)
 
     def unattributed_ms(self, total_ms: float) -> float:
         """What the finished phases of depth 0 leave of a turn of `total_ms`; never below 0."""
         return max(total_ms - self._covered * 1e3, 0.0)
+
+
+def _milliseconds(seconds: float) -> float:
+    return int(seconds * 1e6 + 0.5) / 1e3  # a third of what round(…, 3) takes
 
 
 def current_ledger() -> Ledger | None:

@@ -49,11 +49,11 @@ class Cases:
     def observed(self) -> int:
         """Observations of one turn: samples that its rollups have taken."""
         kept = (self.kpi.timers, self.kpi.gauges, self.kpi.counters)
-        rollups = [bound.rollup for keys in kept for bound in keys.values()]  # type: ignore[attr-defined]
+        rollups = [bound.rollup for keys in kept for bound in keys.values()]
         for rollup in rollups:
             rollup.take()
         self.turn(range(1))
-        kept_now = [bound.rollup for keys in kept for bound in keys.values()]  # type: ignore[attr-defined]
+        kept_now = [bound.rollup for keys in kept for bound in keys.values()]
         return sum(stats.count for rollup in kept_now if (stats := rollup.take()) is not None)
 
     def listed(self) -> list[Case]:
