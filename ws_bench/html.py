@@ -14,6 +14,7 @@ from ws_bench.svg import Axis, Series, line_chart, stacked_chart
 
 T = TypeVar("T")
 _BINS = 60
+_FEWEST_BINS = 5
 _DOTS = 4000
 _PALETTE = (
     "#2563eb",
@@ -153,7 +154,8 @@ def _over_time(
     thinned = points[:: max(len(points) // _DOTS, 1)]
     series = [Series("a turn", thinned, 8, dots=True)]
     for colour, (name, share) in enumerate((("p50", 0.50), ("p95", 0.95), ("max", 1.0))):
-        line = [(at, percentile(sorted(values), share)) for at, values in _bins(points)]
+        # Of fewer than twenty values the 95th percentile is the highest one.
+        line = [(at, percentile(sorted(values), share)) for at, values in _bins(points, len(points) // 20)]
         series.append(Series(name, line, colour))
     return line_chart(series, Axis("seconds into the run"), Axis("ms"), shade=shade)
 
@@ -223,15 +225,16 @@ def _waits(report: RunReport, shade: tuple[float, float] | None) -> str:
     return line_chart(series, Axis("seconds into the run"), Axis("ms"), shade=shade)
 
 
-def _bins(points: Sequence[tuple[float, T]]) -> list[tuple[float, list[T]]]:
+def _bins(points: Sequence[tuple[float, T]], most: int = _BINS) -> list[tuple[float, list[T]]]:
     """Values that lie close together in time, with the middle of their bin; empty bins are left out."""
     if not points:
         return []
     begin, end = points[0][0], points[-1][0]
-    width = (end - begin) / _BINS or 1.0
+    count = min(max(most, _FEWEST_BINS), _BINS)
+    width = (end - begin) / count or 1.0
     bins: dict[int, list[T]] = {}
     for at, value in points:
-        bins.setdefault(min(int((at - begin) / width), _BINS - 1), []).append(value)
+        bins.setdefault(min(int((at - begin) / width), count - 1), []).append(value)
     return [(begin + (number + 0.5) * width, values) for number, values in sorted(bins.items())]
 
 

@@ -67,11 +67,12 @@ def stacked_chart(series: Sequence[Series], x: Axis, y: Axis, *, shade: tuple[fl
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """The scale of a chart: what lies at its edges. y begins at 0."""
+    """The scale of a chart: what lies at its edges, and the distance of the lines. y begins at 0."""
 
     x0: float
     x1: float
     y1: float
+    step: float
 
     @classmethod
     def around(cls, points: Points, x: Axis) -> "_Frame":
@@ -79,7 +80,8 @@ class _Frame:
         xs = [a for a, _ in points] + marks
         top = max(b for _, b in points)
         x0, x1 = min(xs), max(xs)
-        return cls(x0, x1 if x1 > x0 else x0 + 1, _rounded_up(top))
+        step = _rounded_up(top / _TICKS)
+        return cls(x0, x1 if x1 > x0 else x0 + 1, max(math.ceil(top / step - 1e-9), 1) * step, step)
 
     def x(self, value: float) -> float:
         return _LEFT + (value - self.x0) / (self.x1 - self.x0) * (WIDTH - _LEFT - _RIGHT)
@@ -97,8 +99,8 @@ class _Frame:
 
     def grid(self, x: Axis, y: Axis) -> list[str]:
         parts = []
-        for step in range(_TICKS + 1):
-            value = self.y1 * step / _TICKS
+        for number in range(round(self.y1 / self.step) + 1):
+            value = self.step * number
             at = self.y(value)
             parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
             parts.append(f'<text class="end" x="{_LEFT - 6}" y="{at + 4:.1f}">{_number(value)}</text>')
