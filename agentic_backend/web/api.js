@@ -55,9 +55,31 @@ export class Api {
     return agents.filter((agent) => agent.enabled !== false);
   }
 
-  /** The person's sessions, latest change first. */
-  sessions() {
-    return this.#call("GET", "chatbot/sessions");
+  /** The person's sessions, latest change first; with words, those that hold them all. */
+  sessions(words = "") {
+    return this.#call("GET", words === "" ? "chatbot/sessions" : `chatbot/sessions?${new URLSearchParams({ q: words })}`);
+  }
+
+  /** A session as a file: {name, blob}. Format "md" or "json". */
+  async exported(id, format) {
+    const response = await this.#send("GET", `chatbot/session/${encodeURIComponent(id)}/export?format=${format}`);
+    if (!response.ok) throw failureOf(response, decode(await reached(() => response.text())));
+    const name = /filename\*=UTF-8''([^;]+)/.exec(response.headers.get("Content-Disposition") ?? "");
+    return { name: name === null ? `conversation.${format}` : decodeURIComponent(name[1]), blob: await reached(() => response.blob()) };
+  }
+
+  /** What the person said of a session's answers: [{id, rating, messageId, …}]. */
+  feedback(sessionId) {
+    return this.#call("GET", `chatbot/feedback?${new URLSearchParams({ session_id: sessionId })}`);
+  }
+
+  /** Rates an answer from 1 to 5; it has one rating. */
+  giveFeedback({ sessionId, messageId, agentName, rating }) {
+    return this.#call("POST", "chatbot/feedback", { sessionId, messageId, agentName, rating });
+  }
+
+  takeFeedbackBack(id) {
+    return this.#call("DELETE", `chatbot/feedback/${encodeURIComponent(id)}`);
   }
 
   /** A new session with one agent. */
@@ -87,25 +109,32 @@ export class Api {
     return String(content);
   }
 
-  async #call(method, path, body) {
+  async #send(method, path, body) {
     const headers = { Authorization: `Bearer ${this.#credentials.token}` };
     if (body !== undefined) headers["Content-Type"] = "application/json";
     const request = { method, headers, cache: "no-store", signal: AbortSignal.timeout(DEADLINE_MS) };
     if (body !== undefined) request.body = JSON.stringify(body);
-    let response;
-    let text;
-    try {
-      response = await fetch(new URL(path, this.#base), request);
-      text = await response.text();
-    } catch (error) {
-      // fetch rejects with TypeError where nothing answers and with a DOMException at the deadline.
-      if (error instanceof TypeError || error instanceof DOMException) throw new ApiError("unreachable");
-      throw error;
-    }
+    return reached(() => fetch(new URL(path, this.#base), request));
+  }
+
+  async #call(method, path, body) {
+    const response = await this.#send(method, path, body);
+    const text = await reached(() => response.text());
+    if (response.status === 204) return null;
     const value = decode(text);
     if (!response.ok) throw failureOf(response, value);
     if (value === undefined) throw new ApiError("unreadable", { status: response.status });
     return value;
+  }
+}
+
+/** What a step of a request gives; fetch rejects with TypeError where nothing answers, DOMException at the deadline. */
+async function reached(step) {
+  try {
+    return await step();
+  } catch (error) {
+    if (error instanceof TypeError || error instanceof DOMException) throw new ApiError("unreachable");
+    throw error;
   }
 }
 

@@ -54,6 +54,9 @@ class App {
   #agents = [];
   #agentId = localStorage.getItem(AGENT_KEY);
   #sessions = new Map();
+  /** Words that the list is searched for, and the ids of the sessions that hold them. */
+  #words = "";
+  #found = new Set();
   #conversations = new Map();
   #turns = new Map();
   #currentId = null;
@@ -75,6 +78,9 @@ class App {
       stop: () => this.#stop(),
       newChat: () => this.#leaveTo("#/"),
       deleteSession: (id) => this.#deleteSession(id),
+      search: (words) => this.#search(words),
+      exportSession: (format) => this.#exportSession(format),
+      rate: (turn, rating) => this.#rate(turn, rating),
       loadEarlier: () => this.#loadEarlier(),
       connect: () => this.#socket.connect(),
       retry: (turn) => this.#retry(turn),
@@ -153,11 +159,69 @@ class App {
   }
 
   #showSessions() {
-    const sessions = [...this.#sessions.values()];
+    const known = [...this.#sessions.values()];
+    const sessions = this.#words === "" ? known : known.filter(({ id }) => this.#found.has(id));
     sessions.sort((a, b) => (a.updated_at < b.updated_at ? 1 : -1));
     const busy = [...this.#conversations.values()].filter((conversation) => conversation.running !== undefined);
     const busyIds = new Set(busy.map((conversation) => conversation.id));
     this.#view.showSessions(sessions, { currentId: this.#currentId, busyIds });
+  }
+
+  /** Lists the sessions that hold the words; of two searches the later one counts. */
+  async #search(words) {
+    this.#words = words;
+    if (words === "") {
+      this.#showSessions();
+      return;
+    }
+    await this.#guarded(async () => {
+      const sessions = await this.#api.sessions(words);
+      if (this.#words !== words) return;
+      for (const session of sessions) this.#sessions.set(session.id, session);
+      this.#found = new Set(sessions.map(({ id }) => id));
+      this.#showSessions();
+    }, () => this.#search(words));
+  }
+
+  async #exportSession(format) {
+    const id = this.#currentId;
+    if (id !== null) await this.#guarded(async () => this.#view.save(await this.#api.exported(id, format)));
+  }
+
+  // ---- feedback ----
+
+  /** Rates an answer, or takes the rating back where it is the one that it has. */
+  async #rate(turn, rating) {
+    await this.#guarded(async () => {
+      if (turn.feedback?.rating === rating) {
+        await this.#api.takeFeedbackBack(turn.feedback.id);
+      } else {
+        const agentName = turn.metadata.agent_id ?? turn.agentId ?? "unknown";
+        const messageId = String(turn.answer.rank);
+        await this.#api.giveFeedback({ sessionId: turn.sessionId, messageId, agentName, rating });
+      }
+      await this.#showFeedback(this.#conversationOf(turn.sessionId));
+    });
+  }
+
+  async #showFeedback(conversation) {
+    const given = await this.#api.feedback(conversation.id);
+    const byMessage = new Map(given.map((feedback) => [feedback.messageId, feedback]));
+    for (const turn of conversation.turns) {
+      const feedback = byMessage.get(String(turn.answer?.rank)) ?? null;
+      if ((turn.feedback?.id ?? null) === (feedback?.id ?? null) && turn.feedback?.rating === feedback?.rating) continue;
+      turn.feedback = feedback;
+      this.#view.updateTurn(turn);
+    }
+  }
+
+  /** What was said of answers is an ornament of the conversation: without it the rest is as good. */
+  async #loadFeedback(conversation) {
+    try {
+      await this.#showFeedback(conversation);
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+    }
   }
 
   get #chosenAgentId() {
@@ -255,6 +319,7 @@ class App {
       this.#merge(conversation, await this.#api.history(conversation.id, { limit: HISTORY_WINDOW }));
       conversation.loaded = true;
       if (conversation.id === this.#currentId) this.#show(conversation);
+      this.#loadFeedback(conversation);
     }, () => this.#loadHistory(conversation));
     if (conversation.id !== this.#currentId) return;
     this.#view.hideLoading();

@@ -21,8 +21,8 @@ const END_NOTES = {
 /**
  * Shows a Turn and follows it: `update` after each change, which costs only what has changed.
  * `actions` has retry(turn) and edit(turn), called by the buttons of a failed turn, askAgain(turn) by that of one that
- * was stopped or interrupted, answerHuman(turn, said) by the card of one that waits for the person, and
- * openSource(source, claim).
+ * was stopped or interrupted, rate(turn, rating) by those of an answer, answerHuman(turn, said) by the card of one that
+ * waits for the person, and openSource(source, claim).
  */
 export class TurnView {
   #turn;
@@ -35,6 +35,7 @@ export class TurnView {
   #stateKey = "";
   #endKey = "";
   #retryTimer = null;
+  #ratings = [];
 
   constructor(turn, actions) {
     this.#turn = turn;
@@ -58,6 +59,9 @@ export class TurnView {
     if (turn.ended) this.#sources.show(turn.sources, turn.answer?.text ?? "");
     if (turn.ended) this.#updateEnd();
     else this.#clearEnd();
+    for (const button of this.#ratings) {
+      button.setAttribute("aria-pressed", String(Number(button.value) === turn.feedback?.rating));
+    }
   }
 
   /** A turn that waited for the person goes on: what stood under it is over. */
@@ -165,6 +169,12 @@ export class TurnView {
     return button;
   }
 
+  #rating(value, name, label) {
+    const onclick = () => this.#actions.rate(this.#turn, value);
+    const attributes = { type: "button", class: "quiet small rating", value, "aria-label": label, title: label, onclick };
+    return el("button", attributes, icon(name));
+  }
+
   #footer() {
     const turn = this.#turn;
     const footer = el("footer", {});
@@ -172,6 +182,9 @@ export class TurnView {
     if (turn.answer !== undefined && turn.answer.text !== "") {
       row.append(copyButton(() => turn.answer.text, "Copy answer"));
     }
+    const rated = turn.status === "done";
+    this.#ratings = rated ? [this.#rating(5, "like", "Good answer"), this.#rating(1, "dislike", "Bad answer")] : [];
+    row.append(...this.#ratings);
     const { timestamp } = turn;
     if (timestamp !== null) {
       row.append(el("time", { datetime: timestamp, title: fullMoment(timestamp) }, moment(timestamp)));

@@ -33,8 +33,8 @@ const CONNECTIONS = {
 
 /**
  * Owns every node of the page outside a turn. `actions` are the controller's: send(text), stop(), newChat(),
- * deleteSession(id), loadEarlier(), connect(), retry(turn), askAgain(turn), edit(turn), chooseAgent(id),
- * openSource(source, claim).
+ * deleteSession(id), search(words), exportSession(format), loadEarlier(), connect(), retry(turn), askAgain(turn),
+ * edit(turn), rate(turn, rating), chooseAgent(id), openSource(source, claim).
  */
 export class View {
   #actions;
@@ -46,6 +46,7 @@ export class View {
   #connection = "connecting";
   #bannerTimer = null;
   #countdown = null;
+  #searchTimer = null;
   #following = true;
   #busy = false;
   #sidebar;
@@ -60,6 +61,9 @@ export class View {
     this.#wireDrawer();
     this.#wireScrolling();
     this.#nodes["new-chat"].addEventListener("click", () => this.#actions.newChat());
+    this.#nodes["export-md"].addEventListener("click", () => this.#actions.exportSession("md"));
+    this.#nodes["export-json"].addEventListener("click", () => this.#actions.exportSession("json"));
+    this.#nodes.search.addEventListener("input", ({ target }) => this.#searchSoon(target.value.trim()));
     this.#nodes.earlier.addEventListener("click", () => this.#actions.loadEarlier());
     this.#nodes["connection-action"].addEventListener("click", () => this.#actions.connect());
     this.#nodes.agent.addEventListener("change", ({ target }) => this.#actions.chooseAgent(target.value));
@@ -71,10 +75,26 @@ export class View {
 
   // ---- conversations ----
 
+  /** A pause in typing is the moment to search. */
+  #searchSoon(words) {
+    clearTimeout(this.#searchTimer);
+    this.#searchTimer = setTimeout(() => this.#actions.search(words), SEARCH_PAUSE_MS);
+  }
+
+  /** Hands a file to the browser to be saved. */
+  save({ name, blob }) {
+    const url = URL.createObjectURL(blob);
+    el("a", { href: url, download: name }).click();
+    // The browser reads it after the click: an address that is gone at once saves nothing.
+    setTimeout(() => URL.revokeObjectURL(url), 10_000);
+  }
+
   /** The list beside the log, or why there is none. */
   showSessions(sessions, state) {
     this.#sidebar.show(sessions, state);
-    this.#nodes["no-sessions"].hidden = sessions.length > 0;
+    const searching = this.#nodes.search.value.trim() !== "";
+    this.#nodes["no-sessions"].hidden = sessions.length > 0 || searching;
+    this.#nodes["nothing-found"].hidden = sessions.length > 0 || !searching;
   }
 
   /** A conversation's turns; `session` is null for one that does not exist yet. */
@@ -107,6 +127,7 @@ export class View {
   showTitle(session) {
     const title = session === null ? "New conversation" : titleOf(session);
     this.#nodes.title.textContent = title;
+    this.#nodes.exports.hidden = session === null;
     document.title = session === null ? "Turnwise" : `${title} · Turnwise`;
   }
 
