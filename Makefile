@@ -5,7 +5,7 @@ RUN := ./deploy/local/toolchain.sh run
 PYTHON_RUN := $(RUN) .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check gates format lock bench bench-short bench-micro bench-turn bench-ladder bench-matrix chaos chaos-full clean
+.PHONY: help run test check gates format lock bench bench-short bench-micro bench-turn bench-ladder bench-matrix bench-verdict bench-kpi chaos chaos-full clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -51,6 +51,12 @@ bench-ladder: ## what each layer of a turn costs, from an echo to a rerank
 
 bench-matrix: ## what each switch of the bench configuration does to a turn
 	@$(PYTHON_RUN) -m tests.bench.matrix $(ARGS)
+
+bench-verdict: ## make each cause the bottleneck in turn, and ask the service who bounds it; ARGS=--short for six of them
+	@$(PYTHON_RUN) -m tests.bench.verdict $(ARGS)
+
+bench-kpi: ## what watching costs: with it and without, scraped and unscraped
+	@$(PYTHON_RUN) -m tests.bench.kpi_cost $(ARGS)
 
 chaos: ## break Postgres, disk, network and processes under load; what clients were told against what is stored
 	@$(PYTHON_RUN) -m tests.chaos --short $(ARGS)

@@ -1,7 +1,7 @@
 """Does the service know who bounds it? Real processes make each cause the bottleneck in its turn, and it is asked.
 
     make bench-verdict                every cause, two at once, and three runs in which nothing but the model is slow
-    make bench-verdict-short          six of them (.ci/run)
+    make bench-verdict ARGS=--short   six of them
 
 Control: the same services, load and window with nothing made slow. Each case prints what the service said over its
 steady window (`GET /kpi/verdict`), what was expected, and where the time of a turn went.
