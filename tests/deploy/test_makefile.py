@@ -9,7 +9,16 @@ from tests.checks.source import ROOT
 
 TARGETS = (
     *("help", "run", "test", "check", "gates", "format", "lock"),
-    *("bench", "bench-short", "bench-micro", "bench-turn", "bench-ladder", "bench-matrix", "bench-verdict", "bench-kpi"),
+    *(
+        "bench",
+        "bench-short",
+        "bench-micro",
+        "bench-turn",
+        "bench-ladder",
+        "bench-matrix",
+        "bench-verdict",
+        "bench-kpi",
+    ),
     *("chaos", "chaos-full", "clean"),
 )
 
