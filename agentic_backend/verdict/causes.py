@@ -13,7 +13,8 @@ CAUSES: Final[tuple[Cause, ...]] = (
     "llm_floor", "loop_cpu", "pool_wait", "sql", "spool", "search", "embedding", "rerank", "admission", "slow_clients",
     "agent",
 )  # fmt: skip
-"""What can bound the service. `agent` is what the steps of an agent wait for under no phase that says for what."""
+"""What can bound the service. `agent` is what the steps of an agent wait for themselves: tools, and whatever has no
+phase that says for what."""
 NOBODY: Final = "nobody"
 
 Account = Literal["own", "ahead", "stored", Cause]
@@ -35,6 +36,10 @@ _OF_PHASE: Final[dict[str, Account]] = {
     "kf_embed_query": "embedding",
     "kf_vector_rerank": "rerank",
     "kf_rerank": "rerank",
+    "tool_call": "agent",
+    "mcp_discover": "agent",
+    "checkpoint_keep": "sql",
+    "checkpoint_take": "sql",
     "admission_wait": "admission",
     "session_wait": "ahead",
 }
@@ -50,6 +55,7 @@ HOPS: Final[dict[Account, int]] = {
     "admission": 1,
     "ahead": 2,
     "slow_clients": 2,
+    "agent": 2,
 }
 """How often a phase waits for its turn on the loop: a late loop makes it longer by so many times its lateness. A model
 call is sent, begins and ends. What knowledge flow says of itself was measured there and waits for nothing here."""
