@@ -7,6 +7,7 @@ import { TurnView } from "./turns.js";
 
 const NEAR_END_PX = 96;
 const COMPOSER_MAX_PX = 240;
+const SEARCH_PAUSE_MS = 250;
 const NARROW = "(max-width: 800px)";
 const SUGGESTIONS = ["What is Turnwise?", "How does Turnwise persist a turn?", "Where does the time of an answer go?"];
 /** A short break of the connection is mended before anyone needs to read about it. */

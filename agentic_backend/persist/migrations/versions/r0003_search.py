@@ -9,12 +9,12 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Create the indexes. Who writes waits for it."""
+    """Create the indexes. Who writes waits for it; an operator may have made the first before, without."""
     # The user is a word of each message: a search looks only at the places where both are. Hashed, because a word
     # may have 2 KB and no parser makes one that begins with an @. What follows 100,000 characters cannot be found: a
     # vector holds 1 MiB, and a message that is too large for it could not be stored.
     op.execute("""
-        CREATE INDEX session_history_words ON session_history USING gin ((
+        CREATE INDEX IF NOT EXISTS session_history_words ON session_history USING gin ((
             array_to_tsvector(ARRAY['@' || md5(user_id)]) || to_tsvector('simple', left(
                 jsonb_path_query_first(parts_json, '$[*] ? (@.type == "text").text') #>> '{}', 100000))
         )) WHERE channel = 'final'
