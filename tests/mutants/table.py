@@ -77,6 +77,13 @@ MUTANTS = (
         f"{SESSION}/test_registry.py::test_a_drain_waits_for_running_turns_and_refuses_new_ones",
     ),
     Mutant(
+        "a resumed turn begins with an event that the client has",
+        "agentic_backend/session/stream.py",
+        "return bisect_right(self.events, seq, key=lambda event: event.seq)",
+        "return bisect_right(self.events, seq, key=lambda event: event.seq) - 1",
+        "tests/agentic_backend/session/test_replay.py::test_the_place_after_a_number",
+    ),
+    Mutant(
         "joined fragments lose text",
         "agentic_backend/chat/follow.py",
         "            texts.append(fragment.text)\n",

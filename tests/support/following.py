@@ -31,10 +31,11 @@ async def over_socket(service: ServiceClient, frame: dict[str, Any]) -> AsyncIte
             await say(socket, **frame)
             while True:
                 text = await hear_raw(socket)
-                if json.loads(text)["type"] == "heartbeat":
-                    continue
+                frame = json.loads(text)
+                if frame["type"] == "heartbeat" or (frame["type"] == "session" and "seq" not in frame):
+                    continue  # of no turn
                 yield text
-                if json.loads(text)["type"] in TERMINAL:
+                if frame["type"] in TERMINAL:
                     return
         finally:
             socket.transport.abort()
@@ -62,6 +63,15 @@ def seq_of(frame: str) -> int:
 def last_seq(frames: list[str]) -> int:
     """What a client that heard these has to say as `after_seq`."""
     return seq_of(frames[-1]) if frames else 0
+
+
+def after(heard_frames: list[str], ask: dict[str, Any]) -> dict[str, Any] | None:
+    """What a client sends that was cut after these frames of an ask; None where it has the end."""
+    if not heard_frames:
+        return ask  # it cannot know whether the ask arrived
+    if json.loads(heard_frames[-1])["type"] in TERMINAL:
+        return None
+    return resume_frame(ask["session_id"], ask["client_exchange_id"], last_seq(heard_frames))
 
 
 def transcript(frames: list[str]) -> list[str]:
