@@ -76,14 +76,19 @@ class SavedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class SavedRun:
-    """A run as it stood when it began to wait: its checkpoints, oldest first."""
+    """A run as it stood when it began to wait: a checkpoint of its graph, and one of each subgraph under way."""
 
     checkpoints: tuple[SavedCheckpoint, ...]
 
     @property
+    def root(self) -> SavedCheckpoint:
+        """The checkpoint of the graph itself."""
+        return next(saved for saved in self.checkpoints if not saved.namespace)
+
+    @property
     def id(self) -> str:
-        """The id under which it can be claimed: that of the graph's own newest checkpoint."""
-        return [saved.id for saved in self.checkpoints if not saved.namespace][-1]
+        """The id under which it can be claimed."""
+        return self.root.id
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,17 +146,12 @@ class RunMemory:
             put = await self.saver.aput(config, saved.checkpoint, saved.metadata, saved.checkpoint["channel_versions"])
             for task_id, channel, value in saved.writes:
                 await self.saver.aput_writes(put, [(channel, value)], task_id)
-        asked = [
-            interrupt.id
-            for saved in resume.saved.checkpoints
-            for _, channel, value in saved.writes
-            if channel == _INTERRUPT
-            for interrupt in value
-        ]
-        return Command(resume={asked[0]: resume.answer} if asked else resume.answer)
+        # By its id, since more than one node may have asked: the others ask again.
+        asked = [one.id for _, channel, value in resume.saved.root.writes if channel == _INTERRUPT for one in value]
+        return Command(resume={asked[0]: resume.answer})
 
     async def saved(self, thread: RunnableConfig) -> SavedRun:
-        """What a thread holds, oldest first."""
+        """What a thread holds: of the graph and of each subgraph the newest checkpoint, which has all of its state."""
         found = [
             SavedCheckpoint(
                 namespace=one.config["configurable"].get("checkpoint_ns", ""),
@@ -162,7 +162,8 @@ class RunMemory:
             )
             async for one in self.saver.alist({"configurable": {"thread_id": thread["configurable"]["thread_id"]}})
         ]
-        return SavedRun(tuple(sorted(found, key=lambda saved: saved.id)))
+        newest = {saved.namespace: saved for saved in sorted(found, key=lambda saved: saved.id)}
+        return SavedRun(tuple(newest.values()))
 
     async def forget(self, thread: RunnableConfig) -> None:
         """Let go of a thread."""

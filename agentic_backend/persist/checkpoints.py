@@ -76,13 +76,12 @@ class PostgresCheckpoints:
                 )
                 async for one in saver.alist({"configurable": {"thread_id": session_id}})
             ]
-            if not await self._claim(session_id, run_id):
+            if not any(one.id == run_id for one in found) or not await self._claim(session_id, run_id):
                 return None
         except Error as failure:
             logger.warning("checkpoint not read: sqlstate=%s", failure.sqlstate)
             raise HistoryUnavailable("the checkpoint could not be read") from None
-        run = SavedRun(tuple(sorted(found, key=lambda one: one.id)))
-        return run if run.checkpoints and run.id == run_id else None
+        return SavedRun(tuple(found))
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -1,0 +1,144 @@
+"""Runs an agent as a turn of the service would, without a service: what it emitted, answered and asked."""
+
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import Any, Literal
+from uuid import uuid4
+
+from langchain_core.language_models import BaseChatModel
+from prometheus_client import CollectorRegistry
+
+from agentic_backend.agent import Agent, AgentAnswer, AgentKit, AgentRun, Catalog, Resume, SavedRun, Waiting
+from agentic_backend.events import AgentEvent, Delta, Step
+from agentic_backend.knowledge import KnowledgeClient
+from agentic_backend.settings import AgentSettings, AgentTuning, FieldSpec, McpServerRef
+from agentic_backend.testing.tools import FakeToolbox
+from backend_kit.kpi import Kpi, Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """One earlier message of the conversation."""
+
+    role: Literal["user", "assistant"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a run. `answer` is None where it waits for a person, who is asked `question`; else that is None.
+
+    `events` are what it emitted, in order, and `phases` the names of the steps that it timed.
+    """
+
+    events: list[AgentEvent]
+    phases: list[str]
+    answer: AgentAnswer | None = None
+    question: dict[str, Any] | None = None
+
+    @property
+    def text(self) -> str:
+        """The answer's text as it was streamed: what came after the last step."""
+        text = ""
+        for event in self.events:
+            if isinstance(event, Step):
+                text = ""
+            elif isinstance(event, Delta) and event.channel == "final":
+                text += event.text
+        return text
+
+    @property
+    def steps(self) -> list[Step]:
+        """The whole messages beside the answer: thoughts, tool calls, their results."""
+        return [event for event in self.events if isinstance(event, Step)]
+
+
+@dataclass(slots=True)
+class _Shelf:
+    """Runs that wait, in memory: the `Checkpoints` of a test."""
+
+    kept: dict[str, SavedRun] = field(default_factory=dict)
+
+    async def keep(self, session_id: str, saved: SavedRun) -> None:
+        self.kept[session_id] = saved
+
+    async def take(self, session_id: str, run_id: str) -> SavedRun | None:
+        saved = self.kept.get(session_id)
+        return self.kept.pop(session_id) if saved is not None and saved.id == run_id else None
+
+
+class AgentBench:
+    """One agent and one conversation with it.
+
+    `module` is the agent's file, as a module or by its name; `fields` are values of its tunable fields by key. The
+    agent is compiled and run by the code that does so in the service, recursion limit and checks included.
+    """
+
+    def __init__(
+        self,
+        module: ModuleType | str,
+        model: BaseChatModel,
+        *,
+        fields: dict[str, Any] | None = None,
+        tools: FakeToolbox | None = None,
+        knowledge: KnowledgeClient | None = None,
+        recursion_limit: int = 40,
+    ) -> None:
+        """Raises `AgentUnusable` as the start of the service would."""
+        tuned = tuple(FieldSpec(key=key, default=value) for key, value in (fields or {}).items())
+        servers = () if tools is None else (McpServerRef(id=tools.server),)
+        settings = AgentSettings(
+            id="agent",
+            name="Agent",
+            class_path=module if isinstance(module, str) else module.__name__,
+            tuning=AgentTuning(fields=tuned, mcp_servers=servers),
+        )
+        kit = AgentKit(model, "scripted", knowledge, tools)
+        catalog = Catalog([settings], kit, recursion_limit=recursion_limit, checkpoints=_Shelf())
+        self._agent: Agent = catalog.get("agent")
+        self._history: list[Earlier] = []
+        self._waiting: tuple[AgentRun, str] | None = None
+
+    async def ask(self, message: str, **context: Any) -> Outcome:
+        """One turn. `context` is its runtime context; `language` and `user_id` may be among it. What was answered is
+        history to the next one. Raises the `TurnFailed` that would end the turn."""
+        run = AgentRun(
+            session_id="session",
+            exchange_id=uuid4().hex,
+            user_id=context.pop("user_id", "user"),
+            message=message,
+            emit=_nowhere,
+            history=tuple(self._history),
+            language=context.pop("language", None),
+            runtime_context=context,
+        )
+        return await self._run(run)
+
+    async def answer(self, said: Any) -> Outcome:
+        """What a person says to the question of the turn before, which goes on. Raises `NotAwaiting` where none is."""
+        if self._waiting is None:
+            raise AssertionError("the agent asked nothing")
+        (run, run_id), self._waiting = self._waiting, None
+        saved = await self._agent.claim(run.session_id, run_id)
+        return await self._run(replace(run, resume=Resume(saved, said)))
+
+    async def _run(self, run: AgentRun) -> Outcome:
+        events: list[AgentEvent] = []
+        run = replace(run, emit=events.append)
+        ledger = Ledger(Kpi(CollectorRegistry(), service="testing"))
+        try:
+            with ledger.activate():
+                answer = await self._agent.run(run)
+        except Waiting as waiting:
+            self._waiting = run, waiting.payload["checkpoint_id"]
+            return Outcome(events, _phases(ledger), question=waiting.payload)
+        self._history += [Earlier("user", run.message), Earlier("assistant", answer.text)]
+        return Outcome(events, _phases(ledger), answer)
+
+
+def _nowhere(_event: AgentEvent) -> None:
+    """Takes no event: a run of the bench gets its own place for them."""
+
+
+def _phases(ledger: Ledger) -> list[str]:
+    return [row["phase"] for row in ledger.rows()]
