@@ -18,7 +18,7 @@ import psycopg
 import uvloop
 
 from agentic_backend.chat import relay
-from agentic_backend.events import ChatMessage, text_part
+from agentic_backend.events import ChatMessage, Role, text_part
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.engines import JsonBytes, Pool, PoolRules
 from agentic_backend.persist.schema import migrate
@@ -57,8 +57,9 @@ def record_of(number: int) -> TurnRecord:
     usage = {"input_tokens": 20, "output_tokens": 50, "total_tokens": 70}
     metadata = {"model": "mock", "token_usage": usage, "finish_reason": "stop", "extras": {"ledger": rows}}
     exchange_id = f"exchange-{number}"
-    messages = tuple(
-        ChatMessage.build(
+
+    def message(rank: int, role: Role, text: str, extra: dict[str, Any]) -> ChatMessage:
+        return ChatMessage.build(
             session_id=session.id,
             exchange_id=exchange_id,
             rank=rank,
@@ -67,8 +68,8 @@ def record_of(number: int) -> TurnRecord:
             parts=[text_part(text)],
             metadata=extra,
         )
-        for rank, (role, text, extra) in enumerate((("user", "Hello", {}), ("assistant", _ANSWER, metadata)))  # type: ignore[arg-type]  # the roles are literals
-    )
+
+    messages = (message(0, "user", "Hello", {}), message(1, "assistant", _ANSWER, metadata))
     return TurnRecord(session, exchange_id, messages)
 
 

@@ -50,6 +50,8 @@ class Case:
     postgres_delay_ms: float = 0.0
     flood: int = 0
     bytes_per_s: float = 0.0
+    culprit: str = ""
+    """Place and phase that the worst stall must have."""
     short: bool = False
 
 
@@ -64,7 +66,15 @@ CASES: Final = (
     Case("one client, model 1 s", ("llm_floor",), clients=1, model="mock;floor=1000;tokens=10"),
     Case("twenty clients, model 1 s", ("llm_floor",), clients=20, model="mock;floor=1000;tokens=10"),
     Case("slow model", ("llm_floor",), model="mock;floor=2500;tokens=10", short=True),
-    Case("200 ms blocking call", ("loop_cpu",), agent="block", sections={"ai": {"agents": [odd("block")]}}, short=True),
+    Case(
+        "200 ms blocking call",
+        ("loop_cpu",),
+        agent="block",
+        sections={"ai": {"agents": [odd("block")]}},
+        culprit="support/odd_agent.py:misbehave in stream_agent_response",
+        short=True,
+    ),
+    Case("full loop, model 0 s", ("loop_cpu",), clients=100, model="mock;tokens=50"),
     Case("pool of 1, Postgres at 60 ms", ("pool_wait",), clients=10, sections=_pool(1), postgres_delay_ms=60),
     Case("Postgres at 300 ms", ("sql",), sections=_pool(20), postgres_delay_ms=300),
     Case("slow disk for the spool", ("spool",), agentic=("--spool-ms", "500"), short=True),
@@ -194,6 +204,9 @@ async def observed(
         await asyncio.sleep(crowd.seconds)
         window_s = crowd.seconds - _WARM_S
         verdict = await asked(port, f"/kpi/verdict?window_s={window_s:g}")
+        verdict["culprit"] = ""
+        for stall in (await asked(port, "/kpi/stalls"))[:1]:
+            verdict["culprit"] = f"{stall['place']} in {stall['phase']}"
         load.cancel()
         flood.cancel()
     return verdict
@@ -219,18 +232,17 @@ async def flooded(port: int, at_once: int, questions: Any) -> None:
             group.create_task(searcher(http, number))
 
 
-async def asked(port: int, path: str) -> dict[str, Any]:
+async def asked(port: int, path: str) -> Any:
     """One GET with a token; its decoded body."""
     headers = {"Authorization": "Bearer local"}
     session = aiohttp.ClientSession(f"http://127.0.0.1:{port}", headers=headers)
     async with session as http, http.get(BASE + path, raise_for_status=True) as response:
-        body: dict[str, Any] = await response.json()
-        return body
+        return await response.json()
 
 
 def told(case: Case, verdict: dict[str, Any], crowd: Crowd) -> bool:
     """Print one line a case, and whether the answer is one that was expected."""
-    right = verdict["bound_by"] in case.expected
+    right = verdict["bound_by"] in case.expected and verdict["culprit"].startswith(case.culprit)
     largest = sorted(verdict["causes"].items(), key=lambda item: -item[1])[:4]
     spent = "  ".join(f"{cause} {ms:.0f}" for cause, ms in largest if ms >= 0.5)
     print(
