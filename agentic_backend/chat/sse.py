@@ -134,17 +134,17 @@ class EventStream(Response):
                 await self._send(send, _HEARTBEAT)
             else:
                 await self._woken()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._send(send, b"", more=False)
 
     async def _woken(self) -> None:
         await self._wake.wait()
         self._wake.clear()
 
-    async def _send(self, send: Send, body: bytes) -> None:
+    async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:
         clock = self.clock
         clock.since = time.monotonic()
         try:
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+            await send({"type": "http.response.body", "body": body, "more_body": more})
         finally:
             clock.since = 0.0
         clock.last_sent = time.monotonic()
