@@ -1,8 +1,10 @@
 """Each route and frame for callers without a token, and for callers who name what is another user's."""
 
+import asyncio
 import json
 import re
 
+import psycopg
 import pytest
 from starlette.routing import Mount, WebSocketRoute
 from websockets.exceptions import ConnectionClosed
@@ -32,7 +34,7 @@ BODIES = {
 """Bodies that a route takes; `{session_id}` stands for the one that is asked with."""
 IN_BODY = {"POST /chatbot/feedback": {"session_id"}}
 """Routes that are told in their body whose they speak of."""
-REFUSALS = {"session_id": 403, "feedback_id": 404}
+REFUSALS = {"session_id": 403, "feedback_id": 404, "attachment_id": 404}
 """What an unknown id of each kind is answered with, where it names something of a user's."""
 NOBODYS = {"uid", "chunk_uid", "agent_id"}
 """Parameters that name nothing of a user's in this service: documents are knowledge flow's, agents everybody's."""
@@ -59,7 +61,7 @@ def filled(path, ids):
 
 
 @pytest.fixture
-async def guarded(start_service):
+async def guarded(start_service, database):
     """A service with authentication, and what ann has there: her ids."""
     async with start_service(security=SECURITY) as service:
         post, ann = service.http.post, headers_of("ann")
@@ -75,7 +77,17 @@ async def guarded(start_service):
             assert response.status == 204
         async with service.http.get(f"{BASE}/chatbot/feedback", headers=ann) as response:
             feedback_id = (await response.json())[0]["id"]
-        yield service, {"session_id": session_id, "feedback_id": feedback_id}
+        await asyncio.to_thread(attach, database, session_id)
+        yield service, {"session_id": session_id, "feedback_id": feedback_id, "attachment_id": "ann-attachment"}
+
+
+def attach(database, session_id):
+    with psycopg.connect(database.dsn, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO session_attachments (attachment_id, session_id, user_id, name, size_bytes)"
+            " VALUES ('ann-attachment', %s, 'ann', 'Secret.txt', 1)",
+            (session_id,),
+        )
 
 
 async def ask_rest(service, method, path, ids, headers):
@@ -129,6 +141,7 @@ OWN = (
     "/chatbot/session/{session_id}/export?format=json",
     "/chatbot/sessions",
     "/chatbot/feedback",
+    "/chatbot/upload/{attachment_id}/summary",
 )
 ASKED = {
     "DELETE /chatbot/session/{session_id}",
@@ -139,6 +152,8 @@ ASKED = {
     "GET /chatbot/session/{session_id}/export",
     "POST /chatbot/feedback",
     "DELETE /chatbot/feedback/{feedback_id}",
+    "GET /chatbot/upload/{attachment_id}/summary",
+    "DELETE /chatbot/upload/{attachment_id}",
 }
 
 

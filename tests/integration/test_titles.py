@@ -2,6 +2,7 @@
 
 import asyncio
 
+from tests.support.people import SECURITY, headers_of, token_of
 from tests.support.service import BASE, hear, hear_until, say
 
 
@@ -91,3 +92,16 @@ async def test_a_model_that_fails_leaves_the_first_title(start_service, mock_llm
         assert (await service.get("/chatbot/sessions"))[0]["title"] == "How long do lentils boil?"
         async with service.http.delete(f"{BASE}/chatbot/session/{session_id}") as response:
             assert response.status == 200
+
+
+async def test_nobody_else_is_told(start_service, mock_llm):
+    async with start_service(ai=titled(mock_llm), security=SECURITY) as service:
+        async with service.http.post(f"{BASE}/chatbot/session", headers=headers_of("ann")) as response:
+            session_id = (await response.json())["id"]
+        async with service.native(token_of("ann")) as ann, service.native(token_of("bob")) as bob:
+            await say(ann, **ask(session_id, "e1"))
+            await hear_until(ann, "final")
+            assert (await hear(ann))["type"] == "session"
+            # Whatever the service had to tell bob would come before its answer to this.
+            await say(bob, type="ping")
+            assert (await hear(bob))["type"] == "pong"
