@@ -113,7 +113,8 @@ WITH record AS MATERIALIZED (
 ), fit AS MATERIALIZED (
     SELECT DISTINCT ON (session_id, rank) * FROM message WHERE ord NOT IN (SELECT ord FROM clash)
     ORDER BY session_id, rank, (metadata #>> '{extras,interrupted_by}' = 'restart') IS TRUE,
-        (metadata #>> '{extras,status}' = 'awaiting_human') IS TRUE, "timestamp" DESC, ord
+        (metadata #>> '{extras,status}' = 'awaiting_human') IS TRUE,
+        CASE WHEN metadata #>> '{extras,status}' = 'awaiting_human' THEN "timestamp" END DESC, ord
 ), newest AS (
     SELECT DISTINCT ON (session_id) session_id, user_id, version, session
     FROM record WHERE ord NOT IN (SELECT ord FROM clash) AND ord NOT IN (SELECT ord FROM fenced)

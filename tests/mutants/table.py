@@ -59,8 +59,8 @@ MUTANTS = (
     Mutant(
         "the same ask twice is two turns",
         "agentic_backend/session/registry.py",
-        "if known is not None and _same(known.ask, ask):",
-        "if known is not None and known.ended and _same(known.ask, ask):",
+        "if known is not None and ask.human is None and _same(known.ask, ask):",
+        "if known is not None and known.ended and ask.human is None and _same(known.ask, ask):",
         f"{SESSION}/test_registry.py::test_the_same_ask_twice_is_one_turn_and_another_text_a_conflict",
     ),
     Mutant(
@@ -93,8 +93,8 @@ MUTANTS = (
     Mutant(
         "the compatible protocol asks the next before the end of the one before",
         "agentic_backend/chat/socket.py",
-        "        if not self._follows:\n            self._follow(self._turns.submit(ask))\n",
-        "        if not self._pending:\n            self._follow(self._turns.submit(ask))\n",
+        "        if not self._follows:\n            self._submit(ask)\n",
+        "        if not self._pending:\n            self._submit(ask)\n",
         f"{CHAT}/test_socket.py::test_a_compatible_socket_asks_the_next_only_after_the_end_of_the_one_before",
     ),
     Mutant(
@@ -122,8 +122,10 @@ MUTANTS = (
         "a taken rank is overwritten",
         "agentic_backend/persist/statements.py",
         "    WHERE session_history.exchange_id = excluded.exchange_id\n"
-        "        AND session_history.metadata_json #>> '{extras,interrupted_by}' = 'restart'\n"
-        "        AND excluded.metadata_json #>> '{extras,interrupted_by}' IS DISTINCT FROM 'restart'\n",
+        "        AND (session_history.metadata_json #>> '{extras,interrupted_by}' = 'restart'\n"
+        "            AND excluded.metadata_json #>> '{extras,interrupted_by}' IS DISTINCT FROM 'restart'\n"
+        "            OR session_history.metadata_json #>> '{extras,status}' = 'awaiting_human'\n"
+        '            AND session_history."timestamp" < excluded."timestamp")\n',
         "",
         f"{PERSIST}/test_batcher.py::test_a_rank_taken_by_another_writer_meanwhile_is_a_conflict_too",
     ),
