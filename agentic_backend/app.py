@@ -22,13 +22,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from agentic_backend.agent import AGENT_PHASES, AgentKit, Catalog, DirectAnswer, TitleWriter
 from agentic_backend.agent.interrupts import Checkpoints
 from agentic_backend.agent.toolbox import Toolbox
+from agentic_backend.chat.attachments import PATH as UPLOAD_PATH
+from agentic_backend.chat.attachments import AttachmentServices
 from agentic_backend.chat.compression import Compression
 from agentic_backend.chat.configuration import PublicSettings
 from agentic_backend.chat.hub import SocketHub, SocketRules
 from agentic_backend.chat.kpi_routes import KpiViews
 from agentic_backend.chat.router import ChatServices, build_router
 from agentic_backend.errors import LlmTimeout, TurnDeadline
-from agentic_backend.knowledge import KnowledgeClient, KnowledgeEndpoint
+from agentic_backend.knowledge import AttachmentClient, AttachmentEndpoint, KnowledgeClient, KnowledgeEndpoint
 from agentic_backend.knowledge import Metered as KnowledgeMetered
 from agentic_backend.llm import ModelPool
 from agentic_backend.llm.configured import connections_of, endpoint_of
@@ -39,6 +41,7 @@ from agentic_backend.persist.persistence import Persistence
 from agentic_backend.persist.retention import Pruner, Retention, RetentionRules
 from agentic_backend.session.account import TURN_PHASES, TurnAccounts
 from agentic_backend.session.admission import Admission, TurnLimits
+from agentic_backend.session.attachments import Leftovers
 from agentic_backend.session.baseline import BaselineTurns
 from agentic_backend.session.models import Session
 from agentic_backend.session.registry import TurnRegistry
@@ -70,7 +73,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 WEB = Path(__file__).parent / "web"
-_MAX_BODY_BYTES = 1024 * 1024
+_MIB = 1024 * 1024
+_MAX_BODY_BYTES = _MIB
 _SOCKETS_LEAVE_S = 5.0
 _FLUSH_S = 5.0
 _LAG_NOT_READY_S = 1.0
@@ -195,7 +199,7 @@ class AgenticService:
         app.mount("/web", PageHeaders(StaticFiles(directory=WEB)), name="web")
         app.add_middleware(Compression, mode=self._settings.server.http_compression)
         app.add_middleware(RequestMetrics, metrics=HttpMetrics(self._registry))
-        app.add_middleware(BodyLimit, limit_bytes=_MAX_BODY_BYTES)
+        app.add_middleware(BodyLimit, limit_bytes=_MAX_BODY_BYTES, file_paths=(base + UPLOAD_PATH,))
         app.add_middleware(RequestId)
         return app
 
@@ -245,13 +249,7 @@ class AgenticService:
         )
         registry = TurnRegistry(runner=runner, admission=admission, log=persistence.log, tasks=tasks)
         baseline = BaselineTurns(direct=DirectAnswer(kit), tasks=tasks, turn_s=settings.deadlines.turn_s)
-        hub = SocketHub(
-            verifier=self._verifier,
-            rules=socket_rules(settings),
-            metrics=metrics,
-            delivered=_to_both(metrics.delivery.observe, windows.delivered),
-        )
-        windows.undelivered = hub.behind_s
+        hub = self._make_hub(metrics, windows)
         chat = ChatServices(
             hub=hub,
             registry=registry,
@@ -260,6 +258,7 @@ class AgenticService:
             catalog=catalog,
             documents=knowledge,
             kpi=kpi,
+            attachments=make_attachments(settings, persistence, stack),
             feedback=persistence.feedback,
             figures=persistence.figures,
             public=public_settings(settings),
@@ -278,11 +277,22 @@ class AgenticService:
         tasks, persistence = state.tasks, state.persistence
         persistence.start()
         make_retention(self._settings, persistence, state.registry, state.metrics).start(tasks)
+        tasks.spawn("attachment-leftovers", state.chat.attachments.leftovers.run, restart=True)
         tasks.spawn("socket-clock", state.hub.watch, restart=True)
         watch = self._make_watch(state, windows)
         state.chat.kpi.add_lines(watch.pool_lines)
         state.chat.kpi.add_last_words(watch.last_words)
         tasks.spawn("turn-clock", lambda: watch.run(lambda: _publish_turns(state)), restart=True)
+
+    def _make_hub(self, metrics: AgenticMetrics, windows: Windows) -> SocketHub:
+        hub = SocketHub(
+            verifier=self._verifier,
+            rules=socket_rules(self._settings),
+            metrics=metrics,
+            delivered=_to_both(metrics.delivery.observe, windows.delivered),
+        )
+        windows.undelivered = hub.behind_s
+        return hub
 
     def _make_persistence(self, kpi: Kpi, metrics: AgenticMetrics, tasks: TaskRegistry) -> Persistence:
         return Persistence(
@@ -358,6 +368,22 @@ def make_knowledge(settings: AgenticSettings, metrics: AgenticMetrics) -> Knowle
     timeout = settings.ai.timeout
     endpoint = KnowledgeEndpoint(settings.ai.knowledge_flow_url, connect_s=timeout.connect, read_s=timeout.read)
     return KnowledgeClient(endpoint, KnowledgeMetered(metrics))
+
+
+def make_attachments(settings: AgenticSettings, persistence: Persistence, stack: AsyncExitStack) -> AttachmentServices:
+    """What the routes of attachments need; `stack` closes their connections to knowledge flow."""
+    ai = settings.ai
+    endpoint = AttachmentEndpoint(ai.knowledge_flow_url, connect_s=ai.timeout.connect)
+    client = AttachmentClient(endpoint)
+    stack.push_async_callback(client.aclose)
+    return AttachmentServices(
+        store=persistence.attachments,
+        sessions=persistence.store,
+        documents=client,
+        leftovers=Leftovers(persistence.attachments, client),
+        most=ai.max_attached_files_per_user,
+        max_bytes=ai.max_attached_file_size_mb * _MIB,
+    )
 
 
 def make_toolbox(settings: AgenticSettings, tasks: TaskRegistry, metrics: AgenticMetrics) -> "McpToolbox | None":

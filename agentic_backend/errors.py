@@ -5,6 +5,8 @@ ServiceError (backend_kit.wire)
 ├── SessionNotFound, AgentNotFound, ExchangeNotFound, MessageNotFound
 ├── Unauthenticated, Forbidden
 ├── SessionBusy, TooManyTurns, RateLimited, Overloaded, Draining, Conflict
+├── AttachmentsDisabled, AttachmentLimitReached, AttachmentTooLarge, AttachmentDuplicate, AttachmentNotFound
+├── MissingFilename, UploadProcessingFailed      uploads
 ├── NotAwaiting                                  what a person answers was not asked, or is answered
 ├── StorageFull, HistoryUnavailable              persistence
 └── TurnFailed                                   a turn that began and could not end well
@@ -119,6 +121,52 @@ class NotAwaiting(ServiceError):
     """An answer to a question that was never asked, is answered, or is no longer the newest of its session."""
 
     code: ClassVar[Code] = Code.NOT_AWAITING
+
+
+class AttachmentsDisabled(ServiceError):
+    """`ai.max_attached_files_per_user` is 0."""
+
+    code: ClassVar[Code] = Code.ATTACHMENTS_DISABLED
+
+
+class AttachmentLimitReached(ServiceError):
+    """The user has `ai.max_attached_files_per_user` already."""
+
+    code: ClassVar[Code] = Code.ATTACHMENT_LIMIT_REACHED
+
+
+class AttachmentTooLarge(ServiceError):
+    """A file above `ai.max_attached_file_size_mb`."""
+
+    code: ClassVar[Code] = Code.ATTACHMENT_TOO_LARGE
+
+
+class AttachmentDuplicate(ServiceError):
+    """The session has a file of that name."""
+
+    code: ClassVar[Code] = Code.ATTACHMENT_DUPLICATE
+
+
+class AttachmentNotFound(ServiceError):
+    """No such attachment, or another user's, or of another session: they are not told apart."""
+
+    code: ClassVar[Code] = Code.ATTACHMENT_NOT_FOUND
+
+
+class MissingFilename(ServiceError):
+    """An uploaded file without a name."""
+
+    code: ClassVar[Code] = Code.MISSING_FILENAME
+
+
+class UploadProcessingFailed(ServiceError):
+    """A file that could not be read. `sentence` says why to a person, "" where nobody knows."""
+
+    code: ClassVar[Code] = Code.UPLOAD_PROCESSING_FAILED
+
+    def __init__(self, sentence: str = "") -> None:
+        super().__init__()
+        self.sentence = sentence
 
 
 class StorageFull(ServiceError):

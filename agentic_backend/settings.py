@@ -216,9 +216,9 @@ class Ai(Section):
     max_concurrent_sessions_per_user: Count = 0
     """Sessions a user may have; 0 = no limit."""
     max_attached_files_per_user: Count = 20
-    """Attachments a user may have."""
+    """Attachments a user may have; 0 = none, uploads answer `attachments_disabled`."""
     max_attached_file_size_mb: Positive = 50
-    """Largest attachment, in MB."""
+    """Largest attachment, in MB; knowledge flow's `processing.max_file_mb` should not be less."""
     use_static_config_only: bool = True
     """Whether agents come from this file alone. Off, they still do in this version."""
     default_chat_model: ChatModel

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from starlette.websockets import WebSocket
 
 from agentic_backend.agent import Catalog
+from agentic_backend.chat.attachments import AttachmentServices, add_attachments
 from agentic_backend.chat.chat_metrics import add_chat_metrics
 from agentic_backend.chat.configuration import PublicSettings, add_configuration
 from agentic_backend.chat.documents import Documents, add_documents
@@ -62,6 +63,7 @@ class ChatServices:
     kpi: Kpi
     views: KpiViews
     feedback: FeedbackStore
+    attachments: AttachmentServices
     figures: ChatFigures
     public: PublicSettings
     max_sessions_per_user: int
@@ -80,6 +82,7 @@ def build_router(services: Callable[[], ChatServices], identify: Callable[..., A
     add_documents(router, lambda: services().documents, caller)
     add_kpi(router, lambda: services().views, caller)
     add_feedback(router, lambda: services().feedback, caller)
+    add_attachments(router, lambda: services().attachments, caller)
     add_export(router, services, caller)
     add_chat_metrics(router, lambda: services().figures, caller)
     add_configuration(router, lambda: services().public, caller)
@@ -129,6 +132,7 @@ def _add_sessions(router: APIRouter, services: Callable[[], ChatServices], calle
 
     @router.get("/chatbot/sessions")
     async def list_sessions(
+        request: Request,
         identity: caller,
         q: Annotated[Storable, Query(max_length=_MAX_TITLE_CHARS)] = "",
         limit: Annotated[int | None, Query(ge=1, le=1000)] = None,
@@ -137,11 +141,12 @@ def _add_sessions(router: APIRouter, services: Callable[[], ChatServices], calle
         state = services()
         with state.kpi.phase("session_list"):
             sessions = await state.store.list_for(identity.uid, SessionsWanted(q, limit, offset))
+        state.attachments.leftovers.seen(identity.uid, request.state.credentials)
         names = {agent["id"]: agent["name"] for agent in state.catalog.list()}
         return [_with_files(session, names) for session in sessions]
 
     @router.delete("/chatbot/session/{session_id}")
-    async def delete_session(session_id: SessionId, identity: caller) -> bool:
+    async def delete_session(session_id: SessionId, request: Request, identity: caller) -> bool:
         state = services()
         if await state.store.get(session_id, identity.uid) is None:
             raise SessionNotFound
@@ -150,6 +155,7 @@ def _add_sessions(router: APIRouter, services: Callable[[], ChatServices], calle
         with state.kpi.phase("session_write"):
             if not await state.store.delete(session_id, identity.uid):
                 raise SessionNotFound
+        state.attachments.leftovers.seen(identity.uid, request.state.credentials, at_once=True)
         return True
 
 
@@ -198,6 +204,7 @@ def _json(content: bytes) -> Response:
 
 
 def _with_files(session: Session, names: dict[str, str]) -> dict[str, Any]:
-    """SessionWithFiles of CONTRACT §2; attachments come with their own issue."""
+    """SessionWithFiles of CONTRACT §2."""
     agent = {"id": session.agent_id, "name": names.get(session.agent_id, session.agent_id)}
-    return {**session.wire(), "agents": [agent], "file_names": [], "attachments": []}
+    files = [{"id": id_, "name": name} for id_, name in session.attachments]
+    return {**session.wire(), "agents": [agent], "file_names": [file["name"] for file in files], "attachments": files}

@@ -1,13 +1,17 @@
-"""The async client of knowledge flow: search, rerank and what citations open, with limits and one deadline."""
+"""The async clients of knowledge flow: search, rerank and what citations open, with one deadline; attachments."""
 
+from agentic_backend.knowledge.attachments import AttachmentClient, AttachmentEndpoint, Ingested
 from agentic_backend.knowledge.client import Caller, KnowledgeClient, KnowledgeEndpoint
 from agentic_backend.knowledge.hits import Hit
 from agentic_backend.knowledge.observer import KnowledgeObserver, Metered, Unobserved
 from agentic_backend.knowledge.query import SearchPolicy, SearchQuery
 
 __all__ = [
+    "AttachmentClient",
+    "AttachmentEndpoint",
     "Caller",
     "Hit",
+    "Ingested",
     "KnowledgeClient",
     "KnowledgeEndpoint",
     "KnowledgeObserver",

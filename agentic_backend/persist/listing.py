@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from sqlalchemy import Row, text
@@ -31,7 +32,12 @@ WITH pending AS MATERIALIZED (
 )"""
 _PAGE: Final = "ORDER BY used_at DESC, session_id LIMIT CAST(:limit AS bigint) OFFSET :offset"
 
-LIST_SESSIONS: Final = text(f"{_MINE} SELECT {SESSION_COLUMNS} FROM mine {_PAGE}")  # noqa: S608 - constants
+_COLUMNS: Final = f"""{SESSION_COLUMNS}, (
+    SELECT json_agg(json_build_array(attachment_id, name) ORDER BY created_at, attachment_id)
+    FROM session_attachments WHERE session_attachments.session_id = mine.session_id
+)::text AS attachments"""  # noqa: S608 - constants
+
+LIST_SESSIONS: Final = text(f"{_MINE} SELECT {_COLUMNS} FROM mine {_PAGE}")  # noqa: S608 - constants
 
 # The expression is that of the index session_history_words, to the letter. A search without a word finds nothing.
 SEARCH_SESSIONS: Final = text(
@@ -44,7 +50,7 @@ SEARCH_SESSIONS: Final = text(
         @@ (CAST('''@' || md5(:user_id) || '''' AS tsquery) && (SELECT query FROM asked))
         AND channel = 'final' AND user_id = :user_id
 )
-SELECT {SESSION_COLUMNS} FROM mine
+SELECT {_COLUMNS} FROM mine
 WHERE to_tsvector('simple', shown_title) @@ (SELECT query FROM asked)
     OR session_id IN (SELECT session_id FROM told)
     OR EXISTS (SELECT FROM jsonb_array_elements_text(texts) AS said
@@ -79,8 +85,7 @@ class SessionList:
             rows = await self._queries.run("search_sessions", SEARCH_SESSIONS, parameters | asked)
         else:
             rows = await self._queries.run("list_sessions", LIST_SESSIONS, parameters)
-        stored = map(session_of, rows)
-        return [overlaid(session, ops.get(session.id, ())) or session for session in stored]
+        return [_listed(row, ops.get(row.session_id, ())) for row in rows]
 
     async def _texts(self, ops: Mapping[str, Sequence[Op]]) -> dict[str, list[str]]:
         """Questions and answers of the newest pending turns, by session."""
@@ -110,6 +115,12 @@ def session_of(row: Row[Any]) -> Session:
         preferences=data.get("preferences", {}),
         version=row.version,
     )
+
+
+def _listed(row: Row[Any], ops: Sequence[Op]) -> Session:
+    stored = session_of(row)
+    attachments = tuple((id_, name) for id_, name in loads(row.attachments or "[]"))
+    return replace(overlaid(stored, ops) or stored, attachments=attachments)
 
 
 def _told(bodies: Mapping[Op, bytes]) -> dict[str, list[str]]:

@@ -23,6 +23,8 @@ class Session:
     next_rank: int = 0
     preferences: dict[str, Any] = field(default_factory=dict)
     version: int = 0
+    attachments: tuple[tuple[str, str], ...] = ()
+    """Id and file name of each; known to a list of sessions alone."""
 
     @classmethod
     def new(cls, user_id: str, agent_id: str, title: str) -> "Session":

@@ -1,0 +1,129 @@
+"""Attachments in knowledge flow: uploads, which take their time, on connections of their own, and deletions."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import IO, Any, Final, Literal
+
+import aiohttp
+from yarl import URL
+
+from agentic_backend.errors import KfUnavailable, Unauthenticated, UploadProcessingFailed
+from agentic_backend.knowledge.client import Caller
+from backend_kit.wire import InvalidJson, loads
+
+logger = logging.getLogger(__name__)
+
+_MAX_ANSWER_BYTES: Final = 256 * 1024
+_MAX_SENTENCE_CHARS: Final = 300
+
+
+@dataclass(frozen=True, slots=True)
+class AttachmentEndpoint:
+    """Where knowledge flow is; seconds of the monotonic clock. `max_connections` uploads at once, more wait."""
+
+    base_url: str
+    connect_s: float = 20.0
+    ingest_s: float = 120.0
+    delete_s: float = 5.0
+    max_connections: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Ingested:
+    """An attachment as knowledge flow has it. `preview` is the beginning of its text."""
+
+    document_uid: str
+    mime_type: str
+    preview: str
+
+
+class AttachmentClient:
+    """Built on the running loop, closed by `aclose`. What fails raises `KfUnavailable`, a token that is not taken
+    `Unauthenticated`; nothing is tried twice, since an upload that was cut may have been done."""
+
+    def __init__(self, endpoint: AttachmentEndpoint) -> None:
+        self._endpoint = endpoint
+        self._ingest = URL(endpoint.base_url.rstrip("/") + "/fast/ingest")
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=endpoint.max_connections, ttl_dns_cache=60),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=endpoint.connect_s),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"User-Agent": "turnwise"},
+        )
+
+    async def ingest(self, file: IO[bytes], name: str, session_id: str, caller: Caller) -> Ingested:
+        """Have a file read and indexed for its session. Raises `UploadProcessingFailed` with the reason in words."""
+        form = aiohttp.FormData(quote_fields=False)
+        form.add_field("session_id", session_id)
+        form.add_field("file", file, filename=name, content_type="application/octet-stream")
+        status, answer = await self._call("POST", self._ingest, caller, self._endpoint.ingest_s, form)
+        if status in (400, 413, 422):
+            raise UploadProcessingFailed(_sentence(answer))
+        if status != 200:
+            raise _unavailable("ingest", f"HTTP {status}")
+        try:
+            return Ingested(str(answer["document_uid"]), str(answer["mime_type"]), str(answer["preview"]))
+        except KeyError:
+            raise _unavailable("ingest", "broken answer") from None
+
+    async def delete(self, document_uid: str, session_id: str, caller: Caller) -> None:
+        """Delete one attachment of the caller's; one that is gone already is no failure."""
+        url = (self._ingest / document_uid).with_query(session_id=session_id)
+        status, _ = await self._call("DELETE", url, caller, self._endpoint.delete_s)
+        if status not in (204, 404):
+            raise _unavailable("delete", f"HTTP {status}")
+
+    async def delete_session(self, session_id: str, caller: Caller) -> None:
+        """Delete all that the caller attached to a session."""
+        url = self._ingest.with_query(session_id=session_id)
+        status, _ = await self._call("DELETE", url, caller, self._endpoint.delete_s)
+        if status != 200:
+            raise _unavailable("delete", f"HTTP {status}")
+
+    async def aclose(self) -> None:
+        """Close the connections. Calls that still run fail."""
+        await self._session.close()
+
+    async def _call(
+        self,
+        method: Literal["POST", "DELETE"],
+        url: URL,
+        caller: Caller,
+        limit_s: float,
+        form: aiohttp.FormData | None = None,
+    ) -> tuple[int, Mapping[str, Any]]:
+        """Status and decoded body; an empty one where that is no JSON object."""
+        headers = {name: value for name, value in caller.headers().items() if name != "Content-Type"}
+        try:
+            async with (
+                asyncio.timeout(limit_s),
+                self._session.request(method, url, data=form, headers=headers, allow_redirects=False) as response,
+            ):
+                body = await response.content.read(_MAX_ANSWER_BYTES)
+                while not response.content.at_eof() and len(body) < _MAX_ANSWER_BYTES:
+                    body += await response.content.read(_MAX_ANSWER_BYTES - len(body))
+        except TimeoutError:
+            raise _unavailable(method, "late") from None
+        except (aiohttp.ClientError, OSError) as failure:
+            raise _unavailable(method, f"no connection: {type(failure).__name__}") from None
+        if response.status == 401:
+            raise Unauthenticated
+        try:
+            answer = loads(body)
+        except InvalidJson:
+            answer = None
+        return response.status, answer if isinstance(answer, dict) else {}
+
+
+def _sentence(answer: Mapping[str, Any]) -> str:
+    """Knowledge flow's sentence for a person, from its closed list of reasons; "" where it gives none."""
+    detail = answer.get("detail")
+    message = detail.get("message") if isinstance(detail, dict) else None
+    return message[:_MAX_SENTENCE_CHARS] if isinstance(message, str) else ""
+
+
+def _unavailable(what: str, cause: str) -> KfUnavailable:
+    logger.warning("knowledge flow failed: attachment %s: %s", what.lower(), cause)
+    return KfUnavailable(cause)

@@ -1,0 +1,108 @@
+"""Attachments in Postgres. Who uploads waits for it, so they are written at once and not through the spool."""
+
+from typing import Any, Final
+
+from sqlalchemy import Row, text
+
+from agentic_backend.persist.pending import Pending
+from agentic_backend.persist.queries import Queries
+from agentic_backend.session.attachments import Attachment, Leftover, Verdict
+from backend_kit.wire import dumps
+
+ATTACHMENTS_HELD: Final = text("""
+SELECT count(*) AS held, coalesce(bool_or(session_id = :session_id AND name = :name), false) AS named
+FROM session_attachments WHERE user_id = :user_id
+""")
+
+KEEP_ATTACHMENT: Final = text("SELECT keep_attachment(CAST(:attachment AS jsonb), :most) AS verdict")
+
+FIND_ATTACHMENT: Final = text("""
+SELECT attachment_id, session_id, user_id, name, coalesce(mime, '') AS mime, size_bytes, summary_md,
+    coalesce(document_uid, '') AS document_uid
+FROM session_attachments WHERE attachment_id = :id AND user_id = :user_id
+    AND session_id = coalesce(CAST(:session_id AS text), session_id)
+""")
+
+DELETE_ATTACHMENT: Final = text("""
+DELETE FROM session_attachments WHERE attachment_id = :id AND user_id = :user_id
+    AND session_id = coalesce(CAST(:session_id AS text), session_id) RETURNING attachment_id
+""")
+
+LEAVE: Final = text("""
+INSERT INTO attachment_leftover (document_uid, user_id, attached_to) VALUES (:uid, :user_id, :session_id)
+ON CONFLICT DO NOTHING
+""")
+
+LEFTOVERS: Final = text("""
+SELECT document_uid, l.user_id, attached_to AS session_id, s.session_id IS NULL AS with_session
+FROM attachment_leftover AS l LEFT JOIN session AS s ON s.session_id = attached_to
+WHERE l.user_id = ANY(:user_ids) ORDER BY left_at LIMIT 500
+""")
+
+FORGET_LEFTOVERS: Final = text("DELETE FROM attachment_leftover WHERE document_uid = ANY(:uids)")
+
+
+class PostgresAttachments:
+    """Implements `AttachmentStore`. A session whose deletion is on its way to Postgres has none."""
+
+    def __init__(self, queries: Queries, pending: Pending) -> None:
+        self._queries = queries
+        self._pending = pending
+
+    async def verdict(self, user_id: str, session_id: str, name: str, most: int) -> Verdict:
+        """See `AttachmentStore`; it does not look whether the session is there."""
+        parameters = {"user_id": user_id, "session_id": session_id, "name": name}
+        (row,) = await self._queries.run("attachments_held", ATTACHMENTS_HELD, parameters)
+        if row.named:
+            return "duplicate"
+        return "limit" if row.held >= most else "kept"
+
+    async def keep(self, attachment: Attachment, most: int) -> Verdict:
+        """See `AttachmentStore`."""
+        if self._going(attachment.session_id, attachment.user_id):
+            return "gone"
+        body = dumps({name: getattr(attachment, name) for name in Attachment.__slots__}).decode()
+        (row,) = await self._queries.run("keep_attachment", KEEP_ATTACHMENT, {"attachment": body, "most": most})
+        verdict: Verdict = row.verdict
+        return verdict
+
+    async def find(self, attachment_id: str, user_id: str, session_id: str | None) -> Attachment | None:
+        """See `AttachmentStore`."""
+        rows = await self._queries.run("find_attachment", FIND_ATTACHMENT, _key(attachment_id, user_id, session_id))
+        if not rows or self._going(rows[0].session_id, user_id):
+            return None
+        return _attachment(rows[0])
+
+    async def delete(self, attachment_id: str, user_id: str, session_id: str | None) -> bool:
+        """See `AttachmentStore`."""
+        key = _key(attachment_id, user_id, session_id)
+        return bool(await self._queries.run("delete_attachment", DELETE_ATTACHMENT, key))
+
+    async def leave(self, attachment: Attachment) -> None:
+        """See `AttachmentStore`."""
+        parameters = {
+            "uid": attachment.document_uid,
+            "user_id": attachment.user_id,
+            "session_id": attachment.session_id,
+        }
+        await self._queries.run("leave_attachment", LEAVE, parameters)
+
+    async def leftovers(self, user_ids: list[str]) -> list[Leftover]:
+        """See `AttachmentStore`."""
+        rows = await self._queries.run("leftovers", LEFTOVERS, {"user_ids": user_ids})
+        return [Leftover(**row._mapping) for row in rows]
+
+    async def forget_leftovers(self, document_uids: list[str]) -> None:
+        """See `AttachmentStore`."""
+        await self._queries.run("forget_leftovers", FORGET_LEFTOVERS, {"uids": document_uids})
+
+    def _going(self, session_id: str, user_id: str) -> bool:
+        return self._pending.deletion((session_id, user_id)) is not None
+
+
+def _key(attachment_id: str, user_id: str, session_id: str | None) -> dict[str, object]:
+    return {"id": attachment_id, "user_id": user_id, "session_id": session_id}
+
+
+def _attachment(row: Row[Any]) -> Attachment:
+    return Attachment(**row._mapping)

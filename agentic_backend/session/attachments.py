@@ -1,0 +1,158 @@
+"""Files attached to sessions, the port through which they are stored, and the removal of what they leave behind."""
+
+import asyncio
+import logging
+import random
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol
+
+from agentic_backend.errors import HistoryUnavailable, KfUnavailable, Unauthenticated
+from agentic_backend.knowledge import Caller
+from backend_kit.auth import Credentials
+
+logger = logging.getLogger(__name__)
+
+_LOOK_EVERY_S: Final = 30.0
+_MAX_OWNERS: Final = 1000
+
+Verdict = Literal["kept", "duplicate", "limit", "gone"]
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A file of a session. `document_uid` is knowledge flow's name for it, `summary_md` the beginning of its text."""
+
+    attachment_id: str
+    session_id: str
+    user_id: str
+    name: str
+    mime: str
+    size_bytes: int
+    summary_md: str
+    document_uid: str
+
+    def wire(self) -> dict[str, Any]:
+        """What an upload and a summary say of it."""
+        return {
+            "session_id": self.session_id,
+            "attachment_id": self.attachment_id,
+            "filename": self.name,
+            "mime": self.mime,
+            "size_bytes": self.size_bytes,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A document in knowledge flow whose attachment was deleted here; `with_session`: with its whole session."""
+
+    document_uid: str
+    user_id: str
+    session_id: str
+    with_session: bool
+
+
+class AttachmentStore(Protocol):
+    """Attachments of users in their own sessions; they go with them. Each method may raise `HistoryUnavailable`."""
+
+    async def verdict(self, user_id: str, session_id: str, name: str, most: int) -> Verdict:
+        """What would become of a file of that name now, before anybody reads it."""
+
+    async def keep(self, attachment: Attachment, most: int) -> Verdict:
+        """Store it where the user has fewer than `most`, the session is there and has none of that name."""
+
+    async def find(self, attachment_id: str, user_id: str, session_id: str | None) -> Attachment | None:
+        """One of the user's, None where there is none, or none of that session."""
+
+    async def delete(self, attachment_id: str, user_id: str, session_id: str | None) -> bool:
+        """Delete one of the user's. False where there is none. Its document is a leftover from then on."""
+
+    async def leave(self, attachment: Attachment) -> None:
+        """Note the document of an attachment that was not kept as a leftover."""
+
+    async def leftovers(self, user_ids: list[str]) -> list[Leftover]:
+        """What is left of these users, the oldest first, some hundreds at most."""
+
+    async def forget_leftovers(self, document_uids: list[str]) -> None:
+        """They are gone from knowledge flow."""
+
+
+class AttachmentDocuments(Protocol):
+    """Knowledge flow, which deletes for the owner alone. Each method may raise `KfUnavailable`, or
+    `Unauthenticated` where it does not take the caller's token."""
+
+    async def delete(self, document_uid: str, session_id: str, caller: Caller) -> None:
+        """Delete one document; one that is gone already is no failure."""
+
+    async def delete_session(self, session_id: str, caller: Caller) -> None:
+        """Delete all documents that the caller attached to a session."""
+
+
+class Leftovers:
+    """Deletes in knowledge flow what was deleted here.
+
+    The list of it is in Postgres, written with each deletion, so it survives this process. Knowledge flow deletes for
+    the owner only, so that each is deleted with its owner's token: at once after their own deletion, every 30 s while
+    knowledge flow is away, else when the owner is seen again.
+    """
+
+    def __init__(self, store: AttachmentStore, documents: AttachmentDocuments) -> None:
+        self._store = store
+        self._documents = documents
+        self._owners: dict[str, Credentials | None] = {}
+        self._now = asyncio.Event()
+
+    def seen(self, user_id: str, credentials: Credentials | None, *, at_once: bool = False) -> None:
+        """A user is here: what is left of theirs can be deleted. Never waits."""
+        self._owners.pop(user_id, None)
+        self._owners[user_id] = credentials
+        if len(self._owners) > _MAX_OWNERS:
+            del self._owners[next(iter(self._owners))]
+        if at_once:
+            self._now.set()
+
+    async def run(self) -> None:
+        """Look whenever somebody deletes, and every 30 s."""
+        while True:
+            try:
+                async with asyncio.timeout(_LOOK_EVERY_S * random.uniform(0.9, 1.1)):  # noqa: S311 # spreads load
+                    await self._now.wait()
+            except TimeoutError:
+                pass
+            self._now.clear()
+            await self.look()
+
+    async def look(self) -> None:
+        """Delete what is left of the users that were seen; of whom nothing is left is seen no more."""
+        owners = dict(self._owners)
+        if not owners:
+            return
+        gone: list[str] = []
+        try:
+            left = await self._store.leftovers(list(owners))
+            for user_id, credentials in owners.items():
+                own = [one for one in left if one.user_id == user_id]
+                if await self._deleted(own, Caller(credentials), gone) and self._owners.get(user_id) is credentials:
+                    del self._owners[user_id]
+            if gone:
+                await self._store.forget_leftovers(gone)
+        except HistoryUnavailable:
+            return  # said by who asks Postgres; what was deleted is no failure to delete again
+
+    async def _deleted(self, left: list[Leftover], caller: Caller, gone: list[str]) -> bool:
+        """Delete what is left of one user, and add to `gone` what is. False where it has to be tried again."""
+        sessions: set[str] = set()
+        try:
+            for one in left:
+                if not one.with_session:
+                    await self._documents.delete(one.document_uid, one.session_id, caller)
+                elif one.session_id not in sessions:
+                    await self._documents.delete_session(one.session_id, caller)
+                    sessions.add(one.session_id)
+                gone.append(one.document_uid)
+        except KfUnavailable:
+            logger.warning("deleted attachments are still in knowledge flow: %d or more; trying on", len(left))
+            return False
+        except Unauthenticated:
+            return True  # the token has run out: their owner brings another one
+        return True
