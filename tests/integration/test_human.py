@@ -124,6 +124,7 @@ async def test_a_run_waits_for_a_person_and_goes_on(start_service, tool_server, 
         assert went_on[-1]["messages"] == after
         assert after[4]["parts"] == [{"type": "text", "text": "I noted milk."}]
         assert await used(tool_server, "note") == 1
+        assert await used(tool_server, "tools/list") == 1
         assert (await service.get("/chatbot/sessions"))[0]["next_rank"] == 5
         assert checkpoints(database, session_id) == [0, 0]
 

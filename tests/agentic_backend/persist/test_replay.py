@@ -145,6 +145,32 @@ async def test_an_answer_is_never_overwritten_by_its_own_exchange(held: Persiste
     assert rows(database.dsn, "SELECT parts_json->0->>'text' FROM session_history ORDER BY rank") == texts
 
 
+@pytest.mark.parametrize("apart", [True, False], ids=["in batches of their own", "in one batch"])
+async def test_what_waits_for_a_person_is_overwritten_by_what_it_became(
+    held: Persistence, database: Database, apart: bool
+) -> None:
+    session = await new_session(held)
+    waits = {"extras": {"status": "awaiting_human"}}
+    first = turn(session, "e1", "note it", "", metadata=waits)
+    again = turn(session.advanced(0, ""), "e1", "note it", "", metadata={"extras": {**waits["extras"], "more": 1}})
+    last = turn(session.advanced(0, "").advanced(0, ""), "e1", "note it", "kept", "noted")
+    if apart:
+        held.start()
+    for record in (first, again, last):
+        await held.log.append(record)
+        if apart:
+            assert await held.flush(30) == 0
+    if not apart:
+        held.start()
+        assert await held.flush(30) == 0
+    # A late replay of what it was before changes nothing.
+    await held.log.append(again)
+    assert await held.flush(30) == 0
+    texts = rows(database.dsn, "SELECT parts_json->0->>'text' FROM session_history ORDER BY rank")
+    assert texts == [("note it",), ("kept",), ("noted",)]
+    assert held.batcher.stats.rank_conflicts == 0
+
+
 async def test_a_deleted_session_does_not_come_back(
     held: Persistence, build: Build, database: Database, kill: Kill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
