@@ -3,6 +3,7 @@
 import fcntl
 import logging
 import os
+import shutil
 import sqlite3
 import time
 import zlib
@@ -139,6 +140,10 @@ class SpoolFile:
 
     A file that is found damaged, or whose disk reports an error, is never emptied or written on: what can be read of
     it is copied into a new file, and the old one is kept beside it as `.corrupt` for a person to look at.
+
+    SQLite takes the end of a damaged log for one that was never written. So the number of the newest committed record
+    is kept in a file beside it, and that record stays, done or not, until there is a newer one: where it is missing at
+    a start, the end of the spool is.
     """
 
     def __init__(self, directory: Path, connect_to: Connect = connect) -> None:
@@ -146,14 +151,18 @@ class SpoolFile:
         self._connect = connect_to
         self.set_aside = 0
         self.lost = 0
+        self._mark = os.open(directory / "newest", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._kept: list[int] = []
         files = sorted(directory.glob("spool-*.sqlite"))
         self._path = files[-1] if files else self._new_path()
+        log_copy = self._copy_of_log()
         self._connection = self._open_or_salvage()
         for older in files[:-1]:
             # Left by a replacement that was cut short: the newer file may hold the same rows already.
             self._rescue(self._put_aside(older), self._connection)
         self.entries = _index(self._connection)
-        self.last_id = _last_id(self._connection)
+        self.last_id = self._newest_checked(log_copy)
+        self._newest = self.last_id
         self._reader = self._connect(self._path)
 
     @property
@@ -173,19 +182,26 @@ class SpoolFile:
         `forgotten` are sessions whose dead letters are removed; returns how many those were.
         """
         connection = self._connection
+        rows = list(inserts)
+        newest = rows[-1].id if rows else self._newest
+        gone = [*self._kept, *removed]
         connection.execute("BEGIN IMMEDIATE")
         try:
-            connection.executemany(INSERT, [row.values() for row in inserts])
+            connection.executemany(INSERT, [row.values() for row in rows])
             for reason, id_ in buried:
                 connection.execute(BURY, (reason, id_))
                 connection.execute(DELETE, (id_,))
-            connection.executemany(DELETE, [(id_,) for id_ in removed])
+            connection.executemany(DELETE, [(id_,) for id_ in gone if id_ != newest])
             letters = sum(connection.execute(FORGET, key).rowcount for key in forgotten)
             connection.execute("COMMIT")
         except sqlite3.Error:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
+        self._kept = [newest] if newest in gone else []
+        self._newest = newest
+        if rows:
+            self._set_mark(newest)
         return letters
 
     def read(self, ids: list[int]) -> list[Row]:
@@ -222,9 +238,61 @@ class SpoolFile:
         self._put_aside(old)
 
     def close(self) -> None:
-        """Close the file. What it holds stays."""
+        """Close the file. What it holds stays, but for a record that only showed that nothing is missing."""
+        try:
+            self._connection.executemany(DELETE, [(id_,) for id_ in self._kept])
+            self._set_mark(_last_id(self._connection))
+        except (sqlite3.Error, OSError) as error:
+            logger.warning("the spool's last record is left in it: %s", type(error).__name__)
         _close(self._reader)
         _close(self._connection)
+        os.close(self._mark)
+
+    def _set_mark(self, newest: int) -> None:
+        """Without a flush: it may be behind the commit, never before it, and outlives a kill."""
+        os.pwrite(self._mark, b"%020d" % newest, 0)
+
+    def _copy_of_log(self) -> Path | None:
+        """The log as a process that was killed left it, before SQLite takes it in."""
+        log = self._path.with_name(self._path.name + "-wal")
+        if not log.exists() or not log.stat().st_size:
+            return None
+        copy = self._directory / "log-before-start"
+        shutil.copyfile(log, copy)
+        return copy
+
+    def _newest_checked(self, log_copy: Path | None) -> int:
+        """The number of the newest record that was ever here; an alarm where it is not here any more."""
+        here = _last_id(self._connection)
+        noted = os.pread(self._mark, 20, 0)
+        newest = int(noted) if noted.isdigit() else 0
+        if newest > here and not self.set_aside:
+            aside = self._put_copy_aside(log_copy)
+            logger.error(
+                "ALARM the end of the spool is missing: the newest record here is %d, %d had been committed; "
+                "what could be read is kept, the file before it is kept as %s",
+                here,
+                newest,
+                aside.name,
+            )
+            self._set_mark(here)
+        elif log_copy is not None and self.set_aside:
+            self._put_copy_aside(log_copy)
+        elif log_copy is not None:
+            log_copy.unlink()
+        return max(here, newest)
+
+    def _put_copy_aside(self, log_copy: Path | None) -> Path:
+        """Keep what there was before the start: the log where there was one, else the file as it is."""
+        if self.set_aside == 0:
+            self.set_aside = 1
+        aside = self._directory / f"{self._path.name}-wal.{time.time_ns()}.corrupt"
+        if log_copy is not None:
+            log_copy.rename(aside)
+            return aside
+        aside = self._directory / f"{self._path.name}.{time.time_ns()}.corrupt"
+        shutil.copyfile(self._path, aside)
+        return aside
 
     def _open_or_salvage(self) -> sqlite3.Connection:
         connection = None

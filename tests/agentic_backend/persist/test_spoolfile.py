@@ -16,7 +16,7 @@ def rows(first: int, count: int, size: int = 3000) -> list[Row]:
 
 
 def files(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir() if path.name.startswith("spool-")}
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.name.startswith(("spool-", "newest"))}
 
 
 def snapshot(source: Path, target: Path) -> None:
@@ -138,7 +138,9 @@ def test_a_damaged_database_file_is_set_aside_and_what_can_be_read_is_kept(
     assert kept > 24 * 40 // 3
 
 
-def test_a_damaged_log_loses_nothing_from_before_the_damage(tmp_path: Path) -> None:
+def test_a_damaged_log_loses_nothing_from_before_the_damage_and_nothing_in_silence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     source = tmp_path / "source"
     source.mkdir()
     file = SpoolFile(source)
@@ -157,10 +159,49 @@ def test_a_damaged_log_loses_nothing_from_before_the_damage(tmp_path: Path) -> N
         (truncate if number % 2 else flip)(content, cut)
         for name, kept in whole.items():
             (place / name).write_bytes(bytes(content) if name == log else kept)
+        caplog.clear()
         opened = SpoolFile(place)
         ids = [entry.id for entry in opened.entries]
         assert ids == list(range(1, len(ids) + 1))  # a prefix: each commit is whole or absent, and none jumps the queue
+        missing = len(ids) < 30
+        assert opened.set_aside == missing
+        assert ("ALARM the end of the spool is missing" in caplog.text) == missing
+        assert len(list(place.glob("*.corrupt"))) == missing
+        assert opened.last_id == 30
         opened.close()
+        again = SpoolFile(place)
+        assert again.set_aside == 0
+        again.close()
+
+
+def test_a_log_that_vanished_with_everything_in_it_is_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    file = SpoolFile(source)
+    file.write(rows(1, 3), (), ())
+    file.write((), [1, 2, 3], ())
+    snapshot(source, tmp_path / "killed")
+    snapshot(source, tmp_path / "robbed")
+    file.close()
+    whole = SpoolFile(tmp_path / "killed")
+    assert [entry.id for entry in whole.entries] == [3]  # done, and still there to show that nothing is missing
+    whole.close()
+    (log,) = (tmp_path / "robbed").glob("*-wal")
+    log.unlink()
+    robbed = SpoolFile(tmp_path / "robbed")
+    assert robbed.entries == []
+    assert "ALARM the end of the spool is missing: the newest record here is 0, 3 had been committed" in caplog.text
+    robbed.close()
+
+
+def test_an_orderly_end_leaves_nothing_of_what_is_done(tmp_path: Path) -> None:
+    file = SpoolFile(tmp_path)
+    file.write(rows(1, 3), (), ())
+    file.write((), [1, 2, 3], ())
+    file.close()
+    again = SpoolFile(tmp_path)
+    assert (again.entries, again.set_aside) == ([], 0)
+    again.close()
 
 
 def test_after_a_failed_flush_it_goes_on_in_a_new_file(tmp_path: Path) -> None:
