@@ -203,7 +203,7 @@ async def observed(
         load = group.create_task(crowd.run(port))
         await asyncio.sleep(crowd.seconds)
         window_s = crowd.seconds - _WARM_S
-        verdict = await asked(port, f"/kpi/verdict?window_s={window_s:g}")
+        verdict: dict[str, Any] = await asked(port, f"/kpi/verdict?window_s={window_s:g}")
         verdict["culprit"] = ""
         for stall in (await asked(port, "/kpi/stalls"))[:1]:
             verdict["culprit"] = f"{stall['place']} in {stall['phase']}"
@@ -249,6 +249,7 @@ def told(case: Case, verdict: dict[str, Any], crowd: Crowd) -> bool:
         f"{case.name:36} {'|'.join(case.expected):12} {verdict['bound_by']:12} {verdict['share']:5.2f} "
         f"{verdict['next']:12} {verdict['next_share']:5.2f} {verdict['turns']:6} {verdict['loop']:5.2f}  "
         f"{'ok' if right else 'WRONG':5}  ms a turn: {spent}"
+        + (f"  held by {verdict['culprit']}" if case.culprit else "")
         + (
             f"  (clients: {len(crowd.latencies_s)} answers, {crowd.refused} refused, {dict(crowd.failures)})"
             if not right
