@@ -1,6 +1,9 @@
 /** The service's REST interface as the page uses it, and the one place that holds the credentials. */
 
 const DEADLINE_MS = 15_000;
+/** A file is read and indexed before the answer comes. */
+const UPLOAD_DEADLINE_MS = 150_000;
+const MIB = 1024 * 1024;
 
 /** Who the page speaks as. With authentication off any token passes; a login sets the real one here. */
 export class Credentials {
@@ -28,10 +31,11 @@ export class ApiError extends Error {
   }
 }
 
-/** Calls under `/agentic/v1`. Each one resolves to the decoded body or rejects with ApiError within 15 s. */
+/** Calls under `/agentic/v1`. Each one resolves to the decoded body or rejects with ApiError within 15 s, unless it says more. */
 export class Api {
   #base;
   #credentials;
+  #limits = null;
 
   /**
    * @param {URL} base address of the service's root path, ending in a slash
@@ -92,6 +96,29 @@ export class Api {
     return this.#call("DELETE", `chatbot/session/${encodeURIComponent(id)}`);
   }
 
+  /** Attaches a file to a session: {attachment_id, filename, …}. One above the limit is not sent. Within 150 s. */
+  async upload(sessionId, file) {
+    this.#limits ??= (await this.#call("GET", "config/frontend_settings")).limits;
+    const most = this.#limits.max_attached_file_size_mb;
+    if (file.size > most * MIB) {
+      throw new ApiError("attachment_too_large", { status: 400, message: `At most ${most} MB can be attached.` });
+    }
+    const form = new FormData();
+    form.append("session_id", sessionId);
+    form.append("file", file);
+    return this.#call("POST", "chatbot/upload", form, UPLOAD_DEADLINE_MS);
+  }
+
+  /** Takes an attachment away; one that is gone already is no failure. */
+  async removeAttachment(sessionId, id) {
+    const of = new URLSearchParams({ session_id: sessionId });
+    try {
+      await this.#call("DELETE", `chatbot/upload/${encodeURIComponent(id)}?${of}`);
+    } catch (error) {
+      if (error.code !== "attachment_not_found") throw error;
+    }
+  }
+
   /** Up to `limit` messages in ascending rank, counted from the newest after skipping `offset` of those. */
   history(id, { limit, offset = 0 }) {
     const window = new URLSearchParams({ limit: String(limit), offset: String(offset) });
@@ -109,16 +136,20 @@ export class Api {
     return String(content);
   }
 
-  async #send(method, path, body) {
+  async #send(method, path, body, deadlineMs = DEADLINE_MS) {
     const headers = { Authorization: `Bearer ${this.#credentials.token}` };
-    if (body !== undefined) headers["Content-Type"] = "application/json";
-    const request = { method, headers, cache: "no-store", signal: AbortSignal.timeout(DEADLINE_MS) };
-    if (body !== undefined) request.body = JSON.stringify(body);
+    const request = { method, headers, cache: "no-store", signal: AbortSignal.timeout(deadlineMs) };
+    if (body instanceof FormData) {
+      request.body = body; // the browser writes its type, with the boundary
+    } else if (body !== undefined) {
+      headers["Content-Type"] = "application/json";
+      request.body = JSON.stringify(body);
+    }
     return reached(() => fetch(new URL(path, this.#base), request));
   }
 
-  async #call(method, path, body) {
-    const response = await this.#send(method, path, body);
+  async #call(method, path, body, deadlineMs = DEADLINE_MS) {
+    const response = await this.#send(method, path, body, deadlineMs);
     const text = await reached(() => response.text());
     if (response.status === 204) return null;
     const value = decode(text);

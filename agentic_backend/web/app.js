@@ -32,6 +32,8 @@ class Conversation {
     this.storedTurns = new Map();
     this.loaded = false;
     this.draft = "";
+    /** Names of files that are being attached. */
+    this.reading = [];
   }
 
   get firstRank() {
@@ -88,6 +90,8 @@ class App {
       edit: (turn) => this.#edit(turn),
       answerHuman: (turn, said) => this.#answerHuman(turn, said),
       chooseAgent: (id) => this.#chooseAgent(id),
+      attach: (files) => this.#attach(files),
+      detach: (attachment) => this.#detach(attachment),
       openSource: (source, claim) => this.#openDocument({ ...placeOf(source), claim }),
     });
   }
@@ -232,6 +236,7 @@ class App {
 
   #showAgents() {
     this.#view.showAgents(this.#agents, this.#chosenAgentId);
+    this.#showAttachments();
   }
 
   #chooseAgent(id) {
@@ -260,6 +265,62 @@ class App {
       this.#showSessions();
       if (id === this.#currentId) this.#leaveTo("#/");
     });
+  }
+
+  // ---- attachments ----
+
+  #showAttachments() {
+    const agent = this.#agents.find(({ id }) => id === this.#chosenAgentId);
+    this.#view.showAttachments({
+      offered: agent?.chat_options?.attach_files === true,
+      attached: this.#sessions.get(this.#currentId)?.attachments ?? [],
+      reading: this.#conversations.get(this.#currentId)?.reading ?? [],
+    });
+  }
+
+  /** Attaches files one after the other; what cannot be attached is said, and the others go on. */
+  async #attach(files) {
+    if (this.#creating) return;
+    const id = this.#currentId ?? (await this.#createSession(this.#chosenAgentId));
+    if (id === null) return;
+    this.#showSessions();
+    this.#view.clearNotice();
+    const conversation = this.#conversationOf(id);
+    conversation.reading.push(...files.map(({ name }) => name));
+    this.#showAttachments();
+    for (const file of files) {
+      try {
+        const { attachment_id: attachmentId, filename } = await this.#api.upload(id, file);
+        this.#setAttachments(id, (now) => [...now, { id: attachmentId, name: filename }]);
+        this.#view.announce(`${filename} is attached.`);
+      } catch (error) {
+        if (!(error instanceof ApiError)) throw error;
+        const { title, message } = errorText({ code: error.code, message: error.serverMessage });
+        this.#view.notify({ title, message: `${file.name}: ${message}` });
+      }
+      conversation.reading.splice(conversation.reading.indexOf(file.name), 1);
+      this.#showAttachments();
+    }
+  }
+
+  async #detach({ id: attachmentId, name }) {
+    const id = this.#currentId;
+    await this.#guarded(async () => {
+      await this.#api.removeAttachment(id, attachmentId);
+      this.#setAttachments(id, (now) => now.filter((one) => one.id !== attachmentId));
+      this.#view.announce(`${name} is removed.`);
+    });
+    // The button is gone, and with it the place of the keyboard.
+    this.#view.focusComposer();
+  }
+
+  /** The list that was read meanwhile may hold a new one already. */
+  #setAttachments(id, change) {
+    const session = this.#sessions.get(id);
+    if (session === undefined) return;
+    const byId = new Map(change(session.attachments ?? []).map((one) => [one.id, one]));
+    this.#sessions.set(id, { ...session, attachments: [...byId.values()] });
+    this.#showAttachments();
   }
 
   // ---- the conversation on the screen ----

@@ -11,6 +11,7 @@ const ICON_PATHS = {
   stop: "M7 7h10v10H7z",
   copy: "M9 9h10v10H9zM15 9V5H5v10h4",
   check: "M5 12.5l4.5 4.5L19 7.5",
+  clip: "M8.5 12.5l6-6a3 3 0 0 1 4.3 4.3l-8 8a5 5 0 0 1-7.1-7.1l7.6-7.6",
   alert: "M12 8v5M12 16.2v.2M12 3.5l9 16H3z",
   down: "M12 5v14M6 13l6 6 6-6",
   save: "M12 4v11M7 10.5l5 5 5-5M5 20h14",

@@ -1,5 +1,6 @@
 /** The page around the turns: conversation list, header, message log, composer, connection, notices and the dialog. */
 
+import { AttachmentBar } from "./attachments.js";
 import { el, icon } from "./dom.js";
 import { Reader } from "./reader.js";
 import { Sidebar, titleOf } from "./sidebar.js";
@@ -35,7 +36,7 @@ const CONNECTIONS = {
 /**
  * Owns every node of the page outside a turn. `actions` are the controller's: send(text), stop(), newChat(),
  * deleteSession(id), search(words), exportSession(format), loadEarlier(), connect(), retry(turn), askAgain(turn),
- * edit(turn), rate(turn, rating), chooseAgent(id), openSource(source, claim).
+ * edit(turn), rate(turn, rating), chooseAgent(id), openSource(source, claim), attach(files), detach(attachment).
  */
 export class View {
   #actions;
@@ -51,12 +52,18 @@ export class View {
   #following = true;
   #busy = false;
   #sidebar;
+  #attachments;
 
   constructor(actions) {
     this.#actions = actions;
     for (const node of document.querySelectorAll("[id]")) this.#nodes[node.id] = node;
     this.reader = new Reader(this.#nodes.reader);
     this.#sidebar = new Sidebar(this.#nodes.sessions, (session) => this.#confirmDelete(session));
+    const { attachments: list, attach: button, "attach-input": input } = this.#nodes;
+    this.#attachments = new AttachmentBar(
+      { list, button, input },
+      { attach: (files) => this.#actions.attach(files), remove: (attachment) => this.#actions.detach(attachment) },
+    );
     this.#addIcons();
     this.#wireComposer();
     this.#wireDrawer();
@@ -183,6 +190,11 @@ export class View {
   }
 
   // ---- composer ----
+
+  /** @param {{offered: boolean, attached: object[], reading: string[]}} state as AttachmentBar shows it */
+  showAttachments(state) {
+    this.#attachments.show(state);
+  }
 
   /** Whether the conversation on the screen is answering: the send button is then a stop button. */
   showBusy(busy, stopping) {
