@@ -265,8 +265,8 @@ async def test_the_services_metrics_are_joined_over_the_steady_window(tmp_path: 
         metrics.wait.labels("main").observe(0.5)
         metrics.turns.inc()
         head = {"session_id": exchange.ask["session_id"], "exchange_id": exchange.ask["client_exchange_id"]}
-        rows = [{"phase": "llm_invoke", "depth": 0, "start_ms": 0.1, "ms": 20.0}]
-        messages = [exchange.message("user", "q"), exchange.message("assistant", "a", extras={"total_ms": 20.5})]
+        rows = [{"phase": "llm_invoke", "depth": 0, "start_ms": 0.1, "ms": 15.0}]
+        messages = [exchange.message("user", "q"), exchange.message("assistant", "a", extras={"total_ms": 15.5})]
         await exchange.send("final", seq=1, messages=messages, session={}, ledger=rows, **head)
 
     async with lab(counted, metrics=metrics, verdict={"bound_by": "llm_floor", "share": 0.97}) as service:
@@ -283,10 +283,9 @@ async def test_the_services_metrics_are_joined_over_the_steady_window(tmp_path: 
     assert server["verdict"]["bound_by"] == "llm_floor"
     assert len(server["series"]["at"]) >= 3
     assert result["steady"]["matched"] == result["steady"]["latency_ms"]["count"]
-    assert result["steady"]["phases"]["llm_invoke"]["avg"] == 20.0
-    assert result["steady"]["server_ms"]["p50"] == 20.5
-    # The service's sleep may end early by less than a millisecond, its word does not know.
-    assert result["steady"]["unexplained_ms"]["min"] > -1
+    assert result["steady"]["phases"]["llm_invoke"]["avg"] == 15.0
+    assert result["steady"]["server_ms"]["p50"] == 15.5
+    assert result["steady"]["unexplained_ms"]["min"] > 0
     assert any(flag.startswith("pool exhaustion") for flag in result["red_flags"])
     for words in (
         "WHERE THE TIME WENT",
