@@ -323,8 +323,8 @@ class Persistence(Section):
     """MiB that wait for Postgres; above it new turns are refused with `storage_full`."""
     batch_max_records: Annotated[int, Field(ge=1, le=64)] = 64
     """Turns a transaction."""
-    batch_linger_ms: Count = 20
-    """Milliseconds that the first turn of a batch waits for others."""
+    batch_linger_ms: Count = 100
+    """Milliseconds that the first turn of a batch waits for others; 5 at most with `ack: db`."""
 
     @model_validator(mode="after")
     def _promises_are_kept(self) -> "Persistence":

@@ -233,8 +233,8 @@ class Batcher:
         )
         return report
 
-    def _observe_queue(self) -> None:
-        """Set the gauges of the queue: after each transaction, also one that failed."""
+    def observe_queue(self) -> None:
+        """Set the gauges of the queue: after each transaction, and now and then where there is none."""
         self._metrics.persist_queue_depth.set(len(self._pending))
         self._metrics.persist_oldest_ms.set(self._pending.oldest_s * 1e3)
 
@@ -383,7 +383,7 @@ class Batcher:
             self._none.set()
         if len(self._pending) < self._rules.max_records and not self._pending.deletes and not self._draining:
             self._enough.clear()
-        self._observe_queue()
+        self.observe_queue()
 
     def _give_up(self, op: Op, reason: str, sqlstate: str | None = None) -> None:
         """Take out an operation that will never be in Postgres, with an alarm: to the dead letters, or for ever."""
@@ -420,7 +420,7 @@ class Batcher:
         self.blocked_by = self._database.trouble = cause
         self.stats.retries += 1
         self._metrics.persist_retries(cause.value).inc()
-        self._observe_queue()
+        self.observe_queue()
         self._log.warning(
             cause,
             "batch not written: cause=%s sqlstate=%s pending=%d; trying on",

@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 _CLOSE_S = 5.0
 _AWAY_S = 0.5
+_DB_LINGER_MS = 5
 _MIB = 1024 * 1024
 _TICK_S = 1.0
 _WARN_FILL = 0.8
@@ -181,6 +182,7 @@ class Persistence:
         while True:
             fill = self.batcher.fill
             metrics.persist_fill.set(fill)
+            self.batcher.observe_queue()
             if self.spool is not None:
                 await asyncio.to_thread(self.spool.look_at_disk)
                 metrics.spool_records.set(self.spool.records)
@@ -229,5 +231,6 @@ def batch_rules(settings: AgenticSettings) -> BatchRules:
         reserve_records=min(reserve, chosen.max_records // 2),
         queue_max_bytes=chosen.max_bytes_mb * _MIB,
         max_records=chosen.batch_max_records,
-        linger_s=chosen.batch_linger_ms / 1e3,
+        # Nobody waits for Postgres but with `db`.
+        linger_s=min(chosen.batch_linger_ms, _DB_LINGER_MS if chosen.ack == "db" else chosen.batch_linger_ms) / 1e3,
     )

@@ -1,6 +1,7 @@
 """Reads and small writes: one statement on one connection of the main pool, each failure with its name."""
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from agentic_backend.persist.faults import Cause, DatabaseFault, QuietLog, cause
 
 logger = logging.getLogger(__name__)
 
+_MOMENT_S = 0.1
+
 
 class Queries:
     """Runs constant statements. Each may run twice, so it must not matter whether it does."""
@@ -20,6 +23,12 @@ class Queries:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._log = QuietLog(logger)
+        self._failed_at = float("-inf")
+
+    @property
+    def just_failed(self) -> bool:
+        """Whether a statement failed a moment ago: who has waited for one need not wait for the next as long again."""
+        return time.monotonic() - self._failed_at < _MOMENT_S
 
     async def run(self, op: str, statement: TextClause, parameters: Mapping[str, object]) -> Sequence[Row[Any]]:
         """One statement, once more where the connection had died while it was idle. `op` names it in metrics and logs.
@@ -40,6 +49,7 @@ class Queries:
             cause = cause_of(error)
             if cause is not Cause.POISON:
                 self._database.trouble = cause
+                self._failed_at = time.monotonic()
             self._log.warning(cause, "%s failed: cause=%s sqlstate=%s", op, cause.value, sqlstate_of(error))
             raise HistoryUnavailable(f"{op}: {cause.value}") from None
         self._database.trouble = None

@@ -213,6 +213,9 @@ class PostgresSessionStore:
         starts_at = pending[0].rank if pending else _RANK_LIMIT
         if starts_at == 0 or len(overlay) == limit:
             return overlay
+        if pending and self._queries.just_failed:
+            # The look-up of the session has waited already; what is pending has carried the reader this far.
+            raise HistoryUnavailable("the older part of the history is in Postgres")
         rows = await self._queries.run(
             "history",
             HISTORY,

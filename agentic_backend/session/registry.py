@@ -293,7 +293,7 @@ class TurnRegistry:
         _end_unforeseen(turn)
         self._turns.pop(key, None)
         self._admission.leave_user(turn.ask.user_id)
-        if not turn.forgotten and not _never_began(turn):
+        if not turn.forgotten and not _may_be_asked_again(turn):
             before = self._ended.pop(key, None)
             self._ended_bytes -= 0 if before is None else before.bytes_held
             self._ended[key] = turn
@@ -309,10 +309,10 @@ def _end_unforeseen(turn: Turn) -> None:
         turn.publish(Failed(Code.INTERNAL, refused=not turn.own_events, language=turn.ask.language))
 
 
-def _never_began(turn: Turn) -> bool:
-    """Refused, at once or after a wait for its slot: nothing was stored, and the same ask may be sent again."""
+def _may_be_asked_again(turn: Turn) -> bool:
+    """Refused, or not taken by storage: the same ask may be sent again, and runs or is told from history."""
     end = turn.events[-1].payload
-    return isinstance(end, Failed) and end.session is None
+    return isinstance(end, Failed) and (end.session is None or end.code is Code.STORAGE_FULL)
 
 
 def _awaits(turn: Turn, ask: Ask) -> bool:

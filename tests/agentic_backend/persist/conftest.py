@@ -58,7 +58,7 @@ async def build(
             metrics = AgenticMetrics(chosen.registry, chosen)
             settings = settings_for(where, **sections)
             many = settings.persistence.replicas == "many"
-            claim = claim_at_start(settings.storage.postgres, shared=many, wait_s=0.0)
+            claim = claim_at_start(settings.storage.postgres, shared=many)
             made = Persistence(
                 settings,
                 kpi=chosen,
