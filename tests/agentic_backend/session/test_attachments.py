@@ -1,0 +1,154 @@
+"""What deleted attachments leave in knowledge flow is deleted there, sooner or later, each with its owner's token."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from agentic_backend.errors import HistoryUnavailable, KfUnavailable, Unauthenticated
+from agentic_backend.knowledge import Caller
+from agentic_backend.session.attachments import Attachment, AttachmentStore, Leftover, Leftovers, Verdict
+from backend_kit.auth import Credentials
+from backend_kit.wire import ServiceError
+
+
+@dataclass
+class Shelf(AttachmentStore):
+    """The list of leftovers in memory; `asked` counts the looks."""
+
+    left: list[Leftover] = field(default_factory=list)
+    away: bool = False
+    asked: int = 0
+    looked: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def leftovers(self, user_ids: list[str]) -> list[Leftover]:
+        self.asked += 1
+        self.looked.set()
+        if self.away:
+            raise HistoryUnavailable
+        return [one for one in self.left if one.user_id in user_ids]
+
+    async def forget_leftovers(self, document_uids: list[str]) -> None:
+        self.left = [one for one in self.left if one.document_uid not in document_uids]
+
+    async def verdict(self, user_id: str, session_id: str, name: str, most: int) -> Verdict:
+        raise NotImplementedError
+
+    async def keep(self, attachment: Attachment, most: int) -> Verdict:
+        raise NotImplementedError
+
+    async def find(self, attachment_id: str, user_id: str, session_id: str | None) -> Attachment | None:
+        raise NotImplementedError
+
+    async def delete(self, attachment_id: str, user_id: str, session_id: str | None) -> bool:
+        raise NotImplementedError
+
+    async def leave(self, attachment: Attachment) -> None:
+        raise NotImplementedError
+
+
+@dataclass
+class Knowledge:
+    """What was deleted, by whose token; `failures` by token."""
+
+    deleted: list[tuple[str, str]] = field(default_factory=list)
+    failures: dict[str, ServiceError] = field(default_factory=dict)
+
+    async def delete(self, document_uid: str, session_id: str, caller: Caller) -> None:
+        self._note(f"{session_id}/{document_uid}", caller)
+
+    async def delete_session(self, session_id: str, caller: Caller) -> None:
+        self._note(session_id, caller)
+
+    def _note(self, what: str, caller: Caller) -> None:
+        token = caller.credentials.reveal() if caller.credentials is not None else ""
+        if token in self.failures:
+            raise self.failures[token]
+        self.deleted.append((what, token))
+
+
+def leftover(uid: str, user: str = "ann", session: str = "s1", *, whole: bool = False) -> Leftover:
+    return Leftover(uid, user, session, whole)
+
+
+@pytest.fixture
+def shelf() -> Shelf:
+    return Shelf()
+
+
+@pytest.fixture
+def knowledge() -> Knowledge:
+    return Knowledge()
+
+
+@pytest.fixture
+def leftovers(shelf: Shelf, knowledge: Knowledge) -> Leftovers:
+    return Leftovers(shelf, knowledge)
+
+
+async def test_only_of_users_that_were_seen_and_a_session_at_once(
+    leftovers: Leftovers, shelf: Shelf, knowledge: Knowledge
+) -> None:
+    shelf.left = [
+        leftover("d1"),
+        leftover("d2", session="s2", whole=True),
+        leftover("d3", session="s2", whole=True),
+        leftover("d4", "bob"),
+    ]
+    await leftovers.look()
+    assert shelf.asked == 0
+    leftovers.seen("ann", Credentials("of ann"))
+    await leftovers.look()
+    assert knowledge.deleted == [("s1/d1", "of ann"), ("s2", "of ann")]
+    assert shelf.left == [leftover("d4", "bob")]
+    # Nothing is left of hers: she is not looked after until she is seen again.
+    await leftovers.look()
+    assert shelf.asked == 1
+
+
+async def test_one_users_failure_is_tried_again_and_keeps_nobody_else(
+    leftovers: Leftovers, shelf: Shelf, knowledge: Knowledge
+) -> None:
+    shelf.left = [leftover("d1"), leftover("d2", "bob")]
+    knowledge.failures["of ann"] = KfUnavailable("away")
+    for user in ("ann", "bob"):
+        leftovers.seen(user, Credentials(f"of {user}"))
+    await leftovers.look()
+    assert knowledge.deleted == [("s1/d2", "of bob")]
+    knowledge.failures.clear()
+    await leftovers.look()
+    assert knowledge.deleted[1:] == [("s1/d1", "of ann")]
+    assert shelf.left == []
+
+
+async def test_a_token_that_has_run_out_is_not_tried_again_but_a_new_one_is(
+    leftovers: Leftovers, shelf: Shelf, knowledge: Knowledge
+) -> None:
+    shelf.left = [leftover("d1")]
+    knowledge.failures["old"] = Unauthenticated()
+    leftovers.seen("ann", Credentials("old"))
+    await leftovers.look()
+    await leftovers.look()
+    assert (shelf.asked, shelf.left) == (1, [leftover("d1")])
+    leftovers.seen("ann", Credentials("new"))
+    await leftovers.look()
+    assert knowledge.deleted == [("s1/d1", "new")]
+
+
+async def test_without_postgres_it_is_looked_at_again(leftovers: Leftovers, shelf: Shelf, knowledge: Knowledge) -> None:
+    shelf.left, shelf.away = [leftover("d1")], True
+    leftovers.seen("ann", None)
+    await leftovers.look()
+    shelf.away = False
+    await leftovers.look()
+    assert knowledge.deleted == [("s1/d1", "")]
+
+
+async def test_a_deletion_is_followed_at_once(leftovers: Leftovers, shelf: Shelf, knowledge: Knowledge) -> None:
+    shelf.left = [leftover("d1")]
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        running = group.create_task(leftovers.run())
+        leftovers.seen("ann", None, at_once=True)
+        await shelf.looked.wait()
+        running.cancel()
+    assert shelf.asked == 1
