@@ -149,7 +149,7 @@ MUTANTS = (
         "agentic_backend/session/turn.py",
         "await lease.release()",
         "pass",
-        "tests/agentic_backend/session/test_lease.py",
+        "tests/agentic_backend/session/test_lease.py::test_a_turn_that_fails_gives_the_session_back_before_it_says_so",
     ),
     Mutant(
         "an interrupted ask is forgotten at the start",
