@@ -42,7 +42,8 @@ class Metered:
         cost = self._cost(model, input_tokens, output_tokens)
         self._metrics.llm_tokens(model, "input").inc(input_tokens)
         self._metrics.llm_tokens(model, "output").inc(output_tokens)
-        self._metrics.llm_cost(model).inc(cost)
+        if cost:
+            self._metrics.llm_cost(model).inc(cost)
         ledger = current_ledger()
         if ledger is not None:
             ledger.spent.append(Spent(perf_counter(), model, input_tokens, output_tokens, cost))

@@ -3,8 +3,7 @@
 import logging
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -50,17 +49,16 @@ class TurnAccounts:
         self._metrics = metrics
         self.windows = windows
 
-    @contextmanager
-    def running(self, ledger: Ledger) -> Iterator[None]:
-        """For as long as a turn runs, from when it came out of the queue of its session."""
+    def begin(self, ledger: Ledger) -> None:
+        """A turn came out of the queue of its session; `leave` follows, however it ends."""
         now = time.perf_counter()
         ledger.add("session_wait", ledger.started, now)
         self._kpi.record_phase("session_wait", now - ledger.started)
         self.windows.begin(ledger)
-        try:
-            yield
-        finally:
-            self.windows.leave(ledger)
+
+    def leave(self, ledger: Ledger) -> None:
+        """The turn is over."""
+        self.windows.leave(ledger)
 
     def ended(self, ask: Ask, end: TurnEnd, ledger: Ledger) -> None:
         """A turn that ran."""

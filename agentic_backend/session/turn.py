@@ -112,7 +112,8 @@ class TurnRunner:
         ledger = Ledger(self._kpi, started=ask.received_at, owner=self._known_agent(ask.agent_id))
         async with AsyncExitStack() as ending:
             ending.enter_context(ledger.activate())
-            ending.enter_context(self._accounts.running(ledger))
+            self._accounts.begin(ledger)
+            ending.callback(self._accounts.leave, ledger)
             try:
                 agent = self._catalog.get(ask.agent_id)
                 lease = await self._lease(ask, ending)

@@ -62,7 +62,7 @@ def silent() -> None:
     places: list[tuple[type, str, Any]] = [
         (core.Kpi, "phase", lambda *_: nullcontext()),
         (core.Kpi, "record_phase", nothing),
-        (TurnAccounts, "running", lambda *_: nullcontext()),
+        (TurnAccounts, "begin", nothing),
         (TurnAccounts, "ended", nothing),
         (Watch, "tick", nothing),
         (Watch, "judge", nothing),

@@ -177,8 +177,8 @@ def _shown(values: list[float]) -> str:
 def main() -> int:
     """All comparisons; 1 where a bound was missed."""
     parser = argparse.ArgumentParser(description="What watching costs.")
-    parser.add_argument("--pairs", type=int, default=7, help="pairs of rounds (default 7)")
-    parser.add_argument("--seconds", type=float, default=8.0, help="length of a round (default 8)")
+    parser.add_argument("--pairs", type=int, default=11, help="pairs of rounds (default 11)")
+    parser.add_argument("--seconds", type=float, default=5.0, help="length of a round (default 5)")
     parser.add_argument("--slack", type=float, default=1.0, help="factor on the bounds, for noisy machines (default 1)")
     parser.add_argument("--scrape", help=argparse.SUPPRESS)
     parser.add_argument("--each", type=float, help=argparse.SUPPRESS)

@@ -129,7 +129,8 @@ class Cases:
             now = perf_counter()
             ask = Ask("session", "Georges", "Hello", "exchange", "user", now, request_id="request")
             ledger = Ledger(self.kpi, started=now, owner="Georges")
-            with ledger.activate(), self.accounts.running(ledger):
+            with ledger.activate():
+                self.accounts.begin(ledger)
                 for name in ("agent_init", "history_restore", "admission_wait", "turn_open"):
                     with phase(name):
                         pass
@@ -148,6 +149,7 @@ class Cases:
                 metrics.spool_ack.observe(0.0005)
                 ledger.rows()
                 self.accounts.ended(ask, TurnEnd("ok", None, "spool", "mock", now + 0.4, 0.02), ledger)
+            self.accounts.leave(ledger)
             metrics.ws_send.observe(0.0004)
             metrics.delivery.observe(0.0001)
             self.windows.delivered(0.0001)

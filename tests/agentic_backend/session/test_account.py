@@ -97,10 +97,11 @@ def test_a_failed_turn_says_its_code(log: pytest.LogCaptureFixture) -> None:
 
 def test_metrics_and_window_are_fed_once_a_turn() -> None:
     desk = Desk()
-    with desk.accounts.running(desk.ledger):
-        assert desk.windows.running == 1
-        desk.ledger.add("llm_invoke", desk.ask.received_at, desk.ask.received_at + 0.2)
-        desk.end()
+    desk.accounts.begin(desk.ledger)
+    assert desk.windows.running == 1
+    desk.ledger.add("llm_invoke", desk.ask.received_at, desk.ask.received_at + 0.2)
+    desk.end()
+    desk.accounts.leave(desk.ledger)
     assert desk.windows.running == 0
     assert {row["phase"] for row in desk.ledger.rows()} == {"llm_invoke", "session_wait"}
     assert desk.value("app_turn_seconds_count", agent="Georges", status="ok") == 1
