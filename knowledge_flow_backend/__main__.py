@@ -26,6 +26,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format=_FORMAT.replace("%(message)s", name + "%(message)s"))
     settings = load_or_exit(KnowledgeFlowSettings)
     logging.getLogger().setLevel(settings.app.log_level.upper())
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # we say ourselves which revision the schema is at
     if unbuilt := _not_built(settings):
         sys.stderr.write(f"{unbuilt}\n")
         return EXIT_REFUSED

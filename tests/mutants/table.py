@@ -149,7 +149,7 @@ MUTANTS = (
         "agentic_backend/session/turn.py",
         "await lease.release()",
         "pass",
-        "tests/agentic_backend/session/test_lease.py::test_a_turn_that_fails_gives_the_session_back_before_it_says_so",
+        "tests/agentic_backend/session/test_lease.py::test_turns_at_either_instance_go_on_from_one_another",
     ),
     Mutant(
         "an interrupted ask is forgotten at the start",
