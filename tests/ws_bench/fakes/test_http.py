@@ -158,15 +158,19 @@ async def test_what_a_client_sends_during_its_answer_is_bounded(model: Model) ->
 async def test_a_slow_reader_gets_everything_and_the_server_waits_for_it(start_model: StartModel) -> None:
     model = await start_model()
     raw = await connect(model)
-    raw.writer.write(post(ASK.replace(b"tokens=2", b"tokens=100000;gap=0.001")))
-    raw.writer.transport.pause_reading()  # type: ignore[attr-defined]
-    # Nothing is read until the server has had to stop: the rest of its text is not in the kernel's buffers.
-    stalled = await _settled(model)
-    assert 0 < stalled < 100_000
-    raw.writer.transport.resume_reading()  # type: ignore[attr-defined]
-    status, body = await raw.response()
-    assert (status, body.count(b'"delta":{"content":')) == (200, 100_000)
-    raw.writer.close()
+    try:
+        raw.writer.write(post(ASK.replace(b"tokens=2", b"tokens=100000;gap=0.02")))
+        raw.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        # Nothing is read until the server has had to stop: the rest of its text is not in the kernel's buffers. The
+        # text takes 2 s: of a late loop that found all of it due at once it would be a single write.
+        stalled = await _settled(model)
+        assert 0 < stalled < 100_000
+        raw.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        status, body = await raw.response()
+        assert (status, body.count(b'"delta":{"content":')) == (200, 100_000)
+    finally:
+        # Not close: the loop would wait for ever for a connection of which neither side reads.
+        raw.writer.transport.abort()
 
 
 async def _settled(model: Model) -> int:
