@@ -14,7 +14,7 @@ from typing import Literal
 
 logger = logging.getLogger(__name__)
 
-Kind = Literal["ask", "turn", "delete", "change"]
+Kind = Literal["ask", "turn", "delete", "change", "done"]
 Connect = Callable[[Path], sqlite3.Connection]
 
 _SCHEMA = """
@@ -32,6 +32,8 @@ INSERT = f"INSERT OR IGNORE INTO record ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?
 BURY = """INSERT OR IGNORE INTO dead_letter (id, kind, session_id, user_id, exchange_id, at, reason, body)
 SELECT id, kind, session_id, user_id, exchange_id, at, ?, body FROM record WHERE id = ?"""
 DELETE = "DELETE FROM record WHERE id = ?"
+EMPTY = """UPDATE record SET kind = 'done', session_id = '', user_id = '', exchange_id = '', crc = 0, body = x''
+WHERE id = ?"""
 FORGET = "DELETE FROM dead_letter WHERE session_id = ? AND user_id = ?"
 
 _BUSY_MS = 5000
@@ -142,8 +144,8 @@ class SpoolFile:
     it is copied into a new file, and the old one is kept beside it as `.corrupt` for a person to look at.
 
     SQLite takes the end of a damaged log for one that was never written. So the number of the newest committed record
-    is kept in a file beside it, and that record stays, done or not, until there is a newer one: where it is missing at
-    a start, the end of the spool is.
+    is kept in a file beside it, and that record stays until there is a newer one, emptied once it is done: where it is
+    missing at a start, the end of the spool is.
     """
 
     def __init__(self, directory: Path, connect_to: Connect = connect) -> None:
@@ -192,6 +194,8 @@ class SpoolFile:
                 connection.execute(BURY, (reason, id_))
                 connection.execute(DELETE, (id_,))
             connection.executemany(DELETE, [(id_,) for id_ in gone if id_ != newest])
+            if newest in gone:
+                connection.execute(EMPTY, (newest,))
             letters = sum(connection.execute(FORGET, key).rowcount for key in forgotten)
             connection.execute("COMMIT")
         except sqlite3.Error:
@@ -376,6 +380,8 @@ def _index(connection: sqlite3.Connection) -> list[Entry]:
         row = Row(*values)
         if not row.sound:
             raise sqlite3.DatabaseError("a record is not as it was written")
+        if row.kind == "done":
+            continue
         entries.append(Entry(row.id, row.kind, row.key, row.exchange_id, row.at, len(row.body)))
     return entries
 
