@@ -149,7 +149,8 @@ def configuration(model: str, database: Database, mock_llm: MockModel) -> dict[s
 @asynccontextmanager
 async def run_service(settings: AgenticSettings) -> AsyncIterator[RunningService]:
     """Serve until the block ends, then drain and close."""
-    service = AgenticService(settings)
+    # Its routes take long to make on a busy machine: that is not what the detector of blocked loops looks for.
+    service = await asyncio.to_thread(AgenticService, settings)
     sock = listen("127.0.0.1", 0)
     port = sock.getsockname()[1]
     limits = ServeSettings(ws_max_size=settings.limits.max_frame_bytes, loop="none")
