@@ -25,7 +25,7 @@ Drain = Callable[[], Awaitable[None]]
 
 EXIT_FORCED = 1
 EXIT_CANNOT_LISTEN = 2
-_FORCE_AFTER_S = 0.5
+_FORCE_AFTER_S = 0.2
 _UNSENT_BYTES = 128 * 1024
 
 
