@@ -3,6 +3,7 @@
 import os
 import socket
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,14 +51,12 @@ def attempt(settings: Postgres, *, shared: bool) -> Connection:
     for up to 2 s to connect and 5 s a statement. Raises `DatabaseTaken`, or psycopg.Error where Postgres is away.
     """
     connection = psycopg.connect(**_arguments(settings), autocommit=True)  # type: ignore[arg-type]  # libpq's own keys
-    try:
+    with ExitStack() as undo:
+        undo.callback(connection.close)
         if connection.execute(_TRY[shared], (LOCK_KEY,)).fetchone() == (True,):
+            undo.pop_all()
             return connection
         holder = connection.execute(_HOLDER, (LOCK_KEY,)).fetchone()
-    except BaseException:
-        connection.close()
-        raise
-    connection.close()
     raise DatabaseTaken(_words(settings, holder))
 
 

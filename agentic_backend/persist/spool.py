@@ -65,6 +65,7 @@ class Spool:
         self.dead_letters = self._file.dead_letters()
         self.trouble: str | None = None
         self.disk_low = False
+        self.size_bytes = self._file.size_bytes
         self._on_commit = on_commit
         self._last_id = self._file.last_id
         self._next = _Work()
@@ -81,13 +82,12 @@ class Spool:
         """Whether the last write held. False until the disk takes one again."""
         return self.trouble is None and self._thread is not None and self._thread.is_alive()
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the file on disk."""
-        return self._file.size_bytes
-
     def look_at_disk(self) -> None:
-        """See whether the disk has room left: 5 % of it, or 1 GiB where that is less. Blocks for a system call."""
+        """See whether the disk has room left (5 % of it, or 1 GiB where that is less) and how large the file is.
+
+        Blocks for system calls, on a failing disk for as long as those take.
+        """
+        self.size_bytes = self._file.size_bytes
         disk = shutil.disk_usage(self.directory)
         self.disk_low = disk.free < min(_FREE_SHARE * disk.total, _FREE_BYTES)
 
