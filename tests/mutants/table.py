@@ -134,7 +134,7 @@ MUTANTS = (
         "agentic_backend/persist/spool.py",
         "        self._next.landed.append(landed)\n",
         "        landed.set_result(None)\n",
-        f"{PERSIST}/test_spool.py::test_what_has_landed_is_found_after_a_kill",
+        f"{PERSIST}/test_spool.py::test_nothing_has_landed_before_its_commit_has",
     ),
     Mutant(
         "what is not ours is written to the database",

@@ -1,6 +1,7 @@
 import asyncio
 import logging
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -53,6 +54,38 @@ async def test_what_has_landed_is_found_after_a_kill(open_spool: Open, tmp_path:
         await landed(future)
         assert on_disk(spool.directory, tmp_path / f"{number}")[-1] == (id_, "turn")
     assert spool.records == 5
+
+
+class HeldConnection(sqlite3.Connection):
+    """Its commits say that they have come, and go on when they are let."""
+
+    held = False
+    come, let = threading.Event(), threading.Event()
+
+    def execute(self, sql: str, *parameters: object) -> sqlite3.Cursor:
+        if sql == "COMMIT" and HeldConnection.held:
+            HeldConnection.come.set()
+            HeldConnection.let.wait(30)
+        return super().execute(sql, *parameters)  # type: ignore[arg-type]
+
+
+def connect_held(path: Path) -> sqlite3.Connection:
+    connect(path).close()
+    return sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=HeldConnection)
+
+
+async def test_nothing_has_landed_before_its_commit_has(
+    open_spool: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HeldConnection, "held", True)
+    spool = open_spool(connect_to=connect_held)
+    id_, future = spool.put("turn", KEY, "x", b"body")
+    assert await asyncio.to_thread(HeldConnection.come.wait, 30)
+    told_early, found_early = future.done(), on_disk(spool.directory, tmp_path / "before")
+    HeldConnection.let.set()
+    await landed(future)
+    assert (told_early, found_early) == (False, [])
+    assert on_disk(spool.directory, tmp_path / "after") == [(id_, "turn")]
 
 
 async def test_what_nobody_waits_for_rides_with_the_next_commit(open_spool: Open, tmp_path: Path) -> None:
