@@ -32,13 +32,13 @@ def parse_chunk(data: bytes) -> tuple[Chunk, str | None]:
         chunk = loads(data)
     except InvalidJson:
         chunk = _parse_repaired(data)
-    text = _only_text(chunk)
+    text = only_text(chunk)
     if text is None:
         _check_chunk(chunk)
     return chunk, text
 
 
-def _only_text(chunk: Any) -> str | None:
+def only_text(chunk: Any) -> str | None:
     """The text of a chunk whose every field that langchain-openai reads is as it should be, else None.
 
     This is the path of nearly every token: a few look-ups in place of the full check.

@@ -7,6 +7,7 @@ from operator import add
 from typing import Any
 
 import pytest
+from langchain_core.callbacks import AsyncCallbackHandler
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_openai import ChatOpenAI
 
@@ -211,3 +212,42 @@ async def test_one_model_an_endpoint_and_no_key_in_it(pool: ModelPool) -> None:
     assert one.root_async_client is None
     assert one.max_retries == 0
     assert one.stream_chunk_timeout is None
+
+
+class Listener(AsyncCallbackHandler):
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+
+    async def on_llm_new_token(self, token: object, **_more: Any) -> None:
+        self.heard.append(token)
+
+
+@pytest.mark.parametrize("coalesce", [True, False])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(streams(token("Hel"), token("lo"), finish(), usage(3, 2), DONE), id="text"),
+        pytest.param(streams(token(""), token("lo"), finish("length"), DONE), id="empty text"),
+        pytest.param(TOOL_CALLS, id="tools"),
+    ],
+)
+async def test_unwatched_chunks_are_those_that_a_handler_gets(pool: ModelPool, answer: Any, coalesce: bool) -> None:
+    listener = Listener()
+    async with scripted(answer, answer) as server:
+        model = pool.chat_model(Endpoint(server.base_url, "m", coalesce=coalesce))
+        unwatched = [chunk async for chunk in model.astream("Hi", tools=[])]
+        watched = [chunk async for chunk in model.astream("Hi", {"callbacks": [listener]}, tools=[])]
+    assert len(listener.heard) == len(watched)
+    assert len({chunk.id for chunk in unwatched}) == len({chunk.id for chunk in watched}) == 1
+    for chunk in (*unwatched, *watched):
+        chunk.id = None
+    assert unwatched == watched
+    assert server.requests[0].body == server.requests[1].body
+
+
+async def test_an_option_that_langchain_keeps_for_itself_is_not_sent(pool: ModelPool) -> None:
+    async with scripted(TOOL_CALLS) as server:
+        model = pool.chat_model(Endpoint(server.base_url, "m"))
+        structured = model.bind_tools([add_tool], ls_structured_output_format={"kwargs": {}, "schema": add_tool})
+        assert [chunk async for chunk in structured.astream("1 + 2")]
+    assert "ls_structured_output_format" not in server.requests[0].body
