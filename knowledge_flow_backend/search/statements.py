@@ -12,6 +12,8 @@ from typing import Final
 
 from sqlalchemy import text
 
+from knowledge_flow_backend.index.rights import READS_LIBRARY
+
 COUNTED_UP_TO: Final = 5000
 """Chunks in which a word is counted that is not among the common ones; a common one's count is in common_words."""
 
@@ -29,9 +31,6 @@ EXACT_UP_TO: Final = 3000
 # Title and section (weight A) count twice as much as the text; flag 1 divides by 1 + the logarithm of the length.
 _WEIGHTS: Final = "'{0.5, 0.5, 0.5, 1.0}'"
 
-_TAG_READABLE: Final = """(t.owner_id = :reader OR t.everyone OR :reader = ANY(t.reader_users)
-        OR t.reader_groups && CAST(:groups AS text[]))"""
-
 # A library that is named has to be one the reader may read, also for documents of their own: an unknown library and
 # a foreign one both find nothing.
 _CORPUS: Final = f"""(
@@ -39,7 +38,7 @@ _CORPUS: Final = f"""(
     AND (CAST(:documents AS text[]) IS NULL OR d.uid = ANY(CAST(:documents AS text[])))
     AND ((CAST(:libraries AS text[]) IS NULL AND d.owner_id = :reader) OR EXISTS (
         SELECT FROM document_tags dt JOIN tags t ON t.id = dt.tag_id
-        WHERE dt.document_uid = d.uid AND {_TAG_READABLE}
+        WHERE dt.document_uid = d.uid AND {READS_LIBRARY}
         AND (CAST(:libraries AS text[]) IS NULL OR t.id = ANY(CAST(:libraries AS text[]))))))"""
 
 _ATTACHED: Final = "(d.session_id = CAST(:session AS text) AND d.owner_id = :reader)"
@@ -101,7 +100,7 @@ FROM found f JOIN chunks c ON c.id = f.id JOIN documents d ON d.uid = c.document
 LATERAL (
     SELECT array_agg(t.id ORDER BY t.id) AS ids, array_agg(t.name ORDER BY t.id) AS names,
         array_agg(CASE t.path WHEN '' THEN t.name ELSE t.path || '/' || t.name END ORDER BY t.id) AS paths
-    FROM document_tags dt JOIN tags t ON t.id = dt.tag_id WHERE dt.document_uid = d.uid AND {_TAG_READABLE}
+    FROM document_tags dt JOIN tags t ON t.id = dt.tag_id WHERE dt.document_uid = d.uid AND {READS_LIBRARY}
 ) l
 ORDER BY f.score DESC, c.id"""
 
