@@ -5,13 +5,16 @@ RUN := ./deploy/local/toolchain.sh run
 PYTHON_RUN := $(RUN) .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check gates format lock bench bench-short bench-micro bench-turn bench-ladder bench-matrix bench-verdict bench-kpi chaos chaos-full clean
+.PHONY: help run test check gates format lock bench bench-short bench-micro bench-turn bench-ladder bench-matrix bench-verdict bench-kpi profile chaos chaos-full clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 run: ## start everything on this machine: Postgres, the mock model, the services; Ctrl-C stops
 	@$(PYTHON_RUN) -m deploy.local $(ARGS)
+
+opensearch: ## run an OpenSearch node for knowledge flow (needs a JDK and Maven); Ctrl-C stops
+	@$(PYTHON_RUN) -m deploy.opensearch $(ARGS)
 
 test: ## run every test that the programs of this machine allow; TURNWISE_REQUIRE=all allows no gap
 	@$(PYTHON_RUN) -m pytest $(ARGS)
@@ -57,6 +60,9 @@ bench-verdict: ## make each cause the bottleneck in turn, and ask the service wh
 
 bench-kpi: ## what watching costs: with it and without, scraped and unscraped
 	@$(PYTHON_RUN) -m tests.bench.kpi_cost $(ARGS)
+
+profile: ## where the CPU of a turn goes: flame graph profile.svg and tables, by phase and library
+	@$(PYTHON_RUN) -m tests.bench.profile $(ARGS)
 
 chaos: ## break Postgres, disk, network and processes under load; what clients were told against what is stored
 	@$(PYTHON_RUN) -m tests.chaos --short $(ARGS)
