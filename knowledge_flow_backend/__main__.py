@@ -46,8 +46,6 @@ def _not_built(settings: KnowledgeFlowSettings) -> str:
     """What the file asks for and this version does not have: never quietly something else. Empty where all is here."""
     if settings.storage.vector_store.type == "opensearch":
         return "storage.vector_store.type: opensearch is not available in this version; pgvector is"
-    if settings.crossencoder_model.provider == "http":
-        return "crossencoder_model.provider: http is not available in this version; local and none are"
     return ""
 
 

@@ -36,6 +36,7 @@ from knowledge_flow_backend.embed.batcher import BatchRules
 from knowledge_flow_backend.embed.handover import QuestionVectors
 from knowledge_flow_backend.embed.local import DOCUMENTS_A_BATCH, LocalEmbedder, default_home
 from knowledge_flow_backend.embed.openai import DEFAULT_BASE_URL, EmbeddingEndpoint, OpenAiEmbedder
+from knowledge_flow_backend.endpoint import Endpoint
 from knowledge_flow_backend.errors import DocumentsUnavailable, IndexUnavailable, SchemaMismatch
 from knowledge_flow_backend.index.database import Database
 from knowledge_flow_backend.ingest.fast import FastIngest
@@ -53,13 +54,14 @@ from knowledge_flow_backend.library.router import LibraryServices
 from knowledge_flow_backend.library.router import build_router as build_library_router
 from knowledge_flow_backend.library.store import Library
 from knowledge_flow_backend.metrics import PHASES, KnowledgeFlowMetrics
-from knowledge_flow_backend.rerank import RerankService
+from knowledge_flow_backend.rerank import Reranker, RerankService
+from knowledge_flow_backend.rerank.http import HttpReranker, HttpRerankRules, default_batch
 from knowledge_flow_backend.rerank.local import LocalReranker
 from knowledge_flow_backend.search.pgvector import PgVectorIndex, PgVectorRules
 from knowledge_flow_backend.search.pgvector_writer import PgVectorWriter
 from knowledge_flow_backend.search.router import build_router as build_search_router
 from knowledge_flow_backend.search.service import SearchRules, SearchService
-from knowledge_flow_backend.settings import KnowledgeFlowSettings
+from knowledge_flow_backend.settings import CrossencoderSettings, EmbeddingSettings, KnowledgeFlowSettings
 
 logger = logging.getLogger(__name__)
 
@@ -311,11 +313,14 @@ def _make_search(
     kpi: Kpi,
 ) -> SearchService:
     vectors = QuestionVectors()
-    reranker: LocalReranker | None = None
-    if settings.crossencoder_model.provider == "local":
+    reranker: Reranker | None = None
+    if settings.crossencoder_model.provider == "http":
+        reranker = _make_http_reranker(settings, stack, metrics)
+    elif settings.crossencoder_model.provider == "local":
         threads = settings.crossencoder_model.settings.threads
-        reranker = LocalReranker(embedder, index, vectors, threads=threads, metrics=metrics, kpi=kpi)
-        stack.callback(reranker.close)
+        local = LocalReranker(embedder, index, vectors, threads=threads, metrics=metrics, kpi=kpi)
+        stack.callback(local.close)
+        reranker = local
     reranking = RerankService(reranker, deadline_s=settings.deadlines.rerank_s, metrics=metrics, kpi=kpi)
     rules = SearchRules(
         candidates=settings.search.candidates,
@@ -332,6 +337,39 @@ def _make_search(
         rules=rules,
         metrics=metrics,
         kpi=kpi,
+    )
+
+
+def _make_http_reranker(
+    settings: KnowledgeFlowSettings, stack: AsyncExitStack, metrics: KnowledgeFlowMetrics
+) -> HttpReranker:
+    model = settings.crossencoder_model
+    chosen = model.settings
+    rules = HttpRerankRules(
+        shape=chosen.shape,
+        model=model.name,
+        batch_texts=chosen.batch_max_texts or default_batch(chosen.shape),
+        text_chars=chosen.max_text_chars,
+        deadline_s=settings.deadlines.rerank_s,
+    )
+    reranker = HttpReranker(endpoint_of(chosen, f"{chosen.base_url}/rerank"), rules, metrics=metrics)
+    stack.push_async_callback(reranker.aclose)
+    return reranker
+
+
+def endpoint_of(chosen: CrossencoderSettings | EmbeddingSettings, url: str) -> Endpoint:
+    """The endpoint at `url` as the configuration wants it called."""
+    limits = chosen.http_client_limits
+    return Endpoint(
+        url=url,
+        api_key=chosen.api_key,
+        connect_s=chosen.timeout.connect,
+        read_s=chosen.timeout.read,
+        pool_s=chosen.timeout.pool,
+        max_retries=chosen.max_retries,
+        max_connections=limits.max_connections,
+        keepalive_s=limits.keepalive_expiry_seconds,
+        keepalive=limits.max_keepalive_connections > 0,
     )
 
 

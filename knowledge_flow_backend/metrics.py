@@ -112,6 +112,9 @@ class KnowledgeFlowMetrics:
             registry=self._registry,
         )
         self.embed_pool_wait: GaugedSeconds = self._kpi.gauged_seconds("embed.pool_wait_ms", http_wait.labels("embed"))
+        self.rerank_pool_wait: GaugedSeconds = self._kpi.gauged_seconds(
+            "rerank.pool_wait_ms", http_wait.labels("rerank")
+        )
 
     def _ingestion(self) -> None:
         self.ingest_stage: Labelled[Seconds] = self._timers(

@@ -79,7 +79,7 @@ class CrossencoderSettings(Section):
     ignored_keys: ClassVar[tuple[str, ...]] = ("online", "local_path")
 
     base_url: HttpUrl | None = None
-    """Endpoint (`http`)."""
+    """What stands before `/rerank` (`http`): https://api.cohere.com/v2, https://api.jina.ai/v1, http://host:8000."""
     api_key: SecretStr | None = None
     """Set through RERANK_API_KEY."""
     shape: Literal["cohere", "jina", "vllm", "tei", "infinity"] = "cohere"
@@ -88,6 +88,10 @@ class CrossencoderSettings(Section):
     """Further attempts within `deadlines.rerank_s` (`http`)."""
     timeout: ModelTimeout = ModelTimeout()
     http_client_limits: HttpClientLimits = HttpClientLimits()
+    batch_max_texts: Positive | None = None
+    """Passages of one request (`http`). Without it: 32 for `tei`, which refuses more by default, else 100."""
+    max_text_chars: Positive = 4000
+    """Characters of the question and of each passage that are sent, from its beginning (`http`)."""
     threads: Positive = 1
     """Threads that compute (`local`)."""
 

@@ -15,10 +15,6 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
         {"storage": {"vector_store": {"type": "opensearch"}, "opensearch": {"host": "http://127.0.0.1:9200"}}},
         "storage.vector_store.type",
     ),
-    "http rerank": (
-        {"crossencoder_model": {"provider": "http", "settings": {"base_url": "http://127.0.0.1:9999"}}},
-        "crossencoder_model.provider",
-    ),
 }
 
 

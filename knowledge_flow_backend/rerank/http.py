@@ -1,0 +1,101 @@
+"""A rerank server as reranker: `POST {base_url}/rerank` in one of the five shapes that such servers have."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from backend_kit.aio import Breaker
+from knowledge_flow_backend.endpoint import CallFailed, Endpoint, JsonCalls, sendable
+from knowledge_flow_backend.index.models import Reader
+from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
+from knowledge_flow_backend.rerank.port import Candidate, RerankFailed
+from knowledge_flow_backend.rerank.shapes import BadScores, Shape, request_of, scores_of
+
+logger = logging.getLogger(__name__)
+
+_SAID_EVERY_S = 1.0
+_OWN_SHARE = 0.95
+"""Of the deadline. Its end is seen here first, as the endpoint's failure, and not as a caller who went away."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRerankRules:
+    """`batch_texts` documents go into one request, each cut to `text_chars` characters; `deadline_s` is over all."""
+
+    shape: Shape
+    model: str
+    batch_texts: int
+    text_chars: int
+    deadline_s: float
+
+
+def default_batch(shape: Shape) -> int:
+    """Documents of a request where nothing is configured: what `tei` takes unless told otherwise, or what `cohere`
+    charges as one search."""
+    return 32 if shape == "tei" else 100
+
+
+class HttpReranker:
+    """The `Reranker` over HTTP. Built on the running loop, closed by `aclose`.
+
+    It sends the texts that it is given and the question; who asks, and what the texts are of, stays here.
+    """
+
+    def __init__(self, endpoint: Endpoint, rules: HttpRerankRules, *, metrics: KnowledgeFlowMetrics) -> None:
+        self._rules = rules
+        self._calls = JsonCalls(endpoint, pool_wait=metrics.rerank_pool_wait.observe)
+        self._breaker = Breaker(time.perf_counter, lambda _wait_s: RerankFailed("failed"))
+        self._said: dict[str, float] = {}
+
+    async def score(self, question: str, candidates: Sequence[Candidate], reader: Reader) -> list[float]:  # noqa: ARG002 - the texts are the caller's own
+        """See `Reranker`."""
+        self._breaker.admit()
+        verdict = self._breaker.undecided
+        try:
+            async with asyncio.timeout(self._rules.deadline_s * _OWN_SHARE):
+                scores = await self._scores(question, candidates)
+            verdict = self._breaker.succeeded
+            return scores
+        except TimeoutError:
+            verdict = self._breaker.failed
+            raise self._say("late", "no answer in time") from None
+        except BadScores as failure:
+            raise self._say("failed", f"the answer makes no sense: {failure}") from None
+        except CallFailed as failure:
+            if failure.kind == "down":
+                verdict = self._breaker.failed
+            raise self._say("busy" if failure.kind == "busy" else "failed", str(failure)) from None
+        finally:
+            verdict()
+
+    async def aclose(self) -> None:
+        """Close the connections. Reranks that still run fail."""
+        await self._calls.aclose()
+
+    async def _scores(self, question: str, candidates: Sequence[Candidate]) -> list[float]:
+        limit, step = self._rules.text_chars, self._rules.batch_texts
+        asked = sendable(question, limit)
+        texts = [sendable(candidate.text, limit) for candidate in candidates]
+        batches = [texts[start : start + step] for start in range(0, len(texts), step)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._batch(asked, batch)) for batch in batches]
+        except BaseExceptionGroup as failures:
+            # One batch less is another order: the first failure ends the others.
+            raise failures.exceptions[0] from None
+        return [score for task in tasks for score in task.result()]
+
+    async def _batch(self, question: str, texts: list[str]) -> list[float]:
+        body = request_of(self._rules.shape, self._rules.model, question, texts)
+        answer = await self._calls.ask(body, budget_s=self._rules.deadline_s * _OWN_SHARE)
+        return scores_of(answer, len(texts))
+
+    def _say(self, cause: str, reason: str) -> RerankFailed:
+        """Log a failure, at most once a second and reason, and return the error to raise for it."""
+        now = time.perf_counter()
+        if now - self._said.get(reason, -_SAID_EVERY_S) >= _SAID_EVERY_S:
+            self._said[reason] = now
+            logger.warning("reranker %s: %s", self._rules.model, reason)
+        return RerankFailed(cause)
