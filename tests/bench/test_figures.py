@@ -9,6 +9,7 @@ from tests.bench.bench import Verdicts
 from tests.bench.matrix import SWITCHES, Effect, both, setting
 from tests.bench.measured import Sample, Series
 from tests.bench.micro import Samples, repetitions
+from tests.bench.profile import Stack, does, library, parse
 from tests.bench.rig import busy_s, cpu_s
 
 
@@ -90,3 +91,24 @@ def test_a_sample_repeats_until_the_clock_is_not_in_it() -> None:
             sum(range(200))
 
     assert repetitions(add_up) > 1
+
+
+def test_a_stack_of_the_loop_is_what_the_loop_called() -> None:
+    loop = "main (/x/agentic_backend/__main__.py:36);Runner.run (/usr/lib/asyncio/runners.py:118)"
+    site = "/venv/lib/python3.11/site-packages"
+    stacks = parse(
+        [
+            f"{loop} 5",
+            f"{loop};sender (/x/agentic_backend/chat/socket.py:9);send ({site}/uvicorn/ws.py:1) 3",
+            f"{loop};ChatSocket._write (/x/agentic_backend/chat/socket.py:9);send ({site}/uvicorn/ws.py:1) 3",
+            "_bootstrap (/usr/lib/threading.py:1);Spool._write_all (/x/agentic_backend/persist/spool.py:7) 2",
+        ]
+    )
+    assert stacks[0] == Stack((), 5)
+    assert [does(stack) for stack in stacks] == [
+        "event loop and its system calls",
+        "socket: frames in; HTTP",
+        "socket: frames out",
+        "spool (thread)",
+    ]
+    assert [library(stack) for stack in stacks] == ["uvloop", "uvicorn", "uvicorn", "agentic_backend"]
