@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentic_backend.agent import AGENT_PHASES, AgentKit, Catalog, DirectAnswer, TitleWriter
 from agentic_backend.agent.interrupts import Checkpoints
+from agentic_backend.agent.kit import NamedModel
 from agentic_backend.agent.toolbox import Toolbox
 from agentic_backend.chat.attachments import PATH as UPLOAD_PATH
 from agentic_backend.chat.attachments import AttachmentServices
@@ -47,7 +48,7 @@ from agentic_backend.session.models import Session
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.session.titles import Titles
 from agentic_backend.session.turn import TurnRules, TurnRunner
-from agentic_backend.settings import AgenticSettings
+from agentic_backend.settings import DEFAULT_MODEL, AgenticSettings
 from agentic_backend.verdict import Windows
 from agentic_backend.watch import Watch, Watched
 from backend_kit.aio import TaskRegistry
@@ -399,9 +400,17 @@ def make_toolbox(settings: AgenticSettings, tasks: TaskRegistry, metrics: Agenti
 def make_kit(
     settings: AgenticSettings, models: ModelPool, knowledge: KnowledgeClient, toolbox: Toolbox | None = None
 ) -> AgentKit:
-    """What graphs are built from: the configured chat model, the documents, and the tools."""
-    model = settings.ai.default_chat_model
-    return AgentKit(models.chat_model(endpoint_of(model, settings.deadlines)), model.name, knowledge, toolbox)
+    """What graphs are built from: the configured chat models, the documents, and the tools."""
+    ai = settings.ai
+    configured = {DEFAULT_MODEL: (ai.default_chat_model, ai.default_chat_model.name)} | {
+        model.id: (model.called_as(ai.default_chat_model), model.title or model.id) for model in ai.chat_models
+    }
+    named = {
+        model_id: NamedModel(models.chat_model(endpoint_of(model, settings.deadlines)), model.name, title)
+        for model_id, (model, title) in configured.items()
+    }
+    default = named[DEFAULT_MODEL]
+    return AgentKit(default.chat_model, default.name, knowledge, toolbox, named)
 
 
 def make_catalog(

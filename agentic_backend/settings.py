@@ -1,6 +1,7 @@
 """Settings of the agentic service: one frozen object, read once at start (docs/configuration.md lists every key)."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Collection
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, JsonValue, SecretStr, model_validator
 
@@ -22,6 +23,12 @@ from backend_kit.settings import (
     Text,
     refuse_twice,
 )
+
+DEFAULT_MODEL: Final = "default"
+"""The id of `ai.default_chat_model` among the models that an agent or a turn may name."""
+
+ANY_MODEL: Final = "*"
+"""Stands for every configured model among those that a turn may choose."""
 
 FieldType = Literal[
     "string",
@@ -128,6 +135,10 @@ class AgentSettings(Section):
     """Module that holds the agent's graph."""
     type: Text = "agent"
     """Kind of agent."""
+    model: Text = DEFAULT_MODEL
+    """Model that answers: `default` is `ai.default_chat_model`, else the id of an entry of `ai.chat_models`."""
+    further_models: Annotated[tuple[Text, ...], Listed] = ()
+    """Further models that a turn may choose instead, by the same ids; `*` is all of them."""
     tuning: AgentTuning = AgentTuning()
     chat_options: ChatOptions = ChatOptions()
 
@@ -142,6 +153,14 @@ class AgentSettings(Section):
     def _fields_are_unique(self) -> "AgentSettings":
         refuse_twice([field.key for field in self.tuning.fields], "key", "tuning", "fields")
         return self
+
+    def unknown_model(self, known: Collection[str]) -> Literal["model", "further_models"] | None:
+        """The key under which a model is named that is none of the known ones, if there is one."""
+        if self.model not in known:
+            return "model"
+        return (
+            "further_models" if any(name not in known and name != ANY_MODEL for name in self.further_models) else None
+        )
 
     def tuned(self, key: str, fallback: Any) -> Any:
         """The value of a tunable field; `fallback` where the agent does not list it or leaves it empty."""
@@ -185,6 +204,33 @@ class ChatModel(Section):
     settings: ChatModelSettings = ChatModelSettings()
 
 
+class OfferedModel(Section):
+    """A further model that agents and turns may name."""
+
+    id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,63}$")]
+    """Name of the choice in agents, asks and preferences."""
+    title: str = ""
+    """Label in the chat page; the id where it is left out."""
+    provider: Literal["openai"] = "openai"
+    """Protocol of the endpoint."""
+    name: Text
+    """Model name that is sent."""
+    settings: ChatModelSettings | None = None
+    """How it is called; left out: as `ai.default_chat_model` is, at its address and with its key. Where it is given,
+    none of those are taken over. The limits and deadlines of connections are those of `ai.default_chat_model` for all
+    models, since they share one pool."""
+
+    @model_validator(mode="after")
+    def _id_is_not_taken(self) -> "OfferedModel":
+        if self.id == DEFAULT_MODEL:
+            raise Refused("is the id of ai.default_chat_model", "id")
+        return self
+
+    def called_as(self, default: ChatModel) -> ChatModel:
+        """The model with what it leaves to the default one."""
+        return ChatModel(provider=self.provider, name=self.name, settings=self.settings or default.settings)
+
+
 class ModelPrice(Section):
     """What a model's tokens cost."""
 
@@ -222,6 +268,7 @@ class Ai(Section):
     use_static_config_only: bool = True
     """Whether agents come from this file alone. Off, they still do in this version."""
     default_chat_model: ChatModel
+    chat_models: Annotated[tuple[OfferedModel, ...], Listed] = ()
     default_language_model: ChatModel | None = None
     """Makes titles of sessions after their first answer; without it the first question is the title."""
     prices: Annotated[tuple[ModelPrice, ...], Listed] = ()
@@ -232,9 +279,18 @@ class Ai(Section):
     agents: Annotated[tuple[AgentSettings, ...], Listed] = ()
 
     @model_validator(mode="after")
-    def _agents_are_unique(self) -> "Ai":
+    def _names_are_unique(self) -> "Ai":
         refuse_twice([agent.id for agent in self.agents], "id", "agents")
+        refuse_twice([model.id for model in self.chat_models], "id", "chat_models")
         refuse_twice([price.model for price in self.prices], "model", "prices")
+        return self
+
+    @model_validator(mode="after")
+    def _models_are_there(self) -> "Ai":
+        known = {DEFAULT_MODEL, *(model.id for model in self.chat_models)}
+        for place, agent in enumerate(self.agents):
+            if (where := agent.unknown_model(known)) is not None:
+                raise Refused("names a model that is not among chat_models", "agents", place, where)
         return self
 
     @property

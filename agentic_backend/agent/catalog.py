@@ -3,7 +3,8 @@
 import hashlib
 import importlib
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final
 
@@ -14,13 +15,15 @@ from agentic_backend.agent import plain, rag, tools
 from agentic_backend.agent.interrupts import Checkpoints, RunMemory, SavedRun, Waiting, question_of
 from agentic_backend.agent.kit import AgentKit, Build, Graph
 from agentic_backend.agent.run import AgentAnswer, AgentRun
-from agentic_backend.errors import AgentNotFound, NotAwaiting, TurnFailed
-from agentic_backend.settings import AgentSettings
+from agentic_backend.errors import AgentNotFound, BadRequest, NotAwaiting, TurnFailed
+from agentic_backend.settings import AgentSettings, FieldSpec
 from backend_kit.kpi import phase
 from backend_kit.wire import dumps
 
 BUILT_IN: Final[dict[str, ModuleType]] = {"Georges": plain, "Rico": rag, "Sammy": tools}
 """Modules of agents that come with the service, by the last part of their `class_path`."""
+MADE_LABEL: Final = "made"
+"""What agents that were made over REST are called in metrics: their ids come and go."""
 
 
 class AgentUnusable(ValueError):
@@ -32,10 +35,16 @@ class Agent:
     """One agent, ready to run turns of any session. Holds a compiled graph and nothing of a user."""
 
     def __init__(
-        self, settings: AgentSettings, graph: Graph, recursion_limit: int, checkpoints: Checkpoints | None = None
+        self,
+        settings: AgentSettings,
+        graph: Graph,
+        recursion_limit: int,
+        checkpoints: Checkpoints | None = None,
+        models: Sequence[str] = (),
     ) -> None:
-        """With `checkpoints` the agent may interrupt itself to ask a person."""
+        """With `checkpoints` the agent may interrupt itself to ask a person. `models` are what a turn may choose."""
         self.settings = settings
+        self._models = models
         self._graph = graph
         self._config: RunnableConfig = {"recursion_limit": recursion_limit}
         self._checkpoints = checkpoints
@@ -52,6 +61,17 @@ class Agent:
     def name(self) -> str:
         """The name in the chat page."""
         return self.settings.name
+
+    def model_of(self, wanted: str | None, preferred: object = None, *, lenient: bool = False) -> str:
+        """The id of the model that answers a turn: the one it wants, else the preferred one, else the agent's own.
+
+        What the agent does not offer is passed over. Raises `BadRequest` where a turn wants it, unless `lenient`.
+        """
+        if wanted in self._models:
+            return str(wanted)
+        if wanted is not None and not lenient:
+            raise BadRequest
+        return str(preferred) if preferred in self._models else self.settings.model
 
     async def run(self, run: AgentRun) -> AgentAnswer:
         """Run one turn, or the rest of one that waited. Cancelling it closes the model's connection at once.
@@ -105,9 +125,31 @@ class Agent:
         return answer
 
 
+@dataclass(frozen=True, slots=True)
+class AgentClass:
+    """A module that agents may be made of, by the `class_path` that leads to it, with the values that it lets tune."""
+
+    path: str
+    module: ModuleType
+    fields: tuple[FieldSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One agent of the catalog. `build` is None where it is disabled."""
+
+    settings: AgentSettings
+    digest: str
+    build: Build | None = None
+    interrupts: bool = False
+
+
 class Catalog:
     """Configuration to agents. Graphs are compiled at first use, once per agent and configuration, at most
-    `max_graphs` of them; `on_lookup` is told of each look-up whether it was a hit."""
+    `max_graphs` of them; `on_lookup` is told of each look-up whether it was a hit.
+
+    Beside the configured agents there may be others, which `put_made` replaces as a whole while turns run.
+    """
 
     def __init__(
         self,
@@ -128,55 +170,124 @@ class Catalog:
         self._max_graphs = max_graphs
         self._on_lookup = on_lookup
         self._checkpoints = checkpoints
-        self._settings = {agent.id: (agent, _digest(agent)) for agent in agents}
         modules = {agent.id: _module_of(agent) for agent in agents if agent.enabled}
-        self._builds = {agent.id: _build_of(agent, modules[agent.id]) for agent in agents if agent.enabled}
-        self._interrupting = {agent_id for agent_id, module in modules.items() if _interrupts(module)}
+        self._configured = {agent.id: _entry_of(agent, modules.get(agent.id)) for agent in agents}
+        self._made: dict[str, _Entry] = {}
         self._compiled: OrderedDict[tuple[str, str], Agent] = OrderedDict()
+        self.classes: Mapping[str, AgentClass] = _classes(agents, modules)
 
     def get(self, agent_id: str) -> Agent:
         """The agent. Raises `AgentNotFound` where there is none of that id or it is disabled. Phase `agent_init`."""
         with phase("agent_init"):
-            build = self._builds.get(agent_id)
-            if build is None:
+            entry = self._entry(agent_id)
+            if entry is None or entry.build is None:
                 raise AgentNotFound
-            settings, digest = self._settings[agent_id]
-            agent = self._compiled.get((agent_id, digest))
+            key = (agent_id, entry.digest)
+            agent = self._compiled.get(key)
             if self._on_lookup is not None:
                 self._on_lookup(agent is not None)
             if agent is None:
-                checkpoints = self._checkpoints if agent_id in self._interrupting else None
-                agent = Agent(settings, build(settings, self._kit), self._recursion_limit, checkpoints)
-                self._compiled[agent_id, digest] = agent
+                agent = self._compiled[key] = self._compile(entry.settings, entry.build, entry.interrupts)
                 if len(self._compiled) > self._max_graphs:
                     self._compiled.popitem(last=False)
             else:
-                self._compiled.move_to_end((agent_id, digest))
+                self._compiled.move_to_end(key)
             return agent
+
+    def put_made(self, agents: Iterable[AgentSettings]) -> None:
+        """These are the agents beside the configured ones from now on; turns that run keep theirs.
+
+        Each must have passed `check`. One with the id of a configured agent is left out.
+        """
+        made = [agent for agent in agents if agent.id not in self._configured]
+        self._made = {agent.id: _entry_of(agent, self._class_of(agent).module) for agent in made}
+        for key in [key for key in self._compiled if (entry := self._entry(key[0])) is None or entry.digest != key[1]]:
+            del self._compiled[key]
+
+    def check(self, agent: AgentSettings) -> None:
+        """Raise `AgentUnusable` where an agent cannot be made so: its class, its model, or a value that is refused."""
+        module = self._class_of(agent).module
+        if (where := agent.unknown_model(self._kit.models)) is not None:
+            raise AgentUnusable(f"agent {agent.id}: {where}: no such model")
+        build = _build_of(agent, module)
+        try:
+            build(agent, self._kit.of(agent))
+        except ValueError as failure:
+            raise AgentUnusable(f"agent {agent.id}: {failure}") from failure
 
     def default_id(self) -> str | None:
         """The agent of a session that names none: the first that is enabled."""
-        return next(iter(self._builds), None)
+        return next((entry.settings.id for entry in self._entries() if entry.build is not None), None)
 
     def __contains__(self, agent_id: object) -> bool:
         """Whether an ask may name this agent."""
-        return agent_id in self._builds
+        entry = self._entry(agent_id)
+        return entry is not None and entry.build is not None
+
+    def is_configured(self, agent_id: str) -> bool:
+        """Whether the agent comes from the configuration."""
+        return agent_id in self._configured
+
+    def made(self, agent_id: str) -> AgentSettings | None:
+        """An agent beside the configured ones, None where there is none of that id."""
+        entry = self._made.get(agent_id)
+        return None if entry is None else entry.settings
+
+    def label(self, agent_id: str) -> str:
+        """The agent's name in metrics, of which there are never more than the configuration has agents, and two."""
+        if agent_id in self._made:
+            return MADE_LABEL
+        return agent_id if agent_id in self else "unknown"
+
+    def wire(self, agent: AgentSettings) -> dict[str, Any]:
+        """AgentSettings of the wire, with what a turn may choose of the models: id and label, the agent's own first."""
+        choices = [{"id": name, "title": self._kit.models[name].title} for name in self._kit.choices(agent)]
+        return {**agent.model_dump(mode="json"), "model_choices": choices}
 
     def list(self) -> list[dict[str, Any]]:
-        """Every configured agent as AgentSettings of the wire, disabled ones included and marked."""
-        return [settings.model_dump(mode="json") for settings, _ in self._settings.values()]
+        """Every agent as AgentSettings of the wire, disabled ones included and marked."""
+        return [self.wire(entry.settings) for entry in self._entries()]
 
     async def aclose(self) -> None:
         """Forget the graphs. Turns that run keep theirs."""
         self._compiled.clear()
 
+    def _entry(self, agent_id: Any) -> _Entry | None:
+        return self._configured.get(agent_id) or self._made.get(agent_id)
 
-def _digest(settings: AgentSettings) -> str:
-    return hashlib.sha256(dumps(settings.model_dump(mode="json"))).hexdigest()
+    def _entries(self) -> Sequence[_Entry]:
+        return [*self._configured.values(), *self._made.values()]
+
+    def _compile(self, settings: AgentSettings, build: Build, interrupts: bool) -> Agent:
+        graph = build(settings, self._kit.of(settings))
+        checkpoints = self._checkpoints if interrupts else None
+        return Agent(settings, graph, self._recursion_limit, checkpoints, self._kit.choices(settings))
+
+    def _class_of(self, agent: AgentSettings) -> AgentClass:
+        found = self.classes.get(agent.class_path or "")
+        if found is None:
+            raise AgentUnusable(f"agent {agent.id}: class_path: no such class")
+        return found
 
 
-def _interrupts(module: ModuleType) -> bool:
-    return getattr(module, "INTERRUPTS", False) is True
+def _entry_of(settings: AgentSettings, module: ModuleType | None) -> _Entry:
+    digest = hashlib.sha256(dumps(settings.model_dump(mode="json"))).hexdigest()
+    if module is None or not settings.enabled:
+        return _Entry(settings, digest)
+    return _Entry(settings, digest, _build_of(settings, module), getattr(module, "INTERRUPTS", False) is True)
+
+
+def _classes(agents: Iterable[AgentSettings], modules: Mapping[str, ModuleType]) -> dict[str, AgentClass]:
+    """The modules that are known without an import: those of the service, and those that the configuration names.
+
+    What may be tuned is what the module says in `FIELDS`, else what the first agent that names it lists.
+    """
+    classes = {module.__name__: AgentClass(module.__name__, module, module.FIELDS) for module in BUILT_IN.values()}
+    for agent in agents:
+        if agent.class_path is not None and (module := modules.get(agent.id)) is not None:
+            fields = tuple(getattr(module, "FIELDS", agent.tuning.fields))
+            classes.setdefault(agent.class_path, AgentClass(agent.class_path, module, fields))
+    return classes
 
 
 def _build_of(settings: AgentSettings, module: ModuleType) -> Build:

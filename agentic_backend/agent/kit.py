@@ -1,6 +1,7 @@
 """What an agent's graph is built from, and what an agent module has to offer."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from langchain_core.language_models import BaseChatModel
@@ -9,21 +10,51 @@ from langgraph.graph.state import CompiledStateGraph
 from agentic_backend.agent.run import AgentRun, AgentState
 from agentic_backend.agent.toolbox import Toolbox
 from agentic_backend.knowledge import KnowledgeClient
-from agentic_backend.settings import AgentSettings
+from agentic_backend.settings import ANY_MODEL, AgentSettings
 
 Graph = CompiledStateGraph[Any, AgentRun, AgentState, Any]
 """A compiled graph that is given an `AgentState` with `message` and the `AgentRun` as its context."""
 
 
 @dataclass(frozen=True, slots=True)
+class NamedModel:
+    """A chat model; `name` is what it is called where its endpoint does not say. `title` is its label for people."""
+
+    chat_model: BaseChatModel
+    name: str
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class AgentKit:
     """The shared, user-less things that a graph may use. `knowledge` is None where no documents can be searched, and
-    `toolbox` where no tool server is configured."""
+    `toolbox` where no tool server is configured.
+
+    `chat_model` is the agent's own model. A node that answers asks for `model_for(run)`, since a turn may have chosen
+    another of `models`, which are all that are configured, by id.
+    """
 
     chat_model: BaseChatModel
     model_name: str
     knowledge: KnowledgeClient | None = None
     toolbox: Toolbox | None = None
+    models: Mapping[str, NamedModel] = field(default_factory=dict)
+
+    def model_for(self, run: AgentRun) -> NamedModel:
+        """The model of this turn."""
+        chosen = self.models.get(run.model) if run.model is not None else None
+        return chosen or NamedModel(self.chat_model, self.model_name)
+
+    def choices(self, settings: AgentSettings) -> tuple[str, ...]:
+        """Ids of the models that a turn of the agent may have, its own first."""
+        further = self.models if ANY_MODEL in settings.further_models else settings.further_models
+        wanted = dict.fromkeys((settings.model, *further))
+        return tuple(name for name in wanted if name in self.models)
+
+    def of(self, settings: AgentSettings) -> "AgentKit":
+        """The kit with the agent's own model in the place of the default one."""
+        own = self.models.get(settings.model)
+        return self if own is None else replace(self, chat_model=own.chat_model, model_name=own.name)
 
 
 class Build(Protocol):

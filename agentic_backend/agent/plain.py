@@ -8,12 +8,14 @@ from langgraph.runtime import Runtime
 from agentic_backend.agent.answering import conversation, stream_answer, with_language
 from agentic_backend.agent.kit import AgentKit, Graph
 from agentic_backend.agent.run import AgentRun, AgentState
-from agentic_backend.settings import AgentSettings
+from agentic_backend.settings import AgentSettings, FieldSpec
 
 SYSTEM_PROMPT: Final = """\
 You are Georges, a general assistant. Answer what was asked, correctly and briefly, in the language of the question.
 Use Markdown where structure helps. Take earlier messages of the conversation into account.
 If you do not know, or the question lacks what an answer needs, say so; never invent facts, numbers or sources."""
+FIELDS: Final = (FieldSpec(key="prompts.system", type="prompt", title="System prompt"),)
+"""What may be tuned; without a value it is the prompt above."""
 
 
 def build(settings: AgentSettings, kit: AgentKit) -> Graph:
@@ -23,8 +25,9 @@ def build(settings: AgentSettings, kit: AgentKit) -> Graph:
     async def answer(state: AgentState, runtime: Runtime[AgentRun]) -> AgentState:  # noqa: ARG001 # langgraph calls it by name
         run = runtime.context
         messages = conversation(with_language(system, run.language), run)
+        model = kit.model_for(run)
         return {
-            "answer": await stream_answer(kit.chat_model, messages, run.emit, fallback_model_name=kit.model_name),
+            "answer": await stream_answer(model.chat_model, messages, run.emit, fallback_model_name=model.name),
         }
 
     graph = StateGraph(AgentState, context_schema=AgentRun)

@@ -12,12 +12,13 @@ from langgraph.runtime import Runtime
 
 from agentic_backend.agent import questions, sources
 from agentic_backend.agent.answering import said, stream_answer, with_language
+from agentic_backend.agent.fields import value_of
 from agentic_backend.agent.kit import AgentKit, Graph
 from agentic_backend.agent.run import AgentAnswer, AgentRun, AgentState, HistoryItem
 from agentic_backend.errors import KfUnavailable, TurnFailed
 from agentic_backend.events import Sources
 from agentic_backend.knowledge import Caller, Hit, KnowledgeClient, SearchQuery
-from agentic_backend.settings import AgentSettings
+from agentic_backend.settings import AgentSettings, FieldSpec
 from backend_kit.kpi import phase
 
 PHASES: Final = ("keyword_expansion", "follow_up")
@@ -44,6 +45,47 @@ the terms alone, separated by commas."""
 FOLLOW_UP: Final = """\
 Write the user's last message as one search query that can be understood without the conversation: put in what it refers
 to, in its language. Answer with the query alone."""
+FIELDS: Final = (
+    # A prompt without a value is the one above.
+    FieldSpec(key="prompts.system", type="prompt", title="System prompt"),
+    FieldSpec(key="prompts.with_sources", type="prompt", title="How to answer from passages"),
+    FieldSpec(key="prompts.no_sources", type="prompt", title="How to answer without documents"),
+    FieldSpec(key="prompts.no_results", type="prompt", title="How to answer where nothing was found"),
+    FieldSpec(key="prompts.keyword_expansion", type="prompt", title="How to name search terms"),
+    FieldSpec(key="prompts.follow_up", type="prompt", title="How to rewrite a follow-up question"),
+    FieldSpec(key="rag.top_k", type="integer", title="Passages to retrieve", default=8, min=1, max=100),
+    # More than 20 passages leave no room for the answer in a compatible frame, and help no model.
+    FieldSpec(key="rag.top_r", type="integer", title="Passages to keep after the rerank", default=6, min=1, max=20),
+    FieldSpec(key="rag.min_score", type="number", title="Least score of the reranker", default=0.0, min=0, max=1),
+    FieldSpec(
+        key="rag.max_source_chars",
+        type="integer",
+        title="Characters of a passage that the model reads",
+        default=4000,
+        min=200,
+        max=8000,
+    ),
+    FieldSpec(
+        key="rag.history_max_messages",
+        type="integer",
+        title="Earlier messages that the model is reminded of",
+        default=10,
+        min=0,
+        max=1000,
+    ),
+    FieldSpec(
+        key="rag.follow_up",
+        type="select",
+        title="Follow-up questions",
+        default="heuristic",
+        enum=("heuristic", "model", "off"),
+    ),
+    FieldSpec(key="rag.keyword_expansion", type="boolean", title="Let the model add search terms", default=False),
+    FieldSpec(
+        key="rag.require_documents", type="boolean", title="Fail where documents cannot be searched", default=False
+    ),
+)
+"""What may be tuned (CONTRACT §3)."""
 _ONLY_DOCUMENTS: Final = (
     "The user wants answers from documents alone: do not answer from what you know, say what is missing."
 )
@@ -89,23 +131,25 @@ class Tuning:
     @classmethod
     def of(cls, settings: AgentSettings) -> "Tuning":
         """The values of an agent, with our defaults for those it leaves out. Raises ValueError that names the field."""
-        top_k = _number(settings, "rag.top_k", 8, 1, 100)
+
+        def value(key: str) -> Any:
+            return value_of(settings, FIELDS, key)
+
         return cls(
-            system=_text(settings, "prompts.system", SYSTEM_PROMPT),
-            with_sources=_text(settings, "prompts.with_sources", WITH_SOURCES),
-            no_sources=_text(settings, "prompts.no_sources", NO_SOURCES),
-            no_results=_text(settings, "prompts.no_results", NO_RESULTS),
-            keywords=_text(settings, "prompts.keyword_expansion", KEYWORDS),
-            follow_up_prompt=_text(settings, "prompts.follow_up", FOLLOW_UP),
-            top_k=int(top_k),
-            # More than 20 passages leave no room for the answer in a compatible frame, and help no model.
-            top_r=int(_number(settings, "rag.top_r", 6, 1, 20)),
-            keyword_expansion=_flag(settings, "rag.keyword_expansion"),
-            follow_up=_choice(settings),
-            history_max_messages=int(_number(settings, "rag.history_max_messages", 10, 0, 1000)),
-            min_score=_number(settings, "rag.min_score", 0.0, 0.0, 1.0),
-            max_source_chars=int(_number(settings, "rag.max_source_chars", 4000, 200, 8000)),
-            require_documents=_flag(settings, "rag.require_documents"),
+            system=value("prompts.system") or SYSTEM_PROMPT,
+            with_sources=value("prompts.with_sources") or WITH_SOURCES,
+            no_sources=value("prompts.no_sources") or NO_SOURCES,
+            no_results=value("prompts.no_results") or NO_RESULTS,
+            keywords=value("prompts.keyword_expansion") or KEYWORDS,
+            follow_up_prompt=value("prompts.follow_up") or FOLLOW_UP,
+            top_k=value("rag.top_k"),
+            top_r=value("rag.top_r"),
+            keyword_expansion=value("rag.keyword_expansion"),
+            follow_up=value("rag.follow_up"),
+            history_max_messages=value("rag.history_max_messages"),
+            min_score=value("rag.min_score"),
+            max_source_chars=value("rag.max_source_chars"),
+            require_documents=value("rag.require_documents"),
         )
 
 
@@ -245,8 +289,8 @@ class Rico:
             *map(_recalled, _last(run.history, self._tuning.history_max_messages)),
             HumanMessage(prompt or run.message),
         ]
-        kit = self._kit
-        return await stream_answer(kit.chat_model, messages, run.emit, fallback_model_name=kit.model_name)
+        model = self._kit.model_for(run)
+        return await stream_answer(model.chat_model, messages, run.emit, fallback_model_name=model.name)
 
     def _query(self, question: str, run: AgentRun) -> SearchQuery:
         context = run.runtime_context
@@ -272,19 +316,19 @@ class Rico:
             question = questions.with_what_it_refers_to(run.message, history)
             if tuning.follow_up == "model":
                 messages = [SystemMessage(tuning.follow_up_prompt), *map(_recalled, history), HumanMessage(run.message)]
-                question = await self._ask("follow_up", messages) or question
+                question = await self._ask("follow_up", messages, run) or question
         if tuning.keyword_expansion:
             messages = [SystemMessage(tuning.keywords), HumanMessage(question)]
-            if terms := await self._ask("keyword_expansion", messages):
+            if terms := await self._ask("keyword_expansion", messages, run):
                 question = f"{question}\n{terms}"
         return question
 
-    async def _ask(self, name: str, messages: list[BaseMessage]) -> str:
+    async def _ask(self, name: str, messages: list[BaseMessage], run: AgentRun) -> str:
         """One short line of the model for the search, "" where it has none to give: a search goes on without it."""
         try:
             with phase(name), phase("llm_invoke"):
                 async with asyncio.timeout(_REWRITE_S):
-                    reply = await self._kit.chat_model.ainvoke(messages)
+                    reply = await self._kit.model_for(run).chat_model.ainvoke(messages)
         except (TurnFailed, TimeoutError):
             return ""
         return " ".join(reply.text.split())[:_REWRITTEN_CHARS]
@@ -325,32 +369,3 @@ def _recalled(item: HistoryItem) -> BaseMessage:
 
 def _ids(context: Mapping[str, Any], key: str) -> tuple[str, ...]:
     return tuple(context.get(key) or ())
-
-
-def _text(settings: AgentSettings, key: str, fallback: str) -> str:
-    value = settings.tuned(key, fallback)
-    if not isinstance(value, str):
-        raise ValueError(f"{key} is not a text")  # noqa: TRY004 # ValueError is what the catalog turns into words
-    return value or fallback
-
-
-def _flag(settings: AgentSettings, key: str) -> bool:
-    value = settings.tuned(key, False)
-    if not isinstance(value, bool):
-        raise ValueError(f"{key} is not true or false")  # noqa: TRY004 # see _text
-    return value
-
-
-def _number(settings: AgentSettings, key: str, fallback: float, low: float, high: float) -> float:
-    value = settings.tuned(key, fallback)
-    whole = isinstance(fallback, int)
-    if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or not low <= value <= high:
-        raise ValueError(f"{key} is not a {'whole ' if whole else ''}number from {low} to {high}")
-    return value
-
-
-def _choice(settings: AgentSettings) -> Literal["heuristic", "model", "off"]:
-    value = settings.tuned("rag.follow_up", "heuristic")
-    if value not in ("heuristic", "model", "off"):
-        raise ValueError("rag.follow_up is not heuristic, model or off")
-    return value  # type: ignore[no-any-return]

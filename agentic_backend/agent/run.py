@@ -30,7 +30,8 @@ class AgentRun:
     `emit` takes what the agent produces while it produces it. Everything that belongs to a user is in here, nothing
     of it in the graph, which all sessions share. `credentials` are the asker's, for services that decide by them what
     may be seen: hand them to their clients, and never into a graph's state, a prompt or a log. `request_id` and
-    `traceparent` (W3C) go with them. `resume` is there where the run waited for a person and goes on.
+    `traceparent` (W3C) go with them. `resume` is there where the run waited for a person and goes on. `model` is the id
+    of the model that answers, None for the agent's own: `AgentKit.model_for` has it.
     """
 
     session_id: str
@@ -45,6 +46,7 @@ class AgentRun:
     request_id: str = ""
     traceparent: str | None = None
     resume: Resume | None = None
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

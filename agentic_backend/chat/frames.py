@@ -10,7 +10,16 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NoReturn
 from uuid import uuid4
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+)
 
 from agentic_backend.errors import BadRequest, MessageTooLong, UnknownType
 from agentic_backend.session.stream import Ask, HumanAnswer
@@ -68,16 +77,26 @@ class RuntimeContext(_Frame):
     deep_search: bool | None = None
     include_session_scope: bool | None = None
     include_corpus_scope: bool | None = None
+    model: Identifier | None = None
 
     def given(self) -> dict[str, Any]:
-        """The keys that were sent, as a dict."""
-        return self.model_dump(exclude_none=True)
+        """The keys that were sent, as a dict; the model is not among them, which is chosen before the agent runs."""
+        return self.model_dump(exclude_none=True, exclude={"model"})
 
 
 class CompatibleContext(RuntimeContext):
     """The same where unknown keys, claimed identities and tokens are accepted and dropped."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", hide_input_in_errors=True)
+
+    @field_validator("model", mode="wrap")
+    @classmethod
+    def _no_model_where_unreadable(cls, value: Any, read: ValidatorFunctionWrapHandler) -> Any:
+        # The protocol has no such key: what its clients mean by one is not refused.
+        try:
+            return read(value)
+        except ValidationError:
+            return None
 
 
 class NativeAsk(_Frame):
@@ -230,6 +249,8 @@ def ask_of(frame: NativeAsk | CompatibleAsk, asker: Asker, request_id: str) -> A
         request_id=request_id,
         credentials=asker.credentials,
         traceparent=asker.traceparent,
+        model=context.model,
+        lenient=isinstance(frame, CompatibleAsk),
     )
 
 
@@ -250,6 +271,8 @@ def human_answer_of(frame: HumanResume | CompatibleHumanResume, asker: Asker, re
         credentials=asker.credentials,
         traceparent=asker.traceparent,
         human=HumanAnswer(frame.payload),
+        model=context.model,
+        lenient=isinstance(frame, CompatibleHumanResume),
     )
 
 

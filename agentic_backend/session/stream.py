@@ -39,7 +39,8 @@ class Ask:
     """One question as the socket received it. `received_at` is `time.perf_counter()` of its arrival.
 
     `credentials` are what the asker showed last, for the services that the agent calls on their behalf. With `human`
-    it is no new question but lets the exchange go on; `message` is then known once that was found.
+    it is no new question but lets the exchange go on; `message` is then known once that was found. `model` is the id of
+    the one that it wants; with `lenient`, one that its agent does not offer is passed over instead of refused.
     """
 
     session_id: str
@@ -56,6 +57,8 @@ class Ask:
     credentials: Credentials | None = field(default=None, repr=False, compare=False)
     traceparent: str | None = None
     human: HumanAnswer | None = None
+    model: str | None = None
+    lenient: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,8 @@ from backend_kit.wire import Code, ServiceError, message_for
 
 logger = logging.getLogger(__name__)
 
+MODEL_PREFERENCE = "model"
+"""The key among a session's preferences that names the model of asks that name none."""
 _USED_LATELY = timedelta(hours=12)
 """A session that was used within it cannot have been pruned meanwhile: retention counts whole days."""
 
@@ -48,13 +50,14 @@ class TurnRules:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """What had to be known before the turn could be accepted. `asked` is the question where it runs again; `waited` the
-    exchange that waited for a person and goes on, and `saved` its claimed run."""
+    """What had to be known before the turn could be accepted. `model` is the id of the one that answers, `asked` the
+    question where it runs again; `waited` the exchange that waited for a person, `saved` its claimed run."""
 
     session: Session
     agent: Agent
     history: Sequence[Remembered]
     lease: Lease | None
+    model: str
     asked: ChatMessage | None = None
     waited: StoredExchange | None = None
     saved: SavedRun | None = None
@@ -117,18 +120,12 @@ class TurnRunner:
             try:
                 agent = self._catalog.get(ask.agent_id)
                 lease = await self._lease(ask, ending)
-                known = known if lease is None and known is not None and _used_lately(known.session) else None
+                # In two steps: where it cannot be loaded, what was known of it before does not count any more.
+                known = _still_true(known, lease)
                 known = known or await self._load(ask)
-                stored = await self._stored(ask, known)
-                if stored is not None and not stored.cut_off and ask.human is None:
-                    stored.tell(turn, known.session)
+                prepared = await self._prepare(turn, known, agent, lease)
+                if prepared is None:
                     return known
-                prepared = await self._prepare(ask, known.session, agent, lease)
-                if ask.human is not None:
-                    prepared = replace(prepared, **_going_on(turn, known, stored))
-                elif stored is not None:
-                    turn.told_anew = True
-                    prepared = replace(prepared, session=stored.before(known.session), asked=stored.question)
                 waited_s, prepared = await self._take_slot(turn, prepared)
             except ServiceError as error:
                 refuse(turn, error)
@@ -195,10 +192,23 @@ class TurnRunner:
             raise Conflict
         return stored
 
-    async def _prepare(self, ask: Ask, session: Session, agent: Agent, lease: Lease | None) -> _Prepared:
+    async def _prepare(self, turn: Turn, known: KnownSession, agent: Agent, lease: Lease | None) -> _Prepared | None:
+        """What the turn runs with; None where its exchange has ended before, and is told again."""
+        ask, session = turn.ask, known.session
+        stored = await self._stored(ask, known)
+        if stored is not None and not stored.cut_off and ask.human is None:
+            stored.tell(turn, session)
+            return None
+        model = agent.model_of(ask.model, session.preferences.get(MODEL_PREFERENCE), lenient=ask.lenient)
         with phase("history_restore"):
             history = await self._store.remembered(ask.session_id, ask.user_id, self._rules.restore_max_exchanges)
-        return _Prepared(session, agent, history, lease)
+        prepared = _Prepared(session, agent, history, lease, model)
+        if ask.human is not None:
+            return replace(prepared, **_going_on(turn, known, stored))
+        if stored is not None:
+            turn.told_anew = True
+            return replace(prepared, session=stored.before(session), asked=stored.question)
+        return prepared
 
     async def _take_slot(self, turn: Turn, prepared: _Prepared) -> tuple[float, _Prepared]:
         queued = self._admission.full
@@ -248,6 +258,7 @@ class TurnRunner:
             request_id=ask.request_id,
             traceparent=ask.traceparent,
             resume=_resume(ask, prepared),
+            model=prepared.model,
         )
         try:
             with phase("stream_agent_response"):
@@ -297,30 +308,32 @@ class TurnRunner:
         if lease is not None:
             # Before the end is told: who hears it may ask the next question at another instance.
             await lease.release()
+        self._tell_end(exchange, ending, record, ledger, durable)
+        return session, durable
+
+    def _tell_end(
+        self, exchange: Exchange, ending: _Ending, record: TurnRecord, ledger: Ledger, durable: Durability
+    ) -> None:
+        """Publish the terminal event of a recorded turn, after the title that the session got in it."""
+        turn, session, messages = exchange.turn, record.session, record.messages
+        answered = ending.answer is not None
+        if not exchange.session.title and (answered or ending.question is not None):
+            turn.publish(SessionChanged(session))
         if ending.question is not None:
-            if not exchange.session.title:
-                turn.publish(SessionChanged(session))
             turn.publish(Awaiting(ending.question, messages[:-1], session))
         elif ending.status == "cancelled":
             turn.publish(Cancelled(messages, session))
         elif ending.code is not None:
+            language, partial = turn.ask.language, bool(exchange.text)
             turn.publish(
                 Failed(
-                    ending.code,
-                    refused=False,
-                    language=turn.ask.language,
-                    partial=partial,
-                    messages=messages,
-                    session=session,
+                    ending.code, refused=False, language=language, partial=partial, messages=messages, session=session
                 )
             )
         else:
-            if not exchange.session.title:
-                turn.publish(SessionChanged(session))
             turn.publish(self._final(exchange, ending, ledger, session, durable))
             if self._titles is not None and not exchange.session.title:
                 self._titles.begin(session, turn.ask.message, messages[-1].text)
-        return session, durable
 
     def _final(
         self, exchange: Exchange, ending: _Ending, ledger: Ledger, session: Session, durable: Durability
@@ -380,7 +393,12 @@ class TurnRunner:
 
     def _known_agent(self, agent_id: str) -> str:
         # A label must come from the configuration, never from what a client sent.
-        return agent_id if agent_id in self._catalog else "unknown"
+        return self._catalog.label(agent_id)
+
+
+def _still_true(known: KnownSession | None, lease: Lease | None) -> KnownSession | None:
+    """What this process knew of a session, unless another may have changed it since."""
+    return known if lease is None and known is not None and _used_lately(known.session) else None
 
 
 def _used_lately(session: Session) -> bool:

@@ -1,0 +1,133 @@
+"""Which model answers: the agent's own, the session's preferred one, or the one that a turn names."""
+
+import json
+
+import pytest
+
+from tests.support.following import over_stream
+from tests.support.service import BASE, hear, hear_until, say
+
+SMALL = "mock;tokens=1"
+LARGE = "mock;tokens=4"
+OWN = "mock;tokens=2"
+
+
+@pytest.fixture
+async def service(start_service):
+    """Three models beside the default one, of which Georges offers two and Ada, with one of her own, none."""
+    models = [
+        {"id": "small", "name": SMALL},
+        {"id": "large", "title": "The large one", "name": LARGE},
+        {"id": "own", "name": OWN},
+    ]
+    agents = [
+        {"name": "Georges", "further_models": ["small", "large"]},
+        {"name": "Ada", "model": "own"},
+        {"name": "All", "further_models": ["*"], "model": "small"},
+    ]
+    async with start_service(ai={"chat_models": models, "agents": agents}) as running:
+        yield running
+
+
+def ask(session_id, exchange_id="e1", model=None, agent_id="Georges", **more):
+    head = {"type": "ask", "session_id": session_id, "agent_id": agent_id, "message": "Hello"}
+    context = {} if model is None else {"runtime_context": {"model": model}}
+    return {**head, "client_exchange_id": exchange_id, **context, **more}
+
+
+async def answered(socket, **frame):
+    """Which model stands in the answer."""
+    await say(socket, **frame)
+    return (await hear_until(socket, "final"))[-1]["messages"][-1]["metadata"]["model"]
+
+
+async def prefer(service, session_id, **preferences):
+    path = f"{BASE}/chatbot/session/{session_id}/preferences"
+    async with service.http.put(path, json={"preferences": preferences}) as response:
+        assert response.status == 200
+
+
+async def test_agents_list_what_may_be_chosen(service):
+    choices = {agent["id"]: agent["model_choices"] for agent in await service.get("/agents")}
+    assert choices == {
+        "Georges": [
+            {"id": "default", "title": "mock"},
+            {"id": "small", "title": "small"},
+            {"id": "large", "title": "The large one"},
+        ],
+        "Ada": [{"id": "own", "title": "own"}],
+        "All": [
+            {"id": "small", "title": "small"},
+            {"id": "default", "title": "mock"},
+            {"id": "large", "title": "The large one"},
+            {"id": "own", "title": "own"},
+        ],
+    }
+
+
+async def test_the_turn_chooses_before_the_session_and_the_session_before_the_agent(service):
+    session_id = await service.create_session()
+    async with service.native() as socket:
+        assert await answered(socket, **ask(session_id, "e1")) == "mock"
+        assert await answered(socket, **ask(session_id, "e2", "large")) == LARGE
+        await prefer(service, session_id, model="small", theme="dark")
+        assert await answered(socket, **ask(session_id, "e3")) == SMALL
+        assert await answered(socket, **ask(session_id, "e4", "default")) == "mock"
+        # Another agent of the same conversation does not offer what is preferred.
+        assert await answered(socket, **ask(session_id, "e5", agent_id="Ada")) == OWN
+        for strange in ("own", 7, ["small"], {"id": "small"}, None):
+            await prefer(service, session_id, model=strange)
+            assert await answered(socket, **ask(session_id, f"strange {strange}")) == "mock"
+
+
+async def test_a_graph_and_a_client_are_shared_and_figures_are_by_model(service):
+    session_id = await service.create_session()
+    async with service.native() as socket:
+        for number, model in enumerate(["small", "large", "small", "default"]):
+            await answered(socket, **ask(session_id, f"e{number}", model))
+    value = service.service.running.chat.kpi.registry.get_sample_value
+    assert value("app_cache_requests_total", {"cache": "graph", "result": "miss"}) == 1
+    counted = [
+        value("app_llm_request_seconds_count", {"model": model, "status": "ok"}) for model in (SMALL, LARGE, "mock")
+    ]
+    assert counted == [2, 1, 1]
+
+
+@pytest.mark.parametrize("model", ["own", "nobody's", "*", "default "])
+async def test_native_refuses_a_model_that_is_not_offered_and_nothing_is_lost(service, model):
+    session_id = await service.create_session()
+    async with service.native() as socket:
+        await say(socket, **ask(session_id, model=model))
+        refused = await hear(socket)
+        assert (refused["type"], refused["code"], refused["exchange_id"]) == ("error", "bad_request", "e1")
+        assert "seq" not in refused
+        assert await service.history(session_id) == []
+        assert await answered(socket, **ask(session_id, model="large")) == LARGE
+    async with service.http.post(f"{BASE}/chatbot/query/stream", json=ask(session_id, "e2", model)) as response:
+        assert response.status == 422
+        assert (await response.json())["detail"]["code"] == "bad_request"
+
+
+async def test_a_stream_may_choose_too(service):
+    session_id = await service.create_session()
+    told = [json.loads(text) async for text in over_stream(service, ask(session_id, model="small"))]
+    assert told[-1]["messages"][-1]["metadata"]["model"] == SMALL
+
+
+async def test_an_answer_is_told_again_although_its_model_is_no_longer_offered(service, start_service):
+    session_id = await service.create_session()
+    async with service.native() as socket:
+        await answered(socket, **ask(session_id, model="large"))
+    service.service.running.registry._ended.clear()
+    frame = ask(session_id, model="gone")
+    async with service.native() as socket:
+        assert await answered(socket, **frame) == LARGE
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"), [("large", LARGE), ("own", "mock"), ("", "mock"), (7, "mock"), ({"a": 1}, "mock")]
+)
+async def test_compatible_passes_over_what_is_not_offered(service, model, expected):
+    session_id = await service.create_session()
+    async with service.compatible() as socket:
+        assert await answered(socket, **ask(session_id, model=model)) == expected
