@@ -204,6 +204,24 @@ class ChatModel(Section):
     settings: ChatModelSettings = ChatModelSettings()
 
 
+class OfferedModelSettings(Section):
+    """How a further model is called. What is left out is as for `ai.default_chat_model`.
+
+    All models share one pool of connections, which has the timeouts and limits of `ai.default_chat_model`.
+    """
+
+    ignored_keys: ClassVar[tuple[str, ...]] = ("timeout", "http_client_limits")
+
+    base_url: HttpUrl | None = None
+    """Endpoint with its version path."""
+    api_key: SecretStr | None = None
+    """Key of that endpoint. With a base_url of its own the model never gets the key of another."""
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    """Sampling temperature."""
+    max_retries: Annotated[int, Field(ge=0, le=10)] | None = None
+    """Further attempts with jitter, only before the first token."""
+
+
 class OfferedModel(Section):
     """A further model that agents and turns may name."""
 
@@ -215,10 +233,7 @@ class OfferedModel(Section):
     """Protocol of the endpoint."""
     name: Text
     """Model name that is sent."""
-    settings: ChatModelSettings | None = None
-    """How it is called; left out: as `ai.default_chat_model` is, at its address and with its key. Where it is given,
-    none of those are taken over. The limits and deadlines of connections are those of `ai.default_chat_model` for all
-    models, since they share one pool."""
+    settings: OfferedModelSettings = OfferedModelSettings()
 
     @model_validator(mode="after")
     def _id_is_not_taken(self) -> "OfferedModel":
@@ -228,7 +243,10 @@ class OfferedModel(Section):
 
     def called_as(self, default: ChatModel) -> ChatModel:
         """The model with what it leaves to the default one."""
-        return ChatModel(provider=self.provider, name=self.name, settings=self.settings or default.settings)
+        own = self.settings.model_dump(exclude_none=True)
+        if "base_url" in own:
+            own.setdefault("api_key", None)
+        return ChatModel(provider=self.provider, name=self.name, settings=default.settings.model_copy(update=own))
 
 
 class ModelPrice(Section):

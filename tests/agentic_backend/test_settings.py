@@ -217,3 +217,32 @@ def test_every_typo_of_every_key_is_refused_with_the_right_suggestion(tmp_path: 
 @pytest.mark.parametrize("name", FILES)
 def test_every_typo_in_a_shipped_file_is_refused_at_its_line(tmp_path: Path, name: str) -> None:
     assert typos_in_file(AgenticSettings, CONFIG / name, tmp_path, ENV) == []
+
+
+MODELS = [{"id": "large", "name": "m-large"}, {"id": "far", "name": "m-far", "settings": {"base_url": "http://far/v1"}}]
+
+
+def test_a_further_model_is_called_as_the_default_one_but_never_with_its_key_elsewhere(tmp_path: Path) -> None:
+    ai = changed(tmp_path, ai={"chat_models": MODELS, "default_chat_model": {"settings": {"api_key": CANARY}}}).ai
+    large, far = (model.called_as(ai.default_chat_model) for model in ai.chat_models)
+    assert (large.name, large.settings) == ("m-large", ai.default_chat_model.settings)
+    assert (far.settings.base_url, far.settings.api_key) == ("http://far/v1", None)
+    assert far.settings.temperature == ai.default_chat_model.settings.temperature
+
+
+@pytest.mark.parametrize(
+    ("models", "agent", "where"),
+    [
+        ([{"id": "default", "name": "m"}], {}, r"chat_models\[0\]\.id"),
+        ([{"id": "a b", "name": "m"}], {}, r"chat_models\[0\]\.id"),
+        ([MODELS[0], MODELS[0]], {}, r"chat_models\[1\]\.id"),
+        (MODELS, {"model": "none"}, r"agents\[0\]\.model"),
+        (MODELS, {"model": "*"}, r"agents\[0\]\.model"),
+        (MODELS, {"further_models": ["far", "none"]}, r"agents\[0\]\.further_models"),
+    ],
+)
+def test_a_model_that_is_not_there_is_refused(
+    tmp_path: Path, models: list[Any], agent: dict[str, Any], where: str
+) -> None:
+    with pytest.raises(SettingsError, match=where):
+        changed(tmp_path, ai={"chat_models": models, "agents": [{"name": "Georges", **agent}]})
