@@ -22,8 +22,8 @@ _UNTIDY = re.compile(
 )
 """What asyncio and the pools say of an end in which something was left behind."""
 
-_OVERRIDES = ("ENV_FILE", "OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_MODEL", "FRED_POSTGRES_PASSWORD")
-"""Variables of whoever runs the tests that would reach into the service."""
+CLEAN = dict.fromkeys(("ENV_FILE", "OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_MODEL", "FRED_POSTGRES_PASSWORD"), "")
+"""Without the variables of whoever runs the tests that would reach into the service."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,7 +84,7 @@ def start_process(database: Database, mock_llm: MockModel, tmp_path: Path) -> St
         settings = merge(merge(configuration(model, database, mock_llm), ports), sections)
         file = tmp_path / f"{port}.yaml"
         file.write_text(yaml.safe_dump(settings))
-        variables = {"CONFIG_FILE": str(file), **dict.fromkeys(_OVERRIDES, ""), **(env or {})}
+        variables = {"CONFIG_FILE": str(file), **CLEAN, **(env or {})}
         headers = {"Authorization": f"Bearer {token}"}
         with ModuleProcess("agentic_backend", env=variables, traceback_allowed=traceback_allowed) as process:
             try:

@@ -5,6 +5,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,11 +66,18 @@ def postgres() -> Iterator[EmbeddedPostgres]:
         shutil.rmtree(directory)
 
 
-@pytest.fixture
-def database(postgres: EmbeddedPostgres) -> Iterator[Database]:
-    """A new, empty database of the session's server, dropped after the test whoever is still connected."""
+@contextmanager
+def new_database(postgres: EmbeddedPostgres) -> Iterator[Database]:
+    """A new, empty database of a server, dropped after the block whoever is still connected."""
     name = f"test_{secrets.token_hex(6)}"
     with psycopg.connect(postgres.dsn, autocommit=True) as connection:
         connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         yield Database(postgres.host, postgres.port, name, USER)
         connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def database(postgres: EmbeddedPostgres) -> Iterator[Database]:
+    """A new, empty database of the session's server for one test."""
+    with new_database(postgres) as made:
+        yield made
