@@ -13,7 +13,8 @@ from knowledge_flow_backend.index.faults import DatabaseFault, failure_of
 from knowledge_flow_backend.index.port import Embed
 from knowledge_flow_backend.search import statements
 from knowledge_flow_backend.search.attachments import with_attachments
-from knowledge_flow_backend.search.pgvector_writer import check_model, vector_text
+from knowledge_flow_backend.search.pgvector_writer import ENGINE
+from knowledge_flow_backend.search.rows import Made, check_made, vector_text
 from knowledge_flow_backend.together import at_once
 
 _TRY_LOCK = text("SELECT pg_try_advisory_xact_lock(hashtext(current_schema() || '.common_words'))")
@@ -29,10 +30,9 @@ class PgVectorRules:
 
 @dataclass(frozen=True, slots=True)
 class _Overview:
-    """What a search is about: the embedder of the index, chunks in scope, chunks attached to the session."""
+    """What a search is about: what made the index, chunks in scope, chunks attached to the session."""
 
-    model: str | None
-    dimension: int | None
+    made: Made
     in_scope: int
     attached: int
     lexical: tuple[int, ...] = ()
@@ -51,15 +51,17 @@ class PgVectorIndex:
         self._kpi = kpi
         self._rules = rules or PgVectorRules()
 
-    async def check(self) -> None:
-        """Raise `SchemaMismatch` where the index holds vectors of another model; `IndexUnavailable`."""
+    async def check(self, dimension: int | None = None) -> None:
+        """Raise `SchemaMismatch` where the index holds vectors of another model, or length where that is known;
+        `IndexUnavailable`."""
         self._database.require_ready()
         try:
             rows = await self._rows("index_info", statements.INFO, {})
         except DatabaseFault as error:
             raise failure_of(error) from error
-        if rows and rows[0][0] != self._model:
-            check_model(self._database.index, (rows[0][0], rows[0][1]), (self._model, rows[0][1]))
+        if rows:
+            holds = Made(*rows[0])
+            check_made(self._database.index, holds, Made(self._model, dimension or holds.dimension, ENGINE))
 
     async def count_common_words(self) -> None:
         """Take over what Postgres knows of words; one process at a time, others pass. Raises `IndexUnavailable`."""
@@ -108,9 +110,7 @@ class PgVectorIndex:
     async def _by_vector(self, query: IndexQuery, embed: Embed) -> list[ChunkHit]:
         # The words need no vector: they are searched while the question is embedded.
         overview, vector = await at_once(self._overview(query), _awaited(embed))
-        assert overview.model is not None
-        assert overview.dimension is not None
-        check_model(self._database.index, (overview.model, overview.dimension), (self._model, len(vector)))
+        check_made(self._database.index, overview.made, Made(self._model, len(vector), ENGINE))
 
         async def nearest(asked: IndexQuery, about: _Overview) -> list[ChunkHit]:
             exact = about.in_scope <= statements.EXACT_UP_TO
@@ -148,13 +148,13 @@ class PgVectorIndex:
         if query.policy is Policy.HYBRID:
             with self._kpi.phase("lexical_query"):
                 rows = await self._rows("lexical", statements.LEXICAL, _lexical(query))
-            model, dimension, in_scope, attached, ids = rows[0]
+            *made, in_scope, attached, ids = rows[0]
         else:
             rows = await self._rows("overview", statements.OVERVIEW, _scope(query))
-            (model, dimension, in_scope, attached), ids = rows[0], None
-        if model is None or not in_scope:
+            (*made, in_scope, attached), ids = rows[0], None
+        if made[0] is None or not in_scope:
             raise _NothingInScope
-        return _Overview(model, dimension, int(in_scope), int(attached), tuple(ids or ()))
+        return _Overview(Made(*made), int(in_scope), int(attached), tuple(ids or ()))
 
     async def _hits(self, op: str, statement: TextClause, query: IndexQuery, **more: object) -> list[ChunkHit]:
         parameters = {**_lexical(query), "limit": query.limit, **more}

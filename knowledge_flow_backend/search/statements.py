@@ -41,20 +41,20 @@ _CORPUS: Final = f"""(
         WHERE dt.document_uid = d.uid AND {READS_LIBRARY}
         AND (CAST(:libraries AS text[]) IS NULL OR t.id = ANY(CAST(:libraries AS text[]))))))"""
 
-_ATTACHED: Final = "(d.session_id = CAST(:session AS text) AND d.owner_id = :reader)"
+ATTACHED: Final = "(d.session_id = CAST(:session AS text) AND d.owner_id = :reader)"
 
-_IN_SCOPE: Final = f"d.retrievable AND ({_CORPUS} OR {_ATTACHED})"
+IN_SCOPE: Final = f"d.retrievable AND ({_CORPUS} OR {ATTACHED})"
 
-_SCOPE: Final = f"""
+SCOPE: Final = f"""
 scope AS MATERIALIZED (
     SELECT coalesce(sum(s.chunk_count), 0) AS size FROM
-        (SELECT d.chunk_count FROM documents d WHERE {_IN_SCOPE} AND d.chunk_count > 0 LIMIT {EXACT_UP_TO + 1}) s
+        (SELECT d.chunk_count FROM documents d WHERE {IN_SCOPE} AND d.chunk_count > 0 LIMIT {EXACT_UP_TO + 1}) s
 )"""
 
 # BM25 in what it weighs: rare words more than common ones (idf), a second occurrence less than the first (ts_rank
 # saturates), long chunks less than short ones. Frequencies are those of the whole index.
 _LEXICAL: Final = f"""
-{_SCOPE}, word AS MATERIALIZED (
+{SCOPE}, word AS MATERIALIZED (
     SELECT ('''' || replace(replace(lexeme, '\\', '\\\\'), '''', '''''') || '''')::tsquery AS query, lexeme
     FROM unnest(tsvector_to_array(to_tsvector('english', CAST(:question AS text)))) AS lexeme LIMIT {MAX_WORDS}
 ), counted AS MATERIALIZED (
@@ -74,7 +74,7 @@ _LEXICAL: Final = f"""
 ), lexical AS MATERIALIZED (
     SELECT c.id, (SELECT sum(term.idf * ts_rank({_WEIGHTS}, c.words, term.query, 1)) FROM term) AS score
     FROM wanted JOIN chunks c ON c.words @@ wanted.query JOIN documents d ON d.uid = c.document_uid
-    WHERE {_IN_SCOPE}
+    WHERE {IN_SCOPE}
     ORDER BY score DESC, c.id LIMIT :candidates
 )"""
 
@@ -84,7 +84,7 @@ _NEAREST: Final = f"""
 nearest AS MATERIALIZED (
     SELECT c.id, {_DISTANCE} AS distance
     FROM chunks c JOIN documents d ON d.uid = c.document_uid
-    WHERE {_IN_SCOPE}
+    WHERE {IN_SCOPE}
     ORDER BY {{order}} LIMIT :candidates
 )"""
 
@@ -92,16 +92,19 @@ _FROM_GRAPH: Final = _NEAREST.format(order=_DISTANCE)
 # Any expression but the bare distance keeps the graph out: each chunk in scope is looked at, and the result is exact.
 _EXACT: Final = _NEAREST.format(order=f"({_DISTANCE}) + 0")
 
-_HITS: Final = f"""
-SELECT c.uid, c.document_uid, c.content, f.score, d.title, c.section, c.page, c.token_count, d.file_name, d.file_path,
+HIT_COLUMNS: Final = """c.content, f.score, d.title, c.section, c.page, c.token_count, d.file_name, d.file_path,
     d.mime_type, d.type, d.author, d.created, d.modified, d.language, d.license, d.repository, d.pull_location,
-    d.confidential, d.session_id, l.ids, l.names, l.paths
-FROM found f JOIN chunks c ON c.id = f.id JOIN documents d ON d.uid = c.document_uid,
-LATERAL (
+    d.confidential, d.session_id, l.ids, l.names, l.paths"""
+
+LIBRARIES_OF_HIT: Final = f"""LATERAL (
     SELECT array_agg(t.id ORDER BY t.id) AS ids, array_agg(t.name ORDER BY t.id) AS names,
         array_agg(CASE t.path WHEN '' THEN t.name ELSE t.path || '/' || t.name END ORDER BY t.id) AS paths
     FROM document_tags dt JOIN tags t ON t.id = dt.tag_id WHERE dt.document_uid = d.uid AND {READS_LIBRARY}
-) l
+) l"""
+
+_HITS: Final = f"""
+SELECT c.uid, c.document_uid, {HIT_COLUMNS}
+FROM found f JOIN chunks c ON c.id = f.id JOIN documents d ON d.uid = c.document_uid, {LIBRARIES_OF_HIT}
 ORDER BY f.score DESC, c.id"""
 
 _FUSED: Final = """
@@ -116,18 +119,21 @@ fused AS (
 _BY_DISTANCE: Final = "found AS (SELECT id, 1 - distance AS score FROM nearest ORDER BY distance, id LIMIT :limit)"
 _BY_WORDS: Final = "found AS (SELECT id, score FROM lexical ORDER BY score DESC, id LIMIT :limit)"
 
-_OVERVIEW: Final = f"""
+OVERVIEW_COLUMNS: Final = f"""
 SELECT (SELECT embedding_model FROM index_info), (SELECT dimension FROM index_info),
-    (SELECT size FROM scope),
-    (SELECT coalesce(sum(d.chunk_count), 0) FROM documents d WHERE d.retrievable AND {_ATTACHED})"""
+    (SELECT engine FROM index_info), (SELECT size FROM scope),
+    (SELECT coalesce(sum(d.chunk_count), 0) FROM documents d WHERE d.retrievable AND {ATTACHED})"""
 
-INFO: Final = text("SELECT embedding_model, dimension FROM index_info")
-"""The embedder of the index; no row while it is empty."""
+INFO: Final = text("SELECT embedding_model, dimension, engine FROM index_info")
+"""The embedder of the index and what searches it; no row while it is empty."""
 
-OVERVIEW: Final = text(f"WITH {_SCOPE} {_OVERVIEW}")
-"""One row: model and length of the index (null while empty), chunks in scope (counted up to a limit), attached ones."""
+OVERVIEW: Final = text(f"WITH {SCOPE} {OVERVIEW_COLUMNS}")
+"""One row: model, length and engine of the index (null while empty), chunks in scope (counted up to a limit),
+attached ones."""
 
-LEXICAL: Final = text(f"WITH {_LEXICAL} {_OVERVIEW}, (SELECT array_agg(id ORDER BY score DESC, id) FROM lexical)")
+LEXICAL: Final = text(
+    f"WITH {_LEXICAL} {OVERVIEW_COLUMNS}, (SELECT array_agg(id ORDER BY score DESC, id) FROM lexical)"
+)
 """As OVERVIEW, and the ids of the best chunks by their words. Takes `candidates`."""
 
 STRICT: Final = text(f"WITH {_LEXICAL}, {_BY_WORDS} {_HITS}")

@@ -1,0 +1,193 @@
+"""The rows of a document as every engine writes them: the document, its content, its libraries, its chunks."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+
+from sqlalchemy import text
+
+from backend_kit.wire import dumps
+from knowledge_flow_backend.errors import Conflict, SchemaMismatch
+from knowledge_flow_backend.index.database import Database
+from knowledge_flow_backend.index.engines import TimedConnection
+from knowledge_flow_backend.index.faults import DatabaseFault, failure_of
+from knowledge_flow_backend.index.models import Chunk, Document, DocumentContent, Vector
+from knowledge_flow_backend.index.schema import LOCK_KEY
+from knowledge_flow_backend.search.statements import INFO
+
+INLINE_DIMENSIONS = 1024
+"""Vectors up to this length stay in their row (4 KB of an 8 KB page): reading one is no second look-up."""
+
+_COLUMNS = (
+    "uid", "owner_id", "session_id", "title", "file_name", "file_path", "mime_type", "type", "source_tag", "author",
+    "language", "license", "repository", "pull_location", "confidential", "created", "modified", "content_hash",
+    "size_bytes", "chunk_count", "token_count",
+)  # fmt: skip
+
+_LOCK = text(f"SELECT pg_advisory_xact_lock({LOCK_KEY})")
+_REMEMBER = text("INSERT INTO index_info (embedding_model, dimension, engine) VALUES (:model, :dimension, :engine)")
+_PUT_DOCUMENT = text(
+    f"""INSERT INTO documents ({", ".join(_COLUMNS)}, version, status)
+    VALUES ({", ".join(f":{name}" for name in _COLUMNS)}, 1, 'ready')
+    ON CONFLICT (uid) DO UPDATE SET
+        ({", ".join(_COLUMNS[2:])}) = ({", ".join(f"excluded.{name}" for name in _COLUMNS[2:])}),
+        version = documents.version + 1, status = 'ready', error = NULL, updated_at = now()
+    WHERE documents.owner_id = excluded.owner_id
+    RETURNING version"""  # noqa: S608 - the names of our own columns
+)
+_PUT_CONTENT = text(
+    """INSERT INTO document_contents (document_uid, markdown, raw) VALUES (:uid, :markdown, :raw)
+    ON CONFLICT (document_uid) DO UPDATE SET markdown = excluded.markdown, raw = excluded.raw"""
+)
+# A library that was deleted meanwhile is left out; the document is stored all the same.
+_PUT_TAGS = text(
+    """INSERT INTO document_tags (document_uid, tag_id)
+    SELECT :uid, id FROM tags WHERE id = ANY(CAST(:tag_ids AS text[])) ON CONFLICT DO NOTHING"""
+)
+_DELETE = text("DELETE FROM documents WHERE uid = :uid RETURNING uid")
+_DROP_CHUNKS = text("DELETE FROM chunks WHERE document_uid = :uid")
+_COPY_CHUNKS = (
+    "COPY chunks (uid, document_uid, version, ordinal, title, section, content, page, char_start, char_end,"
+    " token_count, embedding) FROM STDIN"
+)
+_ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """By what an index is, or is to be, written: the embedder, the length of its vectors, what searches them."""
+
+    model: str
+    dimension: int
+    engine: str
+
+
+async def made_by(connection: TimedConnection) -> Made | None:
+    """What the index was made by; None while it is empty."""
+    rows = await connection.execute("index_info", INFO)
+    return Made(*rows[0]) if rows else None
+
+
+async def made_by_alone(connection: TimedConnection) -> Made | None:
+    """The same, and from now to the end of the transaction nobody else gives an empty index its shape."""
+    await connection.execute("lock", _LOCK)
+    return await made_by(connection)
+
+
+async def remember(connection: TimedConnection, made: Made) -> None:
+    """Give the index its shape: the length of its vectors, and by what they are made."""
+    # Statements of DDL take no parameters; `dimension` is a checked int.
+    await connection.execute(
+        "shape", text(f"ALTER TABLE chunks ALTER COLUMN embedding TYPE vector({int(made.dimension)})")
+    )
+    if made.dimension <= INLINE_DIMENSIONS:
+        await connection.execute("shape", text("ALTER TABLE chunks ALTER COLUMN embedding SET STORAGE PLAIN"))
+    await connection.execute("shape", _REMEMBER, asdict(made))
+
+
+def check_made(index: str, holds: Made, wanted: Made) -> None:
+    """Raise `SchemaMismatch` where an index was not made as this service makes it."""
+    if holds.engine != wanted.engine:
+        raise SchemaMismatch(
+            f"index {index!r} was written with storage.vector_store.type: {holds.engine}, the configuration says "
+            f"{wanted.engine}: name another storage.vector_store.index and ingest again"
+        )
+    if holds != wanted:
+        raise SchemaMismatch(
+            f"index {index!r} holds vectors of {holds.model} ({holds.dimension} numbers), the configured embedder "
+            f"makes those of {wanted.model} ({wanted.dimension}): name another storage.vector_store.index and ingest "
+            "again"
+        )
+
+
+async def put_rows(
+    connection: TimedConnection,
+    document: Document,
+    content: DocumentContent,
+    chunks: Sequence[Chunk],
+    vectors: Sequence[Vector],
+    *,
+    bulk_size: int,
+) -> int:
+    """Put all rows of a document in place of what its uid held, in the transaction of the connection; its version.
+
+    Raises `Conflict` where the uid is another owner's, and `DatabaseFault`s.
+    """
+    version = await _put_document(connection, document, content, chunks)
+    await connection.execute("drop_chunks", _DROP_CHUNKS, {"uid": document.uid})
+    await _copy(connection, document, version, zip(chunks, vectors, strict=True), bulk_size)
+    return version
+
+
+async def delete_rows(database: Database, document_uid: str) -> bool:
+    """Delete a document with all its rows; False where there was none. Raises `IndexUnavailable`."""
+    database.require_ready()
+    try:
+        async with database.ingest.connection() as connection:
+            rows = await connection.execute("delete_document", _DELETE, {"uid": document_uid})
+            await connection.commit()
+    except DatabaseFault as error:
+        raise failure_of(error) from error
+    return bool(rows)
+
+
+def vector_text(vector: Vector) -> str:
+    """A vector as pgvector reads it, which is a JSON list."""
+    return dumps(vector.tolist()).decode()
+
+
+async def _put_document(
+    connection: TimedConnection, document: Document, content: DocumentContent, chunks: Sequence[Chunk]
+) -> int:
+    values = {
+        **asdict(document),
+        "chunk_count": len(chunks),
+        "token_count": sum(chunk.token_count for chunk in chunks),
+    }
+    rows = await connection.execute("put_document", _PUT_DOCUMENT, {name: values[name] for name in _COLUMNS})
+    if not rows:
+        raise Conflict("the document is another owner's")
+    body = {"uid": document.uid, "markdown": content.markdown, "raw": content.raw}
+    await connection.execute("put_content", _PUT_CONTENT, body)
+    if document.tag_ids:
+        await connection.execute("put_tags", _PUT_TAGS, {"uid": document.uid, "tag_ids": list(document.tag_ids)})
+    return int(rows[0][0])
+
+
+async def _copy(
+    connection: TimedConnection,
+    document: Document,
+    version: int,
+    pairs: Iterable[tuple[Chunk, Vector]],
+    bulk_size: int,
+) -> None:
+    pairs = iter(pairs)
+    while batch := list(islice(pairs, bulk_size)):
+        # 50 µs a chunk: a large document would hold the loop for seconds.
+        rows = await asyncio.to_thread(_rows, document, version, batch)
+        await connection.copy("copy_chunks", _COPY_CHUNKS, rows)
+
+
+def _rows(document: Document, version: int, batch: Sequence[tuple[Chunk, Vector]]) -> bytes:
+    """Lines of Postgres' COPY text format."""
+    return "".join(
+        "\t".join(
+            (
+                chunk.uid.translate(_ESCAPES),
+                document.uid.translate(_ESCAPES),
+                str(version),
+                str(chunk.ordinal),
+                document.title.translate(_ESCAPES),
+                chunk.section.translate(_ESCAPES),
+                chunk.content.translate(_ESCAPES),
+                "\\N" if chunk.page is None else str(chunk.page),
+                str(chunk.start),
+                str(chunk.end),
+                str(chunk.token_count),
+                vector_text(vector),
+            )
+        )
+        + "\n"
+        for chunk, vector in batch
+    ).encode()
