@@ -178,6 +178,7 @@ class AgenticMetrics:
             buckets.SHORT,
         )
         self.ws_connections: KpiGauge = self._level("app_ws_connections", "Open chat sockets.", "ws_connections")
+        self.sse_streams: KpiGauge = self._level("app_sse_streams", "Open event streams.", "sse_streams")
         self.outbox_bytes: KpiGauge = self._level(
             "app_outbox_bytes", "Bytes that wait in the outboxes of all sockets.", "outbox_bytes"
         )

@@ -15,12 +15,12 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from agentic_backend.chat.frames import Asker, NativeAsk, ask_of
+from agentic_backend.chat.follow import Follow
+from agentic_backend.chat.frames import Asker, HumanResume, NativeAsk, ask_of, human_answer_of
 from agentic_backend.chat.socket import ChatSocket, ProtocolName, Turns, traceparent_of
 from agentic_backend.chat.sse import EventStream, read_body, read_last_event_id
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.models import Session
-from agentic_backend.session.stream import Turn
 from backend_kit.auth import AuthError, Credentials, Identity, NoAuth, Verifier, credential_from, header, origin_allowed
 from backend_kit.http import request_id
 from backend_kit.wire import Code, message_for
@@ -85,7 +85,7 @@ class SocketHub:
             await self._run(websocket, "native" if native else "compatible", turns)
 
     async def stream(self, request: Request, identity: Identity, turns: Turns) -> Response:
-        """The answer to a request whose body asks, or goes on with a turn after its `Last-Event-ID`.
+        """The answer to a request whose body asks, answers an agent, or goes on with a turn after its `Last-Event-ID`.
 
         Raises ServiceError where the request cannot be read.
         """
@@ -97,11 +97,15 @@ class SocketHub:
         number = request_id(request.scope)
         asker = Asker(identity.uid, request.state.credentials, traceparent_of(request))
 
-        def begin() -> tuple[Turn, int]:
+        def begin() -> Follow:
             if isinstance(frame, NativeAsk):
-                return turns.submit(ask_of(frame, asker, number)), last_event_id or 0
+                turn = turns.submit(ask_of(frame, asker, number))
+                return Follow(turn, turn.after(last_event_id or 0))
+            if isinstance(frame, HumanResume):
+                turn = turns.submit(human_answer_of(frame, asker, number))
+                return Follow(turn, turn.earlier if last_event_id is None else turn.after(last_event_id))
             turn = turns.resume(frame.session_id, frame.exchange_id, identity.uid, number)
-            return turn, frame.after_seq if last_event_id is None else last_event_id
+            return Follow(turn, turn.after(frame.after_seq if last_event_id is None else last_event_id))
 
         return EventStream(
             user_id=identity.uid,
@@ -128,6 +132,7 @@ class SocketHub:
             elif now - clock.last_sent > rules.heartbeat_s - 2 * TICK_S:
                 peer.heartbeat()
         self._metrics.ws_connections.set(len(self._sockets))
+        self._metrics.sse_streams.set(len(self._streams))
         self._metrics.outbox_bytes.set(sum(peer.outbox_bytes for peer in self._everyone))
 
     def behind_s(self) -> list[float]:

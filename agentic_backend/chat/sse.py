@@ -16,7 +16,7 @@ from agentic_backend.chat import frames
 from agentic_backend.chat.follow import Follow, NativeEvent
 from agentic_backend.chat.socket import SendClock
 from agentic_backend.errors import BadRequest, UnknownType
-from agentic_backend.session.stream import Failed, Turn
+from agentic_backend.session.stream import Failed
 from backend_kit.http import error_response
 
 _HEADERS = [
@@ -32,14 +32,14 @@ class _Gone(Exception):  # not a failure: the client left
     pass
 
 
-def read_body(body: bytes, max_message_chars: int) -> frames.NativeAsk | frames.Resume:
-    """The `ask` or `resume` frame in a request's body. Raises BadRequest, UnknownType or MessageTooLong."""
+def read_body(body: bytes, max_message_chars: int) -> frames.NativeAsk | frames.HumanResume | frames.Resume:
+    """The `ask`, `human_resume` or `resume` in a request's body. Raises BadRequest, UnknownType or MessageTooLong."""
     try:
         text = body.decode()
     except UnicodeDecodeError:
         raise BadRequest from None
     frame = frames.parse_native(text, max_message_chars)
-    if not isinstance(frame, frames.NativeAsk | frames.Resume):
+    if not isinstance(frame, frames.NativeAsk | frames.HumanResume | frames.Resume):
         raise UnknownType
     return frame
 
@@ -66,11 +66,11 @@ class EventStream(Response):
         self,
         *,
         user_id: str,
-        begin: Callable[[], tuple[Turn, int]],
+        begin: Callable[[], Follow],
         watched: Callable[["EventStream"], AbstractContextManager[None]],
         delivered: Callable[[float], None],
     ) -> None:
-        """`begin` gives the turn and the number after which it is told; `watched` is held while the stream is open."""
+        """`begin` gives the turn and where in it the stream begins; `watched` is held while the stream is open."""
         super().__init__()
         self.user_id = user_id
         self.clock = SendClock()
@@ -86,9 +86,8 @@ class EventStream(Response):
         """Answer the request."""
         self._abort = scope["state"]["abort"]
         with self._watched(self):
-            turn, after_seq = self._begin()
-            self._follow = follow = Follow(turn, turn.after(after_seq))
-            turn.follow(self._wake.set)
+            self._follow = follow = self._begin()
+            follow.turn.follow(self._wake.set)
             try:
                 async with asyncio.TaskGroup() as group:
                     reader = group.create_task(_until_gone(receive), name="stream-reader")
@@ -116,9 +115,9 @@ class EventStream(Response):
 
     async def _write(self, follow: Follow, scope: Scope, receive: Receive, send: Send) -> None:
         turn = follow.turn
-        while not turn.events and not self._silent:
+        while follow.up_to_date and not turn.own_events and not self._silent:
             await self._woken()
-        refusal = turn.events[0].payload if turn.events else None
+        refusal = turn.own_events[0].payload if turn.own_events else None
         if isinstance(refusal, Failed) and refusal.refused:
             retry_after_s = None if refusal.retry_after_ms is None else refusal.retry_after_ms / 1000
             await error_response(Request(scope), refusal.code, retry_after_s=retry_after_s)(scope, receive, send)

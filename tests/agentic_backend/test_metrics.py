@@ -46,6 +46,7 @@ app_spool_bytes gauge -
 app_spool_commit_seconds histogram -
 app_spool_dead_letters gauge -
 app_spool_records gauge -
+app_sse_streams gauge -
 app_stream_gap_seconds histogram -
 app_time_to_first_token_seconds histogram agent
 app_tool_call_seconds histogram server,status,tool

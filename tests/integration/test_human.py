@@ -1,13 +1,16 @@
 """An agent that asks a person: the run waits in Postgres, over a restart, and goes on once, for its owner alone."""
 
 import asyncio
+import json
 from contextlib import asynccontextmanager
 
 import psycopg
 
 from tests.agentic_backend.llm.scripted import scripted
 from tests.support.agentic import start_process
-from tests.support.service import hear, hear_until, say
+from tests.support.following import over_stream, resume_frame
+from tests.support.people import SECURITY, headers_of, token_of
+from tests.support.service import BASE, hear, hear_until, say
 from tests.support.tool_model import says, wants
 from tests.support.tool_server import counts, tool_server
 
@@ -57,6 +60,17 @@ async def answered(service, session_id, payload=ALLOW, **more):
     async with service.native(more.pop("token", "local")) as socket:
         await say(socket, **answer(session_id, payload, **more))
         return await hear_until(socket, *ENDS)
+
+
+async def streamed(service, frame, **how):
+    """The frames of an event stream that is asked with this frame."""
+    return [json.loads(text) async for text in over_stream(service, frame, **how)]
+
+
+async def refused_stream(service, frame, **headers):
+    """The HTTP status and the code that stand against an event stream."""
+    async with service.http.post(f"{BASE}/chatbot/query/stream", json=frame, headers=headers) as response:
+        return response.status, (await response.json())["detail"]["code"]
 
 
 def kinds(messages):
@@ -268,6 +282,83 @@ async def test_resuming_the_events_of_an_exchange_goes_over_both_runs(start_serv
             assert texts(again) == texts(frames)
             await say(socket, **resume, after_seq=frames[-2]["seq"])
             assert await hear(socket) == frames[-1]
+
+
+async def test_a_person_answers_over_an_event_stream_once(start_service, tool_server):
+    async with scripted(NOTES, DONE) as model, start_service(**sections(model, tool_server)) as service:
+        session_id = await service.create_session(agent_id="Sammy")
+        waiting = await streamed(service, ask(session_id))
+        assert waiting[-1]["type"] == "awaiting_human"
+        forged = answer(session_id, {**ALLOW, "checkpoint_id": "forged"})
+        assert await refused_stream(service, forged) == (409, "not_awaiting")
+        assert await refused_stream(service, answer(session_id, ALLOW, "e2")) == (404, "exchange_not_found")
+        assert await used(tool_server, "note") == 0
+        went_on = await streamed(service, answer(session_id, ALLOW))
+        assert texts(went_on) == [("accepted", ""), ("message", ""), ("delta", "I noted milk."), ("final", "")]
+        goes_on_after(waiting, went_on)
+        # What a person said is taken once; a stream that broke off goes on by `resume`.
+        assert await refused_stream(service, answer(session_id, ALLOW)) == (409, "not_awaiting")
+        cut = went_on[0]["seq"]
+        assert texts(await streamed(service, resume_frame(session_id), last_event_id=cut)) == texts(went_on[1:])
+        assert await streamed(service, resume_frame(session_id), last_event_id=went_on[-1]["seq"]) == []
+        assert texts(await streamed(service, resume_frame(session_id))) == texts(waiting + went_on)
+        assert await used(tool_server, "note") == 1
+        assert len(model.requests) == 2
+
+
+async def test_a_stream_of_an_answer_may_begin_with_what_was_missed_of_the_question(start_service, tool_server):
+    async with scripted(NOTES, DONE) as model, start_service(**sections(model, tool_server)) as service:
+        session_id = await service.create_session(agent_id="Sammy")
+        waiting = await asked(service, session_id)
+        heard = await streamed(service, answer(session_id, ALLOW), last_event_id=waiting[-2]["seq"])
+        assert heard[0] == waiting[-1]
+        assert [frame["type"] for frame in heard[1:]][-1] == "final"
+
+
+async def test_a_person_answers_over_a_stream_after_a_restart(start_service, tool_server):
+    async with scripted(NOTES, DONE) as model:
+        settings = sections(model, tool_server)
+        async with start_service(**settings) as service:
+            session_id = await service.create_session(agent_id="Sammy")
+            waiting = await asked(service, session_id)
+        async with start_service(**settings) as service:
+            went_on = await streamed(service, answer(session_id, ALLOW), last_event_id=waiting[-1]["seq"])
+            assert went_on[-1]["type"] == "final"
+            goes_on_after(waiting, went_on)
+    assert await used(tool_server, "note") == 1
+
+
+async def test_another_users_answer_runs_nothing(start_service, tool_server):
+    """With the ids and the question's own checkpoint in hand: session_not_found, as for a session that is not there."""
+    async with (
+        scripted(NOTES, DONE) as model,
+        start_service(security=SECURITY, **sections(model, tool_server)) as service,
+    ):
+        ann, bob = headers_of("ann"), headers_of("bob")
+        body = {"agent_id": "Sammy", "title": "Ann's"}
+        async with service.http.post(f"{BASE}/chatbot/session", json=body, headers=ann) as response:
+            session_id = (await response.json())["id"]
+        async with service.native(token_of("ann")) as socket:
+            await say(socket, **ask(session_id))
+            payload = (await hear_until(socket, "awaiting_human"))[-1]["payload"]
+        allowed = {**ALLOW, "checkpoint_id": payload["checkpoint_id"]}
+        foreign = await answered(service, session_id, allowed, token=token_of("bob"))
+        absent = await answered(service, "AAAAAAAAAAA", allowed, token=token_of("bob"))
+        assert [frame["type"] for frame in foreign] == ["error"]
+        assert foreign[0]["code"] == absent[0]["code"] == "session_not_found"
+        async with service.compatible(token=token_of("bob")) as socket:
+            await say(socket, **answer(session_id, allowed))
+            assert (await hear(socket))["code"] == "session_not_found"
+            await socket.wait_closed()
+            assert socket.close_code == 1011
+        frame = answer(session_id, allowed)
+        assert await refused_stream(service, frame, **bob) == (403, "session_not_found")
+        # What does not run leaves the question where it is, and to its owner.
+        assert len(model.requests) == 1
+        assert await used(tool_server, "note") == 0
+        own = await answered(service, session_id, allowed, token=token_of("ann"))
+        assert own[-1]["type"] == "final"
+        assert await used(tool_server, "note") == 1
 
 
 def goes_on_after(waiting, went_on):

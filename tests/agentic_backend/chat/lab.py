@@ -155,6 +155,7 @@ class Lab:
 
     def __init__(self, group: asyncio.TaskGroup, rules: SocketRules, verifier: Verifier | None) -> None:
         kpi = Kpi(CollectorRegistry(), service="agentic")
+        self.registry = kpi.registry
         self.turns = ToldTurns()
         self.delivered: list[float] = []
         self.hub = SocketHub(

@@ -165,6 +165,8 @@ async def test_streams_count_where_sockets_do():
         newer = await it.opened()  # of the same user: the oldest socket makes room, the stream stays
         assert await peer.close_code() == 4409
         assert reader.status is None
+        it.hub.tick(0.0)
+        assert it.registry.get_sample_value("app_sse_streams") == 1
         it.hub.begin_drain()
         refused = Reader(it, ASK | {"client_exchange_id": "e3"}, user_id="bob")
         await refused.ended.wait()
