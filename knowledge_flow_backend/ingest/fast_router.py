@@ -20,8 +20,8 @@ from knowledge_flow_backend.ingest.router import MAX_ID_CHARS, CutShort, is_id, 
 from knowledge_flow_backend.ingest.service import IngestService
 from knowledge_flow_backend.ingest.staging import Staging
 from knowledge_flow_backend.library.attachments import Attachments
+from knowledge_flow_backend.library.bodies import Id
 from knowledge_flow_backend.library.reasons import SENTENCES, Reason, Refused
-from knowledge_flow_backend.library.router import Id
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""REST of libraries and documents: list, describe, cite, open, delete."""
+"""REST of libraries and documents: list, describe, share, move, cite, open, delete."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,18 +8,26 @@ from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import quote
 
 from fastapi import APIRouter, Body, Depends, HTTPException, Query, Response
-from fastapi import Path as PathParam
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from backend_kit.auth import Identity
 from knowledge_flow_backend.index import Reader
-from knowledge_flow_backend.library.store import SORTS, DocumentFilter, Library, NewTag, Window
+from knowledge_flow_backend.library.bodies import (
+    MAX_INT,
+    AccessBody,
+    Browse,
+    ChangeTag,
+    CreateTag,
+    Id,
+    Placement,
+)
+from knowledge_flow_backend.library.store import Library, UnknownLibrary
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 
 T = TypeVar("T")
 
 _JSON = "application/json"
-_INT = 2**31 - 1
+_LIBRARIES = "libraries"
+_DOCUMENTS = "documents"
 
 RAW_HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -28,79 +36,6 @@ RAW_HEADERS = {
     "Cache-Control": "private, no-store",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-
-
-def _storable(text: str) -> str:
-    if "\x00" in text:
-        raise ValueError("text holds NUL")
-    return text
-
-
-Id = Annotated[str, PathParam(min_length=1, max_length=128), AfterValidator(_storable)]
-Storable = Annotated[str, AfterValidator(_storable)]
-Name = Annotated[Storable, Field(min_length=1, max_length=200)]
-Ids = Annotated[list[Annotated[Storable, Field(max_length=128)]], Field(max_length=1000)]
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(hide_input_in_errors=True)
-
-
-class CreateTag(_Model):
-    """Body of `POST /tags`."""
-
-    name: Name
-    type: Literal["document"] = "document"
-    path: Annotated[Storable, Field(max_length=400)] | None = None
-    description: Annotated[Storable, Field(max_length=2000)] | None = None
-
-
-class ChangeTag(_Model):
-    """Body of `PUT /tags/{id}`; what is left out stays as it is."""
-
-    name: Name | None = None
-    path: Annotated[Storable, Field(max_length=400)] | None = None
-    description: Annotated[Storable, Field(max_length=2000)] | None = None
-
-
-class Filters(_Model):
-    """`filters` of a listing; a key that is not here is refused."""
-
-    model_config = ConfigDict(hide_input_in_errors=True, extra="forbid")
-
-    tag_ids: Ids | None = None
-    document_uids: Ids | None = None
-    status: Literal["processing", "ready", "failed"] | None = None
-    retrievable: bool | None = None
-    name: Annotated[Storable, Field(max_length=200)] | None = None
-
-
-class Sort(_Model):
-    """One key of a listing's order."""
-
-    field: str
-    direction: Literal["asc", "desc"] = "asc"
-
-
-class Browse(_Model):
-    """Body of `POST /documents/browse`. `sort_by`: one key, as `title`, `-title` or `[{field, direction}]`."""
-
-    filters: Filters = Filters()
-    offset: Annotated[int, Field(ge=0, le=_INT)] = 0
-    limit: Annotated[int, Field(ge=1, le=1000)] = 50
-    sort_by: str | Annotated[list[Sort], Field(max_length=1)] | None = None
-
-    def window(self) -> Window:
-        """The part and order that is asked for; 422 for an order that there is not."""
-        if not self.sort_by:
-            return Window(self.limit, self.offset)
-        if isinstance(self.sort_by, str):
-            chosen = Sort(field=self.sort_by.lstrip("-"), direction="desc" if self.sort_by[0] == "-" else "asc")
-        else:
-            chosen = self.sort_by[0]
-        if chosen.field not in SORTS:
-            raise HTTPException(422, f"sort_by is one of {', '.join(SORTS)}")
-        return Window(self.limit, self.offset, chosen.field, chosen.direction == "desc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,93 +51,118 @@ def build_router(services: Callable[[], LibraryServices], identify: Callable[...
     router = APIRouter()
     caller = Annotated[Identity, Depends(identify)]
     _add_tags(router, services, caller)
+    _add_access(router, services, caller)
     _add_documents(router, services, caller)
     _add_content(router, services, caller)
     return router
 
 
 def _add_tags(router: APIRouter, services: Callable[[], LibraryServices], caller: Any) -> None:
-    @router.get("/tags")
+    @router.get("/tags", tags=[_LIBRARIES])
     async def tags(identity: caller) -> list[dict[str, Any]]:
+        """The libraries that the caller may read: their own, and those shared with them."""
         with _call(services, "tags") as library:
             return await library.tags(_reader(identity))
 
-    @router.post("/tags", status_code=201)
+    @router.post("/tags", status_code=201, tags=[_LIBRARIES])
     async def create_tag(identity: caller, body: CreateTag) -> dict[str, Any]:
-        tag = NewTag(body.name.strip() or body.name, (body.path or "").strip("/ "), body.type, body.description)
+        """Make a library of the caller's own, which nobody else reads. 409 where they have one of that name there."""
         with _call(services, "tags") as library:
-            return await library.add_tag(_reader(identity), tag)
+            return await library.add_tag(_reader(identity), body.tag())
 
-    @router.put("/tags/{tag_id}")
+    @router.put("/tags/{tag_id}", tags=[_LIBRARIES])
     async def change_tag(tag_id: Id, identity: caller, body: ChangeTag) -> dict[str, Any]:
-        path = None if body.path is None else body.path.strip("/ ")
+        """Rename a library, move it to another path, describe it: its owner only. What is left out stays as it is.
+        409 where the owner has one of that name there."""
         with _call(services, "tags") as library:
-            changed = await library.change_tag(
-                _reader(identity), tag_id, name=body.name, path=path, description=body.description
-            )
-            return _found(changed, "Library")
+            return _found(await library.change_tag(_reader(identity), tag_id, **body.fields()), "Library")
 
-    @router.delete("/tags/{tag_id}", status_code=204)
+    @router.delete("/tags/{tag_id}", status_code=204, tags=[_LIBRARIES])
     async def delete_tag(tag_id: Id, identity: caller) -> None:
+        """Delete a library: its owner only. Their documents that stand in no other go with it."""
         with _call(services, "tags") as library:
             _found(await library.delete_tag(_reader(identity), tag_id) or None, "Library")
 
 
-def _add_documents(router: APIRouter, services: Callable[[], LibraryServices], caller: Any) -> None:
-    @router.post("/documents/browse")
-    async def browse(identity: caller, body: Annotated[Browse | None, Body()] = None) -> dict[str, Any]:
-        wanted = body or Browse()
-        filters = wanted.filters
-        chosen = DocumentFilter(
-            uids=None if filters.document_uids is None else tuple(filters.document_uids),
-            tags=None if filters.tag_ids is None else tuple(filters.tag_ids),
-            status=filters.status,
-            retrievable=filters.retrievable,
-            words=filters.name or None,
-        )
+def _add_access(router: APIRouter, services: Callable[[], LibraryServices], caller: Any) -> None:
+    @router.get("/tags/{tag_id}/access", tags=[_LIBRARIES])
+    async def access(tag_id: Id, identity: caller) -> AccessBody:
+        """Who reads a library beside its owner; told to its owner only."""
+        with _call(services, "tags") as library:
+            return AccessBody.of(_found(await library.access(_reader(identity), tag_id), "Library"))
+
+    @router.put("/tags/{tag_id}/access", tags=[_LIBRARIES])
+    async def set_access(tag_id: Id, identity: caller, body: AccessBody) -> AccessBody:
+        """Let these read a library, and nobody else: its owner only. It holds from the next query on."""
+        with _call(services, "tags") as library:
+            return AccessBody.of(_found(await library.set_access(_reader(identity), tag_id, body.access()), "Library"))
+
+    @router.put("/documents/{uid}/tags", tags=[_LIBRARIES])
+    async def place(uid: Id, identity: caller, body: Placement) -> dict[str, Any]:
+        """Let a document of the caller's stand in exactly these libraries of theirs; in none, only they find it.
+        409 where one of them holds another document of that path, and for an attachment."""
         with _call(services, "documents") as library:
-            total, documents = await library.browse(_reader(identity), chosen, wanted.window())
+            try:
+                return _found(await library.place(_reader(identity), uid, body.tag_ids), "Document")
+            except UnknownLibrary:
+                raise _not_found("Library") from None
+
+
+def _add_documents(router: APIRouter, services: Callable[[], LibraryServices], caller: Any) -> None:
+    @router.post("/documents/browse", tags=[_DOCUMENTS])
+    async def browse(identity: caller, body: Annotated[Browse | None, Body()] = None) -> dict[str, Any]:
+        """The documents that the caller may read, as far as the filters choose them; attachments are not listed."""
+        wanted = body or Browse()
+        with _call(services, "documents") as library:
+            total, documents = await library.browse(_reader(identity), wanted.filters.chosen(), wanted.window())
             return {"total": total, "documents": documents}
 
-    @router.get("/documents/metadata/{uid}")
+    @router.get("/documents/metadata/{uid}", tags=[_DOCUMENTS])
     async def metadata(uid: Id, identity: caller) -> dict[str, Any]:
+        """What is known of one document. Of its libraries, those that the caller may read."""
         with _call(services, "documents") as library:
             return _found(await library.document(_reader(identity), uid), "Document")
 
-    @router.put("/document/metadata/{uid}")
+    @router.put("/document/metadata/{uid}", tags=[_DOCUMENTS])
     async def set_retrievable(uid: Id, identity: caller, retrievable: Annotated[bool, Query()]) -> dict[str, Any]:
+        """Keep a document out of searches, or let it in again: its owner only."""
         with _call(services, "documents") as library:
             return _found(await library.set_retrievable(_reader(identity), uid, retrievable), "Document")
 
-    @router.delete("/documents/{uid}", status_code=204)
+    @router.delete("/documents/{uid}", status_code=204, tags=[_DOCUMENTS])
     async def delete_document(uid: Id, identity: caller) -> None:
+        """Delete a document with its content and its passages: its owner only."""
         with _call(services, "documents") as library:
             _found(await library.delete_document(_reader(identity), uid) or None, "Document")
 
 
 def _add_content(router: APIRouter, services: Callable[[], LibraryServices], caller: Any) -> None:
-    @router.get("/documents/{uid}/chunks")
+    @router.get("/documents/{uid}/chunks", tags=[_DOCUMENTS])
     async def chunks(
         uid: Id,
         identity: caller,
         limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
-        offset: Annotated[int, Query(ge=0, le=_INT)] = 0,
+        offset: Annotated[int, Query(ge=0, le=MAX_INT)] = 0,
     ) -> list[dict[str, Any]]:
+        """The passages of a document, in order of its text."""
         with _call(services, "documents") as library:
             return _found(await library.chunks(_reader(identity), uid, limit, offset), "Document")
 
-    @router.get("/documents/{uid}/chunks/{chunk_uid}")
+    @router.get("/documents/{uid}/chunks/{chunk_uid}", tags=[_DOCUMENTS])
     async def chunk(uid: Id, chunk_uid: Id, identity: caller) -> dict[str, Any]:
+        """One passage with its document: what a citation opens."""
         with _call(services, "documents") as library:
             return _found(await library.chunk(_reader(identity), uid, chunk_uid), "Passage")
 
-    @router.get("/markdown/{uid}")
+    @router.get("/markdown/{uid}", tags=[_DOCUMENTS])
     async def markdown(uid: Id, identity: caller) -> Response:
+        """`{content}`: the text in which passages count their offsets."""
         with _call(services, "documents") as library:
             return Response(_found(await library.markdown(_reader(identity), uid), "Document"), media_type=_JSON)
 
-    @router.get("/raw_content/{uid}")
+    @router.get("/raw_content/{uid}", tags=[_DOCUMENTS])
     async def raw_content(uid: Id, identity: caller) -> Response:
+        """The file as it was uploaded, as a download that can run nothing in a browser."""
         with _call(services, "documents") as library:
             file = _found(await library.raw(_reader(identity), uid), "Document")
         headers = {**RAW_HEADERS, "Content-Disposition": attachment(file.file_name)}
@@ -233,8 +193,13 @@ def _call(services: Callable[[], LibraryServices], route: Literal["documents", "
 
 def _found(value: T | None, what: str) -> T:
     if value is None:
-        raise HTTPException(404, f"{what} not found.")
+        raise _not_found(what)
     return value
+
+
+def _not_found(what: str) -> HTTPException:
+    # The same for what is another's: who may not read a thing does not learn that it is there.
+    return HTTPException(404, f"{what} not found.")
 
 
 def _reader(identity: Identity) -> Reader:

@@ -49,6 +49,8 @@ async def test_the_examples_are_what_the_service_answers(start_knowledge_flow: S
     async with start_knowledge_flow() as service:
         heard: dict[str, Any] = {}
         heard["tag"] = await service.post("/tags", {"name": "Manuals", "path": "products"}, status=201)
+        async with service.http.put(f"{BASE}/tags/{heard['tag']['id']}/access", json=SHOWN["access"]) as response:
+            heard["access"] = await response.json()
         heard["lines"] = await upload(service, heard["tag"]["id"])
         heard["hits"] = await service.post("/vector/search", SHOWN["search-request"])
         reranked = await service.post("/vector/rerank", SHOWN["rerank-request"])

@@ -148,14 +148,22 @@ async def test_what_is_anothers_looks_as_if_it_were_not_there(lab: Lab) -> None:
         ("GET", "/markdown/{uid}"),
         ("GET", "/raw_content/{uid}"),
         ("DELETE", "/documents/{uid}"),
+        ("PUT", "/documents/{uid}/tags"),
     ):
         answers = [
-            await lab.call(method, path.format(uid=known), user="mallory", status=404) for known in (uid, UNKNOWN)
+            await lab.call(method, path.format(uid=known), json={"tag_ids": []}, user="mallory", status=404)
+            for known in (uid, UNKNOWN)
         ]
         assert answers[0] == answers[1]
-    for method, options in (("PUT", {"json": {"name": "Mine"}}), ("DELETE", {})):
+    for method, path, body in (
+        ("PUT", "/tags/{tag}", {"name": "Mine"}),
+        ("DELETE", "/tags/{tag}", None),
+        ("GET", "/tags/{tag}/access", None),
+        ("PUT", "/tags/{tag}/access", {"everyone": True}),
+    ):
         answers = [
-            await lab.call(method, f"/tags/{known}", user="mallory", status=404, **options) for known in (tag, UNKNOWN)
+            await lab.call(method, path.format(tag=known), json=body, user="mallory", status=404)
+            for known in (tag, UNKNOWN)
         ]
         assert answers[0] == answers[1]
     assert await lab.call("GET", "/tags", user="mallory") == []
@@ -165,23 +173,154 @@ async def test_what_is_anothers_looks_as_if_it_were_not_there(lab: Lab) -> None:
     assert await names(lab, user="alice") == ["a.md"]
 
 
-@pytest.mark.parametrize(
-    "share", ["everyone = true", "reader_users = '{bob}'", "reader_groups = '{other,group-of-bob}'"]
-)
-async def test_a_shared_library_is_read_and_not_written(lab: Lab, share: str) -> None:
+BY_USER, BY_GROUP, WITH_ALL = {"users": ["bob"]}, {"groups": ["other", "group-of-bob"]}, {"everyone": True}
+
+
+async def share(lab: Lab, tag: str, user: str = "alice", **body: Any) -> Any:
+    """Say who reads a library."""
+    return await lab.call("PUT", f"/tags/{tag}/access", json=body, user=user)
+
+
+@pytest.mark.parametrize("readers", [BY_USER, BY_GROUP, WITH_ALL])
+async def test_a_shared_library_is_read_and_not_changed(lab: Lab, readers: dict[str, Any]) -> None:
     tag = await new_tag(lab, "Shared", user="alice")
     uid = await lab.put("a.md", "Text.", tags=[tag], user="alice")
-    async with lab.database.ingest.connection() as connection:
-        await connection.execute("test", text(f"UPDATE tags SET {share}"))  # noqa: S608 - words of this test
-        await connection.commit()
-    assert await names(lab, user="bob") == ["a.md"]
+    own = await lab.put("b.md", "His.", user="bob")
+    await share(lab, tag, **readers)
+    assert await names(lab, user="bob") == ["a.md", "b.md"]
     assert (await lab.call("GET", f"/markdown/{uid}", user="bob"))["content"] == "Text."
     assert [found["id"] for found in await lab.call("GET", "/tags", user="bob")] == [tag]
-    await lab.call("DELETE", f"/documents/{uid}", user="bob", status=403)
-    await lab.call("PUT", f"/document/metadata/{uid}?retrievable=false", user="bob", status=403)
-    await lab.call("PUT", f"/tags/{tag}", json={"name": "Mine"}, user="bob", status=403)
-    await lab.call("DELETE", f"/tags/{tag}", user="bob", status=403)
+    for method, path, body in (
+        ("DELETE", f"/documents/{uid}", None),
+        ("PUT", f"/document/metadata/{uid}?retrievable=false", None),
+        ("PUT", f"/tags/{tag}", {"name": "Mine"}),
+        ("DELETE", f"/tags/{tag}", None),
+        ("GET", f"/tags/{tag}/access", None),
+        ("PUT", f"/tags/{tag}/access", {"users": ["bob", "carl"]}),
+        ("PUT", f"/documents/{uid}/tags", {"tag_ids": []}),
+        ("PUT", f"/documents/{own}/tags", {"tag_ids": [tag]}),
+    ):
+        answer = await lab.call(method, path, json=body, user="bob", status=403)
+        assert answer["detail"]["code"] == "forbidden", path
     await lab.upload(("b.md", b"x"), tags=[tag], user="bob", status=404)
+    await share(lab, tag)
+    assert await names(lab, user="bob") == ["b.md"]
+    await lab.call("GET", f"/markdown/{uid}", user="bob", status=404)
+
+
+async def test_what_readers_there_are_is_replaced_as_a_whole(lab: Lab) -> None:
+    tag = await new_tag(lab, "Shared", user="alice")
+    nobody = {"everyone": False, "users": [], "groups": []}
+    assert await lab.call("GET", f"/tags/{tag}/access", user="alice") == nobody
+    told = await share(lab, tag, users=["carl", "bob", "carl"], groups=["/é"])
+    assert told == {"everyone": False, "users": ["bob", "carl"], "groups": ["/é"]}
+    assert await lab.call("GET", f"/tags/{tag}/access", user="alice") == told
+    assert await share(lab, tag, everyone=True) == {**nobody, "everyone": True}
+    assert (await lab.call("GET", "/tags", user="bob"))[0]["everyone"] is True
+    assert await share(lab, tag) == nobody
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"user": ["bob"]},
+        {"users": "bob"},
+        {"users": [""]},
+        {"users": [None]},
+        {"users": ["a\x00b"]},
+        {"groups": ["x" * 256]},
+        {"groups": [str(at) for at in range(501)]},
+        {"users": [str(at) for at in range(501)]},
+        {"everyone": "perhaps"},
+        [],
+    ],
+)
+async def test_readers_out_of_bounds_are_refused_and_change_nothing(lab: Lab, body: Any) -> None:
+    tag = await new_tag(lab, "Shared")
+    await share(lab, tag, user="admin", users=["bob"])
+    answer = await lab.call("PUT", f"/tags/{tag}/access", json=body, status=422)
+    assert answer["detail"]["code"] == "bad_request"
+    assert (await lab.call("GET", f"/tags/{tag}/access"))["users"] == ["bob"]
+
+
+async def test_the_bounds_of_readers_themselves_are_allowed(lab: Lab) -> None:
+    tag = await new_tag(lab, "Shared")
+    many = sorted(f"{at:0255}" for at in range(500))
+    assert (await share(lab, tag, user="admin", users=many, groups=many))["groups"] == many
+
+
+async def place(lab: Lab, uid: str, *tags: str, **options: Any) -> Any:
+    """Move a document."""
+    return await lab.call("PUT", f"/documents/{uid}/tags", json={"tag_ids": tags}, **options)
+
+
+async def test_a_document_moves_between_libraries(lab: Lab) -> None:
+    one, two = await new_tag(lab, "One"), await new_tag(lab, "Two")
+    uid = await lab.put("a.md", "Text.", tags=[one])
+    assert (await place(lab, uid, two, two))["tag_names"] == ["Two"]
+    assert [tag["document_count"] for tag in await lab.call("GET", "/tags")] == [0, 1]
+    assert (await place(lab, uid, one, two))["tag_names"] == ["One", "Two"]
+    assert (await place(lab, uid))["tag_names"] == []
+    # It is known by its new place: the same path there is a new version of it, and at the old place a new document.
+    await place(lab, uid, two)
+    lines = await lab.upload(("a.md", b"Changed."), tags=[two])
+    assert lines[-2]["document_uid"] == uid
+    assert await lab.put("a.md", "Text.", tags=[one]) != uid
+
+
+async def test_a_library_that_goes_leaves_what_was_moved_out_of_it(lab: Lab) -> None:
+    one, two = await new_tag(lab, "One"), await new_tag(lab, "Two")
+    uid = await lab.put("a.md", "Text.", tags=[one])
+    await place(lab, uid, two)
+    await lab.call("DELETE", f"/tags/{one}", status=204)
+    assert await names(lab) == ["a.md"]
+
+
+async def test_one_path_stands_once_in_a_library(lab: Lab) -> None:
+    one, two = await new_tag(lab, "One"), await new_tag(lab, "Two")
+    first, second = await lab.put("a.md", "Text.", tags=[one]), await lab.put("a.md", "Text.", tags=[two])
+    assert (await place(lab, second, one, two, status=409))["detail"]["code"] == "conflict"
+    assert await names(lab, filters={"tag_ids": [one]}) == ["a.md"]
+    await place(lab, first)
+    assert (await place(lab, second, one))["tag_names"] == ["One"]
+
+
+async def test_a_move_is_all_or_nothing(lab: Lab) -> None:
+    mine, hers = await new_tag(lab, "Mine"), await new_tag(lab, "Hers", user="alice")
+    uid = await lab.put("a.md", "Text.", tags=[mine])
+    answers = [await place(lab, uid, other, status=404) for other in (hers, UNKNOWN)]
+    assert answers == [{"detail": "Library not found."}] * 2
+    assert (await lab.call("GET", f"/documents/metadata/{uid}"))["tag_names"] == ["Mine"]
+    body: Any
+    for body in ({}, {"tag_ids": None}, {"tag_ids": [1]}, {"tag_ids": ["a\x00b"]}, {"tag_ids": ["x"] * 101}, []):
+        await lab.call("PUT", f"/documents/{uid}/tags", json=body, status=422)
+
+
+async def test_an_attachment_stands_in_no_library(lab: Lab) -> None:
+    tag = await new_tag(lab, "Shared")
+    uid = await lab.put("a.md", "Text.")
+    async with lab.database.ingest.connection() as connection:
+        await connection.execute("test", text("UPDATE documents SET session_id = 's'"))
+        await connection.commit()
+    assert (await place(lab, uid, tag, status=409))["detail"]["code"] == "conflict"
+    assert await lab.rows("SELECT count(*) FROM document_tags") == [(0,)]
+
+
+async def test_moves_of_one_document_at_once_end_as_one_of_them(lab: Lab) -> None:
+    tags = [await new_tag(lab, f"L{at}") for at in range(6)]
+    uid = await lab.put("a.md", "Text.")
+    await asyncio.gather(*(place(lab, uid, tag) for tag in tags))
+    assert len((await lab.call("GET", f"/documents/metadata/{uid}"))["tag_ids"]) == 1
+
+
+async def test_a_library_is_renamed_and_moved_unless_the_name_is_taken(lab: Lab) -> None:
+    one, two = await new_tag(lab, "One"), await new_tag(lab, "Two", path="a")
+    answer = await lab.call("PUT", f"/tags/{two}", json={"name": " One ", "path": "/"}, status=409)
+    assert answer["detail"]["code"] == "conflict"
+    moved = await lab.call("PUT", f"/tags/{two}", json={"name": " One ", "path": "/a/b/"})
+    assert (moved["name"], moved["full_path"]) == ("One", "a/b/One")
+    described = await lab.call("PUT", f"/tags/{one}", json={"description": "First"})
+    assert (described["name"], described["description"]) == ("One", "First")
 
 
 async def test_two_users_may_have_files_of_one_name(lab: Lab) -> None:

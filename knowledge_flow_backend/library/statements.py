@@ -1,0 +1,117 @@
+"""The statements of libraries and documents, as constant text: each value is a parameter, the caller's rights too.
+
+`reader`, `groups`: who asks. `uid`: a document. `id`: a library.
+"""
+
+# ruff: noqa: S608 - the parts that are joined here are constants of this project
+
+from typing import Final
+
+from sqlalchemy import text
+
+from knowledge_flow_backend.index.rights import READS_LIBRARY
+
+_READS: Final = f"""(d.owner_id = :reader OR EXISTS (
+    SELECT 1 FROM document_tags dt JOIN tags t ON t.id = dt.tag_id
+    WHERE dt.document_uid = d.uid AND {READS_LIBRARY}))"""
+
+_DOCUMENT_COLUMNS: Final = f"""d.uid, d.owner_id, d.title, d.file_name, d.file_path, d.mime_type, d.type, d.source_tag,
+    d.author, d.language, d.license, d.confidential, d.created, d.modified, d.content_hash, d.size_bytes, d.version,
+    d.retrievable, d.status, d.stages, d.error, d.chunk_count, d.token_count, d.ingested_at, d.updated_at,
+    (SELECT COALESCE(json_agg(json_build_array(t.id, t.name) ORDER BY t.path, t.name), '[]')
+     FROM document_tags dt JOIN tags t ON t.id = dt.tag_id WHERE dt.document_uid = d.uid AND {READS_LIBRARY}) AS tags"""
+
+DOCUMENT: Final = text(f"SELECT {_DOCUMENT_COLUMNS} FROM documents d WHERE d.uid = :uid AND {_READS}")
+OWNER: Final = text(f"SELECT d.owner_id FROM documents d WHERE d.uid = :uid AND {_READS}")
+RETRIEVABLE: Final = text(
+    """UPDATE documents SET retrievable = :retrievable, updated_at = now() WHERE uid = :uid AND owner_id = :reader
+    RETURNING uid"""
+)
+MARKDOWN: Final = text(
+    f"""SELECT json_build_object('content', c.markdown)::text FROM documents d
+    JOIN document_contents c ON c.document_uid = d.uid WHERE d.uid = :uid AND {_READS}"""
+)
+RAW: Final = text(
+    f"""SELECT d.file_name, d.mime_type, c.raw FROM documents d
+    JOIN document_contents c ON c.document_uid = d.uid WHERE d.uid = :uid AND {_READS}"""
+)
+_CHUNK_COLUMNS: Final = "k.uid, k.ordinal, k.content, k.section, k.page, k.char_start, k.char_end, k.token_count"
+CHUNKS: Final = text(
+    f"""SELECT {_CHUNK_COLUMNS} FROM documents d JOIN chunks k ON k.document_uid = d.uid
+    WHERE d.uid = :uid AND {_READS} ORDER BY k.ordinal LIMIT :limit OFFSET :offset"""
+)
+CHUNK: Final = text(
+    f"""SELECT {_CHUNK_COLUMNS}, d.title, d.file_name, d.file_path, d.mime_type, d.version
+    FROM documents d JOIN chunks k ON k.document_uid = d.uid
+    WHERE d.uid = :uid AND k.uid = :chunk AND {_READS}"""
+)
+
+# One constant text for every filter: what is not asked for is NULL, and a filter's key never reaches the statement.
+_FILTER: Final = f"""d.session_id IS NULL AND {_READS}
+    AND (CAST(:uids AS text[]) IS NULL OR d.uid = ANY(CAST(:uids AS text[])))
+    AND (CAST(:tags AS text[]) IS NULL OR EXISTS (SELECT 1 FROM document_tags dt JOIN tags t ON t.id = dt.tag_id
+         WHERE dt.document_uid = d.uid AND t.id = ANY(CAST(:tags AS text[])) AND {READS_LIBRARY}))
+    AND (CAST(:status AS text) IS NULL OR d.status = :status)
+    AND (CAST(:retrievable AS boolean) IS NULL OR d.retrievable = :retrievable)
+    AND (CAST(:words AS text) IS NULL OR strpos(lower(d.file_name || ' ' || d.title), lower(:words)) > 0)"""
+COUNT: Final = text(f"SELECT count(*) FROM documents d WHERE {_FILTER}")
+SORTS: Final = ("updated_at", "ingested_at", "title", "file_name", "size_bytes", "status")
+"""What documents may be sorted by."""
+BROWSE: Final = {
+    (field, descending): text(
+        f"""SELECT {_DOCUMENT_COLUMNS} FROM documents d WHERE {_FILTER}
+        ORDER BY d.{field} {"DESC" if descending else "ASC"}, d.uid LIMIT :limit OFFSET :offset"""
+    )
+    for field in SORTS
+    for descending in (False, True)
+}
+
+_TAG_COLUMNS: Final = """t.id, t.name, t.path, t.type, t.description, t.owner_id, t.everyone, t.created_at,
+    t.updated_at, (SELECT count(*) FROM document_tags dt WHERE dt.tag_id = t.id) AS documents"""
+TAGS: Final = text(f"SELECT {_TAG_COLUMNS} FROM tags t WHERE {READS_LIBRARY} ORDER BY t.path, t.name, t.id")
+TAG: Final = text(f"SELECT {_TAG_COLUMNS} FROM tags t WHERE t.id = :id AND {READS_LIBRARY}")
+ADD_TAG: Final = text(
+    """INSERT INTO tags (id, name, path, type, description, owner_id)
+    VALUES (:id, :name, :path, :type, :description, :reader)"""
+)
+CHANGE_TAG: Final = text(
+    """UPDATE tags SET name = COALESCE(:name, name), path = COALESCE(:path, path),
+    description = COALESCE(:description, description), updated_at = now() WHERE id = :id AND owner_id = :reader"""
+)
+ONLY_HERE: Final = text(
+    """SELECT d.uid FROM documents d JOIN document_tags dt ON dt.document_uid = d.uid
+    WHERE dt.tag_id = :id AND d.owner_id = :reader
+    AND NOT EXISTS (SELECT 1 FROM document_tags o WHERE o.document_uid = d.uid AND o.tag_id <> :id)"""
+)
+ACCESS: Final = text(
+    "SELECT t.everyone, t.reader_users, t.reader_groups FROM tags t WHERE t.id = :id AND t.owner_id = :reader"
+)
+SET_ACCESS: Final = text(
+    """UPDATE tags SET everyone = :everyone, reader_users = CAST(:users AS text[]),
+    reader_groups = CAST(:reading_groups AS text[]), updated_at = now() WHERE id = :id AND owner_id = :reader"""
+)
+DROP_TAG: Final = text("DELETE FROM tags WHERE id = :id AND owner_id = :reader RETURNING id")
+
+# Placing a document: one transaction, in this order. The lock on the document's row keeps two of them apart, and each
+# from a write of new content.
+LOCK_DOCUMENT: Final = text(
+    f"""SELECT d.owner_id = :reader AS own, d.session_id IS NOT NULL AS attached
+    FROM documents d WHERE d.uid = :uid AND {_READS} FOR UPDATE"""
+)
+# Locked against deletion: who is put into a library stands in it.
+LOCK_TAGS: Final = text(
+    f"""SELECT t.id, t.owner_id = :reader AS own FROM tags t
+    WHERE t.id = ANY(CAST(:tags AS text[])) AND {READS_LIBRARY} ORDER BY t.id FOR SHARE"""
+)
+NAME_TAKEN: Final = text(
+    """SELECT 1 FROM documents d JOIN documents o ON o.owner_id = d.owner_id AND o.file_path = d.file_path
+    JOIN document_tags dt ON dt.document_uid = o.uid
+    WHERE d.uid = :uid AND o.uid <> d.uid AND dt.tag_id = ANY(CAST(:tags AS text[]))
+    AND NOT EXISTS (SELECT 1 FROM document_tags s WHERE s.document_uid = d.uid AND s.tag_id = dt.tag_id) LIMIT 1"""
+)
+TAKE_OUT: Final = text("DELETE FROM document_tags WHERE document_uid = :uid AND tag_id <> ALL(CAST(:tags AS text[]))")
+PUT_IN: Final = text(
+    """INSERT INTO document_tags (document_uid, tag_id) SELECT :uid, u.id FROM unnest(CAST(:tags AS text[])) AS u(id)
+    ON CONFLICT DO NOTHING"""
+)
+TOUCH: Final = text("UPDATE documents SET updated_at = now() WHERE uid = :uid")
