@@ -22,7 +22,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from agentic_backend.agent import AGENT_PHASES, AgentKit, Catalog, DirectAnswer, TitleWriter
 from agentic_backend.agent.interrupts import Checkpoints
 from agentic_backend.agent.kit import NamedModel
+from agentic_backend.agent.made import MadeAgents
 from agentic_backend.agent.toolbox import Toolbox
+from agentic_backend.chat.agents import AgentServices
 from agentic_backend.chat.attachments import PATH as UPLOAD_PATH
 from agentic_backend.chat.attachments import AttachmentServices
 from agentic_backend.chat.compression import Compression
@@ -52,7 +54,7 @@ from agentic_backend.settings import DEFAULT_MODEL, AgenticSettings
 from agentic_backend.verdict import Windows
 from agentic_backend.watch import Watch, Watched
 from backend_kit.aio import TaskRegistry
-from backend_kit.auth import HmacVerifier, NoAuth, Verifier
+from backend_kit.auth import HmacVerifier, NoAuth, TokenVerifier, Verifier
 from backend_kit.http import (
     BodyLimit,
     HttpMetrics,
@@ -144,7 +146,8 @@ class AgenticService:
             return False, "draining", dependencies
         if state.persistence.state.status == "refused" or state.persistence.misfit:
             return False, "schema_mismatch", dependencies
-        if not state.persistence.schema_known:
+        made = state.chat.agents.made
+        if not state.persistence.schema_known or (made is not None and not made.loaded):
             return False, "starting", dependencies
         if not state.persistence.log.has_room():
             return False, "storage_full", dependencies
@@ -257,6 +260,7 @@ class AgenticService:
             baseline=baseline,
             store=persistence.store,
             catalog=catalog,
+            agents=make_agents(settings, catalog, persistence),
             documents=knowledge,
             kpi=kpi,
             attachments=make_attachments(settings, persistence, stack),
@@ -278,6 +282,8 @@ class AgenticService:
         tasks, persistence = state.tasks, state.persistence
         persistence.start()
         make_retention(self._settings, persistence, state.registry, state.metrics).start(tasks)
+        if state.chat.agents.made is not None:
+            tasks.spawn("made-agents", state.chat.agents.made.watch, restart=True)
         tasks.spawn("attachment-leftovers", state.chat.attachments.leftovers.run, restart=True)
         tasks.spawn("socket-clock", state.hub.watch, restart=True)
         watch = self._make_watch(state, windows)
@@ -321,7 +327,7 @@ class AgenticService:
 
     def _make_watch(self, state: State, windows: Windows) -> Watch:
         database = state.persistence.database
-        tokens = self._verifier if isinstance(self._verifier, HmacVerifier) else None
+        tokens = self._verifier if isinstance(self._verifier, TokenVerifier) else None
         return Watch(Watched(state.runtime.loop, database.main, database.batch, tokens), windows, state.metrics)
 
 
@@ -353,6 +359,7 @@ def make_verifier(settings: AgenticSettings) -> Verifier:
         raise RuntimeError("security.user.enabled without security.hs256_secret_env")
     return HmacVerifier(
         security.hs256_secret.get_secret_value(),
+        client_id=security.user.client_id or "",
         issuer=security.user.realm_url,
         audience=security.user.client_id,
     )
@@ -425,6 +432,17 @@ def make_catalog(
         on_lookup=lambda hit: metrics.cache_request("graph", hit=hit),
         checkpoints=checkpoints,
     )
+
+
+def make_agents(settings: AgenticSettings, catalog: Catalog, persistence: Persistence) -> AgentServices:
+    """What the routes of agents need: who may change them, and those that were made over REST."""
+    ai = settings.ai
+    roles = frozenset(ai.agent_editor_roles) if settings.security.user.enabled else None
+    if ai.use_static_config_only:
+        return AgentServices(catalog, None, roles)
+    servers = frozenset(server.id for server in settings.mcp.servers)
+    made = MadeAgents(catalog, persistence.agents, most=ai.max_made_agents, mcp_servers=servers)
+    return AgentServices(catalog, made, roles)
 
 
 def make_retention(

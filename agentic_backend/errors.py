@@ -4,6 +4,7 @@ ServiceError (backend_kit.wire)
 ├── BadRequest, UnknownType, MessageTooLong, TooLarge      the client's frame or body
 ├── SessionNotFound, AgentNotFound, ExchangeNotFound, MessageNotFound
 ├── Unauthenticated, Forbidden
+├── AgentRefused                                 an agent that may not be made so
 ├── SessionBusy, TooManyTurns, RateLimited, Overloaded, Draining, Conflict
 ├── AttachmentsDisabled, AttachmentLimitReached, AttachmentTooLarge, AttachmentDuplicate, AttachmentNotFound
 ├── MissingFilename, UploadProcessingFailed      uploads
@@ -79,6 +80,17 @@ class Forbidden(ServiceError):
     """Known caller, not allowed."""
 
     code: ClassVar[Code] = Code.FORBIDDEN
+
+
+class AgentRefused(ServiceError):
+    """An agent that may not be made so. `sentence` says why to a person, and holds nothing of what was sent but names
+    of its keys."""
+
+    code: ClassVar[Code] = Code.BAD_REQUEST
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__()
+        self.sentence = sentence
 
 
 class SessionBusy(ServiceError):

@@ -284,7 +284,11 @@ class Ai(Section):
     max_attached_file_size_mb: Positive = 50
     """Largest attachment, in MB; knowledge flow's `processing.max_file_mb` should not be less."""
     use_static_config_only: bool = True
-    """Whether agents come from this file alone. Off, they still do in this version."""
+    """Whether agents come from this file alone. Off, further ones may be made over REST."""
+    max_made_agents: Count = 100
+    """Agents that may be made over REST, in all."""
+    agent_editor_roles: Annotated[tuple[Text, ...], Listed] = ("admin",)
+    """Roles of those who may make, change and delete agents over REST. Without authentication everybody may."""
     default_chat_model: ChatModel
     chat_models: Annotated[tuple[OfferedModel, ...], Listed] = ()
     default_language_model: ChatModel | None = None

@@ -3,7 +3,7 @@
 import hashlib
 import importlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final
@@ -16,7 +16,7 @@ from agentic_backend.agent.interrupts import Checkpoints, RunMemory, SavedRun, W
 from agentic_backend.agent.kit import AgentKit, Build, Graph
 from agentic_backend.agent.run import AgentAnswer, AgentRun
 from agentic_backend.errors import AgentNotFound, BadRequest, NotAwaiting, TurnFailed
-from agentic_backend.settings import AgentSettings, FieldSpec
+from agentic_backend.settings import AgentSettings, ChatOptions, FieldSpec
 from backend_kit.kpi import phase
 from backend_kit.wire import dumps
 
@@ -127,11 +127,13 @@ class Agent:
 
 @dataclass(frozen=True, slots=True)
 class AgentClass:
-    """A module that agents may be made of, by the `class_path` that leads to it, with the values that it lets tune."""
+    """A module that agents may be made of, by the `class_path` that leads to it, with the values that it lets tune and
+    the controls that the page shows for the first configured agent of it."""
 
     path: str
     module: ModuleType
     fields: tuple[FieldSpec, ...]
+    chat_options: ChatOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,15 +207,28 @@ class Catalog:
             del self._compiled[key]
 
     def check(self, agent: AgentSettings) -> None:
-        """Raise `AgentUnusable` where an agent cannot be made so: its class, its model, or a value that is refused."""
-        module = self._class_of(agent).module
-        if (where := agent.unknown_model(self._kit.models)) is not None:
-            raise AgentUnusable(f"agent {agent.id}: {where}: no such model")
-        build = _build_of(agent, module)
+        """Raise `AgentUnusable` for an agent of no known class, or one whose module refuses its settings."""
+        _build_of(agent, self._class_of(agent).module)
+
+    def try_build(self, agent: AgentSettings) -> None:
+        """Compile the agent's graph for nothing. Raises `AgentUnusable` where that cannot be done."""
         try:
-            build(agent, self._kit.of(agent))
+            _build_of(agent, self._class_of(agent).module)(agent, self._kit.of(agent))
         except ValueError as failure:
             raise AgentUnusable(f"agent {agent.id}: {failure}") from failure
+
+    def class_named(self, class_path: str | None, kind: str) -> AgentClass | None:
+        """The class that a path leads to, without an import; without a path that of the built-in agent of that name,
+        else the plain one."""
+        if class_path is None:
+            return self.classes[BUILT_IN.get(kind, plain).__name__]
+        built_in = BUILT_IN.get(class_path.rpartition(".")[2])
+        return self.classes.get(class_path if built_in is None else built_in.__name__)
+
+    @property
+    def models(self) -> Collection[str]:
+        """Ids of the configured models."""
+        return self._kit.models
 
     def default_id(self) -> str | None:
         """The agent of a session that names none: the first that is enabled."""
@@ -282,11 +297,17 @@ def _classes(agents: Iterable[AgentSettings], modules: Mapping[str, ModuleType])
 
     What may be tuned is what the module says in `FIELDS`, else what the first agent that names it lists.
     """
-    classes = {module.__name__: AgentClass(module.__name__, module, module.FIELDS) for module in BUILT_IN.values()}
-    for agent in agents:
-        if agent.class_path is not None and (module := modules.get(agent.id)) is not None:
-            fields = tuple(getattr(module, "FIELDS", agent.tuning.fields))
-            classes.setdefault(agent.class_path, AgentClass(agent.class_path, module, fields))
+    named = [(agent, module) for agent in agents if (module := modules.get(agent.id)) is not None]
+    options = {module.__name__: agent.chat_options for agent, module in reversed(named)}
+
+    def class_of(path: str, module: ModuleType, fields: Sequence[FieldSpec]) -> AgentClass:
+        shown = options.get(module.__name__, ChatOptions())
+        return AgentClass(path, module, tuple(getattr(module, "FIELDS", fields)), shown)
+
+    classes = {module.__name__: class_of(module.__name__, module, ()) for module in BUILT_IN.values()}
+    for agent, module in named:
+        if agent.class_path is not None:
+            classes.setdefault(agent.class_path, class_of(agent.class_path, module, agent.tuning.fields))
     return classes
 
 

@@ -1,10 +1,12 @@
-"""REST of what a client may know of the configuration, and of agents that it would like to change."""
+"""REST of what a client may know of the configuration."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from fastapi import APIRouter, HTTPException
+from fastapi import APIRouter
+
+from agentic_backend.chat.agents import AgentServices
 
 _PERMISSIONS: Final = (
     "agents:read",
@@ -22,11 +24,9 @@ _PERMISSIONS: Final = (
     "sessions:read",
     "sessions:update",
 )
-"""What every caller may do, with what is theirs; nobody may change agents over REST."""
-_STATIC: Final = "Agents come from the configuration file alone (ai.use_static_config_only)."
-_NOT_HERE: Final = (
-    "This version takes agents from the configuration file alone, whatever ai.use_static_config_only says."
-)
+"""What every caller may do, with what is theirs."""
+_OF_EDITORS: Final = ("agents:create", "agents:delete", "agents:update")
+"""What further callers may do, for everybody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class PublicSettings:
     def wire(self) -> dict[str, Any]:
         """Body of `GET /config/frontend_settings`."""
         return {
-            "feature_flags": {"agent_editing": False},
+            "feature_flags": {"agent_editing": not self.static_agents_only},
             "properties": {"siteDisplayName": "Turnwise"},
             "user_auth": {"enabled": self.auth_enabled, "realm_url": self.realm_url, "client_id": self.client_id},
             "limits": {
@@ -55,29 +55,15 @@ class PublicSettings:
         }
 
 
-def add_configuration(router: APIRouter, settings: Callable[[], PublicSettings], caller: Any) -> None:
-    """The routes. `settings()` is asked at each request."""
+def add_configuration(
+    router: APIRouter, settings: Callable[[], PublicSettings], agents: Callable[[], AgentServices], caller: Any
+) -> None:
+    """The routes. `settings()` is asked at each request, and `agents()` who may change agents."""
 
     @router.get("/config/frontend_settings")
     async def frontend_settings() -> dict[str, Any]:
         return settings().wire()
 
     @router.get("/config/permissions")
-    async def permissions(identity: caller) -> list[str]:  # noqa: ARG001 - the route is for known callers
-        return list(_PERMISSIONS)
-
-    def refused() -> HTTPException:
-        return HTTPException(403, _STATIC if settings().static_agents_only else _NOT_HERE)
-
-    # The bodies are not read: no agent may name a module, an address or a prompt of a client's.
-    @router.post("/agents/create")
-    async def create_agent(identity: caller) -> None:  # noqa: ARG001 - the route is for known callers
-        raise refused()
-
-    @router.put("/agents/update")
-    async def update_agent(identity: caller) -> None:  # noqa: ARG001 - see above
-        raise refused()
-
-    @router.delete("/agents/{agent_id}", status_code=204)
-    async def delete_agent(agent_id: str, identity: caller) -> None:  # noqa: ARG001 - see above
-        raise refused()
+    async def permissions(identity: caller) -> list[str]:
+        return sorted((*_PERMISSIONS, *(_OF_EDITORS if agents().may_edit(identity) else ())))

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from starlette.websockets import WebSocket
 
 from agentic_backend.agent import Catalog
+from agentic_backend.chat.agents import AgentServices, add_agents
 from agentic_backend.chat.attachments import AttachmentServices, add_attachments
 from agentic_backend.chat.chat_metrics import add_chat_metrics
 from agentic_backend.chat.configuration import PublicSettings, add_configuration
@@ -59,6 +60,7 @@ class ChatServices:
     baseline: Turns
     store: SessionStore
     catalog: Catalog
+    agents: AgentServices
     documents: Documents
     kpi: Kpi
     views: KpiViews
@@ -75,7 +77,7 @@ def build_router(services: Callable[[], ChatServices], identify: Callable[..., A
     caller = Annotated[Identity, Depends(identify)]
     _add_sockets(router, services)
     _add_stream(router, services, caller)
-    _add_agents(router, services, caller)
+    add_agents(router, lambda: services().agents, caller)
     _add_sessions(router, services, caller)
     _add_history(router, services, caller)
     add_preferences(router, services, caller)
@@ -85,7 +87,7 @@ def build_router(services: Callable[[], ChatServices], identify: Callable[..., A
     add_attachments(router, lambda: services().attachments, caller)
     add_export(router, services, caller)
     add_chat_metrics(router, lambda: services().figures, caller)
-    add_configuration(router, lambda: services().public, caller)
+    add_configuration(router, lambda: services().public, lambda: services().agents, caller)
     return router
 
 
@@ -106,12 +108,6 @@ def _add_stream(router: APIRouter, services: Callable[[], ChatServices], caller:
     async def query_stream(request: Request, identity: caller) -> Response:
         state = services()
         return await state.hub.stream(request, identity, state.registry)
-
-
-def _add_agents(router: APIRouter, services: Callable[[], ChatServices], caller: Any) -> None:
-    @router.get("/agents")
-    async def agents(identity: caller) -> list[dict[str, Any]]:  # noqa: ARG001 - the route is for known callers
-        return services().catalog.list()
 
 
 def _add_sessions(router: APIRouter, services: Callable[[], ChatServices], caller: Any) -> None:

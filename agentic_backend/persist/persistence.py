@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentic_backend.metrics import AgenticMetrics
+from agentic_backend.persist.agents import PostgresAgents
 from agentic_backend.persist.attachments import PostgresAttachments
 from agentic_backend.persist.batcher import Batcher, BatchRules
 from agentic_backend.persist.cache import HistoryCache
@@ -45,8 +46,8 @@ class Persistence:
     """Owns the pools, the spool, the queue and the batcher; gives out the ports of the session layer.
 
     `store` reads (SessionStore), `log` takes finished turns (TurnLog), `leases` says which instance runs a turn
-    (Leases; None where there is one instance), `attachments`, `feedback` and `figures` are what their names say.
-    `on_state` is told how the search for the database goes; after `refused` the service can never become ready and
+    (Leases; None where there is one instance), `agents`, `attachments`, `feedback` and `figures` are what their names
+    say. `on_state` is told how the search for the database goes; after `refused` the service can never become ready and
     should end, and so it should when `on_taken` is told that another process has the database. `possessions` is what
     this process took at its start. Construct it on the loop: what an earlier process left in the spool is counted then,
     and written to Postgres in the background once that is there.
@@ -86,6 +87,7 @@ class Persistence:
         queries = Queries(self.database)
         self.attachments = PostgresAttachments(queries, self.pending)
         self.feedback = PostgresFeedback(queries, self.pending)
+        self.agents = PostgresAgents(queries)
         self.figures = PostgresFigures(queries)
         self.store = PostgresSessionStore(queries, self.pending, self.batcher, self.cache, metrics=metrics)
         self.log = PersistentTurnLog(chosen.ack, self.batcher, self.pending, self.spool, self.cache, metrics)
