@@ -14,6 +14,7 @@ from knowledge_flow_backend.index.port import Embed
 from knowledge_flow_backend.search import statements
 from knowledge_flow_backend.search.attachments import with_attachments
 from knowledge_flow_backend.search.pgvector_writer import ENGINE
+from knowledge_flow_backend.search.queries import candidates_of, hit_of, scope_of
 from knowledge_flow_backend.search.rows import Made, check_made, vector_text
 from knowledge_flow_backend.together import at_once
 
@@ -91,7 +92,7 @@ class PgVectorIndex:
         """See `ChunkIndex`."""
         self._database.require_ready()
         everywhere = IndexQuery("", Policy.SEMANTIC, reader, limit=0, candidates=0)
-        parameters = {**_scope(everywhere), "uids": list(chunk_uids), "vector": vector_text(vector)}
+        parameters = {**scope_of(everywhere), "uids": list(chunk_uids), "vector": vector_text(vector)}
         try:
             rows = await self._rows("similarities", statements.SIMILARITIES, parameters)
         except DatabaseFault as error:
@@ -150,7 +151,7 @@ class PgVectorIndex:
                 rows = await self._rows("lexical", statements.LEXICAL, _lexical(query))
             *made, in_scope, attached, ids = rows[0]
         else:
-            rows = await self._rows("overview", statements.OVERVIEW, _scope(query))
+            rows = await self._rows("overview", statements.OVERVIEW, scope_of(query))
             (*made, in_scope, attached), ids = rows[0], None
         if made[0] is None or not in_scope:
             raise _NothingInScope
@@ -158,32 +159,15 @@ class PgVectorIndex:
 
     async def _hits(self, op: str, statement: TextClause, query: IndexQuery, **more: object) -> list[ChunkHit]:
         parameters = {**_lexical(query), "limit": query.limit, **more}
-        return [_hit(row) for row in await self._rows(op, statement, parameters)]
+        return [hit_of(row) for row in await self._rows(op, statement, parameters)]
 
     async def _rows(self, op: str, statement: TextClause, parameters: Mapping[str, object]) -> Sequence[Sequence[Any]]:
         async with self._database.main.connection() as connection:
             return await connection.execute(op, statement, parameters)
 
 
-def _scope(query: IndexQuery) -> dict[str, object]:
-    return {
-        "reader": query.reader.user_id,
-        "groups": list(query.reader.groups),
-        "corpus": query.corpus,
-        "libraries": None if query.libraries is None else list(query.libraries),
-        "documents": None if query.documents is None else list(query.documents),
-        "session": query.session_id,
-    }
-
-
 def _lexical(query: IndexQuery) -> dict[str, object]:
-    # At least as many candidates as hits are wanted: with few in both halves, those of one must fill the list.
-    return {**_scope(query), "question": query.question, "candidates": max(query.candidates, query.limit)}
-
-
-def _hit(row: Sequence[Any]) -> ChunkHit:
-    # The columns stand in the order of the fields; the last three are arrays, null where there is no library.
-    return ChunkHit(*row[:-3], *(tuple(names or ()) for names in row[-3:]))
+    return {**scope_of(query), "question": query.question, "candidates": candidates_of(query)}
 
 
 async def _awaited(embed: Embed) -> Vector:
