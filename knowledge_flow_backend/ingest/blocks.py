@@ -5,12 +5,13 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """What a block is; code and tables are kept whole where they fit in a chunk."""
+    """What a block is; code, tables and records are kept whole where they fit in a chunk."""
 
     HEADING = "heading"
     PROSE = "prose"
     CODE = "code"
     TABLE = "table"
+    RECORD = "record"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,16 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A document as it is shown and cited. `title` is "" where the document names none."""
+    """A document as it is shown and cited. `title` is "" where the document names none.
+
+    `cut` says in a sentence what of the file is not in `content`, "" where everything is.
+    """
 
     content: str
     title: str
     blocks: tuple[Block, ...]
     pages: int | None = None
+    cut: str = ""
 
 
 class Sections:
@@ -88,9 +93,12 @@ class Writer:
         self._length += len(text)
         self._blocks.append(Block(kind, start, self._length, self.sections.path, page))
 
-    def parsed(self, title: str, pages: int | None = None) -> Parsed:
-        """The document."""
-        return Parsed("".join(self._parts), title, tuple(self._blocks), pages)
+    def parsed(self, title: str, pages: int | None = None, cut: str = "") -> Parsed:
+        """The document. What was cut is said at its end too, where a reader misses it."""
+        if cut:
+            self.sections = Sections()
+            self.add(Kind.PROSE, f"*{cut}*")
+        return Parsed("".join(self._parts), title, tuple(self._blocks), pages, cut)
 
 
 def without_title(path: tuple[str, ...], title: str) -> tuple[str, ...]:

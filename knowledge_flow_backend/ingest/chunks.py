@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from knowledge_flow_backend.ingest.blocks import Block, Kind, Parsed, without_title
 
-_WHOLE = (Kind.CODE, Kind.TABLE)
+_WHOLE = (Kind.CODE, Kind.TABLE, Kind.RECORD)
 # Closing brackets and quotes belong to the sentence; the ideographic marks need no space behind them.
 _SENTENCE_END = re.compile("[.!?\u2026][)\"'\\]\u2019\u201d]*\\s+|[\u3002\uff01\uff1f]")
 # Where a block that is too long is divided: at the last of these that leaves a piece of some length.
@@ -47,8 +47,9 @@ def chunks(parsed: Parsed, rules: ChunkRules) -> Iterator[Chunk]:
     """The chunks in order of the text.
 
     A chunk never spans two sections, except that headings without text of their own stand before what follows them.
-    It is at most `size` long; headings may add half of that. Code and tables are divided only where they are longer
-    than `size`. A chunk that goes on in a section begins with the last sentences of the prose before it.
+    It is at most `size` long; headings may add half of that. Code, tables and records are divided only where they are
+    longer than `size` (tables before they come here, between their rows: see `tables`). A chunk that goes on in a
+    section begins with the last sentences of the prose before it.
     """
     for ordinal, pack in enumerate(_packs(parsed, rules)):
         text = parsed.content[pack.start : pack.end]

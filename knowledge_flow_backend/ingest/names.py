@@ -20,11 +20,18 @@ class Format:
     mime: str
 
 
+_OFFICE = "application/vnd.openxmlformats-officedocument"
 _FORMATS = {
     **dict.fromkeys(("md", "markdown", "mkd"), Format("markdown", "text/markdown")),
     **dict.fromkeys(("txt", "text", "rst", "log", ""), Format("text", "text/plain")),
     **dict.fromkeys(("html", "htm", "xhtml"), Format("html", "text/html")),
     "pdf": Format("pdf", "application/pdf"),
+    "csv": Format("csv", "text/csv"),
+    "tsv": Format("csv", "text/tab-separated-values"),
+    **dict.fromkeys(("jsonl", "ndjson"), Format("jsonl", "application/x-ndjson")),
+    "docx": Format("docx", f"{_OFFICE}.wordprocessingml.document"),
+    "pptx": Format("pptx", f"{_OFFICE}.presentationml.presentation"),
+    "xlsx": Format("xlsx", f"{_OFFICE}.spreadsheetml.sheet"),
 }
 SUFFIXES = frozenset(suffix for suffix in _FORMATS if suffix)
 """Endings of the files that are read, without the dot."""

@@ -38,12 +38,13 @@ class PoolRules:
 @dataclass(frozen=True, slots=True)
 class Outline:
     """What the child found: the text and the chunks are in the job's files. `chars` is the length of the whole text,
-    in code points, also where only its beginning is in the file."""
+    in code points, also where only its beginning is in the file; `cut` says what of the file is in no text, or ""."""
 
     title: str
     chars: int
     pages: int | None
     chunks: int
+    cut: str = ""
 
 
 @dataclass(slots=True)

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 Stage = Literal["parse", "embed", "index"]
 _PHASES: dict[Stage, str] = {"parse": "ingest_parse", "embed": "ingest_embed", "index": "ingest_write"}
 
-PARSERS_REVISION = 1
+PARSERS_REVISION = 2
 """Counts changes of parsers and of the division into chunks that are worth reading unchanged files again for."""
 _EMBED_TEXTS = 64
 _EMBED_TRIES = 3
@@ -74,8 +74,8 @@ class Destination:
 Line = dict[str, Any]
 """One line of progress: `{step, filename, status, error?, code?, document_uid?}`.
 
-`step` is parse, embed or index (`status` in_progress or success), then `finished` (success, unchanged or error) for the
-file; `error` is a sentence and `code` its word.
+`step` is parse, embed or index (`status` in_progress or success; `cut` says what of the file was not read), then
+`finished` (success, unchanged or error) for the file; `error` is a sentence and `code` its word.
 """
 
 
@@ -131,7 +131,7 @@ class _Work:
     upload: _Upload
     claim: Claim | None = None
 
-    def say(self, stage: Stage, status: str, **more: int) -> None:
+    def say(self, stage: Stage, status: str, **more: int | str) -> None:
         """Tell of a stage."""
         uid = self.claim.uid if self.claim is not None else None
         self.upload.tell({"step": stage, "filename": self.file.name, "status": status, "document_uid": uid, **more})
@@ -280,8 +280,10 @@ class IngestService:
         work.claim, changed = await self._intake.claim(where.reader, arrival)
         if not changed:
             return True
-        async with self._stage(work, "parse"):
+        async with self._stage(work, "parse") as found:
             outline = await self._pool.read(job_of(file, kind.parser, self._rules))
+            if outline.cut:
+                found["cut"] = outline.cut
             chunks = await asyncio.to_thread(read_chunks, file.folder, work.claim.uid)
         async with self._stage(work, "embed"):
             vectors = await self._embed(outline.title, chunks, work)
@@ -291,24 +293,27 @@ class IngestService:
         return False
 
     @asynccontextmanager
-    async def _stage(self, work: _Work, stage: Stage) -> AsyncIterator[None]:
-        """Time a stage, say that it begins and has ended, and write it down beside the document."""
+    async def _stage(self, work: _Work, stage: Stage) -> AsyncIterator[dict[str, Any]]:
+        """Time a stage, say that it begins and has ended, and write it down beside the document, with what the block
+        puts into the dictionary it is given."""
         claim = work.claim
         assert claim is not None
         claim.stages[stage] = {"status": "running"}
         await self._intake.note(claim)
         work.say(stage, "in_progress")
         began = perf_counter()
+        found: dict[str, Any] = {}
         status = "error"
         try:
             with self._kpi.phase(_PHASES[stage]):
-                yield
+                yield found
             status = "ok"
         finally:
             seconds = perf_counter() - began
             self._metrics.ingest_stage(stage, status).observe(seconds)
-            claim.stages[stage] = {"status": "done" if status == "ok" else "failed", "ms": round(seconds * 1e3, 3)}
-        work.say(stage, "success")
+            ended = {"status": "done" if status == "ok" else "failed", "ms": round(seconds * 1e3, 3)}
+            claim.stages[stage] = {**ended, **found}
+        work.say(stage, "success", **found)
 
     async def _embed(self, title: str, chunks: Sequence[Chunk], work: _Work) -> list[Vector]:
         vectors: list[Vector] = []

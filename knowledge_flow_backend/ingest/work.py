@@ -1,8 +1,10 @@
 """What a parsing child does with one file: parse, divide, write the canonical text, and say what it found."""
 
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
@@ -13,17 +15,50 @@ from backend_kit.wire import dumps
 from knowledge_flow_backend.ingest.blocks import Parsed
 from knowledge_flow_backend.ingest.chunks import Chunk, ChunkRules, chunks
 from knowledge_flow_backend.ingest.names import stem
-from knowledge_flow_backend.ingest.parsers import html, markdown, pdf, text
+from knowledge_flow_backend.ingest.parsers import csv, html, jsonl, markdown, pdf, text
+from knowledge_flow_backend.ingest.tables import with_headers
 from knowledge_flow_backend.library.reasons import Reason, Refused
 
 CHUNKS_A_LINE = 64
 MAX_TITLE_CHARS = 300
 
 # What parsers raise for files that break their format; anything else ends the child and counts as its death.
-BROKEN_INPUT = (PyPdfError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, zlib.error)
+BROKEN_INPUT = (
+    PyPdfError,
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    NotImplementedError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 Parse = Callable[[bytes], Parsed]
-PARSERS: dict[str, Parse] = {"markdown": markdown.parse, "text": text.parse, "html": html.parse, "pdf": pdf.parse}
+
+
+def _when_needed(name: str) -> Parse:
+    """A parser whose libraries take half a second and 40 MB to load: a child loads them with its first such file."""
+
+    def parse(data: bytes) -> Parsed:
+        parser: Parse = import_module(f"knowledge_flow_backend.ingest.parsers.{name}").parse
+        return parser(data)
+
+    return parse
+
+
+PARSERS: dict[str, Parse] = {
+    "markdown": markdown.parse,
+    "text": text.parse,
+    "html": html.parse,
+    "pdf": pdf.parse,
+    "csv": csv.parse,
+    "jsonl": jsonl.parse,
+    **{name: _when_needed(name) for name in ("docx", "pptx", "xlsx")},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +81,12 @@ class Job:
 
 
 def run(job: Job, parsers: Mapping[str, Parse] = PARSERS) -> dict[str, Any]:
-    """Do the job. `{"title", "chars", "pages", "chunks"}` once both files are written, or `{"refused": reason}`.
+    """Do the job. `{"title", "chars", "pages", "chunks", "cut"}` once both files are written, or `{"refused": reason}`.
 
-    `chars` is the length of the whole text.
+    `chars` is the length of the whole text, `cut` the sentence that says what of the file is not in it.
     """
     try:
-        parsed = _parse(job, parsers)
+        parsed = with_headers(_parse(job, parsers), job.size)
     except Refused as refused:
         return {"refused": refused.reason}
     count = 0
@@ -62,7 +97,13 @@ def run(job: Job, parsers: Mapping[str, Parse] = PARSERS) -> dict[str, Any]:
             count += len(batch)
     Path(job.content).write_text(parsed.content[: job.max_chars], encoding="utf-8", newline="")
     title = parsed.title[:MAX_TITLE_CHARS] or stem(job.name)
-    return {"title": title, "chars": len(parsed.content), "pages": parsed.pages, "chunks": count}
+    return {
+        "title": title,
+        "chars": len(parsed.content),
+        "pages": parsed.pages,
+        "chunks": count,
+        "cut": parsed.cut,
+    }
 
 
 def _kept(divided: Iterator[Chunk], max_chars: int | None) -> Iterator[Chunk]:

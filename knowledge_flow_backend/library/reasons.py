@@ -14,6 +14,7 @@ class Reason(StrEnum):
     UNREADABLE = "unreadable"
     ENCRYPTED = "encrypted"
     TOO_COMPLEX = "too_complex"
+    UNPACKS_TOO_LARGE = "unpacks_too_large"
     TOO_LARGE = "too_large"
     TIMED_OUT = "timed_out"
     OUT_OF_MEMORY = "out_of_memory"
@@ -36,6 +37,7 @@ SENTENCES: dict[Reason, str] = {
     Reason.UNREADABLE: "The file is damaged, or not of the type that its name says.",
     Reason.ENCRYPTED: "The file is protected by a password.",
     Reason.TOO_COMPLEX: "The file is too deeply nested or has too many pages.",
+    Reason.UNPACKS_TOO_LARGE: "The file unpacks to far more than its size.",
     Reason.TOO_LARGE: "The file is larger than allowed.",
     Reason.TIMED_OUT: "Reading the file took too long.",
     Reason.OUT_OF_MEMORY: "Reading the file took too much memory.",

@@ -6,6 +6,7 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from knowledge_flow_backend.ingest.blocks import Kind, Parsed, Writer
 from knowledge_flow_backend.ingest.parsers.decode import clean, decode
+from knowledge_flow_backend.ingest.tables import table
 from knowledge_flow_backend.library.reasons import Reason, Refused
 
 _CHARSET = re.compile(rb"""<meta[^>]{0,200}charset\s*=\s*["']?\s*([A-Za-z0-9_:.-]{2,40})""", re.IGNORECASE)
@@ -173,31 +174,23 @@ def _holds_blocks(node: LexborNode) -> bool:
     return any(inner.tag in _SPLITTING for inner in node.traverse() if inner.mem_id != node.mem_id)
 
 
-def _is_data(table: LexborNode) -> bool:
+def _is_data(node: LexborNode) -> bool:
     """Whether a table holds data: no table or list within, and more than one cell. Others only lay out a page."""
-    inner = [node.tag for node in table.traverse() if node.mem_id != table.mem_id]
+    inner = [below.tag for below in node.traverse() if below.mem_id != node.mem_id]
     cells = sum(1 for tag in inner if tag in ("td", "th"))
     return cells > 1 and not any(tag in ("table", "ul", "ol", "pre", *_HEADINGS) for tag in inner)
 
 
-def _table(table: LexborNode) -> str:
+def _table(node: LexborNode) -> str:
     rows = [
-        [_cell(cell) for cell in row.iter() if cell.tag in ("td", "th")]
-        for row in table.traverse()
+        [_line(cell.text(separator=" ")) for cell in row.iter() if cell.tag in ("td", "th")]
+        for row in node.traverse()
         if row.tag == "tr" and row.child is not None
     ]
-    rows = [row for row in rows if any(row)]
-    if not rows:
-        return ""
-    width = max(len(row) for row in rows)
-    lines = [f"| {' | '.join([*row, *[''] * (width - len(row))])} |" for row in rows]
-    lines.insert(1, f"|{'---|' * width}")
-    caption = table.css_first("caption")
-    return "\n".join(([_line(caption.text()), ""] if caption is not None and _line(caption.text()) else []) + lines)
-
-
-def _cell(cell: LexborNode) -> str:
-    return _line(cell.text(separator=" ")).replace("|", "\\|")
+    caption = node.css_first("caption")
+    above = _line(caption.text()) if caption is not None else ""
+    written = table(rows)
+    return f"{above}\n\n{written}" if above and written else written
 
 
 def _is_simple(node: LexborNode) -> bool:

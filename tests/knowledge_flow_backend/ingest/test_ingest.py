@@ -7,10 +7,16 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from tests.knowledge_flow_backend.ingest import files
+from tests.knowledge_flow_backend.ingest import files, office
 from tests.knowledge_flow_backend.ingest.lab import Lab, running
 from tests.support.postgres import Database
 
+OFFICE = "application/vnd.openxmlformats-officedocument"
+MIME = {
+    "docx": f"{OFFICE}.wordprocessingml.document",
+    "pptx": f"{OFFICE}.presentationml.presentation",
+    "xlsx": f"{OFFICE}.spreadsheetml.sheet",
+}
 ODD = (sys.executable, "-m", "tests.knowledge_flow_backend.ingest.odd_worker")
 
 
@@ -53,6 +59,11 @@ async def test_a_file_goes_through_its_stages_and_says_so_as_they_happen(lab: La
         ("a.html", files.HTML.encode(), "Turning the wheel", "text/html"),
         ("a.pdf", files.pdf([["First page."], ["Second page."]], title="A paper"), "A paper", "application/pdf"),
         ("a.txt", "Olá, mundo. \U0001f600 fim".encode("utf-16"), "a", "text/plain"),
+        ("a.csv", b"key;value\nack;spool\n" * 40, "a", "text/csv"),
+        ("a.jsonl", b'{"key": "ack", "value": "spool"}\n' * 40, "a", "application/x-ndjson"),
+        ("a.docx", office.word(), "Turning the wheel", MIME["docx"]),
+        ("a.pptx", office.slides(), "The wheel", MIME["pptx"]),
+        ("a.xlsx", office.workbook(rows=60), "a", MIME["xlsx"]),
     ],
 )
 async def test_every_format_is_cited_at_its_place_and_given_back_as_it_came(
@@ -74,6 +85,25 @@ async def test_every_format_is_cited_at_its_place_and_given_back_as_it_came(
         assert response.headers["Content-Disposition"].startswith(f'attachment; filename="{name}"')
         assert response.headers["X-Content-Type-Options"] == "nosniff"
         assert "sandbox" in response.headers["Content-Security-Policy"]
+
+
+async def test_what_was_cut_is_said(lab: Lab) -> None:
+    lines = await lab.upload(("a.xlsx", office.workbook()))
+    said = "Hidden sheets were left out (1)."
+    assert [line["cut"] for line in lines if "cut" in line] == [said]
+    uid = lines[0]["document_uid"]
+    assert (await lab.call("GET", f"/documents/metadata/{uid}"))["stages"]["parse"]["cut"] == said
+    assert (await lab.call("GET", f"/markdown/{uid}"))["content"].endswith(f"*{said}*")
+
+
+async def test_an_office_file_that_fails_says_why(lab: Lab) -> None:
+    bomb = office.repacked(office.word(), {"media/image.png": bytes(100_000_000)})
+    lines = await lab.upload(("bomb.docx", bomb), ("locked.xlsx", office.encrypted()), ("cut.pptx", bomb[:900]))
+    assert ends(lines) == [
+        ("bomb.docx", "error", "unpacks_too_large"),
+        ("locked.xlsx", "error", "encrypted"),
+        ("cut.pptx", "error", "unreadable"),
+    ]
 
 
 async def test_pages_and_sections_reach_the_citation(lab: Lab) -> None:

@@ -59,7 +59,7 @@ def test_the_ending_says_how_a_file_is_read(name: str, parser: str) -> None:
     assert found.parser == parser
 
 
-@pytest.mark.parametrize("name", ["a.exe", "a.md.exe", "a.docx", "a.tar.gz"])
+@pytest.mark.parametrize("name", ["a.exe", "a.md.exe", "a.docm", "a.doc", "a.tar.gz"])
 def test_other_files_are_not_read(name: str) -> None:
     assert format_of(name) is None
 

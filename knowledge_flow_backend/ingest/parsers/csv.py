@@ -1,0 +1,93 @@
+"""Values in columns (CSV, TSV): one table, whose first row is its header unless it holds nothing but numbers."""
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from knowledge_flow_backend.ingest.blocks import Kind, Parsed, Writer
+from knowledge_flow_backend.ingest.parsers.decode import decode
+from knowledge_flow_backend.ingest.tables import header_rule, table_row
+from knowledge_flow_backend.library.reasons import Reason, Refused
+
+MAX_COLUMNS = 256
+MAX_CHARS = 60_000_000
+"""Of the table that is written: bars around empty cells are several times as long as the commas they stand for."""
+_DELIMITERS = ",;\t|"
+_SAMPLE_CHARS = 64 * 1024
+_SAMPLE_ROWS = 200
+_NUMBER = re.compile(r"\s*[-+]?[\d.,\s]*\d[\d.,\s]*%?\s*")
+
+
+def parse(data: bytes) -> Parsed:
+    """Parse one file; its title is its name. Raises `Refused`."""
+    content = decode(data)
+    delimiter = _delimiter(content)
+    quoting, columns = _measured(content, delimiter)
+    if not columns:
+        raise Refused(Reason.NO_TEXT)
+    width = min(columns, MAX_COLUMNS)
+    rows = (row for row in _rows(content, delimiter, quoting) if any(row))
+    lines: list[str] = []
+    length = 0
+    cut = [f"Of {columns} columns, the first {MAX_COLUMNS} were read."] if columns > width else []
+    for row in _headed(rows, width):
+        if length > MAX_CHARS:
+            cut.append(f"The table goes on: its first {len(lines) - 1} rows were read.")
+            break
+        lines.append(table_row([*row[:width], *[""] * (width - len(row))]))
+        length += len(lines[-1]) + 1
+    lines.insert(1, header_rule(width))
+    writer = Writer()
+    writer.add(Kind.TABLE, "\n".join(lines))
+    return writer.parsed("", cut=" ".join(cut))
+
+
+def _lines(content: str) -> Iterator[str]:
+    """Lines with their ends; not all at once, as they would take the memory of the file once more."""
+    start = 0
+    while start < len(content):
+        end = content.find("\n", start) + 1 or len(content)
+        yield content[start:end]
+        start = end
+
+
+def _rows(content: str, delimiter: str, quoting: int) -> Iterator[list[str]]:
+    reader = csv.reader(_lines(content), delimiter=delimiter, quoting=quoting)  # type: ignore[arg-type]
+    return ([cell.strip() for cell in row] for row in reader)
+
+
+def _delimiter(content: str) -> str:
+    """The sign that divides most of the first rows into the same number of cells, more than one."""
+    sample = list(islice(_lines(content[:_SAMPLE_CHARS]), _SAMPLE_ROWS))
+    if len(sample) > 1 and len(content) > _SAMPLE_CHARS:
+        sample.pop()  # it may be cut
+    return max(_DELIMITERS, key=lambda delimiter: _agreement(sample, delimiter))
+
+
+def _agreement(sample: Sequence[str], delimiter: str) -> tuple[float, int]:
+    try:
+        widths = Counter(len(row) for row in csv.reader(sample, delimiter=delimiter) if row)
+    except csv.Error:
+        return 0.0, 0
+    width, rows = max(widths.items(), key=lambda item: item[1], default=(0, 0))
+    return (rows / widths.total(), width) if width > 1 else (0.0, 0)
+
+
+def _measured(content: str, delimiter: str) -> tuple[int, int]:
+    """How quotes are read, and the number of columns: a quote that is never closed makes them ordinary signs."""
+    for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_NONE):
+        try:
+            return quoting, max((len(row) for row in _rows(content, delimiter, quoting) if any(row)), default=0)
+        except csv.Error:
+            continue
+    raise Refused(Reason.UNREADABLE)
+
+
+def _headed(rows: Iterator[list[str]], width: int) -> Iterator[list[str]]:
+    first = next(rows)
+    if all(_NUMBER.fullmatch(cell) for cell in first if cell):
+        yield [f"column {number}" for number in range(1, width + 1)]
+    yield first
+    yield from rows
