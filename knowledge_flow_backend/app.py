@@ -35,9 +35,9 @@ from knowledge_flow_backend.embed import Embedder
 from knowledge_flow_backend.embed.batcher import BatchRules
 from knowledge_flow_backend.embed.handover import QuestionVectors
 from knowledge_flow_backend.embed.local import DOCUMENTS_A_BATCH, LocalEmbedder, default_home
-from knowledge_flow_backend.embed.openai import DEFAULT_BASE_URL, EmbeddingEndpoint, OpenAiEmbedder
+from knowledge_flow_backend.embed.openai import DEFAULT_BASE_URL, EmbeddingRules, OpenAiEmbedder
 from knowledge_flow_backend.endpoint import Endpoint
-from knowledge_flow_backend.errors import DocumentsUnavailable, IndexUnavailable, SchemaMismatch
+from knowledge_flow_backend.errors import DocumentsUnavailable, SchemaMismatch
 from knowledge_flow_backend.index.database import Database
 from knowledge_flow_backend.ingest.fast import FastIngest
 from knowledge_flow_backend.ingest.fast_router import FastServices
@@ -253,17 +253,14 @@ def make_embedder(
     if local:
         home = Path(settings.storage.home) if settings.storage.home else default_home(os.environ)
         return LocalEmbedder(home, threads=chosen.threads, rules=rules, metrics=metrics, tasks=tasks)
-    endpoint = EmbeddingEndpoint(
-        base_url=chosen.base_url or DEFAULT_BASE_URL,
+    endpoint = endpoint_of(chosen, f"{chosen.base_url or DEFAULT_BASE_URL}/embeddings")
+    embedding = EmbeddingRules(
         model=model.name,
-        api_key=chosen.api_key,
-        connect_s=chosen.timeout.connect,
-        read_s=chosen.timeout.read,
-        max_retries=chosen.max_retries,
-        max_connections=chosen.http_client_limits.max_connections,
-        keepalive_s=chosen.http_client_limits.keepalive_expiry_seconds,
+        dimensions=chosen.dimensions,
+        requests_per_minute=chosen.requests_per_minute,
+        tokens_per_minute=chosen.tokens_per_minute,
     )
-    return OpenAiEmbedder(endpoint, rules, metrics=metrics, tasks=tasks)
+    return OpenAiEmbedder(endpoint, embedding, rules, metrics=metrics, tasks=tasks)
 
 
 def kpi_options(settings: KnowledgeFlowSettings) -> KpiOptions:
@@ -429,10 +426,13 @@ async def _open_index(state: State) -> None:
         return
     try:
         await state.index.check()
+        if isinstance(state.embedder, OpenAiEmbedder):
+            # Its name does not say the length of its vectors: one is made.
+            await state.index.check(await state.embedder.dimension())
     except SchemaMismatch as mismatch:
         state.mismatch = str(mismatch)
         logger.critical("%s", mismatch)
-    except IndexUnavailable as failure:
+    except DocumentsUnavailable as failure:
         # Each search compares too: what is not known now is known then.
         logger.warning("the index could not be checked: %s", failure)
 

@@ -53,6 +53,12 @@ class EmbeddingSettings(Section):
     """Requests in flight (`openai`); texts that come meanwhile go together with the next one."""
     batch_max_texts: Positive = 32
     """Texts that are embedded together."""
+    dimensions: Annotated[int, Field(ge=1, le=2000)] | None = None
+    """Numbers of a vector to ask for (`openai`), where the model can choose. Without it: the model's own."""
+    requests_per_minute: Count = 0
+    """What an ingestion keeps to (`openai`); questions are counted and do not wait. 0 = no limit."""
+    tokens_per_minute: Count = 0
+    """The same for tokens, at four characters each (`openai`). 0 = no limit."""
     queue_max_texts: Positive = 1024
     """Questions that wait for the model; further ones get 503."""
 

@@ -7,12 +7,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from backend_kit.aio import TaskRegistry
-from knowledge_flow_backend.errors import EmbeddingUnavailable
+from knowledge_flow_backend.errors import EmbeddingUnavailable, SchemaMismatch
 from knowledge_flow_backend.index.models import Vector
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 
-Compute = Callable[[list[str]], Awaitable[list[Vector]]]
-"""One batch at the model: as many vectors as texts. Raises `EmbeddingUnavailable`."""
+Outcome = Vector | EmbeddingUnavailable
+"""Of one text: its vector, or why it alone has none."""
+Compute = Callable[[list[str]], Awaitable[Sequence[Outcome]]]
+"""One batch at the model: as many outcomes as texts. Raises `EmbeddingUnavailable`, `SchemaMismatch` for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,23 +108,31 @@ class MicroBatcher:
         for item in batch:
             self._metrics.embed_queue.observe(begun - item.arrived)
         self._metrics.embed_batch_size.observe(len(batch))
-        failure = EmbeddingUnavailable("the model failed")
+        failure: EmbeddingUnavailable | SchemaMismatch = EmbeddingUnavailable("the model failed")
         try:
-            vectors = await self._compute([item.text for item in batch])
-            for item, vector in zip(batch, vectors, strict=True):
-                if not item.future.done():
-                    item.future.set_result(vector)
-        except EmbeddingUnavailable as error:
+            outcomes = await self._compute([item.text for item in batch])
+            for item, outcome in zip(batch, outcomes, strict=True):
+                _settle(item, outcome)
+        except (EmbeddingUnavailable, SchemaMismatch) as error:
             failure = error
         finally:
             # Also after what nobody foresaw, which the task registry logs: nobody is left waiting.
             for item in batch:
-                if not item.future.done():
-                    item.future.set_exception(failure)
+                _settle(item, failure)
             self._metrics.embed.observe(time.perf_counter() - begun)
             self._running -= 1
             self._running_documents -= documents
             self._pump()
+
+
+def _settle(item: _Item, outcome: Outcome | SchemaMismatch) -> None:
+    """Give a caller who still waits what became of the text."""
+    if item.future.done():
+        return
+    if isinstance(outcome, EmbeddingUnavailable | SchemaMismatch):
+        item.future.set_exception(outcome)
+    else:
+        item.future.set_result(outcome)
 
 
 def _take(queue: deque[_Item], most: int) -> list[_Item]:

@@ -16,8 +16,9 @@ from pydantic import SecretStr
 from backend_kit.aio import TaskRegistry
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.embed.batcher import BatchRules
-from knowledge_flow_backend.embed.openai import EmbeddingEndpoint, OpenAiEmbedder
-from knowledge_flow_backend.errors import EmbeddingUnavailable
+from knowledge_flow_backend.embed.openai import EmbeddingRules, OpenAiEmbedder
+from knowledge_flow_backend.endpoint import Endpoint
+from knowledge_flow_backend.errors import EmbeddingUnavailable, SchemaMismatch
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 from tests.knowledge_flow_backend.corpus import vector
 from tests.support.mock_llm import MockModel
@@ -29,16 +30,17 @@ CANARY = "canary-question"
 
 @asynccontextmanager
 async def embedder(
-    base_url: str, *, max_retries: int = 0, read_s: float = 10.0, slots: int = 8
+    base_url: str, *, max_retries: int = 0, read_s: float = 10.0, slots: int = 8, dimensions: int | None = None
 ) -> AsyncIterator[OpenAiEmbedder]:
     kpi = Kpi(CollectorRegistry(), service="kf")
     tasks = TaskRegistry()
-    endpoint = EmbeddingEndpoint(
-        base_url=base_url, model="mock", api_key=SecretStr("key-canary"), connect_s=2.0, read_s=read_s,
+    endpoint = Endpoint(
+        url=f"{base_url}/embeddings", api_key=SecretStr("key-canary"), connect_s=2.0, read_s=read_s, pool_s=10.0,
         max_retries=max_retries, max_connections=16, keepalive_s=30.0,
     )  # fmt: skip
     rules = BatchRules(slots=slots, queries=32, documents=4, waiting=100)
-    made = OpenAiEmbedder(endpoint, rules, metrics=KnowledgeFlowMetrics(kpi.registry, kpi), tasks=tasks)
+    embedding = EmbeddingRules("mock", dimensions)
+    made = OpenAiEmbedder(endpoint, embedding, rules, metrics=KnowledgeFlowMetrics(kpi.registry, kpi), tasks=tasks)
     try:
         yield made
     finally:
@@ -100,7 +102,7 @@ async def test_vectors_are_taken_by_their_index_and_made_unit_vectors(encoding: 
     async def handler(request: web.Request) -> web.Response:
         assert request.headers["Authorization"] == "Bearer key-canary"
         texts = (await request.json())["input"]
-        entries = []
+        entries: list[dict[str, Any]] = []
         for place, text in enumerate(texts):
             numbers = vector(text) * 7.5
             shown = numbers.tolist() if encoding == "list" else base64.b64encode(numbers.tobytes()).decode()
@@ -133,7 +135,6 @@ BAD_ANSWERS = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
 @pytest.mark.parametrize("answer", BAD_ANSWERS)
 async def test_an_answer_without_the_vectors_asked_for_is_a_failure(answer: bytes) -> None:
     asked = 0
@@ -158,11 +159,131 @@ async def test_the_length_of_vectors_does_not_change() -> None:
 
     async with server(handler) as url, embedder(url) as made:
         await made.embed_query("q")
-        with pytest.raises(EmbeddingUnavailable, match="different lengths"):
+        with pytest.raises(SchemaMismatch, match="3 numbers instead of 2"):
             await made.embed_query("q")
 
 
-@pytest.mark.parametrize(("status", "tries"), [(429, 3), (500, 3), (503, 3), (400, 1), (401, 1), (302, 1)])
+async def test_the_length_asked_for_is_asked_for_and_held_against_the_answer() -> None:
+    asked: list[object] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        asked.append((await request.json())["dimensions"])
+        return web.json_response({"data": [entry(0, [1.0] * (3 if len(asked) == 1 else 4))]})
+
+    async with server(handler) as url, embedder(url, dimensions=3) as made:
+        assert await made.dimension() == 3
+        with pytest.raises(SchemaMismatch, match="4 numbers instead of 3"):
+            await made.embed_query("q")
+    assert asked == [3, 3]
+
+
+async def test_a_text_of_nothing_is_sent_as_a_full_stop() -> None:
+    got: list[str] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        texts = (await request.json())["input"]
+        got.extend(texts)
+        return web.json_response({"data": [entry(place, vector(text).tolist()) for place, text in enumerate(texts)]})
+
+    async with server(handler) as url, embedder(url) as made:
+        assert await made.embed_documents([]) == []
+        await made.embed_documents(["", " \n", "text"])
+    assert got == [".", ".", "text"]
+
+
+async def test_a_text_that_is_too_long_is_embedded_by_its_beginning() -> None:
+    """And those that came with it are not held against it."""
+
+    async def handler(request: web.Request) -> web.Response:
+        texts = (await request.json())["input"]
+        if any(len(text) > 1000 for text in texts):
+            return web.Response(status=413)
+        return web.json_response({"data": [entry(place, vector(text).tolist()) for place, text in enumerate(texts)]})
+
+    long = "spool " * 1000
+    async with server(handler) as url, embedder(url) as made:
+        vectors = await made.embed_documents(["one", long, "two", "three"])
+    for text, one in zip(["one", long[:750], "two", "three"], vectors, strict=True):
+        assert np.allclose(one, vector(text), atol=1e-6)
+
+
+async def test_a_text_that_is_refused_fails_alone() -> None:
+    asked = 0
+
+    async def handler(request: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        texts = (await request.json())["input"]
+        if CANARY in texts:
+            return web.Response(status=400, text=f"error about {CANARY}")
+        return web.json_response({"data": [entry(place, vector(text).tolist()) for place, text in enumerate(texts)]})
+
+    async with server(handler) as url, embedder(url) as made:
+        texts = ["one", CANARY, "two", "three"]
+        asked_for = [asyncio.ensure_future(made.embed_query(text)) for text in texts]
+        await asyncio.wait(asked_for)
+        with pytest.raises(EmbeddingUnavailable, match="refuses a text"):
+            await made.embed_documents(texts)
+    for text, task in zip(texts, asked_for, strict=True):
+        if text == CANARY:
+            assert isinstance(task.exception(), EmbeddingUnavailable)
+        else:
+            assert np.allclose(task.result(), vector(text), atol=1e-6)
+
+
+async def test_an_endpoint_that_refuses_everything_is_not_asked_for_ever() -> None:
+    asked = 0
+
+    async def handler(_request: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        return web.Response(status=400)
+
+    async with server(handler) as url, embedder(url) as made:
+        with pytest.raises(EmbeddingUnavailable):
+            await made.embed_documents(["word " * 10_000] * 4)
+    assert asked == 16
+
+
+async def test_after_a_429_questions_are_told_when_to_come_back() -> None:
+    asked = 0
+
+    async def handler(_request: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        return web.Response(status=429, headers={"Retry-After": "3600"})
+
+    async with server(handler) as url, embedder(url, max_retries=5) as made:
+        for _ in range(3):
+            with pytest.raises(EmbeddingUnavailable) as caught:
+                await made.embed_query("q")
+            assert caught.value.retry_after_s is not None
+            assert 0 < caught.value.retry_after_s <= 60
+        passages = asyncio.ensure_future(made.embed_documents(["passage"]))
+        done, _ = await asyncio.wait([passages], timeout=0.01)
+        assert not done
+        passages.cancel()
+    assert asked == 1
+
+
+async def test_an_endpoint_that_is_down_is_left_alone() -> None:
+    asked = 0
+
+    async def handler(_request: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        return web.Response(status=503)
+
+    async with server(handler) as url, embedder(url) as made:
+        for _ in range(5):
+            with pytest.raises(EmbeddingUnavailable, match="HTTP 503"):
+                await made.embed_query("q")
+        with pytest.raises(EmbeddingUnavailable, match="circuit open"):
+            await made.embed_query("q")
+    assert asked == 5
+
+
+@pytest.mark.parametrize(("status", "tries"), [(429, 3), (500, 3), (503, 3), (404, 1), (401, 1), (302, 1)])
 async def test_what_may_pass_is_tried_again(status: int, tries: int, caplog: pytest.LogCaptureFixture) -> None:
     asked = 0
 
