@@ -10,7 +10,7 @@ import psycopg
 from prometheus_client import CollectorRegistry
 
 from backend_kit.kpi import Kpi
-from backend_kit.settings import Postgres
+from backend_kit.settings import OpenSearch, Postgres
 from knowledge_flow_backend.index import (
     Chunk,
     ChunkHit,
@@ -24,14 +24,24 @@ from knowledge_flow_backend.index import (
 )
 from knowledge_flow_backend.index.database import Database as IndexDatabase
 from knowledge_flow_backend.metrics import PHASES, KnowledgeFlowMetrics
+from knowledge_flow_backend.search.opensearch import Cluster
+from knowledge_flow_backend.search.opensearch_follow import Follower
+from knowledge_flow_backend.search.opensearch_index import OpenSearchChunks, OpenSearchRules
+from knowledge_flow_backend.search.opensearch_writer import OpenSearchWriter
 from knowledge_flow_backend.search.pgvector import PgVectorIndex
 from knowledge_flow_backend.search.pgvector_writer import PgVectorWriter
+from tests.support.opensearch import OpenSearchIndex
 from tests.support.postgres import Database
 from ws_bench.fakes.embedding import embed
 
 INDEX = "turnwise-chunks"
 MODEL = "mock"
 ADMIN = Reader("admin")
+POLICIES = [*Policy]
+
+SPOOL = "A finished turn is appended to the spool before the final event is sent."
+POOL = "The pool waits for a free connection and times the wait."
+DRAIN = "At SIGTERM the service drains: running turns end, new ones are refused."
 
 
 def vector(text: str) -> Vector:
@@ -58,29 +68,45 @@ class HashEmbedder:
 
 @dataclass(slots=True)
 class Corpus:
-    """An index and what a test does with it."""
+    """An index and what a test does with it.
+
+    `follower`: brings OpenSearch up to date before each search; None where nothing does, and with pgvector.
+    """
 
     dsn: str
     database: IndexDatabase
-    index: PgVectorIndex
-    writer: PgVectorWriter
+    index: PgVectorIndex | OpenSearchChunks
+    writer: PgVectorWriter | OpenSearchWriter
     embedder: HashEmbedder
     kpi: Kpi
     metrics: KnowledgeFlowMetrics
+    cluster: Cluster | None = None
+    follower: Follower | None = None
 
     @classmethod
     @asynccontextmanager
     async def on(cls, where: Database, *, index: str = INDEX, model: str = MODEL) -> AsyncIterator["Corpus"]:
-        kpi = Kpi(CollectorRegistry(), service="knowledge flow", phases=PHASES)
-        metrics = KnowledgeFlowMetrics(kpi.registry, kpi)
-        database = IndexDatabase(Postgres.model_validate(where.settings()), index, metrics)
-        try:
-            await database.connect_until_ready()
+        """In Postgres with pgvector."""
+        async with _database(where, index) as (kpi, metrics, database):
             chunks = PgVectorIndex(database, model=model, kpi=kpi)
             writer = PgVectorWriter(database, model=model, bulk_size=3)
             yield cls(where.dsn, database, chunks, writer, HashEmbedder(), kpi, metrics)
-        finally:
-            await database.aclose()
+
+    @classmethod
+    @asynccontextmanager
+    async def on_opensearch(
+        cls, where: Database, node: OpenSearchIndex, *, model: str = MODEL, follow: bool = True, **rules: Any
+    ) -> AsyncIterator["Corpus"]:
+        """In OpenSearch. `follow` False: what is noted for it stays undone, as right after each change."""
+        async with _database(where, node.name) as (kpi, metrics, database):
+            cluster = Cluster(OpenSearch.model_validate(node.settings()))
+            try:
+                chunks = OpenSearchChunks(database, cluster, model=model, kpi=kpi, rules=OpenSearchRules(**rules))
+                writer = OpenSearchWriter(database, cluster, model=model, bulk_size=3)
+                follower = Follower(database, cluster) if follow else None
+                yield cls(where.dsn, database, chunks, writer, HashEmbedder(), kpi, metrics, cluster, follower)
+            finally:
+                await cluster.aclose()
 
     async def put(self, uid: str, *texts: str, owner: str = "admin", **fields: Any) -> int:
         """Store a document of one chunk per text; its version."""
@@ -104,13 +130,40 @@ class Corpus:
         """Search as `admin` for up to 10 hits, unless `query` says otherwise."""
         fields = {"reader": ADMIN, "limit": 10, "candidates": 50, **query}
         asked = IndexQuery(question=question, policy=Policy(policy), **fields)
+        await self.follow()
         return await self.index.search(asked, lambda: self.embedder.embed_query(question))
+
+    async def follow(self) -> None:
+        """Bring OpenSearch up to date, where that is the test's wish."""
+        while self.follower is not None and await self.follower.follow():
+            pass
 
     def sql(self, statement: str, parameters: Any = None) -> list[Any]:
         """Look into the index past the service, or change it."""
-        with psycopg.connect(self.dsn, autocommit=True, options=f'-c search_path="{INDEX}",public') as connection:
+        with psycopg.connect(
+            self.dsn, autocommit=True, options=f'-c search_path="{self.database.index}",public'
+        ) as connection:
             cursor = connection.execute(statement.encode(), parameters)
             return cursor.fetchall() if cursor.description else []
+
+
+@asynccontextmanager
+async def _database(where: Database, index: str) -> AsyncIterator[tuple[Kpi, KnowledgeFlowMetrics, IndexDatabase]]:
+    kpi = Kpi(CollectorRegistry(), service="knowledge flow", phases=PHASES)
+    metrics = KnowledgeFlowMetrics(kpi.registry, kpi)
+    database = IndexDatabase(Postgres.model_validate(where.settings()), index, metrics)
+    try:
+        await database.connect_until_ready()
+        yield kpi, metrics, database
+    finally:
+        await database.aclose()
+
+
+async def filled(corpus: Corpus) -> None:
+    """Three documents of one chunk."""
+    await corpus.put("spool", SPOOL)
+    await corpus.put("pool", POOL)
+    await corpus.put("drain", DRAIN)
 
 
 def found(hits: Sequence[ChunkHit]) -> list[str]:
