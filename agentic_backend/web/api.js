@@ -91,6 +91,11 @@ export class Api {
     return this.#call("POST", "chatbot/session", { agent_id: agentId });
   }
 
+  /** Keeps what the person prefers in a session, in the place of what was kept there. */
+  setPreferences(id, preferences) {
+    return this.#call("PUT", `chatbot/session/${encodeURIComponent(id)}/preferences`, { preferences });
+  }
+
   /** Deletes a session and all that hangs on it. */
   deleteSession(id) {
     return this.#call("DELETE", `chatbot/session/${encodeURIComponent(id)}`);

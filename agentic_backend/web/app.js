@@ -20,6 +20,7 @@ const AGENT_KEY = "turnwise.agent";
 /** Longer than any turn may take: an older question is answered or lost, and history says which. */
 const PENDING_MAX_AGE_MS = 10 * 60_000;
 const MAX_RECOVERIES = 20;
+const OFFER_GONE = new Set(["agent_not_found", "bad_request"]);
 const CLOCK_REFRESH_MS = 60_000;
 
 /** What the page knows of one session: its turns in order, and the messages that were read from its history. */
@@ -64,6 +65,7 @@ class App {
   #currentId = null;
   #creating = false;
   #freshDraft = "";
+  #freshModel = null;
   #tabs = new BroadcastChannel(TABS_CHANNEL);
 
   constructor() {
@@ -90,6 +92,7 @@ class App {
       edit: (turn) => this.#edit(turn),
       answerHuman: (turn, said) => this.#answerHuman(turn, said),
       chooseAgent: (id) => this.#chooseAgent(id),
+      chooseModel: (id) => this.#chooseModel(id),
       attach: (files) => this.#attach(files),
       detach: (attachment) => this.#detach(attachment),
       openSource: (source, claim) => this.#openDocument({ ...placeOf(source), claim }),
@@ -235,8 +238,41 @@ class App {
   }
 
   #showAgents() {
-    this.#view.showAgents(this.#agents, this.#chosenAgentId);
+    const agentId = this.#chosenAgentId;
+    this.#view.showAgents(this.#agents, agentId);
+    this.#view.showModels(this.#modelChoices(agentId), this.#modelFor(this.#currentId, agentId));
     this.#showAttachments();
+  }
+
+  /** The models that a turn of the agent may choose, its own first. */
+  #modelChoices(agentId) {
+    return this.#agents.find(({ id }) => id === agentId)?.model_choices ?? [];
+  }
+
+  /** The model that a question gets: what is preferred in its conversation, else the agent's own; null without choice. */
+  #modelFor(sessionId, agentId) {
+    const choices = this.#modelChoices(agentId);
+    if (choices.length < 2) return null;
+    const preferred = sessionId === null ? this.#freshModel : this.#sessions.get(sessionId)?.preferences?.model;
+    return choices.some(({ id }) => id === preferred) ? preferred : choices[0].id;
+  }
+
+  /** A conversation remembers its model; one that does not exist yet gets it when it does. */
+  async #chooseModel(model) {
+    const session = this.#sessions.get(this.#currentId);
+    if (session === undefined) {
+      this.#freshModel = model;
+      return;
+    }
+    const before = session.preferences ?? {};
+    this.#sessions.set(session.id, { ...session, preferences: { ...before, model } });
+    try {
+      await this.#api.setPreferences(session.id, { ...before, model });
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      // It still holds for this visit: each question names its model.
+      this.#view.notify(errorText({ code: error.code, message: error.serverMessage }));
+    }
   }
 
   #chooseAgent(id) {
@@ -248,7 +284,9 @@ class App {
   }
 
   #noteSession(session) {
-    this.#sessions.set(session.id, { ...this.#sessions.get(session.id), ...session });
+    const known = this.#sessions.get(session.id);
+    // A turn may tell of the preferences as they were when it began: what was chosen since stands.
+    this.#sessions.set(session.id, { ...known, ...session, preferences: known.preferences ?? session.preferences });
     if (session.id === this.#currentId) this.#view.showTitle(this.#sessions.get(session.id));
     this.#showSessions();
   }
@@ -451,6 +489,8 @@ class App {
       conversation.loaded = true;
       this.#currentId = session.id;
       this.#freshDraft = "";
+      if (this.#freshModel !== null) this.#chooseModel(this.#freshModel);
+      this.#freshModel = null;
       history.pushState(null, "", `#/c/${session.id}`);
       this.#show(conversation);
       return session.id;
@@ -469,6 +509,7 @@ class App {
       exchangeId,
       sessionId: conversation.id,
       agentId,
+      model: this.#modelFor(conversation.id, agentId),
       question,
       askedAt: performance.now(),
     });
@@ -504,9 +545,16 @@ class App {
     this.#changed(turn);
   }
 
+  /** Whether a conversation is answering; then the person hears why nothing more is asked in it. */
+  #isAnswering(conversation) {
+    if (conversation.running === undefined) return false;
+    this.#view.notify({ title: "This conversation is answering.", message: "Ask again when the answer is there." });
+    return true;
+  }
+
   #retry(turn) {
     const conversation = this.#conversationOf(turn.sessionId);
-    if (conversation.running !== undefined) return;
+    if (this.#isAnswering(conversation)) return;
     this.#dropRefused(conversation, turn);
     this.#ask(conversation, turn.question, turn.agentId ?? this.#chosenAgentId);
   }
@@ -517,7 +565,7 @@ class App {
    */
   #askAgain(turn) {
     const conversation = this.#conversationOf(turn.sessionId);
-    if (conversation.running !== undefined) return;
+    if (this.#isAnswering(conversation)) return;
     const agentId = turn.agentId ?? turn.metadata.agent_id ?? this.#chosenAgentId;
     const newest = conversation.turns.findLast(({ status }) => status !== "refused");
     if (turn.status === "interrupted" && turn === newest && !turn.overtaken) {
@@ -538,6 +586,7 @@ class App {
   #answerHuman(turn, said) {
     this.#turns.set(turn.exchangeId, turn);
     turn.savedAt = Date.now();
+    turn.model = this.#modelFor(turn.sessionId, turn.agentId);
     turn.goOn(said, performance.now());
     if (!this.#socket.send(turn.humanFrame())) {
       this.#wake();
@@ -607,6 +656,8 @@ class App {
     } else if (turn.status === "sending" && !turn.recoveries && !turn.resuming) {
       turn.refuse(event);
       this.#changed(turn);
+      // What the page offers may be gone: an agent, or one of its models.
+      if (OFFER_GONE.has(event.code)) this.#loadAgents();
     } else if (!turn.ended) {
       this.#recoverLater(turn, event);
     }

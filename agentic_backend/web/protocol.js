@@ -56,10 +56,11 @@ export function afterClose(code) {
  * ascending rank, `message` being the whole ChatMessage once it is known. Times are ms of the caller's clock.
  */
 export class Turn {
-  constructor({ exchangeId, sessionId, agentId, question, askedAt = null, timestamp = null }) {
+  constructor({ exchangeId, sessionId, agentId, model = null, question, askedAt = null, timestamp = null }) {
     this.exchangeId = exchangeId;
     this.sessionId = sessionId;
     this.agentId = agentId;
+    this.model = model;
     this.question = question;
     this.timestamp = timestamp;
     this.askedAt = askedAt;
@@ -106,8 +107,8 @@ export class Turn {
 
   /** The turn as plain data: what it was named, and what is known of it up to event `lastSeq`. */
   snapshot() {
-    const { exchangeId, sessionId, agentId, question, timestamp, status, lastSeq, items, sources } = this;
-    return { exchangeId, sessionId, agentId, question, timestamp, status, lastSeq, items, sources };
+    const { exchangeId, sessionId, agentId, model, question, timestamp, status, lastSeq, items, sources } = this;
+    return { exchangeId, sessionId, agentId, model, question, timestamp, status, lastSeq, items, sources };
   }
 
   /** The same without anything that was heard of it: to be told from its first event. */
@@ -139,6 +140,7 @@ export class Turn {
       agent_id: this.agentId,
       client_exchange_id: this.exchangeId,
       if_busy: "reject",
+      ...this.#context(),
     };
   }
 
@@ -150,7 +152,13 @@ export class Turn {
       exchange_id: this.exchangeId,
       agent_id: this.agentId,
       payload: this.answering,
+      ...this.#context(),
     };
+  }
+
+  /** What a run says about itself: the model that is to answer, where there was a choice. */
+  #context() {
+    return this.model === null ? {} : { runtime_context: { model: this.model } };
   }
 
   /** The person has answered. Until that is taken, the question may be heard again: the answer may have been lost. */

@@ -36,7 +36,7 @@ const CONNECTIONS = {
 /**
  * Owns every node of the page outside a turn. `actions` are the controller's: send(text), stop(), newChat(),
  * deleteSession(id), search(words), exportSession(format), loadEarlier(), connect(), retry(turn), askAgain(turn),
- * edit(turn), rate(turn, rating), chooseAgent(id), openSource(source, claim), attach(files), detach(attachment).
+ * edit(turn), rate(turn, rating), chooseAgent(id), chooseModel(id), openSource(source, claim), attach(files), detach(attachment).
  */
 export class View {
   #actions;
@@ -75,6 +75,7 @@ export class View {
     this.#nodes.earlier.addEventListener("click", () => this.#actions.loadEarlier());
     this.#nodes["connection-action"].addEventListener("click", () => this.#actions.connect());
     this.#nodes.agent.addEventListener("change", ({ target }) => this.#actions.chooseAgent(target.value));
+    this.#nodes.model.addEventListener("change", ({ target }) => this.#actions.chooseModel(target.value));
     for (const text of SUGGESTIONS) {
       const button = el("button", { type: "button", onclick: () => this.#actions.send(text) }, text);
       this.#nodes.suggestions.append(button);
@@ -187,6 +188,14 @@ export class View {
     const chosen = agents.find(({ id }) => id === chosenId);
     const words = [chosen?.tuning?.role, chosen?.tuning?.description].filter(Boolean);
     about.textContent = chosen === undefined ? "" : [chosen.name, ...words].join(" · ");
+  }
+
+  /** @param {{id: string, title: string}[]} choices of models; the picker is there only where there is more than one */
+  showModels(choices, chosenId) {
+    const { model, "model-picker": picker } = this.#nodes;
+    model.replaceChildren(...choices.map(({ id, title }) => el("option", { value: id }, title)));
+    model.value = chosenId ?? "";
+    picker.hidden = choices.length < 2;
   }
 
   // ---- composer ----
