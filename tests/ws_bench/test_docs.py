@@ -25,6 +25,7 @@ def test_every_flag_of_a_run_is_described() -> None:
 def test_every_flag_on_the_page_exists() -> None:
     known = flags_of("run") | {"levels", "recovery", "start", "max-rate", "step", "tolerance", "slo"}
     known |= {"old", "new", "baseline", "save-baseline", "noise-runs", "min-effect", "confidence", "force", "port"}
+    known |= {"embed-latency", "rerank-latency"}
     named = set(re.findall(r"(?<=[` ])-{1,2}([a-z][a-z-]+)(?=[ `=]|$)", PAGE))
     assert sorted(named - known - {"m"}) == []
 

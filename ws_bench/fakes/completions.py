@@ -38,6 +38,7 @@ class Stats:
 
     chat_requests: int = 0
     embedding_requests: int = 0
+    rerank_requests: int = 0
     model_requests: int = 0
     refused: int = 0
     open: int = 0
@@ -63,6 +64,7 @@ class Stats:
             "requests": {
                 "chat": self.chat_requests,
                 "embeddings": self.embedding_requests,
+                "reranks": self.rerank_requests,
                 "models": self.model_requests,
                 "refused": self.refused,
             },

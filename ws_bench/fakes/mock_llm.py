@@ -1,7 +1,7 @@
 """`ws_bench mock-llm`: an OpenAI-compatible model server without a model.
 
-Routes: `POST /v1/chat/completions` (streamed or not), `POST /v1/embeddings`, `GET /v1/models`, `GET /stats`,
-`GET /healthz`. Any `Authorization` is accepted.
+Routes: `POST /v1/chat/completions` (streamed or not), `POST /v1/embeddings`, `POST /rerank` (also below /v1 and /v2),
+`GET /v1/models`, `GET /stats`, `GET /healthz`. Any `Authorization` is accepted.
 
 Every knob is a flag for all requests (`--ttft 3000 --gap 20`) and a key in the model name for one of them
 (`mock;ttft=3000;gap=20;tokens=50`); `ws_bench.fakes.knobs` documents the syntax and each key. Without `tokens` the
@@ -22,6 +22,7 @@ from ws_bench.fakes.completions import Completions, Stats
 from ws_bench.fakes.embedding import DEFAULT_DIMENSIONS, MAX_DIMENSIONS, as_base64, embed
 from ws_bench.fakes.http import Connection, Request, error_body
 from ws_bench.fakes.knobs import KNOBS, BadKnob, Knobs, parse_knob, with_knobs
+from ws_bench.fakes.reranking import rerank_body, rerank_request
 from ws_bench.fakes.wheel import Wheel
 from ws_bench.goflags import Flags
 from ws_bench.golang import parse_duration
@@ -38,6 +39,7 @@ class MockOptions:
     model: str
     knobs: Knobs
     embed_latency_s: float
+    rerank_latency_s: float
     keep: int
     seed: int
 
@@ -53,6 +55,7 @@ def parse_mock_flags(argv: Sequence[str]) -> MockOptions:
     flags.value("port", 8099, int, "port to listen on; 0: a free one")
     flags.value("model", "mock", str, "the name that /v1/models lists")
     flags.value("embed-latency", 0.0, parse_duration, "time to wait before embeddings, such as 20ms")
+    flags.value("rerank-latency", 0.0, parse_duration, "time to wait before reranks, such as 200ms")
     flags.value("keep", 20, int, "how many requests /stats shows")
     flags.value("seed", 0, int, "seed of what is drawn: refusals, times, lengths")
     for name in KNOBS:
@@ -71,6 +74,7 @@ def parse_mock_flags(argv: Sequence[str]) -> MockOptions:
         model=values.model,
         knobs=knobs,
         embed_latency_s=values.embed_latency,
+        rerank_latency_s=values.rerank_latency,
         keep=max(values.keep, 0),
         seed=values.seed,
     )
@@ -89,6 +93,9 @@ class MockLlm:
         self._routes: dict[str, tuple[str, Callable[[Request, Connection], None]]] = {
             "/v1/chat/completions": ("POST", lambda request, out: self._completions.handle(request.body, out)),
             "/v1/embeddings": ("POST", self._embeddings),
+            "/rerank": ("POST", self._rerank),
+            "/v1/rerank": ("POST", self._rerank),
+            "/v2/rerank": ("POST", self._rerank),
             "/v1/models": ("GET", self._models),
             "/stats": ("GET", lambda _, out: out.respond(200, self.stats.as_json())),
             "/healthz": ("GET", lambda _, out: out.respond(200, {"status": "ok"})),
@@ -143,16 +150,30 @@ class MockLlm:
         try:
             wanted = _embedding_request(request.body)
         except ValueError as failure:
-            self.stats.refused += 1
-            connection.respond(400, error_body(str(failure), "invalid_request_error"))
-            return
+            self._refuse(connection, failure)
+        else:
+            self._later(self._options.embed_latency_s, connection, lambda: _embedding_body(wanted))
 
+    def _rerank(self, request: Request, connection: Connection) -> None:
+        self.stats.rerank_requests += 1
+        try:
+            wanted = rerank_request(request.body)
+        except ValueError as failure:
+            self._refuse(connection, failure)
+        else:
+            self._later(self._options.rerank_latency_s, connection, lambda: rerank_body(wanted))
+
+    def _refuse(self, connection: Connection, failure: ValueError) -> None:
+        self.stats.refused += 1
+        connection.respond(400, error_body(str(failure), "invalid_request_error"))
+
+    def _later(self, latency_s: float, connection: Connection, body: Callable[[], object]) -> None:
         def answer() -> None:
             if connection.alive:
-                connection.respond(200, _embedding_body(wanted))
+                connection.respond(200, body())
 
-        if self._options.embed_latency_s > 0:
-            self._wheel.at(self._wheel.time() + self._options.embed_latency_s, answer)
+        if latency_s > 0:
+            self._wheel.at(self._wheel.time() + latency_s, answer)
         else:
             answer()
 
