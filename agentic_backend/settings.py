@@ -2,8 +2,9 @@
 
 from collections.abc import Collection
 from typing import Annotated, Any, ClassVar, Final, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, JsonValue, SecretStr, model_validator
+from pydantic import AfterValidator, Field, JsonValue, SecretStr, model_validator
 
 from backend_kit.settings import (
     App,
@@ -19,10 +20,11 @@ from backend_kit.settings import (
     Refused,
     Seconds,
     Section,
+    Security,
     ServiceSettings,
     Text,
-    refuse_twice,
 )
+from backend_kit.settings.base import http_url
 
 DEFAULT_MODEL: Final = "default"
 """The id of `ai.default_chat_model` among the models that an agent or a turn may name."""
@@ -45,6 +47,28 @@ FieldType = Literal[
 ]
 
 
+def _origin(value: str) -> str:
+    """A browser origin: scheme, host and port, nothing after them (it is compared byte for byte)."""
+    url = http_url(value)
+    if url != value or urlsplit(url).path or urlsplit(url).query or urlsplit(url).fragment:
+        raise Refused("must be an origin: scheme://host[:port] and nothing after it")
+    if url != url.lower():
+        raise Refused("must be in lower case, as browsers send it")
+    return url
+
+
+def refuse_twice(names: list[str], last: str, *path: str) -> None:
+    """Raise `Refused` at the second of two equal names."""
+    seen: set[str] = set()
+    for index, name in enumerate(names):
+        if name in seen:
+            raise Refused("is used twice", *path, index, last)
+        seen.add(name)
+
+
+Origin = Annotated[str, AfterValidator(_origin)]
+
+
 class AgenticApp(App):
     """The process of the agentic service."""
 
@@ -52,6 +76,15 @@ class AgenticApp(App):
     base_url: BasePath = "/agentic/v1"
     port: Port = 8000
     metrics_port: Port = 9005
+
+
+class AgenticSecurity(Security):
+    """Authentication of callers and of the pages they come from."""
+
+    authorized_origins: Annotated[tuple[Origin, ...], Listed] = ()
+    """Origins that a browser may connect from, compared exactly. The service's own page needs no entry."""
+    allow_query_token: bool = False
+    """Whether a WebSocket may carry its token as `?token=`, where proxies and histories keep it."""
 
 
 class FieldSpec(Section):
@@ -401,7 +434,7 @@ class Persistence(Section):
     """MiB that wait for Postgres; above it new turns are refused with `storage_full`."""
     batch_max_records: Annotated[int, Field(ge=1, le=64)] = 64
     """Turns a transaction."""
-    batch_linger_ms: Count = 100
+    batch_linger_ms: Count = 200
     """Milliseconds that the first turn of a batch waits for others; 5 at most with `ack: db`."""
 
     @model_validator(mode="after")
@@ -512,6 +545,7 @@ class AgenticSettings(ServiceSettings):
     }
 
     app: AgenticApp = AgenticApp()
+    security: AgenticSecurity = AgenticSecurity()
     ai: Ai
     mcp: Mcp = Mcp()
     storage: Storage

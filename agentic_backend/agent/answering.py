@@ -1,7 +1,7 @@
 """One streamed model call as a turn's answer: deltas while it runs, an `AgentAnswer` at its end."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import uuid4
@@ -11,6 +11,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, Huma
 
 from agentic_backend.agent.run import AgentAnswer, AgentRun, FinishReason, HistoryItem
 from agentic_backend.events import Delta, Emit
+from agentic_backend.llm.models import StreamingChatModel
 from backend_kit.kpi import phase
 from backend_kit.wire import InvalidJson, loads
 
@@ -67,7 +68,11 @@ async def stream_reply(
     calling: AIMessageChunk | None = None
     offered: dict[str, Any] = {"tools": list(tools)} if tools else {}
     with phase("llm_invoke"):
-        async for chunk in model.astream(messages, **offered):
+        async for chunk in _chunks(model, messages, offered):
+            if isinstance(chunk, str):
+                pieces.append(chunk)
+                emit(Delta(chunk))
+                continue
             if text := chunk.content if type(chunk.content) is str else chunk.text:
                 pieces.append(text)
                 emit(Delta(text))
@@ -95,6 +100,15 @@ def with_language(system: str, language: str | None) -> str:
 def said(item: HistoryItem) -> BaseMessage:
     """One earlier message as a model wants it."""
     return HumanMessage(item.text) if item.role == "user" else AIMessage(item.text)
+
+
+def _chunks(
+    model: BaseChatModel, messages: Sequence[BaseMessage], options: dict[str, Any]
+) -> AsyncIterator[str | AIMessageChunk]:
+    """The stream of any model; of our own with text as text."""
+    if isinstance(model, StreamingChatModel):
+        return model.astream_pieces(messages, **options)
+    return model.astream(messages, **options)
 
 
 def _calls(calling: AIMessageChunk | None) -> tuple[ToolCall, ...]:

@@ -1,16 +1,13 @@
 """The chat models of a process: one per endpoint, all over one HTTP session."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
-from uuid import uuid4
 
 import aiohttp
 from langchain_core.callbacks import AsyncCallbackManager
-from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessageChunk, BaseMessage
-from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
@@ -22,56 +19,41 @@ from agentic_backend.llm.observer import LlmObserver, Unobserved
 from backend_kit.kpi import current_ledger
 
 _PLAIN = frozenset({"tools", "tool_choice"})
-_STREAM = {"stream": True, "stream_options": {"include_usage": True}}
+_STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 class StreamingChatModel(ChatOpenAI):
-    """A ChatOpenAI whose stream costs half where nobody but its caller listens.
+    """A ChatOpenAI that also streams text as text."""
 
-    With a callback handler (a tracer, `stream_mode="messages"`), a message that is more than text or an option other
-    than tools, `astream` is langchain's own. Without, the same chunks come without what is kept and merged for handlers
-    (`make bench-turn`).
-    """
+    async def astream_pieces(
+        self, messages: Sequence[BaseMessage], **options: Any
+    ) -> AsyncIterator[str | AIMessageChunk]:
+        """`astream` for a caller that wants the text: a chunk of nothing but text comes as that text.
 
-    async def astream(
-        self,
-        input: LanguageModelInput,  # noqa: A002 - the name in langchain
-        config: RunnableConfig | None = None,
-        *,
-        stop: list[str] | None = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[AIMessageChunk]:
-        """The chunks of one answer; the last is empty and says so in `chunk_position`."""
-        messages = self._convert_input(input).to_messages()
-        if not self._is_plain(messages, config, kwargs):
-            async for message in super().astream(input, config, stop=stop, **kwargs):
+        It saves what langchain builds, keeps and merges for each token (`make bench-turn`). Where that is needed, it is
+        done, and every chunk is a message: with a callback handler (a tracer, `stream_mode="messages"`), a message that
+        is more than text, an option other than tools.
+        """
+        if not self._is_plain(messages, options):
+            async for message in self.astream(list(messages), **options):
                 yield message
             return
-        payload = self._get_request_payload(messages, stop=stop, **kwargs, **_STREAM)
-        id_ = f"lc_run--{uuid4()}"
+        payload = self._get_request_payload(list(messages), **options, **_STREAM)
         async with await self.async_client.create(**payload) as chunks:
             async for chunk in chunks:
-                if (message_chunk := self._message_of(chunk)) is not None:
-                    message_chunk.id = id_
-                    yield message_chunk
-        yield AIMessageChunk(content="", chunk_position="last", id=id_)
+                if (text := wire.only_text(chunk)) is not None:
+                    yield text
+                elif (converted := self._convert_chunk_to_generation_chunk(chunk, AIMessageChunk, None)) is not None:
+                    told = converted.message
+                    assert isinstance(told, AIMessageChunk)
+                    told.response_metadata |= converted.generation_info or {}
+                    yield told
 
-    def _is_plain(self, messages: list[BaseMessage], config: RunnableConfig | None, options: dict[str, Any]) -> bool:
+    def _is_plain(self, messages: Sequence[BaseMessage], options: dict[str, Any]) -> bool:
         if not options.keys() <= _PLAIN or any(type(message.content) is not str for message in messages):
             return False
-        callbacks = ensure_config(config).get("callbacks")
+        callbacks = ensure_config().get("callbacks")
         return not AsyncCallbackManager.configure(callbacks, self.callbacks, self.verbose).handlers
-
-    def _message_of(self, chunk: wire.Chunk) -> AIMessageChunk | None:
-        if (text := wire.only_text(chunk)) is not None:
-            return AIMessageChunk(content=text, response_metadata={"model_provider": "openai"})
-        converted = self._convert_chunk_to_generation_chunk(chunk, AIMessageChunk, None)
-        if converted is None:
-            return None
-        message = converted.message
-        assert isinstance(message, AIMessageChunk)
-        message.response_metadata = {**(converted.generation_info or {}), **message.response_metadata}
-        return message
 
 
 class ModelPool:

@@ -117,7 +117,7 @@ def tables(stacks: Sequence[Stack], cpu_ms: float) -> None:
 def record(pid: int, form: str, path: Path, seconds: float) -> None:
     """Run py-spy on a process. Raises SystemExit with what to do where the kernel does not let it."""
     spy = shutil.which("py-spy", path=str(Path(sys.executable).parent)) or "py-spy"
-    options = ["--rate", "250", "--format", form, "--output", str(path), "--duration", str(round(seconds))]
+    options = ["--rate", "500", "--format", form, "--output", str(path), "--duration", str(round(seconds))]
     done = subprocess.run(
         [spy, "record", "--pid", str(pid), "--nonblocking", "--full-filenames", *options],
         capture_output=True,

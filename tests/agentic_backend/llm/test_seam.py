@@ -2,13 +2,15 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from functools import reduce
 from operator import add
 from typing import Any
 
 import pytest
 from langchain_core.callbacks import AsyncCallbackHandler
-from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
+from langchain_core.runnables.config import set_config_context
 from langchain_openai import ChatOpenAI
 
 from agentic_backend.errors import LlmProtocol, LlmTimeout, LlmUnavailable
@@ -222,6 +224,13 @@ class Listener(AsyncCallbackHandler):
         self.heard.append(token)
 
 
+def told(piece: str | AIMessageChunk) -> AIMessageChunk:
+    """A piece as the message that langchain would have made of it."""
+    if isinstance(piece, str):
+        return AIMessageChunk(content=piece, response_metadata={"model_provider": "openai"})
+    return piece.model_copy(update={"id": None})
+
+
 @pytest.mark.parametrize("coalesce", [True, False])
 @pytest.mark.parametrize(
     "answer",
@@ -231,23 +240,28 @@ class Listener(AsyncCallbackHandler):
         pytest.param(TOOL_CALLS, id="tools"),
     ],
 )
-async def test_unwatched_chunks_are_those_that_a_handler_gets(pool: ModelPool, answer: Any, coalesce: bool) -> None:
+async def test_pieces_are_the_chunks_that_a_handler_gets(pool: ModelPool, answer: Any, coalesce: bool) -> None:
     listener = Listener()
-    async with scripted(answer, answer) as server:
+    asked = [HumanMessage("Hi")]
+    async with scripted(answer) as server:
         model = pool.chat_model(Endpoint(server.base_url, "m", coalesce=coalesce))
-        unwatched = [chunk async for chunk in model.astream("Hi", tools=[])]
-        watched = [chunk async for chunk in model.astream("Hi", {"callbacks": [listener]}, tools=[])]
+        pieces = [piece async for piece in model.astream_pieces(asked, tools=[])]
+        with set_config_context({"callbacks": [listener]}) as context:
+            watched = await asyncio.create_task(collected(model.astream_pieces(asked, tools=[])), context=context)
     assert len(listener.heard) == len(watched)
-    assert len({chunk.id for chunk in unwatched}) == len({chunk.id for chunk in watched}) == 1
-    for chunk in (*unwatched, *watched):
-        chunk.id = None
-    assert unwatched == watched
+    assert all(isinstance(piece, AIMessageChunk) for piece in watched)
+    # Langchain says at the end that it has ended; here the end of the iteration does.
+    assert [told(piece) for piece in pieces] == [told(piece) for piece in watched[:-1]]
     assert server.requests[0].body == server.requests[1].body
 
 
+async def collected(pieces: AsyncIterator[str | AIMessageChunk]) -> list[str | AIMessageChunk]:
+    return [piece async for piece in pieces]
+
+
 async def test_an_option_that_langchain_keeps_for_itself_is_not_sent(pool: ModelPool) -> None:
+    kept = {"kwargs": {}, "schema": add_tool}
     async with scripted(TOOL_CALLS) as server:
         model = pool.chat_model(Endpoint(server.base_url, "m"))
-        structured = model.bind_tools([add_tool], ls_structured_output_format={"kwargs": {}, "schema": add_tool})
-        assert [chunk async for chunk in structured.astream("1 + 2")]
+        assert await collected(model.astream_pieces([HumanMessage("1 + 2")], ls_structured_output_format=kept))
     assert "ls_structured_output_format" not in server.requests[0].body
