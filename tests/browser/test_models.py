@@ -66,3 +66,15 @@ async def test_a_conversation_that_is_quiet_asks_again_while_another_answers(pag
     await page.get_by_role("button", name="Ask again: one").click()
     assert (await fake.told(peer)).ask["message"] == "one"
     await expect(page.locator(".question")).to_have_text(["one", "one"])
+
+
+async def test_both_pickers_leave_room_for_the_send_button(page, fake):
+    titles = ["A model with a rather long name", "Another model with a long name"]
+    choices = [{"id": str(number), "title": title} for number, title in enumerate(titles)]
+    fake.agents = [
+        {**agent, "model_choices": choices} for agent in (*fake.agents, {"id": "Ada", "name": "Ada Lovelace"})
+    ]
+    await page.set_viewport_size({"width": 360, "height": 640})
+    await open_fake(page, fake)
+    await expect(page.get_by_label("Model")).to_be_visible()
+    await expect(page.get_by_role("button", name="Send")).to_be_in_viewport(ratio=1)
