@@ -1,5 +1,6 @@
 """`knowledge-flow ingest DIR --library NAME`: sends the files of a directory to a service, says what became of each.
 
+The other commands are those of `cli_libraries`.
 Exit codes: 0 every file is in the library; 1 some are not; 2 nothing could be tried (usage, service not reachable).
 """
 
@@ -8,34 +9,23 @@ import asyncio
 import os
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import aiohttp
 
-from backend_kit.wire import InvalidJson, dumps, loads
+from backend_kit.wire import dumps
+from knowledge_flow_backend import cli_libraries
+from knowledge_flow_backend.cli_client import NotReachable, add_service, call, decoded, detail, session_with, token_of
 from knowledge_flow_backend.ingest.names import SUFFIXES, suffix
 
-DEFAULT_URL = "http://127.0.0.1:8111/knowledge-flow/v1"
-TOKEN_VARIABLE = "KNOWLEDGE_FLOW_TOKEN"  # noqa: S105 - the variable's name
 EXIT_FAILED = 1
 EXIT_NOT_TRIED = 2
 _AT_ONCE = 4
-_CONNECT_S = 5.0
-_SILENCE_S = 600.0
-"""Longest wait for a line of progress: a large file is parsed and embedded behind others."""
-_TRIES = 6
-_RETRY_S = 2.0
 _LEFT_OUT = frozenset({"__pycache__", "node_modules"})
-_SHOWN = 200
-
-
-class NotReachable(Exception):
-    """The service cannot be used at all; `str()` is for the person."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +54,26 @@ Report = Callable[[Result], None]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
+    """Run a command; returns the exit code."""
     options = _parser().parse_args(arguments)
+    run: Callable[[argparse.Namespace], int] = options.run
+    try:
+        return run(options)
+    except NotReachable as error:
+        return _refuse(str(error))
+
+
+def _ingest(options: argparse.Namespace) -> int:
     root: Path = options.directory
     if not root.exists():
         return _refuse(f"{root} does not exist")
     found = find(root)
     if not found.files:
         return _refuse(f"no files to ingest in {root} (read are: {', '.join(sorted(SUFFIXES))})")
-    token = options.token or os.environ.get(TOKEN_VARIABLE) or None
+    token = token_of(options)
     began = perf_counter()
     try:
         results = asyncio.run(ingest(root, found, options.library, options.url.rstrip("/"), token, options.at_once))
-    except NotReachable as error:
-        return _refuse(str(error))
     except KeyboardInterrupt:
         _refuse("interrupted; what was sent goes on")
         return EXIT_FAILED
@@ -106,7 +102,7 @@ def find(root: Path) -> Found:
 async def ingest(root: Path, found: Found, library: str, url: str, token: str | None, at_once: int) -> list[Result]:
     """Send every file, `at_once` at a time, each known by its path below `root`. Raises `NotReachable`."""
     results: list[Result] = []
-    async with _session(token) as session:
+    async with session_with(token) as session:
         tag = await _library(session, url, library)
         with _progress(len(found.files)) as report:
             waiting = iter(found.files)
@@ -124,39 +120,18 @@ async def ingest(root: Path, found: Found, library: str, url: str, token: str | 
     return results
 
 
-@asynccontextmanager
-async def _session(token: str | None) -> AsyncIterator[aiohttp.ClientSession]:
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
-    async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
-        yield session
-
-
 async def _library(session: aiohttp.ClientSession, url: str, name: str) -> str:
     """The id of the caller's library of that name (`path/name`), made where there is none."""
     path, _, last = name.strip("/").rpartition("/")
-    status, made = await _call(session, "POST", f"{url}/tags", json={"name": last, "path": path, "type": "document"})
+    status, made = await call(session, "POST", f"{url}/tags", json={"name": last, "path": path, "type": "document"})
     if status == 201:
         return str(made["id"])
     if status == 409:
-        _, tags = await _call(session, "GET", f"{url}/tags")
+        _, tags = await call(session, "GET", f"{url}/tags")
         for tag in tags if isinstance(tags, list) else ():
             if (tag["name"], tag["path"]) == (last, path):
                 return str(tag["id"])
-    raise NotReachable(f"{url} does not give a library {name!r}: HTTP {status}{_detail(made)}")
-
-
-async def _call(session: aiohttp.ClientSession, method: str, url: str, **options: Any) -> tuple[int, Any]:
-    """Status and decoded body; a service that is still starting is waited for. Raises `NotReachable`."""
-    for attempt in range(1, _TRIES + 1):
-        try:
-            async with session.request(method, url, **options) as response:
-                if response.status != 503 or attempt == _TRIES:
-                    return response.status, _decoded(await response.read())
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise NotReachable(f"{url} cannot be reached: {error or type(error).__name__}") from None
-        await asyncio.sleep(_RETRY_S)
-    raise AssertionError("the last attempt returns")
+    raise NotReachable(f"{url} does not give a library {name!r}: HTTP {status}{detail(made)}")
 
 
 async def _send(session: aiohttp.ClientSession, url: str, tag: str, path: Path, label: str) -> Result:
@@ -168,7 +143,7 @@ async def _send(session: aiohttp.ClientSession, url: str, tag: str, path: Path, 
             form.add_field("files", file, filename=_quotable(label), content_type="application/octet-stream")
             async with session.post(f"{url}/upload-process-documents", data=form) as response:
                 if response.status != 200:
-                    return Result(label, "error", f"HTTP {response.status}{_detail(_decoded(await response.read()))}")
+                    return Result(label, "error", f"HTTP {response.status}{detail(decoded(await response.read()))}")
                 return await _end_of(response, label)
     except (aiohttp.ClientError, TimeoutError) as error:
         return Result(label, "error", f"the connection was lost ({type(error).__name__})")
@@ -178,7 +153,7 @@ async def _send(session: aiohttp.ClientSession, url: str, tag: str, path: Path, 
 
 async def _end_of(response: aiohttp.ClientResponse, label: str) -> Result:
     async for raw in response.content:
-        line = _decoded(raw)
+        line = decoded(raw)
         if isinstance(line, dict) and line.get("step") == "finished":
             return Result(label, str(line.get("status")), str(line.get("error") or ""))
     return Result(label, "error", "the service went away")
@@ -187,20 +162,6 @@ async def _end_of(response: aiohttp.ClientResponse, label: str) -> Result:
 def _quotable(label: str) -> str:
     """A file name that can stand between quotes in a header; the service would take these characters out anyway."""
     return "".join(char for char in label.replace('"', "'") if char.isprintable()).replace("\\", "_")
-
-
-def _decoded(body: bytes) -> Any:
-    try:
-        return loads(body)
-    except InvalidJson:
-        return None
-
-
-def _detail(body: Any) -> str:
-    """What an answer says went wrong, for a person."""
-    detail = body.get("detail") if isinstance(body, dict) else None
-    text = detail.get("message") if isinstance(detail, dict) else detail
-    return f" ({text[:_SHOWN]})" if isinstance(text, str) else ""
 
 
 def _progress(total: int) -> AbstractContextManager[Report]:
@@ -253,11 +214,12 @@ def _parser() -> argparse.ArgumentParser:
     ingest_.add_argument(
         "--library", required=True, type=_library_name, metavar="NAME", help="made where it is missing"
     )
-    ingest_.add_argument("--url", default=DEFAULT_URL, help="default: %(default)s")
-    ingest_.add_argument("--token", help=f"access token; better in the environment as {TOKEN_VARIABLE}")
+    add_service(ingest_)
     ingest_.add_argument(
         "--at-once", type=_positive, default=_AT_ONCE, metavar="N", help="files sent at a time (default: %(default)s)"
     )
+    ingest_.set_defaults(run=_ingest)
+    cli_libraries.add_commands(commands)
     return parser
 
 
