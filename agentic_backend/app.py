@@ -54,7 +54,7 @@ from agentic_backend.settings import DEFAULT_MODEL, AgenticSettings
 from agentic_backend.verdict import Windows
 from agentic_backend.watch import Watch, Watched
 from backend_kit.aio import TaskRegistry
-from backend_kit.auth import HmacVerifier, NoAuth, TokenVerifier, Verifier
+from backend_kit.auth import HmacVerifier, IssuerKeys, IssuerVerifier, NoAuth, TokenVerifier, Verifier
 from backend_kit.http import (
     BodyLimit,
     HttpMetrics,
@@ -142,6 +142,8 @@ class AgenticService:
         dependencies = state.persistence.dependencies() | {
             "knowledge_flow": {"status": "up" if state.knowledge.reachable else "down"}
         }
+        if isinstance(self._verifier, IssuerVerifier):
+            dependencies["identity_provider"] = {"status": "up" if self._verifier.keys.reachable else "down"}
         if self._draining:
             return False, "draining", dependencies
         if state.persistence.state.status == "refused" or state.persistence.misfit:
@@ -280,6 +282,8 @@ class AgenticService:
     def _start(self, state: State, windows: Windows) -> None:
         """Begin the work that goes on in the background."""
         tasks, persistence = state.tasks, state.persistence
+        if isinstance(self._verifier, IssuerVerifier):
+            tasks.spawn("issuer-keys", self._verifier.keys.run, restart=True)
         persistence.start()
         make_retention(self._settings, persistence, state.registry, state.metrics).start(tasks)
         if state.chat.agents.made is not None:
@@ -350,19 +354,18 @@ class PageHeaders:
 
 
 def make_verifier(settings: AgenticSettings) -> Verifier:
-    """Who checks tokens: nobody where authentication is off (said aloud), else the shared secret."""
-    security = settings.security
-    if not security.user.enabled:
+    """Who checks tokens: nobody where authentication is off (said aloud), else a shared secret or the issuer's keys."""
+    security, user = settings.security, settings.security.user
+    if not user.enabled:
         logger.warning("authentication is OFF: every caller is the user 'admin'")
         return NoAuth()
-    if security.hs256_secret is None:
-        raise RuntimeError("security.user.enabled without security.hs256_secret_env")
-    return HmacVerifier(
-        security.hs256_secret.get_secret_value(),
-        client_id=security.user.client_id or "",
-        issuer=security.user.realm_url,
-        audience=security.user.client_id,
-    )
+    if security.hs256_secret is not None:
+        secret = security.hs256_secret.get_secret_value()
+        return HmacVerifier(secret, client_id=user.client_id or "", issuer=user.realm_url, audience=user.client_id)
+    if user.realm_url is None or user.client_id is None:
+        raise RuntimeError("security.user.enabled without a key")
+    keys = IssuerKeys(user.realm_url, algorithm=user.algorithm, jwks_url=user.jwks_url)
+    return IssuerVerifier(keys, client_id=user.client_id)
 
 
 def make_models(settings: AgenticSettings, metrics: AgenticMetrics) -> ModelPool:
@@ -543,8 +546,7 @@ def serve_app(settings: AgenticSettings, sock: socket.socket, possessions: Posse
     server = settings.server
     code = serve(
         service.app,
-        host=settings.app.address,
-        port=settings.app.port,
+        sock,
         drain=service.drain,
         settings=ServeSettings(
             ws_max_size=settings.limits.max_frame_bytes,
@@ -553,7 +555,6 @@ def serve_app(settings: AgenticSettings, sock: socket.socket, possessions: Posse
             ws_deflate=server.ws_per_message_deflate,
             drain_limit_s=settings.deadlines.drain_s + 15.0,
         ),
-        sock=sock,
     )
     return EXIT_TAKEN if service.disowned else code
 

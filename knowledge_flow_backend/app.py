@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from backend_kit.aio import TaskRegistry
-from backend_kit.auth import HmacVerifier, NoAuth, Verifier
+from backend_kit.auth import HmacVerifier, IssuerKeys, IssuerVerifier, NoAuth, Verifier
 from backend_kit.http import (
     BodyLimit,
     HttpMetrics,
@@ -127,6 +127,8 @@ class KnowledgeFlowService:
             "postgres": "refused" if state.database.refused else "ready" if state.database.ready else "connecting",
             "embedder": state.embedder.state,
         }
+        if isinstance(self._verifier, IssuerVerifier):
+            dependencies["identity_provider"] = "up" if self._verifier.keys.reachable else "down"
         if self._draining:
             return False, "draining", dependencies
         if state.mismatch is not None or state.database.refused is not None:
@@ -212,6 +214,8 @@ class KnowledgeFlowService:
         library = LibraryServices(Library(database, writer), metrics)
         state = State(tasks, runtime, database, embedder, index, search, ingest, fast, library)
         stack.push_async_callback(tasks.aclose)
+        if isinstance(self._verifier, IssuerVerifier):
+            tasks.spawn("issuer-keys", self._verifier.keys.run, restart=True)
         tasks.spawn("index-schema", lambda: _open_index(state))
         tasks.spawn("word-statistics", lambda: _count_words(state), restart=True)
         tasks.spawn("pool-clock", lambda: _watch_pools(database, metrics), restart=True)
@@ -222,19 +226,18 @@ class KnowledgeFlowService:
 
 
 def make_verifier(settings: KnowledgeFlowSettings) -> Verifier:
-    """Who checks tokens: nobody where authentication is off (said aloud), else the shared secret."""
-    security = settings.security
-    if not security.user.enabled:
+    """Who checks tokens: nobody where authentication is off (said aloud), else a shared secret or the issuer's keys."""
+    security, user = settings.security, settings.security.user
+    if not user.enabled:
         logger.warning("authentication is OFF: every caller is the user 'admin'")
         return NoAuth()
-    if security.hs256_secret is None:
-        raise RuntimeError("security.user.enabled without security.hs256_secret_env")
-    return HmacVerifier(
-        security.hs256_secret.get_secret_value(),
-        client_id=security.user.client_id or "",
-        issuer=security.user.realm_url,
-        audience=security.user.client_id,
-    )
+    if security.hs256_secret is not None:
+        secret = security.hs256_secret.get_secret_value()
+        return HmacVerifier(secret, client_id=user.client_id or "", issuer=user.realm_url, audience=user.client_id)
+    if user.realm_url is None or user.client_id is None:
+        raise RuntimeError("security.user.enabled without a key")
+    keys = IssuerKeys(user.realm_url, algorithm=user.algorithm, jwks_url=user.jwks_url)
+    return IssuerVerifier(keys, client_id=user.client_id)
 
 
 def make_embedder(
@@ -292,11 +295,9 @@ def serve_app(settings: KnowledgeFlowSettings, sock: socket.socket) -> int:
     service = KnowledgeFlowService(settings, freeze_gc=True)
     return serve(
         service.app,
-        host=settings.app.address,
-        port=settings.app.port,
+        sock,
         drain=service.drain,
         settings=ServeSettings(drain_limit_s=settings.deadlines.drain_s + 5.0),
-        sock=sock,
     )
 
 

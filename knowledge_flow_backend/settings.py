@@ -11,7 +11,6 @@ from backend_kit.settings import (
     HttpClientLimits,
     HttpUrl,
     ModelTimeout,
-    OpenSearch,
     Port,
     Positive,
     Postgres,
@@ -23,6 +22,29 @@ from backend_kit.settings import (
 )
 
 LOCAL_MODEL = "all-MiniLM-L6-v2"
+
+
+class OpenSearch(Section):
+    """An OpenSearch cluster."""
+
+    host: HttpUrl
+    """URL of a node."""
+    secure: bool = True
+    """Whether TLS is used."""
+    verify_certs: bool = True
+    """Whether certificates are verified."""
+    username: Text | None = None
+    """User of the cluster."""
+    password: SecretStr | None = None
+    """Set through OPENSEARCH_PASSWORD."""
+    max_connections: Positive = 32
+    """Connections at once; further requests wait for one within their deadline."""
+
+    @model_validator(mode="after")
+    def _tls_is_said_once(self) -> "OpenSearch":
+        if self.secure != self.host.startswith("https:"):
+            raise Refused(f"must be {str(not self.secure).lower()} with this host", "secure")
+        return self
 
 
 class KnowledgeFlowApp(App):

@@ -17,11 +17,12 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from agentic_backend.chat.follow import Follow
 from agentic_backend.chat.frames import Asker, HumanResume, NativeAsk, ask_of, human_answer_of
+from agentic_backend.chat.handshake import credential_from, origin_allowed
 from agentic_backend.chat.socket import ChatSocket, ProtocolName, Turns, traceparent_of
 from agentic_backend.chat.sse import EventStream, read_body, read_last_event_id
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.models import Session
-from backend_kit.auth import AuthError, Credentials, Identity, NoAuth, Verifier, credential_from, header, origin_allowed
+from backend_kit.auth import AuthError, Credentials, Identity, NoAuth, Verifier, header
 from backend_kit.http import request_id
 from backend_kit.wire import Code, message_for
 
@@ -204,7 +205,7 @@ class SocketHub:
         )
         try:
             # Without authentication any token will do, but there must be one (CONTRACT §2).
-            identity = self._verifier.verify(token) if token else None
+            identity = await self._verifier.verify(token) if token else None
         except AuthError:
             identity = None
         if identity is None or token is None:

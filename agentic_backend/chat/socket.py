@@ -196,13 +196,13 @@ class ChatSocket:
                 self.close(1003)
                 continue
             try:
-                self._take(text)
+                await self._take(text)
             except ServiceError as error:
                 self._refuse_frame(text, error)
 
-    def _take(self, text: str) -> None:
+    async def _take(self, text: str) -> None:
         if self.protocol == "compatible":
-            self._take_compatible(frames.parse_compatible(text, self._max_message_chars))
+            await self._take_compatible(frames.parse_compatible(text, self._max_message_chars))
             return
         frame = frames.parse_native(text, self._max_message_chars)
         if isinstance(frame, frames.NativeAsk):
@@ -215,7 +215,7 @@ class ChatSocket:
             self._expect_room()
             self._submit(frames.human_answer_of(frame, self._asker, uuid4().hex))
         elif isinstance(frame, frames.Auth):
-            self._renew(frame.access_token)
+            await self._renew(frame.access_token)
         else:
             self._say('{"type":"pong"}')
 
@@ -244,12 +244,12 @@ class ChatSocket:
     def _asker(self) -> frames.Asker:
         return frames.Asker(self.identity.uid, self._credentials, self._traceparent)
 
-    def _take_compatible(self, frame: frames.CompatibleFrame) -> None:
+    async def _take_compatible(self, frame: frames.CompatibleFrame) -> None:
         if isinstance(frame, frames.CompatibleHumanResume):
             ask = frames.human_answer_of(frame, self._asker, uuid4().hex)
         else:
             if frame.access_token:
-                self._replace_token(frame.access_token)
+                await self._replace_token(frame.access_token)
             ask = frames.ask_of(frame, self._asker, uuid4().hex)
         if not self._follows:
             self._submit(ask)
@@ -258,17 +258,18 @@ class ChatSocket:
         else:
             raise RateLimited(retry_after_s=1.0)
 
-    def _renew(self, token: str) -> None:
-        identity = self._verifier.verify(token)
+    async def _renew(self, token: str) -> None:
+        """Go on with a newer token of the same user; turns that run use it for their next calls."""
+        identity = await self._verifier.verify(token)
         if identity.uid != self.identity.uid:
             raise AuthError("Invalid token")
         self.identity = identity
-        self._credentials = Credentials(token)
+        self._credentials.renew(token)
 
-    def _replace_token(self, token: str) -> None:
+    async def _replace_token(self, token: str) -> None:
         """CONTRACT §2: a token in an ask counts only if it verifies and is the same user's; else it is ignored."""
         try:
-            self._renew(token)
+            await self._renew(token)
         except AuthError:
             logger.info("token in an ask was ignored")
 

@@ -1,22 +1,21 @@
-"""Who is calling: identities, verifiers, and what a handshake shows. Knows no web framework."""
+"""Who is calling: identities, and the verifiers that find them in tokens. Knows no web framework."""
 
-from backend_kit.auth.handshake import TokenSource, credential_from, header, origin_allowed, token_from
-from backend_kit.auth.identity import AuthDetail, AuthError, Credentials, Identity
-from backend_kit.auth.verify import HmacVerifier, NoAuth, Verifier, check_claims, identity_from
+from backend_kit.auth.headers import Headers, bearer_of, header
+from backend_kit.auth.identity import AuthError, Credentials, Identity
+from backend_kit.auth.keys import IssuerKeys
+from backend_kit.auth.verify import HmacVerifier, IssuerVerifier, NoAuth, TokenVerifier, Verifier
 
 __all__ = [
-    "AuthDetail",
     "AuthError",
     "Credentials",
+    "Headers",
     "HmacVerifier",
     "Identity",
+    "IssuerKeys",
+    "IssuerVerifier",
     "NoAuth",
-    "TokenSource",
+    "TokenVerifier",
     "Verifier",
-    "check_claims",
-    "credential_from",
+    "bearer_of",
     "header",
-    "identity_from",
-    "origin_allowed",
-    "token_from",
 ]

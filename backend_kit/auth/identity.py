@@ -1,5 +1,6 @@
 """Who a caller is, what they showed to prove it, and the error of those who could not."""
 
+import time
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NoReturn
 
@@ -39,9 +40,13 @@ class Identity:
     roles: frozenset[str] = frozenset()
     expires_at: float | None = field(default=None, compare=False)
 
+    def ended(self, leeway_s: float = 0.0) -> bool:
+        """Whether the token has run out, by the wall clock."""
+        return self.expires_at is not None and time.time() >= self.expires_at + leeway_s
+
 
 class Credentials:
-    """An access token on its way to a downstream service, and nowhere else.
+    """An access token on its way to a downstream service, and nowhere else. Whoever holds it has the newest one.
 
     It cannot be pickled, copied, encoded as JSON or printed, so that a token put by mistake into a graph's state, a
     log line or a row fails where it happens. `reveal` is the one way out; call it where the header is built.
@@ -55,6 +60,10 @@ class Credentials:
     def reveal(self) -> str:
         """The token itself, for an Authorization header."""
         return self._access_token
+
+    def renew(self, access_token: str) -> None:
+        """Take the caller's newer token: calls made from now on carry it."""
+        self._access_token = access_token
 
     def __repr__(self) -> str:
         return "Credentials(***)"

@@ -1,14 +1,15 @@
-"""From a token to an Identity: no authentication at all, or a shared secret (HS256)."""
+"""From a token to an Identity: no authentication at all, a shared secret (HS256), or an issuer's public keys."""
 
 import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import jwt
 
 from backend_kit.auth.identity import AuthError, Identity
+from backend_kit.auth.keys import IssuerKeys
 
 MAX_TOKEN_BYTES = 8 * 1024
 MAX_LIFETIME_S = 24 * 3600
@@ -20,14 +21,14 @@ _CACHE_ENTRIES = 4096
 _MAX_UID_CHARS = 255
 
 # What a hostile token makes the JSON and number code under PyJWT raise, beside PyJWT's own errors.
-_BROKEN_TOKEN = (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError)
+_BROKEN_TOKEN: Final = (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError)
 
 
 class Verifier(Protocol):
-    """Turns a presented token into an Identity, without I/O: keys are fetched elsewhere, ahead of need."""
+    """Turns a presented token into an Identity."""
 
-    def verify(self, token: str | None) -> Identity:
-        """The caller behind `token`. Raises `AuthError`."""
+    async def verify(self, token: str | None) -> Identity:
+        """The caller behind `token`. Raises `AuthError`. Waits for nothing, unless keys have to be asked for: 2.5 s."""
         ...
 
 
@@ -40,24 +41,22 @@ class NoAuth:
     def __init__(self) -> None:
         self._identity = Identity(uid="admin", username="admin")
 
-    def verify(self, token: str | None) -> Identity:  # noqa: ARG002 - the shape of Verifier
+    async def verify(self, token: str | None) -> Identity:  # noqa: ARG002 - the shape of Verifier
         """The one identity of this mode."""
         return self._identity
 
 
-class HmacVerifier:
-    """Tokens signed with a shared secret (HS256), for closed deployments and tests.
+class TokenVerifier:
+    """What holds for signed tokens whatever their keys; use one of the classes below.
 
     Requires exp, iat and sub (iss and aud too where they are configured), at most 24 h between iat and exp, and
     leaves 30 s of leeway between clocks. What verified is remembered by the token's SHA-256 for 60 s, not beyond exp.
     """
 
-    def __init__(
-        self, secret: str, *, client_id: str = "", issuer: str | None = None, audience: str | None = None
-    ) -> None:
-        if len(secret.encode()) < MIN_SECRET_BYTES:
-            raise ValueError(f"the token secret must have at least {MIN_SECRET_BYTES} bytes (RFC 7518, 3.2)")
-        self._secret = secret
+    algorithm: str
+
+    def __init__(self, *, client_id: str = "", issuer: str | None = None, audience: str | None = None) -> None:
+        """`client_id`: whose roles are read, and the only client whose tokens count where they name one (`azp`)."""
         self._client_id = client_id
         self._issuer = issuer
         self._audience = audience
@@ -71,30 +70,34 @@ class HmacVerifier:
     def __len__(self) -> int:
         return len(self._cache)
 
-    def verify(self, token: str | None) -> Identity:
+    async def verify(self, token: str | None) -> Identity:
         """The caller behind `token`. Raises `AuthError`."""
         if not token:
             raise AuthError("No authentication token provided")
         if len(token) > MAX_TOKEN_BYTES or not token.isascii():
             raise AuthError("Invalid token")
-        key = hashlib.sha256(token.encode()).digest()
-        cached = self._cached(key)
+        digest = hashlib.sha256(token.encode()).digest()
+        cached = self._cached(digest)
         if cached is not None:
             self.hits += 1
             return cached
         self.misses += 1
-        claims = self._decode(token)
-        check_claims(claims)
+        claims = self._decode(token, await self._key_of(token))
+        check_claims(claims, self._client_id)
         identity = identity_from(claims, self._client_id)
-        self._remember(key, identity)
+        self._remember(digest, identity)
         return identity
 
-    def _decode(self, token: str) -> dict[str, Any]:
+    async def _key_of(self, token: str) -> Any:
+        """The key that the token must be signed with. Raises `AuthError` where there is none."""
+        raise NotImplementedError
+
+    def _decode(self, token: str, key: Any) -> dict[str, Any]:
         try:
             return jwt.decode(
                 token,
-                self._secret,
-                algorithms=["HS256"],
+                key,
+                algorithms=[self.algorithm],
                 issuer=self._issuer,
                 audience=self._audience,
                 leeway=LEEWAY_S,
@@ -108,31 +111,70 @@ class HmacVerifier:
             # `from None`: PyJWT's message may quote the header or a claim.
             raise AuthError("Invalid token") from None
 
-    def _cached(self, key: bytes) -> Identity | None:
-        entry = self._cache.get(key)
+    def _cached(self, digest: bytes) -> Identity | None:
+        entry = self._cache.get(digest)
         if entry is None:
             return None
         identity, until = entry
         # The wall clock too: it may have been set forward since the entry was made.
-        if time.perf_counter() >= until or _ended(identity):
-            del self._cache[key]
+        if time.perf_counter() >= until or identity.ended(LEEWAY_S):
+            del self._cache[digest]
             return None
         return identity
 
-    def _remember(self, key: bytes, identity: Identity) -> None:
+    def _remember(self, digest: bytes, identity: Identity) -> None:
         if len(self._cache) >= _CACHE_ENTRIES:
             self._cache.popitem(last=False)
-        self._cache[key] = (identity, time.perf_counter() + _CACHE_TTL_S)
+        self._cache[digest] = (identity, time.perf_counter() + _CACHE_TTL_S)
 
 
-def _ended(identity: Identity) -> bool:
-    return identity.expires_at is not None and time.time() >= identity.expires_at + LEEWAY_S
+class HmacVerifier(TokenVerifier):
+    """Tokens signed with a shared secret (HS256), for closed deployments and tests."""
+
+    algorithm = "HS256"
+
+    def __init__(
+        self, secret: str, *, client_id: str = "", issuer: str | None = None, audience: str | None = None
+    ) -> None:
+        super().__init__(client_id=client_id, issuer=issuer, audience=audience)
+        if len(secret.encode()) < MIN_SECRET_BYTES:
+            raise ValueError(f"the token secret must have at least {MIN_SECRET_BYTES} bytes (RFC 7518, 3.2)")
+        self._secret = secret
+
+    async def _key_of(self, token: str) -> str:  # noqa: ARG002 - there is but one
+        return self._secret
 
 
-def check_claims(claims: Mapping[str, Any]) -> None:
-    """What signature, dates, issuer and audience do not say: lifetime and kind of the token. Raises `AuthError`.
+class IssuerVerifier(TokenVerifier):
+    """Tokens that an issuer has signed for one client: its issuer, that audience, keys of one algorithm family.
 
-    Whatever the kind of key, a verifier calls this after the signature.
+    `keys.run` has to run beside it. A key that the token itself carries or points at is never looked at.
+    """
+
+    def __init__(self, keys: IssuerKeys, *, client_id: str) -> None:
+        super().__init__(client_id=client_id, issuer=keys.issuer, audience=client_id)
+        self.keys = keys
+        self.algorithm = keys.algorithm
+
+    async def _key_of(self, token: str) -> jwt.PyJWK:
+        try:
+            head = jwt.get_unverified_header(token)
+        except _BROKEN_TOKEN:
+            raise AuthError("Invalid token") from None
+        kid = head.get("kid")
+        # Before the key: what could not verify anyway must not cause a fetch.
+        if head.get("alg") != self.algorithm or not isinstance(kid, str):
+            raise AuthError("Invalid token")
+        key = await self.keys.find(kid)
+        if key is None:
+            raise AuthError("Invalid token signature")
+        return key
+
+
+def check_claims(claims: Mapping[str, Any], client_id: str = "") -> None:
+    """What signature, dates, issuer and audience do not say: lifetime, kind and client of the token.
+
+    Raises `AuthError`.
     """
     exp, iat, kind = claims.get("exp"), claims.get("iat"), claims.get("typ", "Bearer")
     if isinstance(exp, bool) or not isinstance(exp, int | float) or not isinstance(iat, int | float):
@@ -142,6 +184,9 @@ def check_claims(claims: Mapping[str, Any]) -> None:
         raise AuthError("Invalid token")
     # Keycloak signs ID and refresh tokens with the same keys; only `Bearer` opens an API.
     if kind != "Bearer":
+        raise AuthError("Invalid token")
+    # A token that another client was given for itself may name us as an audience, and is still not ours.
+    if client_id and claims.get("azp", client_id) != client_id:
         raise AuthError("Invalid token")
 
 

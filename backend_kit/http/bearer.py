@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 from fastapi import Request
 
-from backend_kit.auth import Credentials, Identity, Verifier, token_from
+from backend_kit.auth import Credentials, Identity, Verifier, bearer_of
 
 
 def bearer(verifier: Verifier) -> Callable[[Request], Awaitable[Identity]]:
@@ -14,8 +14,8 @@ def bearer(verifier: Verifier) -> Callable[[Request], Awaitable[Identity]]:
     """
 
     async def identity(request: Request) -> Identity:
-        token = token_from(request.scope["headers"])
-        caller = verifier.verify(token)
+        token = bearer_of(request.scope["headers"])
+        caller = await verifier.verify(token)
         request.state.credentials = Credentials(token) if token else None
         return caller
 

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import socket
-import sys
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ Drain = Callable[[], Awaitable[None]]
 """Ends the application's work in order (TRUST 4.3, steps 1 to 5). Called once, on the loop."""
 
 EXIT_FORCED = 1
-EXIT_CANNOT_LISTEN = 2
 _FORCE_AFTER_S = 0.2
 _UNSENT_BYTES = 128 * 1024
 
@@ -167,27 +165,13 @@ def build_server(app: Any, drain: Drain, settings: ServeSettings | None = None) 
     return DrainServer(config, drain, drain_limit_s=chosen.drain_limit_s)
 
 
-def serve(
-    app: Any,
-    *,
-    host: str,
-    port: int,
-    drain: Drain,
-    settings: ServeSettings | None = None,
-    sock: socket.socket | None = None,
-) -> int:
-    """Run an ASGI application until a signal ends it. Returns the exit code; `sock` is one that `listen` gave.
+def serve(app: Any, sock: socket.socket, *, drain: Drain, settings: ServeSettings | None = None) -> int:
+    """Run an ASGI application on a listening socket until a signal ends it. Returns the exit code.
 
-    0 after a drain, 1 where a second signal cut it short, 2 with one line on stderr where it cannot listen. An
-    application whose lifespan fails ends the process with 3 (SystemExit), as uvicorn does.
+    0 after a drain, 1 where a second signal cut it short. An application whose lifespan fails ends the process with 3
+    (SystemExit), as uvicorn does.
     """
-    if sock is None:
-        try:
-            sock = listen(host, port, backlog=(settings or ServeSettings()).backlog)
-        except CannotListen as error:
-            sys.stderr.write(f"{error}\n")
-            return EXIT_CANNOT_LISTEN
     server = build_server(app, drain, settings)
-    logger.info("listening on http://%s:%d", host, sock.getsockname()[1])
+    logger.info("listening on http://%s:%d", *sock.getsockname()[:2])
     server.run(sockets=[sock])
     return EXIT_FORCED if server.force_exit else 0

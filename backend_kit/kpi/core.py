@@ -5,9 +5,10 @@ from asyncio import CancelledError
 from collections.abc import Callable, Iterable
 from time import perf_counter
 from types import TracebackType
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics
+from prometheus_client import Counter as PrometheusCounter
 from prometheus_client import Gauge as PrometheusGauge
 
 from backend_kit.kpi.buckets import TURN
@@ -31,33 +32,12 @@ _PHASE_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,47}")
 Status = Literal["ok", "error", "cancelled", "timeout"]
 
 
-class Observer(Protocol):
-    """A bound Prometheus histogram."""
-
-    def observe(self, amount: float) -> None:
-        """Take one observation in the metric's unit."""
-
-
-class Settable(Protocol):
-    """A bound Prometheus gauge."""
-
-    def set(self, value: float) -> None:
-        """Take the new value."""
-
-
-class Incrementable(Protocol):
-    """A bound Prometheus counter."""
-
-    def inc(self, amount: float = 1) -> None:
-        """Add to the count."""
-
-
 class Timer:
     """Durations of one key in milliseconds: a summary rollup and a histogram in seconds, fed by one call."""
 
     __slots__ = ("_add", "_observe", "rollup")
 
-    def __init__(self, child: Observer | None) -> None:
+    def __init__(self, child: Histogram | None) -> None:
         self.rollup = Rollup()
         self._add = self.rollup.add
         self._observe = child.observe if child is not None else None
@@ -85,7 +65,7 @@ class Gauge:
 
     __slots__ = ("_child", "_scale", "level", "rollup", "value")
 
-    def __init__(self, child: Settable | None, *, level: bool, child_scale: float = 1.0) -> None:
+    def __init__(self, child: PrometheusGauge | None, *, level: bool, child_scale: float = 1.0) -> None:
         self.rollup = Rollup()
         self.level = level
         self.value: float | None = None
@@ -118,7 +98,7 @@ class Counter:
 
     __slots__ = ("_children", "rollup")
 
-    def __init__(self, children: tuple[Incrementable, ...]) -> None:
+    def __init__(self, children: tuple[PrometheusCounter, ...]) -> None:
         self.rollup = Rollup()
         self._children = children
 
@@ -143,7 +123,7 @@ class GaugedSeconds:
 
     __slots__ = ("_observe", "_set")
 
-    def __init__(self, gauge: Gauge, child: Observer) -> None:
+    def __init__(self, gauge: Gauge, child: Histogram) -> None:
         self._set = gauge.set
         self._observe = child.observe
 
@@ -158,7 +138,7 @@ class Amounts:
 
     __slots__ = ("_inc", "_observe")
 
-    def __init__(self, counter: Counter, child: Observer) -> None:
+    def __init__(self, counter: Counter, child: Histogram) -> None:
         self._inc = counter.inc
         self._observe = child.observe
 
@@ -309,30 +289,30 @@ class Kpi:
         """Enter a phase timed by other means, in the rollup and the histogram but in no ledger."""
         (self._series.get(name) or self._other).timer(status).observe_seconds(seconds)
 
-    def timer(self, name: str, histogram_child: Observer | None = None) -> Timer:
+    def timer(self, name: str, histogram_child: Histogram | None = None) -> Timer:
         """The timer of key `name`; `histogram_child` is in seconds. First call for a key decides the child."""
         return self.timers.setdefault(name, Timer(histogram_child))
 
     def gauge(
-        self, name: str, child: Settable | None = None, *, level: bool = False, child_scale: float = 1.0
+        self, name: str, child: PrometheusGauge | None = None, *, level: bool = False, child_scale: float = 1.0
     ) -> Gauge:
         """The gauge of key `name`. Compatible names are bound to their Prometheus gauge by themselves."""
         bound = child or self._legacy_gauges.get(name)
         return self.gauges.setdefault(name, Gauge(bound, level=level, child_scale=child_scale))
 
-    def counter(self, name: str, *children: Incrementable) -> Counter:
+    def counter(self, name: str, *children: PrometheusCounter) -> Counter:
         """The counter of key `name`."""
         return self.counters.setdefault(name, Counter(children))
 
-    def seconds(self, name: str, histogram_child: Observer | None = None) -> Seconds:
+    def seconds(self, name: str, histogram_child: Histogram | None = None) -> Seconds:
         """`timer(name, histogram_child)`, observed in seconds."""
         return Seconds(self.timer(name, histogram_child))
 
-    def gauged_seconds(self, name: str, histogram_child: Observer) -> GaugedSeconds:
+    def gauged_seconds(self, name: str, histogram_child: Histogram) -> GaugedSeconds:
         """The gauge of key `name` (milliseconds) and a histogram in seconds, fed by one observation in seconds."""
         return GaugedSeconds(self.gauge(name), histogram_child)
 
-    def amounts(self, name: str, histogram_child: Observer) -> Amounts:
+    def amounts(self, name: str, histogram_child: Histogram) -> Amounts:
         """The counter of key `name` and a histogram of the same unit, fed by one observation."""
         return Amounts(self.counter(name), histogram_child)
 

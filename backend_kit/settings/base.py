@@ -47,7 +47,7 @@ class RootSection(Section):
     env_named: ClassVar[dict[str, str]] = {}
 
 
-def _http_url(value: str) -> str:
+def http_url(value: str) -> str:
     """An absolute http(s) URL without credentials and without a trailing slash."""
     try:
         parts = urlsplit(value)
@@ -66,18 +66,7 @@ def _http_url(value: str) -> str:
     return value.rstrip("/")
 
 
-def _origin(value: str) -> str:
-    """A browser origin: scheme, host and port, nothing after them (it is compared byte for byte)."""
-    url = _http_url(value)
-    if url != value or urlsplit(url).path or urlsplit(url).query or urlsplit(url).fragment:
-        raise Refused("must be an origin: scheme://host[:port] and nothing after it")
-    if url != url.lower():
-        raise Refused("must be in lower case, as browsers send it")
-    return url
-
-
-HttpUrl = Annotated[str, AfterValidator(_http_url)]
-Origin = Annotated[str, AfterValidator(_origin)]
+HttpUrl = Annotated[str, AfterValidator(http_url)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
@@ -85,12 +74,3 @@ Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Text = Annotated[str, Field(min_length=1)]
 Listed = Strict(False)
 """Marks a tuple field, so that the list of a YAML file is taken for it (its items stay strict)."""
-
-
-def refuse_twice(names: list[str], last: str, *path: str) -> None:
-    """Raise `Refused` at the second of two equal names."""
-    seen: set[str] = set()
-    for index, name in enumerate(names):
-        if name in seen:
-            raise Refused("is used twice", *path, index, last)
-        seen.add(name)

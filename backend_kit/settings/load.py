@@ -109,11 +109,6 @@ def config_hash(section: Section) -> str:
     return sha256(dumps(_without_secrets(section.model_dump()))).hexdigest()[:12]
 
 
-def masked(section: Section) -> dict[str, Any]:
-    """The settings as JSON-ready data; each secret that is set shows as asterisks."""
-    return section.model_dump(mode="json")
-
-
 def _without_secrets(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_secrets(item) for key, item in value.items()}

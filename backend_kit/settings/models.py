@@ -1,4 +1,4 @@
-"""The sections that both services have: process, security, Postgres, OpenSearch, metrics."""
+"""The sections that both services have: process, security, Postgres, models, metrics."""
 
 from ipaddress import ip_address
 from typing import Annotated, ClassVar, Literal
@@ -8,8 +8,6 @@ from pydantic import Field, SecretStr, model_validator
 from backend_kit.settings.base import (
     Count,
     HttpUrl,
-    Listed,
-    Origin,
     Port,
     Positive,
     Refused,
@@ -58,21 +56,21 @@ class UserSecurity(Section):
     enabled: bool = True
     """Whether a token is checked. Off, everybody is user `admin` without an admin role: loopback only."""
     client_id: Text | None = None
-    """Client whose roles are read from the token, and its audience."""
+    """Client whose roles are read from the token, and its audience. A token that names another client is refused."""
     realm_url: HttpUrl | None = None
-    """Issuer of the tokens."""
+    """Issuer of the tokens. Without a shared secret its public keys verify them."""
+    jwks_url: HttpUrl | None = None
+    """Where the issuer's keys are, if not where its discovery document says: its address inside a cluster, say."""
+    algorithm: Literal["RS256", "ES256"] = "RS256"
+    """How the issuer signs. Tokens signed in any other way are refused."""
 
 
 class Security(Section):
-    """Authentication of callers and of the pages they come from."""
+    """Authentication of callers. Where browsers may come from is the business of the service that has a page."""
 
-    ignored_keys: ClassVar[tuple[str, ...]] = ("m2m", "rebac")
+    ignored_keys: ClassVar[tuple[str, ...]] = ("m2m", "rebac", "authorized_origins", "allow_query_token")
 
     user: UserSecurity = UserSecurity()
-    authorized_origins: Annotated[tuple[Origin, ...], Listed] = ()
-    """Origins that a browser may connect from, compared exactly. The service's own page needs no entry."""
-    allow_query_token: bool = False
-    """Whether a WebSocket may carry its token as `?token=`, where proxies and histories keep it."""
     allow_insecure: bool = False
     """Start although authentication is off and the address is not loopback."""
     hs256_secret_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
@@ -104,21 +102,6 @@ class Postgres(Section):
     """Age in seconds at which a connection is replaced; -1 = never."""
     pool_pre_ping: bool = False
     """Whether a connection is tested before each use: one round trip more."""
-
-
-class OpenSearch(Section):
-    """An OpenSearch cluster."""
-
-    host: HttpUrl
-    """URL of a node."""
-    secure: bool = True
-    """Whether TLS is used."""
-    verify_certs: bool = True
-    """Whether certificates are verified."""
-    username: Text | None = None
-    """User of the cluster."""
-    password: SecretStr | None = None
-    """Set through OPENSEARCH_PASSWORD."""
 
 
 class ModelTimeout(Section):
@@ -167,8 +150,8 @@ class ServiceSettings(RootSection):
         """Refuse to serve other machines without authentication, and authentication that has no key."""
         security = self.security
         if security.user.enabled:
-            if security.hs256_secret is None:
-                reason = "authentication is on and there is no key: set security.hs256_secret_env"
+            if security.hs256_secret is None and not (security.user.realm_url and security.user.client_id):
+                reason = "authentication is on and there is no key: set realm_url and client_id, or hs256_secret_env"
                 raise Refused(reason, "security", "user", "enabled")
         elif not security.allow_insecure and not is_loopback(self.app.address):
             reason = "authentication is off and app.address is not loopback: turn it on, or set security.allow_insecure"

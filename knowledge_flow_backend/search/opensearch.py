@@ -12,9 +12,9 @@ from opensearchpy import AsyncOpenSearch, OpenSearchException, TransportError
 from opensearchpy.exceptions import ConnectionError as NotConnected
 from opensearchpy.exceptions import ConnectionTimeout
 
-from backend_kit.settings import OpenSearch
 from backend_kit.wire import dumps
 from knowledge_flow_backend.errors import IndexUnavailable
+from knowledge_flow_backend.settings import OpenSearch
 
 logger = logging.getLogger(__name__)
 

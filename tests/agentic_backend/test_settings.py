@@ -7,7 +7,7 @@ import yaml
 from pydantic import SecretStr
 
 from agentic_backend.settings import AgenticSettings
-from backend_kit.settings import SettingsError, config_hash, load, masked
+from backend_kit.settings import SettingsError, config_hash, load
 from tests.backend_kit.settings.typos import refusals, typos_in_file
 from ws_bench.fakes.knobs import Knobs, knobs_of
 
@@ -92,7 +92,7 @@ def test_the_environment_chooses_the_model_and_holds_the_secrets() -> None:
     assert settings.storage.postgres.password == SecretStr(CANARY + "2")
     assert settings.ai.default_language_model is None
     assert settings.ai.language_model is model
-    assert CANARY not in f"{settings!r}{settings}{masked(settings)}"
+    assert CANARY not in f"{settings!r}{settings}{settings.model_dump_json()}"
 
 
 def test_both_models_get_what_the_environment_says(tmp_path: Path) -> None:
@@ -136,6 +136,14 @@ def test_authentication_is_on_unless_said_otherwise(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        (
+            {"security": {"authorized_origins": ["https://a.example/path"]}},
+            r"security\.authorized_origins\[0\]: must be an origin: scheme://host\[:port\] and nothing after it$",
+        ),
+        (
+            {"security": {"authorized_origins": ["https://a.example", "https://A.example"]}},
+            r"security\.authorized_origins\[1\]: must be in lower case, as browsers send it$",
+        ),
         ({"persistence": {"replicas": "many"}}, r"persistence\.ack: replicas: many needs ack: db$"),
         ({"persistence": {"ack": CANARY}}, r"persistence\.ack: must be 'spool', 'db' or 'none'$"),
         ({"limits": {"per_user": {"asks_per_min": 30}}}, r"limits\.per_user\.burst: must be at least 1 where"),

@@ -29,7 +29,8 @@ from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.account import TURN_PHASES, TurnAccounts, TurnEnd
 from agentic_backend.session.stream import Ask
 from agentic_backend.verdict import Gauged, Windows
-from backend_kit.kpi import Kpi, Ledger, PhaseTimer, phase
+from backend_kit.kpi import Kpi, Ledger, phase
+from backend_kit.kpi.core import PhaseTimer
 from backend_kit.kpi.rollup import nearest_rank
 from tests.bench.micro_cases import Case, Run, service_cases
 

@@ -10,7 +10,7 @@ import jwt
 import pytest
 
 from agentic_backend.verdict import Gauged
-from backend_kit.kpi import Sighting
+from backend_kit.kpi.culprit import Sighting
 from tests.support.odd_agent import odd
 from tests.support.service import BASE, RunningService, StartService, hear_until, say
 

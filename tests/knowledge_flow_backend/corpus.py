@@ -10,7 +10,7 @@ import psycopg
 from prometheus_client import CollectorRegistry
 
 from backend_kit.kpi import Kpi
-from backend_kit.settings import OpenSearch, Postgres
+from backend_kit.settings import Postgres
 from knowledge_flow_backend.index import (
     Chunk,
     ChunkHit,
@@ -30,6 +30,7 @@ from knowledge_flow_backend.search.opensearch_index import OpenSearchChunks, Ope
 from knowledge_flow_backend.search.opensearch_writer import OpenSearchWriter
 from knowledge_flow_backend.search.pgvector import PgVectorIndex
 from knowledge_flow_backend.search.pgvector_writer import PgVectorWriter
+from knowledge_flow_backend.settings import OpenSearch
 from tests.support.opensearch import OpenSearchIndex
 from tests.support.postgres import Database
 from ws_bench.fakes.embedding import embed

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from pydantic import SecretStr
 
-from backend_kit.settings import SettingsError, config_hash, load, masked
+from backend_kit.settings import SettingsError, config_hash, load
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
 from tests.backend_kit.settings.typos import refusals, typos_in_file
 
@@ -55,7 +55,7 @@ def test_an_opensearch_index_needs_its_cluster(tmp_path: Path) -> None:
     settings = changed(tmp_path, {"OPENSEARCH_PASSWORD": CANARY}, storage=storage)
     assert settings.storage.opensearch is not None
     assert settings.storage.opensearch.password == SecretStr(CANARY)
-    assert CANARY not in f"{settings!r}{masked(settings)}"
+    assert CANARY not in f"{settings!r}{settings.model_dump_json()}"
 
 
 def test_the_home_of_the_local_start_is_where_the_model_is_kept() -> None:

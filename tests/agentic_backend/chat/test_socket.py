@@ -13,7 +13,7 @@ from tests.agentic_backend.chat.lab import RULES, Peer, accept, cancel, delta, f
 class Names:
     """Verifies a token that begins with `ok-`: the rest is the user."""
 
-    def verify(self, token: str | None) -> Identity:
+    async def verify(self, token: str | None) -> Identity:
         if not token or not token.startswith("ok-"):
             raise AuthError("Invalid token")
         return Identity(uid=token.removeprefix("ok-"), username=token)

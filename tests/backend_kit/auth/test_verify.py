@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend_kit.auth import AuthError, Credentials, HmacVerifier, Identity, NoAuth, identity_from
+from backend_kit.auth import AuthError, Credentials, HmacVerifier, Identity, NoAuth
 from backend_kit.auth import verify as verify_module
+from backend_kit.auth.verify import identity_from
 
 SECRET = "a secret of at least thirty-two bytes"
 ISSUER = "https://id.example/realms/main"
@@ -49,32 +50,32 @@ def verifier() -> HmacVerifier:
     return HmacVerifier(SECRET, client_id="app", issuer=ISSUER, audience=AUDIENCE)
 
 
-def test_a_good_token_gives_the_identity_of_its_claims(verifier: HmacVerifier) -> None:
+async def test_a_good_token_gives_the_identity_of_its_claims(verifier: HmacVerifier) -> None:
     body = claims()
-    assert verifier.verify(jwt.encode(body, SECRET, algorithm="HS256")) == Identity(
+    assert await verifier.verify(jwt.encode(body, SECRET, algorithm="HS256")) == Identity(
         uid="u-1",
         username="ada",
         email="ada@example.com",
         groups=("/staff", "/maths"),
         roles=frozenset({"viewer"}),
     )
-    assert verifier.verify(jwt.encode(body, SECRET, algorithm="HS256")).expires_at == body["exp"]
+    assert (await verifier.verify(jwt.encode(body, SECRET, algorithm="HS256"))).expires_at == body["exp"]
 
 
 @pytest.mark.parametrize("absent", [None, ""])
-def test_no_token_is_said_as_such(verifier: HmacVerifier, absent: str | None) -> None:
+async def test_no_token_is_said_as_such(verifier: HmacVerifier, absent: str | None) -> None:
     with pytest.raises(AuthError) as caught:
-        verifier.verify(absent)
+        await verifier.verify(absent)
     assert (caught.value.detail, caught.value.status) == ("No authentication token provided", 401)
 
 
-def test_expired_and_wrongly_signed_tokens_have_their_own_words(verifier: HmacVerifier) -> None:
+async def test_expired_and_wrongly_signed_tokens_have_their_own_words(verifier: HmacVerifier) -> None:
     now = int(time.time())
     with pytest.raises(AuthError) as caught:
-        verifier.verify(token(iat=now - 700, exp=now - 60))
+        await verifier.verify(token(iat=now - 700, exp=now - 60))
     assert caught.value.detail == "Token has expired"
     with pytest.raises(AuthError) as caught:
-        verifier.verify(token("another secret of thirty-two bytes or more"))
+        await verifier.verify(token("another secret of thirty-two bytes or more"))
     assert caught.value.detail == "Invalid token signature"
 
 
@@ -118,29 +119,29 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE.keys())
-def test_hostile_tokens_are_refused(verifier: HmacVerifier, hostile: str) -> None:
+async def test_hostile_tokens_are_refused(verifier: HmacVerifier, hostile: str) -> None:
     with pytest.raises(AuthError) as caught:
-        verifier.verify(hostile)
+        await verifier.verify(hostile)
     assert caught.value.detail in {"Invalid token", "Invalid token signature"}
     assert caught.value.__cause__ is None
     assert len(verifier) == 0
 
 
-def test_a_token_that_ends_before_it_begins_is_refused(verifier: HmacVerifier) -> None:
+async def test_a_token_that_ends_before_it_begins_is_refused(verifier: HmacVerifier) -> None:
     now = int(time.time())
     with pytest.raises(AuthError):
-        verifier.verify(token(iat=now + 20, exp=now + 10))
+        await verifier.verify(token(iat=now + 20, exp=now + 10))
     assert len(verifier) == 0
 
 
 @given(st.text() | st.binary().map(lambda raw: raw_token({"alg": "HS256"}, raw)))
-def test_no_text_whatever_raises_anything_else(text: str) -> None:
+async def test_no_text_whatever_raises_anything_else(text: str) -> None:
     with pytest.raises(AuthError):
-        HmacVerifier(SECRET).verify(text)
+        await HmacVerifier(SECRET).verify(text)
 
 
-def test_issuer_and_audience_count_only_where_they_are_configured() -> None:
-    assert HmacVerifier(SECRET).verify(token(iss=None, aud="any")).uid == "u-1"
+async def test_issuer_and_audience_count_only_where_they_are_configured() -> None:
+    assert (await HmacVerifier(SECRET).verify(token(iss=None, aud="any"))).uid == "u-1"
 
 
 def test_a_short_secret_is_refused_when_the_service_starts() -> None:
@@ -148,31 +149,31 @@ def test_a_short_secret_is_refused_when_the_service_starts() -> None:
         HmacVerifier("short")
 
 
-def test_what_verified_is_remembered_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_verified_is_remembered_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify_module, "_CACHE_ENTRIES", 3)
     verifier = HmacVerifier(SECRET)
     first = token(sub="0")
-    identity = verifier.verify(first)
-    assert verifier.verify(first) is identity
+    identity = await verifier.verify(first)
+    assert await verifier.verify(first) is identity
     for number in range(1, 5):
-        verifier.verify(token(sub=str(number)))
+        await verifier.verify(token(sub=str(number)))
     assert len(verifier) == 3
 
 
-def test_a_remembered_token_ends_at_its_exp(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_remembered_token_ends_at_its_exp(monkeypatch: pytest.MonkeyPatch) -> None:
     verifier = HmacVerifier(SECRET)
     text = token(exp=int(time.time()) + 600)
-    remembered = verifier.verify(text)
+    remembered = await verifier.verify(text)
     later = time.time() + 600 + 31
     monkeypatch.setattr(time, "time", lambda: later)
     # Not from memory but decoded again; PyJWT has a clock of its own and finds it good.
-    assert verifier.verify(text) is not remembered
+    assert await verifier.verify(text) is not remembered
 
 
-def test_no_auth_is_admin_by_name_and_nothing_more() -> None:
-    identity = NoAuth().verify(None)
+async def test_no_auth_is_admin_by_name_and_nothing_more() -> None:
+    identity = await NoAuth().verify(None)
     assert (identity.uid, identity.username, identity.roles, identity.groups) == ("admin", "admin", frozenset(), ())
-    assert NoAuth().verify("anything") == identity
+    assert await NoAuth().verify("anything") == identity
 
 
 @pytest.mark.parametrize("value", [None, 7, "x", {"app": None}, {"app": {"roles": "admin"}}, {"app": {"roles": [1]}}])

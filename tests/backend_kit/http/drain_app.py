@@ -13,7 +13,7 @@ from typing import Any
 
 from fastapi import FastAPI, WebSocket, WebSocketDisconnect
 
-from backend_kit.http import ServeSettings, health_router, serve
+from backend_kit.http import ServeSettings, health_router, listen, serve
 
 
 class Service:
@@ -75,9 +75,8 @@ def main() -> None:
     settings = ServeSettings(drain_limit_s=0.3 if service.mode == "limited" else 60.0)
     if service.mode == "limited":
         service.mode = "hang"
-    raise SystemExit(
-        serve(build(service), host="127.0.0.1", port=int(sys.argv[1]), drain=service.drain, settings=settings)
-    )
+    sock = listen("127.0.0.1", int(sys.argv[1]))
+    raise SystemExit(serve(build(service), sock, drain=service.drain, settings=settings))
 
 
 if __name__ == "__main__":

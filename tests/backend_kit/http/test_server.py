@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from backend_kit.http import CannotListen, ServeSettings, listen, serve
-from tests.backend_kit.http.lab import Lab, close_code, connect, frame, handshake, no_drain, read_frame, running
+from backend_kit.http import CannotListen, ServeSettings, listen
+from tests.backend_kit.http.lab import Lab, close_code, connect, frame, handshake, read_frame, running
 from tests.support.ports import free_port
 from tests.support.processes import ModuleProcess
 
@@ -86,17 +86,14 @@ def test_a_drain_beyond_its_limit_is_given_up() -> None:
         process.wait_for_line("^closed")
 
 
-def test_a_taken_port_is_one_line_and_exit_code_2() -> None:
+def test_what_cannot_be_listened_on_is_said_in_one_line() -> None:
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        with ModuleProcess(MODULE, str(port), "normal") as process:
-            assert process.wait() == 2
-            assert process.output == f"cannot listen on 127.0.0.1:{port}: Address already in use\n"
-
-
-def test_an_address_that_is_not_ours_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert serve(Lab(), host="192.0.2.1", port=0, drain=no_drain) == 2
-    assert capsys.readouterr().err == "cannot listen on 192.0.2.1:0: Cannot assign requested address\n"
+        with pytest.raises(CannotListen) as caught:
+            listen("127.0.0.1", port)
+        assert str(caught.value) == f"cannot listen on 127.0.0.1:{port}: Address already in use"
+    with pytest.raises(CannotListen, match=r"cannot listen on 192\.0\.2\.1:0: Cannot assign requested address"):
+        listen("192.0.2.1", 0)
     with pytest.raises(CannotListen, match=r"no-such-host\.invalid"):
         listen("no-such-host.invalid", 0)
 

@@ -5,8 +5,7 @@ import logging
 import pytest
 import uvicorn
 
-from backend_kit.http import RedactTokens
-from backend_kit.http.redact import LOGGERS
+from backend_kit.http.redact import LOGGERS, RedactTokens
 from tests.backend_kit.http.lab import Lab, at_end, close_code, connect, frame, handshake, plain, read_frame
 
 

@@ -13,9 +13,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from backend_kit.kpi import Kpi, KpiOptions, KpiRuntime, MetricsPortTaken, MetricsServer
+from backend_kit.kpi import Kpi, KpiOptions, KpiRuntime
 from backend_kit.kpi.buckets import SHORT
-from backend_kit.kpi.exposition import GcPauses
+from backend_kit.kpi.exposition import GcPauses, MetricsPortTaken, MetricsServer
 from tests.backend_kit.kpi.conftest import TellingStream
 
 Value = Callable[..., float | None]

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from backend_kit.kpi import Culprits, Kpi, Ledger, LoopMonitor, Sighting
-from backend_kit.kpi.culprit import sight
+from backend_kit.kpi import Culprits, Kpi, Ledger, LoopMonitor
+from backend_kit.kpi.culprit import Sighting, sight
 from backend_kit.kpi.rollup import Stats
 
 Value = Callable[..., float | None]

@@ -12,9 +12,10 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from agentic_backend.settings import AgenticSettings
-from backend_kit.settings import RootSection, Section, nested_section
-from backend_kit.settings.base import _http_url, _origin
+from agentic_backend.settings import AgenticSettings, _origin
+from backend_kit.settings import Section
+from backend_kit.settings.base import RootSection, http_url
+from backend_kit.settings.load import nested_section
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "configuration.md"
@@ -96,7 +97,7 @@ def _index(field: FieldInfo) -> str:
 
 
 def _type(field: FieldInfo) -> str:
-    if _http_url in _functions(field.annotation, field.metadata):
+    if http_url in _functions(field.annotation, field.metadata):
         return "URL"
     text = _plain(field.annotation)
     bounds = [
@@ -111,7 +112,7 @@ def _type(field: FieldInfo) -> str:
 def _plain(annotation: Any) -> str:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return "URL" if _http_url in _functions(annotation, []) else _plain(arguments[0])
+        return "URL" if http_url in _functions(annotation, []) else _plain(arguments[0])
     if origin is Literal:
         return " or ".join(f"`{choice}`" for choice in arguments)
     if origin is tuple:

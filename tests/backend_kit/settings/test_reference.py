@@ -1,7 +1,8 @@
 import pytest
 
 from agentic_backend.settings import AgenticSettings
-from backend_kit.settings import RootSection, known_keys, nested_section
+from backend_kit.settings.base import RootSection
+from backend_kit.settings.load import known_keys, nested_section
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
 from tests.backend_kit.settings.reference import DOCUMENT, meaning, reference
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import yaml
 
-from backend_kit.settings import RootSection, Section, SettingsError, known_keys, load
+from backend_kit.settings import Section, SettingsError, load
+from backend_kit.settings.base import RootSection
+from backend_kit.settings.load import known_keys
 
 
 def typos(name: str) -> Iterator[str]:

@@ -1,6 +1,6 @@
 import pytest
 
-from backend_kit.auth import TokenSource, credential_from, origin_allowed, token_from
+from agentic_backend.chat.handshake import TokenSource, credential_from, origin_allowed
 
 BEARER = [(b"authorization", b"Bearer from-header")]
 OFFERED = ["turnwise.v1", "bearer.from-subprotocol"]
@@ -8,10 +8,13 @@ QUERY = b"x=1&token=from-query"
 
 
 def test_the_header_wins_then_the_subprotocol_then_the_query() -> None:
-    assert token_from(BEARER, OFFERED, QUERY, allow_query_token=True) == "from-header"
-    assert token_from([], OFFERED, QUERY, allow_query_token=True) == "from-subprotocol"
-    assert token_from([], ["turnwise.v1"], QUERY, allow_query_token=True) == "from-query"
-    assert token_from([], [], QUERY, allow_query_token=False) is None
+    def found(headers: list[tuple[bytes, bytes]], offered: list[str], *, allow: bool = True) -> object:
+        return credential_from(headers, offered, QUERY, allow_query_token=allow)
+
+    assert found(BEARER, OFFERED) == ("from-header", TokenSource.HEADER)
+    assert found([], OFFERED) == ("from-subprotocol", TokenSource.SUBPROTOCOL)
+    assert found([], ["turnwise.v1"]) == ("from-query", TokenSource.QUERY)
+    assert found([], [], allow=False) == (None, TokenSource.NONE)
 
 
 @pytest.mark.parametrize(
@@ -33,8 +36,8 @@ def test_what_holds_no_token_is_none(headers: list[tuple[bytes, bytes]], subprot
 
 
 def test_names_are_read_in_any_case_and_queries_are_decoded() -> None:
-    assert token_from([(b"Authorization", b"bearer  abc ")]) == "abc"
-    assert token_from([], [], b"%74oken=a%2Bb", allow_query_token=True) == "a+b"
+    assert credential_from([(b"Authorization", b"bearer  abc ")]) == ("abc", TokenSource.HEADER)
+    assert credential_from([], [], b"%74oken=a%2Bb", allow_query_token=True) == ("a+b", TokenSource.QUERY)
 
 
 ALLOWED = ["https://app.example.com"]

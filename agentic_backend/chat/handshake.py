@@ -1,11 +1,11 @@
-"""What a request shows at the door: where its token stands and whether its Origin may come in. Pure functions."""
+"""What a handshake shows at the door: where its token stands and whether its Origin may come in. Pure functions."""
 
 import ipaddress
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 from urllib.parse import parse_qsl
 
-Headers = Iterable[tuple[bytes, bytes]]
+from backend_kit.auth import Headers, bearer_of
 
 BEARER_SUBPROTOCOL = "bearer."
 _MAX_QUERY_FIELDS = 64
@@ -20,37 +20,21 @@ class TokenSource(StrEnum):
     NONE = "none"
 
 
-def token_from(
-    headers: Headers, subprotocols: Sequence[str] = (), query: bytes = b"", *, allow_query_token: bool = False
-) -> str | None:
-    """The token of a request or handshake: `Authorization: Bearer`, else subprotocol `bearer.<jwt>`, else `?token=`.
-
-    `headers`, `subprotocols` and `query` are those of the ASGI scope. An empty token is none.
-    """
-    return credential_from(headers, subprotocols, query, allow_query_token=allow_query_token)[0]
-
-
 def credential_from(
     headers: Headers, subprotocols: Sequence[str] = (), query: bytes = b"", *, allow_query_token: bool = False
 ) -> tuple[str | None, TokenSource]:
-    """As `token_from`, with the place where it was found."""
-    authorization = header(headers, b"authorization") or ""
-    scheme, _, value = authorization.partition(" ")
-    if scheme.lower() == "bearer" and value.strip():
-        return value.strip(), TokenSource.HEADER
+    """The token, and where it was: `Authorization: Bearer`, else subprotocol `bearer.<jwt>`, else `?token=`.
+
+    `headers`, `subprotocols` and `query` are those of the ASGI scope. An empty token is none.
+    """
+    token = bearer_of(headers)
+    if token is not None:
+        return token, TokenSource.HEADER
     for name in subprotocols:
         if name.startswith(BEARER_SUBPROTOCOL) and len(name) > len(BEARER_SUBPROTOCOL):
             return name[len(BEARER_SUBPROTOCOL) :], TokenSource.SUBPROTOCOL
     token = _query_token(query) if allow_query_token else None
     return token, TokenSource.QUERY if token else TokenSource.NONE
-
-
-def header(headers: Headers, name: bytes) -> str | None:
-    """The first value of a header of an ASGI scope (`name` in lower case), None where it is absent."""
-    for key, value in headers:
-        if key.lower() == name:
-            return value.decode("latin-1")
-    return None
 
 
 def origin_allowed(

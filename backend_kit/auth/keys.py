@@ -1,0 +1,134 @@
+"""The public keys of one issuer: fetched ahead of need, asked for again with restraint, kept while it is away."""
+
+import asyncio
+import contextlib
+import logging
+from time import perf_counter
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import aiohttp
+import jwt
+
+from backend_kit.wire import loads
+
+logger = logging.getLogger(__name__)
+
+FETCH_S: Final = 2.0
+"""Seconds that one fetch may take, discovery included."""
+REFRESH_S: Final = 300.0
+"""How often the keys are fetched anew: a key that the issuer withdrew counts for that long."""
+COOL_DOWN_S: Final = 30.0
+"""How long after a fetch a token with an unknown key does not cause another one."""
+MAX_BYTES: Final = 64 * 1024
+
+_FIRST_RETRY_S: Final = 1.0
+_WAIT_S: Final = FETCH_S + 0.5
+
+
+class IssuerKeys:
+    """Keys by their `kid`. `run` fetches and is the only one to: `find` waits for it, however many ask at once.
+
+    The address is `jwks_url`, or what the issuer's discovery document names: that must be of the issuer's own origin,
+    and the document must be of this issuer. No redirect is followed, and no address from a token is ever used. Where
+    a fetch fails the known keys go on (it is tried again after 1 s, doubling to 30 s); only a later answer with at
+    least one usable key replaces them. Usable: for signatures, with a `kid`, of the algorithm, RSA from 2048 bits.
+    """
+
+    def __init__(self, issuer: str, *, algorithm: str = "RS256", jwks_url: str | None = None) -> None:
+        """`issuer` is the `iss` of its tokens, without a slash at its end."""
+        self.issuer = issuer
+        self.algorithm = algorithm
+        self._jwks_url = jwks_url
+        self._discovered: str | None = None
+        self._keys: dict[str, jwt.PyJWK] = {}
+        self._began = float("-inf")
+        self._fetching = False
+        self._wanted = asyncio.Event()
+        self._fetched = asyncio.Event()
+        self.reachable = True
+        """Whether the last fetch succeeded."""
+
+    async def find(self, kid: str) -> jwt.PyJWK | None:
+        """The key of that name. An unknown one may cause a fetch, which is waited for (at most 2.5 s)."""
+        if kid not in self._keys and (self._fetching or perf_counter() - self._began >= COOL_DOWN_S):
+            self._wanted.set()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_WAIT_S):
+                    await self._fetched.wait()
+        return self._keys.get(kid)
+
+    async def run(self) -> None:
+        """Keep the keys, for ever: at once, then every five minutes, and when they are asked for."""
+        retry_s = _FIRST_RETRY_S
+        async with aiohttp.ClientSession(auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()) as http:
+            while True:
+                await self._refresh(http)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(REFRESH_S if self.reachable else retry_s):
+                        await self._wanted.wait()
+                retry_s = _FIRST_RETRY_S if self.reachable else min(retry_s * 2, COOL_DOWN_S)
+
+    async def _refresh(self, http: aiohttp.ClientSession) -> None:
+        self._began, self._fetching = perf_counter(), True
+        try:
+            async with asyncio.timeout(FETCH_S):
+                self._keys = await self._fetch(http)
+            self.reachable = True
+        except (aiohttp.ClientError, OSError, ValueError) as failure:  # TimeoutError is an OSError
+            self._discovered, self.reachable = None, False
+            known = len(self._keys)
+            logger.warning("the issuer's keys cannot be fetched (%s); %d known", type(failure).__name__, known)
+        finally:
+            self._fetching = False
+            self._wanted.clear()
+            waiting, self._fetched = self._fetched, asyncio.Event()
+            waiting.set()
+
+    async def _fetch(self, http: aiohttp.ClientSession) -> dict[str, jwt.PyJWK]:
+        url = self._jwks_url or self._discovered
+        if url is None:
+            url = self._discovered = self._address_in(
+                await _get(http, f"{self.issuer}/.well-known/openid-configuration")
+            )
+        entries = (await _get(http, url)).get("keys")
+        keys = (
+            {entry["kid"]: key for entry in entries if (key := self._usable(entry))}
+            if isinstance(entries, list)
+            else {}
+        )
+        if not keys:
+            raise ValueError("no usable key")
+        return keys
+
+    def _address_in(self, discovery: dict[str, Any]) -> str:
+        url = discovery.get("jwks_uri")
+        same = isinstance(url, str) and urlsplit(url)[:2] == urlsplit(self.issuer)[:2]
+        if not isinstance(url, str) or not same or discovery.get("issuer") != self.issuer:
+            raise ValueError("the discovery document is of another issuer, or names another place")
+        return url
+
+    def _usable(self, entry: Any) -> jwt.PyJWK | None:
+        if not isinstance(entry, dict) or not isinstance(entry.get("kid"), str) or entry.get("use", "sig") != "sig":
+            return None
+        if entry.get("alg", self.algorithm) != self.algorithm:
+            return None
+        try:
+            key = jwt.PyJWK(entry, self.algorithm)
+            return None if key.Algorithm.check_key_length(key.Algorithm.prepare_key(key.key)) else key
+        except (jwt.PyJWTError, ValueError, TypeError, KeyError):
+            return None
+
+
+async def _get(http: aiohttp.ClientSession, url: str) -> dict[str, Any]:
+    """The JSON object at `url`, of at most 64 KiB. Raises aiohttp.ClientError or ValueError."""
+    async with http.get(url, allow_redirects=False, headers={"Accept-Encoding": "identity"}) as response:
+        if response.status != 200:
+            raise ValueError("not a 200")
+        try:
+            await response.content.readexactly(MAX_BYTES + 1)
+        except asyncio.IncompleteReadError as whole:
+            found = loads(whole.partial)
+            if isinstance(found, dict):
+                return found
+        raise ValueError("too long, or no JSON object")
