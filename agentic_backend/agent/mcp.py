@@ -18,7 +18,9 @@ from typing import Any, Final, Protocol
 import httpx2
 from mcp import MCPError
 from mcp.client import Client
+from mcp.client.session import IncomingMessage
 from mcp.client.streamable_http import streamable_http_client
+from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
 from mcp_types import (
     CONNECTION_CLOSED,
     CallToolRequest,
@@ -27,6 +29,7 @@ from mcp_types import (
     EmbeddedResource,
     TextContent,
     TextResourceContents,
+    ToolListChangedNotification,
 )
 from mcp_types import Tool as ListedTool
 from pydantic import TypeAdapter, ValidationError
@@ -47,6 +50,9 @@ _MAX_DESCRIPTION: Final = 2000
 _MAX_PAGES: Final = 16
 _RETRY_S: Final = 5.0
 _SAID_EVERY_S: Final = 1.0
+_LIST_EVERY_S: Final = 1.0
+"""A server that says again and again that its tools have changed is listed no more often."""
+_LISTEN_AGAIN_S: Final = 30.0
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _TOKEN: Final = re.compile(r"[\x21-\x7e]{1,8192}")
 _RESULT: Final[TypeAdapter[CallToolResult]] = TypeAdapter(CallToolResult)
@@ -119,11 +125,13 @@ class _Server:
         self._tools: tuple[Tool, ...] | None = None
         self._asked_at = -float("inf")
         self._discovery: asyncio.Task[None] | None = None
+        self._relisting = False
         self._kept: Client | None = None
         self._release: Callable[[], None] = lambda: None
         self._opening = asyncio.Lock()
         self._said: dict[str, float] = {}
-        timeout = httpx2.Timeout(settings.call_s, connect=min(settings.call_s, settings.discover_s))
+        # Whoever reads an answer has a deadline; who listens for changes waits for as long as there are none.
+        timeout = httpx2.Timeout(settings.call_s, connect=min(settings.call_s, settings.discover_s), read=None)
         self._transport = _Bounded(httpx2.AsyncHTTPTransport(verify=tls, limits=httpx2.Limits(max_connections=100)))
         self._http = httpx2.AsyncClient(transport=self._transport, timeout=timeout, trust_env=False)
         self._timeout = timeout
@@ -191,6 +199,37 @@ class _Server:
             self._asked_at = perf_counter()
             self._discovery = None
 
+    async def _heard(self, message: IncomingMessage) -> None:
+        """What the server says of itself; that its tools are others now is what matters of it."""
+        if isinstance(message, ToolListChangedNotification) and not self._relisting:
+            self._relisting = True
+            Context().run(self._tasks.spawn, f"mcp-changed:{self.id}", self._relist)
+
+    async def _relist(self) -> None:
+        """List the tools again, after a listing that is under way: that one may be older than the change."""
+        await asyncio.sleep(self._asked_at + _LIST_EVERY_S - perf_counter())
+        while self._discovery is not None:
+            await asyncio.shield(self._discovery)
+        self._relisting = False
+        discovery = self._tasks.spawn(f"mcp-discover:{self.id}", lambda: self._discover(ToolCaller()))
+        self._discovery = discovery
+
+    async def _listen(self, client: Client) -> None:
+        """Let the server tell of changes, over and over: what it says comes to `_heard`."""
+        while True:
+            try:
+                async with client.listen(tools_list_changed=True) as changes:
+                    async for _ in changes:
+                        pass
+            except ListenNotSupportedError:
+                return  # one of the older protocol tells without being asked
+            except MCPError:
+                return  # one that tells nothing: its tools are listed again when they are old
+            except (SubscriptionLost, *_LOST):
+                pass
+            await asyncio.sleep(_LISTEN_AGAIN_S)
+            self._asked_at = -float("inf")  # what changed meanwhile was not heard
+
     def _usable(self, listed: Iterable[ListedTool]) -> tuple[Tool, ...]:
         """What of a server's list an agent can be given. What it says of itself is bounded, and trusted for nothing."""
         tools: dict[str, Tool] = {}
@@ -245,10 +284,10 @@ class _Server:
         async def keep() -> None:
             transport = streamable_http_client(self._config.url, http_client=self._http)
             try:
-                async with Client(transport, cache=None) as client:
+                async with Client(transport, cache=None, message_handler=self._heard) as client:
                     if not opened.done():
                         opened.set_result(client)
-                        await released.wait()
+                        await self._kept_open(client, released)
             except (MCPError, ValidationError, *_LOST) as failure:
                 if not opened.done():
                     opened.set_exception(failure)
@@ -256,12 +295,21 @@ class _Server:
                 opened.cancel()
 
         # In a context of its own: it outlives the turn that opened it.
-        Context().run(self._tasks.spawn, f"mcp:{self.id}", keep)
+        keeping = Context().run(self._tasks.spawn, f"mcp:{self.id}", keep)
         try:
             client = await opened
+        except asyncio.CancelledError:
+            keeping.cancel()  # whoever wanted the connection has no time left, and it has no deadline of its own
+            raise
         finally:
             self._release = released.set
         return client
+
+    async def _kept_open(self, client: Client, released: asyncio.Event) -> None:
+        async with asyncio.TaskGroup() as group:
+            listening = group.create_task(self._listen(client), name=f"mcp-listen:{self.id}")
+            await released.wait()
+            listening.cancel()
 
     def _let_go(self) -> None:
         """Close the kept connection; the next call opens another."""

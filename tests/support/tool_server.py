@@ -14,7 +14,7 @@ import aiohttp
 import anyio
 import pytest
 import uvicorn
-from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver import Context, MCPServer
 from mcp_types import ToolAnnotations
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -30,8 +30,10 @@ BIG = 10_000_000
 class Counting:
     """Counts JSON-RPC methods and called tools on their way in."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, refused: str) -> None:
+        """`refused` is a method that the server does not know."""
         self._app = app
+        self._refused = refused
         self.counts: dict[str, int] = {}
         self.tokens: list[str] = []
 
@@ -40,12 +42,16 @@ class Counting:
             await JSONResponse({"counts": self.counts, "tokens": sorted(set(self.tokens))})(scope, receive, send)
             return
         if scope["type"] == "http" and scope["method"] == "POST":
-            receive = await self._count(scope, receive)
+            body = await Request(scope, receive).body()
+            asked = json.loads(body)
+            receive = self._count(scope, receive, body, asked)
+            if asked.get("method") == self._refused:
+                error = {"code": -32601, "message": "Method not found"}
+                await JSONResponse({"jsonrpc": "2.0", "id": asked["id"], "error": error})(scope, receive, send)
+                return
         await self._app(scope, receive, send)
 
-    async def _count(self, scope: Scope, receive: Receive) -> Receive:
-        body = await Request(scope, receive).body()
-        asked = json.loads(body)
+    def _count(self, scope: Scope, receive: Receive, body: bytes, asked: dict[str, Any]) -> Receive:
         method = asked.get("method", "")
         self._add(method)
         if method == "tools/call":
@@ -102,14 +108,25 @@ def tools() -> MCPServer:
         """Fail."""
         raise ValueError("a secret of the server")
 
+    @server.tool(annotations=READS)
+    async def learn(name: str, ctx: Context) -> str:
+        """Offer one more tool, and say so to whoever listens."""
+        server.add_tool(lambda: name, name=name, description="Learned.")
+        await ctx.notify_tools_changed()
+        await ctx.session.send_tool_list_changed()
+        return "learned"
+
     return server
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
-    port = parser.parse_args().port
-    uvicorn.run(Counting(tools().streamable_http_app()), host="127.0.0.1", port=port, log_level="warning")
+    parser.add_argument("--refuse", default="", help="a JSON-RPC method that is not known")
+    said = parser.parse_args()
+    app = Counting(tools().streamable_http_app(), said.refuse)
+    # Who listens for changes never goes by itself.
+    uvicorn.run(app, host="127.0.0.1", port=said.port, log_level="warning", timeout_graceful_shutdown=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +148,9 @@ def tool_server() -> Iterator[ToolServer]:
 
 
 @asynccontextmanager
-async def started(port: int) -> AsyncIterator[ToolServer]:
-    """A tool server on that port, for the time of the block."""
-    with _process(port) as process:
+async def started(port: int, refuse: str = "") -> AsyncIterator[ToolServer]:
+    """A tool server on that port, for the time of the block; it does not know the JSON-RPC method `refuse`."""
+    with _process(port, refuse) as process:
         try:
             await process.until(process.wait_for_http, f"http://127.0.0.1:{port}/counts")
             yield _server(port, process)
@@ -148,9 +165,9 @@ async def counts(server: ToolServer) -> dict[str, Any]:
         return told
 
 
-def _process(port: int) -> ModuleProcess:
+def _process(port: int, refuse: str = "") -> ModuleProcess:
     # The server logs the failures of its tools with their tracebacks: they are asked for.
-    return ModuleProcess(__name__, "--port", str(port), traceback_allowed=True, stop_s=5)
+    return ModuleProcess(__name__, "--port", str(port), "--refuse", refuse, traceback_allowed=True, stop_s=5)
 
 
 def _server(port: int, process: ModuleProcess) -> ToolServer:

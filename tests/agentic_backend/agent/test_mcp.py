@@ -1,4 +1,5 @@
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -66,7 +67,7 @@ async def test_discovers_a_server_once_however_many_ask(tool_server: ToolServer)
         added = await box.call(await tool(box, "add"), {"a": 1, "b": 2}, NOBODY)
         told = (await counts(tool_server))["counts"]
     assert {tuple(one.name for one in offer.tools) for offer in offers} == {
-        ("add", "note", "stall", "flood", "long", "fail")
+        ("add", "note", "stall", "flood", "long", "fail", "learn")
     }
     assert (added.text, added.ok) == ("3", True)
     assert (told["tools/list"], told["tools/call"]) == (1, 1)
@@ -180,6 +181,34 @@ async def test_a_server_that_stays_away_is_not_called_again_at_once() -> None:
         answers = [await box.call(add, {"a": 1, "b": 2}, NOBODY) for _ in range(7)]
     assert {answer.text for answer in answers} == {"The tool could not be reached."}
     assert [status for _, _, status in seen.calls] == ["error"] * 7
+
+
+@pytest.mark.parametrize(
+    ("refuse", "protocol"), [("", "subscriptions/listen"), ("server/discover", "initialize")], ids=["new", "old"]
+)
+async def test_a_server_that_says_its_tools_have_changed_is_listed_again(refuse: str, protocol: str) -> None:
+    async with started(free_port(), refuse) as server, toolbox(at(server.url), call_s=5) as box:
+        learn = await tool(box, "learn")
+        # Until the server hears somebody listen, what it says is lost.
+        async with asyncio.timeout(20):
+            for number in itertools.count():
+                await box.call(learn, {"name": f"learned_{number}"}, NOBODY)
+                await asyncio.sleep(0.1)  # the server is another process: what it has told cannot be awaited
+                if (await box.offer(["s"], NOBODY)).named("learned_0") is not None:
+                    break
+        told = (await counts(server))["counts"]
+    assert told[protocol] >= 1
+    assert 2 <= told["tools/list"] <= 1 + told["learn"]
+
+
+async def test_a_server_that_tells_of_no_changes_is_used_all_the_same() -> None:
+    async with started(free_port(), "subscriptions/listen") as server, toolbox(at(server.url)) as box:
+        add = await tool(box, "add")
+        assert (await box.call(add, {"a": 1, "b": 2}, NOBODY)).ok
+        async with asyncio.timeout(20):
+            while "subscriptions/listen" not in (told := (await counts(server))["counts"]):  # noqa: ASYNC110 - the server is asked
+                await asyncio.sleep(0.02)
+    assert told["tools/list"] == 1
 
 
 def liar(answers: Callable[[dict[str, Any]], Any]) -> web.Application:
