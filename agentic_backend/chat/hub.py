@@ -122,12 +122,14 @@ class SocketHub:
             self.tick(time.monotonic())
 
     def tick(self, now: float) -> None:
-        """Abort blocked sends, close idle sockets, send heartbeats where it has been silent."""
+        """Abort blocked sends, close sockets that idle or whose token has run out, send heartbeats into silence."""
         rules = self._rules
         for peer in self._everyone:
             clock = peer.clock
             if clock.since and now - clock.since > rules.send_s:
                 peer.abort()
+            elif isinstance(peer, ChatSocket) and peer.expired:
+                peer.close(4401)
             elif isinstance(peer, ChatSocket) and not peer.busy and now - clock.last_received > rules.idle_s:
                 peer.close(4408)
             elif now - clock.last_sent > rules.heartbeat_s - 2 * TICK_S:

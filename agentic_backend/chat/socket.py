@@ -125,6 +125,11 @@ class ChatSocket:
         return bool(self._follows or self._pending)
 
     @property
+    def expired(self) -> bool:
+        """Whether its token has run out and no turn is followed: while one is, a newer token may still come."""
+        return not self._follows and self.identity.ended()
+
+    @property
     def outbox_bytes(self) -> int:
         """Roughly the bytes that wait to be written: what the peer is behind."""
         return sum(follow.behind_bytes for follow in self._follows) + sum(len(frame) for frame in self._direct)
@@ -205,19 +210,25 @@ class ChatSocket:
             await self._take_compatible(frames.parse_compatible(text, self._max_message_chars))
             return
         frame = frames.parse_native(text, self._max_message_chars)
+        if isinstance(frame, frames.Auth):
+            await self._renew(frame.access_token)
+        elif isinstance(frame, frames.Ping):
+            self._say('{"type":"pong"}')
+        elif self.identity.ended():
+            raise AuthError("Token has expired")
+        else:
+            self._act(frame)
+
+    def _act(self, frame: frames.NativeAsk | frames.Cancel | frames.Resume | frames.HumanResume) -> None:
         if isinstance(frame, frames.NativeAsk):
             self._ask_native(frame)
         elif isinstance(frame, frames.Cancel):
             self._cancel(frame.exchange_id)
         elif isinstance(frame, frames.Resume):
             self._resume(frame)
-        elif isinstance(frame, frames.HumanResume):
+        else:
             self._expect_room()
             self._submit(frames.human_answer_of(frame, self._asker, uuid4().hex))
-        elif isinstance(frame, frames.Auth):
-            await self._renew(frame.access_token)
-        else:
-            self._say('{"type":"pong"}')
 
     def _cancel(self, exchange_id: str) -> None:
         turn = self._turns.find(exchange_id, self.identity.uid)
@@ -251,7 +262,9 @@ class ChatSocket:
             if frame.access_token:
                 await self._replace_token(frame.access_token)
             ask = frames.ask_of(frame, self._asker, uuid4().hex)
-        if not self._follows:
+        if self.identity.ended():
+            self.close(4401, finish_turns=True)
+        elif not self._follows:
             self._submit(ask)
         elif len(self._pending) < _PENDING_ASKS:
             self._pending.append(ask)  # answered in order: it starts when the one before it has ended
@@ -356,7 +369,7 @@ class ChatSocket:
         end = follow.turn.events[-1].payload
         if isinstance(end, Failed) and not end.messages:
             self.close(1011)  # refused or not stored: the compatible protocol ends the socket
-        elif self._pending:
+        elif self._pending and not self.identity.ended():
             self._submit(self._pending.popleft())
 
     async def _send(self, frame: str) -> None:

@@ -1,4 +1,5 @@
 import asyncio
+import time
 from dataclasses import replace
 
 import pytest
@@ -11,12 +12,13 @@ from tests.agentic_backend.chat.lab import RULES, Peer, accept, cancel, delta, f
 
 
 class Names:
-    """Verifies a token that begins with `ok-`: the rest is the user."""
+    """Verifies a token that begins with `ok-` or `old-`: the rest is the user. An old one runs out as it is shown."""
 
     async def verify(self, token: str | None) -> Identity:
-        if not token or not token.startswith("ok-"):
+        state, _, user = (token or "").partition("-")
+        if state not in ("ok", "old"):
             raise AuthError("Invalid token")
-        return Identity(uid=token.removeprefix("ok-"), username=token)
+        return Identity(uid=user, username=user, expires_at=None if state == "ok" else time.time())
 
 
 async def test_fragments_that_piled_up_go_out_as_one_and_lose_nothing():
@@ -276,6 +278,91 @@ async def test_a_token_renews_the_same_user_only():
             finish(turn)
             await compatible.hear_until("final")
         compatible.leave()
+
+
+async def test_turns_that_run_have_the_newest_token_of_their_socket():
+    async with lab(verifier=Names()) as it:
+        peer = await it.opened(token="ok-ann")
+        turn = await it.asked(peer, "e1")
+        before = turn.ask.credentials.reveal()
+        peer.say(type="auth", access_token="ok-ann-newer")
+        peer.say(type="ping")
+        assert (await peer.hear())["code"] == "unauthenticated"  # it is another user's
+        assert turn.ask.credentials.reveal() == before == "ok-ann"
+        peer.say(type="auth", access_token="old-ann")
+        peer.say(type="ping")
+        assert [(await peer.hear())["type"] for _ in range(2)] == ["pong", "pong"]
+        assert turn.ask.credentials.reveal() == "old-ann"
+        peer.leave()
+
+
+@pytest.mark.parametrize("native", [True, False])
+async def test_a_socket_without_a_turn_ends_with_its_token(native):
+    async with lab(verifier=Names()) as it:
+        late, lasting = await it.opened(native=native, token="old-ann"), await it.opened(native=native, token="ok-ann")
+        it.hub.tick(time.monotonic())
+        assert await late.close_code() == 4401
+        assert lasting.closed_with is None
+        lasting.leave()
+
+
+async def test_a_turn_ends_before_its_socket_does_and_nothing_new_begins():
+    async with lab(verifier=Names()) as it:
+        peer = await it.opened(token="ok-ann")
+        turn = await it.asked(peer, "e1")
+        peer.say(type="auth", access_token="old-ann")
+        ask = {"session_id": "s", "agent_id": "Georges", "message": "Hello"}
+        for frame in (
+            {"type": "ask", **ask, "client_exchange_id": "e2"},
+            {"type": "cancel", "exchange_id": "e1"},
+            {"type": "resume", "session_id": "s", "exchange_id": "e1", "after_seq": 0},
+            {"type": "human_resume", "session_id": "s", "exchange_id": "e1", "agent_id": "Georges", "payload": {}},
+        ):
+            peer.say(**frame)
+            assert (await peer.hear())["code"] == "unauthenticated"
+        it.hub.tick(time.monotonic())
+        finish(turn)
+        await peer.hear_until("final")
+        assert peer.closed_with is None
+        it.hub.tick(time.monotonic())
+        assert await peer.close_code() == 4401
+        assert set(it.turns.turns) == {"e1"}
+
+
+async def test_a_newer_token_keeps_a_socket_whose_turn_outlived_the_older_one():
+    async with lab(verifier=Names()) as it:
+        peer = await it.opened(token="old-ann")
+        peer.say(type="ping")
+        assert (await peer.hear())["type"] == "pong"
+        peer.say(type="auth", access_token="ok-ann")
+        turn = await it.asked(peer, "e1")
+        it.hub.tick(time.monotonic())
+        finish(turn)
+        await peer.hear_until("final")
+        assert peer.closed_with is None
+        peer.leave()
+
+
+async def test_the_compatible_socket_ends_with_4401_in_place_of_a_further_answer():
+    async with lab(verifier=Names()) as it:
+        waiting = await it.opened(native=False, token="ok-ann")
+        turn = await it.asked(waiting, "e1")
+        ask = {"session_id": "s", "agent_id": "Georges", "message": "Hello"}
+        waiting.say(type="ask", **ask, client_exchange_id="e2")
+        waiting.say(type="ask", **ask, client_exchange_id="e3", access_token="old-ann")
+        (sock,) = it.hub._sockets
+        await until(lambda: sock.identity.ended())  # noqa: PLW0108 - the identity is replaced
+        finish(turn)
+        await waiting.hear_until("final")
+        assert await waiting.close_code() == 4401
+        late = await it.opened(native=False, token="old-ann")
+        late.say(type="ask", **ask, client_exchange_id="e4")
+        assert await late.close_code() == 4401
+        renewed = await it.opened(native=False, token="old-ann")
+        finish(await it.asked(renewed, "e5", access_token="ok-ann"))
+        await renewed.hear_until("final")
+        renewed.leave()
+        assert set(it.turns.turns) == {"e1", "e5"}
 
 
 async def test_the_hub_speaks_up_in_silence_and_closes_who_says_nothing():
