@@ -6,6 +6,8 @@ What is not the caller's is answered as what is not there, byte for byte; what c
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 from tests.knowledge_flow_backend.access.world import (
     DOCUMENTS,
     LIBRARIES,
@@ -23,6 +25,9 @@ from tests.knowledge_flow_backend.access.world import (
     upload,
 )
 from tests.knowledge_flow_backend.service import BASE
+
+# One world for all of them: none changes anything.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 POLICIES = ("hybrid", "strict", "semantic")
 OPENS = (

@@ -15,6 +15,7 @@ import jwt
 
 from tests.knowledge_flow_backend.service import BASE, RunningKnowledgeFlow, StartKnowledgeFlow
 from tests.support.people import SECRET, SECURITY
+from tests.support.postgres import Database
 
 TEXT = "the spool keeps a finished turn"
 """Stands in every document: what is not found with it was kept from the caller."""
@@ -213,9 +214,9 @@ def ids(known: Mapping[str, str], names: Iterable[str] | None) -> list[str] | No
 
 
 @asynccontextmanager
-async def world_on(start: StartKnowledgeFlow, storage: dict[str, Any]) -> AsyncIterator[World]:
+async def world_on(start: StartKnowledgeFlow, where: Database, engine: dict[str, Any]) -> AsyncIterator[World]:
     """Start the service, and let everybody make their libraries and upload their documents, all over its routes."""
-    async with start(security=SECURITY, storage=storage) as service:
+    async with start(security=SECURITY, storage={"postgres": where.settings(), **engine}) as service:
         world = World(service)
         await _fill(world)
         yield world
@@ -237,9 +238,9 @@ async def _fill(world: World) -> None:
             await world.done(document.owner, "PUT", f"/document/metadata/{uid}?retrievable=false")
 
 
-async def upload(world: World, name: str, document: DocumentOf) -> Answer:
-    """Ingest a document into its libraries."""
-    form = _form(name)
+async def upload(world: World, name: str, document: DocumentOf, *, more: str = "") -> Answer:
+    """Ingest a document into its libraries; `more` stands at its end."""
+    form = _form(name, more=more)
     form.add_field("metadata_json", json.dumps({"tags": ids(world.libraries, document.libraries)}))
     return await world.ask(document.owner, "POST", "/upload-process-documents", data=form)
 
@@ -257,8 +258,8 @@ async def _attached(world: World, name: str, document: DocumentOf) -> str:
     return str((await world.done(document.owner, "POST", "/fast/ingest", data=form))["document_uid"])
 
 
-def _form(name: str, part: str = "files") -> aiohttp.FormData:
+def _form(name: str, part: str = "files", *, more: str = "") -> aiohttp.FormData:
     form = aiohttp.FormData(quote_fields=False)
-    text = f"# canary{name}-title\n\nIn canary{name}-text {TEXT}.\n"
+    text = f"# canary{name}-title\n\nIn canary{name}-text {TEXT}. {more}\n"
     form.add_field(part, text.encode(), filename=f"file-{name}-.md", content_type="text/markdown")
     return form
