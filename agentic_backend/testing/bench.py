@@ -1,5 +1,6 @@
 """Runs an agent as a turn of the service would, without a service: what it emitted, answered and asked."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any, Literal
@@ -9,9 +10,10 @@ from langchain_core.language_models import BaseChatModel
 from prometheus_client import CollectorRegistry
 
 from agentic_backend.agent import Agent, AgentAnswer, AgentKit, AgentRun, Catalog, Resume, SavedRun, Waiting
+from agentic_backend.agent.kit import NamedModel
 from agentic_backend.events import AgentEvent, Delta, Step
 from agentic_backend.knowledge import KnowledgeClient
-from agentic_backend.settings import AgentSettings, AgentTuning, FieldSpec, McpServerRef
+from agentic_backend.settings import ANY_MODEL, DEFAULT_MODEL, AgentSettings, AgentTuning, FieldSpec, McpServerRef
 from agentic_backend.testing.tools import FakeToolbox
 from backend_kit.kpi import Kpi, Ledger
 
@@ -83,25 +85,30 @@ class AgentBench:
         tools: FakeToolbox | None = None,
         knowledge: KnowledgeClient | None = None,
         recursion_limit: int = 40,
+        further_models: Mapping[str, BaseChatModel] | None = None,
     ) -> None:
-        """Raises `AgentUnusable` as the start of the service would."""
+        """`further_models` are what a turn may choose instead of `model`, by id. Raises `AgentUnusable` as the start of
+        the service would."""
         tuned = tuple(FieldSpec(key=key, default=value) for key, value in (fields or {}).items())
         servers = () if tools is None else (McpServerRef(id=tools.server),)
         settings = AgentSettings(
             id="agent",
             name="Agent",
             class_path=module if isinstance(module, str) else module.__name__,
+            further_models=(ANY_MODEL,),
             tuning=AgentTuning(fields=tuned, mcp_servers=servers),
         )
-        kit = AgentKit(model, "scripted", knowledge, tools)
+        models = {DEFAULT_MODEL: model, **(further_models or {})}
+        named = {model_id: NamedModel(one, model_id, model_id) for model_id, one in models.items()}
+        kit = AgentKit(model, "scripted", knowledge, tools, named)
         catalog = Catalog([settings], kit, recursion_limit=recursion_limit, checkpoints=_Shelf())
         self._agent: Agent = catalog.get("agent")
         self._history: list[Earlier] = []
         self._waiting: tuple[AgentRun, str] | None = None
 
     async def ask(self, message: str, **context: Any) -> Outcome:
-        """One turn. `context` is its runtime context; `language` and `user_id` may be among it. What was answered is
-        history to the next one. Raises the `TurnFailed` that would end the turn."""
+        """One turn. `context` is its runtime context; `language`, `model` and `user_id` may be among it. What was
+        answered is history to the next one. Raises the `TurnFailed` that would end the turn, or `BadRequest`."""
         run = AgentRun(
             session_id="session",
             exchange_id=uuid4().hex,
@@ -110,6 +117,7 @@ class AgentBench:
             emit=_nowhere,
             history=tuple(self._history),
             language=context.pop("language", None),
+            model=self._agent.model_of(context.pop("model", None)),
             runtime_context=context,
         )
         return await self._run(run)

@@ -3,7 +3,7 @@
 import pytest
 
 from agentic_backend.agent import AgentUnusable, plain, tools
-from agentic_backend.errors import LlmTimeout, NotAwaiting, TurnFailed
+from agentic_backend.errors import BadRequest, LlmTimeout, NotAwaiting, TurnFailed
 from agentic_backend.events import Delta
 from agentic_backend.testing import AgentBench, FakeModel, FakeToolbox, ToolFailed, says, wants
 
@@ -120,3 +120,15 @@ async def test_what_cannot_be_shown_to_a_person_fails_the_turn() -> None:
 def test_an_agent_that_cannot_be_used_is_refused() -> None:
     with pytest.raises(AgentUnusable):
         AgentBench("no.such.module", FakeModel())
+
+
+async def test_a_turn_may_choose_its_model() -> None:
+    default, large = FakeModel("small words", "again"), FakeModel("large words")
+    bench = AgentBench("agentic_backend.agent.plain", default, further_models={"large": large})
+    assert [(await bench.ask("Hi", model=model)).text for model in (None, "large", "default")] == [
+        "small words",
+        "large words",
+        "again",
+    ]
+    with pytest.raises(BadRequest):
+        await bench.ask("Hi", model="none")
