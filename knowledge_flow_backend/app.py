@@ -5,6 +5,7 @@ import gc
 import logging
 import os
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -37,8 +38,10 @@ from knowledge_flow_backend.embed.handover import QuestionVectors
 from knowledge_flow_backend.embed.local import DOCUMENTS_A_BATCH, LocalEmbedder, default_home
 from knowledge_flow_backend.embed.openai import DEFAULT_BASE_URL, EmbeddingRules, OpenAiEmbedder
 from knowledge_flow_backend.endpoint import Endpoint
-from knowledge_flow_backend.errors import DocumentsUnavailable, SchemaMismatch
+from knowledge_flow_backend.errors import DocumentsUnavailable, IndexUnavailable, SchemaMismatch
+from knowledge_flow_backend.index import ChunkIndex, IndexWriter
 from knowledge_flow_backend.index.database import Database
+from knowledge_flow_backend.index.faults import Backoff
 from knowledge_flow_backend.ingest.fast import FastIngest
 from knowledge_flow_backend.ingest.fast_router import FastServices
 from knowledge_flow_backend.ingest.fast_router import build_router as build_fast_router
@@ -57,8 +60,7 @@ from knowledge_flow_backend.metrics import PHASES, KnowledgeFlowMetrics
 from knowledge_flow_backend.rerank import Reranker, RerankService
 from knowledge_flow_backend.rerank.http import HttpReranker, HttpRerankRules, default_batch
 from knowledge_flow_backend.rerank.local import LocalReranker
-from knowledge_flow_backend.search.pgvector import PgVectorIndex, PgVectorRules
-from knowledge_flow_backend.search.pgvector_writer import PgVectorWriter
+from knowledge_flow_backend.search.engine import Engine, make_engine
 from knowledge_flow_backend.search.router import build_router as build_search_router
 from knowledge_flow_backend.search.service import SearchRules, SearchService
 from knowledge_flow_backend.settings import CrossencoderSettings, EmbeddingSettings, KnowledgeFlowSettings
@@ -69,7 +71,6 @@ _MIB = 1024 * 1024
 _FORM_BYTES = 64 * 1024
 """What a form with one file may have beside the file."""
 _LAG_NOT_READY_S = 1.0
-_WORDS_S = 60.0
 _POOL_TICK_S = 1.0
 _LAG_NOT_READY_FOR_S = 10.0
 
@@ -82,7 +83,7 @@ class State:
     runtime: KpiRuntime
     database: Database
     embedder: Embedder
-    index: PgVectorIndex
+    engine: Engine
     search: SearchService
     ingest: IngestServices
     fast: FastServices
@@ -125,6 +126,7 @@ class KnowledgeFlowService:
             return False, "starting", {}
         dependencies: dict[str, Any] = {
             "postgres": "refused" if state.database.refused else "ready" if state.database.ready else "connecting",
+            **state.engine.dependencies(),
             "embedder": state.embedder.state,
         }
         if isinstance(self._verifier, IssuerVerifier):
@@ -133,7 +135,7 @@ class KnowledgeFlowService:
             return False, "draining", dependencies
         if state.mismatch is not None or state.database.refused is not None:
             return False, "schema_mismatch", dependencies
-        if not state.database.ready or state.embedder.state == "loading":
+        if not state.database.ready or not state.engine.ready or state.embedder.state == "loading":
             return False, "starting", dependencies
         if state.embedder.state != "ready":
             return False, "embedder_failed", dependencies
@@ -200,24 +202,21 @@ class KnowledgeFlowService:
         stack.push_async_callback(database.aclose)
         embedder = make_embedder(settings, metrics, tasks)
         stack.push_async_callback(embedder.aclose)
-        index = PgVectorIndex(
-            database,
-            model=embedder.model,
-            kpi=kpi,
-            rules=PgVectorRules(settings.search.rrf_k, settings.search.attachment_hits),
-        )
-        search = _make_search(settings, stack, index=index, embedder=embedder, metrics=metrics, kpi=kpi)
-        writer = PgVectorWriter(database, model=embedder.model, bulk_size=settings.storage.vector_store.bulk_size)
+        engine = make_engine(settings, database, model=embedder.model, kpi=kpi)
+        stack.push_async_callback(engine.aclose)
+        search = _make_search(settings, stack, index=engine.index, embedder=embedder, metrics=metrics, kpi=kpi)
         ingest, fast = await _make_ingest(
-            settings, stack, database, writer=writer, embedder=embedder, metrics=metrics, kpi=kpi, tasks=tasks
+            settings, stack, database, writer=engine.writer, embedder=embedder, metrics=metrics, kpi=kpi, tasks=tasks
         )
-        library = LibraryServices(Library(database, writer), metrics)
-        state = State(tasks, runtime, database, embedder, index, search, ingest, fast, library)
+        library = LibraryServices(Library(database, engine.writer), metrics)
+        state = State(tasks, runtime, database, embedder, engine, search, ingest, fast, library)
         stack.push_async_callback(tasks.aclose)
         if isinstance(self._verifier, IssuerVerifier):
             tasks.spawn("issuer-keys", self._verifier.keys.run, restart=True)
         tasks.spawn("index-schema", lambda: _open_index(state))
-        tasks.spawn("word-statistics", lambda: _count_words(state), restart=True)
+        engine.spawn(tasks)
+        tasks.spawn("ingest-leases", ingest.ingest.keep_leases, restart=True)
+        tasks.spawn("ingest-take-up", ingest.ingest.take_up, restart=True)
         tasks.spawn("pool-clock", lambda: _watch_pools(database, metrics), restart=True)
         if isinstance(embedder, LocalEmbedder):
             embedder.start()
@@ -305,7 +304,7 @@ def _make_search(
     settings: KnowledgeFlowSettings,
     stack: AsyncExitStack,
     *,
-    index: PgVectorIndex,
+    index: ChunkIndex,
     embedder: Embedder,
     metrics: KnowledgeFlowMetrics,
     kpi: Kpi,
@@ -376,7 +375,7 @@ async def _make_ingest(
     stack: AsyncExitStack,
     database: Database,
     *,
-    writer: PgVectorWriter,
+    writer: IndexWriter,
     embedder: Embedder,
     metrics: KnowledgeFlowMetrics,
     kpi: Kpi,
@@ -388,7 +387,7 @@ async def _make_ingest(
     stack.push_async_callback(staging.aclose)
     pool = ParserPool(PoolRules(processing.workers, processing.worker_memory_mb, processing.worker_timeout_s))
     stack.push_async_callback(pool.aclose)
-    intake = Intake(database)
+    intake = Intake(database, lease_s=processing.lease_s)
     # One file more than parsers: while one is being embedded, another one is read.
     rules = IngestRules(processing.chunk_size_chars, processing.chunk_overlap_chars, files=processing.workers + 1)
     service = IngestService(
@@ -421,32 +420,35 @@ async def _make_ingest(
 
 
 async def _open_index(state: State) -> None:
-    """First contact with the database, and whether what it holds was made by this embedder."""
+    """First contact with the servers of the index, and whether what they hold was made by this embedder."""
     await state.database.connect_until_ready()
     if not state.database.ready:
         return
     try:
-        await state.index.check()
+        await _reach(state.engine)
         if isinstance(state.embedder, OpenAiEmbedder):
             # Its name does not say the length of its vectors: one is made.
-            await state.index.check(await state.embedder.dimension())
+            await state.engine.check(await state.embedder.dimension())
     except SchemaMismatch as mismatch:
         state.mismatch = str(mismatch)
         logger.critical("%s", mismatch)
     except DocumentsUnavailable as failure:
         # Each search compares too: what is not known now is known then.
-        logger.warning("the index could not be checked: %s", failure)
+        logger.warning("the length of the index's vectors could not be checked: %s", failure)
 
 
-async def _count_words(state: State) -> None:
-    """Keep the index's counts of common words near what Postgres has learnt; a search goes without until then."""
-    await state.database.wait_ready()
+async def _reach(engine: Engine) -> None:
+    """Check the index, trying again for as long as its server is away. Raises `SchemaMismatch`."""
+    backoff, logged = Backoff(), float("-inf")
     while True:
         try:
-            await state.index.count_common_words()
-        except DocumentsUnavailable as failure:
-            logger.info("word statistics were not refreshed: %s", failure)
-        await asyncio.sleep(_WORDS_S)
+            return await engine.check()
+        except IndexUnavailable as failure:
+            # Once a second: many equal lines would bury the one that matters (TRUST G7).
+            if time.perf_counter() - logged >= 1.0:
+                logged = time.perf_counter()
+                logger.warning("the index cannot be checked: %s; trying on", failure)
+        await asyncio.sleep(backoff.next_s())
 
 
 async def _watch_pools(database: Database, metrics: KnowledgeFlowMetrics) -> None:

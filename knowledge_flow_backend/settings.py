@@ -186,6 +186,8 @@ class Processing(Section):
     """Memory limit of a child, in MB."""
     worker_timeout_s: Seconds = 120
     """Seconds for one file; then its child is killed."""
+    lease_s: Annotated[float, Field(ge=1, le=3600)] = 15.0
+    """Seconds after which another process takes up the files of one that died."""
     max_attachment_chars: Annotated[int, Field(ge=20_000, le=10_000_000)] = 200_000
     """Characters of an attachment that are taken, from its beginning: its sender waits while they are embedded."""
 

@@ -35,6 +35,12 @@ class RunningKnowledgeFlow:
         hits: list[dict[str, Any]] = await self.post("/vector/search", {"question": question, **fields})
         return hits
 
+    async def wait_state(self, word: str) -> None:
+        """Wait until the service says this of its readiness."""
+        async with asyncio.timeout(30):
+            while self.service.state()[1] != word:  # noqa: ASYNC110 - readiness tells nobody
+                await asyncio.sleep(0.01)
+
     def value(self, metric: str, **labels: str) -> float:
         """A metric of the service."""
         return self.service._registry.get_sample_value(metric, labels) or 0.0

@@ -13,12 +13,14 @@ from tests.support.postgres import Database
 
 
 async def test_the_counts_of_common_words_come_from_the_statistics(corpus: Corpus) -> None:
+    assert isinstance(corpus.index, PgVectorIndex)
+    index = corpus.index
     await corpus.put("many", *(f"the turn goes on, passage {number}" for number in range(60)))
     await corpus.put("rare", "backpressure in a turn")
-    await corpus.index.count_common_words()
+    await index.count_common_words()
     assert corpus.sql("SELECT * FROM common_words") == []
     corpus.sql("ANALYZE chunks")
-    await corpus.index.count_common_words()
+    await index.count_common_words()
     assert dict(corpus.sql("SELECT word, chunks FROM common_words"))["turn"] == 61
     assert found(await corpus.search("does backpressure go on in a turn", "strict"))[0] == "rare"
     # What is common no more is counted again.
@@ -26,7 +28,7 @@ async def test_the_counts_of_common_words_come_from_the_statistics(corpus: Corpu
     corpus.sql("ANALYZE chunks")
     async with asyncio.TaskGroup() as tasks:
         for _ in range(2):
-            tasks.create_task(corpus.index.count_common_words())
+            tasks.create_task(index.count_common_words())
     assert "passag" not in dict(corpus.sql("SELECT word, chunks FROM common_words"))
 
 

@@ -1,0 +1,146 @@
+"""The engine that the configuration names: what finds and writes chunks, and the work beside it."""
+
+import asyncio
+import logging
+from typing import Final, Protocol
+
+from backend_kit.aio import TaskRegistry
+from backend_kit.kpi import Kpi
+from knowledge_flow_backend.errors import DocumentsUnavailable, SchemaMismatch
+from knowledge_flow_backend.index import ChunkIndex, IndexWriter
+from knowledge_flow_backend.index.database import Database
+from knowledge_flow_backend.search.opensearch import Cluster, ClusterRules
+from knowledge_flow_backend.search.opensearch_follow import Follower
+from knowledge_flow_backend.search.opensearch_index import OpenSearchChunks, OpenSearchRules
+from knowledge_flow_backend.search.opensearch_writer import OpenSearchWriter
+from knowledge_flow_backend.search.pgvector import PgVectorIndex, PgVectorRules
+from knowledge_flow_backend.search.pgvector_writer import PgVectorWriter
+from knowledge_flow_backend.settings import KnowledgeFlowSettings
+
+logger = logging.getLogger(__name__)
+
+_WORDS_S: Final = 60.0
+
+
+class Engine(Protocol):
+    """What the service needs to know of an engine, beyond the two ports."""
+
+    @property
+    def index(self) -> ChunkIndex:
+        """What searches read."""
+        ...
+
+    @property
+    def writer(self) -> IndexWriter:
+        """What ingestion writes."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether a search may be tried. It stays true through later outages."""
+        ...
+
+    def dependencies(self) -> dict[str, str]:
+        """The state of each server it needs beside Postgres, by its name."""
+        ...
+
+    async def check(self, dimension: int | None = None) -> None:
+        """Whether the index is as the embedder needs it. Raises `SchemaMismatch`, `IndexUnavailable`."""
+        ...
+
+    def spawn(self, tasks: TaskRegistry) -> None:
+        """Start what goes on beside the calls."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close its connections."""
+        ...
+
+
+class PgVectorEngine:
+    """Everything in Postgres."""
+
+    def __init__(self, settings: KnowledgeFlowSettings, database: Database, *, model: str, kpi: Kpi) -> None:
+        rules = PgVectorRules(settings.search.rrf_k, settings.search.attachment_hits)
+        self._database = database
+        self.index = PgVectorIndex(database, model=model, kpi=kpi, rules=rules)
+        self.writer = PgVectorWriter(database, model=model, bulk_size=settings.storage.vector_store.bulk_size)
+        self.ready = True
+
+    def dependencies(self) -> dict[str, str]:
+        """See `Engine`."""
+        return {}
+
+    async def check(self, dimension: int | None = None) -> None:
+        """See `Engine`."""
+        await self.index.check(dimension)
+
+    def spawn(self, tasks: TaskRegistry) -> None:
+        """See `Engine`."""
+        tasks.spawn("word-statistics", self._count_words, restart=True)
+
+    async def aclose(self) -> None:
+        """See `Engine`."""
+
+    async def _count_words(self) -> None:
+        """Keep the counts of common words near what Postgres has learnt; a search goes without until then."""
+        await self._database.wait_ready()
+        while True:
+            try:
+                await self.index.count_common_words()
+            except DocumentsUnavailable as failure:
+                logger.info("word statistics were not refreshed: %s", failure)
+            await asyncio.sleep(_WORDS_S)
+
+
+class OpenSearchEngine:
+    """Chunks and vectors in OpenSearch, documents and rights in Postgres."""
+
+    def __init__(self, settings: KnowledgeFlowSettings, database: Database, *, model: str, kpi: Kpi) -> None:
+        where = settings.storage.opensearch
+        if where is None:
+            raise RuntimeError("storage.vector_store.type opensearch without storage.opensearch")
+        rules = OpenSearchRules(settings.search.rrf_k, settings.search.attachment_hits)
+        self._cluster = Cluster(where, ClusterRules(connections=where.max_connections))
+        self._follower = Follower(database, self._cluster)
+        self.index = OpenSearchChunks(database, self._cluster, model=model, kpi=kpi, rules=rules)
+        self.writer = OpenSearchWriter(
+            database,
+            self._cluster,
+            model=model,
+            bulk_size=settings.storage.vector_store.bulk_size,
+            wake=self._follower.wake,
+        )
+        self._state = "connecting"
+
+    @property
+    def ready(self) -> bool:
+        """See `Engine`."""
+        return self._state == "ready"
+
+    def dependencies(self) -> dict[str, str]:
+        """See `Engine`."""
+        return {"opensearch": self._state}
+
+    async def check(self, dimension: int | None = None) -> None:
+        """See `Engine`."""
+        try:
+            await self.index.check(dimension)
+        except SchemaMismatch:
+            self._state = "refused"
+            raise
+        self._state = "ready"
+
+    def spawn(self, tasks: TaskRegistry) -> None:
+        """See `Engine`."""
+        tasks.spawn("opensearch-follower", self._follower.run, restart=True)
+
+    async def aclose(self) -> None:
+        """See `Engine`."""
+        await self._cluster.aclose()
+
+
+def make_engine(settings: KnowledgeFlowSettings, database: Database, *, model: str, kpi: Kpi) -> Engine:
+    """The engine of `storage.vector_store.type`. Opens nothing yet."""
+    chosen = OpenSearchEngine if settings.storage.vector_store.type == "opensearch" else PgVectorEngine
+    return chosen(settings, database, model=model, kpi=kpi)
