@@ -16,13 +16,16 @@ from knowledge_flow_backend.rerank.shapes import BadScores, Shape, request_of, s
 logger = logging.getLogger(__name__)
 
 _SAID_EVERY_S = 1.0
-_OWN_SHARE = 0.95
-"""Of the deadline. Its end is seen here first, as the endpoint's failure, and not as a caller who went away."""
+_LATE_SHARE = 0.95
+"""Of the deadline. A call that is cancelled after that was the server's to answer: nobody went away."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpRerankRules:
-    """`batch_texts` documents go into one request, each cut to `text_chars` characters; `deadline_s` is over all."""
+    """`batch_texts` documents go into one request, each cut to `text_chars` characters.
+
+    `deadline_s` is when the caller gives up: no attempt begins after it; what is cancelled then is the server's fault.
+    """
 
     shape: Shape
     model: str
@@ -53,14 +56,15 @@ class HttpReranker:
         """See `Reranker`."""
         self._breaker.admit()
         verdict = self._breaker.undecided
+        began = time.perf_counter()
         try:
-            async with asyncio.timeout(self._rules.deadline_s * _OWN_SHARE):
-                scores = await self._scores(question, candidates)
+            scores = await self._scores(question, candidates)
             verdict = self._breaker.succeeded
             return scores
-        except TimeoutError:
-            verdict = self._breaker.failed
-            raise self._say("late", "no answer in time") from None
+        except asyncio.CancelledError:
+            if time.perf_counter() - began >= self._rules.deadline_s * _LATE_SHARE:
+                verdict = self._breaker.failed
+            raise
         except BadScores as failure:
             raise self._say("failed", f"the answer makes no sense: {failure}") from None
         except CallFailed as failure:
@@ -89,7 +93,7 @@ class HttpReranker:
 
     async def _batch(self, question: str, texts: list[str]) -> list[float]:
         body = request_of(self._rules.shape, self._rules.model, question, texts)
-        answer = await self._calls.ask(body, budget_s=self._rules.deadline_s * _OWN_SHARE)
+        answer = await self._calls.ask(body, budget_s=self._rules.deadline_s)
         return scores_of(answer, len(texts))
 
     def _say(self, cause: str, reason: str) -> RerankFailed:

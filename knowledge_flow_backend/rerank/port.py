@@ -8,7 +8,7 @@ from knowledge_flow_backend.index.models import Reader
 
 
 class RerankFailed(Exception):
-    """The candidates could not be scored; `cause` is `failed`, `late` or `busy`. The order of retrieval stands."""
+    """The candidates could not be scored; `cause` is `failed` or `busy`. The order of retrieval stands."""
 
     def __init__(self, cause: str) -> None:
         super().__init__(cause)
