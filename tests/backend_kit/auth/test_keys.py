@@ -1,0 +1,192 @@
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from backend_kit.auth import AuthError, IssuerKeys, IssuerVerifier
+from backend_kit.auth import keys as module
+from tests.support.issuer import CLIENT, DISCOVERY, JWKS, Issuer, ec_key, issuer, public_jwk, rsa_key
+
+
+@asynccontextmanager
+async def kept(keys: IssuerKeys) -> AsyncIterator[IssuerKeys]:
+    """Keys that are looked after until the end of the block."""
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        running = group.create_task(keys.run())
+        try:
+            yield keys
+        finally:
+            running.cancel()
+
+
+def ask_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "COOL_DOWN_S", 0.0)
+
+
+async def test_keys_are_there_before_anybody_asks_and_are_not_fetched_for_each() -> None:
+    async with issuer() as made, kept(IssuerKeys(made.url)) as keys:
+        assert len({id(found) for found in [await keys.find("k1") for _ in range(5)]}) == 1
+        assert made.asked == {DISCOVERY: 1, JWKS: 1}
+        assert keys.reachable
+
+
+async def test_a_configured_address_needs_no_discovery() -> None:
+    async with issuer() as made, kept(IssuerKeys("https://id.example/realms/a", jwks_url=made.url + "/certs")) as keys:
+        assert await keys.find("k1")
+        assert made.asked == {JWKS: 1}
+
+
+async def test_many_who_ask_for_an_unknown_key_cause_one_fetch() -> None:
+    async with issuer() as made:
+        made.answers.clear()
+        keys = IssuerKeys(made.url)
+        async with asyncio.TaskGroup() as group:
+            asked = [group.create_task(keys.find(f"k{number % 2}")) for number in range(50)]
+            running = group.create_task(keys.run())
+            await made.heard.wait()
+            made.answers.set()
+            found = await asyncio.gather(*asked)
+            running.cancel()
+        assert [key is not None for key in found] == [False, True] * 25
+        assert made.asked == {DISCOVERY: 1, JWKS: 1}
+
+
+async def test_unknown_keys_are_asked_for_with_restraint() -> None:
+    async with issuer() as made, kept(IssuerKeys(made.url)) as keys:
+        assert await keys.find("k1")
+        assert [await keys.find(f"unknown-{number}") for number in range(100)] == [None] * 100
+        assert made.asked[JWKS] == 1
+
+
+async def test_a_new_key_works_for_the_first_who_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with issuer() as made, kept(IssuerKeys(made.url)) as keys:
+        assert await keys.find("k1")
+        ask_again_at_once(monkeypatch)
+        made.keys = [public_jwk("k2", rsa_key("k2"))]
+        assert await keys.find("k2")
+        assert await keys.find("k1") is None, "a key that was withdrawn does not count any more"
+        assert made.asked[DISCOVERY] == 1
+
+
+def refuses(made: Issuer) -> None:
+    made.status = 503
+
+
+def is_broken(made: Issuer) -> None:
+    made.body = b"<html>"
+
+
+def is_endless(made: Issuer) -> None:
+    made.body = b'{"keys": [' + b" " * module.MAX_BYTES + b"]}"
+
+
+def is_no_object(made: Issuer) -> None:
+    made.body = b"[]"
+
+
+def has_no_keys(made: Issuer) -> None:
+    made.keys = []
+
+
+def points_away(made: Issuer) -> None:
+    made.status, made.headers = 302, {"Location": made.url + "/elsewhere"}
+
+
+@pytest.mark.parametrize("fails", [refuses, is_broken, is_endless, is_no_object, has_no_keys, points_away])
+async def test_known_keys_go_on_while_the_issuer_fails(fails: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with issuer() as made, kept(IssuerKeys(made.url)) as keys:
+        assert await keys.find("k1")
+        ask_again_at_once(monkeypatch)
+        fails(made)
+        assert await keys.find("k2") is None
+        assert not keys.reachable
+        assert await keys.find("k1")
+        assert "/realms/test/elsewhere" not in made.asked
+
+
+async def test_an_issuer_that_does_not_answer_is_given_up_and_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FETCH_S", 0.1)
+    async with issuer() as made, kept(IssuerKeys(made.url)) as keys:
+        assert await keys.find("k1")
+        ask_again_at_once(monkeypatch)
+        made.answers.clear()
+        made.heard.clear()
+        waiting = asyncio.ensure_future(keys.find("k2"))
+        await made.heard.wait()
+        assert await keys.find("k1"), "a known key waits for nothing"
+        assert await waiting is None
+        assert not keys.reachable
+
+
+async def test_keys_that_could_not_be_fetched_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FIRST_RETRY_S", 0.01)
+    async with issuer() as made:
+        made.status = 500
+        async with kept(IssuerKeys(made.url)) as keys:
+            while made.asked[DISCOVERY] < 3:
+                made.heard.clear()
+                await made.heard.wait()
+            made.status = 200
+            while not await keys.find("k1"):
+                made.heard.clear()
+                await made.heard.wait()
+            assert keys.reachable
+
+
+async def test_without_anybody_who_fetches_no_key_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_WAIT_S", 0.01)
+    assert await IssuerKeys("http://127.0.0.1:9/realms/a").find("k1") is None
+
+
+@pytest.mark.parametrize("discovery", [{"issuer": "https://evil.example"}, {"jwks_uri": None}, {"jwks_uri": 7}])
+async def test_a_discovery_document_that_is_not_the_issuers_is_refused(discovery: dict[str, Any]) -> None:
+    async with issuer() as made:
+        made.discovery = discovery
+        async with kept(IssuerKeys(made.url)) as keys:
+            assert await keys.find("k1") is None
+            assert made.asked == {DISCOVERY: 1}
+
+
+async def test_keys_are_taken_from_the_issuers_own_origin_only() -> None:
+    async with issuer() as made, issuer() as elsewhere:
+        made.discovery = {"jwks_uri": elsewhere.url + "/certs"}
+        async with kept(IssuerKeys(made.url)) as keys:
+            assert await keys.find("k1") is None
+            assert elsewhere.asked == {}
+
+
+async def test_only_keys_for_signatures_of_the_algorithm_count() -> None:
+    async with issuer() as made:
+        good = public_jwk("good", rsa_key("good"))
+        made.keys = [
+            good,
+            {**good, "kid": "encrypts", "use": "enc"},
+            {**good, "kid": "other", "alg": "RS512"},
+            {**good, "kid": 7},
+            {**good, "kid": "no-modulus", "n": ""},
+            {key: value for key, value in good.items() if key != "kid"},
+            public_jwk("weak", rsa_key("weak", 1024)),
+            public_jwk("curve", ec_key("curve")),
+            {"kty": "oct", "k": "AAAA", "kid": "shared", "alg": "RS256"},
+            "no key at all",
+            None,
+        ]
+        async with kept(IssuerKeys(made.url)) as keys:
+            assert await keys.find("good")
+            assert set(keys._keys) == {"good"}
+
+
+async def test_an_issuer_may_sign_with_elliptic_curves() -> None:
+    async with issuer() as made:
+        made.algorithm = "ES256"
+        made.keys = [public_jwk("k1", ec_key("k1")), public_jwk("long", ec_key("long", ec.SECP384R1))]
+        async with kept(IssuerKeys(made.url, algorithm="ES256")) as keys:
+            verifier = IssuerVerifier(keys, client_id=CLIENT)
+            assert (await verifier.verify(made.token())).uid == "u-1"
+            made.algorithm = "RS256"
+            with pytest.raises(AuthError):
+                await verifier.verify(made.token())
+            assert set(keys._keys) == {"k1"}
