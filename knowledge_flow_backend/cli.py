@@ -1,6 +1,6 @@
 """`knowledge-flow ingest DIR --library NAME`: sends the files of a directory to a service, says what became of each.
 
-The other commands are those of `cli_libraries`.
+The other commands are those of `cli_libraries` and `cli_reindex`.
 Exit codes: 0 every file is in the library; 1 some are not; 2 nothing could be tried (usage, service not reachable).
 """
 
@@ -18,7 +18,7 @@ from time import perf_counter
 import aiohttp
 
 from backend_kit.wire import dumps
-from knowledge_flow_backend import cli_libraries
+from knowledge_flow_backend import cli_libraries, cli_reindex
 from knowledge_flow_backend.cli_client import NotReachable, add_service, call, decoded, detail, session_with, token_of
 from knowledge_flow_backend.ingest.names import SUFFIXES, suffix
 
@@ -220,6 +220,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     ingest_.set_defaults(run=_ingest)
     cli_libraries.add_commands(commands)
+    cli_reindex.add_reindex(commands)
     return parser
 
 

@@ -112,16 +112,22 @@ def misfit(mapping: Mapping[str, Any], shape: Shape) -> str | None:
         return f"its vectors are compared by {method.get('space_type', 'another measure')}, not by cosinesimil"
     if field.get("dimension") != shape.dimension:
         return f"its vectors have {field.get('dimension')} numbers, those of {shape.model} have {shape.dimension}"
-    meta = mapping.get("_meta", {}).get(_META, {})
-    if meta.get("model") != shape.model:
-        return f"it was made for vectors of {meta.get('model', 'an unknown model')}, not of {shape.model}"
-    if meta.get("token") != shape.token:
+    model = mapping.get("_meta", {}).get(_META, {}).get("model")
+    if model != shape.model:
+        return f"it was made for vectors of {model or 'an unknown model'}, not of {shape.model}"
+    if token_of(mapping) != shape.token:
         return "it holds the chunks of another database"
     known = properties.get("metadata", {}).get("properties", {})
     missing = [name for name in (*_KEYWORDS, "retrievable") if name not in known]
     if missing or properties.get(TEXT, {}).get("type") != "text" or properties.get(HEADING, {}).get("type") != "text":
         return "it lacks fields that a search needs"
     return None
+
+
+def token_of(mapping: Mapping[str, Any]) -> str | None:
+    """Which database's chunks an index holds; None where it was not made by us."""
+    token: str | None = mapping.get("_meta", {}).get(_META, {}).get("token")
+    return token
 
 
 def key_of(generation: str, ordinal: int) -> str:

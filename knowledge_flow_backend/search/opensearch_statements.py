@@ -79,3 +79,22 @@ PLACES: Final = text(
 VALID: Final = text("SELECT generation FROM documents WHERE generation = ANY(CAST(:generations AS text[]))")
 DONE: Final = text("DELETE FROM index_pending WHERE id = ANY(CAST(:ids AS bigint[]))")
 PENDING: Final = text("SELECT count(*) FROM index_pending")
+
+TRY_REBUILD: Final = text("SELECT pg_try_advisory_lock(hashtext(current_schema() || '.reindex'))")
+END_REBUILD: Final = text("SELECT pg_advisory_unlock(hashtext(current_schema() || '.reindex'))")
+STATES: Final = text(
+    """SELECT d.uid, d.chunk_count, md5(CAST(ROW(d.generation, d.retrievable, d.title, d.owner_id, d.session_id,
+        (SELECT array_agg(dt.tag_id ORDER BY dt.tag_id) FROM document_tags dt WHERE dt.document_uid = d.uid)) AS text))
+    FROM documents d WHERE d.generation IS NOT NULL AND d.chunk_count > 0"""
+)
+"""Every document that the index must hold, and a text that changes with whatever the index has of it."""
+
+CHUNKS: Final = text(
+    """SELECT d.uid, d.generation, d.owner_id, d.session_id, d.retrievable,
+        (SELECT array_agg(dt.tag_id ORDER BY dt.tag_id) FROM document_tags dt WHERE dt.document_uid = d.uid),
+        c.ordinal, c.title, c.section, c.content, CAST(c.embedding AS text)
+    FROM documents d JOIN chunks c ON c.document_uid = d.uid
+    WHERE d.uid = ANY(CAST(:uids AS text[])) AND d.generation IS NOT NULL
+        AND c.ordinal >= :first AND c.ordinal < :end"""
+)
+"""Chunks as the index is to hold them, from what Postgres has: no model and no old index is needed."""
