@@ -108,7 +108,7 @@ def _connect(settings: KnowledgeFlowSettings, *, autocommit: bool = False) -> Co
 
 
 def _empty(connection: Connection, model: str) -> None:
-    connection.execute("TRUNCATE common_words, documents, document_contents, tags, document_tags, chunks, index_info")
+    connection.execute("TRUNCATE common_words, documents, tags, index_info, index_pending CASCADE")
     connection.execute("DROP INDEX IF EXISTS chunks_embedding")
     connection.execute(f"ALTER TABLE chunks ALTER COLUMN embedding TYPE vector({DEFAULT_DIMENSIONS})".encode())
     connection.execute("ALTER TABLE chunks ALTER COLUMN embedding SET STORAGE PLAIN")

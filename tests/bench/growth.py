@@ -1,0 +1,337 @@
+"""How search grows: latency and CPU at 10,000, 100,000 and 300,000 chunks, and with an upload under way, by engine.
+
+Hypothesis: a search costs what its query costs. On pgvector the service spends at most 5 ms of CPU on one at 100,000
+chunks; twenty clients at once wait at most 1.5 times as long while 200 MB are ingested, and the loop is never held.
+Control: the smaller index before; the same twenty clients before the upload. The line `calibration` is the time of a
+fixed piece of Python on this machine.
+Command: `make bench-growth` (`--short`: 2,000 and 10,000 chunks, bounds five times as wide; `--engine`, `--chunks`).
+
+The service is a process that may use every core, asked over HTTP with questions that all differ; Postgres, OpenSearch,
+the load and the mock model, which embeds at once, have all but the first. What Postgres and OpenSearch use stands beside it.
+"""
+
+import argparse
+import asyncio
+import io
+import re
+import sys
+import time
+import urllib.request
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count, islice
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import psutil
+import psycopg
+import uvloop
+import yaml
+
+from backend_kit.kpi.rollup import nearest_rank
+from backend_kit.settings import load
+from deploy.opensearch.node import OpenSearchNode
+from knowledge_flow_backend.search.opensearch import Cluster
+from knowledge_flow_backend.search.opensearch_body import Place, Shape, bulk_lines, heading_of
+from knowledge_flow_backend.search.opensearch_shape import make_index
+from knowledge_flow_backend.settings import KnowledgeFlowSettings
+from tests.bench.bench import ROOT, Verdicts, pinned_to
+from tests.bench.rico import knowledge_file
+from tests.bench.rig import Rig, cpu_s, rig
+from tests.bench.search_cost import calibration, postgres_cpu
+from tests.bench.seed_chunks import LIBRARY_ID, OWNER, question, seed, seed_chunk
+from tests.support.ports import free_port
+from tests.support.processes import ModuleProcess
+from ws_bench.fakes.embedding import DEFAULT_DIMENSIONS
+
+BASE: Final = "/knowledge-flow/v1"
+POLICIES: Final = ("hybrid", "semantic", "strict")
+CPU_MS, CPU_AT, UPLOAD_RATIO = 5.0, 100_000, 1.5
+HELD_S: Final = 0.025
+"""The histogram's boundary above the 20 ms for which the loop may be held."""
+_CLIENTS: Final = 20
+_WARM_UP: Final = 30
+_BATCH: Final = 500
+_MB: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much, how long, and how much wider than the full run's the bounds are."""
+
+    chunks: tuple[int, ...]
+    searches: int
+    window_s: float
+    upload_mb: int
+    slack: float
+
+
+FULL = Size(chunks=(10_000, 100_000, 300_000), searches=300, window_s=30.0, upload_mb=200, slack=1.0)
+SHORT = Size(chunks=(2_000, 10_000), searches=60, window_s=5.0, upload_mb=20, slack=5.0)
+
+
+@dataclass(slots=True)
+class Bench:
+    """What runs: the rig, and the node of OpenSearch where it is measured."""
+
+    stage: Rig
+    node: OpenSearchNode | None
+    size: Size
+    verdicts: Verdicts = field(default_factory=Verdicts)
+    questions: Iterator[int] = field(default_factory=count)
+
+
+def database_of(bench: Bench, chunks: int) -> tuple[Path, int, int]:
+    """A configuration on a database with so many chunks, for pgvector: its path, port and metrics port."""
+    name = f"chunks_{chunks}"
+    bench.stage.database(name)
+    work = bench.stage.work / name
+    work.mkdir()
+    path, port = knowledge_file(work, bench.stage.storage(name), bench.stage.model_url, workers=1)
+    config: dict[str, Any] = yaml.safe_load(path.read_text())
+    metrics_port = free_port()
+    config["app"] |= {"metrics_enabled": True, "metrics_port": metrics_port}
+    config["storage"]["vector_store"]["index"] = f"turnwise-{chunks}"  # one node of OpenSearch has them all
+    path.write_text(yaml.safe_dump(config))
+    begun = time.perf_counter()
+    seed(load(KnowledgeFlowSettings, path, {}), chunks)
+    print(f"\n== {chunks} chunks, in Postgres after {time.perf_counter() - begun:.0f} s")
+    return path, port, metrics_port
+
+
+def on_opensearch(bench: Bench, pgvector: Path) -> Path:
+    """The same documents behind OpenSearch: its configuration. Postgres keeps what it has; its index is not asked."""
+    assert bench.node is not None
+    config: dict[str, Any] = yaml.safe_load(pgvector.read_text())
+    config["storage"]["vector_store"]["type"] = "opensearch"
+    config["storage"]["opensearch"] = {"host": bench.node.url, "secure": False}
+    path = pgvector.with_name("opensearch.yaml")
+    path.write_text(yaml.safe_dump(config))
+    settings = load(KnowledgeFlowSettings, path, {})
+    begun = time.perf_counter()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(fill(settings))
+    print(f"in OpenSearch after {time.perf_counter() - begun:.0f} s more")
+    return path
+
+
+async def fill(settings: KnowledgeFlowSettings) -> None:
+    """Write every chunk of the database to its index in OpenSearch."""
+    assert settings.storage.opensearch is not None
+    alias, postgres = settings.storage.vector_store.index, settings.storage.postgres
+    cluster = Cluster(settings.storage.opensearch)
+    with psycopg.connect(
+        host=postgres.host, port=postgres.port, dbname=postgres.database, user=postgres.username
+    ) as connection:
+        connection.execute(f'SET search_path TO "{alias}", public'.encode())
+        connection.execute("UPDATE index_info SET engine = 'opensearch'")
+        connection.execute("UPDATE documents SET generation = uid")
+        token = connection.execute("SELECT token FROM index_identity").fetchone()
+        assert token is not None
+        shape = Shape(settings.embedding_model.name, DEFAULT_DIMENSIONS, str(token[0]))
+        await make_index(cluster, alias, shape)
+        with connection.cursor(name="chunks") as rows:
+            rows.itersize = 4 * _BATCH
+            rows.execute("SELECT document_uid, ordinal, title, section, content, embedding::text FROM chunks")
+            await cluster.write(alias, (partial(lines, part) for part in parts(rows)))
+        await cluster.refresh(alias)
+        connection.execute("DELETE FROM index_pending")
+    await cluster.aclose()
+
+
+def parts(rows: Iterable[Sequence[Any]]) -> Iterator[list[Sequence[Any]]]:
+    """The rows of one bulk request after the other."""
+    rest = iter(rows)
+    while part := list(islice(rest, _BATCH)):
+        yield part
+
+
+def lines(rows: Sequence[Sequence[Any]]) -> bytes:
+    """Rows of chunks as a bulk request."""
+    return b"".join(
+        bulk_lines(Place(uid, uid, OWNER, None, True, (LIBRARY_ID,)), ordinal, heading_of(title, section), text, vector)
+        for uid, ordinal, title, section, text, vector in rows
+    )
+
+
+async def searched(http: aiohttp.ClientSession, policy: str, text: str) -> float:
+    """Milliseconds of one search that found something. Raises where it did not."""
+    begun = time.perf_counter()
+    async with http.post(f"{BASE}/vector/search", json={"question": text, "search_policy": policy}) as answer:
+        hits = await answer.json()
+    if answer.status != 200 or not hits:
+        raise SystemExit(f"a search found nothing: {answer.status}")
+    return (time.perf_counter() - begun) * 1e3
+
+
+async def one_after_the_other(bench: Bench, port: int, chunks: int, policy: str, pid: int) -> tuple[float, str]:
+    """CPU of the service a search, in ms, and the line of the table."""
+    took: list[float] = []
+    own = theirs = node = 0.0
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http:
+        for number in range(bench.size.searches + _WARM_UP):
+            if number == _WARM_UP:
+                own, theirs, node = cpu_s(pid), postgres_cpu(), node_cpu(bench)
+            took.append(await searched(http, policy, question(next(bench.questions), chunks)))
+    own, theirs, node = (
+        (now - then) * 1e3 / bench.size.searches
+        for now, then in ((cpu_s(pid), own), (postgres_cpu(), theirs), (node_cpu(bench), node))
+    )
+    ordered = sorted(took[_WARM_UP:])
+    p50, p95 = nearest_rank(ordered, 0.5), nearest_rank(ordered, 0.95)
+    return own, f"{policy:9} {p50:8.2f} {p95:8.2f} {own:9.2f} {theirs:9.2f} {node:9.2f}"
+
+
+def node_cpu(bench: Bench) -> float:
+    """CPU seconds of OpenSearch so far."""
+    if bench.node is None or bench.node.pid is None:
+        return 0.0
+    times = psutil.Process(bench.node.pid).cpu_times()
+    return float(times.user + times.system)
+
+
+async def crowd(bench: Bench, port: int, chunks: int) -> list[float]:
+    """What twenty clients wait for hybrid searches, in a window, ascending, ms."""
+    took: list[float] = []
+    until = time.perf_counter() + bench.size.window_s
+
+    async def client(http: aiohttp.ClientSession) -> None:
+        while time.perf_counter() < until:
+            took.append(await searched(http, "hybrid", question(next(bench.questions), chunks)))
+
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http, asyncio.TaskGroup() as group:
+        for _ in range(_CLIENTS):
+            group.create_task(client(http))
+    return sorted(took)
+
+
+def form(megabytes: int) -> aiohttp.FormData:
+    """So much text as an upload of 2 MB files, each with words of its own."""
+    data = aiohttp.FormData(quote_fields=False)
+    data.add_field("metadata_json", '{"tags": [], "source_tag": "bench"}')
+    for number in range(megabytes // 2):
+        text = "\n\n".join(seed_chunk(10_000_000 + number * 200 + part).text for part in range(200))
+        body = (text + "\n\n") * (2 * _MB // len(text))
+        # Paragraphs repeat within a file, so that making them is no work; each file is another one.
+        data.add_field("files", io.BytesIO(body.encode()), filename=f"upload-{number}.txt", content_type="text/plain")
+    return data
+
+
+async def while_ingesting(bench: Bench, port: int, chunks: int) -> tuple[list[float], int]:
+    """The same crowd while an upload is worked on, and how many files were done or under way when it ended."""
+    begun, seen = asyncio.Event(), 0
+
+    async def upload(http: aiohttp.ClientSession) -> None:
+        nonlocal seen
+        async with http.post(f"{BASE}/upload-process-documents", data=form(bench.size.upload_mb)) as answer:
+            if answer.status != 200:
+                raise SystemExit(f"the upload was refused: {answer.status}")
+            async for line in answer.content:
+                begun.set()
+                seen += b'"finished"' in line or b'"embed"' in line
+
+    async with aiohttp.ClientSession(
+        f"http://127.0.0.1:{port}", timeout=aiohttp.ClientTimeout(total=None), read_bufsize=2**20
+    ) as http:
+        uploading = asyncio.ensure_future(upload(http))
+        await asyncio.wait({uploading, asyncio.ensure_future(begun.wait())}, return_when=asyncio.FIRST_COMPLETED)
+        if uploading.done():
+            uploading.result()
+        took = await crowd(bench, port, chunks)
+        uploading.cancel()
+        await asyncio.wait({uploading})
+    return took, seen
+
+
+def held(metrics_port: int) -> float:
+    """Samples so far in which the loop was late by more than `HELD_S`."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    within = re.search(rf'^app_event_loop_lag_seconds_bucket{{le="{HELD_S}"}} (\S+)$', text, re.MULTILINE)
+    whole = re.search(r"^app_event_loop_lag_seconds_count (\S+)$", text, re.MULTILINE)
+    assert within is not None
+    assert whole is not None
+    return float(whole[1]) - float(within[1])
+
+
+def measure(bench: Bench, engine: str, config: Path, ports: tuple[int, int], chunks: int, *, crowded: bool) -> None:
+    """One engine at one size."""
+    port, metrics_port = ports
+    environment = {"OPENAI_API_KEY": "", "CONFIG_FILE": str(config), "TURNWISE_HOME": str(bench.stage.work / "home")}
+    process = ModuleProcess("knowledge_flow_backend", env=environment)
+    with pinned_to(bench.stage.service_cores | bench.stage.other_cores):
+        process.__enter__()
+    try:
+        process.wait_for_http(f"http://127.0.0.1:{port}{BASE}/ready", 90.0)
+        print(f"{engine:9} {'p50 ms':>8} {'p95 ms':>8} {'service':>9} {'postgres':>9} {'node':>9}  ms of CPU a search")
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            for policy in POLICIES:
+                own, line = runner.run(one_after_the_other(bench, port, chunks, policy, process.pid))
+                print(line)
+                if engine == "pgvector" and policy == "hybrid" and chunks == min(CPU_AT, bench.size.chunks[-1]):
+                    bench.verdicts.hold("service CPU a search", own, CPU_MS * bench.size.slack, "ms")
+            if crowded:
+                with_upload(bench, runner, engine, port, metrics_port, chunks)
+    finally:
+        process.kill()  # the rest of an upload is nobody's
+
+
+def with_upload(bench: Bench, runner: asyncio.Runner, engine: str, port: int, metrics_port: int, chunks: int) -> None:
+    """Twenty clients, without and with an upload."""
+    alone = runner.run(crowd(bench, port, chunks))
+    before = held(metrics_port)
+    beside, seen = runner.run(while_ingesting(bench, port, chunks))
+    late = held(metrics_port) - before
+    for what, took in (("alone", alone), ("while ingesting", beside)):
+        rate = len(took) / bench.size.window_s
+        p50, p95 = nearest_rank(took, 0.5), nearest_rank(took, 0.95)
+        print(f"{_CLIENTS} clients {what:16} p50 {p50:7.1f} p95 {p95:7.1f} ms, {rate:6.1f} searches/s")
+    if not seen:
+        raise SystemExit("nothing was ingested meanwhile: the window was too short")
+    ratio = nearest_rank(beside, 0.95) / nearest_rank(alone, 0.95)
+    bench.verdicts.hold(f"{engine}: p95 while ingesting / alone", ratio, UPLOAD_RATIO * bench.size.slack, "x")
+    bench.verdicts.hold(f"{engine}: samples of lag above {HELD_S * 1e3:.0f} ms", late, 0, "")
+
+
+def run(size: Size, engines: Sequence[str]) -> int:
+    """Every size on every engine; how many bounds were missed."""
+    with rig() as stage, ExitStack() as stack:
+        node = None
+        if "opensearch" in engines:
+            node = OpenSearchNode(ROOT, stage.work / "opensearch", free_port(), heap_mb=1024)
+            with pinned_to(stage.other_cores):
+                node.start(print)
+            stack.callback(node.stop)
+        bench = Bench(stage, node, size)
+        print(f"calibration {calibration():.1f} ms")
+        for chunks in size.chunks:
+            config, *ports = database_of(bench, chunks)
+            crowded = chunks == size.chunks[min(1, len(size.chunks) - 1)]
+            if "pgvector" in engines:
+                measure(bench, "pgvector", config, (ports[0], ports[1]), chunks, crowded=crowded)
+            if node is not None:
+                path = on_opensearch(bench, config)
+                measure(bench, "opensearch", path, (ports[0], ports[1]), chunks, crowded=crowded)
+        return bench.verdicts.failed
+
+
+def main() -> int:
+    """Run it; the exit code is 1 where a bound was missed."""
+    parser = argparse.ArgumentParser(prog="make bench-growth", description="How search grows.")
+    parser.add_argument("--short", action="store_true")
+    parser.add_argument("--engine", choices=("both", "pgvector", "opensearch"), default="both")
+    parser.add_argument("--chunks", type=int, nargs="*", help="sizes instead of the usual ones")
+    chosen = parser.parse_args()
+    size = SHORT if chosen.short else FULL
+    if chosen.chunks:
+        size = Size(tuple(chosen.chunks), size.searches, size.window_s, size.upload_mb, size.slack)
+    missed = run(size, ("pgvector", "opensearch") if chosen.engine == "both" else (chosen.engine,))
+    print(f"\n{missed} bound(s) missed" if missed else "\nall bounds hold")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
