@@ -5,13 +5,16 @@ RUN := ./deploy/local/toolchain.sh run
 PYTHON_RUN := $(RUN) .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check gates format lock bench bench-short bench-micro bench-turn bench-ladder bench-matrix bench-verdict bench-kpi bench-growth profile chaos chaos-full clean
+.PHONY: help run keycloak test check gates format lock bench bench-short bench-micro bench-turn bench-ladder bench-matrix bench-verdict bench-kpi bench-growth profile chaos chaos-full clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 run: ## start everything on this machine: Postgres, the mock model, the services; Ctrl-C stops
 	@$(PYTHON_RUN) -m deploy.local $(ARGS)
+
+keycloak: ## run Keycloak with users to sign in as (needs Java and Maven); Ctrl-C stops
+	@$(PYTHON_RUN) -m deploy.keycloak $(ARGS)
 
 opensearch: ## run an OpenSearch node for knowledge flow (needs a JDK and Maven); Ctrl-C stops
 	@$(PYTHON_RUN) -m deploy.opensearch $(ARGS)

@@ -7,7 +7,8 @@ fixed piece of Python on this machine.
 Command: `make bench-growth` (`--short`: 2,000 and 10,000 chunks, bounds five times as wide; `--engine`, `--chunks`).
 
 The service is a process that may use every core, asked over HTTP with questions that all differ; Postgres, OpenSearch,
-the load and the mock model, which embeds at once, have all but the first. What Postgres and OpenSearch use stands beside it.
+the load and the mock model, which embeds at once, have all but the first. What Postgres and OpenSearch use stands
+beside it.
 """
 
 import argparse
