@@ -2,14 +2,16 @@
 
 import asyncio
 import json
+import time
 from dataclasses import replace
 
+import jwt
 import psycopg
 import pytest
 
 from agentic_backend.agent.made import MAX_BYTES
 from backend_kit.auth import Identity
-from tests.support.people import SECURITY, headers_of
+from tests.support.people import SECRET, SECURITY, headers_of
 from tests.support.service import BASE, hear, hear_until, say
 
 OPEN = {"use_static_config_only": False}
@@ -211,6 +213,19 @@ async def test_with_authentication_a_role_is_needed(start_service):
         for method, path in (("PUT", "/agents/update"), ("DELETE", "/agents/Georges")):
             assert (await call(service, method, path, {}, **ann))[0] == 403
         assert not EDITING & set((await call(service, "GET", "/config/permissions", **ann))[1])
+
+
+async def test_the_role_is_read_from_the_token(start_service):
+    now = int(time.time())
+    claims = {"sub": "ann", "iat": now, "exp": now + 600, "aud": "app"}
+    keeper = {**claims, "resource_access": {"app": {"roles": ["keeper"]}}}
+    headers = {"Authorization": f"Bearer {jwt.encode(keeper, SECRET, 'HS256')}"}
+    security = SECURITY | {"user": {"enabled": True, "client_id": "app"}}
+    async with start_service(security=security, ai=editing(agent_editor_roles=["keeper"])) as service:
+        status, agent = await create(service, **headers)
+        assert status == 200
+        assert set((await call(service, "GET", "/config/permissions", **headers))[1]) > EDITING
+        assert (await call(service, "DELETE", f"/agents/{agent['id']}", **headers))[0] == 204
 
 
 async def test_who_may_change_agents(service):
