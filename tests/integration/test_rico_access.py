@@ -11,8 +11,6 @@ from tests.support.people import SECURITY
 from tests.support.postgres import Database
 from tests.support.service import BASE, RunningService, StartService, hear, hear_until, say
 
-PGVECTOR = {"vector_store": {"type": "pgvector"}}
-
 
 async def session_of(service: RunningService, user: str) -> str:
     """A session of a person's with Rico."""
@@ -59,7 +57,7 @@ async def test_rico_cites_nothing_that_its_user_may_not_read(
     start_service: StartService, database: Database, mock_llm: MockModel
 ) -> None:
     async with (
-        world_on(start_on(database, mock_llm.base_url), database, PGVECTOR) as world,
+        world_on(start_on(database, mock_llm.base_url), {"postgres": database.settings()}) as world,
         start_service(**agents(world.service.port), security=SECURITY) as service,
     ):
         private = world.documents["private"]
@@ -83,7 +81,7 @@ async def test_a_citation_opens_for_those_who_may_read_it_and_for_nobody_else(
     start_service: StartService, database: Database, mock_llm: MockModel
 ) -> None:
     async with (
-        world_on(start_on(database, mock_llm.base_url), database, PGVECTOR) as world,
+        world_on(start_on(database, mock_llm.base_url), {"postgres": database.settings()}) as world,
         start_service(**agents(world.service.port), security=SECURITY) as service,
     ):
         for user in PEOPLE:

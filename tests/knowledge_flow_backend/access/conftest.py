@@ -1,6 +1,8 @@
 """The world of the access tests, on each engine."""
 
-from collections.abc import AsyncIterator, Iterator
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
@@ -12,11 +14,22 @@ from tests.knowledge_flow_backend.service import start_on
 from tests.support.mock_llm import MockModel
 from tests.support.postgres import Database, new_database
 
+NewWorld = Callable[[Database], AbstractAsyncContextManager[World]]
 
-@pytest.fixture(params=["pgvector"], scope="module")
-def engine(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """The part of `storage` that says which engine searches."""
-    return {"vector_store": {"type": request.param}}
+
+@pytest.fixture(params=["pgvector", pytest.param("opensearch", marks=pytest.mark.java)], scope="module")
+def new_world(request: pytest.FixtureRequest, mock_llm: MockModel) -> NewWorld:
+    """Makes a world on a database, and on an index of its own."""
+    engine: dict[str, Any] = {}
+    if request.param == "opensearch":
+        engine = {"opensearch": {"host": request.getfixturevalue("opensearch_node").url, "secure": False}}
+
+    def make(where: Database) -> AbstractAsyncContextManager[World]:
+        index = {"type": request.param, "index": f"test-{secrets.token_hex(6)}"}
+        storage = {"postgres": where.settings(), "vector_store": index, **engine}
+        return world_on(start_on(where, mock_llm.base_url), storage)
+
+    return make
 
 
 @pytest.fixture(scope="module")
@@ -27,14 +40,14 @@ def own_database(postgres: EmbeddedPostgres) -> Iterator[Database]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def world(own_database: Database, mock_llm: MockModel, engine: dict[str, Any]) -> AsyncIterator[World]:
+async def world(own_database: Database, new_world: NewWorld) -> AsyncIterator[World]:
     """A service for tests that change nothing."""
-    async with world_on(start_on(own_database, mock_llm.base_url), own_database, engine) as made:
+    async with new_world(own_database) as made:
         yield made
 
 
 @pytest.fixture
-async def changing_world(database: Database, mock_llm: MockModel, engine: dict[str, Any]) -> AsyncIterator[World]:
+async def changing_world(database: Database, new_world: NewWorld) -> AsyncIterator[World]:
     """A service of the test's own."""
-    async with world_on(start_on(database, mock_llm.base_url), database, engine) as made:
+    async with new_world(database) as made:
         yield made

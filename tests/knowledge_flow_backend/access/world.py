@@ -3,6 +3,7 @@
 What may be read is computed here from the two tables below, by other means than the service's SQL.
 """
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -15,7 +16,6 @@ import jwt
 
 from tests.knowledge_flow_backend.service import BASE, RunningKnowledgeFlow, StartKnowledgeFlow
 from tests.support.people import SECRET, SECURITY
-from tests.support.postgres import Database
 
 TEXT = "the spool keeps a finished turn"
 """Stands in every document: what is not found with it was kept from the caller."""
@@ -214,9 +214,9 @@ def ids(known: Mapping[str, str], names: Iterable[str] | None) -> list[str] | No
 
 
 @asynccontextmanager
-async def world_on(start: StartKnowledgeFlow, where: Database, engine: dict[str, Any]) -> AsyncIterator[World]:
+async def world_on(start: StartKnowledgeFlow, storage: dict[str, Any]) -> AsyncIterator[World]:
     """Start the service, and let everybody make their libraries and upload their documents, all over its routes."""
-    async with start(security=SECURITY, storage={"postgres": where.settings(), **engine}) as service:
+    async with start(security=SECURITY, storage=storage) as service:
         world = World(service)
         await _fill(world)
         yield world
@@ -229,13 +229,16 @@ async def _fill(world: World) -> None:
         readers = {"everyone": library.everyone, "users": library.users, "groups": library.groups}
         await world.done(library.owner, "PUT", f"/tags/{tag}/access", json=readers)
         world.libraries[name] = tag
-    for name, document in DOCUMENTS.items():
-        uid = await (_uploaded if document.session is None else _attached)(world, name, document)
-        world.documents[name] = uid
-        chunks = await world.done(document.owner, "GET", f"/documents/{uid}/chunks")
-        world.passages[name] = chunks[0]["chunk_uid"]
-        if not document.retrievable:
-            await world.done(document.owner, "PUT", f"/document/metadata/{uid}?retrievable=false")
+    await asyncio.gather(*(_put(world, name, document) for name, document in DOCUMENTS.items()))
+
+
+async def _put(world: World, name: str, document: DocumentOf) -> None:
+    uid = await (_uploaded if document.session is None else _attached)(world, name, document)
+    world.documents[name] = uid
+    chunks = await world.done(document.owner, "GET", f"/documents/{uid}/chunks")
+    world.passages[name] = chunks[0]["chunk_uid"]
+    if not document.retrievable:
+        await world.done(document.owner, "PUT", f"/document/metadata/{uid}?retrievable=false")
 
 
 async def upload(world: World, name: str, document: DocumentOf, *, more: str = "") -> Answer:
