@@ -5,7 +5,7 @@ RUN := ./deploy/local/toolchain.sh run
 PYTHON_RUN := $(RUN) .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help run keycloak test check gates format lock bench bench-short bench-micro bench-turn bench-ladder bench-matrix bench-verdict bench-kpi bench-growth profile chaos chaos-full clean
+.PHONY: help run keycloak opensearch test check gates format lock bench bench-short bench-micro bench-turn bench-ladder bench-matrix bench-verdict bench-kpi bench-growth profile chaos chaos-full clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))

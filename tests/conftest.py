@@ -7,13 +7,23 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.support.keycloak import keycloak
 from tests.support.mock_llm import mock_llm
 from tests.support.opensearch import opensearch, opensearch_node
 from tests.support.postgres import database, postgres
 from tests.support.programs import Needed, missing_programs
 from tests.support.stalls import DETECTOR, StallDetector, no_stalled_loop, stall_detector
 
-__all__ = ["database", "mock_llm", "no_stalled_loop", "opensearch", "opensearch_node", "postgres", "stall_detector"]
+__all__ = [
+    "database",
+    "keycloak",
+    "mock_llm",
+    "no_stalled_loop",
+    "opensearch",
+    "opensearch_node",
+    "postgres",
+    "stall_detector",
+]
 
 MISSING = pytest.StashKey[list[Needed]]()
 DESELECTED = pytest.StashKey[dict[str, int]]()

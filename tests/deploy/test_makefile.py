@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.checks.source import ROOT
 
 TARGETS = (
-    *("help", "run", "test", "check", "gates", "format", "lock"),
+    *("help", "run", "keycloak", "opensearch", "test", "check", "gates", "format", "lock"),
     *(
         "bench",
         "bench-short",
@@ -18,8 +18,9 @@ TARGETS = (
         "bench-matrix",
         "bench-verdict",
         "bench-kpi",
+        "bench-growth",
     ),
-    *("chaos", "chaos-full", "clean"),
+    *("profile", "chaos", "chaos-full", "clean"),
 )
 
 

@@ -1,0 +1,85 @@
+"""Who a real Keycloak lets in: its users, with tokens of our client, for as long as those last and its keys hold."""
+
+import asyncio
+
+import pytest
+
+from backend_kit.auth import keys as keys_module
+from tests.support.keycloak import Administrator, claims_of, security_of, tokens_of
+from tests.support.service import BASE, hear, hear_until, say
+
+# The first of them waits for Keycloak's start, on a new machine also for its download.
+pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
+
+
+async def status_of(service, token, path="/chatbot/sessions"):
+    async with service.http.get(BASE + path, headers={"Authorization": f"Bearer {token}"}) as response:
+        return response.status, await response.json()
+
+
+async def close_code_of(socket):
+    async with asyncio.timeout(30):
+        await socket.wait_closed()
+    return socket.close_code
+
+
+async def test_its_users_ask_and_see_what_is_theirs(keycloak, start_service):
+    async with start_service(security=security_of(keycloak)) as service:
+        ada, bob = [(await tokens_of(keycloak, user))["access_token"] for user in ("ada", "bob")]
+        headers = {"Authorization": f"Bearer {ada}"}
+        async with service.http.post(f"{BASE}/chatbot/session", json={}, headers=headers) as response:
+            session = await response.json()
+        assert session["user_id"] == claims_of(ada)["sub"]
+        async with service.native(ada) as socket:
+            await say(socket, type="ask", session_id=session["id"], agent_id="Georges", message="Hello")
+            await hear_until(socket, "final")
+        history = f"/chatbot/session/{session['id']}/history"
+        assert [message["role"] for message in (await status_of(service, ada, history))[1]] == ["user", "assistant"]
+        assert await status_of(service, bob, history) == await status_of(
+            service, bob, "/chatbot/session/AAAAAAAAAAA/history"
+        )
+        identity = await service.service._verifier.verify(ada)
+        assert (identity.username, identity.email, identity.groups) == ("ada", "ada@example.org", ("/staff",))
+        assert identity.roles == {"user", "operator"}
+        async with service.http.get(f"{BASE}/ready") as response:
+            assert (await response.json())["dependencies"]["identity_provider"] == {"status": "up"}
+
+
+async def test_no_other_token_of_the_realm_opens_the_door(keycloak, start_service):
+    async with start_service(security=security_of(keycloak)) as service:
+        ada = await tokens_of(keycloak, "ada")
+        other = await tokens_of(keycloak, "ada", client="other")
+        invalid = (401, {"detail": "Invalid token"})
+        for token in (other["access_token"], ada["id_token"], ada["refresh_token"]):
+            assert await status_of(service, token) == invalid
+            async with service.native(token) as socket:
+                assert await close_code_of(socket) == 4401
+        assert (await status_of(service, ada["access_token"]))[0] == 200
+
+
+async def test_a_socket_ends_with_its_token_unless_a_newer_one_comes(keycloak, start_service):
+    async with start_service(security=security_of(keycloak)) as service, Administrator(keycloak) as admin:
+        await admin.let_tokens_last(4)
+        short = await tokens_of(keycloak, "ada")
+        async with service.native(short["access_token"]) as ending, service.native(short["access_token"]) as renewed:
+            await admin.let_tokens_last(300)
+            newer = await tokens_of(keycloak, "ada", refresh_token=short["refresh_token"])
+            await say(renewed, type="auth", access_token=newer["access_token"])
+            bob = await tokens_of(keycloak, "bob")
+            await say(renewed, type="auth", access_token=bob["access_token"])
+            assert (await hear(renewed))["code"] == "unauthenticated"
+            assert await close_code_of(ending) == 4401
+            await say(renewed, type="ping")
+            assert await hear(renewed) == {"type": "pong"}
+
+
+async def test_a_new_key_works_at_once_and_the_one_before_it_still_does(keycloak, start_service, monkeypatch):
+    async with start_service(security=security_of(keycloak)) as service, Administrator(keycloak) as admin:
+        before = (await tokens_of(keycloak, "eve"))["access_token"]
+        assert (await status_of(service, before))[0] == 200
+        await admin.rotate("rotated")
+        after = (await tokens_of(keycloak, "bob"))["access_token"]
+        monkeypatch.setattr(keys_module, "COOL_DOWN_S", 0.0)
+        assert (await status_of(service, after))[0] == 200
+        again = (await tokens_of(keycloak, "eve"))["access_token"]
+        assert [(await status_of(service, token))[0] for token in (before, again)] == [200, 200]
