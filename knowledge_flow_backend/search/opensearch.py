@@ -146,19 +146,6 @@ class Cluster:
         )
         return {found: parts["mappings"] for found, parts in answer.items()}
 
-    async def behind(self, alias: str) -> list[str]:
-        """The indices behind an alias; none where there is no such alias."""
-
-        async def look() -> Any:
-            try:
-                return await self._client.indices.get_alias(name=alias)
-            except TransportError as error:
-                if error.status_code != 404:
-                    raise
-                return {}
-
-        return sorted(await self._ask(look, repeat=True))
-
     async def exchange(self, alias: str, old: Sequence[str], new: str) -> None:
         """Let an alias stand for another index, in one step."""
         actions: list[dict[str, Any]] = [{"remove": {"index": name, "alias": alias}} for name in old]

@@ -34,10 +34,10 @@ SPARE: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class OpenSearchRules:
-    """`rrf_k`: constant of the fusion. `attachment_hits`: places guaranteed to a session's own attachments.
+    """`word_share`: part of a hybrid score that words decide. `attachment_hits`: places guaranteed to attachments.
     `exact_up_to`: chunks in scope up to which each is compared."""
 
-    rrf_k: int = 60
+    word_share: float = 0.6
     attachment_hits: int = 3
     exact_up_to: int = statements.EXACT_UP_TO
 
@@ -101,7 +101,7 @@ class OpenSearchChunks:
         except DatabaseFault as error:
             raise failure_of(error) from error
         if not rows:
-            await self._cluster.behind(self._database.index)  # first contact: is there a cluster at all
+            await self._cluster.mappings(self._database.index)  # first contact: is there a cluster at all
             return
         holds = Made(*rows[0])
         check_made(self._database.index, holds, Made(self._model, dimension or holds.dimension, ENGINE))
@@ -189,8 +189,8 @@ class OpenSearchChunks:
         if query.policy is Policy.SEMANTIC:
             return await self._by_vector(query, overview, question)
         # The words need no vector: they are searched while the question is embedded.
-        halves = await at_once(self._by_words(query, overview), self._by_vector(query, overview, question))
-        return fused(halves, self._rules.rrf_k)
+        words, nearest = await at_once(self._by_words(query, overview), self._by_vector(query, overview, question))
+        return fused(words, nearest, self._rules.word_share)
 
     async def _by_words(self, query: IndexQuery, overview: _Overview) -> Ranked:
         with self._kpi.phase("lexical_query"):

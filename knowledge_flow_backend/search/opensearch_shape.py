@@ -26,7 +26,7 @@ async def make_index(cluster: Cluster, alias: str, shape: Shape) -> None:
 
     Raises `SchemaMismatch`, `IndexUnavailable`.
     """
-    if not await cluster.behind(alias):
+    if not await cluster.mappings(alias):
         await cluster.create(numbered(alias, 1), alias, index_body(shape))
     await check_index(cluster, alias, shape)
 

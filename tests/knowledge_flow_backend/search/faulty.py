@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from types import TracebackType
+from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -72,11 +73,18 @@ class FaultyOpenSearch:
                 return web.Response(status=503)
             if self.answer is not None and (answer := await self.answer(request)) is not None:
                 return answer
-            return await self._ask_node(request)
+            return await self.ask_node(request)
         finally:
             self._running -= 1
 
-    async def _ask_node(self, request: web.Request) -> web.Response:
+    async def bulk(self, request: web.Request, lines: bytes) -> Any:
+        """The node's answer to other lines than those that came."""
+        headers = {"Content-Type": "application/x-ndjson"}
+        async with self._client.post(request.path_qs, data=lines, headers=headers) as got:
+            return await got.json()
+
+    async def ask_node(self, request: web.Request) -> web.Response:
+        """What the node answers."""
         headers = {name: request.headers[name] for name in _KEPT if name in request.headers}
         body = await request.read()
         async with self._client.request(request.method, request.path_qs, data=body or None, headers=headers) as got:

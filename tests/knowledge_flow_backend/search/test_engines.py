@@ -231,3 +231,55 @@ async def test_a_failing_embedder_is_raised_as_it_is(any_corpus: Corpus) -> None
     any_corpus.embedder = Failing()  # type: ignore[assignment]
     with pytest.raises(KeyError):
         await any_corpus.search("spool")
+
+
+async def test_what_is_shared_moved_or_switched_counts_at_once(any_corpus: Corpus) -> None:
+    any_corpus.add_library("team")
+    any_corpus.add_library("attic")
+    await any_corpus.put("doc", "the spool", tag_ids=("attic",))
+    await any_corpus.put("other", "the spool", tag_ids=("team",))
+
+    async def eve(**narrowed: Any) -> list[str]:
+        return sorted(found(await any_corpus.search("the spool", reader=EVE, **narrowed)))
+
+    assert await eve() == []
+    for rights, expected in (
+        ("reader_groups = '{guests}'", ["other"]),
+        ("reader_groups = '{}', reader_users = '{eve}'", ["other"]),
+        ("reader_users = '{}', everyone = true", ["other"]),
+        ("everyone = false", []),
+        ("everyone = true", ["other"]),
+    ):
+        any_corpus.sql(f"UPDATE tags SET {rights} WHERE id = 'team'")  # noqa: S608 - texts of this test
+        assert await eve() == expected
+    for change, expected in (
+        ("UPDATE document_tags SET tag_id = 'team' WHERE document_uid = 'doc'", ["doc", "other"]),
+        ("DELETE FROM document_tags WHERE document_uid = 'other'", ["doc"]),
+        ("UPDATE documents SET retrievable = false WHERE uid = 'doc'", []),
+        ("UPDATE documents SET retrievable = true WHERE uid = 'doc'", ["doc"]),
+        ("INSERT INTO document_tags VALUES ('other', 'team')", ["doc", "other"]),
+        ("DELETE FROM documents WHERE uid = 'doc'", ["other"]),
+        ("DELETE FROM tags WHERE id = 'team'", []),
+    ):
+        any_corpus.sql(change)
+        assert await eve() == await eve(documents=("doc", "other")) == expected
+    # Its owner finds the document whatever library it left.
+    assert found(await any_corpus.search("the spool")) == ["other"]
+
+
+async def test_a_document_with_an_old_uid_is_a_new_one(any_corpus: Corpus) -> None:
+    await any_corpus.put("doc", "the old spool", "the old pool")
+    await any_corpus.writer.delete_document("doc")
+    assert await any_corpus.put("doc", "the new spool") == 1
+    for policy in POLICIES:
+        assert [hit.content for hit in await any_corpus.search("the spool", policy)] == ["the new spool"]
+
+
+async def test_every_candidate_may_be_of_documents_that_are_gone(any_corpus: Corpus) -> None:
+    """The places of what is deleted go to what is left, however many were better."""
+    await any_corpus.put("left", "a spool among other things in a long sentence about nothing at all")
+    for number in range(5):
+        await any_corpus.put(f"gone{number}", *("the spool" for _ in range(4)))
+    any_corpus.sql("DELETE FROM documents WHERE uid LIKE 'gone%'")
+    for policy in POLICIES:
+        assert found(await any_corpus.search("the spool", policy, limit=3, candidates=3)) == ["left"]

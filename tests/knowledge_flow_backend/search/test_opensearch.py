@@ -1,0 +1,304 @@
+"""What is OpenSearch's own: the shape of its index, the graph, many documents it has not followed, its faults."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp import web
+from sqlalchemy import text
+
+from backend_kit.wire import dumps, loads
+from knowledge_flow_backend.errors import IndexUnavailable, SchemaMismatch
+from knowledge_flow_backend.search import opensearch_statements
+from knowledge_flow_backend.search.opensearch import Cluster, ClusterRules
+from knowledge_flow_backend.search.opensearch_body import Shape, index_body
+from knowledge_flow_backend.search.opensearch_index import OpenSearchChunks, OpenSearchRules
+from knowledge_flow_backend.search.opensearch_writer import OpenSearchWriter
+from knowledge_flow_backend.settings import OpenSearch
+from tests.knowledge_flow_backend.corpus import POLICIES, SPOOL, Corpus, filled, found
+from tests.knowledge_flow_backend.search.faulty import FaultyOpenSearch, holds, says
+from tests.support.opensearch import OpenSearchIndex
+from tests.support.postgres import Database
+
+pytestmark = pytest.mark.java
+
+
+@pytest.fixture
+async def corpus(database: Database, opensearch: OpenSearchIndex) -> AsyncIterator[Corpus]:
+    """An index without documents in OpenSearch."""
+    async with Corpus.on_opensearch(database, opensearch) as made:
+        yield made
+
+
+@pytest.fixture
+async def faulty(opensearch: OpenSearchIndex) -> AsyncIterator[FaultyOpenSearch]:
+    """A proxy before the node."""
+    async with FaultyOpenSearch(opensearch.url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def through(corpus: Corpus, faulty: FaultyOpenSearch) -> AsyncIterator[Corpus]:
+    """The same corpus, asked and written through the proxy; deadlines are short."""
+    rules = ClusterRules(connections=2, search_s=0.3, write_s=5.0, longest_backoff_s=0.05)
+    cluster = Cluster(OpenSearch.model_validate({"host": faulty.url, "secure": False}), rules)
+    corpus.index = OpenSearchChunks(corpus.database, cluster, model="mock", kpi=corpus.kpi)
+    corpus.writer = OpenSearchWriter(corpus.database, cluster, model="mock", bulk_size=2)
+    corpus.follower = None
+    yield corpus
+    await cluster.aclose()
+
+
+def on(corpus: Corpus) -> Cluster:
+    assert corpus.cluster is not None
+    return corpus.cluster
+
+
+async def test_the_first_write_makes_an_index_that_fits(corpus: Corpus) -> None:
+    name = corpus.database.index
+    assert await on(corpus).mappings(name) == {}
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(4):
+            tasks.create_task(corpus.put(f"doc{number}", "text"))
+    assert list(await on(corpus).mappings(name)) == [f"{name}-000001"]
+    assert corpus.sql("SELECT embedding_model, dimension, engine FROM index_info") == [("mock", 384, "opensearch")]
+    # No graph in Postgres: its vectors are for rebuilding the index and for reranks alone.
+    assert corpus.sql("SELECT count(*) FROM pg_indexes WHERE indexname = 'chunks_embedding'") == [(0,)]
+    await corpus.index.check(384)
+
+
+async def test_a_service_without_documents_needs_the_cluster_but_no_index(corpus: Corpus) -> None:
+    await corpus.index.check()
+    assert await corpus.search("anything") == []
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ({"engine": "faiss"}, "its vectors are for faiss, only hnsw of lucene is used"),
+        ({"engine": "lucene", "space_type": "l2"}, "its vectors are compared by l2"),
+    ],
+)
+async def test_an_index_that_somebody_else_made_is_refused(corpus: Corpus, engine: dict[str, str], words: str) -> None:
+    name = corpus.database.index
+    body = index_body(Shape("mock", 384, "token"))
+    method = {**body["mappings"]["properties"]["vector_field"]["method"], **engine}
+    body["mappings"]["properties"]["vector_field"]["method"] = method
+    await on(corpus).create(f"{name}-000001", name, body)
+    with pytest.raises(SchemaMismatch, match=words):
+        await corpus.put("doc", "text")
+    assert corpus.sql("SELECT uid FROM documents") == []
+
+
+async def test_another_embedder_database_or_name_is_refused(corpus: Corpus) -> None:
+    await filled(corpus)
+    other = OpenSearchChunks(corpus.database, on(corpus), model="other", kpi=corpus.kpi)
+    with pytest.raises(SchemaMismatch, match=r"holds vectors of mock \(384 numbers\).*those of other"):
+        await other.check()
+    with pytest.raises(SchemaMismatch, match=r"makes those of mock \(3\)"):
+        await corpus.index.check(3)
+    token = corpus.sql("UPDATE index_identity SET token = 'x' || token RETURNING token")
+    with pytest.raises(SchemaMismatch, match="holds the chunks of another database"):
+        await corpus.index.check()
+    corpus.sql("UPDATE index_identity SET token = substr(token, 2)")
+    assert token
+    await on(corpus).drop(f"{corpus.database.index}-000001")
+    with pytest.raises(SchemaMismatch, match="run `knowledge-flow reindex`"):
+        await corpus.index.check()
+
+
+async def test_the_graph_finds_what_comparing_each_finds(database: Database, opensearch: OpenSearchIndex) -> None:
+    async with Corpus.on_opensearch(database, opensearch, exact_up_to=0) as corpus:
+        await corpus.put("needle", "nothing alike at all")
+        await corpus.put("hay", *(f"the spool and passage {number}" for number in range(200)))
+        exact = OpenSearchChunks(
+            corpus.database, on(corpus), model="mock", kpi=corpus.kpi, rules=OpenSearchRules(exact_up_to=10**6)
+        )
+        by_graph = await corpus.search("the spool and passage 7", "semantic")
+        corpus.index = exact
+        by_comparing = await corpus.search("the spool and passage 7", "semantic")
+        assert by_graph[0].content == by_comparing[0].content == "the spool and passage 7"
+        assert by_graph[0].score == pytest.approx(1.0, abs=1e-3)
+        assert len({hit.chunk_uid for hit in by_graph} & {hit.chunk_uid for hit in by_comparing}) >= 8
+        # A filter down to one chunk, which the graph alone would not reach.
+        assert found(await corpus.search("the spool", "semantic", documents=("needle",))) == ["needle"]
+
+
+async def test_more_changes_than_a_query_names_hide_nothing_and_leak_nothing(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = str(opensearch_statements.RIGHTS).replace(f"LIMIT {opensearch_statements.MOST_PENDING}", "LIMIT 1")
+    assert "LIMIT 1\n" in few
+    monkeypatch.setattr(opensearch_statements, "RIGHTS", text(few))
+    for number in range(4):
+        await corpus.put(f"gone{number}", *("the spool" for _ in range(12)))
+    await corpus.put("left", "among many other words a spool is named here once")
+    await corpus.follow()
+    corpus.follower = None
+    corpus.sql("DELETE FROM documents WHERE uid LIKE 'gone%'")
+    for policy in POLICIES:
+        assert found(await corpus.search("the spool", policy, limit=3, candidates=100)) == ["left"]
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+async def test_a_busy_or_red_cluster_is_asked_once_more_and_then_given_up(
+    through: Corpus, faulty: FaultyOpenSearch, status: int
+) -> None:
+    await filled(through)
+    faulty.answer = says(status)
+    before = faulty.count("_search")
+    with pytest.raises(IndexUnavailable, match=rf"^opensearch: status={status}$"):
+        await through.search("spool", "strict")
+    assert faulty.count("_search") - before == 2
+    faulty.answer = None
+    assert found(await through.search("spool", "strict")) == ["spool"]
+
+
+@pytest.mark.parametrize(("status", "words"), [(400, "status=400"), (401, "credentials"), (500, "status=500")])
+async def test_what_will_not_change_is_not_asked_again(
+    through: Corpus, faulty: FaultyOpenSearch, status: int, words: str
+) -> None:
+    await filled(through)
+    faulty.answer = says(status)
+    before = faulty.count("_search")
+    with pytest.raises(IndexUnavailable, match=words) as failure:
+        await through.search("spool", "strict")
+    assert faulty.count("_search") - before == 1
+    assert "canary" not in str(failure.value)
+
+
+async def test_a_black_hole_ends_at_the_deadline_and_is_asked_once(through: Corpus, faulty: FaultyOpenSearch) -> None:
+    await filled(through)
+    faulty.answer, let = holds()
+    before = faulty.count("_search")
+    with pytest.raises(IndexUnavailable, match="no answer in time"):
+        await through.search("spool", "semantic")
+    assert faulty.count("_search") - before == 1
+    let.set()
+
+
+async def test_a_refused_connection_is_unavailable(through: Corpus, faulty: FaultyOpenSearch) -> None:
+    await filled(through)
+    faulty.refuse = True
+    for policy in POLICIES:
+        with pytest.raises(IndexUnavailable, match="no connection"):
+            await through.search("spool", policy)
+    with pytest.raises(IndexUnavailable, match="no connection"):
+        await through.put("new", "text")
+    assert through.sql("SELECT uid FROM documents WHERE uid = 'new'") == []
+    faulty.refuse = False
+    assert found(await through.search("spool"))[0] == "spool"
+
+
+async def test_an_answer_without_some_shards_or_without_sense_is_a_failure(
+    through: Corpus, faulty: FaultyOpenSearch
+) -> None:
+    await filled(through)
+
+    async def late(request: web.Request) -> web.Response | None:
+        body = dumps({"timed_out": True, "hits": {"hits": []}})
+        return web.Response(body=body, content_type="application/json") if "_search" in request.path else None
+
+    async def nonsense(request: web.Request) -> web.Response | None:
+        return web.Response(text="<html>", content_type="application/json") if "_search" in request.path else None
+
+    for faulty.answer in (late, nonsense):
+        with pytest.raises(IndexUnavailable):
+            await through.search("spool", "strict")
+
+
+async def test_no_more_connections_than_allowed_are_open(through: Corpus, faulty: FaultyOpenSearch) -> None:
+    await filled(through)
+    faulty.answer, let = holds()
+    faulty.most_at_once = 0
+    async with asyncio.TaskGroup() as tasks:
+        searches = [tasks.create_task(through.search("spool", "strict")) for _ in range(12)]
+        await faulty.asked(faulty.count("_search") + 2, "_search")
+        let.set()
+    assert all(found(search.result()) == ["spool"] for search in searches)
+    assert faulty.most_at_once == 2
+
+
+async def test_few_bulks_are_in_flight_and_what_was_too_busy_is_sent_again(
+    through: Corpus, faulty: FaultyOpenSearch
+) -> None:
+    await through.put("first", "text")
+    refused = 0
+    running = most = 0
+
+    async def busy(request: web.Request) -> web.Response | None:
+        nonlocal refused, running, most
+        if "_bulk" not in request.path:
+            return None
+        running += 1
+        most = max(most, running)
+        try:
+            if refused < 2:
+                refused += 1
+                return web.Response(status=429, body=b'{"error": {"type": "rejected"}, "status": 429}')
+            if refused < 4:
+                refused += 1
+                return await _half(faulty, request)
+            return await faulty.ask_node(request)
+        finally:
+            running -= 1
+
+    faulty.answer = busy
+    await through.put("doc", *(f"the spool, passage {number}" for number in range(12)))
+    faulty.answer = None
+    assert (refused, most) == (4, 2)
+    assert len(await through.search("spool passage", "strict", limit=50)) == 12
+
+
+async def _half(faulty: FaultyOpenSearch, request: web.Request) -> web.Response:
+    """Give the node the first chunk only, and answer that it was too busy for the other."""
+    lines = (await request.read()).split(b"\n")
+    answer = await faulty.bulk(request, b"\n".join([*lines[:2], b""]))
+    action = loads(lines[2])["index"]
+    items = [*answer["items"], {"index": {**action, "status": 429, "error": {"type": "rejected"}}}]
+    return web.Response(body=dumps({"errors": True, "items": items}), content_type="application/json")
+
+
+async def test_a_cluster_that_stays_busy_fails_the_write_and_keeps_the_old_document(
+    through: Corpus, faulty: FaultyOpenSearch
+) -> None:
+    await through.put("doc", "the old spool")
+    faulty.answer = says(429, "_bulk")
+    with pytest.raises(IndexUnavailable, match="too busy to write"):
+        await through.put("doc", "the new spool")
+    faulty.answer = None
+    assert [hit.content for hit in await through.search("spool")] == ["the old spool"]
+
+
+async def test_nothing_of_a_question_is_logged(
+    through: Corpus, faulty: FaultyOpenSearch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    await through.put("doc", SPOOL)
+    await through.search("canary spool")
+    faulty.answer = says(503)
+    with pytest.raises(IndexUnavailable):
+        await through.search("canary spool")
+    assert "canary" not in caplog.text
+
+
+async def test_a_user_and_password_go_with_each_request(faulty: FaultyOpenSearch) -> None:
+    seen: list[str | None] = []
+
+    async def look(request: web.Request) -> web.Response | None:
+        seen.append(request.headers.get("Authorization"))
+        return None
+
+    faulty.answer = look
+    where = {"host": faulty.url, "secure": False, "username": "ada", "password": "secret"}
+    cluster = Cluster(OpenSearch.model_validate(where))
+    await cluster.mappings("anything")
+    await cluster.aclose()
+    assert seen == ["Basic YWRhOnNlY3JldA=="]
+
+
+async def test_the_index_stays_away_where_it_is_not_an_alias(corpus: Corpus) -> None:
+    name = corpus.database.index
+    await on(corpus).create(name, None, index_body(Shape("mock", 384, "token")))
+    with pytest.raises(SchemaMismatch, match="it must be an alias of one"):
+        await corpus.put("doc", "text")
