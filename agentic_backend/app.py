@@ -239,7 +239,7 @@ class AgenticService:
         kit = make_kit(settings, models, knowledge, toolbox)
         catalog = make_catalog(settings, kit, metrics, persistence.checkpoints)
         stack.push_async_callback(catalog.aclose)
-        admission = Admission(turn_limits(settings))
+        admission = Admission(turn_limits(settings), lambda limit: metrics.limit_hits(limit).inc())
         windows = Windows()
         runner = TurnRunner(
             store=persistence.store,

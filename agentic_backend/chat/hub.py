@@ -18,7 +18,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from agentic_backend.chat.follow import Follow
 from agentic_backend.chat.frames import Asker, HumanResume, NativeAsk, ask_of, human_answer_of
 from agentic_backend.chat.handshake import credential_from, origin_allowed
-from agentic_backend.chat.socket import ChatSocket, ProtocolName, Turns, traceparent_of
+from agentic_backend.chat.socket import ChatSocket, ProtocolName, SocketState, Turns, traceparent_of
 from agentic_backend.chat.sse import EventStream, read_body, read_last_event_id
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.models import Session
@@ -223,6 +223,7 @@ class SocketHub:
             max_message_chars=self._rules.max_message_chars,
             send_seconds=self._metrics.ws_send,
             delivered=self._delivered,
+            too_fast=lambda: self._hit("frames"),
             abort=_abort_handle(scope),
         )
         self._make_room(identity.uid)
@@ -243,6 +244,8 @@ class SocketHub:
             return
         mine = [socket for socket in self._sockets if socket.identity.uid == user_id]
         for socket in mine[: max(0, self._held_by(user_id) - limit + 1)]:
+            if socket.state is SocketState.OPEN:
+                self._hit("per_user_sockets")
             socket.close(4409)
 
     def _held_by(self, user_id: str) -> int:
@@ -253,6 +256,7 @@ class SocketHub:
         """As `_refusal`; the user's bound refuses the newest, as an older stream may be in the middle of an answer."""
         limit = self._rules.sockets_per_user
         if limit and self._held_by(user_id) >= limit:
+            self._hit("per_user_sockets")
             return _denial(429, Code.RATE_LIMITED)
         return self._refusal(request)
 
@@ -274,10 +278,15 @@ class SocketHub:
         if self.draining:
             return _denial(503, Code.DRAINING)
         if rules.max_sockets and len(self) >= rules.max_sockets:
+            self._hit("max_sockets")
             return _denial(503, Code.OVERLOADED)
         if rules.sockets_per_address and self._addresses[_address(connection)] >= rules.sockets_per_address:
+            self._hit("per_address_sockets")
             return _denial(429, Code.RATE_LIMITED)
         return None
+
+    def _hit(self, limit: str) -> None:
+        self._metrics.limit_hits(limit).inc()
 
 
 def _address(connection: HTTPConnection) -> str:

@@ -22,6 +22,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from agentic_backend.chat import frames, relay
 from agentic_backend.chat.follow import Follow
+from agentic_backend.chat.pace import Pace
 from agentic_backend.errors import BadRequest, ExchangeNotFound, RateLimited
 from agentic_backend.session.models import Session
 from agentic_backend.session.stream import Ask, Failed, Turn
@@ -94,8 +95,10 @@ class ChatSocket:
         max_message_chars: int,
         send_seconds: Seconds,
         delivered: Callable[[float], None],
+        too_fast: Callable[[], None],
         abort: Callable[[], None],
     ) -> None:
+        """`too_fast` is told of each frame that came too early to be read."""
         self.identity = identity
         self.protocol = protocol
         self.clock = SendClock()
@@ -108,6 +111,8 @@ class ChatSocket:
         self._max_message_chars = max_message_chars
         self._send_seconds = send_seconds
         self._delivered = delivered
+        self._too_fast = too_fast
+        self._pace = Pace()
         self._abort = abort
         self._close_code = 1000
         self._finish_turns = False
@@ -201,9 +206,21 @@ class ChatSocket:
                 self.close(1003)
                 continue
             try:
+                self._expect_pace()
                 await self._take(text)
             except ServiceError as error:
                 self._refuse_frame(text, error)
+            if self._direct:
+                await asyncio.sleep(0)  # frames that came together are no reason to let their answers pile up
+
+    def _expect_pace(self) -> None:
+        try:
+            self._pace.take(self.clock.last_received)
+        except RateLimited:
+            self._too_fast()
+            if self._pace.hopeless:
+                self.close(1008)
+            raise
 
     async def _take(self, text: str) -> None:
         if self.protocol == "compatible":

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from agentic_backend.errors import Overloaded, RateLimited, TooManyTurns
@@ -29,6 +30,10 @@ class _User:
     refilled_at: float = 0.0
 
 
+def _uncounted(_limit: str) -> None:
+    """Nobody counts."""
+
+
 class Admission:
     """Counts running turns and hands out slots in the order of asking.
 
@@ -36,8 +41,10 @@ class Admission:
     back. A slot that is freed goes to the head of the queue, never to a newcomer.
     """
 
-    def __init__(self, limits: TurnLimits) -> None:
+    def __init__(self, limits: TurnLimits, hit: Callable[[str], None] = _uncounted) -> None:
+        """`hit` is told the name of a limit each time it turns an ask away."""
         self._limits = limits
+        self._hit = hit
         self._users: OrderedDict[str, _User] = OrderedDict()
         self._waiting: deque[asyncio.Future[None]] = deque()
         self.running = 0
@@ -64,6 +71,7 @@ class Admission:
             return
         user = self._user(user_id)
         if limits.turns_per_user and user.running >= limits.turns_per_user:
+            self._hit("per_user_turns")
             raise TooManyTurns(retry_after_s=1.0)
         if limits.asks_per_min:
             self._take_token(user)
@@ -82,6 +90,7 @@ class Admission:
             self.running += 1
             return 0.0
         if self.queue_full:
+            self._hit("max_turns")
             raise Overloaded(retry_after_s=self._limits.queue_deadline_s)
         slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(slot)
@@ -92,6 +101,7 @@ class Admission:
                 await slot
             entered = True
         except TimeoutError:
+            self._hit("max_turns")
             raise Overloaded(retry_after_s=self._limits.queue_deadline_s) from None
         finally:
             if not entered:
@@ -133,5 +143,6 @@ class Admission:
         user.tokens = min(float(max(self._limits.burst, 1)), user.tokens + (now - user.refilled_at) * rate)
         user.refilled_at = now
         if user.tokens < 1.0:
+            self._hit("per_user_asks_per_min")
             raise RateLimited(retry_after_s=(1.0 - user.tokens) / rate)
         user.tokens -= 1.0

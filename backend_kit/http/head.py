@@ -30,13 +30,7 @@ class HandshakeTimeoutHttp(HttpProtocol):
 
     head_timeout_s = HEAD_TIMEOUT_S
 
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
+    def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: Any = None) -> None:
         super().__init__(config, server_state, {**app_state, "abort": self.abort}, _loop)
         self._head_timer: asyncio.TimerHandle | None = None
         self._head_begun = False

@@ -13,12 +13,19 @@ from typing import Any
 
 from uvicorn._types import ASGISendEvent
 from uvicorn.config import Config
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 from websockets.frames import CloseCode
 from websockets.protocol import OPEN
 
 WRITE_HIGH_WATER_BYTES = 64 * 1024
+READ_SLICE_BYTES = 4 * 1024
+"""What is parsed without looking up: uvloop reads up to 256,000 bytes, which as empty pings held the loop for 1.3 s."""
+FRAMES_PER_S = 2000
+"""Frames of any kind that a peer may send in a second of the clock; more is 1008."""
+FRAGMENTS = 4096
+"""Of one message; more is 1008. Empty ones count for nothing in its size, but each is kept."""
 USER_TIMEOUT_MS = 20_000
 """Linux gives a connection up when sent data stays unacknowledged, or a zero window shut, for this long."""
 
@@ -39,25 +46,21 @@ class HardenedWS(WebSocketsSansIOProtocol):
     """`uvicorn.Config(ws=HardenedWS)`. The application finds `abort` in `scope["state"]`: a callable that drops the
     connection at once, for a writer whose send deadline has passed. It may be called at any time and more than once.
 
-    A violation of the protocol is answered with its close code (1002, 1007, 1009); then the sending side is shut and
-    what still comes is discarded for at most `linger_s`, so that the code reaches a peer in the middle of sending.
+    A violation of the protocol, or of the bounds above, is answered with its close code (1002, 1007, 1008, 1009); then
+    the sending side is shut and what still comes is discarded for at most `linger_s`, so that the code reaches a peer
+    in the middle of sending.
     """
 
     linger_s = 5.0
 
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
+    def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: Any = None) -> None:
         super().__init__(config, server_state, {**app_state, "abort": self.abort}, _loop)
         self.close_timeout = self.linger_s
         # uvicorn hands its own logger to the codec, which then prints headers and frames at DEBUG, tokens included.
         self.conn.logger = logging.getLogger("websockets.server")
         self.conn.debug = False
         self._linger_timer: asyncio.TimerHandle | None = None
+        self._seen: dict[int, int] = {}  # how many frames came in this second of the loop's clock
 
     def abort(self) -> None:
         """Drop the connection now, with whatever is unsent."""
@@ -70,23 +73,31 @@ class HardenedWS(WebSocketsSansIOProtocol):
         self.transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
         limit_unread(transport)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """As uvicorn does, and no timer outlives the connection."""
-        if self._linger_timer is not None:
-            self._linger_timer.cancel()
-            self._linger_timer = None
-        super().connection_lost(exc)
-
     def data_received(self, data: bytes) -> None:
         """Feed the codec; after a violation, discard."""
-        if self.conn.parser_exc is not None:
-            return
-        super().data_received(data)
+        for start in range(0, len(data), READ_SLICE_BYTES):
+            if self.conn.parser_exc is not None or self.disconnected:
+                return
+            super().data_received(data[start : start + READ_SLICE_BYTES])
         if self.conn.handshake_exc is not None and not self.handshake_initiated:
             # The codec refused the head (414, 431) and wrote why; uvicorn would wait for more, for ever.
             self.transport.write(b"".join(self.conn.data_to_send()))
             self.transport.close()
         self._end_closing()
+
+    def handle_events(self) -> None:
+        """Hand over what was parsed, within the bounds of what a peer may have us do."""
+        second = int(self.loop.time())
+        self._seen = {second: self._seen.get(second, 0) + len(self.conn.events)}
+        super().handle_events()
+        if self._seen[second] > FRAMES_PER_S or len(self.frames) > FRAGMENTS:
+            self._fail(CloseCode.POLICY_VIOLATION)
+
+    def handle_ping(self) -> None:
+        """Answer, unless the peer does not read: then nothing more is written, and the keepalive decides."""
+        pong = self.conn.data_to_send()
+        if self.writable.is_set():
+            self.transport.write(b"".join(pong))
 
     def keepalive_timeout(self) -> None:
         """The pong did not come: drop at once where bytes are unsent, as the close frame could not leave either."""
@@ -106,7 +117,12 @@ class HardenedWS(WebSocketsSansIOProtocol):
         self._end_closing()
 
     async def send(self, message: ASGISendEvent) -> None:
-        """As uvicorn does; a refusal by HTTP answer is a complete handshake too, and no ERROR line."""
+        """As uvicorn does; a refusal by HTTP answer is a complete handshake too, and no ERROR line.
+
+        A connection that was closed here, for a violation, is gone for the application as any other is.
+        """
+        if self.close_sent and self.initial_response is None and message["type"] == "websocket.send":
+            raise ClientDisconnected
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
             self.handshake_complete = True
@@ -117,9 +133,7 @@ class HardenedWS(WebSocketsSansIOProtocol):
             try:
                 b"".join(self.frames).decode()
             except UnicodeDecodeError:
-                self.frames = []
-                self.conn.fail(CloseCode.INVALID_DATA)
-                self.handle_parser_exception()
+                self._fail(CloseCode.INVALID_DATA)
                 return
         super().send_receive_event_to_app()
 
@@ -149,6 +163,12 @@ class HardenedWS(WebSocketsSansIOProtocol):
             self.close_timer.cancel()
             self.close_timer = self.loop.call_later(self.linger_s, self.abort)
         self._end_closing()
+
+    def _fail(self, code: CloseCode) -> None:
+        """Treat what the codec lets pass as a violation."""
+        if self.conn.state is OPEN:
+            self.conn.fail(code)
+            self.handle_parser_exception()
 
     def _end_closing(self) -> None:
         """Bound the flush of a transport that is closing."""

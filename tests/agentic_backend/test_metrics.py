@@ -19,6 +19,7 @@ app_db_pool_wait_seconds histogram pool
 app_db_pool_waiting gauge pool
 app_db_statement_seconds histogram op,pool
 app_http_pool_wait_seconds histogram pool
+app_limit_hits counter limit
 app_llm_cost counter model
 app_llm_request_seconds histogram model,status
 app_llm_time_to_first_chunk_seconds histogram model,status
@@ -116,6 +117,7 @@ def feed(kpi: Kpi, metrics: AgenticMetrics) -> None:
     metrics.tool_called("notes", "add", "ok", 0.02)
     metrics.tools_looked_up(hit=True)
     metrics.ws_send.observe(0.001)
+    metrics.limit_hits("max_turns").inc()
     metrics.db_pool_wait("main").observe(0.004)
     metrics.db_statement("batch", "commit").observe(0.0175)
     metrics.persist_lag.observe(0.03)

@@ -46,13 +46,14 @@ HANDSHAKES = (
     Handshake("a key of 17 bytes", head(PATH, Sec_WebSocket_Key=key(17)), 400),
     Handshake("a key that is no base64", head(PATH, Sec_WebSocket_Key="!" * 24), 400),
     Handshake("an empty key", head(PATH, Sec_WebSocket_Key=""), 400),
-    Handshake("extensions that cannot be read", head(PATH, "Sec-WebSocket-Extensions: ;;="), 400),
+    Handshake("lenient: extensions that cannot be read", head(PATH, "Sec-WebSocket-Extensions: ;;="), OPENS),
     Handshake("no Upgrade: an ordinary request", head(PATH, without=("Upgrade", "Connection")), 404),
     Handshake("no Connection: an ordinary request", head(PATH, without=("Connection",)), 404),
     Handshake("another protocol to upgrade to", head(PATH, Upgrade="h2c"), 404),
     Handshake("POST", head(PATH, request="POST {} HTTP/1.1"), 405),
-    Handshake("HTTP/1.0", head(PATH, request="GET {} HTTP/1.0"), 505),
-    Handshake("HTTP/2.0 in words", head(PATH, request="GET {} HTTP/2.0"), 400),
+    Handshake("lenient: HTTP/1.0", head(PATH, request="GET {} HTTP/1.0"), OPENS),
+    Handshake("lenient: HTTP/2.0 in words", head(PATH, request="GET {} HTTP/2.0"), OPENS),
+    Handshake("no version of HTTP", head(PATH, request="GET {}"), 400),
     Handshake("no Host", head(PATH, without=("Host",)), 400),
     Handshake("two Hosts", head(PATH, "Host: other.example"), 400),
     Handshake("a path that is none", head("/agentic/v1/nowhere"), 403),
@@ -63,7 +64,7 @@ HANDSHAKES = (
     Handshake("a NUL in a header", head(PATH, "X-Bad: a\0b"), 400),
     Handshake("a request line of garbage", b"\xff\xfe garbage\r\n\r\n", 400),
     Handshake("a space before the colon", head(PATH, "X-Bad : y"), 400),
-    Handshake("a length and chunks at once", head(PATH, "Content-Length: 3", "Transfer-Encoding: chunked"), 400),
+    Handshake("a length and chunks at once", head(PATH, "Content-Length: 3", "Transfer-Encoding: chunked"), NOTHING),
 )
 
 

@@ -37,7 +37,9 @@ def frame(
     long = {0: b"", 2: struct.pack("!H", size & 0xFFFF), 8: struct.pack("!Q", size)}[chosen]
     if mask is None:
         return head + long + payload
-    return head + long + mask + bytes(byte ^ mask[index % 4] for index, byte in enumerate(payload))
+    if any(mask):
+        payload = bytes(byte ^ mask[index % 4] for index, byte in enumerate(payload))
+    return head + long + mask + payload
 
 
 def close_frame(code: int, reason: bytes = b"") -> bytes:

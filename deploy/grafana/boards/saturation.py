@@ -105,6 +105,13 @@ def _waiting() -> Row:
                 targets=[Target(level("app_ws_connections"), "sockets")],
             ),
             Panel(
+                title="Turned away by a limit",
+                description="Sockets, asks and frames. Many of one user or address: somebody floods.",
+                unit="ops",
+                targets=[Target(rate("app_limit_hits_total", by="limit"), "{{limit}}")],
+                quiet="nobody is turned away",
+            ),
+            Panel(
                 title="Longest send of a turn",
                 description="High: clients do not read.",
                 unit="s",
