@@ -86,7 +86,8 @@ class Pool:
     """One engine with its pool.
 
     `main` answers requests: each statement is a transaction of its own, without BEGIN and ROLLBACK round trips.
-    `ingest` writes documents in transactions, on two connections that searches can never take, nor it theirs.
+    `ingest` writes documents in transactions, on three connections that searches can never take, nor it theirs: two
+    files are written at once by default, and a further upload is received meanwhile.
     """
 
     def __init__(self, name: PoolName, settings: Postgres, index: str, metrics: KnowledgeFlowMetrics) -> None:
@@ -195,7 +196,7 @@ def _engine(name: PoolName, settings: Postgres, index: str) -> AsyncEngine:
         size, overflow, timeout_ms = settings.pool_size, settings.max_overflow, STATEMENT_TIMEOUT_MS
         extra: dict[str, Any] = {"isolation_level": "AUTOCOMMIT", "pool_reset_on_return": None}
     else:
-        size, overflow, timeout_ms = 2, 0, WRITE_TIMEOUT_MS
+        size, overflow, timeout_ms = 3, 0, WRITE_TIMEOUT_MS
         extra = {}
     return create_async_engine(
         database_url(settings),

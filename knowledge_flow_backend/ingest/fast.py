@@ -11,10 +11,11 @@ from typing import Any, Final
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.embed import Embedder
 from knowledge_flow_backend.index import Chunk, Document, DocumentContent, IndexWriter, Reader, Vector
-from knowledge_flow_backend.ingest.names import base_name, format_of, suffix
+from knowledge_flow_backend.ingest.names import base_name, suffix
 from knowledge_flow_backend.ingest.pool import Outline, ParserPool
 from knowledge_flow_backend.ingest.receive import ReceivedFile
-from knowledge_flow_backend.ingest.service import IngestRules, embedded_text, job_of, read_chunks, read_content
+from knowledge_flow_backend.ingest.service import IngestRules, embedded_text, job_of, kind_of, read_content
+from knowledge_flow_backend.ingest.stored import StoredChunks
 from knowledge_flow_backend.library.reasons import Reason, Refused
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 
@@ -81,7 +82,7 @@ class FastIngest:
         try:
             read = await self._read(file)
             document = _attachment(file, read, session_id, reader)
-            chunks = await asyncio.to_thread(read_chunks, file.folder, document.uid)
+            chunks = await asyncio.to_thread(StoredChunks, file.folder.chunks, document.uid)
             with self._stage("embed"):
                 vectors = await self._embed(read.outline.title, chunks)
             with self._stage("write"):
@@ -100,13 +101,9 @@ class FastIngest:
         }
 
     async def _read(self, file: ReceivedFile) -> _Read:
-        kind = format_of(file.name)
-        if kind is None:
-            raise Refused(Reason.UNSUPPORTED_TYPE)
-        if file.size == 0:
-            raise Refused(Reason.EMPTY)
+        kind = kind_of(file)
         with self._stage("parse"):
-            outline = await self._pool.read(job_of(file, kind.parser, self._rules, max_chars=self._max_chars))
+            outline = await self._pool.read(job_of(file, self._rules, max_chars=self._max_chars))
         if not outline.chunks:
             raise Refused(Reason.NO_TEXT)
         return _Read(outline, await asyncio.to_thread(read_content, file.folder), kind.mime)

@@ -17,8 +17,9 @@ from backend_kit.http import error_response
 from backend_kit.wire import dumps
 from knowledge_flow_backend.errors import BadRequest, TooLarge, UploadProcessingFailed
 from knowledge_flow_backend.index import Reader
+from knowledge_flow_backend.ingest.progress import Destination, Line
 from knowledge_flow_backend.ingest.receive import ReceivedFile, Upload, UploadLimits, receive
-from knowledge_flow_backend.ingest.service import Destination, IngestService, Line
+from knowledge_flow_backend.ingest.service import IngestService
 from knowledge_flow_backend.ingest.staging import Staging
 from knowledge_flow_backend.library.intake import Intake
 
@@ -54,8 +55,9 @@ def build_router(services: Callable[[], IngestServices], identify: Callable[...,
         try:
             await receive_files(request, state.staging, state.limits, upload)
             where = await _destination(state, identity, upload)
-            lines = state.ingest.ingest(upload.files, where)
+            state.ingest.require_open()
             taken = upload.files
+            lines = await state.ingest.ingest(upload.files, where)
         except TooLarge as refused:
             return CutShort(error_response(request, refused.code))
         except OSError:

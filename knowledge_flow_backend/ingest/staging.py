@@ -1,15 +1,18 @@
 """Where an upload lies on disk until its document is in the index: one directory a file, under names that we make."""
 
 import asyncio
+import fcntl
 import shutil
 import tempfile
-import time
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 PREFIX = "turnwise-ingest-"
-_STALE_S = 24 * 3600.0
+PIECE_BYTES = 1024 * 1024
+_LOCK = "lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,11 @@ class Folder:
         """The chunks, a batch a line (`ingest.work.Job`)."""
         return self.path / "chunks.jsonl"
 
+    @property
+    def vectors(self) -> Path:
+        """The vectors of the chunks, float32."""
+        return self.path / "vectors.f32"
+
 
 class Staging:
     """A private directory of this process. What touches the disk runs in a thread; OSError is the caller's to name."""
@@ -40,16 +48,37 @@ class Staging:
     def __init__(self, root: Path | None = None) -> None:
         self._root = root or Path(tempfile.gettempdir())
         self._directory: Path | None = None
+        self._lock: IO[bytes] | None = None
 
     async def open(self) -> None:
-        """Make the directory, and remove those that killed processes left more than a day ago."""
-        self._directory = await asyncio.to_thread(self._make)
+        """Make the directory, and remove those that killed processes left."""
+        await asyncio.to_thread(self._make)
 
     async def folder(self) -> Folder:
         """An empty folder for one file."""
         if self._directory is None:
             raise RuntimeError("the staging directory is not open")
         return Folder(Path(await asyncio.to_thread(tempfile.mkdtemp, dir=self._directory)))
+
+    def unmade(self) -> Folder:
+        """The name of a folder that is not there, for a file whose bytes are elsewhere."""
+        if self._directory is None:
+            raise RuntimeError("the staging directory is not open")
+        return Folder(self._directory / "unmade")
+
+    async def restored(self, pieces: AsyncIterator[bytes]) -> Folder:
+        """A folder with a file that is put together from these pieces."""
+        folder = await self.folder()
+        with await asyncio.to_thread(folder.raw.open, "xb") as file:
+            async for piece in pieces:
+                await asyncio.to_thread(file.write, piece)
+        return folder
+
+    async def pieces(self, folder: Folder) -> AsyncIterator[bytes]:
+        """The bytes that were uploaded, some at a time."""
+        with await asyncio.to_thread(folder.raw.open, "rb") as file:
+            while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
+                yield piece
 
     async def drop(self, folder: Folder) -> None:
         """Remove a folder; one that is gone already is no error."""
@@ -60,12 +89,18 @@ class Staging:
         if self._directory is not None:
             await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
             self._directory = None
+        if self._lock is not None:
+            self._lock.close()
 
-    def _make(self) -> Path:
+    def _make(self) -> None:
         self._root.mkdir(parents=True, exist_ok=True)
-        limit = time.time() - _STALE_S
         for left in self._root.glob(f"{PREFIX}*"):
-            with suppress(FileNotFoundError):  # another process of the service clears up too
-                if left.stat().st_mtime < limit:
-                    shutil.rmtree(left, ignore_errors=True)
-        return Path(tempfile.mkdtemp(prefix=PREFIX, dir=self._root))
+            with suppress(OSError), (left / _LOCK).open("rb") as lock:  # another process may clear up too
+                # Held by the process whose directory it is, for as long as that lives.
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left, ignore_errors=True)
+        # Under another name until it is locked, so that nobody takes it for one that was left.
+        made = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=self._root))
+        self._lock = (made / _LOCK).open("xb")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._directory = made.rename(self._root / made.name.removeprefix("."))

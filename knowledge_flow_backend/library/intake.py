@@ -3,11 +3,15 @@
 A document is known by its owner, its label (`file_path`) and its libraries: a file of the same label in one of them is
 a new version of it. Each upload claims the row, and the newest claim counts; an older one stops at its next step. A
 document that is ready stays so, with its old content, until the new one takes its place or after that has failed.
+
+With the claim, in the same transaction, a job is stored: the file's bytes and what is to become of them, leased to the
+process that received it. Where that process dies the lease runs out, and any process takes the job up under a mark of
+its own; a job ends with its document's success, failure or deletion.
 """
 
 import hashlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,12 +20,17 @@ from sqlalchemy import text
 from backend_kit.wire import dumps
 from knowledge_flow_backend.index import Reader
 from knowledge_flow_backend.index.database import Database
+from knowledge_flow_backend.index.engines import TimedConnection
+from knowledge_flow_backend.index.faults import DatabaseFault, failure_of
 from knowledge_flow_backend.library.reasons import Reason, Refused
 from knowledge_flow_backend.library.store import Statements
 
 _OWN_TAGS = text("SELECT id FROM tags WHERE id = ANY(CAST(:tags AS text[])) AND owner_id = :user")
+_LOCK_TIMEOUT = text("SET LOCAL lock_timeout = 5000")
 _FIND = text(
-    """SELECT d.uid, d.status, d.content_hash, d.stages->>'pipeline' AS pipeline FROM documents d
+    """SELECT d.uid, d.status, d.content_hash, d.stages->>'pipeline' AS pipeline,
+        EXISTS (SELECT 1 FROM ingest_jobs j WHERE j.document_uid = d.uid) AS changing
+    FROM documents d
     WHERE d.owner_id = :user AND d.session_id IS NULL AND d.file_path = :path
     AND CASE WHEN cardinality(CAST(:tags AS text[])) = 0
         THEN NOT EXISTS (SELECT 1 FROM document_tags o WHERE o.document_uid = d.uid)
@@ -47,17 +56,63 @@ _TAG = text(
 )
 _CLAIM = text(
     """UPDATE documents SET stages = CAST(:stages AS jsonb), error = NULL, updated_at = now(),
-    status = CASE WHEN status = 'ready' THEN 'ready' ELSE 'processing' END WHERE uid = :uid RETURNING uid"""
+    status = CASE WHEN status = 'ready' THEN 'ready' ELSE 'processing' END WHERE uid = :uid RETURNING version"""
+)
+_DROP_JOB = text("DELETE FROM ingest_jobs WHERE document_uid = :uid")
+_ADD_JOB = text(
+    """INSERT INTO ingest_jobs (document_uid, claim, label, content_hash, size_bytes, tag_ids, source_tag, version,
+        leased_until)
+    VALUES (:uid, :claim, :path, :hash, :size, CAST(:tags AS text[]), :source_tag, :version, now())"""
+)
+_ADD_PIECE = text("INSERT INTO ingest_pieces (document_uid, ordinal, data) VALUES (:uid, :ordinal, :data)")
+_PIECE = text(
+    """SELECT p.data FROM ingest_pieces p JOIN ingest_jobs j USING (document_uid)
+    WHERE p.document_uid = :uid AND j.claim = :claim AND p.ordinal = :ordinal"""
+)
+_RENEW = text(
+    """UPDATE ingest_jobs SET leased_until = clock_timestamp() + make_interval(secs => :lease_s)
+    WHERE claim = ANY(CAST(:claims AS text[]))"""
+)
+_RELEASE = text("UPDATE ingest_jobs SET leased_until = '-infinity' WHERE claim = :claim")
+# The document's row is locked first, as where a newer upload claims it. Its own second look at the lease decides.
+_TAKE = text(
+    """WITH due AS (
+        SELECT d.uid, jsonb_path_exists(d.stages, '$.*.status ? (@ == "running")') AS begun
+        FROM ingest_jobs j JOIN documents d ON d.uid = j.document_uid
+        WHERE j.leased_until < now() ORDER BY j.received_at LIMIT 1 FOR UPDATE OF d SKIP LOCKED
+    ), taken AS (
+        UPDATE ingest_jobs j SET claim = :claim, leased_until = now() + make_interval(secs => :lease_s),
+            deaths = j.deaths + CASE WHEN due.begun AND j.leased_until <> '-infinity' THEN 1 ELSE 0 END
+        FROM due WHERE j.document_uid = due.uid AND j.leased_until < now() RETURNING j.*
+    ), marked AS (
+        UPDATE documents d SET updated_at = now(),
+            stages = d.stages || jsonb_build_object('claim', CAST(:claim AS text), 'pipeline', CAST(:pipeline AS text))
+        FROM taken WHERE d.uid = taken.document_uid
+        RETURNING d.uid, d.owner_id, d.mime_type, d.stages,
+            d.status = 'ready' AND d.version > taken.version AND d.content_hash = taken.content_hash AS written
+    ) SELECT taken.document_uid, taken.label, taken.content_hash, taken.size_bytes, taken.tag_ids, taken.source_tag,
+        taken.deaths, marked.owner_id, marked.stages, marked.written
+    FROM taken JOIN marked ON marked.uid = taken.document_uid"""
 )
 _NOTE = text(
     """UPDATE documents SET stages = CAST(:stages AS jsonb), updated_at = now()
     WHERE uid = :uid AND stages->>'claim' = :claim RETURNING uid"""
 )
-_FAIL = text(
-    """UPDATE documents SET stages = CAST(:stages AS jsonb), error = :reason, updated_at = now(),
-    status = CASE WHEN status = 'ready' THEN 'ready' ELSE 'failed' END
-    WHERE uid = :uid AND stages->>'claim' = :claim RETURNING uid"""
+_END_JOB = "DELETE FROM ingest_jobs j USING ended WHERE j.document_uid = ended.uid AND j.claim = :claim"
+_FINISH = text(
+    f"""WITH ended AS (
+        UPDATE documents SET stages = CAST(:stages AS jsonb), updated_at = now()
+        WHERE uid = :uid AND stages->>'claim' = :claim RETURNING uid
+    ), gone AS ({_END_JOB}) SELECT uid FROM ended"""  # noqa: S608 - constants of this module
 )
+_FAIL = text(
+    f"""WITH ended AS (
+        UPDATE documents SET stages = CAST(:stages AS jsonb) - 'pipeline', error = :reason, updated_at = now(),
+        status = CASE WHEN status = 'ready' THEN 'ready' ELSE 'failed' END
+        WHERE uid = :uid AND stages->>'claim' = :claim RETURNING uid
+    ), gone AS ({_END_JOB}) SELECT uid FROM ended"""  # noqa: S608 - constants of this module
+)
+_UNCLAIMED = text("SELECT uid FROM documents WHERE uid = :uid AND NOT jsonb_exists(stages, 'claim')")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +148,35 @@ class Claim:
         return {"uid": self.uid, "claim": self.mark, "stages": dumps(stages).decode()}
 
 
-class Intake:
-    """The rows. Every method raises `IndexUnavailable` where Postgres is away."""
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A job that a dead process left, now in this one's hands.
 
-    def __init__(self, database: Database) -> None:
+    `deaths` is how many processes have died while they worked on it, `written` whether the document was stored before
+    the last one did.
+    """
+
+    claim: Claim
+    owner_id: str
+    label: str
+    sha256: str
+    size: int
+    tags: tuple[str, ...]
+    source_tag: str | None
+    deaths: int
+    written: bool
+
+
+class Intake:
+    """The rows. Every method raises `IndexUnavailable` where Postgres is away.
+
+    `lease_s`: seconds after which a job belongs to nobody, unless its holder renews it.
+    """
+
+    def __init__(self, database: Database, *, lease_s: float = 15.0) -> None:
+        self._database = database
         self._statements = Statements(database)
+        self.lease_s = lease_s
 
     async def owns(self, reader: Reader, tags: Sequence[str]) -> bool:
         """Whether all these libraries are there and the caller's own to fill."""
@@ -106,48 +185,131 @@ class Intake:
         rows = await self._statements.rows("own_tags", _OWN_TAGS, {"tags": list(tags), "user": reader.user_id})
         return len(rows) == len(set(tags))
 
-    async def claim(self, reader: Reader, arrival: Arrival) -> tuple[Claim, bool]:
-        """Take a file in hand: the claim, and False where the document holds these very bytes already."""
-        found = await self._find_or_add(reader, arrival)
-        claim = Claim(found.uid, arrival.pipeline)
-        same = (found.status, found.content_hash, found.pipeline) == ("ready", arrival.sha256, arrival.pipeline)
-        if same:
-            if arrival.tags:
-                await self._statements.rows("put_tags", _TAG, {"uid": found.uid, "tags": list(arrival.tags)})
-            return claim, False
-        if not await self._statements.rows("claim", _CLAIM, {"uid": claim.uid, "stages": claim.row()["stages"]}):
-            raise Refused(Reason.SUPERSEDED)
-        return claim, True
+    async def claim(self, reader: Reader, arrival: Arrival, pieces: AsyncIterator[bytes]) -> tuple[Claim, bool]:
+        """Take a file in hand and store its bytes: the claim, and False where the document holds these very bytes.
+
+        All or nothing: when this returns True, the file is ingested whatever happens to this process. Raises `Refused`
+        with `superseded` where its libraries are deleted meanwhile, and what `pieces` raises.
+        """
+        self._database.require_ready()
+        try:
+            async with self._database.ingest.connection() as connection:
+                await connection.execute("lock_timeout", _LOCK_TIMEOUT)
+                found = await _find_or_add(connection, reader, arrival)
+                claim = Claim(found.uid, arrival.pipeline)
+                same = (found.status, found.content_hash, found.pipeline) == ("ready", arrival.sha256, arrival.pipeline)
+                if same and not found.changing:
+                    if arrival.tags:
+                        await connection.execute("put_tags", _TAG, {"uid": found.uid, "tags": list(arrival.tags)})
+                else:
+                    await self._store(connection, claim, arrival, pieces)
+                await connection.commit()
+        except DatabaseFault as error:
+            raise failure_of(error) from error
+        return claim, found.changing or not same
 
     async def note(self, claim: Claim) -> None:
         """Write the stages down. Raises `Refused` with `superseded` where the document is no longer this upload's."""
         if not await self._statements.rows("note_stage", _NOTE, claim.row()):
             raise Refused(Reason.SUPERSEDED)
 
+    async def finish(self, claim: Claim) -> None:
+        """Write the stages down and forget the job. Raises as `note`."""
+        if not await self._statements.rows("finish_document", _FINISH, claim.row()):
+            raise Refused(Reason.SUPERSEDED)
+
     async def fail(self, claim: Claim, reason: Reason) -> None:
-        """Write down why it ended; nothing where the document is no longer this upload's."""
+        """Write down why it ended and forget the job; nothing where the document is no longer this upload's."""
         await self._statements.rows("fail_document", _FAIL, {**claim.row(), "reason": reason.value})
 
-    async def _find_or_add(self, reader: Reader, arrival: Arrival) -> Any:
-        key: Mapping[str, object] = {"user": reader.user_id, "path": arrival.path, "tags": list(arrival.tags)}
-        new = {
-            **key,
-            "name": arrival.name,
-            "mime": arrival.mime,
-            "type": arrival.type,
-            "source_tag": arrival.source_tag,
+    async def unclaimed(self, uid: str) -> bool:
+        """Whether there is a document of that uid that no upload has ever claimed."""
+        return bool(await self._statements.rows("unclaimed", _UNCLAIMED, {"uid": uid}))
+
+    async def renew(self, claims: Sequence[str]) -> None:
+        """Go on holding the jobs of these marks."""
+        await self._statements.rows("renew_jobs", _RENEW, {"claims": list(claims), "lease_s": self.lease_s})
+
+    async def release(self, claim: Claim) -> None:
+        """Leave a job to whoever takes it next, without waiting for the end of its lease."""
+        await self._statements.rows("release_job", _RELEASE, {"claim": claim.mark})
+
+    async def take(self, pipeline: str) -> Left | None:
+        """Take up the oldest job whose lease has run out; None where there is none."""
+        mark = secrets.token_hex(8)
+        wanted = {"claim": mark, "pipeline": pipeline, "lease_s": self.lease_s}
+        rows = await self._statements.rows("take_job", _TAKE, wanted)
+        if not rows:
+            return None
+        row = rows[0]
+        stages = {name: stage for name, stage in row.stages.items() if isinstance(stage, dict)}
+        return Left(
+            claim=Claim(row.document_uid, pipeline, mark, stages),
+            owner_id=row.owner_id,
+            label=row.label,
+            sha256=row.content_hash,
+            size=row.size_bytes,
+            tags=tuple(row.tag_ids),
+            source_tag=row.source_tag,
+            deaths=row.deaths,
+            written=row.written,
+        )
+
+    async def pieces(self, claim: Claim) -> AsyncIterator[bytes]:
+        """The bytes of a job in order; they end early where the document is no longer this upload's."""
+        ordinal = 0
+        while rows := await self._statements.rows(
+            "read_piece", _PIECE, {"uid": claim.uid, "claim": claim.mark, "ordinal": ordinal}
+        ):
+            yield bytes(rows[0][0])
+            ordinal += 1
+
+    async def _store(
+        self, connection: TimedConnection, claim: Claim, arrival: Arrival, pieces: AsyncIterator[bytes]
+    ) -> None:
+        claimed = await connection.execute("claim", _CLAIM, {"uid": claim.uid, "stages": claim.row()["stages"]})
+        if not claimed:
+            raise Refused(Reason.SUPERSEDED)
+        await connection.execute("drop_job", _DROP_JOB, {"uid": claim.uid})
+        job = {
+            "uid": claim.uid,
+            "claim": claim.mark,
+            "path": arrival.path,
             "hash": arrival.sha256,
             "size": arrival.size,
+            "tags": list(arrival.tags),
+            "source_tag": arrival.source_tag,
+            "version": claimed[0][0],
         }
-        # The first uid is derived, so that two first uploads at once meet in one row. It is taken without being found
-        # where that document was moved to another library since.
-        for uid in (_derived(reader, arrival), secrets.token_hex(16)):
-            if found := await self._statements.rows("find_document", _FIND, key):
-                return found[0]
-            await self._statements.rows("add_document", _ADD, {**new, "uid": uid})
-        if found := await self._statements.rows("find_document", _FIND, key):
+        await connection.execute("add_job", _ADD_JOB, job)
+        ordinal = 0
+        async for piece in pieces:
+            await connection.execute("add_piece", _ADD_PIECE, {"uid": claim.uid, "ordinal": ordinal, "data": piece})
+            ordinal += 1
+        # From the commit on, not from the beginning of the transaction.
+        await connection.execute("renew_jobs", _RENEW, {"claims": [claim.mark], "lease_s": self.lease_s})
+
+
+async def _find_or_add(connection: TimedConnection, reader: Reader, arrival: Arrival) -> Any:
+    key: Mapping[str, object] = {"user": reader.user_id, "path": arrival.path, "tags": list(arrival.tags)}
+    new = {
+        **key,
+        "name": arrival.name,
+        "mime": arrival.mime,
+        "type": arrival.type,
+        "source_tag": arrival.source_tag,
+        "hash": arrival.sha256,
+        "size": arrival.size,
+    }
+    # The first uid is derived, so that two first uploads at once meet in one row. It is taken without being found
+    # where that document was moved to another library since.
+    for uid in (_derived(reader, arrival), secrets.token_hex(16)):
+        if found := await connection.execute("find_document", _FIND, key):
             return found[0]
-        raise Refused(Reason.SUPERSEDED)  # its libraries were deleted this moment
+        await connection.execute("add_document", _ADD, {**new, "uid": uid})
+    if found := await connection.execute("find_document", _FIND, key):
+        return found[0]
+    raise Refused(Reason.SUPERSEDED)  # its libraries were deleted this moment
 
 
 def _derived(reader: Reader, arrival: Arrival) -> str:

@@ -47,7 +47,7 @@ SENTENCES: dict[Reason, str] = {
     Reason.EMBEDDING_FAILED: "The embedding model did not answer. Try again.",
     Reason.INDEX_FAILED: "The index did not answer. Try again.",
     Reason.STORAGE_FAILED: "The file could not be stored. Try again later.",
-    Reason.INTERRUPTED: "The service ended while it read the file. Try again.",
+    Reason.INTERRUPTED: "The service ended while it read the file. It goes on with it when it is back.",
     Reason.INTERNAL: "Something went wrong on our side.",
 }
 

@@ -4,7 +4,7 @@ import asyncio
 import io
 import json
 import zlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from backend_kit.http import build_server, install_error_handlers, listen
 from backend_kit.kpi import Kpi
 from backend_kit.settings import Postgres
 from knowledge_flow_backend.errors import EmbeddingUnavailable
-from knowledge_flow_backend.index import Vector
+from knowledge_flow_backend.index import IndexWriter, Vector
 from knowledge_flow_backend.index.database import Database
 from knowledge_flow_backend.ingest import router as ingest_router
 from knowledge_flow_backend.ingest.pool import WORKER, ParserPool, PoolRules
@@ -126,9 +126,14 @@ class Lab:
         async with self.database.ingest.connection() as connection:
             return [tuple(row) for row in await connection.execute("test", text(statement))]
 
+    async def take_up_all(self) -> None:
+        """Ingest what other processes have left, until nothing of it is left."""
+        while await self.service.take_up_one():
+            pass
+
     def staged(self) -> list[Path]:
         """What lies in the staging directory."""
-        return [path for top in self.staging_root.iterdir() for path in top.iterdir()]
+        return [path for top in self.staging_root.iterdir() for path in top.iterdir() if path.is_dir()]
 
 
 async def identify(request: Request) -> Identity:
@@ -139,9 +144,14 @@ async def identify(request: Request) -> Identity:
 
 @asynccontextmanager
 async def running(
-    where: postgres.Database, directory: Path, *, command: Sequence[str] = WORKER, timeout_s: float = 60.0
+    where: postgres.Database,
+    directory: Path,
+    *,
+    command: Sequence[str] = WORKER,
+    timeout_s: float = 60.0,
+    wrapped: Callable[[IndexWriter], IndexWriter] = lambda writer: writer,
 ) -> AsyncIterator[Lab]:
-    """The service on a free port; everything is closed in reverse."""
+    """The service on a free port; everything is closed in reverse. `wrapped` puts something around its writer."""
     async with AsyncExitStack() as stack:
         registry = CollectorRegistry()
         kpi = Kpi(registry, service="test", phases=PHASES)
@@ -156,7 +166,8 @@ async def running(
         stack.push_async_callback(pool.aclose)
         tasks, embedder = TaskRegistry(), HashingEmbedder()
         stack.push_async_callback(tasks.aclose)
-        writer, intake = PgVectorWriter(database, model=embedder.model), Intake(database)
+        writer = wrapped(PgVectorWriter(database, model=embedder.model))
+        intake = Intake(database, lease_s=0.3)
         service = IngestService(
             pool=pool,
             staging=staging,
@@ -168,6 +179,7 @@ async def running(
             kpi=kpi,
             tasks=tasks,
         )
+        tasks.spawn("ingest-leases", service.keep_leases)
         app = FastAPI()
         install_error_handlers(app)
         ingest = IngestServices(service, intake, staging, LIMITS)

@@ -1,6 +1,5 @@
 import asyncio
 import hashlib
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -136,18 +135,21 @@ async def test_metadata_that_is_no_object_is_refused(staging: Staging, field: by
         upload.metadata()
 
 
-async def test_staging_removes_what_killed_processes_left_long_ago(tmp_path: Path) -> None:
-    old, fresh, other = tmp_path / f"{PREFIX}old", tmp_path / f"{PREFIX}fresh", tmp_path / "other"
-    for directory in (old, fresh, other):
+async def test_staging_removes_what_killed_processes_left_and_nothing_of_living_ones(tmp_path: Path) -> None:
+    left, other = tmp_path / f"{PREFIX}left", tmp_path / "other"
+    for directory in (left, other):
         directory.mkdir()
-    for directory in (old, other):
-        os.utime(directory, (0, 0))
-    staging = Staging(tmp_path)
+        (directory / "lock").touch()
+    living, staging = Staging(tmp_path), Staging(tmp_path)
+    await living.open()
+    folder = await living.folder()
     await staging.open()
-    assert not old.exists()
-    assert fresh.exists()
+    assert not left.exists()
+    assert folder.path.exists()
     assert other.exists()
     await staging.aclose()
+    await living.aclose()
+    assert not folder.path.parent.exists()
 
 
 async def test_an_upload_that_is_too_large_is_answered_while_it_is_sent(lab: Lab) -> None:

@@ -1,0 +1,204 @@
+"""What a process leaves when it dies: its jobs, and how another one takes them up."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from knowledge_flow_backend.index import Chunk, Document, DocumentContent, IndexWriter, Vector
+from knowledge_flow_backend.ingest.room import Room
+from tests.knowledge_flow_backend.ingest.lab import Lab, running
+from tests.knowledge_flow_backend.ingest.test_ingest import ends
+from tests.support.postgres import Database
+
+WHOLE = "SELECT d.status, d.error, d.version, c.content FROM documents d JOIN chunks c ON c.document_uid = d.uid"
+
+
+async def execute(lab: Lab, statement: str) -> None:
+    async with lab.database.ingest.connection() as connection:
+        await connection.execute("test", text(statement))
+        await connection.commit()
+
+
+async def test_a_received_file_is_durable_before_anything_is_told(lab: Lab) -> None:
+    data = bytes(range(32, 127)) * 40_000
+    lab.embedder.hold.clear()
+    async with asyncio.TaskGroup() as group:
+        upload = group.create_task(lab.upload(("a.txt", b"first"), ("b.txt", data[:1_500_000])))
+        await lab.embedder.entered.wait()
+        pieces = await lab.rows("SELECT j.label, p.data FROM ingest_jobs j JOIN ingest_pieces p USING (document_uid)"
+                                " ORDER BY j.label, p.ordinal")  # fmt: skip
+        assert [label for label, _ in pieces] == ["a.txt", "b.txt", "b.txt"]
+        assert b"".join(piece for _, piece in pieces) == b"first" + data[:1_500_000]
+        lab.embedder.hold.set()
+    assert [status for _, status, _ in ends(upload.result())] == ["success"] * 2
+    assert await lab.rows("SELECT count(*) FROM ingest_jobs") == [(0,)]
+    assert await lab.rows("SELECT count(*) FROM ingest_pieces") == [(0,)]
+
+
+async def test_a_job_is_taken_up_when_its_lease_has_run_out_and_not_before(
+    lab: Lab, database: Database, tmp_path: Path
+) -> None:
+    """The one who had it lives on after all: what it does counts no more."""
+    lab.embedder.hold.clear()
+    async with running(database, tmp_path / "other") as other, asyncio.TaskGroup() as group:
+        upload = group.create_task(lab.upload(("a.md", b"Text.")))
+        await lab.embedder.entered.wait()
+        assert await other.service.take_up_one() is False
+        await execute(lab, "UPDATE ingest_jobs SET leased_until = now() - interval '1 second'")
+        assert await other.service.take_up_one() is True
+        assert await lab.rows(WHOLE) == [("ready", None, 1, "Text.")]
+        lab.embedder.hold.set()
+    assert ends(upload.result()) == [("a.md", "error", "superseded")]
+    assert await lab.rows(WHOLE) == [("ready", None, 1, "Text.")]
+
+
+async def left_by_a_dead_process(
+    database: Database, directory: Path, name: str = "a.md", data: bytes = b"Text."
+) -> None:
+    """A job whose process is gone and whose lease has run out."""
+    async with running(database, directory) as dying:
+        dying.embedder.hold.clear()
+        upload = asyncio.ensure_future(dying.upload((name, data)))
+        await dying.embedder.entered.wait()
+        await dying.tasks.aclose()
+        await upload
+        await execute(dying, "UPDATE ingest_jobs SET leased_until = now() - interval '1 second'")
+
+
+async def test_a_replacement_that_was_left_keeps_the_old_version_until_it_is_whole(
+    lab: Lab, database: Database, tmp_path: Path
+) -> None:
+    await lab.put("a.md", "Old.")
+    await left_by_a_dead_process(database, tmp_path / "dying", data=b"New.")
+    assert await lab.rows(WHOLE) == [("ready", None, 1, "Old.")]
+    await lab.take_up_all()
+    assert await lab.rows(WHOLE) == [("ready", None, 2, "New.")]
+
+
+async def test_what_was_deleted_meanwhile_stays_deleted(lab: Lab, database: Database, tmp_path: Path) -> None:
+    await left_by_a_dead_process(database, tmp_path / "dying")
+    (uid,) = (await lab.rows("SELECT uid FROM documents"))[0]
+    await lab.call("DELETE", f"/documents/{uid}", status=204)
+    assert await lab.rows("SELECT count(*) FROM ingest_jobs") == [(0,)]
+    assert await lab.rows("SELECT count(*) FROM ingest_pieces") == [(0,)]
+    assert await lab.service.take_up_one() is False
+
+
+async def test_a_newer_upload_takes_the_place_of_a_job_that_was_left(
+    lab: Lab, database: Database, tmp_path: Path
+) -> None:
+    await left_by_a_dead_process(database, tmp_path / "dying", data=b"Old.")
+    await lab.put("a.md", "New.")
+    assert await lab.service.take_up_one() is False
+    assert await lab.rows(WHOLE) == [("ready", None, 1, "New.")]
+
+
+async def test_a_file_that_kills_whoever_reads_it_is_given_up(lab: Lab, database: Database, tmp_path: Path) -> None:
+    await left_by_a_dead_process(database, tmp_path / "dying")
+    await execute(lab, "UPDATE ingest_jobs SET deaths = 2")
+    assert await lab.service.take_up_one() is True
+    assert await lab.rows("SELECT status, error FROM documents") == [("failed", "internal")]
+    assert await lab.rows("SELECT count(*) FROM ingest_jobs") == [(0,)]
+
+
+async def test_files_that_only_waited_are_not_blamed_for_the_death(
+    lab: Lab, database: Database, tmp_path: Path
+) -> None:
+    await left_by_a_dead_process(database, tmp_path / "dying")
+    await execute(lab, "UPDATE ingest_jobs SET deaths = 2")
+    await execute(lab, "UPDATE documents SET stages = stages - 'parse' - 'embed'")
+    await lab.take_up_all()
+    assert await lab.rows(WHOLE) == [("ready", None, 1, "Text.")]
+
+
+async def test_what_was_written_before_its_process_died_is_not_written_again(
+    lab: Lab, database: Database, tmp_path: Path
+) -> None:
+    await left_by_a_dead_process(database, tmp_path / "dying")
+    uid = (await lab.rows("SELECT document_uid FROM ingest_jobs"))[0][0]
+    await execute(lab, "CREATE TABLE kept AS SELECT * FROM ingest_jobs")
+    await lab.take_up_all()
+    await execute(lab, "INSERT INTO ingest_jobs SELECT * FROM kept")
+    await execute(lab, """UPDATE documents SET stages = jsonb_set(stages, '{index,status}', '"running"')""")
+    async with running(database, tmp_path / "later") as later:
+        await later.take_up_all()
+        assert later.embedder.texts == []
+        assert await later.rows(WHOLE) == [("ready", None, 1, "Text.")]
+        document = await later.call("GET", f"/documents/metadata/{uid}")
+        assert {stage["status"] for stage in document["stages"].values()} == {"done"}
+
+
+async def test_the_same_bytes_again_count_while_another_version_is_on_its_way(lab: Lab) -> None:
+    await lab.put("a.md", "One.")
+    lab.embedder.hold.clear()
+    lab.embedder.entered.clear()
+    async with asyncio.TaskGroup() as group:
+        second = group.create_task(lab.upload(("a.md", b"Two.")))
+        await lab.embedder.entered.wait()
+        lab.embedder.entered.clear()
+        third = group.create_task(lab.upload(("a.md", b"One.")))
+        await lab.embedder.entered.wait()
+        lab.embedder.hold.set()
+    assert ends(second.result()) == [("a.md", "error", "superseded")]
+    assert ends(third.result()) == [("a.md", "success", None)]
+    assert await lab.rows("SELECT content FROM chunks") == [("One.",)]
+
+
+class DeletesFirst:
+    """A writer whose document is deleted between the last look at it and its writing."""
+
+    def __init__(self, writer: IndexWriter) -> None:
+        self._writer = writer
+
+    async def replace_document(
+        self, document: Document, content: DocumentContent, chunks: Sequence[Chunk], vectors: Sequence[Vector]
+    ) -> int:
+        await self._writer.delete_document(document.uid)
+        return await self._writer.replace_document(document, content, chunks, vectors)
+
+    async def delete_document(self, document_uid: str) -> bool:
+        return await self._writer.delete_document(document_uid)
+
+
+async def test_what_is_deleted_in_the_moment_of_its_writing_does_not_come_back(
+    database: Database, tmp_path: Path
+) -> None:
+    async with running(database, tmp_path / "staging", wrapped=DeletesFirst) as lab:
+        assert ends(await lab.upload(("a.md", b"Text."))) == [("a.md", "error", "superseded")]
+        assert await lab.rows("SELECT count(*) FROM documents") == [(0,)]
+
+
+async def test_an_upload_tells_its_figures(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "knowledge_flow_backend.ingest.progress")
+    done = (await lab.upload(("a.md", b"Text."), ("b.md", b"More."), ("c.png", b"x")))[-1]
+    assert (done["bytes"], done["chunks"], done["total"]) == (10, 2, 3)
+    assert set(done["stages"]) == {"store", "parse", "embed", "index"}
+    assert all(spent > 0 for spent in done["stages"].values())
+    assert done["chunks_per_s"] > 0
+    (told,) = [record.getMessage() for record in caplog.records if record.message.startswith("upload:")]
+    assert told.startswith("upload: files=3 failed=1 bytes=10 chunks=2 seconds=")
+    assert "embed_s=" in told
+
+
+async def test_large_files_have_the_room_to_themselves() -> None:
+    room, order = Room(10), []
+
+    async def hold(name: str, size: int, until: asyncio.Event) -> None:
+        async with room.of(size):
+            order.append(name)
+            await until.wait()
+
+    first, second = asyncio.Event(), asyncio.Event()
+    second.set()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(hold("small", 4, first))
+        group.create_task(hold("huge", 99, second))
+        group.create_task(hold("other", 6, second))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert order == ["small", "other"]
+        first.set()
+    assert order == ["small", "other", "huge"]
