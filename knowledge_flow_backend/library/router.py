@@ -100,7 +100,7 @@ def _add_access(router: APIRouter, services: Callable[[], LibraryServices], call
     @router.put("/documents/{uid}/tags", tags=[_LIBRARIES])
     async def place(uid: Id, identity: caller, body: Placement) -> dict[str, Any]:
         """Let a document of the caller's stand in exactly these libraries of theirs; in none, only they find it.
-        409 where one of them holds another document of that path, and for an attachment."""
+        409 where one of them holds another document of that path, while it is written, and for an attachment."""
         with _call(services, "documents") as library:
             try:
                 return _found(await library.place(_reader(identity), uid, body.tag_ids), "Document")

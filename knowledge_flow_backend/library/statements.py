@@ -98,6 +98,8 @@ LOCK_DOCUMENT: Final = text(
     f"""SELECT d.owner_id = :reader AS own, d.session_id IS NOT NULL AS attached
     FROM documents d WHERE d.uid = :uid AND {_READS} FOR UPDATE"""
 )
+# A statement of its own: one that waited for the lock still sees the jobs of before.
+CHANGING: Final = text("SELECT 1 FROM ingest_jobs WHERE document_uid = :uid")
 # Locked against deletion: who is put into a library stands in it.
 LOCK_TAGS: Final = text(
     f"""SELECT t.id, t.owner_id = :reader AS own FROM tags t

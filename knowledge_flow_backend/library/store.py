@@ -207,7 +207,7 @@ class Library:
         """Let a document stand in exactly these libraries, all or nothing; None for an unknown document.
 
         Raises `UnknownLibrary`; `Forbidden` where the document or a library is another's; `Conflict` for an
-        attachment, and where one of the libraries holds another document of that path.
+        attachment, while new content is written, and where a library holds another document of that path.
         """
         tags = list(dict.fromkeys(tag_ids))
         async with self._statements.transaction() as connection:
@@ -282,6 +282,9 @@ async def _lock_own(connection: TimedConnection, reader: Reader, uid: str) -> bo
             raise Forbidden("another owner's document")
         if attached:
             raise Conflict("an attachment stands in no library")
+    # What is written at the end of an upload stands in the libraries that the upload named.
+    if rows and await connection.execute("changing", statements.CHANGING, {"uid": uid}):
+        raise Conflict("the document is being written")
     return bool(rows)
 
 

@@ -306,6 +306,20 @@ async def test_an_attachment_stands_in_no_library(lab: Lab) -> None:
     assert await lab.rows("SELECT count(*) FROM document_tags") == [(0,)]
 
 
+async def test_a_document_does_not_move_while_it_is_written(lab: Lab) -> None:
+    one, two = await new_tag(lab, "One"), await new_tag(lab, "Two")
+    uid = await lab.put("a.md", "Text.", tags=[one])
+    lab.embedder.entered.clear()
+    lab.embedder.hold.clear()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(lab.upload(("a.md", b"Changed."), tags=[one]))
+        await lab.embedder.entered.wait()
+        refused = await place(lab, uid, two, status=409)
+        lab.embedder.hold.set()
+    assert refused["detail"]["code"] == "conflict"
+    assert (await place(lab, uid, two))["tag_names"] == ["Two"]
+
+
 async def test_moves_of_one_document_at_once_end_as_one_of_them(lab: Lab) -> None:
     tags = [await new_tag(lab, f"L{at}") for at in range(6)]
     uid = await lab.put("a.md", "Text.")
