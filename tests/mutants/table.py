@@ -93,8 +93,8 @@ MUTANTS = (
     Mutant(
         "the compatible protocol asks the next before the end of the one before",
         "agentic_backend/chat/socket.py",
-        "        if not self._follows:\n            self._submit(ask)\n",
-        "        if not self._pending:\n            self._submit(ask)\n",
+        "        elif not self._follows:\n            self._submit(ask)\n",
+        "        elif not self._pending:\n            self._submit(ask)\n",
         f"{CHAT}/test_socket.py::test_a_compatible_socket_asks_the_next_only_after_the_end_of_the_one_before",
     ),
     Mutant(
