@@ -59,8 +59,10 @@ class TimedConnection:
             self._metrics.db_statement(self._pool, op).observe(time.perf_counter() - begun)
         return result.all() if result.returns_rows else ()
 
-    async def copy(self, op: str, statement: str, rows: bytes) -> None:
-        """Run a constant `COPY … FROM STDIN` with rows in its text format, in the transaction of this connection.
+    async def copy(self, op: str, statement: str, *rows: bytes) -> None:
+        """Run a constant `COPY … FROM STDIN` with these bytes in its format, in the transaction of this connection.
+
+        Large ones leave in small pieces, between which the loop is free; a parameter of that size is copied whole.
 
         Raises psycopg's own errors (`faults.DatabaseFault` holds them): this goes past SQLAlchemy.
         """
@@ -69,7 +71,8 @@ class TimedConnection:
         begun = time.perf_counter()
         try:
             async with driver.cursor() as cursor, cursor.copy(statement) as copy:
-                await copy.write(rows)
+                for part in rows:
+                    await copy.write(part)
         finally:
             self._metrics.db_statement(self._pool, op).observe(time.perf_counter() - begun)
 

@@ -50,8 +50,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Figures:
-    """What an upload came to: files, bytes and chunks that were read, and the seconds of each stage, summed over files
-    (of which some run at the same time)."""
+    """What an upload came to: files, bytes and chunks that were read, and the seconds of each stage, summed over its files."""
 
     began: float = field(default_factory=perf_counter)
     files: int = 0

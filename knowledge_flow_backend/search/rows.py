@@ -1,6 +1,7 @@
 """The rows of a document as every engine writes them: the document, its content, its libraries, its chunks."""
 
 import asyncio
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -36,10 +37,11 @@ _PUT_DOCUMENT = text(
     WHERE documents.owner_id = excluded.owner_id
     RETURNING version"""  # noqa: S608 - the names of our own columns
 )
-_PUT_CONTENT = text(
-    """INSERT INTO document_contents (document_uid, markdown, raw) VALUES (:uid, :markdown, :raw)
-    ON CONFLICT (document_uid) DO UPDATE SET markdown = excluded.markdown, raw = excluded.raw"""
-)
+_DROP_CONTENT = text("DELETE FROM document_contents WHERE document_uid = :uid")
+_COPY_CONTENT = "COPY document_contents (document_uid, markdown, raw) FROM STDIN (FORMAT binary)"
+# Of COPY's binary format: the signature, no flags, no extension; what ends it.
+_BINARY_HEAD = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+_BINARY_END = struct.pack("!h", -1)
 # A library that was deleted meanwhile is left out; the document is stored all the same.
 _PUT_TAGS = text(
     """INSERT INTO document_tags (document_uid, tag_id)
@@ -143,13 +145,14 @@ async def _put_document(
     values = {
         **asdict(document),
         "chunk_count": len(chunks),
-        "token_count": sum(chunk.token_count for chunk in chunks),
+        # Chunks of a large document are read from disk as they are looked at.
+        "token_count": await asyncio.to_thread(lambda: sum(chunk.token_count for chunk in chunks)),
     }
     rows = await connection.execute("put_document", _PUT_DOCUMENT, {name: values[name] for name in _COLUMNS})
     if not rows:
         raise Conflict("the document is another owner's")
-    body = {"uid": document.uid, "markdown": content.markdown, "raw": content.raw}
-    await connection.execute("put_content", _PUT_CONTENT, body)
+    await connection.execute("drop_content", _DROP_CONTENT, {"uid": document.uid})
+    await connection.copy("put_content", _COPY_CONTENT, *await asyncio.to_thread(_content, document.uid, content))
     if document.tag_ids:
         await connection.execute("put_tags", _PUT_TAGS, {"uid": document.uid, "tag_ids": list(document.tag_ids)})
     return int(rows[0][0])
@@ -163,10 +166,19 @@ async def _copy(
     bulk_size: int,
 ) -> None:
     pairs = iter(pairs)
-    while batch := list(islice(pairs, bulk_size)):
+    while batch := await asyncio.to_thread(lambda: list(islice(pairs, bulk_size))):
         # 50 µs a chunk: a large document would hold the loop for seconds.
         rows = await asyncio.to_thread(_rows, document, version, batch)
         await connection.copy("copy_chunks", _COPY_CHUNKS, rows)
+
+
+def _content(uid: str, content: DocumentContent) -> list[bytes]:
+    """The row of a content in COPY's binary format: the number of fields, and each with its length before it."""
+    fields = (uid.encode(), content.markdown.encode(), content.raw)
+    parts = [_BINARY_HEAD, struct.pack("!h", len(fields))]
+    for value in fields:
+        parts += (struct.pack("!i", len(value)), value)
+    return [*parts, _BINARY_END]
 
 
 def _rows(document: Document, version: int, batch: Sequence[tuple[Chunk, Vector]]) -> bytes:
