@@ -51,7 +51,8 @@ class Cluster:
         where = urlsplit(settings.host)
         self._refreshing = _Shared()
         # The library writes a line for each failure, and whole bodies at debug: we say ourselves what went wrong.
-        logging.getLogger("opensearch").setLevel(logging.CRITICAL)
+        for name in ("opensearch", "opensearchpy.trace"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         user = settings.username
         secret = settings.password.get_secret_value() if settings.password else ""
         self._client = AsyncOpenSearch(

@@ -141,8 +141,9 @@ class OpenSearchChunks:
         if own is None:
             found = await self._ranked(query, overview, question)
         else:
-            about = replace(overview, in_scope=overview.attached, rights=replace(overview.rights, corpus=False))
-            found, attached = await at_once(self._ranked(query, overview, question), self._ranked(own, about, question))
+            found, attached = await at_once(
+                self._ranked(query, overview, question), self._ranked(own, overview.of_attached(), question)
+            )
         wanted = attached[: own.limit + SPARE] if own else []
         hits = await self._hits(query, found[: query.limit + SPARE], wanted)
         lacking = {key for key, _ in [*found[: query.limit + SPARE], *wanted]} - hits.keys()

@@ -236,7 +236,7 @@ async def test_few_bulks_are_in_flight_and_what_was_too_busy_is_sent_again(
             if refused < 2:
                 refused += 1
                 return web.Response(status=429, body=b'{"error": {"type": "rejected"}, "status": 429}')
-            if refused < 4:
+            if refused < 4 and (await request.read()).count(b"\n") == 4:
                 refused += 1
                 return await _half(faulty, request)
             return await faulty.ask_node(request)

@@ -137,12 +137,13 @@ def test_a_chunk_is_two_lines_of_json() -> None:
     assert parts_of(key_of("g1", 3)) == ("g1", 3)
 
 
-def test_ranks_are_fused_and_ties_broken_by_key() -> None:
+def test_halves_are_fused_by_their_scores_and_ties_broken_by_key() -> None:
     assert ordered([("b", 1.0), ("a", 1.0), ("c", 2.0)]) == [("c", 2.0), ("a", 1.0), ("b", 1.0)]
-    both = fused([[("a", 9.0), ("b", 8.0)], [("b", 0.5), ("c", 0.4)]], 60)
-    assert [key for key, _ in both] == ["b", "a", "c"]
-    assert both[0][1] == pytest.approx(1 / 62 + 1 / 61)
-    assert fused([], 60) == []
+    both = fused([("a", 8.0), ("b", 4.0)], [("b", 0.9), ("c", 0.4)], 0.5)
+    assert both == [("b", pytest.approx(0.25 + 0.45)), ("a", pytest.approx(0.5 + 0.2)), ("c", pytest.approx(0.2))]
+    assert fused([], [("a", 0.5)], 0.6) == [("a", pytest.approx(0.2))]
+    assert fused([("a", 3.0)], [], 0.6) == [("a", pytest.approx(0.6))]
+    assert fused([], [], 0.6) == []
 
 
 def test_names_of_indices_count() -> None:
