@@ -10,14 +10,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
-from starlette.responses import FileResponse
-from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentic_backend.agent import AGENT_PHASES, AgentKit, Catalog, DirectAnswer, TitleWriter
 from agentic_backend.agent.interrupts import Checkpoints
@@ -39,6 +35,7 @@ from agentic_backend.llm import ModelPool
 from agentic_backend.llm.configured import connections_of, endpoint_of
 from agentic_backend.llm.observer import Metered
 from agentic_backend.metrics import AgenticMetrics
+from agentic_backend.page import ChatPage
 from agentic_backend.persist.claim import EXIT_TAKEN, Possessions
 from agentic_backend.persist.persistence import Persistence
 from agentic_backend.persist.retention import Pruner, Retention, RetentionRules
@@ -75,19 +72,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-WEB = Path(__file__).parent / "web"
 _MIB = 1024 * 1024
 _MAX_BODY_BYTES = _MIB
 _SOCKETS_LEAVE_S = 5.0
 _FLUSH_S = 5.0
 _LAG_NOT_READY_S = 1.0
 _LAG_NOT_READY_FOR_S = 10.0
-
-CONTENT_SECURITY_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
-)
-"""What the page may load and connect to: itself. A model's answer can make it fetch nothing else (TRUST F6)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,10 +189,7 @@ class AgenticService:
         app.include_router(health_router(self), prefix=base)
         router = build_router(lambda: self.running.chat, bearer(self._verifier))
         app.include_router(router, prefix=base)
-        app.add_api_route("/", _page, include_in_schema=False)
-        # The address of a citation (CONTRACT §4): the page reads the document's uid from it.
-        app.add_api_route("/documents/{uid}", _page, include_in_schema=False)
-        app.mount("/web", PageHeaders(StaticFiles(directory=WEB)), name="web")
+        ChatPage(sign_in_at(self._settings)).add_to(app)
         app.add_middleware(Compression, mode=self._settings.server.http_compression)
         app.add_middleware(RequestMetrics, metrics=HttpMetrics(self._registry))
         app.add_middleware(BodyLimit, limit_bytes=_MAX_BODY_BYTES, file_paths=(base + UPLOAD_PATH,))
@@ -333,24 +320,6 @@ class AgenticService:
         database = state.persistence.database
         tokens = self._verifier if isinstance(self._verifier, TokenVerifier) else None
         return Watch(Watched(state.runtime.loop, database.main, database.batch, tokens), windows, state.metrics)
-
-
-class PageHeaders:
-    """Puts the security headers of the page on every answer of an application."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one connection."""
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                extra = [(name.encode(), value.encode()) for name, value in _page_headers().items()]
-                message["headers"] = [*message.get("headers", ()), *extra]
-            await send(message)
-
-        await self._app(scope, receive, send_with_headers)
 
 
 def make_verifier(settings: AgenticSettings) -> Verifier:
@@ -503,12 +472,18 @@ def turn_limits(settings: AgenticSettings) -> TurnLimits:
     )
 
 
+def sign_in_at(settings: AgenticSettings) -> str | None:
+    """The issuer that people sign in at, None where there is no such place: authentication off, or a shared secret."""
+    security = settings.security
+    return security.user.realm_url if security.user.enabled and security.hs256_secret is None else None
+
+
 def public_settings(settings: AgenticSettings) -> PublicSettings:
     """What anybody may read of the configuration."""
     user, ai = settings.security.user, settings.ai
     return PublicSettings(
         auth_enabled=user.enabled,
-        realm_url=user.realm_url,
+        realm_url=sign_in_at(settings),
         client_id=user.client_id,
         max_message_chars=settings.limits.max_message_chars,
         max_attached_files_per_user=ai.max_attached_files_per_user,
@@ -575,18 +550,3 @@ def _to_both(one: Callable[[float], None], other: Callable[[float], None]) -> Ca
         other(value)
 
     return tell
-
-
-def _page_headers() -> dict[str, str]:
-    return {
-        "Content-Security-Policy": CONTENT_SECURITY_POLICY,
-        "X-Content-Type-Options": "nosniff",
-        "Referrer-Policy": "no-referrer",
-        # To look up the host of a link in an answer would already tell it something.
-        "X-DNS-Prefetch-Control": "off",
-        "Cache-Control": "no-cache",
-    }
-
-
-async def _page() -> FileResponse:
-    return FileResponse(WEB / "index.html", headers=_page_headers())

@@ -8,6 +8,8 @@ const MIB = 1024 * 1024;
 /** Who the page speaks as. With authentication off any token passes; a login sets the real one here. */
 export class Credentials {
   #token = "local";
+  /** Called where the service refused the token: whether there is a newer one now. A login sets it. */
+  renew = async () => false;
 
   get token() {
     return this.#token;
@@ -51,6 +53,15 @@ export class Api {
     const url = new URL("chatbot/query/ws", this.#base);
     url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
     return url.href;
+  }
+
+  /** What anybody may know of the service: how to sign in, and its limits. */
+  async settings() {
+    const options = { cache: "no-store", signal: AbortSignal.timeout(DEADLINE_MS) };
+    const response = await reached(() => fetch(new URL("config/frontend_settings", this.#base), options));
+    const settings = decode(await reached(() => response.text()));
+    if (!response.ok || settings === undefined) throw failureOf(response, settings);
+    return settings;
   }
 
   /** The agents that may be asked. */
@@ -103,7 +114,7 @@ export class Api {
 
   /** Attaches a file to a session: {attachment_id, filename, …}. One above the limit is not sent. Within 150 s. */
   async upload(sessionId, file) {
-    this.#limits ??= (await this.#call("GET", "config/frontend_settings")).limits;
+    this.#limits ??= (await this.settings()).limits;
     const most = this.#limits.max_attached_file_size_mb;
     if (file.size > most * MIB) {
       throw new ApiError("attachment_too_large", { status: 400, message: `At most ${most} MB can be attached.` });
@@ -141,7 +152,16 @@ export class Api {
     return String(content);
   }
 
+  /** Once more with a newer token where the service refused this one. */
   async #send(method, path, body, deadlineMs = DEADLINE_MS) {
+    const { token } = this.#credentials;
+    const response = await this.#sendOnce(method, path, body, deadlineMs);
+    if (response.status !== 401) return response;
+    const newer = token !== this.#credentials.token || (await this.#credentials.renew());
+    return newer ? this.#sendOnce(method, path, body, deadlineMs) : response;
+  }
+
+  async #sendOnce(method, path, body, deadlineMs) {
     const headers = { Authorization: `Bearer ${this.#credentials.token}` };
     const request = { method, headers, cache: "no-store", signal: AbortSignal.timeout(deadlineMs) };
     if (body instanceof FormData) {

@@ -8,6 +8,7 @@
  */
 
 import { Api, ApiError, Credentials } from "./api.js";
+import { Login } from "./login.js";
 import { backoffMs, isCutOff, SocketClient, Turn } from "./protocol.js";
 import { placeInAddress, placeOf } from "./sources.js";
 import { errorText } from "./texts.js";
@@ -66,11 +67,17 @@ class App {
   #creating = false;
   #freshDraft = "";
   #freshModel = null;
-  #tabs = new BroadcastChannel(TABS_CHANNEL);
+  #tabs = null;
+  #login;
 
   constructor() {
     const credentials = new Credentials();
     this.#api = new Api(new URL("../agentic/v1/", import.meta.url), credentials);
+    this.#login = new Login(credentials, () => this.#api.settings(), {
+      renewed: (token) => this.#socket.send({ type: "auth", access_token: token }),
+      person: (person) => this.#view.showPerson(person),
+      trouble: (text, again, label) => this.#view.notify(text, again, label),
+    });
     this.#socket = new SocketClient({
       url: this.#api.socketUrl,
       token: () => credentials.token,
@@ -91,6 +98,7 @@ class App {
       askAgain: (turn) => this.#askAgain(turn),
       edit: (turn) => this.#edit(turn),
       answerHuman: (turn, said) => this.#answerHuman(turn, said),
+      signOut: () => this.#signOut(),
       chooseAgent: (id) => this.#chooseAgent(id),
       chooseModel: (id) => this.#chooseModel(id),
       attach: (files) => this.#attach(files),
@@ -99,7 +107,10 @@ class App {
     });
   }
 
-  start() {
+  async start() {
+    if (!(await this.#login.enter())) return;
+    // Another person may sign in next in this tab, or be signed in in the one beside it.
+    this.#tabs = new BroadcastChannel(this.#own(TABS_CHANNEL));
     this.#restorePending();
     addEventListener("hashchange", () => this.#openFromAddress());
     addEventListener("online", () => this.#wake());
@@ -113,6 +124,17 @@ class App {
     this.#loadAgents();
     this.#loadSessions();
     this.#openAddressedDocument();
+  }
+
+  /** The name under which something is kept for the person that is signed in. */
+  #own(name) {
+    return this.#login.personId === null ? name : `${name}.${this.#login.personId}`;
+  }
+
+  #signOut() {
+    this.#turns.clear();
+    this.#savePending();
+    this.#login.signOut();
   }
 
   // ---- documents ----
@@ -674,8 +696,13 @@ class App {
     if (turn.sessionId === this.#currentId) this.#showBusy();
   }
 
+  async #renewAndConnect() {
+    if (await this.#login.renew()) this.#socket.connect();
+  }
+
   #onConnection(state) {
     this.#view.showConnection(state);
+    if (state.name === "refused" && state.code === 4401) this.#renewAndConnect();
     const open = [...this.#turns.values()].filter((turn) => !turn.ended);
     for (const turn of open) {
       if (state.name !== "open") this.#waitForConnection(turn);
@@ -750,7 +777,7 @@ class App {
   /** Questions whose answer is outstanding survive a reload of the tab, with what is known of the answer. */
   #savePending() {
     const open = [...this.#turns.values()].filter((turn) => !turn.ended);
-    const keep = (kept) => sessionStorage.setItem(PENDING_KEY, JSON.stringify(kept));
+    const keep = (kept) => sessionStorage.setItem(this.#own(PENDING_KEY), JSON.stringify(kept));
     try {
       keep(open.map((turn) => ({ savedAt: turn.savedAt, ...turn.snapshot() })));
     } catch (error) {
@@ -760,7 +787,7 @@ class App {
   }
 
   #restorePending() {
-    const pending = JSON.parse(sessionStorage.getItem(PENDING_KEY) ?? "[]");
+    const pending = JSON.parse(sessionStorage.getItem(this.#own(PENDING_KEY)) ?? "[]");
     for (const { savedAt, ...kept } of pending) {
       if (Date.now() - savedAt <= PENDING_MAX_AGE_MS) this.#adopt(Turn.fromSnapshot(kept), savedAt);
     }

@@ -36,7 +36,8 @@ const CONNECTIONS = {
 /**
  * Owns every node of the page outside a turn. `actions` are the controller's: send(text), stop(), newChat(),
  * deleteSession(id), search(words), exportSession(format), loadEarlier(), connect(), retry(turn), askAgain(turn),
- * edit(turn), rate(turn, rating), chooseAgent(id), chooseModel(id), openSource(source, claim), attach(files), detach(attachment).
+ * edit(turn), rate(turn, rating), signOut(), chooseAgent(id), chooseModel(id), openSource(source, claim), attach(files),
+ * detach(attachment).
  */
 export class View {
   #actions;
@@ -68,6 +69,7 @@ export class View {
     this.#wireComposer();
     this.#wireDrawer();
     this.#wireScrolling();
+    this.#nodes["sign-out"].addEventListener("click", () => this.#actions.signOut());
     this.#nodes["new-chat"].addEventListener("click", () => this.#actions.newChat());
     this.#nodes["export-md"].addEventListener("click", () => this.#actions.exportSession("md"));
     this.#nodes["export-json"].addEventListener("click", () => this.#actions.exportSession("json"));
@@ -303,11 +305,11 @@ export class View {
   }
 
   /** A failure that belongs to no turn. Stays until the next one or until it is closed. */
-  notify({ title, message }, retry = null) {
+  notify({ title, message }, retry = null, label = "Try again") {
     const { notice } = this.#nodes;
     const close = el("button", { type: "button", class: "quiet icon-button", "aria-label": "Close" }, icon("close"));
     close.addEventListener("click", () => this.clearNotice());
-    const again = el("button", { type: "button", class: "small" }, "Try again");
+    const again = el("button", { type: "button", class: "small" }, label);
     again.addEventListener("click", () => {
       this.clearNotice();
       retry();
@@ -315,6 +317,12 @@ export class View {
     const text = el("span", {}, el("strong", {}, title), message ? ` ${message}` : "");
     notice.replaceChildren(icon("alert"), text, ...(retry === null ? [] : [again]), close);
     notice.hidden = false;
+  }
+
+  /** Who is signed in: their claims, or null. */
+  showPerson(person) {
+    this.#nodes.person.hidden = person === null;
+    this.#nodes["person-name"].textContent = person?.name ?? person?.preferred_username ?? person?.email ?? "";
   }
 
   clearNotice() {

@@ -178,6 +178,7 @@ class FakeServer:
     def app(self) -> Starlette:
         """The routes that the page uses."""
         routes = [
+            Route(f"{BASE}/config/frontend_settings", self._settings),
             Route(f"{BASE}/agents", self._agents),
             Route(f"{BASE}/chatbot/sessions", self._list),
             Route(f"{BASE}/chatbot/session", self._create, methods=["POST"]),
@@ -191,6 +192,10 @@ class FakeServer:
 
     async def _page(self, _request: Request) -> Response:
         return FileResponse(WEB / "index.html", headers={"Content-Security-Policy": POLICY})
+
+    async def _settings(self, _request: Request) -> Response:
+        user_auth = {"enabled": False, "realm_url": None, "client_id": None}
+        return JSONResponse({"user_auth": user_auth, "limits": {"max_attached_file_size_mb": 50}})
 
     async def _agents(self, _request: Request) -> Response:
         return JSONResponse(self.agents)

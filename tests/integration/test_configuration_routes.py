@@ -9,16 +9,17 @@ CHANGES = [("POST", "/agents/create"), ("PUT", "/agents/update"), ("DELETE", "/a
 
 
 async def test_frontend_settings_need_no_token_and_hold_no_secret(start_service):
-    user = {"enabled": True, "client_id": "app", "realm_url": "https://sso.example/realms/app"}
-    security = SECURITY | {"user": user}
-    async with start_service(security=security, limits={"max_message_chars": 500}) as service:
-        path = f"{BASE}/config/frontend_settings"
-        response = await service.http.get(path, headers={"Authorization": ""})
-        assert response.status == 200
-        settings = await response.json()
-    assert settings["user_auth"] == user
-    assert settings["limits"]["max_message_chars"] == 500
-    assert "thirty-two" not in str(settings)
+    user = {"enabled": True, "client_id": "app", "realm_url": "http://127.0.0.1:9/realms/app"}
+    # With a shared secret there is no place to sign in at: the realm only names the issuer.
+    for security, realm_url in (({"user": user}, user["realm_url"]), (SECURITY | {"user": user}, None)):
+        async with start_service(security=security, limits={"max_message_chars": 500}) as service:
+            path = f"{BASE}/config/frontend_settings"
+            response = await service.http.get(path, headers={"Authorization": ""})
+            assert response.status == 200
+            settings = await response.json()
+        assert settings["user_auth"] == user | {"realm_url": realm_url}
+        assert settings["limits"]["max_message_chars"] == 500
+        assert "thirty-two" not in str(settings)
 
 
 async def test_permissions_are_what_the_routes_allow(service):

@@ -89,6 +89,12 @@ class Administrator:
         client |= {"redirectUris": [f"{origin}/"], "webOrigins": [origin], "attributes": attributes}
         await self._put(f"/clients/{client['id']}", **client)
 
+    async def sign_out(self, user: str) -> None:
+        """End the user's sessions: their refresh tokens do not count any more."""
+        (found,) = await self._get(f"/users?exact=true&username={user}")
+        async with self._http.post(self._url(f"/users/{found['id']}/logout")) as response:
+            assert response.status == 204, await response.text()
+
     async def rotate(self, name: str) -> None:
         """Sign with a new key from now on; the keys before it are still published."""
         realm = await self._get("")

@@ -1,0 +1,179 @@
+/**
+ * Who the page speaks as: sends the person to the sign-in service where the configuration names one, and keeps their
+ * token fresh for as long as the page is open.
+ *
+ * Tokens are in the memory of the page and nowhere else: a reload goes by the sign-in service, whose own session lets
+ * the person through without a word. What is stored for the way there and back (per tab) is of use for one attempt.
+ */
+
+import { ApiError } from "./api.js";
+import { answerIn, OidcError, Provider, renewAfterMs } from "./oidc.js";
+
+const ATTEMPT_KEY = "turnwise.sign-in";
+const RETRY_MS = 5_000;
+/** A token that is refused so soon after it was given is refused for what it is, not for its age. */
+const TOO_SOON_MS = 5_000;
+
+const TROUBLES = {
+  unreachable: { title: "You cannot sign in right now", message: "The sign-in service does not answer." },
+  insecure: { title: "You cannot sign in here", message: "The browser allows it on https addresses and on this machine only." },
+  ended: { title: "You are signed out", message: "Sign in again to go on; what is on this page stays." },
+  refused: { title: "The sign-in did not succeed", message: "The sign-in service refused it." },
+  mixed_up: { title: "The sign-in did not succeed", message: "It was not begun in this tab, or too long ago." },
+  not_accepted: { title: "You may not use this service", message: "It does not accept your account's sign-in." },
+};
+
+export class Login {
+  #credentials;
+  #readSettings;
+  #on;
+  #provider = null;
+  #tokens = null;
+  #personId = null;
+  #timer = null;
+  #renewing = null;
+  #givenAt = Number.NEGATIVE_INFINITY;
+
+  /**
+   * @param {Credentials} credentials take the token, and ask here for a newer one
+   * @param {() => Promise<object>} readSettings the service's public settings
+   * @param {{renewed: (token: string) => void, person: (person: object|null) => void,
+   *          trouble: (text: object, again: () => void, label: string) => void}} on what the page does about it
+   */
+  constructor(credentials, readSettings, on) {
+    this.#credentials = credentials;
+    this.#readSettings = readSettings;
+    this.#on = on;
+    credentials.renew = () => this.renew();
+  }
+
+  /** Id of the person, null where nobody has to sign in. */
+  get personId() {
+    return this.#personId;
+  }
+
+  /**
+   * Before anything else is asked of the service. True: go on. False: the page is left for the sign-in service, or
+   * cannot go on, which was said.
+   */
+  async enter() {
+    const settings = await this.#settings();
+    if (settings === null) return true; // the service does not answer: what comes next finds that out and says it
+    const { enabled, realm_url: issuer, client_id: clientId } = settings.user_auth;
+    if (!enabled || !issuer || !clientId) return true;
+    return this.#attempted(async () => {
+      this.#provider ??= await Provider.discover(issuer, clientId);
+      const answer = answerIn(location);
+      if (answer === null) return this.#leave();
+      await this.#comeBack(answer);
+      return true;
+    }, () => location.reload());
+  }
+
+  /** After the service refused the token: whether there is a newer one. Where not, the person was told. */
+  async renew() {
+    this.#renewing ??= this.#renew().finally(() => {
+      this.#renewing = null;
+    });
+    return this.#renewing;
+  }
+
+  /** Ends the session here and at the sign-in service. */
+  signOut() {
+    const url = this.#provider.endUrl(this.#tokens, new URL("/", location.href).href);
+    this.#forget();
+    if (url === null) this.#say("ended", () => this.#again());
+    else location.assign(url);
+  }
+
+  async #settings() {
+    try {
+      return await this.#readSettings();
+    } catch (error) {
+      if (error instanceof ApiError) return null;
+      throw error;
+    }
+  }
+
+  async #leave() {
+    const { url, attempt } = await this.#provider.begin(new URL("/", location.href).href);
+    const returnTo = location.pathname + location.hash;
+    sessionStorage.setItem(ATTEMPT_KEY, JSON.stringify({ attempt, returnTo }));
+    location.assign(url);
+    return false;
+  }
+
+  async #comeBack(answer) {
+    const { attempt, returnTo } = JSON.parse(sessionStorage.getItem(ATTEMPT_KEY)) ?? { attempt: null, returnTo: "/" };
+    sessionStorage.removeItem(ATTEMPT_KEY);
+    // At once: an address with a code in it must not be reloaded, kept or passed on.
+    history.replaceState(null, "", returnTo);
+    this.#take(await this.#provider.finish(answer, attempt));
+  }
+
+  async #renew() {
+    if (this.#provider === null) {
+      await this.enter(); // the service did not say at the start whether there is a sign-in
+      return false;
+    }
+    if (performance.now() - this.#givenAt < TOO_SOON_MS) {
+      this.#say("not_accepted", () => this.#again());
+      return false;
+    }
+    return this.#attempted(async () => {
+      this.#take(await this.#provider.renew(this.#tokens ?? { refresh: null }));
+      return true;
+    }, () => this.#again());
+  }
+
+  #take(tokens) {
+    this.#tokens = tokens;
+    this.#personId = tokens.person.sub;
+    this.#givenAt = performance.now();
+    this.#credentials.token = tokens.access;
+    this.#on.person(tokens.person);
+    this.#on.renewed(tokens.access);
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(() => this.#renewInTime(), renewAfterMs(tokens.lifetimeMs));
+  }
+
+  /** Before the end of the token, so that no socket is closed for it. What fails is tried again: nobody waits for it. */
+  async #renewInTime() {
+    try {
+      this.#take(await this.#provider.renew(this.#tokens));
+    } catch (error) {
+      if (!(error instanceof OidcError)) throw error;
+      if (error.code === "unreachable") this.#timer = setTimeout(() => this.#renewInTime(), RETRY_MS);
+      else this.#lose(error.code);
+    }
+  }
+
+  async #attempted(step, again) {
+    try {
+      return await step();
+    } catch (error) {
+      if (!(error instanceof OidcError)) throw error;
+      this.#lose(error.code, again);
+      return false;
+    }
+  }
+
+  #lose(code, again = () => this.#again()) {
+    if (code === "ended") this.#forget();
+    this.#say(code, again);
+  }
+
+  #forget() {
+    clearTimeout(this.#timer);
+    this.#tokens = null;
+    this.#on.person(null);
+  }
+
+  #again() {
+    this.#attempted(() => this.#leave(), () => location.reload());
+  }
+
+  #say(code, again) {
+    this.#on.trouble(TROUBLES[code], again, code === "unreachable" ? "Try again" : "Sign in");
+  }
+}
