@@ -202,7 +202,7 @@ class KnowledgeFlowService:
         stack.push_async_callback(database.aclose)
         embedder = make_embedder(settings, metrics, tasks)
         stack.push_async_callback(embedder.aclose)
-        engine = make_engine(settings, database, model=embedder.model, kpi=kpi)
+        engine = make_engine(settings, database, metrics, model=embedder.model, kpi=kpi)
         stack.push_async_callback(engine.aclose)
         search = _make_search(settings, stack, index=engine.index, embedder=embedder, metrics=metrics, kpi=kpi)
         ingest, fast = await _make_ingest(

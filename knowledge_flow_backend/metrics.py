@@ -19,7 +19,7 @@ class KnowledgeFlowMetrics:
 
     One call feeds the summary log and Prometheus. Labelled ones are called with their values, in the order of the
     label names. Values: route search|rerank|ingest|documents|tags; status ok|error|cancelled|timeout|rejected;
-    cause late|failed|busy|off; pool main|ingest; op the statement's name or commit; stage parse|chunk|embed|index.
+    cause late|failed|busy|off; pool main|ingest; op the statement's name or commit; stage store|parse|embed|index.
     Never a user, session, document or library.
     """
 
@@ -126,6 +126,11 @@ class KnowledgeFlowMetrics:
         self.ingested_chunks: Counter = self._kpi.counter(
             "ingest.chunks",
             PrometheusCounter("app_ingest_chunks_total", "Chunks written to the index.", registry=self._registry),
+        )
+        self.index_pending: KpiGauge = self._kpi.gauge(
+            "index_pending",
+            Gauge("app_index_pending", "Changes that OpenSearch has not followed yet.", registry=self._registry),
+            level=True,
         )
         self.ingest_running: KpiGauge = self._kpi.gauge(
             "ingest.running",

@@ -9,6 +9,7 @@ from backend_kit.kpi import Kpi
 from knowledge_flow_backend.errors import DocumentsUnavailable, SchemaMismatch
 from knowledge_flow_backend.index import ChunkIndex, IndexWriter
 from knowledge_flow_backend.index.database import Database
+from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 from knowledge_flow_backend.search.opensearch import Cluster, ClusterRules
 from knowledge_flow_backend.search.opensearch_follow import Follower
 from knowledge_flow_backend.search.opensearch_index import OpenSearchChunks, OpenSearchRules
@@ -96,13 +97,21 @@ class PgVectorEngine:
 class OpenSearchEngine:
     """Chunks and vectors in OpenSearch, documents and rights in Postgres."""
 
-    def __init__(self, settings: KnowledgeFlowSettings, database: Database, *, model: str, kpi: Kpi) -> None:
+    def __init__(
+        self,
+        settings: KnowledgeFlowSettings,
+        database: Database,
+        metrics: KnowledgeFlowMetrics,
+        *,
+        model: str,
+        kpi: Kpi,
+    ) -> None:
         where = settings.storage.opensearch
         if where is None:
             raise RuntimeError("storage.vector_store.type opensearch without storage.opensearch")
         rules = OpenSearchRules(settings.search.rrf_k, settings.search.attachment_hits)
         self._cluster = Cluster(where, ClusterRules(connections=where.max_connections))
-        self._follower = Follower(database, self._cluster)
+        self._follower = Follower(database, self._cluster, metrics)
         self.index = OpenSearchChunks(database, self._cluster, model=model, kpi=kpi, rules=rules)
         self.writer = OpenSearchWriter(
             database,
@@ -140,7 +149,10 @@ class OpenSearchEngine:
         await self._cluster.aclose()
 
 
-def make_engine(settings: KnowledgeFlowSettings, database: Database, *, model: str, kpi: Kpi) -> Engine:
+def make_engine(
+    settings: KnowledgeFlowSettings, database: Database, metrics: KnowledgeFlowMetrics, *, model: str, kpi: Kpi
+) -> Engine:
     """The engine of `storage.vector_store.type`. Opens nothing yet."""
-    chosen = OpenSearchEngine if settings.storage.vector_store.type == "opensearch" else PgVectorEngine
-    return chosen(settings, database, model=model, kpi=kpi)
+    if settings.storage.vector_store.type == "opensearch":
+        return OpenSearchEngine(settings, database, metrics, model=model, kpi=kpi)
+    return PgVectorEngine(settings, database, model=model, kpi=kpi)

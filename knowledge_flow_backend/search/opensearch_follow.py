@@ -14,6 +14,7 @@ from knowledge_flow_backend.errors import DocumentsUnavailable
 from knowledge_flow_backend.index.database import Database
 from knowledge_flow_backend.index.engines import TimedConnection
 from knowledge_flow_backend.index.faults import Backoff, DatabaseFault, failure_of
+from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 from knowledge_flow_backend.search import opensearch_statements as statements
 from knowledge_flow_backend.search.opensearch import Cluster
 from knowledge_flow_backend.search.opensearch_body import Place, moved, of_generations
@@ -30,9 +31,17 @@ _LOG_INTERVAL_S: Final = 1.0
 class Follower:
     """The work of one process; with several, one of them works at a time and the others pass."""
 
-    def __init__(self, database: Database, cluster: Cluster, *, intention_s: float = INTENTION_S) -> None:
+    def __init__(
+        self,
+        database: Database,
+        cluster: Cluster,
+        metrics: KnowledgeFlowMetrics,
+        *,
+        intention_s: float = INTENTION_S,
+    ) -> None:
         self._database = database
         self._cluster = cluster
+        self._metrics = metrics
         self._intention_s = intention_s
         self._woken = asyncio.Event()
 
@@ -47,8 +56,9 @@ class Follower:
         while True:
             self._woken.clear()
             try:
+                await self._count()
                 while await self.follow():
-                    pass
+                    await self._count()
                 backoff = Backoff()
             except DocumentsUnavailable as failure:
                 if time.perf_counter() - logged >= _LOG_INTERVAL_S:
@@ -80,6 +90,15 @@ class Follower:
                 return len(notes)
         except DatabaseFault as error:
             raise failure_of(error) from error
+
+    async def _count(self) -> None:
+        """Publish how much is left; every process does, whichever follows. Raises `IndexUnavailable`."""
+        try:
+            async with self._database.main.connection() as connection:
+                rows = await connection.execute("pending", statements.PENDING)
+        except DatabaseFault as error:
+            raise failure_of(error) from error
+        self._metrics.index_pending.set(rows[0][0])
 
     async def _move(self, connection: TimedConnection, notes: Sequence[Sequence[Any]]) -> None:
         uids = sorted({uid for _, uid, generation in notes if generation is None})

@@ -104,7 +104,7 @@ class Corpus:
             try:
                 chunks = OpenSearchChunks(database, cluster, model=model, kpi=kpi, rules=OpenSearchRules(**rules))
                 writer = OpenSearchWriter(database, cluster, model=model, bulk_size=3)
-                follower = Follower(database, cluster) if follow else None
+                follower = Follower(database, cluster, metrics) if follow else None
                 yield cls(where.dsn, database, chunks, writer, HashEmbedder(), kpi, metrics, cluster, follower)
             finally:
                 await cluster.aclose()

@@ -16,6 +16,7 @@ app_embed_batch_size histogram -
 app_embed_queue_seconds histogram -
 app_embed_seconds histogram -
 app_http_pool_wait_seconds histogram pool
+app_index_pending gauge -
 app_ingest_chunks counter -
 app_ingest_documents counter status
 app_ingest_in_progress gauge -

@@ -41,7 +41,7 @@ def pending(corpus: Corpus) -> int:
 
 def follower(corpus: Corpus, **rules: Any) -> Follower:
     assert corpus.cluster is not None
-    return Follower(corpus.database, corpus.cluster, **rules)
+    return Follower(corpus.database, corpus.cluster, corpus.metrics, **rules)
 
 
 async def test_what_is_deleted_or_replaced_leaves_opensearch(corpus: Corpus) -> None:
@@ -147,6 +147,7 @@ async def test_what_fails_is_tried_again(corpus: Corpus, opensearch: OpenSearchI
                 while pending(corpus):  # noqa: ASYNC110 - a table tells nobody
                     await asyncio.sleep(0.02)
             running.cancel()
+        assert corpus.kpi.registry.get_sample_value("app_index_pending") == 0
     assert await stored(corpus) == 0
 
 
