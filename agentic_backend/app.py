@@ -61,6 +61,7 @@ from backend_kit.http import (
     bearer,
     health_router,
     install_error_handlers,
+    refusals,
     serve,
 )
 from backend_kit.kpi import Kpi
@@ -183,7 +184,9 @@ class AgenticService:
         return self._state
 
     def _build_app(self) -> FastAPI:
-        app = FastAPI(title="Turnwise agentic service", version=version("turnwise"), lifespan=self._lifespan)
+        app = FastAPI(
+            title="Turnwise agentic service", version=version("turnwise"), lifespan=self._lifespan, responses=refusals()
+        )
         base = self._settings.app.base_url
         install_error_handlers(app)
         app.include_router(health_router(self), prefix=base)

@@ -27,6 +27,7 @@ from backend_kit.http import (
     bearer,
     health_router,
     install_error_handlers,
+    refusals,
     serve,
 )
 from backend_kit.kpi import Kpi
@@ -160,7 +161,9 @@ class KnowledgeFlowService:
         return now - self._late_since >= _LAG_NOT_READY_FOR_S
 
     def _build_app(self) -> FastAPI:
-        app = FastAPI(title="Turnwise knowledge flow", version=version("turnwise"), lifespan=self._lifespan)
+        app = FastAPI(
+            title="Turnwise knowledge flow", version=version("turnwise"), lifespan=self._lifespan, responses=refusals()
+        )
         base = self._settings.app.base_url
         identify = bearer(self._verifier)
         install_error_handlers(app)

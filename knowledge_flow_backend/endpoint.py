@@ -101,7 +101,7 @@ class JsonCalls:
                 return await self._attempt(data)
             except CallFailed as failure:
                 # Half of it is jitter: callers that failed at one moment must not come back at one moment.
-                wait_s = (failure.wait_s or 0.0) + _FIRST_WAIT_S * 2**tries * random.uniform(0.5, 1.0)  # noqa: S311
+                wait_s = (failure.wait_s or 0.0) + _FIRST_WAIT_S * 2**tries * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
                 late = time.perf_counter() - began + wait_s > budget_s
                 if failure.kind not in ("down", "busy") or tries >= self._endpoint.max_retries or late:
                     raise

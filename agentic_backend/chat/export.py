@@ -38,7 +38,9 @@ class Services(Protocol):
 def add_export(router: APIRouter, services: Callable[[], Services], caller: Any) -> None:
     """The route. `services()` is asked at each request: it exists once the app runs."""
 
-    @router.get("/chatbot/session/{session_id}/export")
+    file = {"description": "A file", "content": {"text/markdown": {}, "application/json": {}}}
+
+    @router.get("/chatbot/session/{session_id}/export", response_class=Response, responses={200: file})
     async def export(session_id: SessionId, identity: caller, format: Format = "md") -> Response:  # noqa: A002 - its name on the wire
         state = services()
         session = await state.store.get(session_id, identity.uid)

@@ -104,7 +104,7 @@ def _add_sockets(router: APIRouter, services: Callable[[], ChatServices]) -> Non
 
 
 def _add_stream(router: APIRouter, services: Callable[[], ChatServices], caller: Any) -> None:
-    @router.post("/chatbot/query/stream", response_class=EventStream, openapi_extra=_STREAM_BODY)
+    @router.post("/chatbot/query/stream", status_code=200, response_class=EventStream, openapi_extra=_STREAM_BODY)
     async def query_stream(request: Request, identity: caller) -> Response:
         state = services()
         return await state.hub.stream(request, identity, state.registry)

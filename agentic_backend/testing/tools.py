@@ -37,7 +37,7 @@ class FakeToolbox:
         """The functions, for an agent that names the server."""
         return self._offer if self.server in server_ids else Offer()
 
-    async def call(self, tool: Tool, arguments: dict[str, Any], caller: ToolCaller) -> ToolAnswer:  # noqa: ARG002
+    async def call(self, tool: Tool, arguments: dict[str, Any], caller: ToolCaller) -> ToolAnswer:  # noqa: ARG002 - the port
         """Call the function; its result becomes text."""
         self.called.append((tool.name, arguments))
         try:

@@ -2,7 +2,7 @@
 
 from backend_kit.http.bearer import bearer
 from backend_kit.http.context import BodyLimit, HttpMetrics, RequestId, RequestMetrics, request_id
-from backend_kit.http.errors import error_response, install_error_handlers
+from backend_kit.http.errors import error_response, install_error_handlers, refusals
 from backend_kit.http.health import health_router
 from backend_kit.http.server import CannotListen, ServeSettings, build_server, listen, serve
 
@@ -19,6 +19,7 @@ __all__ = [
     "health_router",
     "install_error_handlers",
     "listen",
+    "refusals",
     "request_id",
     "serve",
 ]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, MutableMapping
 from typing import Any
 
-from fastapi import HTTPException
+from fastapi import HTTPException, Response
 from prometheus_client import CollectorRegistry, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -52,8 +52,7 @@ class RequestId:
 
 def request_id(scope: MutableMapping[str, Any]) -> str:
     """The id that `RequestId` gave, "" without it."""
-    value = scope.get("state", {}).get("request_id", "")
-    return value if isinstance(value, str) else ""
+    return str(scope.get("state", {}).get("request_id", ""))
 
 
 class HttpMetrics:
@@ -106,9 +105,7 @@ def _route(scope: Scope) -> str:
     # A route of an included router has its path without the prefix; FastAPI keeps the whole one beside it.
     context = scope.get("fastapi", {}).get("effective_route_context")
     path = getattr(context, "path_format", None) or getattr(scope.get("route"), "path", None)
-    if isinstance(path, str):
-        return path
-    return "mounted" if "endpoint" in scope else "unmatched"
+    return path if isinstance(path, str) else "mounted" if "endpoint" in scope else "unmatched"
 
 
 class BodyLimit:
@@ -130,7 +127,9 @@ class BodyLimit:
             return
         declared = header(scope["headers"], b"content-length") or ""
         if declared.isdigit() and int(declared) > self._limit:
-            await self._refuse(scope, send)
+            # `close`: the rest of the body is not read.
+            body = dumps({"detail": _too_large(scope)})
+            await Response(body, 413, {"Connection": "close"}, "application/json")(scope, receive, send)
             return
         received = 0
 
@@ -148,14 +147,6 @@ class BodyLimit:
     def _takes_files(self, scope: Scope) -> bool:
         multipart = (header(scope["headers"], b"content-type") or "").startswith("multipart/")
         return multipart and scope["path"] in self._file_paths
-
-    async def _refuse(self, scope: Scope, send: Send) -> None:
-        body = dumps({"detail": _too_large(scope)})
-        length = str(len(body)).encode()
-        # `close`: the rest of the body is not read.
-        headers = [(b"content-type", b"application/json"), (b"content-length", length), (b"connection", b"close")]
-        await send({"type": "http.response.start", "status": 413, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
 
 
 def _too_large(scope: Scope) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -11,6 +12,13 @@ from backend_kit.http.context import REQUEST_ID_HEADER, request_id
 from backend_kit.wire import CODES, Code, ServiceError, dumps, message_for
 
 logger = logging.getLogger(__name__)
+
+_REFUSED = {"application/json": {"schema": {"type": "object", "required": ["detail"]}}}
+
+
+def refusals() -> dict[int | str, dict[str, Any]]:
+    """`responses=` of an application: the statuses of the closed list, which any route may answer with."""
+    return {info.status: {"description": "`detail.code` says why", "content": _REFUSED} for info in CODES.values()}
 
 
 def install_error_handlers(app: FastAPI) -> None:

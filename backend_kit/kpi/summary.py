@@ -70,7 +70,7 @@ class Summary:
         self._process_interval = process_interval_s
         self._level = logging.WARNING if log_level.lower() in _QUIET_LEVELS else logging.INFO
         # Not from getLogger: two apps in one process would each write the other's lines as well.
-        self._logger = logging.Logger("turnwise.kpi", logging.INFO)  # noqa: LOG001
+        self._logger = logging.Logger("turnwise.kpi", logging.INFO)  # noqa: LOG001 - in no tree
         handler = logging.StreamHandler(stream or sys.stderr)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
         self._logger.addHandler(handler)

@@ -37,7 +37,7 @@ class Annotations:
         self._send("PATCH", f"{self._url}/{mark}", {"timeEnd": _now_ms(), "text": text})
 
     def _send(self, method: str, url: str, body: dict[str, Any]) -> Any:
-        request = urllib.request.Request(url, json.dumps(body).encode(), self._headers, method=method)  # noqa: S310
+        request = urllib.request.Request(url, json.dumps(body).encode(), self._headers, method=method)  # noqa: S310 - as below
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310 - the operator's own URL
             return json.load(answer)
 

@@ -279,7 +279,7 @@ def _processes_in(directory: Path) -> list[int]:
 def _run_as(account: _Account | None, command: list[str], cwd: Path) -> "subprocess.CompletedProcess[bytes]":
     """Run a program to its end, as the account where there is one. Raises PermissionError where it cannot be run."""
     if account is None:
-        return subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, check=False)  # noqa: S603
+        return subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, check=False)  # noqa: S603 - ours
     return subprocess.run(  # noqa: S603 - our own binaries and paths
         command,
         cwd=cwd,

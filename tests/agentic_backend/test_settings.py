@@ -115,7 +115,7 @@ def test_without_authentication_another_address_must_be_wanted(tmp_path: Path) -
     with pytest.raises(SettingsError) as caught:
         changed(tmp_path, app={"address": "0.0.0.0"})  # noqa: S104 - refused
     assert "security.user.enabled: authentication is off and app.address is not loopback" in str(caught.value)
-    settings = changed(tmp_path, app={"address": "0.0.0.0"}, security={"allow_insecure": True})  # noqa: S104
+    settings = changed(tmp_path, app={"address": "0.0.0.0"}, security={"allow_insecure": True})  # noqa: S104 - read
     assert settings.security.allow_insecure
 
 

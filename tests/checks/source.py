@@ -2,6 +2,7 @@
 
 import ast
 import io
+import re
 import tokenize
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("agentic_backend", "backend_kit", "deploy", "knowledge_flow_backend", "ws_bench")
 SERVICES = ("agentic_backend", "knowledge_flow_backend")
 
+_EXPLAINED = re.compile(r"noqa: [A-Z]+[0-9]+(, [A-Z]+[0-9]+)* +[-#] ?\w")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 _LAYOUT = (
     tokenize.COMMENT,
@@ -103,6 +105,18 @@ def prints(module: Module) -> list[str]:
         module.at(node)
         for node in ast.walk(module.tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+
+
+def unexplained(module: Module) -> list[str]:
+    """Suppressed findings (`noqa`) without a rule's code, or without the reason behind it."""
+    comments = [
+        token for token in tokenize.generate_tokens(io.StringIO(module.text).readline) if token.type == tokenize.COMMENT
+    ]
+    return [
+        f"{module.path}:{token.start[0]}"
+        for token in comments
+        if "noqa" in token.string and not _EXPLAINED.search(token.string)
     ]
 
 

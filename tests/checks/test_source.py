@@ -16,6 +16,7 @@ from tests.checks.source import (
     modules,
     prints,
     stray_tasks,
+    unexplained,
 )
 
 LONGEST_FUNCTION = 60
@@ -71,6 +72,27 @@ def test_everything_is_caught_at_three_edges_only_each_with_its_reason(service: 
 )
 def test_a_broad_except_is_found(text: str, count: int) -> None:
     assert len(broad_excepts(module_of(text))) == count
+
+
+def test_each_suppressed_finding_has_its_reason() -> None:
+    """The security rules of ruff (S, which are bandit's) are on: who switches one off for a line says why."""
+    assert [place for m in modules(*PACKAGES, "tests") for place in unexplained(m)] == []
+
+
+@pytest.mark.parametrize(
+    ("comment", "count"),
+    [
+        ("# noqa", 1),
+        ("# noqa: S608", 1),
+        ("# noqa: S608 -", 1),
+        ("# noqa: S608 - constants", 0),
+        ("# noqa: S310, S603 # our own", 0),
+        ("# ruff: noqa: S608", 1),
+        ("# anything else", 0),
+    ],
+)
+def test_a_suppressed_finding_without_a_reason_is_found(comment: str, count: int) -> None:
+    assert len(unexplained(module_of(f"x = 1  {comment}\n"))) == count
 
 
 def test_functions_fit_a_screen() -> None:

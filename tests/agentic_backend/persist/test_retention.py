@@ -81,7 +81,7 @@ def execute(where: Where, *statements: str) -> None:
 
 
 def left(where: Where, table: str = "session") -> set[str]:
-    return {session_id for (session_id,) in rows(where.dsn, f"SELECT DISTINCT session_id FROM {table}")}  # noqa: S608
+    return {session_id for (session_id,) in rows(where.dsn, f"SELECT DISTINCT session_id FROM {table}")}  # noqa: S608 - ours
 
 
 def noting(told: list[Key]) -> Callable[[Key], Awaitable[None]]:
