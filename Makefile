@@ -5,7 +5,7 @@ RUN := ./deploy/local/toolchain.sh run
 PYTHON_RUN := $(RUN) .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help run keycloak opensearch test check gates format lock bench bench-short bench-micro bench-turn bench-ladder bench-matrix bench-verdict bench-kpi bench-growth profile chaos chaos-full clean
+.PHONY: help run keycloak opensearch test check gates format lock bench bench-short bench-micro bench-turn bench-ladder bench-matrix bench-verdict bench-kpi bench-ingest bench-growth profile chaos chaos-full clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -63,6 +63,9 @@ bench-verdict: ## make each cause the bottleneck in turn, and ask the service wh
 
 bench-kpi: ## what watching costs: with it and without, scraped and unscraped
 	@$(PYTHON_RUN) -m tests.bench.kpi_cost $(ARGS)
+
+bench-ingest: ## what 200 MB of uploads cost, stage by stage, and how much memory; an hour; ARGS=--short for 20 MB
+	@$(PYTHON_RUN) -m tests.bench.ingest $(ARGS)
 
 bench-growth: ## what a search costs at 10,000 to 300,000 chunks, and beside an upload, on both engines; half an hour
 	@$(PYTHON_RUN) -m tests.bench.growth $(ARGS)

@@ -152,11 +152,14 @@ async def _send(session: aiohttp.ClientSession, url: str, tag: str, path: Path, 
 
 
 async def _end_of(response: aiohttp.ClientResponse, label: str) -> Result:
-    async for raw in response.content:
-        line = decoded(raw)
-        if isinstance(line, dict) and line.get("step") == "finished":
-            return Result(label, str(line.get("status")), str(line.get("error") or ""))
-    return Result(label, "error", "the service went away")
+    try:
+        async for raw in response.content:
+            line = decoded(raw)
+            if isinstance(line, dict) and line.get("step") == "finished":
+                return Result(label, str(line.get("status")), str(line.get("error") or ""))
+    except (aiohttp.ClientError, TimeoutError):
+        pass  # it has answered, so the file is safe with it
+    return Result(label, "error", "the service went away; it goes on with the file when it is back")
 
 
 def _quotable(label: str) -> str:

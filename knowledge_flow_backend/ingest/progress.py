@@ -50,7 +50,8 @@ class Outcome:
 
 @dataclass(slots=True)
 class Figures:
-    """What an upload came to: files, bytes and chunks that were read, and the seconds of each stage, summed over its files."""
+    """What an upload came to: files, bytes and chunks that were read, and the seconds of each stage, summed over its
+    files."""
 
     began: float = field(default_factory=perf_counter)
     files: int = 0

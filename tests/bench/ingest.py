@@ -204,9 +204,9 @@ def report(done: dict[str, Any], memory: Memory, lag: tuple[float, float], verdi
         rate = done["chunks"] / seconds if seconds else 0.0
         print(f"  {stage:6} {seconds:8.1f} s {rate:10.0f} chunks/s {done['bytes'] / MIB / seconds:8.1f} MB/s")
     print(f"rss at start {memory.start_mb:.0f} MB, peak {memory.service_mb:.0f} MB", end="; ")
-    print(
-        f"children {memory.children_mb:.0f} MB at most; the loop was late by > 20 ms in {lag[0]:.2%} of samples, at most {lag[1] * 1e3:.0f} ms"
-    )
+    print(f"children {memory.children_mb:.0f} MB at most")
+    share, highest = lag
+    print(f"the loop was late by > 20 ms in {share:.2%} of samples, at most {highest * 1e3:.0f} ms")
     verdicts.hold("growth of the service", memory.service_mb - memory.start_mb, GROWTH_MB, "MB")
     verdicts.hold("largest child", memory.child_mb, 1024.0, "MB")
 

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from knowledge_flow_backend.cli import find, main
 from tests.knowledge_flow_backend.ingest.lab import BASE, Lab
@@ -157,3 +158,30 @@ def test_a_directory_with_nothing_to_read_is_said_as_such(tmp_path: Path, capsys
     assert main(["ingest", str(tmp_path), "--library", "x"]) == 2
     assert main(["ingest", str(tmp_path / "none"), "--library", "x"]) == 2
     assert "no files to ingest" in capsys.readouterr().err
+
+
+async def test_a_service_that_dies_after_its_answer_has_the_file(docs: Path) -> None:
+    async def library(_request: web.Request) -> web.Response:
+        return web.json_response({"id": "t"}, status=201)
+
+    async def dies(request: web.Request) -> web.StreamResponse:
+        await request.read()
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        await answer.write(b'{"step": "parse", "filename": "README.md", "status": "in_progress"}\n')
+        assert request.transport is not None
+        request.transport.abort()
+        return answer
+
+    app = web.Application()
+    app.router.add_post("/tags", library)
+    app.router.add_post("/upload-process-documents", dies)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", port := free_port())
+    await site.start()
+    options = ("--library", "Docs", "--url", f"http://127.0.0.1:{port}")
+    code, out, _ = await run("ingest", str(docs / "README.md"), *options)
+    await runner.cleanup()
+    assert code == 1
+    assert "README.md: the service went away; it goes on with the file when it is back" in out
