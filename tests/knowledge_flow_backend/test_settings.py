@@ -12,7 +12,7 @@ from tests.backend_kit.settings.typos import refusals, typos_in_file
 
 CONFIG = Path(__file__).parents[2] / "config" / "knowledge_flow"
 ENV = {"TURNWISE_HS256_SECRET": "0123456789abcdef0123456789abcdef"}
-FILES = ["configuration.yaml", "configuration_bench.yaml", "configuration_prod.yaml"]
+FILES = ["configuration.yaml", "configuration_bench.yaml", "configuration_opensearch.yaml", "configuration_prod.yaml"]
 CANARY = "hunter2-canary"
 
 
@@ -51,6 +51,11 @@ def test_the_bench_file_needs_nothing_but_this_machine() -> None:
 def test_an_opensearch_index_needs_its_cluster(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"storage\.vector_store\.type: needs storage\.opensearch$"):
         changed(tmp_path, storage={"vector_store": {"type": "opensearch"}})
+    for host, secure in (("http://localhost:9200", True), ("https://localhost:9200", False)):
+        with pytest.raises(
+            SettingsError, match=rf"storage\.opensearch\.secure: must be {str(not secure).lower()} with"
+        ):
+            changed(tmp_path, storage={"opensearch": {"host": host, "secure": secure}})
     storage = {"vector_store": {"type": "opensearch"}, "opensearch": {"host": "https://localhost:9200"}}
     settings = changed(tmp_path, {"OPENSEARCH_PASSWORD": CANARY}, storage=storage)
     assert settings.storage.opensearch is not None

@@ -29,6 +29,7 @@ lines; a variable of the environment wins over the same one there). The files th
 |---|---|
 | `config/agentic/configuration.yaml`, `config/knowledge_flow/configuration.yaml` | `make run`: one machine, no users |
 | `…/configuration_bench.yaml` | `make bench`: mock model, embedded Postgres, no limits per user |
+| `knowledge_flow/configuration_opensearch.yaml` | `make opensearch` beside `make run`: passages in OpenSearch |
 | `…/configuration_prod.yaml` | a cluster with users: copy it and put your names in |
 
 The settings are read once and never change while the service runs. A file that is wrong ends the start with exit
