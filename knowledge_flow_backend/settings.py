@@ -203,8 +203,8 @@ class Search(Section):
 
     candidates: Annotated[int, Field(ge=1, le=1000)] = 50
     """Hits of each half, lexical and vector, before they are fused."""
-    rrf_k: Positive = 60
-    """Constant of reciprocal rank fusion: a rank scores 1 / (rrf_k + rank)."""
+    word_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.6
+    """Part of a hybrid score that words decide; the vector decides the rest."""
     attachment_hits: Count = 3
     """Best hits in the session's own attachments that are guaranteed a place."""
 

@@ -62,7 +62,7 @@ class PgVectorEngine:
     """Everything in Postgres."""
 
     def __init__(self, settings: KnowledgeFlowSettings, database: Database, *, model: str, kpi: Kpi) -> None:
-        rules = PgVectorRules(settings.search.rrf_k, settings.search.attachment_hits)
+        rules = PgVectorRules(settings.search.word_share, settings.search.attachment_hits)
         self._database = database
         self.index = PgVectorIndex(database, model=model, kpi=kpi, rules=rules)
         self.writer = PgVectorWriter(database, model=model, bulk_size=settings.storage.vector_store.bulk_size)
@@ -109,7 +109,7 @@ class OpenSearchEngine:
         where = settings.storage.opensearch
         if where is None:
             raise RuntimeError("storage.vector_store.type opensearch without storage.opensearch")
-        rules = OpenSearchRules(settings.search.rrf_k, settings.search.attachment_hits)
+        rules = OpenSearchRules(settings.search.word_share, settings.search.attachment_hits)
         self._cluster = Cluster(where, ClusterRules(connections=where.max_connections))
         self._follower = Follower(database, self._cluster, metrics)
         self.index = OpenSearchChunks(database, self._cluster, model=model, kpi=kpi, rules=rules)

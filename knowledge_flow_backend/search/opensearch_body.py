@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from backend_kit.wire import dumps
+from knowledge_flow_backend.search.terms import spelled
 
 VECTOR: Final = "vector_field"
 TEXT: Final = "text"
@@ -26,8 +27,13 @@ MAX_DIMENSIONS: Final = 16_000
 MAX_WORDS: Final = 64
 MAX_CHARS: Final = 450
 """What of a question is searched by words. A query of more than 1,024 terms is refused by the server, a character may
-be a term (Han), and each is looked for in two fields."""
+be a term (Han), a name is two or three, and each is looked for in two fields."""
 
+WORDS: Final = 2
+"""Counts changes of what is written for words: an index of another one has to be rebuilt."""
+# Soon saturated, and the length left out of account, as in Postgres (docs/search-quality.md).
+_SIMILARITY: Final = {"words": {"type": "BM25", "k1": 0.6, "b": 0.0}}
+_WORDS_FIELD: Final = {"type": "text", "analyzer": "english", "similarity": "words"}
 _META: Final = "turnwise"
 _WORD: Final = re.compile(r"\w+")
 _METHOD: Final = {
@@ -85,13 +91,20 @@ def index_body(shape: Shape) -> dict[str, Any]:
     metadata: dict[str, Any] = {name: {"type": "keyword"} for name in _KEYWORDS}
     metadata["retrievable"] = {"type": "boolean"}
     return {
-        "settings": {"index": {"knn": True, "number_of_shards": 1, "auto_expand_replicas": "0-1"}},
+        "settings": {
+            "index": {
+                "knn": True,
+                "number_of_shards": 1,
+                "auto_expand_replicas": "0-1",
+                "similarity": _SIMILARITY,
+            }
+        },
         "mappings": {
             "dynamic": False,
-            "_meta": {_META: {"model": shape.model, "token": shape.token}},
+            "_meta": {_META: {"model": shape.model, "token": shape.token, "words": WORDS}},
             "properties": {
-                TEXT: {"type": "text", "analyzer": "english"},
-                HEADING: {"type": "text", "analyzer": "english"},
+                TEXT: _WORDS_FIELD,
+                HEADING: _WORDS_FIELD,
                 VECTOR: {"type": "knn_vector", "dimension": shape.dimension, "method": _METHOD},
                 "metadata": {"dynamic": False, "properties": metadata},
             },
@@ -112,11 +125,13 @@ def misfit(mapping: Mapping[str, Any], shape: Shape) -> str | None:
         return f"its vectors are compared by {method.get('space_type', 'another measure')}, not by cosinesimil"
     if field.get("dimension") != shape.dimension:
         return f"its vectors have {field.get('dimension')} numbers, those of {shape.model} have {shape.dimension}"
-    model = mapping.get("_meta", {}).get(_META, {}).get("model")
-    if model != shape.model:
-        return f"it was made for vectors of {model or 'an unknown model'}, not of {shape.model}"
+    meta = mapping.get("_meta", {}).get(_META, {})
+    if meta.get("model") != shape.model:
+        return f"it was made for vectors of {meta.get('model', 'an unknown model')}, not of {shape.model}"
     if token_of(mapping) != shape.token:
         return "it holds the chunks of another database"
+    if meta.get("words") != WORDS:
+        return "its words were written by another version of the program"
     known = properties.get("metadata", {}).get("properties", {})
     missing = [name for name in (*_KEYWORDS, "retrievable") if name not in known]
     if missing or properties.get(TEXT, {}).get("type") != "text" or properties.get(HEADING, {}).get("type") != "text":
@@ -158,7 +173,7 @@ def metadata_of(place: Place) -> dict[str, Any]:
 def bulk_lines(place: Place, ordinal: int, heading: str, content: str, vector: str) -> bytes:
     """The two lines that write one chunk; `vector` is its JSON."""
     action = dumps({"index": {"_id": key_of(place.generation, ordinal)}})
-    source = dumps({TEXT: content, HEADING: heading, "metadata": metadata_of(place)})
+    source = dumps({TEXT: spelled(content), HEADING: spelled(heading), "metadata": metadata_of(place)})
     # The vector comes as text, from the database too: it is not read and written again.
     return b'%b\n%b,"%b":%b}\n' % (action, source[:-1], VECTOR.encode(), vector.encode())
 
@@ -202,7 +217,7 @@ def visible(rights: Rights) -> dict[str, Any]:
 
 def by_words(question: str, rights: Rights, size: int) -> dict[str, Any]:
     """The chunks that match the question's words best (BM25)."""
-    words = cut(question)
+    words = spelled(cut(question))
     return {
         "size": size,
         "_source": False,

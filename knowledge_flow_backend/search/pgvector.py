@@ -23,9 +23,10 @@ _TRY_LOCK = text("SELECT pg_try_advisory_xact_lock(hashtext(current_schema() || 
 
 @dataclass(frozen=True, slots=True)
 class PgVectorRules:
-    """`rrf_k`: constant of the fusion. `attachment_hits`: places guaranteed to a session's own attachments."""
+    """`word_share`: part of a hybrid score that words decide, 0 to 1. `attachment_hits`: places guaranteed to a
+    session's own attachments."""
 
-    rrf_k: int = 60
+    word_share: float = 0.6
     attachment_hits: int = 3
 
 
@@ -37,6 +38,7 @@ class _Overview:
     in_scope: int
     attached: int
     lexical: tuple[int, ...] = ()
+    lexical_scores: tuple[float, ...] = ()
 
 
 class _NothingInScope(Exception):
@@ -124,7 +126,8 @@ class PgVectorIndex:
                     asked,
                     vector=vector_text(vector),
                     lexical=list(about.lexical),
-                    rrf_k=self._rules.rrf_k,
+                    lexical_scores=list(about.lexical_scores),
+                    word_share=self._rules.word_share,
                 )
 
         async def among_attached(own: IndexQuery) -> list[ChunkHit]:
@@ -144,18 +147,17 @@ class PgVectorIndex:
         return await search(replace(query, corpus=False, limit=limit))
 
     async def _overview(self, query: IndexQuery) -> _Overview:
-        """What is in scope; for a hybrid search with the ids of the best chunks by their words. Raises
-        `_NothingInScope`."""
+        """What is in scope; for a hybrid search with the best chunks by their words. Raises `_NothingInScope`."""
         if query.policy is Policy.HYBRID:
             with self._kpi.phase("lexical_query"):
                 rows = await self._rows("lexical", statements.LEXICAL, _lexical(query))
-            *made, in_scope, attached, ids = rows[0]
+            *made, in_scope, attached, ids, scores = rows[0]
         else:
             rows = await self._rows("overview", statements.OVERVIEW, scope_of(query))
-            (*made, in_scope, attached), ids = rows[0], None
+            (*made, in_scope, attached), ids, scores = rows[0], None, None
         if made[0] is None or not in_scope:
             raise _NothingInScope
-        return _Overview(Made(*made), int(in_scope), int(attached), tuple(ids or ()))
+        return _Overview(Made(*made), int(in_scope), int(attached), tuple(ids or ()), tuple(scores or ()))
 
     async def _hits(self, op: str, statement: TextClause, query: IndexQuery, **more: object) -> list[ChunkHit]:
         parameters = {**_lexical(query), "limit": query.limit, **more}

@@ -28,8 +28,9 @@ MAX_WORDS: Final = 64
 EXACT_UP_TO: Final = 3000
 """Chunks in scope up to which each is compared, at 1 µs; a graph that is filtered down to few of them finds fewer."""
 
-# Title and section (weight A) count twice as much as the text; flag 1 divides by 1 + the logarithm of the length.
-_WEIGHTS: Final = "'{0.5, 0.5, 0.5, 1.0}'"
+# Title and section (weight A) count a quarter more than the text. Lengths are left out of account: chunks are filled
+# to one size, and a short one is rarely the better one. docs/search-quality.md has the other choices.
+_WEIGHTS: Final = "'{0.8, 0.8, 0.8, 1.0}'"
 
 # A library that is named has to be one the reader may read, also for documents of their own: an unknown library and
 # a foreign one both find nothing.
@@ -52,11 +53,11 @@ scope AS MATERIALIZED (
 )"""
 
 # BM25 in what it weighs: rare words more than common ones (idf), a second occurrence less than the first (ts_rank
-# saturates), long chunks less than short ones. Frequencies are those of the whole index.
+# saturates, as BM25 does with k1 = 0.64). Frequencies are those of the whole index.
 _LEXICAL: Final = f"""
 {SCOPE}, word AS MATERIALIZED (
     SELECT ('''' || replace(replace(lexeme, '\\', '\\\\'), '''', '''''') || '''')::tsquery AS query, lexeme
-    FROM unnest(tsvector_to_array(to_tsvector('english', CAST(:question AS text)))) AS lexeme LIMIT {MAX_WORDS}
+    FROM unnest(tsvector_to_array(search_words(CAST(:question AS text)))) AS lexeme LIMIT {MAX_WORDS}
 ), counted AS MATERIALIZED (
     SELECT query, coalesce(
         (SELECT k.chunks FROM common_words k WHERE k.word = w.lexeme),
@@ -72,7 +73,7 @@ _LEXICAL: Final = f"""
     SELECT CAST(string_agg(CAST(query AS text), ' | ') AS tsquery) AS query FROM term
     WHERE ranked <= {RANKED} OR place = 1 OR (SELECT size FROM scope) <= {EXACT_UP_TO}
 ), lexical AS MATERIALIZED (
-    SELECT c.id, (SELECT sum(term.idf * ts_rank({_WEIGHTS}, c.words, term.query, 1)) FROM term) AS score
+    SELECT c.id, (SELECT sum(term.idf * ts_rank({_WEIGHTS}, c.words, term.query)) FROM term) AS score
     FROM wanted JOIN chunks c ON c.words @@ wanted.query JOIN documents d ON d.uid = c.document_uid
     WHERE {IN_SCOPE}
     ORDER BY score DESC, c.id LIMIT :candidates
@@ -107,13 +108,16 @@ SELECT c.uid, c.document_uid, {HIT_COLUMNS}
 FROM found f JOIN chunks c ON c.id = f.id JOIN documents d ON d.uid = c.document_uid, {LIBRARIES_OF_HIT}
 ORDER BY f.score DESC, c.id"""
 
+# A chunk that only its words found is at most as near as the last of the nearest: it counts as that one does. Distances
+# are NaN where the question's vector has no direction.
 _FUSED: Final = """
-fused AS (
-    SELECT id, sum(1.0 / (CAST(:rrf_k AS float8) + place)) AS score FROM (
-        SELECT id, row_number() OVER (ORDER BY distance, id) AS place FROM nearest
-        UNION ALL
-        SELECT id, place FROM unnest(CAST(:lexical AS bigint[])) WITH ORDINALITY AS u(id, place)
-    ) ranked GROUP BY id
+worded AS (
+    SELECT id, score / max(score) OVER () AS share
+    FROM unnest(CAST(:lexical AS bigint[]), CAST(:lexical_scores AS float8[])) AS u(id, score)
+), fused AS (
+    SELECT id, CAST(:word_share AS float8) * coalesce(share, 0) + (1 - CAST(:word_share AS float8))
+        * (1 - coalesce(nullif(distance, 'NaN'), (SELECT max(nullif(distance, 'NaN')) FROM nearest), 1)) AS score
+    FROM nearest FULL JOIN worded USING (id)
 ), found AS (SELECT id, score FROM fused ORDER BY score DESC, id LIMIT :limit)"""
 
 _BY_DISTANCE: Final = "found AS (SELECT id, 1 - distance AS score FROM nearest ORDER BY distance, id LIMIT :limit)"
@@ -132,9 +136,10 @@ OVERVIEW: Final = text(f"WITH {SCOPE} {OVERVIEW_COLUMNS}")
 attached ones."""
 
 LEXICAL: Final = text(
-    f"WITH {_LEXICAL} {OVERVIEW_COLUMNS}, (SELECT array_agg(id ORDER BY score DESC, id) FROM lexical)"
+    f"""WITH {_LEXICAL} {OVERVIEW_COLUMNS}, (SELECT array_agg(id ORDER BY score DESC, id) FROM lexical),
+    (SELECT array_agg(score ORDER BY score DESC, id) FROM lexical)"""
 )
-"""As OVERVIEW, and the ids of the best chunks by their words. Takes `candidates`."""
+"""As OVERVIEW, and the ids of the best chunks by their words, and their scores. Takes `candidates`."""
 
 STRICT: Final = text(f"WITH {_LEXICAL}, {_BY_WORDS} {_HITS}")
 """Hits by words. Takes `candidates`, `limit`."""
@@ -147,7 +152,8 @@ SEMANTIC: Final = {
 HYBRID: Final = {
     exact: text(f"WITH {nearest}, {_FUSED} {_HITS}") for exact, nearest in ((True, _EXACT), (False, _FROM_GRAPH))
 }
-"""Hits by vector and by the ids that LEXICAL found (`lexical`), fused. Takes `candidates`, `limit`, `rrf_k`."""
+"""Hits by vector and by what LEXICAL found (`lexical`, `lexical_scores`), fused. Takes `candidates`, `limit`,
+`word_share`."""
 
 COUNT_COMMON_WORDS: Final = text(
     """WITH fresh AS (

@@ -26,16 +26,15 @@ from knowledge_flow_backend.embed.local import default_home
 from knowledge_flow_backend.index import Policy
 from knowledge_flow_backend.ingest.chunks import ChunkRules
 from knowledge_flow_backend.settings import CrossencoderModel, Processing
-from tests.eval import engines, manual
+from tests.eval import manual
 from tests.eval.corpus import CachedEmbedder, divide
-from tests.eval.engines import Engine
+from tests.eval.engines import NAMES, FilledEngine, filled
 from tests.eval.labelled import labelled
 from tests.eval.labels import Labels
 from tests.eval.plain import PlainBm25
 from tests.eval.queries import Kind, Query, sample, split
 from tests.eval.report import PLAIN, SHORT_SLACK, Run, print_scores, print_verdicts, print_worst
 
-ENGINES = {"pgvector": engines.pgvector}
 SHORT_SHARE = 0.1
 
 
@@ -52,8 +51,7 @@ async def evaluate(options: argparse.Namespace) -> bool:
     pages = found.pages(share=SHORT_SHARE if options.short else 1.0)
     halves = split(labelled(found, pages))
     asked = sample(halves[options.split], options.queries)
-    rules = Processing()
-    divided = divide(pages, ChunkRules(rules.chunk_size_chars, rules.chunk_overlap_chars))
+    divided = divide(pages, options.chunks)
     print(f"Python {found.version} manual: {len(divided)} documents, {sum(len(one.chunks) for one in divided)} chunks")
     for name, half in halves.items():
         print(f"{name} split: {_sizes(half)}")
@@ -61,8 +59,9 @@ async def evaluate(options: argparse.Namespace) -> bool:
     labels = Labels(divided)
     runs = [judged(PLAIN, "", asked, PlainBm25(divided).search([query.text for query in asked]), labels)]
     embedder = CachedEmbedder(home())
+    search = {} if options.word_share is None else {"word_share": options.word_share}
     for name in options.engine:
-        async with ENGINES[name](embedder, divided) as engine:
+        async with filled(name, embedder, divided, search) as engine:
             runs += await searched(engine, asked, labels)
     embedder.close()
     print_scores(asked, runs)
@@ -74,7 +73,7 @@ async def evaluate(options: argparse.Namespace) -> bool:
     return held
 
 
-async def searched(engine: Engine, asked: Sequence[Query], labels: Labels) -> list[Run]:
+async def searched(engine: FilledEngine, asked: Sequence[Query], labels: Labels) -> list[Run]:
     """Every policy of one engine, then hybrid with its hits reranked."""
     runs = []
     for policy in (Policy.STRICT, Policy.SEMANTIC, Policy.HYBRID):
@@ -92,6 +91,14 @@ def judged(engine: str, way: str, asked: Sequence[Query], found: Sequence[Sequen
     return Run(engine, way, {query.text: labels.judged(query, uids) for query, uids in pairs})
 
 
+def _rules(text: str | None) -> ChunkRules:
+    if text is None:
+        rules = Processing()
+        return ChunkRules(rules.chunk_size_chars, rules.chunk_overlap_chars)
+    size, _, overlap = text.partition(",")
+    return ChunkRules(int(size), int(overlap))
+
+
 def _sizes(asked: Sequence[Query]) -> str:
     return ", ".join(f"{sum(query.kind is kind for query in asked)} {kind.value}" for kind in Kind)
 
@@ -100,13 +107,15 @@ def main() -> int:
     """Evaluate; 1 where a bound is missed, 2 where there is no manual."""
     parser = argparse.ArgumentParser(prog="tests.eval", description="How well search finds, on the Python manual.")
     parser.add_argument("--short", action="store_true", help="a tenth of the pages, wider bounds")
-    parser.add_argument("--engine", action="append", choices=sorted(ENGINES), help="default: all of them")
+    parser.add_argument("--engine", action="append", choices=NAMES, help="default: all of them")
     parser.add_argument("--split", choices=("tune", "test"), default="test")
     parser.add_argument("--queries", type=int, default=1500, help="at most so many of each kind (default: %(default)s)")
+    parser.add_argument("--chunks", type=_rules, default=_rules(None), metavar="SIZE,OVERLAP", help="characters")
+    parser.add_argument("--word-share", type=float, help="instead of search.word_share")
     parser.add_argument("--worst", type=int, default=0, metavar="N", help="print the N worst answered of each kind")
     parser.add_argument("--manual", type=Path, help="html directory of the manual")
     options = parser.parse_args()
-    options.engine = options.engine or sorted(ENGINES)
+    options.engine = options.engine or list(NAMES)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return 0 if runner.run(evaluate(options)) else 1

@@ -16,8 +16,9 @@ import numpy as np
 from knowledge_flow_backend.embed.local import MODEL_NAME, LocalModel, model_file
 from knowledge_flow_backend.index import Chunk, Document, DocumentContent, Vector
 from knowledge_flow_backend.ingest.chunks import ChunkRules
-from knowledge_flow_backend.ingest.service import embedded_text, read_chunks, read_content
+from knowledge_flow_backend.ingest.service import embedded_text, read_content
 from knowledge_flow_backend.ingest.staging import Folder
+from knowledge_flow_backend.ingest.stored import StoredChunks
 from knowledge_flow_backend.ingest.work import Job, run
 from tests.eval.manual import Page
 
@@ -53,7 +54,7 @@ def divide(pages: Sequence[Page], rules: ChunkRules) -> list[Divided]:
             if "refused" in told:
                 continue
             uid = document_uid(page.path)
-            chunks = tuple(read_chunks(folder, uid))
+            chunks = tuple(StoredChunks(folder.chunks, uid))
             divided.append(Divided(_document(page, uid, told["title"]), read_content(folder), chunks))
     return divided
 

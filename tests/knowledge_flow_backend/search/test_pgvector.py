@@ -97,3 +97,14 @@ async def test_no_statement_is_compiled_after_its_first_use(corpus: Corpus) -> N
     for policy in POLICIES:
         await corpus.search("another spool", policy, documents=("spool",))
     assert corpus.database.main.stats().compiled == compiled
+
+
+async def test_what_only_words_find_is_as_near_as_the_last_of_the_nearest(corpus: Corpus) -> None:
+    await corpus.put("by_title", "Alpha and beta.", title="Zebra")
+    await corpus.put("by_text", "A zebra, among others.", title="Animals")
+    (words,) = await corpus.search("zebra", "strict", limit=1, candidates=1)
+    (nearest,) = await corpus.search("zebra", "semantic", limit=1, candidates=1)
+    assert (words.document_uid, nearest.document_uid) == ("by_title", "by_text")
+    (best,) = await corpus.search("zebra", limit=1, candidates=1)
+    assert best.document_uid == "by_title"
+    assert best.score == pytest.approx(0.6 + 0.4 * nearest.score)

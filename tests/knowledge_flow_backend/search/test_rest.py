@@ -8,7 +8,7 @@ from typing import Any
 import jwt
 import pytest
 
-from tests.knowledge_flow_backend.corpus import Corpus
+from tests.knowledge_flow_backend.corpus import Corpus, vector
 from tests.knowledge_flow_backend.service import BASE, RunningKnowledgeFlow, StartKnowledgeFlow
 from tests.support.ports import free_port
 
@@ -49,7 +49,8 @@ async def test_a_hit_has_the_shape_of_the_contract(service: RunningKnowledgeFlow
     assert (hit["embedding_model"], hit["vector_index"]) == ("mock", "turnwise-chunks")
     assert hit["retrieval_session_id"] == "s1"
     assert hit["retrieved_at"].endswith("Z")
-    assert (hit["score"], hit["confidential"]) == (pytest.approx(2 / 61), False)
+    cosine = float(vector("how is a turn appended to the spool?") @ vector(SPOOL))
+    assert (hit["score"], hit["confidential"]) == (pytest.approx(0.6 + 0.4 * cosine, abs=1e-6), False)
 
 
 async def test_every_switch_of_a_search_works_over_the_wire(service: RunningKnowledgeFlow, corpus: Corpus) -> None:
