@@ -33,6 +33,7 @@ from agentic_backend.errors import (
 from agentic_backend.knowledge import Caller, Ingested
 from agentic_backend.session.attachments import Attachment, AttachmentStore, Leftovers, Verdict
 from agentic_backend.session.models import Session
+from agentic_backend.session.ownership import load_owned
 from agentic_backend.session.store import SessionStore
 from backend_kit.auth import Identity
 from backend_kit.http import error_response, request_id
@@ -141,9 +142,7 @@ async def _ingested(
         raise MissingFilename
     if (file.size or 0) > state.max_bytes:
         raise AttachmentTooLarge
-    session = await state.sessions.get(session_id, identity.uid)
-    if session is None:
-        raise SessionNotFound
+    session = await load_owned(state.sessions, session_id, identity.uid)
     _accepted(await state.store.verdict(identity.uid, session_id, name, state.most))
     found = await state.documents.ingest(file.file, name, session_id, asked_by)
     attachment = Attachment(

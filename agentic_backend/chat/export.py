@@ -10,8 +10,8 @@ from urllib.parse import quote
 from fastapi import APIRouter, Response
 
 from agentic_backend.chat.preferences import SessionId
-from agentic_backend.errors import SessionNotFound
 from agentic_backend.session.models import HistoryWindow, Session
+from agentic_backend.session.ownership import load_owned
 from agentic_backend.session.store import SessionStore
 from backend_kit.kpi import Kpi
 from backend_kit.wire import dumps, loads
@@ -43,9 +43,7 @@ def add_export(router: APIRouter, services: Callable[[], Services], caller: Any)
     @router.get("/chatbot/session/{session_id}/export", response_class=Response, responses={200: file})
     async def export(session_id: SessionId, identity: caller, format: Format = "md") -> Response:  # noqa: A002 - its name on the wire
         state = services()
-        session = await state.store.get(session_id, identity.uid)
-        if session is None:
-            raise SessionNotFound
+        session = await load_owned(state.store, session_id, identity.uid)
         with state.kpi.phase("history_get"):
             messages = await state.store.history(session_id, identity.uid, HistoryWindow())
         # A long conversation takes its time to be put into words.

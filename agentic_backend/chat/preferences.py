@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from agentic_backend.chat.frames import storable
 from agentic_backend.errors import SessionNotFound, TooLarge
+from agentic_backend.session.ownership import load_owned
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.session.store import SessionStore
 from backend_kit.kpi import Kpi
@@ -58,9 +59,7 @@ def add_preferences(router: APIRouter, services: Callable[[], Services], caller:
 
     @router.get("/chatbot/session/{session_id}/preferences")
     async def preferences(session_id: SessionId, identity: caller) -> dict[str, Any]:
-        session = await services().store.get(session_id, identity.uid)
-        if session is None:
-            raise SessionNotFound
+        session = await load_owned(services().store, session_id, identity.uid)
         return {"preferences": session.preferences}
 
     @router.put("/chatbot/session/{session_id}/preferences")

@@ -27,6 +27,7 @@ from agentic_backend.errors import MessageNotFound, SessionNotFound
 from agentic_backend.session.feedback import FeedbackStore
 from agentic_backend.session.figures import ChatFigures
 from agentic_backend.session.models import HistoryWindow, Session, SessionsWanted
+from agentic_backend.session.ownership import load_owned
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.session.store import SessionStore
 from backend_kit.auth import Identity
@@ -144,8 +145,7 @@ def _add_sessions(router: APIRouter, services: Callable[[], ChatServices], calle
     @router.delete("/chatbot/session/{session_id}")
     async def delete_session(session_id: SessionId, request: Request, identity: caller) -> bool:
         state = services()
-        if await state.store.get(session_id, identity.uid) is None:
-            raise SessionNotFound
+        await load_owned(state.store, session_id, identity.uid)
         # Nothing may be awaited between the two: from the delete on an ask finds no session.
         await state.registry.forget(session_id, identity.uid)
         with state.kpi.phase("session_write"):
@@ -166,8 +166,7 @@ def _add_history(router: APIRouter, services: Callable[[], ChatServices], caller
         text_offset: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
     ) -> Response:
         state = services()
-        if await state.store.get(session_id, identity.uid) is None:
-            raise SessionNotFound
+        await load_owned(state.store, session_id, identity.uid)
         with state.kpi.phase("history_get"):
             messages = await state.store.history(session_id, identity.uid, HistoryWindow(limit, offset))
         if text_limit is not None or text_offset:
@@ -177,8 +176,7 @@ def _add_history(router: APIRouter, services: Callable[[], ChatServices], caller
     @router.get("/chatbot/session/{session_id}/message/{rank}")
     async def message(session_id: SessionId, rank: Rank, identity: caller) -> Response:
         state = services()
-        if await state.store.get(session_id, identity.uid) is None:
-            raise SessionNotFound
+        await load_owned(state.store, session_id, identity.uid)
         found = await state.store.message(session_id, identity.uid, rank)
         if found is None:
             raise MessageNotFound

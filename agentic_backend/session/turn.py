@@ -25,6 +25,7 @@ from agentic_backend.session.account import TurnAccounts, TurnEnd, usage_of
 from agentic_backend.session.admission import Admission
 from agentic_backend.session.exchange import Exchange
 from agentic_backend.session.models import AskRecord, Durability, Remembered, Session, TurnRecord
+from agentic_backend.session.ownership import load_owned
 from agentic_backend.session.recall import AWAITING, NEWEST_EXCHANGES, KnownSession, StoredExchange
 from agentic_backend.session.store import Lease, Leases, SessionStore, TurnLog
 from agentic_backend.session.stream import Accepted, Ask, Awaiting, Cancelled, Failed, Final, SessionChanged, Turn
@@ -166,9 +167,7 @@ class TurnRunner:
     async def _load(self, ask: Ask) -> KnownSession:
         """The session and its newest exchanges from storage, once for as long as this process keeps it in mind."""
         with phase("session_read"):
-            session = await self._store.get(ask.session_id, ask.user_id)
-            if session is None:
-                raise SessionNotFound
+            session = await load_owned(self._store, ask.session_id, ask.user_id)
             if not _used_lately(session) and not await self._store.touch(ask.session_id, ask.user_id):
                 raise SessionNotFound
             if session.next_rank == 0:
