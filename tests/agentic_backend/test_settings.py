@@ -12,22 +12,21 @@ from tests.backend_kit.settings.typos import refusals, typos_in_file
 from ws_bench.fakes.knobs import Knobs, knobs_of
 
 CONFIG = Path(__file__).parents[2] / "config" / "agentic"
-ENV = {"TURNWISE_HS256_SECRET": "0123456789abcdef0123456789abcdef"}
 FILES = ["configuration.yaml", "configuration_bench.yaml", "configuration_prod.yaml"]
 CANARY = "hunter2-canary"
 
 
 def shipped(name: str, env: dict[str, str] | None = None) -> AgenticSettings:
-    return load(AgenticSettings, CONFIG / name, ENV | (env or {}))
+    return load(AgenticSettings, CONFIG / name, env or {})
 
 
-def changed(tmp_path: Path, **sections: Any) -> AgenticSettings:
+def changed(tmp_path: Path, env: dict[str, str] | None = None, **sections: Any) -> AgenticSettings:
     """configuration.yaml with some of its keys replaced; nested mappings are merged."""
     data = yaml.safe_load((CONFIG / "configuration.yaml").read_text())
     merge(data, sections)
     file = tmp_path / "changed.yaml"
     file.write_text(yaml.safe_dump(data))
-    return load(AgenticSettings, file, {})
+    return load(AgenticSettings, file, env or {})
 
 
 def merge(data: dict[str, Any], changes: dict[str, Any]) -> None:
@@ -65,7 +64,8 @@ def test_the_files_differ_in_who_may_call() -> None:
     settings = shipped(FILES[2])
     assert settings.security.user.enabled
     assert not settings.security.allow_query_token
-    assert settings.security.hs256_secret == SecretStr(ENV["TURNWISE_HS256_SECRET"])
+    assert settings.security.user.realm_url == "https://id.example.org/realms/turnwise"
+    assert settings.security.hs256_secret is None
 
 
 def test_the_bench_file_needs_nothing_but_this_machine() -> None:
@@ -122,10 +122,14 @@ def test_without_authentication_another_address_must_be_wanted(tmp_path: Path) -
 def test_authentication_needs_a_key(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"security\.user\.enabled: authentication is on and there is no key"):
         changed(tmp_path, security={"user": {"enabled": True, "realm_url": "https://id.example/realms/a"}})
+    user = {"enabled": True, "client_id": "turnwise", "realm_url": "https://id.example/realms/a"}
+    assert changed(tmp_path, security={"user": user}).security.user.algorithm == "RS256"
+    secret = {"user": {"enabled": True}, "hs256_secret_env": "SECRET"}
     with pytest.raises(SettingsError, match=r"security\.hs256_secret_env: names an environment variable that is not"):
-        load(AgenticSettings, CONFIG / "configuration_prod.yaml", {})
-    with pytest.raises(SettingsError, match=r"TURNWISE_HS256_SECRET: security\.hs256_secret: must have 32 characters"):
-        load(AgenticSettings, CONFIG / "configuration_prod.yaml", {"TURNWISE_HS256_SECRET": CANARY})
+        changed(tmp_path, security=secret)
+    with pytest.raises(SettingsError, match=r"SECRET: security\.hs256_secret: must have 32 characters"):
+        changed(tmp_path, {"SECRET": CANARY}, security=secret)
+    assert changed(tmp_path, {"SECRET": "0123456789abcdef" * 2}, security=secret).security.hs256_secret
 
 
 def test_authentication_is_on_unless_said_otherwise(tmp_path: Path) -> None:
@@ -224,7 +228,7 @@ def test_every_typo_of_every_key_is_refused_with_the_right_suggestion(tmp_path: 
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_typo_in_a_shipped_file_is_refused_at_its_line(tmp_path: Path, name: str) -> None:
-    assert typos_in_file(AgenticSettings, CONFIG / name, tmp_path, ENV) == []
+    assert typos_in_file(AgenticSettings, CONFIG / name, tmp_path, {}) == []
 
 
 MODELS = [{"id": "large", "name": "m-large"}, {"id": "far", "name": "m-far", "settings": {"base_url": "http://far/v1"}}]

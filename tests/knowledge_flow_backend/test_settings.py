@@ -11,13 +11,12 @@ from knowledge_flow_backend.settings import KnowledgeFlowSettings
 from tests.backend_kit.settings.typos import refusals, typos_in_file
 
 CONFIG = Path(__file__).parents[2] / "config" / "knowledge_flow"
-ENV = {"TURNWISE_HS256_SECRET": "0123456789abcdef0123456789abcdef"}
 FILES = ["configuration.yaml", "configuration_bench.yaml", "configuration_opensearch.yaml", "configuration_prod.yaml"]
 CANARY = "hunter2-canary"
 
 
 def shipped(name: str, env: dict[str, str] | None = None) -> KnowledgeFlowSettings:
-    return load(KnowledgeFlowSettings, CONFIG / name, ENV | (env or {}))
+    return load(KnowledgeFlowSettings, CONFIG / name, env or {})
 
 
 def changed(tmp_path: Path, env: dict[str, str] | None = None, **sections: Any) -> KnowledgeFlowSettings:
@@ -115,4 +114,4 @@ def test_every_typo_of_every_key_is_refused_with_the_right_suggestion(tmp_path: 
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_typo_in_a_shipped_file_is_refused_at_its_line(tmp_path: Path, name: str) -> None:
-    assert typos_in_file(KnowledgeFlowSettings, CONFIG / name, tmp_path, ENV) == []
+    assert typos_in_file(KnowledgeFlowSettings, CONFIG / name, tmp_path, {}) == []
