@@ -80,6 +80,10 @@ class Issuer:
             self.claims(**changes), made, algorithm=self.algorithm, headers={"kid": kid, **(headers or {})}
         )
 
+    def public(self, kid: str) -> dict[str, Any]:
+        """What is published of the key of that name."""
+        return public_jwk(kid, rsa_key(kid) if self.algorithm == "RS256" else ec_key(kid))
+
     async def answer(self, request: web.Request) -> web.Response:
         """One request."""
         self.asked[request.path] += 1

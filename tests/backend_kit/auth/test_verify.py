@@ -185,6 +185,8 @@ def test_credentials_do_not_leave_by_accident() -> None:
     credentials = Credentials("canary")
     assert "canary" not in f"{credentials!r} {credentials} {[credentials]}"
     assert credentials.reveal() == "canary"
+    credentials.renew("newer canary")
+    assert credentials.reveal() == "newer canary"
     leaks: list[Any] = [pickle.dumps, copy.copy, copy.deepcopy, json.dumps, vars, dict]
     for leak in leaks:
         with pytest.raises(TypeError):
