@@ -39,14 +39,18 @@ async def faulty(opensearch: OpenSearchIndex) -> AsyncIterator[FaultyOpenSearch]
 
 @pytest.fixture
 async def through(corpus: Corpus, faulty: FaultyOpenSearch) -> AsyncIterator[Corpus]:
-    """The same corpus, asked and written through the proxy; deadlines are short."""
-    rules = ClusterRules(connections=2, search_s=0.3, write_s=5.0, longest_backoff_s=0.05)
-    cluster = Cluster(OpenSearch.model_validate({"host": faulty.url, "secure": False}), rules)
+    """The same corpus, asked and written through the proxy. Deadlines are long: only a fault may be met."""
+    rules = ClusterRules(connections=2, search_s=30.0, write_s=30.0, longest_backoff_s=0.05)
+    cluster = proxied(faulty, rules)
     corpus.index = OpenSearchChunks(corpus.database, cluster, model="mock", kpi=corpus.kpi)
     corpus.writer = OpenSearchWriter(corpus.database, cluster, model="mock", bulk_size=2)
     corpus.follower = None
     yield corpus
     await cluster.aclose()
+
+
+def proxied(faulty: FaultyOpenSearch, rules: ClusterRules) -> Cluster:
+    return Cluster(OpenSearch.model_validate({"host": faulty.url, "secure": False}), rules)
 
 
 def on(corpus: Corpus) -> Cluster:
@@ -169,12 +173,15 @@ async def test_what_will_not_change_is_not_asked_again(
 
 async def test_a_black_hole_ends_at_the_deadline_and_is_asked_once(through: Corpus, faulty: FaultyOpenSearch) -> None:
     await filled(through)
+    hurried = proxied(faulty, ClusterRules(search_s=0.1))
+    through.index = OpenSearchChunks(through.database, hurried, model="mock", kpi=through.kpi)
     faulty.answer, let = holds()
     before = faulty.count("_search")
     with pytest.raises(IndexUnavailable, match="no answer in time"):
         await through.search("spool", "semantic")
     assert faulty.count("_search") - before == 1
     let.set()
+    await hurried.aclose()
 
 
 async def test_a_refused_connection_is_unavailable(through: Corpus, faulty: FaultyOpenSearch) -> None:
@@ -225,6 +232,7 @@ async def test_few_bulks_are_in_flight_and_what_was_too_busy_is_sent_again(
     await through.put("first", "text")
     refused = 0
     running = most = 0
+    two = asyncio.Event()
 
     async def busy(request: web.Request) -> web.Response | None:
         nonlocal refused, running, most
@@ -232,6 +240,9 @@ async def test_few_bulks_are_in_flight_and_what_was_too_busy_is_sent_again(
             return None
         running += 1
         most = max(most, running)
+        if running == 2:
+            two.set()
+        await two.wait()
         try:
             if refused < 2:
                 refused += 1
