@@ -18,6 +18,7 @@ TARGETS = (
         "bench-matrix",
         "bench-verdict",
         "bench-kpi",
+        "bench-ingest",
         "bench-growth",
     ),
     *("profile", "chaos", "chaos-full", "clean"),
