@@ -5,7 +5,7 @@ RUN := ./deploy/local/toolchain.sh run
 PYTHON_RUN := $(RUN) .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help run keycloak opensearch test check gates format lock bench bench-short bench-micro bench-turn bench-ladder bench-matrix bench-verdict bench-kpi bench-ingest bench-growth profile chaos chaos-full clean
+.PHONY: help run keycloak opensearch test check gates format lock bench bench-short bench-micro bench-turn bench-ladder bench-matrix bench-verdict bench-kpi bench-ingest bench-growth profile bench-strangers chaos chaos-full chaos-mixed fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -73,11 +73,20 @@ bench-growth: ## what a search costs at 10,000 to 300,000 chunks, and beside an 
 profile: ## where the CPU of a turn goes: flame graph profile.svg and tables, by phase and library
 	@$(PYTHON_RUN) -m tests.bench.profile $(ARGS)
 
+bench-strangers: ## what 200 slow readers and 5,000 idle sockets cost the others; ARGS=--short for fewer
+	@$(PYTHON_RUN) -m tests.bench.strangers $(ARGS)
+
 chaos: ## break Postgres, disk, network and processes under load; what clients were told against what is stored
 	@$(PYTHON_RUN) -m tests.chaos --short $(ARGS)
 
 chaos-full: ## the same with repeats and the bounds as published; half an hour, on a machine that does nothing else
 	@$(PYTHON_RUN) -m tests.chaos --full $(ARGS)
+
+chaos-mixed: ## faults of every kind at random among 150 clients and strangers for ten minutes; ARGS=--short for 45 s
+	@$(PYTHON_RUN) -m tests.chaos.mixed $(ARGS)
+
+fuzz: ## search for inputs that break a promise, ten minutes a test; ARGS="--seconds 60", --seed runs one again
+	@$(PYTHON_RUN) -m tests.fuzz $(ARGS)
 
 clean: ## remove what can be made again; data in .turnwise stays
 	rm -rf .venv .tools .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist .coverage .coverage.*

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from tests.chaos import answers, canary, cost, disk, kills, lifecycle, outages
+from tests.chaos import answers, canary, cost, crowding, disk, kills, lifecycle, outages
 from tests.chaos.rows import Row
 from tests.chaos.world import Size, World
 
@@ -53,5 +53,7 @@ SCENARIOS = (
     Scenario(("B7",), lifecycle.tasks),
     Scenario(("B8",), lifecycle.stopped),
     Scenario(("B9",), lifecycle.clock_jumps),
+    Scenario(("C11",), crowding.bulkhead, alone=True),
+    Scenario(("D12",), crowding.cycles, 90, 900),
     Scenario(("canary",), canary.canary),
 )

@@ -193,9 +193,11 @@ class Service:
         direct: bool = False,
         env: Mapping[str, str] | None = None,
         token: str = "local",
+        module: str = "agentic_backend",
         **sections: Any,
     ) -> None:
         self.world = world
+        self._module = module
         self.database = database
         self.address = Address(free_port(), token)
         self.metrics_port = free_port()
@@ -257,7 +259,7 @@ class Service:
         """Start a process on the same state and wait until `path` answers 200."""
         if self._process is not None:
             self.outputs.append(self._process.output)
-        process = ModuleProcess("agentic_backend", env=self._env, traceback_allowed=True)
+        process = ModuleProcess(self._module, env=self._env, traceback_allowed=True)
         self._process = process
         await self.world.do(process.__enter__)
         if path is not None:

@@ -20,8 +20,9 @@ TARGETS = (
         "bench-kpi",
         "bench-ingest",
         "bench-growth",
+        "bench-strangers",
     ),
-    *("profile", "chaos", "chaos-full", "clean"),
+    *("profile", "chaos", "chaos-full", "chaos-mixed", "fuzz", "clean"),
 )
 
 

@@ -1,0 +1,123 @@
+"""Clients that get in the way of others: half of them wait for a model that stalls (C11), thousands drop (D12)."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+import psutil
+
+from tests.chaos.load import Habits, ask_text, create_session, crowd
+from tests.chaos.outages import percentile
+from tests.chaos.rows import Row, at_least, at_most, exactly, none_of
+from tests.chaos.until import until_it
+from tests.chaos.world import Size, Stage, World, stage
+
+_RATE = 30.0
+_SESSIONS = 40
+_STALLS = "mock;gap=20;tokens=8;stall=3"
+_AT_ONCE = 20
+
+
+async def bulkhead(world: World, size: Size) -> list[Row]:
+    """C11: half of the clients wait for a model that stalls in every answer; the others must not notice."""
+    seconds = size.pick(5, 20)
+    agents = [
+        {"name": "Georges", "class_path": "agentic_backend.agent.plain"},
+        {"name": "Stalled", "class_path": "agentic_backend.agent.plain", "model": "stalled"},
+    ]
+    models = [{"id": "stalled", "title": "Stalled", "name": _STALLS}]
+    async with stage(
+        world, "C11", Habits(_RATE), sessions=_SESSIONS, direct=True, ai={"agents": agents, "chat_models": models}
+    ) as scene:
+        await scene.crowd.answered(_SESSIONS * 2)
+        before = await _p95_ms(scene, seconds)
+        ids = [await create_session(scene.http, scene.service.address, "Stalled") for _ in range(_SESSIONS)]
+        habits = Habits(_RATE, agent="Stalled")
+        async with crowd(scene.service.address, scene.ledger, habits, world.draw("stalled"), ids) as held:
+            await asyncio.sleep(_SESSIONS / _RATE)
+            waiting = held.waiting
+            beside = await _p95_ms(scene, seconds)
+    return [
+        at_least("C11", "turns that wait for a model that stalls", waiting, _SESSIONS * 0.9, "turns"),
+        at_most("C11", "p95 of the others beside them", beside / before, 1.2 * size.slack, "x"),
+    ]
+
+
+async def _p95_ms(scene: Stage, seconds: float) -> float:
+    begun = time.perf_counter()
+    await asyncio.sleep(seconds)
+    theirs = set(scene.crowd.sessions)
+    mine = [asked for asked in scene.ledger.within(begun, time.perf_counter()) if asked.session_id in theirs]
+    return percentile(mine, 95) * 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """What is there when nobody is."""
+
+    descriptors: int
+    sockets: float
+    turns: float
+    rss_mb: float
+
+
+async def cycles(world: World, size: Size) -> list[Row]:
+    """D12: connect, ask, drop, thousands of times; then nothing of them is left but their history."""
+    count = size.pick(400, 10_000)
+    async with stage(world, "D12", Habits(1.0), sessions=0, model="mock;ttft=20;gap=5;tokens=8", direct=True) as scene:
+        sessions = [await create_session(scene.http, scene.service.address) for _ in range(_AT_ONCE)]
+        await _drop(scene, sessions, _AT_ONCE * 5)
+        before = await _left(scene)
+        await _drop(scene, sessions, count)
+        after = await _left(scene)
+        report = await scene.settle(120)
+    return [
+        at_most(
+            "D12",
+            f"descriptors more after {count} sockets that asked and dropped",
+            after.descriptors - before.descriptors,
+            1.0,
+            "",
+        ),
+        exactly("D12", "sockets and turns that are left", after.sockets + after.turns, 0),
+        at_most("D12", "memory that is left", after.rss_mb - before.rss_mb, 25.0, "MiB"),
+        none_of("D12", "questions without an end in history", report.unended, of=count, unit="asks"),
+    ]
+
+
+async def _drop(scene: Stage, sessions: list[str], count: int) -> None:
+    """So many asks, each on a socket of its own that is cut right after it, in so many sessions at once."""
+    numbers = iter(range(count))
+
+    async def one_by_one(session_id: str) -> None:
+        for number in numbers:
+            asked = scene.ledger.ask(f"{session_id}-{time.monotonic_ns()}-{number}", session_id, "Are you there?")
+            async with scene.service.address.dial() as socket:
+                await socket.send(ask_text(asked, if_busy="replace", on_disconnect="cancel"))
+                await socket.recv()
+                socket.transport.abort()
+
+    async with asyncio.TaskGroup() as group:
+        for session_id in sessions:
+            group.create_task(one_by_one(session_id))
+
+
+async def _left(scene: Stage) -> _Left:
+    """What is held once no socket and no turn is there, and connections to the model have gone."""
+    found = await _look(scene)
+
+    async def quiet() -> bool:
+        nonlocal found
+        last, found = found, await _look(scene)
+        return found.sockets == found.turns == 0 and last.descriptors == found.descriptors
+
+    await asyncio.sleep(1.0)
+    await until_it(quiet, 60)
+    return found
+
+
+async def _look(scene: Stage) -> _Left:
+    await asyncio.sleep(1.0)
+    seen = await scene.service.metrics()
+    fds = psutil.Process(scene.service.process.pid).num_fds()
+    return _Left(fds, seen["app_ws_connections"], seen["app_turns_in_progress"], scene.service.rss_mb())
