@@ -22,14 +22,17 @@ STOP_S = 20.0
 class OpenSearchNode:
     """A node on 127.0.0.1:`port` that keeps its data in `directory`. No TLS, no users.
 
-    `start()` blocks until it answers: 6 to 16 s, and once for the download of its jars. It ends with this process.
+    `short_lived`: compiled quickly and not well, for tests. `start()` blocks until it answers: 6 to 16 s, and once for the download of its jars. It ends with this process.
     """
 
-    def __init__(self, checkout: Path, directory: Path, port: int, *, heap_mb: int = 512) -> None:
+    def __init__(
+        self, checkout: Path, directory: Path, port: int, *, heap_mb: int = 512, short_lived: bool = False
+    ) -> None:
         self.directory = directory.absolute()
         self.port = port
         self._checkout = checkout
         self._heap_mb = heap_mb
+        self._short_lived = short_lived
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -53,8 +56,8 @@ class OpenSearchNode:
         jars = class_path(self._checkout, os.environ, say)
         self.directory.mkdir(parents=True, exist_ok=True)
         require_free([Wanted("OpenSearch", "127.0.0.1", self.port)])
-        # Only the quick compiler: a node of a workstation does not live long enough for the other to pay.
-        command = [str(java), f"-Xms{self._heap_mb}m", f"-Xmx{self._heap_mb}m", "-XX:TieredStopAtLevel=1"]
+        command = [str(java), f"-Xms{self._heap_mb}m", f"-Xmx{self._heap_mb}m"]
+        command += ["-XX:TieredStopAtLevel=1"] if self._short_lived else []
         command += ["-cp", jars, str(HERE / "LocalNode.java"), str(self.directory), str(self.port)]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own program

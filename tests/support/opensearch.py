@@ -32,7 +32,7 @@ class OpenSearchIndex:
 def opensearch_node() -> Iterator[OpenSearchNode]:
     """One node for the whole session. A test that asks for it carries the marker `java`."""
     directory = Path(tempfile.mkdtemp(prefix="turnwise-test-os-"))
-    node = OpenSearchNode(CHECKOUT, directory, free_port())
+    node = OpenSearchNode(CHECKOUT, directory, free_port(), short_lived=True)
     try:
         node.start()
         yield node
