@@ -22,7 +22,8 @@ STOP_S = 20.0
 class OpenSearchNode:
     """A node on 127.0.0.1:`port` that keeps its data in `directory`. No TLS, no users.
 
-    `short_lived`: compiled quickly and not well, for tests. `start()` blocks until it answers: 6 to 16 s, and once for the download of its jars. It ends with this process.
+    `start()` blocks until it answers: 6 to 16 s, and once for the download of its jars. It ends with this process.
+    `short_lived`: compiled quickly and not well, for tests.
     """
 
     def __init__(
