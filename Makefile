@@ -5,7 +5,7 @@ RUN := ./deploy/local/toolchain.sh run
 PYTHON_RUN := $(RUN) .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help run keycloak opensearch test check gates format lock bench bench-short bench-micro bench-turn bench-ladder bench-matrix bench-verdict bench-kpi bench-ingest bench-growth profile bench-strangers chaos chaos-full chaos-mixed fuzz clean
+.PHONY: help run keycloak opensearch test check gates format lock bench bench-short bench-micro bench-turn bench-ladder bench-matrix bench-verdict bench-kpi bench-ingest bench-growth bench-strangers profile chaos chaos-full chaos-mixed fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -70,11 +70,11 @@ bench-ingest: ## what 200 MB of uploads cost, stage by stage, and how much memor
 bench-growth: ## what a search costs at 10,000 to 300,000 chunks, and beside an upload, on both engines; half an hour
 	@$(PYTHON_RUN) -m tests.bench.growth $(ARGS)
 
-profile: ## where the CPU of a turn goes: flame graph profile.svg and tables, by phase and library
-	@$(PYTHON_RUN) -m tests.bench.profile $(ARGS)
-
 bench-strangers: ## what 200 slow readers and 5,000 idle sockets cost the others; ARGS=--short for fewer
 	@$(PYTHON_RUN) -m tests.bench.strangers $(ARGS)
+
+profile: ## where the CPU of a turn goes: flame graph profile.svg and tables, by phase and library
+	@$(PYTHON_RUN) -m tests.bench.profile $(ARGS)
 
 chaos: ## break Postgres, disk, network and processes under load; what clients were told against what is stored
 	@$(PYTHON_RUN) -m tests.chaos --short $(ARGS)
