@@ -64,7 +64,7 @@ bench-verdict: ## make each cause the bottleneck in turn, and ask the service wh
 bench-kpi: ## what watching costs: with it and without, scraped and unscraped
 	@$(PYTHON_RUN) -m tests.bench.kpi_cost $(ARGS)
 
-bench-ingest: ## what 200 MB of uploads cost, stage by stage, and how much memory; an hour; ARGS=--short for 20 MB
+bench-ingest: ## what 200 MB of uploads cost, stage by stage, and how much memory; twenty minutes; ARGS=--short for 20 MB
 	@$(PYTHON_RUN) -m tests.bench.ingest $(ARGS)
 
 bench-growth: ## what a search costs at 10,000 to 300,000 chunks, and beside an upload, on both engines; half an hour
