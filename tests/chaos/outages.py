@@ -1,8 +1,10 @@
 """Faults of Postgres under load: crash, restart, absence, slowness, no free connection (A3, A4, A5, A7, A8)."""
 
 import asyncio
+import re
 import signal
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -85,6 +87,7 @@ async def absence_and_kill(world: World, size: Size) -> list[Row]:
 async def _away(world: World, scene: Stage, size: Size, away_s: float) -> list[Row]:
     what = f"Postgres down {away_s:.0f} s, {RATE:.0f} turns/s"
     begun, answers, errors = time.perf_counter(), scene.ledger.told_count, sum(scene.ledger.errors.values())
+    logged = len(scene.service.log)
     rss = scene.service.rss_mb()
     await world.stop_postgres()
     await asyncio.sleep(away_s)
@@ -94,6 +97,7 @@ async def _away(world: World, scene: Stage, size: Size, away_s: float) -> list[R
     await world.start_postgres()
     down_s = time.perf_counter() - begun
     lag_s = await _caught_up(scene)
+    lines = most_lines_a_cause(scene.service.log[logged:])
     errors = sum(scene.ledger.errors.values()) - errors
     report = await scene.settle(120)
     scene.crowd.resume()
@@ -104,7 +108,15 @@ async def _away(world: World, scene: Stage, size: Size, away_s: float) -> list[R
         at_least("A5", f"{what}: age of the oldest record by its metric", shown_s, away_s / 2, "s"),
         at_most("A5", f"{what}: until the lag is below 1 s", lag_s, 10 * size.slack, "s"),
         at_most("A5", f"{what}: growth of memory", grown, _RSS_MB, "MiB"),
+        at_most("G7", f"{what}: lines of one cause a second", lines / down_s, 1.0, "lines"),
     ]
+
+
+def most_lines_a_cause(log: str) -> int:
+    """Of the lines above INFO, how many the commonest one has: numbers and what follows a colon make no other cause."""
+    found = re.findall(r"^\S+ \S+ (?:WARNING|ERROR|CRITICAL) (.*)$", log, re.MULTILINE)
+    causes = Counter(re.sub(r"\d+", "0", line).split(": ")[0] for line in found)
+    return max(causes.values(), default=0)
 
 
 async def _caught_up(scene: Stage) -> float:

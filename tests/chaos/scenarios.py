@@ -28,7 +28,7 @@ SCENARIOS = (
     Scenario(("A1", "A2"), kills.kill_at_random, 90, 600),
     Scenario(("A3",), outages.crash),
     Scenario(("A4",), outages.restart, alone=True),
-    Scenario(("A5",), outages.absence, 60, 600),
+    Scenario(("A5", "G7"), outages.absence, 60, 600),
     Scenario(("A5+A1",), outages.absence_and_kill),
     Scenario(("A6",), kills.kill_while_down),
     Scenario(("A7",), outages.slowness, alone=True),

@@ -1,9 +1,19 @@
-"""What uvicorn and starlette do as delivered (TRUST U1 to U13): if one of these changes, our workaround must too."""
+"""What uvicorn, starlette and pydantic do as delivered (TRUST U1 to U13): where one changes, our workaround must too.
 
+U14, conformance, is `tests/conformance`.
+"""
+
+import asyncio
 import logging
+from typing import Any
 
 import pytest
 import uvicorn
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from starlette.websockets import WebSocket
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.server import ServerProtocol
 
 from backend_kit.http.redact import LOGGERS, RedactTokens
 from tests.backend_kit.http.lab import Lab, at_end, close_code, connect, frame, handshake, plain, read_frame
@@ -103,6 +113,61 @@ def test_u8_the_token_of_the_query_is_logged_in_clear(lab: Lab, caplog: pytest.L
 def test_u9_a_foreign_origin_is_let_in(lab: Lab) -> None:
     with plain(lab) as running, connect(running.port) as sock:
         assert b" 101 " in handshake(sock, "/echo", "Origin: https://evil.example")
+
+
+KILLERS = {
+    "no JSON": ({"text": "{"}, ValueError),
+    "a binary frame": ({"bytes": b"{}"}, KeyError),
+    "deep nesting": ({"text": "[" * 100_000}, RecursionError),
+    "a number of 5000 digits": ({"text": "9" * 5000}, ValueError),
+}
+
+
+@pytest.mark.parametrize(("message", "error"), KILLERS.values(), ids=KILLERS)
+async def test_u10_what_a_client_sends_is_raised_in_the_handler(
+    message: dict[str, Any], error: type[Exception]
+) -> None:
+    messages = iter([{"type": "websocket.connect"}, {"type": "websocket.receive", **message}])
+
+    async def receive() -> Any:
+        return next(messages)
+
+    async def send(_message: Any) -> None:
+        await asyncio.sleep(0)
+
+    socket = WebSocket({"type": "websocket", "headers": [], "path": "/", "query_string": b""}, receive, send)
+    await socket.accept()
+    with pytest.raises(error):
+        await socket.receive_json()
+
+
+class _Told(BaseModel):
+    text: str
+
+
+def test_u10_a_type_adapter_lets_nul_through() -> None:
+    assert TypeAdapter(_Told).validate_json(b'{"text":"\\u0000"}').text == "\0"
+
+
+def test_u11_an_error_of_pydantic_quotes_the_input_unless_it_is_told_not_to() -> None:
+    class Hidden(_Told):
+        model_config = ConfigDict(hide_input_in_errors=True)
+
+    quoted = []
+    for model in (_Told, Hidden):
+        with pytest.raises(ValidationError) as failure:
+            model.model_validate({"text": {"access_token": "CANARY"}})
+        quoted.append("CANARY" in str(failure.value))
+    assert quoted == [True, False]
+
+
+def test_the_private_parts_that_we_extend_are_there() -> None:
+    """What `backend_kit.http` overrides of classes that promise nothing: what nobody calls would guard nothing."""
+    ours = {"handle_events", "handle_ping", "handle_parser_exception", "keepalive_timeout", "send_receive_event_to_app"}
+    assert ours | {"stop_keepalive", "run_asgi", "shutdown", "data_received"} <= vars(WebSocketsSansIOProtocol).keys()
+    assert {"data_received", "connection_made", "connection_lost"} <= vars(H11Protocol).keys()
+    codec = vars(ServerProtocol(logger=logging.getLogger("test")))
+    assert {"events", "parser_exc", "handshake_exc", "debug", "logger"} <= codec.keys()
 
 
 def test_u12_half_a_head_is_waited_for(lab: Lab) -> None:
