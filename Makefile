@@ -5,7 +5,7 @@ RUN := ./deploy/local/toolchain.sh run
 PYTHON_RUN := $(RUN) .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help run keycloak opensearch test check gates format lock bench bench-short bench-micro bench-turn bench-ladder bench-matrix bench-verdict bench-kpi bench-ingest bench-growth bench-strangers profile chaos chaos-full chaos-mixed fuzz clean
+.PHONY: help run keycloak opensearch test check gates format lock bench bench-short bench-micro bench-turn bench-ladder bench-matrix bench-verdict bench-kpi bench-ingest bench-growth bench-strangers profile eval chaos chaos-full chaos-mixed fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -75,6 +75,9 @@ bench-strangers: ## what 200 slow readers and 5,000 idle sockets cost the others
 
 profile: ## where the CPU of a turn goes: flame graph profile.svg and tables, by phase and library
 	@$(PYTHON_RUN) -m tests.bench.profile $(ARGS)
+
+eval: ## how well search finds, on the index of the Python manual; its first run embeds for minutes; ARGS=--short
+	@$(PYTHON_RUN) -m tests.eval $(ARGS)
 
 chaos: ## break Postgres, disk, network and processes under load; what clients were told against what is stored
 	@$(PYTHON_RUN) -m tests.chaos --short $(ARGS)

@@ -127,8 +127,9 @@ class CrossencoderSettings(Section):
 class CrossencoderModel(Section):
     """The reranker."""
 
-    provider: Literal["local", "http", "none"] = "local"
-    """`local`: half cosine, half BM25 over the candidates. `http`: a rerank endpoint. `none`: order of retrieval."""
+    provider: Literal["local", "http", "none"] = "none"
+    """`none`: order of retrieval. `http`: a rerank endpoint. `local`: half cosine, half BM25 over the candidates, which
+    is worse than the order of a hybrid search (docs/search-quality.md)."""
     name: Text = "local"
     """Model name that is sent (`http`)."""
     settings: CrossencoderSettings = CrossencoderSettings()

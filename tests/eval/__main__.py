@@ -23,7 +23,7 @@ from pathlib import Path
 import uvloop
 
 from knowledge_flow_backend.embed.local import default_home
-from knowledge_flow_backend.index import Policy
+from knowledge_flow_backend.index import ChunkHit, Policy
 from knowledge_flow_backend.ingest.chunks import ChunkRules
 from knowledge_flow_backend.settings import CrossencoderModel, Processing
 from tests.eval import manual
@@ -74,15 +74,19 @@ async def evaluate(options: argparse.Namespace) -> bool:
 
 
 async def searched(engine: FilledEngine, asked: Sequence[Query], labels: Labels) -> list[Run]:
-    """Every policy of one engine, then hybrid with its hits reranked."""
+    """Every policy of one engine, and hits that vectors found reranked."""
     runs = []
     for policy in (Policy.STRICT, Policy.SEMANTIC, Policy.HYBRID):
         hits = [await engine.hits(query.text, policy) for query in asked]
-        found = [[hit.chunk_uid for hit in of_one] for of_one in hits]
-        runs.append(judged(engine.name, policy.value, asked, found, labels))
-    again = [await engine.reranked(query.text, of_one) for query, of_one in zip(asked, hits, strict=True)]
-    found = [[hit.chunk_uid for hit in of_one] for of_one in again]
-    return [*runs, judged(engine.name, "hybrid + rerank", asked, found, labels)]
+        runs.append(judged(engine.name, policy.value, asked, _uids(hits), labels))
+        if policy is not Policy.STRICT:
+            again = [await engine.reranked(query.text, of_one) for query, of_one in zip(asked, hits, strict=True)]
+            runs.append(judged(engine.name, f"{policy.value} + rerank", asked, _uids(again), labels))
+    return runs
+
+
+def _uids(hits: Sequence[Sequence[ChunkHit]]) -> list[list[str]]:
+    return [[hit.chunk_uid for hit in of_one] for of_one in hits]
 
 
 def judged(engine: str, way: str, asked: Sequence[Query], found: Sequence[Sequence[str]], labels: Labels) -> Run:
@@ -91,10 +95,13 @@ def judged(engine: str, way: str, asked: Sequence[Query], found: Sequence[Sequen
     return Run(engine, way, {query.text: labels.judged(query, uids) for query, uids in pairs})
 
 
-def _rules(text: str | None) -> ChunkRules:
-    if text is None:
-        rules = Processing()
-        return ChunkRules(rules.chunk_size_chars, rules.chunk_overlap_chars)
+def defaults() -> ChunkRules:
+    """How the product divides documents."""
+    rules = Processing()
+    return ChunkRules(rules.chunk_size_chars, rules.chunk_overlap_chars)
+
+
+def _rules(text: str) -> ChunkRules:
     size, _, overlap = text.partition(",")
     return ChunkRules(int(size), int(overlap))
 
@@ -110,7 +117,7 @@ def main() -> int:
     parser.add_argument("--engine", action="append", choices=NAMES, help="default: all of them")
     parser.add_argument("--split", choices=("tune", "test"), default="test")
     parser.add_argument("--queries", type=int, default=1500, help="at most so many of each kind (default: %(default)s)")
-    parser.add_argument("--chunks", type=_rules, default=_rules(None), metavar="SIZE,OVERLAP", help="characters")
+    parser.add_argument("--chunks", type=_rules, default=defaults(), metavar="SIZE,OVERLAP", help="characters")
     parser.add_argument("--word-share", type=float, help="instead of search.word_share")
     parser.add_argument("--worst", type=int, default=0, metavar="N", help="print the N worst answered of each kind")
     parser.add_argument("--manual", type=Path, help="html directory of the manual")

@@ -80,7 +80,7 @@ async def filled(
         database = Database(settings.storage.postgres, INDEX, metrics)
         stack.push_async_callback(database.aclose)
         await database.connect_until_ready()
-        engine = make_engine(settings, database, model=embedder.model, kpi=kpi)
+        engine = make_engine(settings, database, model=embedder.model, kpi=kpi, metrics=metrics)
         stack.push_async_callback(engine.aclose)
         await _fill(engine.writer, embedder, divided)
         # As autovacuum and the service do by the minute: the planner knows the tables, the index the common words.

@@ -15,6 +15,7 @@ class Labels:
 
     def __init__(self, divided: Iterable[Divided]) -> None:
         self._chunks = {one.document.uid: one.chunks for one in divided}
+        self._lengths = {chunk.uid: chunk.end - chunk.start for chunks in self._chunks.values() for chunk in chunks}
 
     def covering(self, query: Query) -> dict[str, frozenset[int]]:
         """By chunk uid: the numbers of the query's targets that the chunk covers."""
@@ -29,7 +30,8 @@ class Labels:
         """The scores of hits, best first."""
         covering = self.covering(query)
         found: Found = [covering.get(uid, frozenset()) for uid in uids]
-        return scores(found, list(covering.values()), len(query.targets))
+        lengths = [self._lengths[uid] for uid in uids]
+        return scores(found, lengths, list(covering.values()), len(query.targets))
 
 
 def covers(chunk: Chunk, target: Passage) -> bool:

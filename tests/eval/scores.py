@@ -1,7 +1,9 @@
 """How good an order of hits is, and how sure that is: nDCG, recall, reciprocal rank, paired bootstrap."""
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import log2
 from typing import Any, Final
 
@@ -12,6 +14,8 @@ DEPTH: Final = 10
 """Hits that nDCG looks at."""
 DEEP: Final = 50
 """Hits that recall and reciprocal rank look at."""
+CONTEXT: Final = 10_000
+"""Characters of passages that an answer is made of; what divisions into chunks of different sizes are compared by."""
 RESAMPLES: Final = 2000
 
 Found = Sequence[frozenset[int]]
@@ -25,16 +29,25 @@ class Scores:
     ndcg: float
     recall: float
     reciprocal: float
+    in_context: float
 
 
-def scores(found: Found, chunks: Sequence[frozenset[int]], targets: int) -> Scores:
-    """`chunks` are the target sets of all chunks of the corpus that cover one, in any order."""
+def scores(found: Found, lengths: Sequence[int], chunks: Sequence[frozenset[int]], targets: int) -> Scores:
+    """`lengths` are those of the hits, in characters; `chunks` the target sets of all chunks of the corpus that cover
+    one, in any order."""
     ideal = _gained(_best_order(chunks))
     return Scores(
         ndcg=min(1.0, _gained(found) / ideal) if ideal else 0.0,
         recall=len(frozenset().union(*found[:DEEP])) / targets,
+        in_context=len(frozenset().union(*_fitting(found, lengths))) / targets,
         reciprocal=next((1 / rank for rank, covers in enumerate(found[:DEEP], start=1) if covers), 0.0),
     )
+
+
+def _fitting(found: Found, lengths: Sequence[int]) -> Found:
+    """The first hits, as many as a context takes."""
+    taken = bisect_right(list(accumulate(lengths)), CONTEXT)
+    return found[:taken]
 
 
 def _gained(found: Found) -> float:

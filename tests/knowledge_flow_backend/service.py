@@ -55,6 +55,7 @@ def settings_on(database: Database, base_url: str, **changes: dict[str, Any]) ->
         "app": {"metrics_enabled": False, "kpi_log_summary_interval_sec": 0},
         "security": {"user": {"enabled": False}},
         "embedding_model": {"provider": "openai", "name": "mock", "settings": {"base_url": base_url, "max_retries": 0}},
+        "crossencoder_model": {"provider": "local"},
         "storage": {"postgres": database.settings()},
         "deadlines": {"drain_s": 5},
     }
