@@ -23,7 +23,6 @@ RETRIES: Final = 1
 _PASSING: Final = frozenset({429, 502, 503, 504})
 _BULK_TRIES: Final = 6
 _JITTER_S: Final = (0.05, 0.15)
-_EXISTS: Final = "resource_already_exists_exception"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,18 +120,9 @@ class Cluster:
         await self._sweep(self._client.update_by_query, index, update)
 
     async def create(self, name: str, alias: str | None, body: Mapping[str, Any]) -> None:
-        """Make an index, under an alias where one is named; nothing where it is there already."""
+        """Make an index, under an alias where one is named."""
         whole = {**body, **({"aliases": {alias: {"is_write_index": True}}} if alias else {})}
-
-        async def make() -> Any:
-            try:
-                return await self._client.indices.create(index=name, body=whole)
-            except TransportError as error:
-                if error.error != _EXISTS:
-                    raise
-                return {}
-
-        await self._ask(make, repeat=False)
+        await self._ask(lambda: self._client.indices.create(index=name, body=whole), repeat=False)
 
     async def drop(self, name: str) -> None:
         """Delete an index; nothing where there is none."""

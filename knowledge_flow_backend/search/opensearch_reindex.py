@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from knowledge_flow_backend.errors import IndexUnavailable, SchemaMismatch
 from knowledge_flow_backend.index.database import Database
+from knowledge_flow_backend.index.engines import TimedConnection
 from knowledge_flow_backend.index.faults import DatabaseFault, failure_of
 from knowledge_flow_backend.search import opensearch_statements as statements
 from knowledge_flow_backend.search.opensearch import Cluster
@@ -27,7 +28,7 @@ from knowledge_flow_backend.search.opensearch_body import (
     of_documents,
     token_of,
 )
-from knowledge_flow_backend.search.opensearch_shape import ENGINE, check_index, number_of, numbered
+from knowledge_flow_backend.search.opensearch_shape import ENGINE, check_index, indices_of, number_of, numbered
 from knowledge_flow_backend.search.rows import Made
 from knowledge_flow_backend.search.statements import INFO
 
@@ -99,11 +100,16 @@ class Reindexer:
         alias = self._database.index
         shape = await self._shape()
         old = await self._ours(shape)
-        for name in await self._leftovers(old):
-            await self._cluster.drop(name)
+        for name in await indices_of(self._cluster, alias):
+            if name not in old:  # left by a rebuild that was cut off
+                await self._cluster.drop(name)
         new = Rebuild(numbered(alias, max((number_of(name) for name in old), default=0) + 1))
         await self._cluster.create(new.name, None, index_body(shape))
-        while new.rounds < ROUNDS and len(changed := await self._differences(new)) > FEW:
+        while new.rounds < ROUNDS:
+            async with self._database.ingest.connection() as connection:
+                changed = await _differences(connection, new)
+            if len(changed) <= FEW:
+                break
             await self._copy(new, changed)
             new.rounds += 1
             self._say(f"round {new.rounds}: {len(new.copied)} documents are in {new.name}")
@@ -118,7 +124,8 @@ class Reindexer:
     async def _last_round(self, new: Rebuild, old: Sequence[str]) -> None:
         async with self._database.ingest.connection() as connection:
             await connection.execute("lock", statements.LOCK_EXCHANGE)
-            await self._copy(new, await self._differences(new))
+            # On this connection: writers that wait for the lock may have taken every other one.
+            await self._copy(new, await _differences(connection, new))
             new.rounds += 1
             new.documents = len(new.copied)
             await self._cluster.refresh(new.name)
@@ -150,22 +157,6 @@ class Reindexer:
                     "storage.vector_store.index"
                 )
         return sorted(mappings)
-
-    async def _leftovers(self, in_use: Sequence[str]) -> list[str]:
-        """Indices of rebuilds that were cut off."""
-        alias = self._database.index
-        there = await self._cluster.mappings(f"{alias}-*")
-        return [name for name in there if name not in in_use and name == numbered(alias, number_of(name))]
-
-    async def _differences(self, new: Rebuild) -> dict[str, tuple[int, str | None]]:
-        """Documents whose state is not the one that was copied: chunks and state; None: it is no more."""
-        async with self._database.ingest.connection() as connection:
-            rows = await connection.execute("states", statements.STATES)
-        states = {uid: (chunks, state) for uid, chunks, state in rows}
-        changed: dict[str, tuple[int, str | None]] = {
-            uid: found for uid, found in states.items() if new.copied.get(uid) != found[1]
-        }
-        return changed | {uid: (0, None) for uid in new.copied if uid not in states}
 
     async def _copy(self, new: Rebuild, changed: dict[str, tuple[int, str | None]]) -> None:
         stale = [uid for uid in changed if uid in new.copied]
@@ -210,6 +201,15 @@ class Reindexer:
                 yield
             finally:
                 await connection.execute("lock", statements.END_REBUILD)
+
+
+async def _differences(connection: TimedConnection, new: Rebuild) -> dict[str, tuple[int, str | None]]:
+    """Documents whose state is not the one that was copied: chunks and state; None: it is no more."""
+    states = {uid: (chunks, state) for uid, chunks, state in await connection.execute("states", statements.STATES)}
+    changed: dict[str, tuple[int, str | None]] = {
+        uid: found for uid, found in states.items() if new.copied.get(uid) != found[1]
+    }
+    return changed | {uid: (0, None) for uid in new.copied if uid not in states}
 
 
 def _lines(rows: Sequence[Sequence[Any]]) -> bytes:

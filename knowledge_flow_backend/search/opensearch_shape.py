@@ -21,13 +21,20 @@ def number_of(name: str) -> int:
     return int(digits) if len(digits) == _DIGITS and digits.isdecimal() else 0
 
 
+async def indices_of(cluster: Cluster, alias: str) -> list[str]:
+    """Our indices for an alias, whether it stands for them or not. Raises `IndexUnavailable`."""
+    there = await cluster.mappings(f"{alias}-*")
+    return [name for name in there if name == numbered(alias, number_of(name))]
+
+
 async def make_index(cluster: Cluster, alias: str, shape: Shape) -> None:
     """Make the first index behind the alias. One that is there already will do where it is as it must be.
 
     Raises `SchemaMismatch`, `IndexUnavailable`.
     """
     if not await cluster.mappings(alias):
-        await cluster.create(numbered(alias, 1), alias, index_body(shape))
+        taken = max((number_of(name) for name in await indices_of(cluster, alias)), default=0)
+        await cluster.create(numbered(alias, taken + 1), alias, index_body(shape))
     await check_index(cluster, alias, shape)
 
 

@@ -28,9 +28,9 @@ MAX_WORDS: Final = 64
 EXACT_UP_TO: Final = 3000
 """Chunks in scope up to which each is compared, at 1 µs; a graph that is filtered down to few of them finds fewer."""
 
-# Title and section (weight A) count a quarter more than the text. Lengths are left out of account: chunks are filled
+# Title and section (weight A) count a tenth more than the text. Lengths are left out of account: chunks are filled
 # to one size, and a short one is rarely the better one. docs/search-quality.md has the other choices.
-_WEIGHTS: Final = "'{0.8, 0.8, 0.8, 1.0}'"
+_WEIGHTS: Final = "'{0.9, 0.9, 0.9, 1.0}'"
 
 # A library that is named has to be one the reader may read, also for documents of their own: an unknown library and
 # a foreign one both find nothing.

@@ -71,6 +71,14 @@ async def test_the_first_write_makes_an_index_that_fits(corpus: Corpus) -> None:
     await corpus.index.check(384)
 
 
+async def test_what_has_no_alias_any_more_is_left_alone(corpus: Corpus) -> None:
+    name = corpus.database.index
+    await on(corpus).create(f"{name}-000004", None, index_body(Shape("mock", 384, "token")))
+    await corpus.put("doc", SPOOL)
+    assert list(await on(corpus).mappings(name)) == [f"{name}-000005"]
+    assert found(await corpus.search("spool")) == ["doc"]
+
+
 async def test_a_service_without_documents_needs_the_cluster_but_no_index(corpus: Corpus) -> None:
     await corpus.index.check()
     assert await corpus.search("anything") == []
