@@ -36,6 +36,7 @@ from tests.eval.queries import Kind, Query, sample, split
 from tests.eval.report import PLAIN, SHORT_SLACK, Run, print_scores, print_verdicts, print_worst
 
 SHORT_SHARE = 0.1
+SHORT_QUERIES = 300
 
 
 def home() -> Path:
@@ -50,7 +51,7 @@ async def evaluate(options: argparse.Namespace) -> bool:
     found = manual.find(options.manual, home() / "eval" / "manual")
     pages = found.pages(share=SHORT_SHARE if options.short else 1.0)
     halves = split(labelled(found, pages))
-    asked = sample(halves[options.split], options.queries)
+    asked = sample(halves[options.split], min(options.queries, SHORT_QUERIES) if options.short else options.queries)
     divided = divide(pages, options.chunks)
     print(f"Python {found.version} manual: {len(divided)} documents, {sum(len(one.chunks) for one in divided)} chunks")
     for name, half in halves.items():

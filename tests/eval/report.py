@@ -32,10 +32,10 @@ def print_scores(asked: Sequence[Query], runs: Sequence[Run]) -> None:
     for kind in Kind:
         texts = [query.text for query in asked if query.kind is kind]
         print(f"\n{kind.value} ({len(texts)} queries)")
-        print(f"{'':28} {'nDCG@10':22} {'recall@50':22} {'MRR':22} {'in 10,000 characters':22}")
+        print(f"{'':44} {'nDCG@10':22} {'recall@50':22} {'MRR':22} {'in 10,000 characters':22}")
         for run in runs:
             columns = [bootstrap([_pick(run.scores[text], name) for text in texts]) for name in _NAMES]
-            print(f"{run.name:28} {' '.join(f'{column!s:22}' for column in columns)}".rstrip())
+            print(f"{run.name:44} {' '.join(f'{column!s:22}' for column in columns)}".rstrip())
 
 
 _NAMES: Final = ("ndcg", "recall", "reciprocal", "in_context")

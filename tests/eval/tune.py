@@ -35,20 +35,19 @@ RECIPROCAL: Final = ((60, 1), (60, 3), (10, 1), (5, 3))
 """Constant of reciprocal rank fusion, and the weight of the words beside the vector's 1."""
 
 _SHIPPED: Final = "search_words({})"
-_BLANKED: Final = r"regexp_replace({}, '[^[:alnum:]]+', ' ', 'g')"
+_BLANKED: Final = r"regexp_replace({}, '[^0-9A-Za-z]+', ' ', 'g')"
 ANALYSES: Final = {
     "as shipped: stems, names whole and in parts": _SHIPPED,
     "stems, names as Postgres parses them": "to_tsvector('english', {})",
     "stems, names in parts": f"to_tsvector('english', {_BLANKED})",
     "words as they stand, names in parts": f"to_tsvector('simple', {_BLANKED})",
 }
-_FORMULA: Final = "ts_rank('{0.8, 0.8, 0.8, 1.0}', c.words, term.query)"
+_FORMULA: Final = "ts_rank('{0.9, 0.9, 0.9, 1.0}', c.words, term.query)"
 FORMULAS: Final = {
     f"title weighs {1 / weight:.2f}, lengths {'count' if flag else 'do not count'}": (
         f"ts_rank('{{{weight}, {weight}, {weight}, 1.0}}', c.words, term.query, {flag})"
     )
-    for weight in (0.5, 0.7, 0.8, 0.9, 1.0)
-    for flag in (0, 1)
+    for weight, flag in ((0.5, 0), (0.7, 0), (0.8, 0), (0.9, 0), (1.0, 0), (0.9, 1), (1.0, 1))
 }
 
 
@@ -87,6 +86,8 @@ async def words(engine: FilledEngine, asked: Sequence[Query], labels: Labels) ->
         for name, formula in FORMULAS.items():
             statement = _replaced(statements.STRICT.text, _FORMULA, formula)
             runs.append(judged("", name, asked, [_found(connection, statement, query) for query in asked], labels))
+        print_scores(asked, runs)
+        runs = []
         for name, analysis in ANALYSES.items():
             statement = _replaced(statements.STRICT.text, _SHIPPED.format("CAST(:question AS text)"),
                                   analysis.format("CAST(:question AS text)"))  # fmt: skip
