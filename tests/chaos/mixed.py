@@ -208,6 +208,7 @@ async def mixed(world: World, extent: Extent) -> list[Row]:
         model=QUICK,
         ai={"agents": agents, "chat_models": models},
         deadlines=_DEADLINES,
+        history={"cache_mb": 8},
     ) as scene:
         stranger = Strangers(scene.service.address, world.draw("mixed strangers"))
         async with troubled(scene, extent, ends, world):

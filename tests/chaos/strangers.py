@@ -5,16 +5,18 @@ import contextlib
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from itertools import count
 
 import aiohttp
 
-from tests.chaos.ledger import Ledger
+from tests.chaos.ledger import Asked, Ledger
 from tests.chaos.load import CUT, Address, ask_text, create_session, hear
 from tests.support.raw import NO_CLOSE, PING, TEXT, Peer, close_frame, frame, head, peer
 from tests.support.service import BASE
 
 PATH = f"{BASE}/chatbot/query/ws"
 _STAYS_S = 4.0
+_SESSIONS = 40
 Deed = Callable[["Strangers"], Awaitable[None]]
 
 
@@ -26,6 +28,8 @@ class Strangers:
         self.ledger = Ledger()
         self.address = address
         self.draw = draw
+        self._sessions: list[str] = []
+        self._numbers = count()
 
     async def go_on(self) -> None:
         """One stranger, for ever."""
@@ -43,9 +47,15 @@ class Strangers:
         return answer.startswith(b"HTTP/1.1 101 ")
 
     async def session(self) -> str:
-        """A session of their own."""
-        async with aiohttp.ClientSession() as http:
-            return await create_session(http, self.address)
+        """One of their own sessions: few, since what is kept of each that is new is no leak."""
+        if len(self._sessions) < _SESSIONS:
+            async with aiohttp.ClientSession() as http:
+                self._sessions.append(await create_session(http, self.address))
+        return self.draw.choice(self._sessions)
+
+    def ask(self, mark: str, session_id: str) -> Asked:
+        """A question that nobody has asked before."""
+        return self.ledger.ask(f"{mark}-{next(self._numbers)}-{session_id}", session_id, f"A question, {mark}?")
 
     async def send(self, data: bytes) -> int:
         """Send frames over a socket of their own; its close code."""
@@ -95,7 +105,7 @@ async def never_reads(one: Strangers) -> None:
     async with peer(one.address.port) as stranger:
         if await one.opened(stranger):
             stranger.writer.transport.pause_reading()  # type: ignore[attr-defined]  # of every TCP transport
-            asked = one.ledger.ask(f"unread-{session_id}", session_id, "Who reads this?")
+            asked = one.ask("unread", session_id)
             await stranger.send(frame(TEXT, ask_text(asked).encode()))
             await asyncio.sleep(one.draw.uniform(0, _STAYS_S))
 
@@ -105,7 +115,7 @@ async def ask_and_drop(one: Strangers) -> None:
     session_id = await one.session()
     async with peer(one.address.port) as stranger:
         if await one.opened(stranger):
-            asked = one.ledger.ask(f"dropped-{session_id}", session_id, "Are you there?")
+            asked = one.ask("dropped", session_id)
             policy = one.draw.choice(["continue", "cancel"])
             await stranger.send(frame(TEXT, ask_text(asked, on_disconnect=policy).encode()))
             await asyncio.sleep(one.draw.uniform(0, 0.3))
@@ -114,7 +124,7 @@ async def ask_and_drop(one: Strangers) -> None:
 async def ask_and_stop(one: Strangers) -> None:
     """Ask, stop, ask the same again, and leave in the middle of the compatible protocol with 4000."""
     session_id = await one.session()
-    asked = one.ledger.ask(f"stopped-{session_id}", session_id, "Shall we stop?")
+    asked = one.ask("stopped", session_id)
     async with one.address.dial() as socket:
         await socket.send(ask_text(asked))
         await socket.send(f'{{"type":"cancel","exchange_id":"{asked.exchange_id}"}}')
@@ -123,7 +133,7 @@ async def ask_and_stop(one: Strangers) -> None:
             while (await hear(socket))["type"] not in ("cancelled", "final"):
                 pass
     async with one.address.dial(native=False) as socket:
-        await socket.send(ask_text(one.ledger.ask(f"left-{session_id}", session_id, "And now?")))
+        await socket.send(ask_text(one.ask("left", session_id)))
         await asyncio.sleep(one.draw.uniform(0, 0.3))
         await socket.close(4000)
 
