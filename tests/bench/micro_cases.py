@@ -8,7 +8,7 @@ import asyncio
 import shutil
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ def service_cases(metrics: AgenticMetrics) -> Iterator[list[Case]]:
     with ExitStack() as stack:
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         frames, storage = FrameCases(), StorageCases(metrics, runner, stack)
-        yield [*frames.listed(), *token_cases(runner), *storage.listed()]
+        yield [*frames.listed(), *token_cases(), *storage.listed()]
 
 
 def record_of(number: int) -> TurnRecord:
@@ -129,7 +129,7 @@ class FrameCases:
             record.encode()
 
 
-def token_cases(runner: asyncio.Runner) -> list[Case]:
+def token_cases() -> list[Case]:
     """A token that was seen before, and one that was not."""
     now = int(time.time())
     claims: dict[str, Any] = {
@@ -145,18 +145,24 @@ def token_cases(runner: asyncio.Runner) -> list[Case]:
     token = jwt.encode(claims, _SECRET, algorithm="HS256")
     known = HmacVerifier(_SECRET, client_id="app")
 
-    async def again(times: range) -> None:
+    def again(times: range) -> None:
         for _ in times:
-            await known.verify(token)
+            _at_once(known.verify(token))
 
-    async def first(times: range) -> None:
+    def first(times: range) -> None:
         for _ in times:
-            await HmacVerifier(_SECRET, client_id="app").verify(token)
+            _at_once(HmacVerifier(_SECRET, client_id="app").verify(token))
 
-    return [
-        ("jwt: verified before", lambda times: runner.run(again(times)), 2.5),
-        ("jwt: HS256, not seen before", lambda times: runner.run(first(times)), 110.0),
-    ]
+    return [("jwt: verified before", again, 2.5), ("jwt: HS256, not seen before", first, 110.0)]
+
+
+def _at_once(awaited: Coroutine[Any, Any, object]) -> None:
+    """Run what waits for nothing, without a loop: entering one costs 70 µs, more than most of what is timed here."""
+    try:
+        awaited.send(None)
+    except StopIteration:
+        return
+    raise AssertionError("it waits")
 
 
 class StorageCases:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
+from zlib import crc32
 
 from tests.eval.queries import Kind, Query
 from tests.eval.scores import Interval, Scores, bootstrap, difference
@@ -89,7 +90,10 @@ def print_worst(asked: Sequence[Query], run: Run, most: int) -> None:
     for kind in Kind:
         print(f"\nworst {kind.value} queries of {run.name}")
         of_kind = [query for query in asked if query.kind is kind]
-        for query in sorted(of_kind, key=lambda query: run.scores[query.text].ndcg)[:most]:
+        # Of equally bad ones not those that come first in the alphabet, but the same ones each time.
+        for query in sorted(of_kind, key=lambda query: (run.scores[query.text].ndcg, crc32(query.text.encode())))[
+            :most
+        ]:
             scores = run.scores[query.text]
             where = ", ".join(f"{target.page}:{target.start}" for target in query.targets[:3])
             print(f"  nDCG@10 {scores.ndcg:.3f}  recall@50 {scores.recall:.2f}  {query.text!r}  in {where}")
