@@ -19,6 +19,8 @@ EXIT_OUT_OF_MEMORY = 77
 _MAX_OUTPUT_BYTES = 1 << 30
 _MAX_OPEN_FILES = 64
 _PR_SET_PDEATHSIG = 1
+_NICE = 10
+"""How far a child steps back where processors are short: searches have callers who wait, files have not."""
 
 
 def main(parsers: Mapping[str, Parse] = PARSERS) -> int:
@@ -27,6 +29,7 @@ def main(parsers: Mapping[str, Parse] = PARSERS) -> int:
     sys.excepthook = _brief
     _end_with_parent(parent)
     _limit(memory_mb)
+    os.nice(_NICE)
     # What a parser prints must not stand between answers.
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)

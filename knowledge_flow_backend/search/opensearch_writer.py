@@ -153,11 +153,12 @@ class OpenSearchWriter:
     ) -> Iterator[Callable[[], bytes]]:
         for start in range(0, len(chunks), self._bulk_size):
             part = slice(start, start + self._bulk_size)
-            yield partial(_lines, document.title, intention.place, chunks[part], vectors[part])
+            yield partial(_lines, document.title, intention.place, chunks, vectors, part)
 
 
-def _lines(title: str, place: Place, chunks: Sequence[Chunk], vectors: Sequence[Vector]) -> bytes:
+def _lines(title: str, place: Place, chunks: Sequence[Chunk], vectors: Sequence[Vector], part: slice) -> bytes:
+    # The part is taken here, in the thread: chunks and vectors of a large document are read from disk for it.
     return b"".join(
         bulk_lines(place, chunk.ordinal, heading_of(title, chunk.section), chunk.content, vector_text(vector))
-        for chunk, vector in zip(chunks, vectors, strict=True)
+        for chunk, vector in zip(chunks[part], vectors[part], strict=True)
     )

@@ -168,6 +168,12 @@ async def test_a_child_knows_none_of_our_secrets(
     assert set((tmp_path / "x" / "content").read_text().split()) <= {"PATH", "PYTHONPATH", "LANG", "LC_CTYPE"}
 
 
+async def test_a_child_steps_back_for_those_who_search(odd: ParserPool, tmp_path: Path) -> None:
+    mark = tmp_path / "pid"
+    await odd.read(job(tmp_path / "x", f"fine {mark}"))
+    assert psutil.Process(int(mark.read_text())).nice() == min(19, os.nice(0) + 10)
+
+
 async def test_no_child_outlives_the_pool(odd: ParserPool, tmp_path: Path) -> None:
     mark = tmp_path / "pid"
     await odd.read(job(tmp_path / "x", f"fine {mark}"))
