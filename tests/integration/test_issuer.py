@@ -1,10 +1,16 @@
 """The service beside an issuer that is slow, away, or back again: nobody's token becomes a failure of ours."""
 
+import asyncio
+import time
+from contextlib import asynccontextmanager
+
 import aiohttp
+import pytest
 
 from backend_kit.auth import keys as keys_module
+from tests.chaos.control import ProxyProcess
 from tests.support.issuer import CLIENT, issuer
-from tests.support.service import BASE, hear, say
+from tests.support.service import BASE, hear, hear_until, say
 
 
 def security_of(made):
@@ -52,3 +58,108 @@ async def test_the_page_may_connect_to_the_issuer_and_nowhere_else(start_service
             policy = response.headers["Content-Security-Policy"]
             assert f"connect-src 'self' {origin};" in policy
             assert f"connect-src 'self' {origin};" in await response.text()
+
+
+async def prepared(service, token):
+    """An ask in a new session of whoever the token names."""
+    headers = {"Authorization": f"Bearer {token}"}
+    async with service.http.post(f"{BASE}/chatbot/session", json={}, headers=headers) as response:
+        session_id = (await response.json())["id"]
+    return {"type": "ask", "session_id": session_id, "agent_id": "Georges", "message": "Hello"}
+
+
+@asynccontextmanager
+async def distant_issuer():
+    """An issuer, and the fault proxy through which everybody knows it."""
+    async with issuer() as made:
+        with ProxyProcess(int(made.url.split("/")[2].rpartition(":")[2])) as proxy:
+            await asyncio.to_thread(proxy.start)
+            made.url = f"http://127.0.0.1:{proxy.port}/realms/test"
+            yield made, proxy
+
+
+async def test_an_issuer_behind_a_bad_network_holds_up_nobody_with_a_known_key(start_service, monkeypatch):
+    """TRUST E8: it hangs, answers after 30 s, or is gone. Issuer and service share this loop, which is watched."""
+    monkeypatch.setattr(keys_module, "COOL_DOWN_S", 0.0)
+    async with distant_issuer() as (made, proxy), start_service(security=security_of(made)) as service:
+
+        async def works(name):
+            """Whether somebody who was never seen here is let in, and asks on a socket."""
+            token = made.token(sub=name)
+            assert (await asked(service, token))[0] == 200
+            ask = await prepared(service, token)
+            async with service.native(token) as socket:
+                await say(socket, **ask)
+                await hear_until(socket, "final")
+
+        monkeypatch.setattr(keys_module, "FETCH_S", 60.0)
+        monkeypatch.setattr(keys_module, "_WAIT_S", 60.0)
+        made.keys.append(made.public("k2"))
+        await proxy.tell("hold")
+        new = asyncio.ensure_future(asked(service, made.token("k2")))
+        await works("while it hangs")
+        assert not new.done()
+        await proxy.tell("release")
+        assert (await new)[0] == 200, "the first who shows the new key is let in"
+
+        monkeypatch.setattr(keys_module, "FETCH_S", 0.2)
+        for fault in ("delay down 30000 0", "refuse"):
+            await proxy.tell(fault, "reset")
+            made.keys.append(made.public(f"k-{fault}"))
+            late = asyncio.ensure_future(asked(service, made.token(f"k-{fault}")))
+            await works(fault)
+            assert await late == (401, {"detail": "Invalid token signature"})
+            async with service.http.get(f"{BASE}/ready") as response:
+                assert (await response.json())["dependencies"]["identity_provider"] == {"status": "down"}
+                assert response.status == 200
+        await proxy.tell("normal")
+        assert (await asked(service, made.token("k-refuse")))[0] == 200
+
+
+async def closed_with(socket):
+    async with asyncio.timeout(20):
+        await socket.wait_closed()
+    return socket.close_code
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "compatible"])
+async def test_a_socket_ends_with_its_token_and_its_turn_before_it(start_service, native):
+    """TRUST E6. A token that ended a moment ago still opens a socket, for the sake of clocks: nobody waits here."""
+    async with issuer() as made, start_service("mock;gap=20;tokens=50", security=security_of(made)) as service:
+        now = int(time.time())
+        good, ended = made.token(), made.token(iat=now - 60, exp=now - 1)
+        ask = await prepared(service, good)
+
+        def opened(token):
+            return service.native(token) if native else service.compatible(token=token)
+
+        async def shown(socket, token):
+            """A later token of the same person; in the compatible protocol only an ask can carry one."""
+            await say(socket, **({"type": "auth"} if native else ask), access_token=token)
+
+        async with opened(ended) as idle, opened(good) as busy:
+            assert await closed_with(idle) == 4401
+            await say(busy, **ask)
+            await hear_until(busy, "delta" if native else "stream")
+            await shown(busy, ended)
+            heard = await hear_until(busy, "final")
+            assert heard[-1]["messages"][-1]["metadata"]["finish_reason"] == "stop"
+            assert await closed_with(busy) == 4401
+
+
+async def test_a_turn_may_outlive_its_token_and_the_socket_both(start_service):
+    """A newer token of the same person that comes during the turn; another person's is refused."""
+    async with issuer() as made, start_service("mock;gap=20;tokens=50", security=security_of(made)) as service:
+        now = int(time.time())
+        ask = await prepared(service, made.token())
+        async with service.native(made.token()) as socket:
+            await say(socket, **ask)
+            await hear_until(socket, "delta")
+            for token in (made.token(iat=now - 60, exp=now - 1), made.token(sub="u-2"), made.token(exp=now + 900)):
+                await say(socket, type="auth", access_token=token)
+            heard = [await hear(socket)]
+            while heard[-1]["type"] != "final":
+                heard.append(await hear(socket))
+            assert [frame["code"] for frame in heard if frame["type"] == "error"] == ["unauthenticated"]
+            await say(socket, **ask)
+            await hear_until(socket, "final")

@@ -61,6 +61,30 @@ async def test_unknown_keys_are_asked_for_with_restraint() -> None:
         assert made.asked[JWKS] == 1
 
 
+async def test_a_flood_of_unknown_keys_costs_the_issuer_two_fetches_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRUST E8, on a clock of ours: three minutes of 20 unknown keys a second, and a key that is new in the middle."""
+    seconds = 0.0
+    monkeypatch.setattr(module, "perf_counter", lambda: seconds)
+    async with issuer() as made, kept(IssuerKeys(made.url)) as keys:
+        assert await keys.find("k1")
+        fetched = [made.asked[JWKS]]
+        found_at = None
+        for second in range(1, 181):
+            seconds = float(second)
+            if second == 95:
+                made.keys.append(public_jwk("k2", rsa_key("k2")))
+            await asyncio.gather(*(keys.find(f"flood-{second}-{number}") for number in range(20)))
+            fetched.append(made.asked[JWKS])
+            if second >= 95 and found_at is None and await keys.find("k2"):
+                found_at = second
+            assert await keys.find("k1")
+        a_minute = [later - earlier for earlier, later in zip(fetched, fetched[60:], strict=False)]
+    assert (fetched[0], fetched[-1]) == (1, 7)
+    assert max(a_minute) == 2
+    assert found_at == 120, "the flood does not keep a new key out for longer than one cool-down"
+    assert made.asked[DISCOVERY] == 1
+
+
 async def test_a_new_key_works_for_the_first_who_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     async with issuer() as made, kept(IssuerKeys(made.url)) as keys:
         assert await keys.find("k1")
@@ -105,6 +129,21 @@ async def test_known_keys_go_on_while_the_issuer_fails(fails: Any, monkeypatch: 
         assert not keys.reachable
         assert await keys.find("k1")
         assert "/realms/test/elsewhere" not in made.asked
+
+
+async def test_known_keys_go_on_for_an_hour_without_the_issuer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the hour, but every fetch that would fail in it: one each half minute."""
+    for name in ("_FIRST_RETRY_S", "COOL_DOWN_S", "REFRESH_S"):
+        monkeypatch.setattr(module, name, 0.001)
+    async with issuer() as made, kept(IssuerKeys(made.url)) as keys:
+        assert await keys.find("k1")
+        made.status = 503
+        failed = made.asked[DISCOVERY] + 120
+        while made.asked[DISCOVERY] < failed:
+            made.heard.clear()
+            await made.heard.wait()
+        assert not keys.reachable
+        assert await keys.find("k1")
 
 
 async def test_an_issuer_that_does_not_answer_is_given_up_and_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
