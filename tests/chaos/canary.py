@@ -1,169 +1,228 @@
-"""Tokens and keys that can be recognised, shown to the service everywhere while faults run, and looked for after."""
+"""Tokens and keys that can be recognised, shown to both services everywhere while faults run, and looked for after."""
 
 import asyncio
-import itertools
 import time
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
-import jwt
 import psycopg
+import yaml
 from psycopg import sql
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.typing import Subprotocol
 
-from backend_kit.wire import dumps
+from agentic_backend.settings import AgenticSettings
+from backend_kit.settings.load import load
+from deploy.local.postgres import USER
+from knowledge_flow_backend.settings import KnowledgeFlowSettings
+from tests.chaos.careless import DOCUMENT, KF_BASE, MARKS, QUESTION, Careless
 from tests.chaos.kills import loss_row
-from tests.chaos.ledger import Asked
-from tests.chaos.load import BASE, CUT, Habits, ask_text, create_session, hear
+from tests.chaos.load import Habits, create_session
 from tests.chaos.rows import Row, at_least, none_of
-from tests.chaos.world import Size, Stage, World, stage
+from tests.chaos.world import Database, Size, Stage, World, stage
+from tests.support.issuer import CLIENT, Issuer, issuer
+from tests.support.odd_agent import odd
+from tests.support.ports import free_port
+from tests.support.processes import ModuleProcess
 
-_SECRET = "canary-secret-of-the-issuer-81c2-and-more"
-_ISSUER = "https://idp.example/realms/one"
-_KEY = "canary-api-key-5d0e"
-_PASSWORD = "canary-password-77ab"
-_MARKS = ("rest", "query", "header", "subprotocol", "ask", "refresh", "context", "auth", "unknown-key", "broken")
-_SECURITY = {"user": {"enabled": True, "client_id": "app", "realm_url": _ISSUER}, "hs256_secret_env": "CANARY_SECRET"}
-_QUESTION = "Where is the bird that sings?"
+_AGENTIC_KEYS = {"OPENAI_API_KEY": "canary-model-key-5d0e", "FRED_POSTGRES_PASSWORD": "canary-password-77ab"}
+_KNOWLEDGE_KEYS = {
+    "OPENAI_API_KEY": "canary-embedding-key-1f4c",
+    "RERANK_API_KEY": "canary-rerank-key-9b23",
+    "FRED_POSTGRES_PASSWORD": "canary-kf-password-3e61",
+}
+_HIDDEN = b'"**********"'
+"""How a secret looks in a dump of the configuration."""
 
 
-def _token(mark: str) -> str:
-    now = int(time.time())
-    claims = {"iss": _ISSUER, "aud": "app", "sub": "ann", "iat": now, "exp": now + 3600, "jti": f"canary-{mark}"}
-    return jwt.encode(claims, _SECRET, algorithm="HS256")
+@dataclass(slots=True)
+class _Knowledge:
+    """Knowledge flow as a process, at DEBUG, behind the same fault proxies."""
+
+    port: int
+    metrics_port: int
+    database: Database
+    file: Path
+    process: ModuleProcess
+
+    async def metrics(self) -> bytes:
+        """What its /metrics says."""
+        url = f"http://127.0.0.1:{self.metrics_port}/metrics"
+        async with aiohttp.ClientSession() as http, http.get(url) as response:
+            return await response.read()
 
 
 async def canary(world: World, size: Size) -> list[Row]:
-    """Access tokens, refresh tokens and API keys appear nowhere, at DEBUG, while the faults run."""
-    tokens = {mark: _token(mark) for mark in _MARKS}
-    env = {"CANARY_SECRET": _SECRET, "OPENAI_API_KEY": _KEY, "FRED_POSTGRES_PASSWORD": _PASSWORD}
+    """Access tokens, refresh tokens, keys and passwords appear nowhere, at DEBUG, while the faults run."""
     frames: list[str] = []
-    places: dict[str, bytes] = {}
-    async with stage(
-        world,
-        "canary",
-        Habits(20.0),
-        sessions=10,
-        env=env,
-        token=tokens["rest"],
-        on_frame=frames.append,
-        security=_SECURITY,
-        app={"log_level": "debug"},
-    ) as scene:
-        service = scene.service
-        await scene.crowd.answered(10)
-        frames += await _show(scene, tokens)
-        await world.to_postgres.tell("delay down 150 50")
-        await scene.crowd.answered(20)
-        await world.to_model.tell("refuse", "reset")
-        frames += await _show(scene, tokens)
-        await world.to_model.tell("normal")
-        await world.stop_postgres()
-        frames += await _show(scene, tokens)
-        await scene.crowd.answered(size.pick(20, 200))
-        places["metrics"] = (await service.metrics_text()).encode()
-        await service.kill()
-        places["spool while Postgres is down"] = await asyncio.to_thread(_bytes_below, service.spool)
-        await world.normal()
-        await service.start()
-        frames += await _show(scene, tokens)
-        report = await scene.settle()
-        places["metrics"] += (await service.metrics_text()).encode()
-        places["spool"] = await asyncio.to_thread(_bytes_below, service.spool)
-        places["answers of REST"] = await _answers(scene)
-        places["database"] = await asyncio.to_thread(_dump, service.database.dsn)
-        places["log at DEBUG"] = service.log.encode()
-    places["frames"] = "\n".join(frames).encode()
-    secrets = {name: _own_parts(value) for name, value in {**tokens, **env}.items()}
-    hits = [
-        f"{name} in {place}"
-        for (name, parts), (place, data) in itertools.product(secrets.items(), places.items())
-        if any(part.encode() in data for part in parts)
+    async with issuer() as made:
+        tokens = {mark: _token(made, mark) for mark in MARKS}
+        planted = _token(made, "planted")
+        security = {"user": {"enabled": True, "client_id": CLIENT, "realm_url": made.url}}
+        async with (
+            _knowledge_flow(world, security) as knowledge,
+            stage(
+                world,
+                "canary",
+                Habits(20.0),
+                sessions=10,
+                env=_AGENTIC_KEYS,
+                token=tokens["rest"],
+                on_frame=frames.append,
+                security=security,
+                app={"log_level": "debug"},
+                ai=_agents(knowledge.port),
+            ) as scene,
+        ):
+            careless = Careless(scene, tokens, knowledge.port, frames)
+            places = await _faults(world, size, careless, made, planted)
+            report = await scene.settle()
+            places |= await _places(careless, knowledge)
+    keys = {f"{name} of {owner}": value for owner, env in _owned() for name, value in env.items()}
+    return [*_found(tokens | keys, planted, places, frames), loss_row("canary", "both services, under faults", report)]
+
+
+async def _faults(world: World, size: Size, careless: Careless, made: Issuer, planted: str) -> dict[str, bytes]:
+    """Show everything well, without the model, without issuer and Postgres, and after kill -9."""
+    scene, service = careless.scene, careless.scene.service
+    await scene.crowd.answered(10)
+    await careless.show_everything()
+    await careless.give_away(planted)
+    await world.to_postgres.tell("delay down 150 50")
+    await scene.crowd.answered(20)
+    await world.to_model.tell("refuse", "reset")
+    await careless.show_everything()
+    await world.to_model.tell("normal")
+    made.status = 503
+    await world.stop_postgres()
+    await careless.show_everything()
+    await scene.crowd.answered(size.pick(20, 200))
+    early = {"metrics before kill -9": (await service.metrics_text()).encode()}
+    await service.kill()
+    early["spool while Postgres is down"] = await asyncio.to_thread(_bytes_below, service.spool)
+    made.status = 200
+    await world.normal()
+    await service.start()
+    await careless.show_everything()
+    return early
+
+
+async def _places(careless: Careless, knowledge: _Knowledge) -> dict[str, bytes]:
+    """Everything that can be read of both services by now."""
+    service = careless.scene.service
+    await _read_all(careless.scene, careless)
+    dumps = [
+        load(AgenticSettings, service.file, _AGENTIC_KEYS),
+        load(KnowledgeFlowSettings, knowledge.file, _KNOWLEDGE_KEYS),
     ]
-    shown = sum('"type":"final"' in frame and _QUESTION in frame for frame in frames)
-    control = [place for place, data in places.items() if _QUESTION.encode() in data]
+    return {
+        "metrics": (await service.metrics_text()).encode() + await knowledge.metrics(),
+        "spool": await asyncio.to_thread(_bytes_below, service.spool),
+        "answers of REST": b"\n".join(careless.bodies),
+        "errors of REST": b"\n".join(careless.errors),
+        "database": await asyncio.to_thread(_dump, service.database.dsn),
+        "database of knowledge flow": await asyncio.to_thread(_dump, knowledge.database.dsn),
+        "log at DEBUG": service.log.encode(),
+        "log of knowledge flow at DEBUG": knowledge.process.output.encode(),
+        "configuration": "\n".join(f"{one.model_dump_json()}\n{one!r}" for one in dumps).encode(),
+    }
+
+
+def _found(secrets: Mapping[str, str], planted: str, places: dict[str, bytes], frames: list[str]) -> list[Row]:
+    """What was found where: of the secrets nothing, of what was to be found everything."""
+    places["frames"] = "\n".join(frames).encode()
+    hits = [f"{name} in {place}" for name, value in secrets.items() for place in _having(value, places)]
+    leaks = _having(planted, places)
+    question = [place for place, data in places.items() if QUESTION.encode() in data]
+    shown = sum('"type":"final"' in frame and QUESTION in frame for frame in frames)
+    documents = places["database of knowledge flow"].count(DOCUMENT.splitlines()[-1].encode())
+    lines = min(data.count(b" DEBUG ") for place, data in places.items() if place.endswith("at DEBUG"))
     what = "access tokens, refresh tokens, keys, passwords" + (f": {', '.join(hits[:3])}" if hits else "")
     return [
         none_of("canary", what, len(hits), of=len(secrets) * len(places), unit="places"),
-        at_least("canary", f"control: the question is found in {', '.join(control)}", len(control), 4, "places"),
+        at_least(
+            "canary", f"control: a token that an agent gives away is found in {', '.join(leaks)}", len(leaks), 5, ""
+        ),
+        at_least("canary", f"control: the question is found in {', '.join(question)}", len(question), 4, "places"),
         at_least("canary", "control: turns asked with tokens in every place and answered", shown, 4, "turns"),
-        at_least("canary", "control: lines at DEBUG", places["log at DEBUG"].count(b" DEBUG "), 1, "lines"),
-        loss_row("canary", "with authentication, under faults", report),
+        at_least("canary", "control: passages of documents uploaded beside tokens", documents, 1, "rows"),
+        at_least("canary", "control: errors of REST", places["errors of REST"].count(b'"detail"'), 20, "bodies"),
+        at_least("canary", "control: secrets that a dump hides", places["configuration"].count(_HIDDEN), 5, "keys"),
+        at_least("canary", "control: lines at DEBUG, of each service", lines, 1, "lines"),
     ]
 
 
-async def _show(scene: Stage, tokens: dict[str, str]) -> list[str]:
-    """Use every token where it belongs, and where it does not; the frames that came back."""
-    frames: list[str] = []
-    session_id = scene.crowd.sessions[0]
-    port = scene.service.address.port
-    url = f"ws://127.0.0.1:{port}{BASE}/chatbot/query/ws"
-    shown = {"access_token": tokens["ask"], "refresh_token": tokens["refresh"]}
-    context = {"access_token": tokens["context"], "refresh_token": tokens["refresh"]}
-
-    def asked(mark: str) -> Asked:
-        return scene.ledger.ask(f"{mark}-{time.monotonic_ns()}", session_id, _QUESTION)
-
-    native = connect(
-        url,
-        subprotocols=[Subprotocol("turnwise.v1"), Subprotocol(f"bearer.{tokens['subprotocol']}")],
-        origin=f"http://127.0.0.1:{port}",  # type: ignore[arg-type]
-    )
-    texts = (
-        dumps({"type": "auth", "access_token": tokens["auth"]}).decode(),
-        ask_text(asked("unknown-key"), access_token=tokens["unknown-key"]),
-        ask_text(asked("native"), if_busy="queue"),
-    )
-    await _say(native, texts, frames)
-    for dial in (
-        connect(f"{url}?token={tokens['query']}"),
-        connect(url, additional_headers={"Authorization": f"Bearer {tokens['header']}"}),
-    ):
-        await _say(dial, (ask_text(asked("compatible"), runtime_context=context, **shown),), frames)
-    broken = connect(url, additional_headers={"Authorization": f"Bearer {tokens['header']}"})
-    await _say(broken, ('{"access_token":"' + tokens["broken"] + '"',), frames)
-    return frames
-
-
-async def _say(dial: connect, texts: tuple[str, ...], frames: list[str]) -> None:
-    """Send frames and take what comes until the last of them has ended, within 3 s: faults run."""
-    try:
-        async with dial as socket:
-            for text in texts:
-                await socket.send(text)
-            async with asyncio.timeout(3):
-                await _ends(socket, frames)
-    except CUT:
-        return
-
-
-async def _ends(socket: ClientConnection, frames: list[str]) -> None:
-    while (frame := await hear(socket, frames.append))["type"] not in ("final", "cancelled"):
-        if frame["type"] == "error" and frame.get("code") != "bad_request":
-            return
-
-
-async def _answers(scene: Stage) -> bytes:
-    """What REST says of the sessions, of a new one, and to a bad token."""
-    address = scene.service.address
-    await create_session(scene.http, address)
-    paths = ["/chatbot/sessions", "/agents", "/ready", "/config/frontend_settings"]
-    paths += [f"/chatbot/session/{session_id}/history" for session_id in scene.crowd.sessions]
-    bodies = [await _body(scene.http, f"{address.url}{path}", address.headers) for path in paths]
-    bad = {"Authorization": f"Bearer {address.token}x"}
-    bodies.append(await _body(scene.http, f"{address.url}/chatbot/sessions", bad))
-    return b"\n".join(bodies)
-
-
-async def _body(http: aiohttp.ClientSession, url: str, headers: dict[str, str]) -> bytes:
-    async with http.get(url, headers=headers) as response:
-        return await response.read()
+def _having(value: str, places: Mapping[str, bytes]) -> list[str]:
+    """The places with a part of a secret, as it is or as hexadecimals: so Postgres shows bytes."""
+    parts = [part.encode() for part in _own_parts(value)]
+    wanted = [*parts, *(part.hex().encode() for part in parts)]
+    return [place for place, data in places.items() if any(part in data for part in wanted)]
 
 
 def _own_parts(value: str) -> list[str]:
     """The value, or the parts of a signed token that are its own."""
     return value.split(".")[1:] if value.count(".") == 2 else [value]
+
+
+def _token(made: Issuer, mark: str) -> str:
+    kind = "Refresh" if mark == "refresh" else "Bearer"
+    return made.token(typ=kind, jti=f"canary-{mark}", exp=int(time.time()) + 3600)
+
+
+def _owned() -> Iterable[tuple[str, Mapping[str, str]]]:
+    return (("agentic", _AGENTIC_KEYS), ("knowledge flow", _KNOWLEDGE_KEYS))
+
+
+def _agents(knowledge_port: int) -> dict[str, Any]:
+    return {
+        "knowledge_flow_url": f"http://127.0.0.1:{knowledge_port}{KF_BASE}",
+        "agents": [
+            {"name": "Georges", "class_path": "agentic_backend.agent.plain"},
+            {"name": "Rico", "class_path": "agentic_backend.agent.rag"},
+            odd("leak"),
+        ],
+    }
+
+
+@asynccontextmanager
+async def _knowledge_flow(world: World, security: Mapping[str, Any]) -> AsyncIterator[_Knowledge]:
+    """Knowledge flow on a database of its own; its embedder and its reranker are the mock model."""
+    database = await world.database()
+    port, metrics_port = free_port(), free_port()
+    model = {"base_url": f"http://127.0.0.1:{world.to_model.port}/v1"}
+    postgres = {"host": "127.0.0.1", "port": world.to_postgres.port, "database": database.name, "username": USER}
+    settings = {
+        "app": {"port": port, "metrics_port": metrics_port, "metrics_enabled": True, "log_level": "debug"},
+        "security": security,
+        "embedding_model": {"provider": "openai", "name": "mock", "settings": model},
+        "crossencoder_model": {"provider": "http", "name": "mock", "settings": model},
+        "storage": {"postgres": postgres},
+        "deadlines": {"drain_s": 5},
+    }
+    file = world.directory / f"{port}.yaml"
+    file.write_text(yaml.safe_dump(settings))
+    env = {"CONFIG_FILE": str(file), "ENV_FILE": "", "OPENAI_BASE_URL": "", **_KNOWLEDGE_KEYS}
+    process = ModuleProcess("knowledge_flow_backend", env=env, traceback_allowed=True)
+    await world.do(process.__enter__)
+    try:
+        await asyncio.to_thread(process.wait_for_http, f"http://127.0.0.1:{port}{KF_BASE}/ready")
+        yield _Knowledge(port, metrics_port, database, file, process)
+    finally:
+        await asyncio.to_thread(process.kill)
+        await world.drop(database)
+
+
+async def _read_all(scene: Stage, careless: Careless) -> None:
+    """What REST says of the sessions, and of a new one."""
+    address = scene.service.address
+    await create_session(scene.http, address)
+    paths = ["/chatbot/sessions", "/agents", "/ready", "/config/frontend_settings"]
+    paths += [f"/chatbot/session/{session_id}/history" for session_id in scene.crowd.sessions]
+    for path in paths:
+        async with scene.http.get(f"{address.url}{path}", headers=address.headers) as response:
+            careless.bodies.append(await response.read())
 
 
 def _bytes_below(directory: Path) -> bytes:
@@ -172,11 +231,11 @@ def _bytes_below(directory: Path) -> bytes:
 
 def _dump(dsn: str) -> bytes:
     """Every row of every table, as text."""
+    query = "SELECT schemaname, tablename FROM pg_tables WHERE schemaname !~ '^(pg_|information_schema)'"
     with psycopg.connect(dsn) as connection:
-        tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
         rows = [
             str(row[0])
-            for (name,) in tables
-            for row in connection.execute(sql.SQL("SELECT t::text FROM {} AS t").format(sql.Identifier(name)))
+            for names in connection.execute(query).fetchall()
+            for row in connection.execute(sql.SQL("SELECT t::text FROM {} AS t").format(sql.Identifier(*names)))
         ]
     return "\n".join(rows).encode()

@@ -205,9 +205,9 @@ class Service:
         self.outputs: list[str] = []
         settings = merge(self._settings(model, direct=direct), sections)
         self.ack: str = settings["persistence"]["ack"]
-        self._file = world.directory / f"{self.address.port}.yaml"
-        self._file.write_text(yaml.safe_dump(settings))
-        self._env = {"CONFIG_FILE": str(self._file), **_CLEAN, **(env or {})}
+        self.file = world.directory / f"{self.address.port}.yaml"
+        self.file.write_text(yaml.safe_dump(settings))
+        self._env = {"CONFIG_FILE": str(self.file), **_CLEAN, **(env or {})}
         self._process: ModuleProcess | None = None
 
     def _settings(self, model: str, *, direct: bool) -> dict[str, Any]:
@@ -365,15 +365,19 @@ class Stage:
         """Let the clients finish, wait until all is written, and compare the ledger with rows and history."""
         await self.crowd.pause(within_s)
         await self.service.drained(within_s)
+        report = await self.compared(self.ledger)
+        self.checked.append(report)
+        return report
+
+    async def compared(self, ledger: Ledger) -> Report:
+        """A ledger with rows and history as they are."""
         rows, sessions = await asyncio.to_thread(self.service.database.stored)
         history = {}
-        for session_id in self.ledger.sessions:
+        for session_id in ledger.sessions:
             status, messages = await self.history(session_id)
             if status == 200 or session_id in sessions:
                 history[session_id] = messages
-        report = compare(self.ledger, rows, sessions, history)
-        self.checked.append(report)
-        return report
+        return compare(ledger, rows, sessions, history)
 
 
 @asynccontextmanager

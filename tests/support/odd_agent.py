@@ -1,8 +1,10 @@
-"""An agent that does what no agent should: `mode` block (holds the loop for 200 ms), raise, unbuildable."""
+"""An agent that does what no agent should: `mode` block (holds the loop for 200 ms), raise, leak, unbuildable."""
 
+import logging
 import time
 
 from langgraph.graph import END, START, StateGraph
+from langgraph.runtime import Runtime
 
 from agentic_backend.agent import AgentAnswer, AgentKit, AgentRun
 from agentic_backend.agent.kit import Graph
@@ -18,9 +20,11 @@ def build(settings: AgentSettings, _kit: AgentKit) -> Graph:
     if mode == "unbuildable":
         raise ZeroDivisionError("in the agent's build")
 
-    async def misbehave(_state: AgentState) -> AgentState:
+    async def misbehave(_state: AgentState, runtime: Runtime[AgentRun]) -> AgentState:
         if mode == "raise":
             raise ZeroDivisionError("in the agent's node")
+        if mode == "leak":
+            return {"answer": AgentAnswer(given_away(runtime.context))}
         time.sleep(BLOCK_S)  # noqa: ASYNC251 - that is the point
         return {"answer": AgentAnswer("Done.")}
 
@@ -29,6 +33,14 @@ def build(settings: AgentSettings, _kit: AgentKit) -> Graph:
     graph.add_edge(START, "misbehave")
     graph.add_edge("misbehave", END)
     return graph.compile()
+
+
+def given_away(run: AgentRun) -> str:
+    """The asker's token, in the log and as the answer."""
+    assert run.credentials is not None
+    token = run.credentials.reveal()
+    logging.getLogger(__name__).debug("asked with %s", token)
+    return token
 
 
 def odd(mode: str) -> dict[str, object]:
