@@ -4,6 +4,7 @@ A frame that cannot be read raises BadRequest, UnknownType or MessageTooLong; wh
 """
 
 import json
+import math
 import re
 import time
 from dataclasses import dataclass
@@ -287,9 +288,9 @@ def session_id_of(text: str) -> str:
 
 
 def _load(text: str) -> Any:
-    """Strict JSON: no duplicate keys, no NaN, no nesting or integer that the parser refuses."""
+    """Strict JSON: no duplicate keys, no NaN, no number without end, no nesting or integer that the parser refuses."""
     try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
     except (ValueError, RecursionError):
         raise BadRequest from None
 
@@ -299,6 +300,14 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) != len(pairs):
         raise ValueError("duplicate key")
     return result
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        # It would be stored as null, which is not what was said.
+        raise ValueError("a number beyond all bounds")
+    return number
 
 
 def _no_constant(_name: str) -> NoReturn:

@@ -29,6 +29,13 @@ def native_head(user: str) -> bytes:
 @asynccontextmanager
 async def watched(standing: Standing) -> AsyncIterator[None]:
     """While the block runs, another client is answered, and health and metrics are, again and again."""
+    async with bystander(standing), polled(standing):
+        yield
+
+
+@asynccontextmanager
+async def polled(standing: Standing) -> AsyncIterator[None]:
+    """While the block runs, health and metrics are asked for again and again, and answer each time."""
     answers: list[int] = []
     done = asyncio.Event()
 
@@ -39,7 +46,7 @@ async def watched(standing: Standing) -> AsyncIterator[None]:
                 async with http.get(url, headers={"Connection": "close"}) as response:
                     answers.append(response.status)
 
-    async with bystander(standing), asyncio.TaskGroup() as group:
+    async with asyncio.TaskGroup() as group:
         for url in (f"{standing.url}/ready", f"http://127.0.0.1:{standing.metrics_port}/metrics"):
             group.create_task(ask(url))
         try:
@@ -181,9 +188,10 @@ async def test_a_flood_of_handshakes_gets_exactly_the_sockets_there_are(
 ) -> None:
     """TRUST D9, E10: of 300 that race, 30 get in; the places are free again when they leave."""
     for _ in range(2):
-        _, statuses, held = await open_sockets(limited, 300, "crowd")
-        assert sorted(statuses) == [101] * 30 + [status] * 270
-        await healthy(limited)
+        async with polled(limited):
+            _, statuses, held = await open_sockets(limited, 300, "crowd")
+            assert sorted(statuses) == [101] * 30 + [status] * 270
+            await healthy(limited)
         await refused_with(limited, status, code)
         await let_go(held)
         await until(lambda: level(limited, "app_ws_connections"), 0)

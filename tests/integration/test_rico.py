@@ -5,6 +5,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import jwt
@@ -12,6 +13,7 @@ import pytest
 from aiohttp import web
 from websockets.asyncio.client import connect
 
+from agentic_backend.knowledge import KnowledgeEndpoint
 from tests.agentic_backend.knowledge.fake import FakeKnowledge, answers, fake_knowledge, hit, silent
 from tests.support.service import NATIVE, RunningService, StartService, hear, hear_until, say
 
@@ -130,23 +132,28 @@ async def test_an_agent_that_requires_documents_fails_with_its_code_in_both_prot
     assert (metadata["extras"]["error"], metadata["finish_reason"]) == ("kf_unavailable", "other")
 
 
-async def test_a_turn_that_waits_for_documents_holds_up_no_other(
-    start_service: StartService, knowledge: FakeKnowledge
+async def test_turns_that_wait_for_documents_hold_up_no_other(
+    start_service: StartService, knowledge: FakeKnowledge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     knowledge.search = silent
-    async with start_service(**rico_on(knowledge)) as service:
-        waiting = await service.create_session(agent_id="Rico")
+    # On a slow machine too, they wait for as long as the others are answered.
+    monkeypatch.setattr("agentic_backend.app.KnowledgeEndpoint", partial(KnowledgeEndpoint, deadline_s=60.0))
+    unlimited = {"per_user": {"sockets": 0, "turns": 0, "asks_per_min": 0, "burst": 0}}
+    async with start_service(**rico_on(knowledge), limits=unlimited) as service:
+        waiting = [await service.create_session(agent_id="Rico") for _ in range(30)]
         other = await service.create_session()
-        async with service.native() as socket:
-            await say(
-                socket, type="ask", session_id=waiting, agent_id="Rico", message=QUESTION, client_exchange_id="slow"
-            )
-            await hear_until(socket, "message")
-            await say(socket, type="ask", session_id=other, agent_id="Georges", message="Hello")
-            heard = await hear_until(socket, "final")
-            assert {frame["session_id"] for frame in heard} == {other}
-            await say(socket, type="cancel", exchange_id="slow")
-            assert (await hear(socket))["type"] == "cancelled"
+        async with service.native() as slow, service.native() as socket:
+            for session_id in waiting:
+                ask = {"session_id": session_id, "agent_id": "Rico", "message": QUESTION}
+                await say(slow, type="ask", **ask, client_exchange_id=session_id)
+                await hear_until(slow, "message")
+            for _ in range(5):
+                await say(socket, type="ask", session_id=other, agent_id="Georges", message="Hello")
+                await hear_until(socket, "final")
+            for session_id in waiting:
+                await say(slow, type="cancel", exchange_id=session_id)
+            ends = [await hear(slow) for _ in waiting]
+            assert [(end["type"], end["exchange_id"]) for end in ends] == [("cancelled", name) for name in waiting]
 
 
 async def test_stopping_a_turn_ends_its_search(start_service: StartService, knowledge: FakeKnowledge) -> None:

@@ -3,11 +3,12 @@
 import asyncio
 import json
 
+from tests.support.raw import PING, PONG, TEXT, frame, head, peer
 from tests.support.service import hear, hear_until, say
 
 
-def ask(session_id, message="Hello", **more):
-    return {"type": "ask", "session_id": session_id, "agent_id": "Georges", "message": message, **more}
+def ask(session_id, message="Hello", agent_id="Georges", **more):
+    return {"type": "ask", "session_id": session_id, "agent_id": agent_id, "message": message, **more}
 
 
 SLOW = "mock;ttft=30000"
@@ -175,6 +176,56 @@ async def test_a_failure_in_mid_stream_keeps_the_partial_text(start_service):
         stored = (await service.history(session_id))[1]
         assert stored["parts"][0]["text"] == text
         assert stored["metadata"]["extras"]["error"] == "llm_protocol"
+
+
+async def test_after_an_answer_without_sense_the_next_ask_on_the_socket_is_answered(start_service, caplog):
+    models = {
+        "Garbled": "mock;tokens=8;garbage=4",
+        "Cut": "mock;tokens=8;truncate=4",
+        "Empty": "mock;tokens=8;garbage=0",
+    }
+    plain = "agentic_backend.agent.plain"
+    agents = [{"name": name, "class_path": plain, "model": name.lower()} for name in models]
+    ai = {
+        "agents": [{"name": "Georges", "class_path": plain}, *agents],
+        "chat_models": [{"id": name.lower(), "title": name, "name": knobs} for name, knobs in models.items()],
+    }
+    async with start_service(ai=ai) as service, service.native() as socket:
+        for name in models:
+            failing = await service.create_session(agent_id=name)
+            await say(socket, **ask(failing, agent_id=name))
+            assert (await hear_until(socket, "error"))[-1]["code"] == "llm_protocol"
+            await say(socket, **ask(await service.create_session()))
+            await hear_until(socket, "final")
+    assert "Traceback" not in caplog.text
+
+
+async def test_a_message_that_waits_in_a_long_turn_does_not_end_the_socket(start_service):
+    """TRUST D7: the turn outlasts interval and timeout of the keepalive several times over, with asks before it."""
+    server = {"ping_interval_s": 0.4, "ping_timeout_s": 1.0}
+    async with start_service(model=SLOW, server=server) as service, peer(service.port) as client:
+        session_id = await service.create_session()
+        answer = await client.upgrade(
+            head("/agentic/v1/chatbot/query/ws", "Authorization: Bearer local", "Sec-WebSocket-Protocol: turnwise.v1")
+        )
+        assert answer.startswith(b"HTTP/1.1 101 ")
+        for number in range(20):
+            await client.send(frame(TEXT, json.dumps(ask(session_id, client_exchange_id=f"e{number}")).encode()))
+        pings, busy = 0, 0
+        while pings < 8:
+            opcode, payload = await client.hear()
+            assert opcode in {TEXT, PING}
+            if opcode == PING:
+                pings += 1
+                await client.send(frame(PONG, payload))
+            else:
+                busy += json.loads(payload).get("code") == "session_busy"
+        assert busy == 19
+        await client.send(frame(TEXT, json.dumps({"type": "cancel", "exchange_id": "e0"}).encode()))
+        opcode, payload = await client.hear()
+        while opcode == PING:
+            opcode, payload = await client.hear()
+        assert json.loads(payload)["type"] == "cancelled"
 
 
 async def test_the_deadline_of_a_turn_is_its_own_code(start_service):

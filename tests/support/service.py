@@ -81,6 +81,11 @@ class RunningService(ServiceClient):
         return self.service.running.registry
 
 
+def hits(service: RunningService, limit: str) -> float:
+    """`app_limit_hits_total` of one limit."""
+    return service.service._registry.get_sample_value("app_limit_hits_total", {"limit": limit}) or 0.0
+
+
 async def say(socket: ClientConnection, **frame: Any) -> None:
     """Send one frame."""
     await socket.send(json.dumps(frame))
@@ -153,7 +158,12 @@ async def run_service(settings: AgenticSettings) -> AsyncIterator[RunningService
     service = await asyncio.to_thread(AgenticService, settings)
     sock = listen("127.0.0.1", 0)
     port = sock.getsockname()[1]
-    limits = ServeSettings(ws_max_size=settings.limits.max_frame_bytes, loop="none")
+    limits = ServeSettings(
+        ws_max_size=settings.limits.max_frame_bytes,
+        ws_ping_interval_s=settings.server.ping_interval_s,
+        ws_ping_timeout_s=settings.server.ping_timeout_s,
+        loop="none",
+    )
     server = build_server(service.app, service.drain, limits)
     server.capture_signals = _no_signals  # type: ignore[method-assign]  # the test run keeps its own handlers
     async with asyncio.TaskGroup() as group:

@@ -22,6 +22,8 @@ HOSTILE = {
     "an integer of 5000 digits": '{"type":"ask","n":' + "9" * 5000 + "}",
     "NaN": '{"type":"ask","session_id":"s","agent_id":"a","message":"m","n":NaN}',
     "infinity": '{"type":"ping","n":-Infinity}',
+    "a number beyond all bounds": '{"type":"human_resume","session_id":"s","exchange_id":"e","agent_id":"a",'
+    '"payload":{"n":-1e999999}}',
     "duplicate keys": '{"type":"ping","type":"ping"}',
     "a lone surrogate": '{"type":"ask","session_id":"s","agent_id":"a","message":"\\ud800"}',
     "NUL": '{"type":"ask","session_id":"s","agent_id":"a","message":"\\u0000"}',
@@ -107,6 +109,11 @@ def test_an_access_token_is_in_no_repr():
 )
 def test_the_session_of_a_broken_frame_is_named_where_it_can_be_read(text, expected):
     assert frames.session_id_of(text) == expected
+
+
+def test_a_number_beyond_all_bounds_is_refused_in_the_compatible_protocol_too():
+    with pytest.raises(BadRequest):
+        frames.parse_compatible(HOSTILE["a number beyond all bounds"], 100)
 
 
 HUMAN = {"type": "human_resume", "session_id": "s1", "exchange_id": "e1", "agent_id": "a1"}

@@ -138,6 +138,25 @@ async def test_a_retry_after_beyond_the_budget_fails_at_once_and_is_passed_on(po
     assert raised.value.retry_after_s == 30
 
 
+async def test_waits_that_together_leave_the_budget_are_not_begun(
+    pool: ModelPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+
+    async def pass_time(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr("agentic_backend.llm.client.perf_counter", lambda: now)
+    monkeypatch.setattr("agentic_backend.llm.client.asyncio.sleep", pass_time)
+    async with scripted(status(429, "Retry-After: 6")) as model:
+        with pytest.raises(LlmRateLimited) as raised:
+            await ask(pool, model.base_url)
+        assert len(model.requests) == 2
+    assert raised.value.retry_after_s == 6
+    assert 1006 <= now <= 1010
+
+
 @pytest.mark.parametrize("code", [301, 400, 401, 404])
 async def test_another_status_is_final_and_logged_without_body_or_key(
     pool: ModelPool, caplog: pytest.LogCaptureFixture, code: int
@@ -231,9 +250,10 @@ async def test_an_endless_event_is_refused_at_the_bound(pool: ModelPool) -> None
 
 async def test_an_endless_answer_is_cut_at_its_bound_and_says_so(pool: ModelPool, watched: Watched) -> None:
     async def endless(write: Write) -> None:
+        piece = token("x" * 30)
         await write(SSE_HEAD)
         while True:
-            await write(token("x" * 30))
+            await write(piece)
 
     async with scripted(endless) as model:
         endpoint = Endpoint(model.base_url, "m", max_answer_chars=1000)
@@ -246,9 +266,10 @@ async def test_an_endless_answer_is_cut_at_its_bound_and_says_so(pool: ModelPool
 
 async def test_events_without_text_are_bounded_too(pool: ModelPool) -> None:
     async def endless(write: Write) -> None:
+        piece = event({"choices": [], "x": "x" * 100})
         await write(SSE_HEAD)
         while True:
-            await write(event({"choices": [], "x": "x" * 100}))
+            await write(piece)
 
     async with scripted(endless) as model:
         assert await ask(pool, model.base_url) == ""
