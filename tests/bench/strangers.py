@@ -3,10 +3,11 @@
     make bench-strangers            the full figures of TRUST D5 and D8, on a machine that does nothing else
 
 Hypothesis: a reader that does not read costs nobody else anything, since each socket has its own writer and a deadline;
-a socket that says nothing costs its memory. Control of the slow readers: as many clients that ask for the same and read
-it at once; control of the idle ones: none. Rounds of each, one right after the other, their order changing; p95 of the
-same closed load, and the median of what the rounds differ by. The strangers are a process of their own beside model and
-load, the service has its core.
+a socket that says nothing costs its memory. Control of both: nobody; of the slow readers also as many clients that ask
+for the same and read it at once, which is told and not judged. Rounds of each, one right after the other, their order
+changing; p95 of the same closed load, and the median of what the rounds differ by. The strangers are a process of their
+own beside model and load, the service has its core. Slow readers must have been cut, and idle ones, which answer pings,
+must all be there at the end of a round: else it shows nothing.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from tests.bench.bench import Verdicts, pinned_to
 from tests.bench.crowd import BASE, Crowd
 from tests.bench.rig import Rig, Server, rig
 from tests.support.processes import ModuleProcess
-from tests.support.raw import Peer, head, peer
+from tests.support.raw import PING, PONG, frame, head, peer
 
 OTHERS = "mock;floor=300;tokens=20"
 LONG = "mock;tokens=2000"
@@ -49,18 +50,22 @@ _OPENING = 50
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How many strangers, how long each round, how many pairs of rounds; `slack` widens the bounds of times."""
+    """How many strangers, how long each round, how many rounds of each kind; `slack` widens the bounds of times.
+
+    `cuts`: how many slow readers must be cut in a round, which takes the service 10 s.
+    """
 
     slow: int
     idle: int
     others: int
     seconds: float
-    pairs: int
+    rounds: int
     slack: float
+    cuts: int
 
 
-FULL = Size(slow=200, idle=5000, others=30, seconds=20.0, pairs=4, slack=1.0)
-SHORT = Size(slow=50, idle=500, others=15, seconds=5.0, pairs=3, slack=5.0)
+FULL = Size(slow=200, idle=5000, others=30, seconds=20.0, rounds=4, slack=1.0, cuts=200)
+SHORT = Size(slow=50, idle=500, others=15, seconds=5.0, rounds=3, slack=5.0, cuts=0)
 
 
 # The strangers, as a process
@@ -93,13 +98,15 @@ async def _reader(
     ready.set()
     while True:
         # Who does not read is cut; it comes back at once, as a browser would.
-        with contextlib.suppress(WebSocketException, OSError):
+        try:
             async with _dial(port) as socket_, asyncio.TaskGroup() as group:
                 if reads:
                     group.create_task(_drain(socket_))
                 while True:
                     await socket_.send(json.dumps(resume))
                     await asyncio.sleep(_AGAIN_S)
+        except* (WebSocketException, OSError):
+            print("cut", flush=True)
         await asyncio.sleep(_AGAIN_S)
 
 
@@ -127,33 +134,39 @@ def _dial(port: int) -> connect:
 
 
 async def be_idle(port: int, count: int) -> None:
-    """Open so many sockets and stay."""
+    """Open so many sockets, answer their pings, and stay; whoever is closed ends the process."""
     places = asyncio.Semaphore(_OPENING)
-    opened: list[Peer] = []
+    opened = asyncio.Semaphore(0)
 
-    async def open_one() -> None:
-        async with places:
-            held = peer(port)
-            stranger = await held.__aenter__()  # for as long as the process lives
-            answer = await stranger.upgrade(head(f"{BASE}/chatbot/query/ws", _WHO))
+    async def stay() -> None:
+        async with peer(port) as stranger:
+            async with places:
+                answer = await stranger.upgrade(head(f"{BASE}/chatbot/query/ws", _WHO))
             if not answer.startswith(b"HTTP/1.1 101 "):
                 raise RuntimeError(answer.decode("latin-1"))
-            opened.append(stranger)
+            opened.release()
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    opcode, payload = await stranger.hear()
+                    if opcode != PING:
+                        raise RuntimeError(f"opcode {opcode}: {payload!r}")
+                    await stranger.send(frame(PONG, payload))
 
     async with asyncio.TaskGroup() as group:
         for _ in range(count):
-            group.create_task(open_one())
-    print("ready", flush=True)
-    await asyncio.Event().wait()
+            group.create_task(stay())
+        for _ in range(count):
+            await opened.acquire()
+        print("ready", flush=True)
 
 
 @contextmanager
-def strangers(built: Rig, server: Server, what: str, count: int) -> Iterator[None]:
-    """So many of them while the block runs."""
+def strangers(built: Rig, server: Server, what: str, count: int) -> Iterator[ModuleProcess]:
+    """Their process, so many of them, while the block runs."""
     arguments = ("--be", what, "--port", str(server.target.port), "--count", str(count))
     with pinned_to(built.other_cores), ModuleProcess("tests.bench.strangers", *arguments) as process:
         process.wait_for_line("^ready", 180.0)
-        yield
+        yield process
         if process.returncode is not None:
             raise RuntimeError(f"the strangers have ended:\n{process.output}")
 
@@ -176,33 +189,43 @@ def rss_kb(server: Server) -> float:
 
 
 def slow_readers(built: Rig, server: Server, size: Size, verdicts: Verdicts) -> None:
-    """D5: the same clients, reading and not reading."""
-    growth = []
-    for number in range(size.pairs):
+    """D5: nobody beside the others, the same clients reading, and not reading."""
+    growth, cuts = [], []
+    kinds = ["nobody", "reading", "silent"]
+    for number in range(size.rounds):
         found = {}
-        for what in ("reading", "silent") if number % 2 else ("silent", "reading"):
-            with strangers(built, server, what, size.slow):
+        for what in kinds[number % 3 :] + kinds[: number % 3]:
+            if what == "nobody":
                 found[what] = p95_ms(server, size)
-        growth.append((found["silent"] / found["reading"] - 1) * 100)
-        print(
-            f"  p95 beside readers {found['reading']:.1f} ms, beside {size.slow} silent ones {found['silent']:.1f} ms"
-        )
+                continue
+            with strangers(built, server, what, size.slow) as process:
+                found[what] = p95_ms(server, size)
+                if what == "silent":
+                    cuts.append(process.output.splitlines().count("cut"))
+        growth.append((found["silent"] / found["nobody"] - 1) * 100)
+        words = ", ".join(f"{what} {found[what]:.1f} ms" for what in kinds)
+        print(f"  p95 beside {size.slow} readers: {words}; {cuts[-1]} cut")
     verdicts.hold(f"p95 beside {size.slow} slow readers", statistics.median(growth), P95_GROWTH_PCT * size.slack, "%")
+    verdicts.hold_at_least("slow readers cut in a round", min(cuts), size.cuts, "cuts")
 
 
 def idle_sockets(built: Rig, server: Server, size: Size, verdicts: Verdicts) -> None:
     """D8: many that stay and say nothing."""
     growth, memory = [], []
-    count = min(size.idle, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _SPARE_DESCRIPTORS)
-    if count < size.idle:
-        print(f"  the limit of descriptors allows {count} sockets of {size.idle}")
-    for _ in range(size.pairs):
-        alone, before = p95_ms(server, size), rss_kb(server)
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _SPARE_DESCRIPTORS
+    count = min(size.idle, allowed)
+    for number in range(size.rounds):
+        alone = 0.0
+        if number % 2 == 0:
+            alone = p95_ms(server, size)
+        before = rss_kb(server)
         with strangers(built, server, "idle", count):
             memory.append((rss_kb(server) - before) / count)
             beside = p95_ms(server, size)
+        alone = alone or p95_ms(server, size)
         growth.append((beside / alone - 1) * 100)
         print(f"  p95 alone {alone:.1f} ms, beside {count} idle sockets {beside:.1f} ms, {memory[-1]:.1f} KB each")
+    verdicts.hold_at_least("idle sockets, open from start to end", count, size.idle, "sockets")
     verdicts.hold(f"p95 beside {count} idle sockets", statistics.median(growth), P95_GROWTH_PCT * size.slack, "%")
     # Later rounds find memory that the first one has left behind.
     verdicts.hold(f"memory of each of {count} idle sockets", max(memory), IDLE_KB, "KB")

@@ -82,6 +82,8 @@ class Ledger:
         self.changed: list[str] = []
         self.asked_again: set[str] = set()
         """Questions that were open when their socket broke, and were asked on the next one."""
+        self.late: set[str] = set()
+        """Questions whose socket stayed open and brought no end while their client had patience."""
 
     def ask(self, exchange_id: str, session_id: str, text: str) -> Asked:
         """Enter a question."""

@@ -179,8 +179,12 @@ class Crowd:
                 seat.count += 1
                 exchange_id = f"{self._name}-{seat.number}-{seat.count}"
                 seat.asked = self.ledger.ask(exchange_id, seat.session_id, f"Question {seat.count} of {exchange_id}?")
-            async with asyncio.timeout(self.habits.patience_s):
-                await self._turn(socket, seat, seat.asked)
+            try:
+                async with asyncio.timeout(self.habits.patience_s):
+                    await self._turn(socket, seat, seat.asked)
+            except TimeoutError:
+                self.ledger.late.add(seat.asked.exchange_id)
+                raise
 
     async def _my_turn(self, seat: _Seat, period: float) -> bool:
         """Wait until the client's next question is due; False where it is to leave."""

@@ -130,8 +130,9 @@ async def ask_and_stop(one: Strangers) -> None:
         await socket.send(f'{{"type":"cancel","exchange_id":"{asked.exchange_id}"}}')
         await socket.send(ask_text(asked))
         async with asyncio.timeout(_STAYS_S):
-            while (await hear(socket))["type"] not in ("cancelled", "final"):
+            while (told := await hear(socket))["type"] not in ("cancelled", "final"):
                 pass
+            one.ledger.told(asked, told)
     async with one.address.dial(native=False) as socket:
         await socket.send(ask_text(one.ask("left", session_id)))
         await asyncio.sleep(one.draw.uniform(0, 0.3))
