@@ -177,9 +177,10 @@ class AgenticMetrics:
             "app.ws_send_ms",
             buckets.SHORT,
         )
-        # By the keys of `limits:`, joined by _, and `frames`, which is a limit of each socket.
+        # By the keys of `limits:`, joined by _, the last key of a limit under `ai:`, and the limits that have no key:
+        # `frames` and `asks_per_socket` of a socket, `asks_per_session` of those that wait for their session.
         self.limit_hits: Labelled[Counter] = self._counters(
-            "app_limit_hits_total", "Sockets, asks and frames that a limit turned away.", ["limit"], "limit_hits"
+            "app_limit_hits_total", "What a limit turned away.", ["limit"], "limit_hits"
         )
         self.ws_connections: KpiGauge = self._level("app_ws_connections", "Open chat sockets.", "ws_connections")
         self.sse_streams: KpiGauge = self._level("app_sse_streams", "Open event streams.", "sse_streams")

@@ -64,7 +64,10 @@ class Documents(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AttachmentServices:
-    """What the routes need. `most` attachments a user may have (0: none, the routes are off), of `max_bytes` each."""
+    """What the routes need. `most` attachments a user may have (0: none, the routes are off), of `max_bytes` each.
+
+    `limit_hit` is told the name of a limit each time it turns a file away.
+    """
 
     store: AttachmentStore
     sessions: SessionStore
@@ -72,6 +75,7 @@ class AttachmentServices:
     leftovers: Leftovers
     most: int
     max_bytes: int
+    limit_hit: Callable[[str], None]
 
 
 def add_attachments(router: APIRouter, services: Callable[[], AttachmentServices], caller: Any) -> None:
@@ -82,7 +86,11 @@ def add_attachments(router: APIRouter, services: Callable[[], AttachmentServices
         state = services()
         try:
             answer = await _upload(state, request, identity)
+        except AttachmentLimitReached:
+            state.limit_hit("max_attached_files_per_user")
+            raise
         except AttachmentTooLarge as refused:
+            state.limit_hit("max_attached_file_size_mb")
             return _CutShort(error_response(request, refused.code))
         except UploadProcessingFailed as refused:
             return _unreadable(request, refused)

@@ -20,6 +20,7 @@ from agentic_backend.chat.frames import Asker, HumanResume, NativeAsk, ask_of, h
 from agentic_backend.chat.handshake import credential_from, origin_allowed
 from agentic_backend.chat.socket import ChatSocket, ProtocolName, SocketState, Turns, traceparent_of
 from agentic_backend.chat.sse import EventStream, read_body, read_last_event_id
+from agentic_backend.errors import MessageTooLong
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.models import Session
 from backend_kit.auth import AuthError, Credentials, Identity, NoAuth, Verifier, header
@@ -62,6 +63,7 @@ class SocketHub:
         self._sockets: dict[ChatSocket, None] = {}
         self._streams: dict[EventStream, None] = {}
         self._addresses: Counter[str] = Counter()
+        self._connected = 0
         self._empty = asyncio.Event()
         self._empty.set()
         self.draining = False
@@ -90,7 +92,12 @@ class SocketHub:
 
         Raises ServiceError where the request cannot be read.
         """
-        frame = read_body(await request.body(), self._rules.max_message_chars)
+        body = await request.body()
+        try:
+            frame = read_body(body, self._rules.max_message_chars)
+        except MessageTooLong:
+            self._hit("max_message_chars")
+            raise
         last_event_id = read_last_event_id(request.headers.get("last-event-id"))
         refusal = self._refusal_of_stream(request, identity.uid)
         if refusal is not None:
@@ -173,11 +180,13 @@ class SocketHub:
 
     @contextlib.contextmanager
     def _counted(self, address: str) -> Iterator[None]:
-        """One more connection of the address."""
+        """One more connection of the address, from before its credentials are looked at: that may take a while."""
+        self._connected += 1
         self._addresses[address] += 1
         try:
             yield
         finally:
+            self._connected -= 1
             self._addresses[address] -= 1
             if not self._addresses[address]:
                 del self._addresses[address]
@@ -223,7 +232,7 @@ class SocketHub:
             max_message_chars=self._rules.max_message_chars,
             send_seconds=self._metrics.ws_send,
             delivered=self._delivered,
-            too_fast=lambda: self._hit("frames"),
+            hit=self._hit,
             abort=_abort_handle(scope),
         )
         self._make_room(identity.uid)
@@ -277,7 +286,7 @@ class SocketHub:
             return _denial(403, Code.FORBIDDEN)
         if self.draining:
             return _denial(503, Code.DRAINING)
-        if rules.max_sockets and len(self) >= rules.max_sockets:
+        if rules.max_sockets and self._connected >= rules.max_sockets:
             self._hit("max_sockets")
             return _denial(503, Code.OVERLOADED)
         if rules.sockets_per_address and self._addresses[_address(connection)] >= rules.sockets_per_address:

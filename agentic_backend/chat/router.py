@@ -70,6 +70,7 @@ class ChatServices:
     figures: ChatFigures
     public: PublicSettings
     max_sessions_per_user: int
+    limit_hit: Callable[[str], None]
 
 
 def build_router(services: Callable[[], ChatServices], identify: Callable[..., Any]) -> APIRouter:
@@ -119,11 +120,11 @@ def _add_sessions(router: APIRouter, services: Callable[[], ChatServices], calle
         agent = state.catalog.get(wanted.agent_id or state.catalog.default_id() or "")
         with state.kpi.phase("session_write"):
             limit = state.max_sessions_per_user
-            if limit and await state.store.count(identity.uid) >= limit:
+            session = Session.new(identity.uid, agent.id, (wanted.title or "").strip())
+            if not await state.store.create(session, limit):
+                state.limit_hit("max_concurrent_sessions_per_user")
                 # The text is the compatible one; clients match it.
                 raise HTTPException(403, f"Session limit reached ({limit} sessions per user).")
-            session = Session.new(identity.uid, agent.id, (wanted.title or "").strip())
-            await state.store.create(session)
         state.registry.update(session)
         return session.wire()
 

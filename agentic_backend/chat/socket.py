@@ -23,7 +23,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from agentic_backend.chat import frames, relay
 from agentic_backend.chat.follow import Follow
 from agentic_backend.chat.pace import Pace
-from agentic_backend.errors import BadRequest, ExchangeNotFound, RateLimited
+from agentic_backend.errors import BadRequest, ExchangeNotFound, MessageTooLong, RateLimited
 from agentic_backend.session.models import Session
 from agentic_backend.session.stream import Ask, Failed, Turn
 from backend_kit.auth import AuthError, Credentials, Identity, Verifier
@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 CLIENT_STOP = 4000
 """The close code by which the existing page stops a turn; any other end lets it finish."""
+_TOO_BIG = 1009
 _PENDING_ASKS = 8
 _FOLLOWED_TURNS = 32
 _OUTBOX_FRAMES = 256
@@ -95,10 +96,10 @@ class ChatSocket:
         max_message_chars: int,
         send_seconds: Seconds,
         delivered: Callable[[float], None],
-        too_fast: Callable[[], None],
+        hit: Callable[[str], None],
         abort: Callable[[], None],
     ) -> None:
-        """`too_fast` is told of each frame that came too early to be read."""
+        """`hit` is told the name of a limit each time it turns away a frame."""
         self.identity = identity
         self.protocol = protocol
         self.clock = SendClock()
@@ -111,7 +112,7 @@ class ChatSocket:
         self._max_message_chars = max_message_chars
         self._send_seconds = send_seconds
         self._delivered = delivered
-        self._too_fast = too_fast
+        self._hit = hit
         self._pace = Pace()
         self._abort = abort
         self._close_code = 1000
@@ -159,6 +160,8 @@ class ChatSocket:
             await self._close_after_failure()
         finally:
             self.state = SocketState.CLOSED
+            if code == _TOO_BIG:
+                self._hit("max_frame_bytes")
             self._let_go(code)
 
     def close(self, code: int, *, finish_turns: bool = False, last_words: str = "") -> None:
@@ -217,7 +220,7 @@ class ChatSocket:
         try:
             self._pace.take(self.clock.last_received)
         except RateLimited:
-            self._too_fast()
+            self._hit("frames")
             if self._pace.hopeless:
                 self.close(1008)
             raise
@@ -266,6 +269,7 @@ class ChatSocket:
 
     def _expect_room(self) -> None:
         if len(self._follows) >= _FOLLOWED_TURNS:
+            self._hit("asks_per_socket")
             raise RateLimited(retry_after_s=1.0)
 
     @property
@@ -286,6 +290,7 @@ class ChatSocket:
         elif len(self._pending) < _PENDING_ASKS:
             self._pending.append(ask)  # answered in order: it starts when the one before it has ended
         else:
+            self._hit("asks_per_socket")
             raise RateLimited(retry_after_s=1.0)
 
     async def _renew(self, token: str) -> None:
@@ -304,6 +309,8 @@ class ChatSocket:
             logger.info("token in an ask was ignored")
 
     def _refuse_frame(self, text: str, error: ServiceError) -> None:
+        if isinstance(error, MessageTooLong):
+            self._hit("max_message_chars")
         retry_after_ms = None if error.retry_after_s is None else round(error.retry_after_s * 1000)
         if self.protocol == "compatible":
             words = relay.compatible_error(error.code, frames.session_id_of(text))

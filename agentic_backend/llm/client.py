@@ -98,6 +98,12 @@ class CompletionsClient:
             retries += 1
             await asyncio.sleep(delay_s)
 
+    def begun(self, seconds: float) -> None:
+        """Account for the first token of a stream. A probe has shown enough then: its end may be minutes away."""
+        if not self.breaker.closed:
+            self.breaker.succeeded()
+        self.observer.llm_first_chunk(self.endpoint.model, seconds)
+
     def settle(self, error: BaseException | None, seconds: float, usage: tuple[int, int] | None) -> None:
         """Account for a call that has ended, well or with `error`."""
         status: CallStatus = "ok"
@@ -231,7 +237,7 @@ class CompletionStream:
         self._client.breaker.admit()
         try:
             response, chunks = await self._begin()
-            self._client.observer.llm_first_chunk(self._endpoint.model, perf_counter() - started)
+            self._client.begun(perf_counter() - started)
             while True:
                 for chunk in chunks:
                     yield chunk

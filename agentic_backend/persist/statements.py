@@ -18,14 +18,13 @@ _MESSAGE = """'{"session_id":' || to_json(session_id)::text || ',"exchange_id":'
     || '","role":' || to_json(role)::text || ',"channel":' || to_json(channel)::text
     || ',"parts":' || parts_json::text || ',"metadata":' || metadata_json::text || '}' AS message"""
 
-# An id is 64 random bits of ours, so DO NOTHING only ever meets our own first attempt, whose answer was lost.
+# An id is 64 random bits of ours, so one that is there is our own first attempt, whose answer was lost.
 CREATE_SESSION = text("""
 INSERT INTO session (session_id, user_id, agent_id, session_data, updated_at, version)
-VALUES (:session_id, :user_id, :agent_id, CAST(:data AS json), CAST(:updated_at AS timestamptz), :version)
-ON CONFLICT (session_id) DO NOTHING
+SELECT :session_id, :user_id, :agent_id, CAST(:data AS json), CAST(:updated_at AS timestamptz), :version
+WHERE EXISTS (SELECT FROM session WHERE session_id = :session_id) OR room_for_session(:user_id, :most)
+ON CONFLICT (session_id) DO UPDATE SET session_id = excluded.session_id RETURNING session_id
 """)
-
-COUNT_SESSIONS = text("SELECT count(*) FROM session WHERE user_id = :user_id")
 
 GET_SESSION = text(f"SELECT {SESSION_COLUMNS} FROM session WHERE session_id = :session_id AND user_id = :user_id")  # noqa: S608 - constants
 

@@ -15,7 +15,6 @@ from agentic_backend.persist.listing import SessionList, session_of
 from agentic_backend.persist.pending import Change, Key, Pending, overlaid
 from agentic_backend.persist.queries import Queries
 from agentic_backend.persist.statements import (
-    COUNT_SESSIONS,
     CREATE_SESSION,
     EXCHANGE,
     EXCHANGE_IDS,
@@ -59,10 +58,10 @@ class PostgresSessionStore:
         self._cache = cache
         self._metrics = metrics
 
-    async def create(self, session: Session) -> None:
-        """Store a new session. When it returns, the session is committed."""
+    async def create(self, session: Session, most: int = 0) -> bool:
+        """See `SessionStore`."""
         data = {"title": session.title, "next_rank": session.next_rank, "preferences": session.preferences}
-        await self._queries.run(
+        made = await self._queries.run(
             "create_session",
             CREATE_SESSION,
             {
@@ -72,15 +71,12 @@ class PostgresSessionStore:
                 "data": dumps(data).decode(),
                 "updated_at": session.updated_at,
                 "version": session.version,
+                "most": most,
             },
         )
-        if session.next_rank == 0:
+        if made and session.next_rank == 0:
             self._cache.begin((session.id, session.user_id))
-
-    async def count(self, user_id: str) -> int:
-        """How many sessions the user has."""
-        ((count,),) = await self._queries.run("count_sessions", COUNT_SESSIONS, {"user_id": user_id})
-        return int(count)
+        return bool(made)
 
     async def get(self, session_id: str, user_id: str) -> Session | None:
         """The session, with what is still on its way to the database, or None.

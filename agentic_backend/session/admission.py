@@ -44,7 +44,7 @@ class Admission:
     def __init__(self, limits: TurnLimits, hit: Callable[[str], None] = _uncounted) -> None:
         """`hit` is told the name of a limit each time it turns an ask away."""
         self._limits = limits
-        self._hit = hit
+        self.hit = hit
         self._users: OrderedDict[str, _User] = OrderedDict()
         self._waiting: deque[asyncio.Future[None]] = deque()
         self.running = 0
@@ -71,7 +71,7 @@ class Admission:
             return
         user = self._user(user_id)
         if limits.turns_per_user and user.running >= limits.turns_per_user:
-            self._hit("per_user_turns")
+            self.hit("per_user_turns")
             raise TooManyTurns(retry_after_s=1.0)
         if limits.asks_per_min:
             self._take_token(user)
@@ -90,7 +90,7 @@ class Admission:
             self.running += 1
             return 0.0
         if self.queue_full:
-            self._hit("max_turns")
+            self.hit("max_turns")
             raise Overloaded(retry_after_s=self._limits.queue_deadline_s)
         slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(slot)
@@ -101,7 +101,7 @@ class Admission:
                 await slot
             entered = True
         except TimeoutError:
-            self._hit("max_turns")
+            self.hit("max_turns")
             raise Overloaded(retry_after_s=self._limits.queue_deadline_s) from None
         finally:
             if not entered:
@@ -143,6 +143,6 @@ class Admission:
         user.tokens = min(float(max(self._limits.burst, 1)), user.tokens + (now - user.refilled_at) * rate)
         user.refilled_at = now
         if user.tokens < 1.0:
-            self._hit("per_user_asks_per_min")
+            self.hit("per_user_asks_per_min")
             raise RateLimited(retry_after_s=(1.0 - user.tokens) / rate)
         user.tokens -= 1.0

@@ -1,10 +1,11 @@
-"""The rung below the agent: one direct model call, no graph, no session, nothing stored."""
+"""The rung below the agent: one direct model call within the limits of turns, no graph, no session, nothing stored."""
 
 import asyncio
 import logging
 
 from agentic_backend.agent import AgentAnswer, AgentRun, DirectAnswer
 from agentic_backend.errors import Draining, ExchangeNotFound, TurnDeadline
+from agentic_backend.session.admission import Admission
 from agentic_backend.session.exchange import Exchange
 from agentic_backend.session.models import Session
 from agentic_backend.session.stream import Accepted, Ask, Cancelled, Failed, Final, Turn
@@ -18,8 +19,9 @@ logger = logging.getLogger(__name__)
 class BaselineTurns:
     """Answers asks with the model alone. The session in `final` is made up: it exists nowhere."""
 
-    def __init__(self, *, direct: DirectAnswer, tasks: TaskRegistry, turn_s: float) -> None:
+    def __init__(self, *, direct: DirectAnswer, admission: Admission, tasks: TaskRegistry, turn_s: float) -> None:
         self._direct = direct
+        self._admission = admission
         self._tasks = tasks
         self._turn_s = turn_s
         self._turns: dict[tuple[str, str], Turn] = {}
@@ -28,12 +30,16 @@ class BaselineTurns:
     def submit(self, ask: Ask) -> Turn:
         """Start the call."""
         turn = Turn(ask)
-        if ask.human is not None:
-            refuse(turn, ExchangeNotFound())
+        try:
+            if ask.human is not None:
+                raise ExchangeNotFound
+            if self.draining:
+                raise Draining(retry_after_s=2.0)
+            self._admission.check(ask.user_id)
+        except ServiceError as error:
+            refuse(turn, error)
             return turn
-        if self.draining:
-            refuse(turn, Draining(retry_after_s=2.0))
-            return turn
+        self._admission.enter_user(ask.user_id)
         self._turns[(ask.user_id, ask.exchange_id)] = turn
         turn.bind(self._tasks.spawn(f"baseline:{ask.exchange_id}", lambda: self._run(turn)))
         return turn
@@ -53,11 +59,27 @@ class BaselineTurns:
 
     async def _run(self, turn: Turn) -> None:
         ask = turn.ask
+        try:
+            turn.begin()
+            await self._admission.enter()
+            try:
+                await self._answer(turn)
+            finally:
+                self._admission.leave()
+        except ServiceError as error:
+            refuse(turn, error)
+        except asyncio.CancelledError:
+            turn.publish(Cancelled((), Session.new(ask.user_id, ask.agent_id, "baseline")))
+        finally:
+            self._turns.pop((ask.user_id, ask.exchange_id), None)
+            self._admission.leave_user(ask.user_id)
+
+    async def _answer(self, turn: Turn) -> None:
+        ask = turn.ask
         exchange = Exchange(turn, Session.new(ask.user_id, ask.agent_id, "baseline"))
         turn.publish(Accepted())
         exchange.open()
         try:
-            turn.begin()
             async with asyncio.timeout(self._turn_s):
                 answer = await self._direct.run(self._agent_run(exchange))
         except asyncio.CancelledError:
@@ -71,7 +93,6 @@ class BaselineTurns:
         finally:
             if not turn.ended:
                 self._fail(exchange, Code.INTERNAL)  # nobody foresaw it, and the task's owner logs it
-            self._turns.pop((ask.user_id, ask.exchange_id), None)
 
     def _agent_run(self, exchange: Exchange) -> AgentRun:
         ask = exchange.ask

@@ -205,11 +205,16 @@ class TurnRegistry:
             raise StorageFull(retry_after_s=5.0)
         slot = self._slots.get((ask.user_id, ask.session_id))
         if slot is not None and slot.running is not None:
-            if ask.if_busy == "reject":
-                raise SessionBusy(retry_after_s=1.0)
-            if len(slot.waiting) >= _QUEUED_PER_SESSION:
-                raise SessionBusy(retry_after_s=1.0)
+            self._expect_place(slot, ask)
         self._admission.check(ask.user_id)
+
+    def _expect_place(self, slot: _Slot, ask: Ask) -> None:
+        """Raise SessionBusy where an ask may not wait for its session, which runs another turn."""
+        if ask.if_busy == "reject":
+            raise SessionBusy(retry_after_s=1.0)
+        if len(slot.waiting) >= _QUEUED_PER_SESSION:
+            self._admission.hit("asks_per_session")
+            raise SessionBusy(retry_after_s=1.0)
 
     async def _tell(self, turn: Turn) -> None:
         try:
@@ -247,8 +252,9 @@ class TurnRegistry:
 
     async def _wait_for_session(self, key: _Key, slot: _Slot, turn: Turn) -> None:
         if slot.running is not None:
-            if turn.ask.if_busy == "reject":
-                raise SessionBusy(retry_after_s=1.0)
+            self._expect_place(
+                slot, turn.ask
+            )  # once more: asks that came in one read were all admitted before any waits
             if turn.ask.if_busy == "replace":
                 slot.running.cancel()
             place: asyncio.Future[None] = asyncio.get_running_loop().create_future()

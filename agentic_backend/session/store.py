@@ -21,11 +21,8 @@ class SessionStore(Protocol):
     `user_id` is part of every look-up: another user's session is an unknown one.
     """
 
-    async def create(self, session: Session) -> None:
-        """Store a new session. When it returns, the session is committed."""
-
-    async def count(self, user_id: str) -> int:
-        """How many sessions the user has."""
+    async def create(self, session: Session, most: int = 0) -> bool:
+        """Store a new session where the user has fewer than `most` (0: any number). True once it is committed."""
 
     async def get(self, session_id: str, user_id: str) -> Session | None:
         """The session, with what is still on its way to the database, or None."""

@@ -66,12 +66,14 @@ class _Prepared:
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """How a run ended: `status` for the metrics, `code` where it failed, `question` where it waits for a person."""
+    """How a run ended: `status` for the metrics, `code` where it failed and when to come again where that is known,
+    `question` where it waits for a person."""
 
     status: Status
     code: Code | None = None
     answer: AgentAnswer | None = None
     question: dict[str, Any] | None = None
+    retry_after_ms: int | None = None
 
 
 class TurnRunner:
@@ -267,7 +269,8 @@ class TurnRunner:
             return _Ending("ok", None, None, waiting.payload)
         except TurnFailed as error:
             logger.warning("turn failed exchange_id=%s code=%s reason=%s", ask.exchange_id, error.code, error)
-            return _Ending("timeout" if "timeout" in error.code or "deadline" in error.code else "error", error.code)
+            status: Status = "timeout" if "timeout" in error.code or "deadline" in error.code else "error"
+            return _Ending(status, error.code, retry_after_ms=_in_ms(error.retry_after_s))
         except TimeoutError:
             code = TurnDeadline.code if deadline.expired() else Code.INTERNAL
             logger.warning("turn failed exchange_id=%s code=%s", ask.exchange_id, code)
@@ -301,8 +304,9 @@ class TurnRunner:
         except StorageFull as error:
             # Nothing stands behind it yet, so it is not told as an end that lasts.
             logger.error("turn not stored exchange_id=%s", turn.ask.exchange_id)
-            language = turn.ask.language
-            turn.publish(Failed(error.code, refused=False, language=language, partial=partial, session=session))
+            turn.publish(
+                Failed(error.code, refused=False, language=turn.ask.language, partial=partial, session=session)
+            )
             return session, "none"
         if lease is not None:
             # Before the end is told: who hears it may ask the next question at another instance.
@@ -323,10 +327,15 @@ class TurnRunner:
         elif ending.status == "cancelled":
             turn.publish(Cancelled(messages, session))
         elif ending.code is not None:
-            language, partial = turn.ask.language, bool(exchange.text)
             turn.publish(
                 Failed(
-                    ending.code, refused=False, language=language, partial=partial, messages=messages, session=session
+                    ending.code,
+                    refused=False,
+                    language=turn.ask.language,
+                    retry_after_ms=ending.retry_after_ms,
+                    partial=bool(exchange.text),
+                    messages=messages,
+                    session=session,
                 )
             )
         else:
@@ -435,7 +444,11 @@ def _resume(ask: Ask, prepared: _Prepared) -> Resume | None:
 
 def refuse(turn: Turn, error: ServiceError) -> None:
     """End a turn that never began. An ask that had been told its place in the queue gets a numbered error."""
-    retry_after_ms = None if error.retry_after_s is None else round(error.retry_after_s * 1000)
+    retry_after_ms = _in_ms(error.retry_after_s)
     turn.publish(
         Failed(error.code, refused=not turn.own_events, language=turn.ask.language, retry_after_ms=retry_after_ms)
     )
+
+
+def _in_ms(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)

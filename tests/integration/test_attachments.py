@@ -18,7 +18,7 @@ from tests.knowledge_flow_backend.service import RunningKnowledgeFlow, start_on
 from tests.support.mock_llm import MockModel
 from tests.support.people import SECURITY, headers_of
 from tests.support.postgres import Database
-from tests.support.service import BASE, RunningService, StartService, hear_until, say
+from tests.support.service import BASE, RunningService, StartService, hear_until, hits, say
 
 PUMPS = "# Pumps\n\n## Cleaning\n\nRinse the filter once a week with warm water.\n"
 BEES = "# Bees\n\nBees make honey from nectar.\n"
@@ -287,6 +287,7 @@ async def test_a_body_over_the_limit_is_cut_while_it_comes(
         assert (await answer).startswith(b"HTTP/1.1 400")
         assert b"attachment_too_large" in await reader.readuntil(b"}}")
         writer.close()
+        assert hits(service, "max_attached_file_size_mb") == 1
 
 
 async def test_a_race_for_the_last_place_has_one_winner(
@@ -300,6 +301,7 @@ async def test_a_race_for_the_last_place_has_one_winner(
             races = [group.create_task(upload(service, session_id, f"r{number}.md")) for number in range(8)]
         assert sorted(race.result()[0] for race in races) == [200] + [400] * 7
         await settled(database, 3, 0, 3)
+        assert hits(service, "max_attached_files_per_user") == 7
 
 
 async def test_a_race_of_one_name_has_one_winner(

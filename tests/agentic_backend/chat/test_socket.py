@@ -458,6 +458,25 @@ async def test_sockets_over_the_limits_are_refused_before_they_open():
             peer.leave()
 
 
+async def test_no_more_sockets_get_in_while_their_credentials_are_looked_at():
+    """Keys that must be fetched take a while: whoever waits for them is in already."""
+
+    class Waiting(Names):
+        async def verify(self, token: str | None) -> Identity:
+            await keys.wait()
+            return await super().verify(token)
+
+    keys = asyncio.Event()
+    async with lab(replace(RULES, max_sockets=3), Waiting()) as it:
+        peers = [it.connect(token=f"ok-{number}") for number in range(20)]
+        await until(lambda: sum(peer.accepted or peer.denied == 503 for peer in peers) == 20)
+        keys.set()
+        await until(lambda: len(it.hub) == 3)
+        assert [peer.accepted for peer in peers] == [True] * 3 + [False] * 17
+        for peer in peers[:3]:
+            peer.leave()
+
+
 async def test_the_newest_socket_of_a_user_wins():
     async with lab(replace(RULES, sockets_per_user=2), Names()) as it:
         first = await it.opened(token="ok-ann")

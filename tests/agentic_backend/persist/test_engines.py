@@ -85,7 +85,6 @@ async def test_a_pool_without_a_free_connection_answers_history_unavailable(
             persistence.store.get(session.id, USER),
             persistence.store.history(session.id, USER, HistoryWindow()),
             persistence.store.list_for(USER),
-            persistence.store.count(USER),
             persistence.store.create(session),
             persistence.store.message(session.id, USER, 0),
         ):
@@ -98,15 +97,15 @@ async def test_a_pool_without_a_free_connection_answers_history_unavailable(
         assert await persistence.flush(30) == 0
 
     # The waits that failed were timed too.
-    assert observations(kpi, "app_db_pool_wait_seconds", pool="main") == waits + 8
-    assert await persistence.store.count(USER) == 1
+    assert observations(kpi, "app_db_pool_wait_seconds", pool="main") == waits + 7
+    assert len(await persistence.store.list_for(USER)) == 1
 
 
 async def test_a_cancelled_wait_is_timed_and_leaves_the_pool_whole(build: Build, database: Database, kpi: Kpi) -> None:
     persistence = build({**database.settings(), "pool_size": 1, "max_overflow": 0, "pool_timeout": 30})
     await persistence.database.connect_until_ready(lambda _state: None)
     async with persistence.database.main.connection():
-        waiting = asyncio.ensure_future(persistence.store.count(USER))
+        waiting = asyncio.ensure_future(persistence.store.list_for(USER))
         while persistence.database.main.stats().waiting == 0:  # noqa: ASYNC110 - one turn of the loop or two
             await asyncio.sleep(0)
         waiting.cancel()
@@ -114,7 +113,7 @@ async def test_a_cancelled_wait_is_timed_and_leaves_the_pool_whole(build: Build,
             await waiting
 
     assert observations(kpi, "app_db_pool_wait_seconds", pool="main") == 2
-    assert await persistence.store.count(USER) == 0
+    assert await persistence.store.list_for(USER) == []
     assert persistence.database.main.stats().waiting == 0
 
 
@@ -131,7 +130,6 @@ async def test_nothing_is_compiled_after_warm_up(persistence: Persistence) -> No
         await persistence.store.message(session.id, USER, 1)
         await persistence.store.get(session.id, USER)
         await persistence.store.list_for(USER)
-        await persistence.store.count(USER)
         await persistence.store.delete(session.id, USER)
 
     def compiled() -> tuple[int, int]:
@@ -139,7 +137,7 @@ async def test_nothing_is_compiled_after_warm_up(persistence: Persistence) -> No
 
     await everything()
     warm = compiled()
-    assert warm == (7, 2)
+    assert warm == (6, 2)
     for _ in range(10):
         await everything()
     assert compiled() == warm
@@ -155,7 +153,7 @@ async def test_what_is_compiled_each_time_would_show(held: Persistence) -> None:
 
 async def test_opened_connections_are_counted(held: Persistence, database: Database) -> None:
     for _ in range(5):
-        await held.store.count(USER)
+        await held.store.list_for(USER)
     assert held.database.main.stats().opened == 1
     rows(
         database.dsn,
@@ -163,7 +161,7 @@ async def test_opened_connections_are_counted(held: Persistence, database: Datab
         " AND datname = current_database()",
     )
     # The dead connection is noticed, and the read is tried once more on a new one.
-    assert await held.store.count(USER) == 0
+    assert await held.store.list_for(USER) == []
     assert held.database.main.stats().opened == 2
     assert held.database.trouble is None
 

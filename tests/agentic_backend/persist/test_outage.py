@@ -53,7 +53,7 @@ async def test_an_outage_in_mid_stream_loses_nothing(
         if number == 20:
             # Readers of a pending session are served; of others, told at once that history is not available.
             with pytest.raises(HistoryUnavailable):
-                await persistence.store.count(USER)
+                await persistence.store.list_for(USER)
             newest = await persistence.store.history(sessions[0].id, USER, HistoryWindow(2))
             assert [loads(message)["rank"] for message in newest] == [40, 41]
             known = await persistence.store.get(sessions[0].id, USER)
@@ -70,7 +70,7 @@ async def test_an_outage_in_mid_stream_loses_nothing(
     assert persistence.batcher.stats.lost == persistence.batcher.stats.poison == 0
     assert persistence.batcher.stats.rank_conflicts == 0
     assert persistence.batcher.stats.retries > 0
-    assert await persistence.store.count(USER) == 20
+    assert len(await persistence.store.list_for(USER)) == 20
     assert persistence.dependencies()["postgres"] == {"status": "up", "pending_records": 0}
     said = [(r.name, r.getMessage().split("sqlstate")[0]) for r in caplog.records if r.levelno >= logging.WARNING]
     causes = {text for _, text in said}

@@ -1,0 +1,69 @@
+"""The call that finds out whether an endpoint is back holds nobody up longer than it must (TRUST C2)."""
+
+import asyncio
+
+import pytest
+
+from agentic_backend.errors import LlmUnavailable
+from agentic_backend.llm import Endpoint, ModelPool, Retries
+from tests.agentic_backend.llm.scripted import DONE, SSE_HEAD, Write, finish, scripted, status, streams, token
+
+GOOD = streams(token("Hello"), finish(), DONE)
+
+
+async def test_the_first_token_of_a_probe_lets_the_others_through(
+    pool: ModelPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer takes a minute: who asks in that minute must not be told that the model is unavailable."""
+    now = 1000.0
+    go_on = asyncio.Event()
+
+    async def long_answer(write: Write) -> None:
+        await write(SSE_HEAD)
+        await write(token("Hel"))
+        await go_on.wait()
+        await write(token("lo") + finish() + DONE)
+
+    async with scripted(*[status(500)] * 5, long_answer, GOOD) as server:
+        model = pool.chat_model(Endpoint(server.base_url, "m", retries=Retries(max_retries=0)))
+        monkeypatch.setattr(model.async_client.breaker, "_clock", lambda: now)
+        for _ in range(5):
+            with pytest.raises(LlmUnavailable):
+                await model.ainvoke("Hi")
+        now += 5
+        probe = model.astream("Hi")
+        assert (await anext(probe)).content == "Hel"
+        assert (await model.ainvoke("Hi")).content == "Hello"
+        go_on.set()
+        assert "".join([str(chunk.content) async for chunk in probe]) == "lo"
+        assert len(server.requests) == 7
+
+
+async def test_until_a_probe_has_a_token_the_others_fail_at_once(
+    pool: ModelPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def late(write: Write) -> None:
+        asked.set()
+        await go_on.wait()
+        await GOOD(write)
+
+    async with scripted(*[status(500)] * 5, late) as server:
+        model = pool.chat_model(Endpoint(server.base_url, "m", retries=Retries(max_retries=0)))
+        monkeypatch.setattr(model.async_client.breaker, "_clock", lambda: now)
+        for _ in range(5):
+            with pytest.raises(LlmUnavailable):
+                await model.ainvoke("Hi")
+        now += 5
+        async with asyncio.TaskGroup() as group:
+            probe = group.create_task(model.ainvoke("Hi"))
+            await asked.wait()
+            for _ in range(20):
+                with pytest.raises(LlmUnavailable) as refused:
+                    await model.ainvoke("Hi")
+                assert refused.value.retry_after_s == 1
+            assert len(server.requests) == 6
+            go_on.set()
+        assert probe.result().content == "Hello"
