@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+MAX_TITLE_CHARS = 300
+"""Of a document's title, and of a heading as the name of its section, which every passage below it repeats."""
+
 
 class Kind(StrEnum):
     """What a block is; code, tables and records are kept whole where they fit in a chunk."""
@@ -55,10 +58,10 @@ class Sections:
         return tuple(title for _, title in self._open if title)
 
     def enter(self, level: int, title: str) -> tuple[str, ...]:
-        """Begin the section of a heading (level 1 is the outermost) and give its path."""
+        """Begin the section of a heading (level 1 is the outermost) and give its path; a long title is cut there."""
         while self._open and self._open[-1][0] >= level:
             self._open.pop()
-        self._open.append((level, title))
+        self._open.append((level, title[:MAX_TITLE_CHARS]))
         return self.path
 
 
@@ -103,4 +106,4 @@ class Writer:
 
 def without_title(path: tuple[str, ...], title: str) -> tuple[str, ...]:
     """A section path without the document's own title, which is shown beside it anyway."""
-    return path[1:] if path and path[0] == title else path
+    return path[1:] if path and path[0] == title[:MAX_TITLE_CHARS] else path

@@ -166,7 +166,10 @@ class _Child:
         with suppress(ConnectionError):  # it has died: the end of its output says so
             stdin.write(dumps(asdict(job)) + b"\n")
             await stdin.drain()
-        line = await stdout.readline()
+        try:
+            line = await stdout.readline()
+        except ValueError:  # longer than any answer is
+            raise _Died(None) from None
         if not line.endswith(b"\n"):
             raise _Died(await self._process.wait())
         try:

@@ -12,7 +12,7 @@ from typing import Any
 from pypdf.errors import PyPdfError
 
 from backend_kit.wire import dumps
-from knowledge_flow_backend.ingest.blocks import Parsed
+from knowledge_flow_backend.ingest.blocks import MAX_TITLE_CHARS, Parsed
 from knowledge_flow_backend.ingest.chunks import Chunk, ChunkRules, chunks
 from knowledge_flow_backend.ingest.names import stem
 from knowledge_flow_backend.ingest.parsers import csv, html, jsonl, markdown, pdf, text
@@ -20,7 +20,6 @@ from knowledge_flow_backend.ingest.tables import with_headers
 from knowledge_flow_backend.library.reasons import Reason, Refused
 
 CHUNKS_A_LINE = 64
-MAX_TITLE_CHARS = 300
 
 # What parsers raise for files that break their format; anything else ends the child and counts as its death.
 BROKEN_INPUT = (

@@ -4,7 +4,7 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 from knowledge_flow_backend.ingest.blocks import Kind, Parsed, Writer
 from knowledge_flow_backend.ingest.parsers.decode import decode
@@ -14,6 +14,9 @@ from knowledge_flow_backend.library.reasons import Reason, Refused
 MAX_COLUMNS = 256
 MAX_CHARS = 60_000_000
 """Of the table that is written: bars around empty cells are several times as long as the commas they stand for."""
+_MAX_CELL_CHARS = 8 * 1024 * 1024
+_END = "\x1f"
+"""Stands behind the last line, and in no text: a reader that does not see it there is within quotes."""
 _DELIMITERS = ",;\t|"
 _SAMPLE_CHARS = 64 * 1024
 _SAMPLE_ROWS = 200
@@ -22,6 +25,7 @@ _NUMBER = re.compile(r"\s*[-+]?[\d.,\s]*\d[\d.,\s]*%?\s*")
 
 def parse(data: bytes) -> Parsed:
     """Parse one file; its title is its name. Raises `Refused`."""
+    csv.field_size_limit(_MAX_CELL_CHARS)
     content = decode(data)
     delimiter = _delimiter(content)
     quoting, columns = _measured(content, delimiter)
@@ -54,8 +58,13 @@ def _lines(content: str) -> Iterator[str]:
 
 
 def _rows(content: str, delimiter: str, quoting: int) -> Iterator[list[str]]:
-    reader = csv.reader(_lines(content), delimiter=delimiter, quoting=quoting)  # type: ignore[arg-type]
-    return ([cell.strip() for cell in row] for row in reader)
+    """The rows. Raises csv.Error for a cell that is too long, and at the end where a quote was never closed."""
+    lines = chain(_lines(content), (_END,))
+    for row in csv.reader(lines, delimiter=delimiter, quoting=quoting):  # type: ignore[arg-type]
+        if row == [_END]:
+            return
+        yield [cell.strip() for cell in row]
+    raise csv.Error
 
 
 def _delimiter(content: str) -> str:

@@ -21,6 +21,10 @@ MAX_CELLS = 2_000_000
 """Filled cells of a workbook."""
 MAX_ROWS = 1_048_576
 """Of a sheet, empty ones included: Excel's own limit, and not what a file says."""
+_NAME_CHARS = 100
+"""Of a sheet's name; Excel allows 31, a file may hold anything."""
+_MOST_SAID = 20
+"""Sentences about what was cut, before the rest is only counted."""
 
 
 def parse(data: bytes) -> Parsed:
@@ -55,12 +59,14 @@ class _Book:
         if not any(filled):
             raise Refused(Reason.NO_TEXT)
         title = clean(" ".join((self._book.properties.title or "").split()))
+        if more := len(self._cut[_MOST_SAID:]):
+            self._cut[_MOST_SAID:] = [f"Further sheets were cut ({more})."]
         return self._writer.parsed(title, cut=" ".join(self._cut))
 
     def _sheet(self, sheet: Any) -> bool:
         """Write one sheet; whether it holds anything."""
         sheet.reset_dimensions()  # what the file says of them may be anything
-        self._writer.heading(1, clean(" ".join(sheet.title.split())))
+        self._writer.heading(1, _name(sheet))
         filled = False
         for run in self._runs(sheet):
             self._writer.add(*_shown(run))
@@ -89,11 +95,15 @@ class _Book:
                 row.pop()
             self._cells += sum(1 for cell in row if cell)
             if self._cells > MAX_CELLS or number > MAX_ROWS:
-                self._cut.append(f"Sheet {sheet.title!r} goes on: its first {number - 1} rows were read.")
+                self._cut.append(f"Sheet {_name(sheet)!r} goes on: its first {number - 1} rows were read.")
                 break
             yield row
         if wide:
-            self._cut.append(f"Of sheet {sheet.title!r}, the first {MAX_COLUMNS} columns were read.")
+            self._cut.append(f"Of sheet {_name(sheet)!r}, the first {MAX_COLUMNS} columns were read.")
+
+
+def _name(sheet: Any) -> str:
+    return clean(" ".join(sheet.title.split()))[:_NAME_CHARS]
 
 
 def _shown(run: Sequence[list[str]]) -> tuple[Kind, str]:

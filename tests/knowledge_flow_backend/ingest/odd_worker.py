@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from knowledge_flow_backend.ingest.blocks import Parsed
 from knowledge_flow_backend.ingest.parsers import text
@@ -54,6 +55,11 @@ def broken(_data: bytes) -> Parsed:
     raise ValueError("words of the document")
 
 
+def endless(data: bytes) -> Parsed:
+    """Answer more than anybody reads."""
+    return replace(text.parse(data), cut="words " * 50_000)
+
+
 def garbage(data: bytes) -> Parsed:
     """Print where answers are written."""
     os.write(1, b"printed by a library\n")
@@ -77,6 +83,7 @@ ODDITIES: dict[str, Callable[[bytes], Parsed]] = {
     "crash": crash,
     "memory": memory,
     "bug": bug,
+    "endless": endless,
     "garbage": garbage,
     "broken": broken,
     "recurse": lambda _data: parse_deep(0),

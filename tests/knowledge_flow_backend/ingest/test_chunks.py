@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knowledge_flow_backend.ingest.blocks import Kind, Parsed
+from knowledge_flow_backend.ingest.blocks import MAX_TITLE_CHARS, Kind, Parsed
 from knowledge_flow_backend.ingest.chunks import Chunk, ChunkRules, chunk_uid, chunks
 from knowledge_flow_backend.ingest.parsers import html, markdown, pdf, text
 from tests.knowledge_flow_backend.ingest import files
@@ -35,6 +35,13 @@ def test_a_section_that_fits_is_one_chunk_with_its_heading() -> None:
     assert [chunk.text for chunk in found] == ["# Title\n\nIntro.", "## One\n\nFirst.\n\nSecond.", "## Two\n\nThird."]
     assert [chunk.section for chunk in found] == [(), ("One",), ("Two",)]
     assert [chunk.ordinal for chunk in found] == [0, 1, 2]
+
+
+def test_a_heading_that_never_ends_is_not_repeated_whole_by_every_passage() -> None:
+    long = "word " * 2000
+    found = divided(f"# {long}\n\n## {long}\n\n" + "\n\n".join([SENTENCES] * 20))
+    assert len(found) > 100
+    assert {(len(chunk.section), len(chunk.section[-1])) for chunk in found if chunk.section} == {(1, MAX_TITLE_CHARS)}
 
 
 def test_headings_without_text_stand_before_what_follows_them() -> None:

@@ -36,6 +36,16 @@ def test_a_quote_that_is_never_closed_hides_no_rows() -> None:
     assert parsed.content.count("\n") == 3002
 
 
+def test_the_rows_behind_such_a_quote_stay_rows_in_a_short_file_too() -> None:
+    parsed = csv.parse(b'number,size\n1,"open\n2,y\n3,z\n')
+    assert parsed.content == '| number | size |\n|---|---|\n| 1 | "open |\n| 2 | y |\n| 3 | z |'
+
+
+def test_a_long_text_in_a_cell_is_one_cell() -> None:
+    parsed = csv.parse(('title,text\nA,"' + "word, \n" * 30_000 + '"\nB,short\n').encode())
+    assert [line[:10] for line in parsed.content.split("\n")] == ["| title | ", "|---|---|", "| A | word", "| B | shor"]
+
+
 def test_too_many_columns_are_cut_and_said() -> None:
     parsed = csv.parse(b",".join(b"c%d" % number for number in range(400)) + b"\n" + b"v," * 399 + b"v\n")
     assert parsed.cut == "Of 400 columns, the first 256 were read."

@@ -110,6 +110,21 @@ def test_a_huge_sheet_is_cut_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parsed.content.endswith(f"*{parsed.cut}*")
 
 
+def test_names_of_sheets_that_no_program_writes_stay_short() -> None:
+    book = openpyxl.Workbook()
+    for number in range(60):
+        book.create_sheet(f"S{number}").append(["x"] * (xlsx.MAX_COLUMNS + 1))
+    made = io.BytesIO()
+    book.save(made)
+    data = made.getvalue()
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        named = re.sub(rb'(<sheet [^>]*name=")([^"]*)', rb"\1\2 " + b"long " * 20_000, archive.read("xl/workbook.xml"))
+    parsed = xlsx.parse(office.repacked(data, {"xl/workbook.xml": named}))
+    assert max(len(part) for block in parsed.blocks for part in block.section) <= 100
+    assert parsed.cut.count("columns were read.") + int(parsed.cut.rpartition("(")[2].rstrip(").")) == 60
+    assert len(parsed.cut) < 4000
+
+
 def test_a_sheet_that_lies_about_its_size_costs_nothing() -> None:
     data = office.workbook()
     with zipfile.ZipFile(io.BytesIO(data)) as archive:

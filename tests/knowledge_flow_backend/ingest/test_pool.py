@@ -119,6 +119,7 @@ async def test_a_child_is_killed_at_the_deadline_and_replaced(tmp_path: Path) ->
         ("exit", Reason.PARSER_DIED),
         ("crash", Reason.PARSER_DIED),
         ("bug", Reason.PARSER_DIED),
+        ("endless", Reason.PARSER_DIED),
         ("memory", Reason.OUT_OF_MEMORY),
     ],
 )
