@@ -31,9 +31,14 @@ MARKDOWN: Final = text(
     f"""SELECT json_build_object('content', c.markdown)::text FROM documents d
     JOIN document_contents c ON c.document_uid = d.uid WHERE d.uid = :uid AND {_READS}"""
 )
+# With the first piece: most files have no other. `version` keeps the pieces of two uploads apart.
 RAW: Final = text(
-    f"""SELECT d.file_name, d.mime_type, c.raw FROM documents d
-    JOIN document_contents c ON c.document_uid = d.uid WHERE d.uid = :uid AND {_READS}"""
+    f"""SELECT d.file_name, d.mime_type, d.version, octet_length(c.raw), substring(c.raw FROM 1 FOR :piece)
+    FROM documents d JOIN document_contents c ON c.document_uid = d.uid WHERE d.uid = :uid AND {_READS}"""
+)
+RAW_PIECE: Final = text(
+    f"""SELECT substring(c.raw FROM :start FOR :piece) FROM documents d
+    JOIN document_contents c ON c.document_uid = d.uid WHERE d.uid = :uid AND d.version = :version AND {_READS}"""
 )
 _CHUNK_COLUMNS: Final = "k.uid, k.ordinal, k.content, k.section, k.page, k.char_start, k.char_end, k.token_count"
 CHUNKS: Final = text(

@@ -1,11 +1,16 @@
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from sqlalchemy import text
 
+from knowledge_flow_backend.errors import Conflict, IndexUnavailable
+from knowledge_flow_backend.index import Reader
+from knowledge_flow_backend.library import store
 from knowledge_flow_backend.library.reasons import SENTENCES, Reason
-from knowledge_flow_backend.library.router import attachment
+from knowledge_flow_backend.library.router import Download, attachment
+from knowledge_flow_backend.search.pgvector_writer import PgVectorWriter
 from tests.knowledge_flow_backend.ingest.lab import BASE, Lab
 
 
@@ -131,6 +136,55 @@ async def test_chunks_come_in_windows(lab: Lab) -> None:
     page = await lab.call("GET", f"/documents/{uid}/chunks?limit=2&offset=1")
     assert [chunk["section"] for chunk in page] == ["Part 1", "Part 2"]
     assert await lab.call("GET", f"/documents/{uid}/chunks?offset=9") == []
+
+
+async def test_a_file_is_given_back_in_pieces(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "RAW_PIECE_BYTES", 4)
+    for data in (b"Text of pieces.", b"Text of pie!", b"One."):
+        uid = await lab.put("a.md", data)
+        async with lab.http.get(f"{BASE}/raw_content/{uid}") as response:
+            assert (await response.read(), response.headers["Content-Length"]) == (data, str(len(data)))
+    # One value in pieces is unpacked from its beginning for each of them, unless it is stored as it is.
+    storage = (
+        "SELECT attstorage::text FROM pg_attribute WHERE attrelid = 'document_contents'::regclass AND attname = 'raw'"
+    )
+    assert await lab.rows(storage) == [("e",)]
+
+
+@pytest.mark.parametrize("change", ["replaced", "deleted", "closed"])
+async def test_the_pieces_of_a_file_are_of_one_upload_and_of_one_who_may_read(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    monkeypatch.setattr(store, "RAW_PIECE_BYTES", 4)
+    tag = await new_tag(lab, "Shared", user="alice")
+    await share(lab, tag, users=["bob"])
+    uid = await lab.put("a.md", "Text of pieces.", tags=[tag], user="alice")
+    library = store.Library(lab.database, PgVectorWriter(lab.database, model="hashing"))
+    file = await library.raw(Reader("bob"), uid)
+    assert file is not None
+    assert await anext(file.pieces) == b"Text"
+    if change == "replaced":
+        await lab.put("a.md", "Another of them.", tags=[tag], user="alice")
+    elif change == "deleted":
+        await lab.call("DELETE", f"/documents/{uid}", user="alice", status=204)
+    else:
+        await share(lab, tag)
+    with pytest.raises(Conflict):
+        await anext(file.pieces)
+
+
+async def test_a_download_that_cannot_go_on_ends_before_its_length() -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"one"
+        raise IndexUnavailable
+
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await Download(pieces()).stream_response(send)
+    assert [(message.get("body"), message.get("more_body")) for message in sent] == [(None, None), (b"one", True)]
 
 
 UNKNOWN = "0" * 32
