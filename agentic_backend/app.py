@@ -229,11 +229,7 @@ class AgenticService:
         kit = make_kit(settings, models, knowledge, toolbox)
         catalog = make_catalog(settings, kit, metrics, persistence.checkpoints)
         stack.push_async_callback(catalog.aclose)
-
-        def limit_hit(limit: str) -> None:
-            metrics.limit_hits(limit).inc()
-
-        admission = Admission(turn_limits(settings), limit_hit)
+        admission = Admission(turn_limits(settings), metrics.limit_hit)
         windows = Windows()
         runner = TurnRunner(
             store=persistence.store,
@@ -248,9 +244,7 @@ class AgenticService:
             titles=self._make_titles(models, persistence, tasks, kpi),
         )
         registry = TurnRegistry(runner=runner, admission=admission, log=persistence.log, tasks=tasks)
-        baseline = BaselineTurns(
-            direct=DirectAnswer(kit), admission=admission, tasks=tasks, turn_s=settings.deadlines.turn_s
-        )
+        baseline = BaselineTurns(DirectAnswer(kit), admission, tasks, turn_s=settings.deadlines.turn_s)
         hub = self._make_hub(metrics, windows)
         chat = ChatServices(
             hub=hub,
@@ -261,13 +255,13 @@ class AgenticService:
             agents=make_agents(settings, catalog, persistence),
             documents=knowledge,
             kpi=kpi,
-            attachments=make_attachments(settings, persistence, limit_hit, stack),
+            attachments=make_attachments(settings, persistence, metrics, stack),
             feedback=persistence.feedback,
             figures=persistence.figures,
             public=public_settings(settings),
             views=KpiViews(windows, runtime.loop.culprits, lambda: runtime.loop.lag_s),
             max_sessions_per_user=settings.ai.max_concurrent_sessions_per_user,
-            limit_hit=limit_hit,
+            limit_hit=metrics.limit_hit,
         )
         state = State(
             tasks, runtime, metrics, models, knowledge, catalog, persistence, admission, registry, baseline, hub, chat
@@ -361,7 +355,7 @@ def make_knowledge(settings: AgenticSettings, metrics: AgenticMetrics) -> Knowle
 
 
 def make_attachments(
-    settings: AgenticSettings, persistence: Persistence, limit_hit: Callable[[str], None], stack: AsyncExitStack
+    settings: AgenticSettings, persistence: Persistence, metrics: AgenticMetrics, stack: AsyncExitStack
 ) -> AttachmentServices:
     """What the routes of attachments need; `stack` closes their connections to knowledge flow."""
     ai = settings.ai
@@ -375,7 +369,7 @@ def make_attachments(
         leftovers=Leftovers(persistence.attachments, client),
         most=ai.max_attached_files_per_user,
         max_bytes=ai.max_attached_file_size_mb * _MIB,
-        limit_hit=limit_hit,
+        limit_hit=metrics.limit_hit,
     )
 
 

@@ -306,6 +306,10 @@ class AgenticMetrics:
             PrometheusCounter("app_pruned_sessions_total", "Sessions that retention deleted.", registry=self._registry),
         )
 
+    def limit_hit(self, limit: str) -> None:
+        """A limit has turned something away."""
+        self.limit_hits(limit).inc()
+
     def cache_request(self, cache: str, *, hit: bool, count: int = 1) -> None:
         """Count `count` look-ups of one outcome; `cache` is graph, history, jwt, jwks, statement or mcp_tools."""
         result = "hit" if hit else "miss"

@@ -96,7 +96,7 @@ class SocketHub:
         try:
             frame = read_body(body, self._rules.max_message_chars)
         except MessageTooLong:
-            self._hit("max_message_chars")
+            self._metrics.limit_hit("max_message_chars")
             raise
         last_event_id = read_last_event_id(request.headers.get("last-event-id"))
         refusal = self._refusal_of_stream(request, identity.uid)
@@ -232,7 +232,7 @@ class SocketHub:
             max_message_chars=self._rules.max_message_chars,
             send_seconds=self._metrics.ws_send,
             delivered=self._delivered,
-            hit=self._hit,
+            hit=self._metrics.limit_hit,
             abort=_abort_handle(scope),
         )
         self._make_room(identity.uid)
@@ -254,7 +254,7 @@ class SocketHub:
         mine = [socket for socket in self._sockets if socket.identity.uid == user_id]
         for socket in mine[: max(0, self._held_by(user_id) - limit + 1)]:
             if socket.state is SocketState.OPEN:
-                self._hit("per_user_sockets")
+                self._metrics.limit_hit("per_user_sockets")
             socket.close(4409)
 
     def _held_by(self, user_id: str) -> int:
@@ -265,7 +265,7 @@ class SocketHub:
         """As `_refusal`; the user's bound refuses the newest, as an older stream may be in the middle of an answer."""
         limit = self._rules.sockets_per_user
         if limit and self._held_by(user_id) >= limit:
-            self._hit("per_user_sockets")
+            self._metrics.limit_hit("per_user_sockets")
             return _denial(429, Code.RATE_LIMITED)
         return self._refusal(request)
 
@@ -287,15 +287,12 @@ class SocketHub:
         if self.draining:
             return _denial(503, Code.DRAINING)
         if rules.max_sockets and self._connected >= rules.max_sockets:
-            self._hit("max_sockets")
+            self._metrics.limit_hit("max_sockets")
             return _denial(503, Code.OVERLOADED)
         if rules.sockets_per_address and self._addresses[_address(connection)] >= rules.sockets_per_address:
-            self._hit("per_address_sockets")
+            self._metrics.limit_hit("per_address_sockets")
             return _denial(429, Code.RATE_LIMITED)
         return None
-
-    def _hit(self, limit: str) -> None:
-        self._metrics.limit_hits(limit).inc()
 
 
 def _address(connection: HTTPConnection) -> str:

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 class BaselineTurns:
     """Answers asks with the model alone. The session in `final` is made up: it exists nowhere."""
 
-    def __init__(self, *, direct: DirectAnswer, admission: Admission, tasks: TaskRegistry, turn_s: float) -> None:
+    def __init__(self, direct: DirectAnswer, admission: Admission, tasks: TaskRegistry, *, turn_s: float) -> None:
         self._direct = direct
         self._admission = admission
         self._tasks = tasks
