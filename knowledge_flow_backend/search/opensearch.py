@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -23,6 +24,7 @@ RETRIES: Final = 1
 _PASSING: Final = frozenset({429, 502, 503, 504})
 _BULK_TRIES: Final = 6
 _JITTER_S: Final = (0.05, 0.15)
+_NONSENSE: Final = "opensearch: its answer cannot be read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,8 @@ class Cluster:
         )
         if answer.get("timed_out"):
             raise IndexUnavailable("opensearch: the search timed out there")
-        return [(hit["_id"], hit["_score"]) for hit in answer["hits"]["hits"]]
+        with _understood():
+            return [(str(hit["_id"]), float(hit["_score"])) for hit in answer["hits"]["hits"]]
 
     async def write(self, index: str, batches: Iterable[Callable[[], bytes]], *, alias: bool = True) -> None:
         """Write chunks: each batch is made in a thread when its turn comes, and few are in flight.
@@ -135,7 +138,8 @@ class Cluster:
         answer = await self._ask(
             lambda: self._client.indices.get_mapping(index=name, params={"ignore_unavailable": "true"}), repeat=True
         )
-        return {found: parts["mappings"] for found, parts in answer.items()}
+        with _understood():
+            return {found: parts["mappings"] for found, parts in answer.items()}
 
     async def exchange(self, alias: str, old: Sequence[str], new: str) -> None:
         """Let an alias stand for another index, in one step."""
@@ -152,7 +156,8 @@ class Cluster:
         for attempt in range(1, _BULK_TRIES + 1):
             answer = await self._bulk(index, lines, alias)
             if answer is not None:
-                lines = _left(lines, answer["items"]) if answer["errors"] else b""
+                with _understood():
+                    lines = _left(lines, answer["items"]) if answer["errors"] else b""
                 if not lines:
                     return
             if attempt < _BULK_TRIES:
@@ -173,7 +178,7 @@ class Cluster:
                 return None
             raise _failure(error) from error
         except OpenSearchException as error:
-            raise IndexUnavailable("opensearch: its answer cannot be read") from error
+            raise IndexUnavailable(_NONSENSE) from error
 
     async def _sweep(self, request: Callable[..., Awaitable[Any]], index: str, body: Mapping[str, Any]) -> None:
         parameters = {"conflicts": "proceed", "refresh": "true", "request_timeout": self._rules.sweep_s}
@@ -185,12 +190,15 @@ class Cluster:
         """The answer. `repeat`: a refused connection and a busy or red cluster are tried again, a time-out is not."""
         for attempt in range(RETRIES + 1):
             try:
-                return await request()
+                answer = await request()
+                if not isinstance(answer, dict):
+                    raise IndexUnavailable(_NONSENSE)
+                return answer
             except TransportError as error:
                 if not repeat or attempt == RETRIES or not _passes(error):
                     raise _failure(error) from error
             except OpenSearchException as error:
-                raise IndexUnavailable("opensearch: its answer cannot be read") from error
+                raise IndexUnavailable(_NONSENSE) from error
             await asyncio.sleep(random.uniform(*_JITTER_S))  # noqa: S311 - not for secrets
         raise AssertionError("the last attempt returns or raises")
 
@@ -212,6 +220,15 @@ class _Shared:
             upto = self._asked
             await action()
             self._served = upto
+
+
+@contextmanager
+def _understood() -> Iterator[None]:
+    """Read an answer: what stands before a cluster may answer anything, and with a 200."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise IndexUnavailable(_NONSENSE) from error
 
 
 def _passes(error: TransportError) -> bool:

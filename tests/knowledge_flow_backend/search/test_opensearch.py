@@ -222,6 +222,38 @@ async def test_an_answer_without_some_shards_or_without_sense_is_a_failure(
             await through.search("spool", "strict")
 
 
+ANSWERS = [
+    b"{}",
+    b"[]",
+    b'"words"',
+    b'{"hits": {}}',
+    b'{"hits": {"hits": [{}]}}',
+    b'{"hits": {"hits": [{"_id": "a-1", "_score": null}]}}',
+]
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/plain", "text/html"])
+async def test_whatever_stands_before_a_cluster_and_says_yes_to_all_is_a_failure(
+    through: Corpus, faulty: FaultyOpenSearch, kind: str
+) -> None:
+    await filled(through)
+
+    for body in ANSWERS:
+
+        async def agreeable(_request: web.Request, body: bytes = body) -> web.Response:
+            return web.Response(body=body, content_type=kind)
+
+        faulty.answer = agreeable
+        for policy in POLICIES:
+            with pytest.raises(IndexUnavailable, match="its answer cannot be read"):
+                await through.search("spool", policy)
+        with pytest.raises(IndexUnavailable, match="its answer cannot be read"):
+            await through.put("new", "text")
+    faulty.answer = None
+    assert through.sql("SELECT uid FROM documents WHERE uid = 'new'") == []
+    assert found(await through.search("spool"))[0] == "spool"
+
+
 async def test_no_more_connections_than_allowed_are_open(through: Corpus, faulty: FaultyOpenSearch) -> None:
     await filled(through)
     faulty.answer, let = holds()
