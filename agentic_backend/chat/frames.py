@@ -190,13 +190,13 @@ NativeFrame = NativeAsk | HumanResume | Cancel | Resume | Auth | Ping
 _NATIVE: TypeAdapter[NativeFrame] = TypeAdapter(Annotated[NativeFrame, Field(discriminator="type")])
 
 
-def parse_native(text: str, max_message_chars: int) -> NativeFrame:
-    """Read one frame of the native protocol."""
+def parse_native(text: str, max_message_chars: int, *, unknown: Literal["forbid", "ignore"] = "forbid") -> NativeFrame:
+    """Read one frame of the native protocol; `unknown` says what becomes of keys that it does not know."""
     value = _load(text)
     if not isinstance(value, dict):
         raise BadRequest
     try:
-        frame = _NATIVE.validate_python(value)
+        frame = _NATIVE.validate_python(value, extra=unknown)
     except ValidationError as error:
         if any(problem["type"] == "union_tag_invalid" for problem in error.errors(include_input=False)):
             raise UnknownType from None

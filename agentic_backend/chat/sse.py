@@ -38,7 +38,7 @@ def read_body(body: bytes, max_message_chars: int) -> frames.NativeAsk | frames.
         text = body.decode()
     except UnicodeDecodeError:
         raise BadRequest from None
-    frame = frames.parse_native(text, max_message_chars)
+    frame = frames.parse_native(text, max_message_chars, unknown="ignore")  # as in every other REST body
     if not isinstance(frame, frames.NativeAsk | frames.HumanResume | frames.Resume):
         raise UnknownType
     return frame

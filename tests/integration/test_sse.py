@@ -89,7 +89,7 @@ async def test_the_answer_is_neither_buffered_nor_compressed(service):
         (b"{", 422, "bad_request"),
         (b"\xff", 422, "bad_request"),
         (b"[]", 422, "bad_request"),
-        (json.dumps(ask_frame("s") | {"more": 1}).encode(), 422, "bad_request"),
+        (json.dumps(ask_frame("s", if_busy="later")).encode(), 422, "bad_request"),
         (json.dumps(ask_frame("s", message="x" * 40_000)).encode(), 422, "message_too_long"),
         (b'{"type":"ping"}', 422, "unknown_type"),
         (b'{"type":"cancel","exchange_id":"e"}', 422, "unknown_type"),
