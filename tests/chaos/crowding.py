@@ -1,4 +1,4 @@
-"""Clients that get in the way of others: half of them wait for a model that stalls (C11), thousands drop (D12)."""
+"""Clients in others' way: half wait for a model that stalls (C11), one floods (D11), thousands drop (D12)."""
 
 import asyncio
 import time
@@ -6,16 +6,18 @@ from dataclasses import dataclass
 
 import psutil
 
-from tests.chaos.load import Habits, ask_text, create_session, crowd
+from tests.chaos.load import BASE, Habits, ask_text, create_session, crowd
 from tests.chaos.outages import percentile
 from tests.chaos.rows import Row, at_least, at_most, exactly, none_of
 from tests.chaos.until import until_it
 from tests.chaos.world import Size, Stage, World, stage
+from tests.support.raw import TEXT, frame, head, peer
 
 _RATE = 30.0
 _SESSIONS = 40
 _STALLS = "mock;gap=20;tokens=8;stall=3"
 _AT_ONCE = 20
+_NATIVE = "Sec-WebSocket-Protocol: turnwise.v1"
 
 
 async def bulkhead(world: World, size: Size) -> list[Row]:
@@ -43,6 +45,43 @@ async def bulkhead(world: World, size: Size) -> list[Row]:
     ]
 
 
+async def flood(world: World, size: Size) -> list[Row]:
+    """D11: one client sends 1,000 frames a second and comes back whenever it is ended; the others must not notice."""
+    seconds = size.pick(5, 20)
+    async with stage(world, "D11", Habits(_RATE), sessions=_SESSIONS, direct=True) as scene:
+        await scene.crowd.answered(_SESSIONS * 2)
+        before, metrics = await _p95_ms(scene, seconds), await scene.service.metrics()
+        flooding = asyncio.create_task(_flood(scene))
+        beside, after = await _p95_ms(scene, seconds), await scene.service.metrics()
+        flooding.cancel()
+    name = "app_event_loop_lag_seconds"
+    ticks, timely = (after[sample] - metrics[sample] for sample in (f"{name}_count", f'{name}_bucket{{le="0.05"}}'))
+    refused = 'app_limit_hits_total{limit="frames"}'
+    return [
+        at_least("D11", "frames refused", after.get(refused, 0) - metrics.get(refused, 0), 100 * seconds, "frames"),
+        at_most(
+            "D11",
+            f"of {ticks:.0f} looks, the loop was later than 50 ms",
+            (1 - timely / ticks) * 100,
+            1.0 * size.slack,
+            "%",
+        ),
+        at_most("D11", "p95 of the others beside it", beside / before, 1.2 * size.slack, "x"),
+    ]
+
+
+async def _flood(scene: Stage) -> None:
+    """Frames in bursts of 20 each 20 ms, for ever, over one socket after the other."""
+    ask = frame(TEXT, b'{"type":"ping"}') * 20
+    while True:
+        async with peer(scene.service.address.port) as stranger, asyncio.TaskGroup() as group:
+            await stranger.upgrade(head(f"{BASE}/chatbot/query/ws", "Authorization: Bearer local", _NATIVE))
+            ended = group.create_task(stranger.close_code())
+            while not ended.done():
+                await stranger.send(ask)
+                await asyncio.sleep(0.02)
+
+
 async def _p95_ms(scene: Stage, seconds: float) -> float:
     begun = time.perf_counter()
     await asyncio.sleep(seconds)
@@ -56,6 +95,7 @@ class _Left:
     """What is there when nobody is."""
 
     descriptors: int
+    tasks: int
     sockets: float
     turns: float
     rss_mb: float
@@ -64,7 +104,9 @@ class _Left:
 async def cycles(world: World, size: Size) -> list[Row]:
     """D12: connect, ask, drop, thousands of times; then nothing of them is left but their history."""
     count = size.pick(400, 10_000)
-    async with stage(world, "D12", Habits(1.0), sessions=0, model="mock;ttft=20;gap=5;tokens=8", direct=True) as scene:
+    model = "mock;ttft=20;gap=5;tokens=8"
+    counted = "tests.chaos.counted"
+    async with stage(world, "D12", Habits(1.0), sessions=0, model=model, direct=True, module=counted) as scene:
         sessions = [await create_session(scene.http, scene.service.address) for _ in range(_AT_ONCE)]
         await _drop(scene, sessions, _AT_ONCE * 5)
         before = await _left(scene)
@@ -79,6 +121,7 @@ async def cycles(world: World, size: Size) -> list[Row]:
             1.0,
             "",
         ),
+        at_most("D12", f"tasks more, {before.tasks} before", after.tasks - before.tasks, 1.0, ""),
         exactly("D12", "sockets and turns that are left", after.sockets + after.turns, 0),
         at_most("D12", "memory that is left", after.rss_mb - before.rss_mb, 25.0, "MiB"),
         none_of("D12", "questions without an end in history", report.unended, of=count, unit="asks"),
@@ -120,4 +163,5 @@ async def _look(scene: Stage) -> _Left:
     await asyncio.sleep(1.0)
     seen = await scene.service.metrics()
     fds = psutil.Process(scene.service.process.pid).num_fds()
-    return _Left(fds, seen["app_ws_connections"], seen["app_turns_in_progress"], scene.service.rss_mb())
+    tasks = await scene.service.tasks()
+    return _Left(fds, tasks, seen["app_ws_connections"], seen["app_turns_in_progress"], scene.service.rss_mb())

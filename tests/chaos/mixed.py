@@ -30,7 +30,6 @@ from tests.chaos.ledger import Report
 from tests.chaos.load import Crowd, Habits, create_session, crowd
 from tests.chaos.rows import MISSED, Row, at_least, at_most, exactly, none_of
 from tests.chaos.strangers import DEEDS, Strangers
-from tests.chaos.until import until_it
 from tests.chaos.world import QUICK, Stage, World, stage
 
 _TERMINAL = ("final", "error", "cancelled", "awaiting_human")
@@ -153,15 +152,8 @@ class Holds:
 
 async def held(scene: Stage) -> Holds:
     """Ask the process, and the system."""
-    before = scene.service.log.count("tasks=")
-    scene.service.send(signal.SIGUSR1)
-
-    async def told() -> bool:
-        return scene.service.log.count("tasks=") > before
-
-    await until_it(told, 10)
-    tasks = int(scene.service.log.rpartition("tasks=")[2].split()[0])
-    return Holds(psutil.Process(scene.service.process.pid).num_fds(), tasks, scene.service.rss_mb())
+    service = scene.service
+    return Holds(psutil.Process(service.process.pid).num_fds(), await service.tasks(), service.rss_mb())
 
 
 async def break_things(world: World, seconds: float, done: Counter[str]) -> None:

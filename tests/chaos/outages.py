@@ -5,7 +5,7 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from statistics import median, quantiles
@@ -15,11 +15,12 @@ import psycopg
 from tests.chaos.kills import loss_row
 from tests.chaos.ledger import Asked
 from tests.chaos.load import Habits, create_session
-from tests.chaos.rows import Row, at_least, at_most, exactly, none_of
+from tests.chaos.rows import Row, all_of, at_least, at_most, exactly, none_of
 from tests.chaos.until import until_it
 from tests.chaos.world import Size, Stage, World, stage
 
 RATE = 50.0
+Metrics = Mapping[str, float]
 _RSS_MB = 100.0
 _SMALL_POOL = {"postgres": {"pool_size": 2, "max_overflow": 0}}
 
@@ -81,7 +82,13 @@ async def absence_and_kill(world: World, size: Size) -> list[Row]:
         await world.start_postgres()
         await scene.service.answers("/ready")
         report = await scene.settle()
-        return [loss_row("A5+A1", f"Postgres down {away_s:.0f} s and kill -9 in it, {RATE:.0f} turns/s", report)]
+        replayed = (await scene.service.metrics())["app_persist_replayed_total"]
+        return [
+            loss_row("A5+A1", f"Postgres down {away_s:.0f} s and kill -9 in it, {RATE:.0f} turns/s", report),
+            at_least(
+                "A5+A1", "records that the next process found in the spool, by the metric", replayed, 1, "records"
+            ),
+        ]
 
 
 async def _away(world: World, scene: Stage, size: Size, away_s: float) -> list[Row]:
@@ -89,27 +96,67 @@ async def _away(world: World, scene: Stage, size: Size, away_s: float) -> list[R
     begun, answers, errors = time.perf_counter(), scene.ledger.told_count, sum(scene.ledger.errors.values())
     logged = len(scene.service.log)
     rss = scene.service.rss_mb()
+    metrics = await scene.service.metrics()
     await world.stop_postgres()
     await asyncio.sleep(away_s)
     told = scene.ledger.told_count - answers
     grown = scene.service.rss_mb() - rss
-    shown_s = (await scene.service.metrics())["app_persist_oldest_seconds"]
+    away = await scene.service.metrics()
     await world.start_postgres()
     down_s = time.perf_counter() - begun
     lag_s = await _caught_up(scene)
     lines = most_lines_a_cause(scene.service.log[logged:])
     errors = sum(scene.ledger.errors.values()) - errors
     report = await scene.settle(120)
+    back = await scene.service.metrics()
     scene.crowd.resume()
     return [
+        *_metric_rows(what, metrics, away, back),
         loss_row("A5", what, report),
         none_of("A5", f"{what}: errors of sessions that the service knows", errors, of=told, unit="turns"),
         at_least("A5", f"{what}: conversations go on", told / down_s, RATE * 0.8, "turns/s"),
-        at_least("A5", f"{what}: age of the oldest record by its metric", shown_s, away_s / 2, "s"),
+        at_least(
+            "A5", f"{what}: age of the oldest record by its metric", away["app_persist_oldest_seconds"], away_s / 2, "s"
+        ),
         at_most("A5", f"{what}: until the lag is below 1 s", lag_s, 10 * size.slack, "s"),
         at_most("A5", f"{what}: growth of memory", grown, _RSS_MB, "MiB"),
         at_most("G7", f"{what}: lines of one cause a second", lines / down_s, 1.0, "lines"),
     ]
+
+
+_RAISED = (
+    *("app_persist_queue_depth", "app_persist_oldest_seconds", "app_persist_fill_ratio"),
+    *("app_spool_records", "app_spool_bytes", "app_persist_retries_total"),
+)
+_WRITTEN = (
+    *("app_persist_batch_records_count", "app_persist_batch_records_sum", "app_persist_lag_seconds_count"),
+    *("app_spool_commit_seconds_count", "app_spool_ack_seconds_count"),
+)
+
+
+def _metric_rows(what: str, before: Metrics, away: Metrics, back: Metrics) -> list[Row]:
+    """G6: what an outage moves, while it lasts and once it is over; how many series a name has."""
+    moved = [name for name in _RAISED if _sum(away, name) > _sum(before, name)]
+    moved += [name for name in _WRITTEN if _sum(back, name) > _sum(away, name)]
+    series = Counter(
+        name.partition("{")[0] for name in back if re.match("app_(persist|spool|db)_", name) and 'le="' not in name
+    )
+    unmoved = " ".join({*_RAISED, *_WRITTEN} - {*moved})
+    return [
+        all_of(
+            "G6",
+            f"{what}: metrics that it moves {unmoved}".strip(),
+            len(moved),
+            of=len(_RAISED + _WRITTEN),
+            unit="metrics",
+        ),
+        at_most("G6", f"series of one name, of {len(series)} names of persistence", max(series.values()), 20, "series"),
+    ]
+
+
+def _sum(metrics: Metrics, name: str) -> float:
+    """Over all its series."""
+    return sum(value for series, value in metrics.items() if series.partition("{")[0] == name)
 
 
 def most_lines_a_cause(log: str) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from tests.chaos import answers, canary, cost, crowding, disk, kills, lifecycle, outages
+from tests.chaos import answers, canary, cost, crowding, disk, kills, lifecycle, models, outages
 from tests.chaos.rows import Row
 from tests.chaos.world import Size, World
 
@@ -28,7 +28,7 @@ SCENARIOS = (
     Scenario(("A1", "A2"), kills.kill_at_random, 90, 600),
     Scenario(("A3",), outages.crash),
     Scenario(("A4",), outages.restart, alone=True),
-    Scenario(("A5", "G7"), outages.absence, 60, 600),
+    Scenario(("A5", "G6", "G7"), outages.absence, 60, 600),
     Scenario(("A5+A1",), outages.absence_and_kill),
     Scenario(("A6",), kills.kill_while_down),
     Scenario(("A7",), outages.slowness, alone=True),
@@ -53,7 +53,10 @@ SCENARIOS = (
     Scenario(("B7",), lifecycle.tasks),
     Scenario(("B8",), lifecycle.stopped),
     Scenario(("B9",), lifecycle.clock_jumps),
+    Scenario(("C2", "C3", "C4"), models.told_in_time, alone=True),
+    Scenario(("C5", "C7"), models.bounded_memory, 120),
     Scenario(("C11",), crowding.bulkhead, alone=True),
+    Scenario(("D11",), crowding.flood, alone=True),
     Scenario(("D12",), crowding.cycles, 90, 900),
     Scenario(("canary",), canary.canary),
 )

@@ -334,6 +334,13 @@ class Service:
 
         await until_it(nothing, within_s)
 
+    async def tasks(self) -> int:
+        """How many asyncio tasks it has; its module must be `tests.chaos.counted`."""
+        before = self.log.count("tasks=")
+        self.send(signal.SIGUSR1)
+        await until(lambda: self.log.count("tasks=") > before, 10)
+        return int(self.log.rpartition("tasks=")[2].split()[0])
+
     def rss_mb(self) -> float:
         """Resident memory."""
         return psutil.Process(self.process.pid).memory_info().rss / 2**20

@@ -216,6 +216,17 @@ async def test_text_of_a_document_stays_between_its_marks(pool: ModelPool, fake:
     assert after.strip() == "Question: Is it safe?"
 
 
+async def test_whatever_is_found_the_prompt_is_bounded(pool: ModelPool, fake: FakeKnowledge) -> None:
+    """TRUST C9: more hits than were asked for, of 100,000 letters, from a knowledge flow that keeps to no limit."""
+    many = [hit(f"d{n}", "x" * 100_000, title="t" * 9_000, section="s" * 9_000) for n in range(12)]
+    fake.search, fake.rerank = answers(200, many), answers(200, many)
+    async with scripted(says("ok")) as model, lab(pool, model.base_url, fake.base_url) as rag:
+        await rag.ask("Is it safe?", max_source_chars=500, top_k=8, top_r=6)
+    prompt = prompts(model)[-1]["content"]
+    assert prompt.count("x" * 500) == 6
+    assert len(prompt) < 6 * 1_000
+
+
 async def test_the_prompt_has_the_tuned_texts_the_language_and_the_conversation(
     pool: ModelPool, fake: FakeKnowledge
 ) -> None:
