@@ -37,6 +37,8 @@ class Document:
 
     `session_id` set: an attachment, seen in that session by its owner alone and by no library. `tag_ids` are the
     libraries that a write puts it in; it stays in those it is in already. `created` and `modified` are the file's own.
+    `claim` is the mark of the upload that it came with: once another upload has claimed the document, or it was
+    deleted, it is not written.
     """
 
     uid: str
@@ -59,6 +61,7 @@ class Document:
     created: datetime | None = None
     modified: datetime | None = None
     tag_ids: tuple[str, ...] = ()
+    claim: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

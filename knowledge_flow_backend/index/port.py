@@ -46,7 +46,7 @@ class IndexWriter(Protocol):
 
         One transaction: on any failure everything is as it was. Returns the document's version (1 for a new one).
         Raises ValueError where chunks and vectors differ in number, `SchemaMismatch` where the vectors are not those
-        of the index, `IndexUnavailable`.
+        of the index, `Conflict` where the document's claim counts no more, `IndexUnavailable`.
         """
         ...
 

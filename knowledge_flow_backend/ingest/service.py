@@ -293,7 +293,7 @@ class IngestService:
             vectors = await self._embed(outline.title, chunks, work)
         async with self._stage(work, claim, "index"), self._room.of(arrival.size):
             await self._write(claim, arrival, work, outline, chunks, vectors)
-        await self._settle(claim)
+        await self._intake.finish(claim)
         work.upload.figures.size += file.size
         work.upload.figures.chunks += len(chunks)
 
@@ -364,20 +364,10 @@ class IngestService:
             content_hash=arrival.sha256,
             size_bytes=arrival.size,
             tag_ids=arrival.tags,
+            claim=claim.mark,
         )
-        # Deleted or uploaded again since: what is read here must not come back.
-        await self._intake.note(claim)
         await self._writer.replace_document(document, content, chunks, vectors)
         self._metrics.ingested_chunks.inc(len(chunks))
-
-    async def _settle(self, claim: Claim) -> None:
-        """Forget the job. A document that was deleted in the moment of its writing has come back without a claim."""
-        try:
-            await self._intake.finish(claim)
-        except Refused:
-            if await self._intake.unclaimed(claim.uid):
-                await self._writer.delete_document(claim.uid)
-            raise
 
 
 def arrival_of(work: Work, rules: IngestRules) -> Arrival:

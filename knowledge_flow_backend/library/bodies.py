@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from fastapi import HTTPException
 from fastapi import Path as PathParam
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
 
 from knowledge_flow_backend.library.statements import SORTS
 from knowledge_flow_backend.library.store import Access, DocumentFilter, NewTag, Window
@@ -70,7 +70,7 @@ class AccessBody(_Model):
 
     model_config = ConfigDict(hide_input_in_errors=True, extra="forbid")
 
-    everyone: Annotated[bool, Field(description="Everyone who is known to the service.")] = False
+    everyone: Annotated[StrictBool, Field(description="Everyone who is known to the service.")] = False
     users: Annotated[list[Who], Field(max_length=MAX_READERS)] = []
     groups: Annotated[list[Who], Field(max_length=MAX_READERS)] = []
 
@@ -100,7 +100,7 @@ class Filters(_Model):
     tag_ids: Ids | None = None
     document_uids: Ids | None = None
     status: Literal["processing", "ready", "failed"] | None = None
-    retrievable: bool | None = None
+    retrievable: StrictBool | None = None
     name: Annotated[Storable, Field(max_length=200)] | None = None
 
     def chosen(self) -> DocumentFilter:

@@ -1,8 +1,9 @@
 """The row of a document while it is ingested: found or made, its stages written down, its failure said.
 
 A document is known by its owner, its label (`file_path`) and its libraries: a file of the same label in one of them is
-a new version of it. Each upload claims the row, and the newest claim counts; an older one stops at its next step. A
-document that is ready stays so, with its old content, until the new one takes its place or after that has failed.
+a new version of it. Each upload claims the row, and the newest claim counts: an older one stops at its next step, and
+what it has read is not written. A document that is ready stays so, with its old content, until the new one takes its
+place or after that has failed.
 
 With the claim, in the same transaction, a job is stored: the file's bytes and what is to become of them, leased to the
 process that received it. Where that process dies the lease runs out, and any process takes the job up under a mark of
@@ -23,10 +24,12 @@ from knowledge_flow_backend.index.database import Database
 from knowledge_flow_backend.index.engines import TimedConnection
 from knowledge_flow_backend.index.faults import DatabaseFault, failure_of
 from knowledge_flow_backend.library.reasons import Reason, Refused
+from knowledge_flow_backend.library.statements import label_lock
 from knowledge_flow_backend.library.store import Statements
 
 _OWN_TAGS = text("SELECT id FROM tags WHERE id = ANY(CAST(:tags AS text[])) AND owner_id = :user")
 _LOCK_TIMEOUT = text("SET LOCAL lock_timeout = 5000")
+_LOCK_LABEL = text(f"SELECT {label_lock('CAST(:user AS text)', 'CAST(:path AS text)')}")
 _FIND = text(
     """SELECT d.uid, d.status, d.content_hash, d.stages->>'pipeline' AS pipeline,
         EXISTS (SELECT 1 FROM ingest_jobs j WHERE j.document_uid = d.uid) AS changing
@@ -35,9 +38,12 @@ _FIND = text(
     AND CASE WHEN cardinality(CAST(:tags AS text[])) = 0
         THEN NOT EXISTS (SELECT 1 FROM document_tags o WHERE o.document_uid = d.uid)
         ELSE EXISTS (SELECT 1 FROM document_tags o WHERE o.document_uid = d.uid
-                     AND o.tag_id = ANY(CAST(:tags AS text[]))) END
-    ORDER BY d.ingested_at, d.uid LIMIT 1"""
+                     AND o.tag_id = ANY(CAST(:tags AS text[])))
+            OR EXISTS (SELECT 1 FROM ingest_jobs j WHERE j.document_uid = d.uid
+                       AND j.tag_ids && CAST(:tags AS text[])) END
+    ORDER BY d.ingested_at, d.uid LIMIT 2"""
 )
+"""The documents that a file of this label would be a new version of, those on their way into a library too."""
 _ADD = text(
     """WITH made AS (
         INSERT INTO documents (uid, owner_id, title, file_name, file_path, mime_type, type, source_tag, content_hash,
@@ -112,7 +118,6 @@ _FAIL = text(
         WHERE uid = :uid AND stages->>'claim' = :claim RETURNING uid
     ), gone AS ({_END_JOB}) SELECT uid FROM ended"""  # noqa: S608 - constants of this module
 )
-_UNCLAIMED = text("SELECT uid FROM documents WHERE uid = :uid AND NOT jsonb_exists(stages, 'claim')")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +194,8 @@ class Intake:
         """Take a file in hand and store its bytes: the claim, and False where the document holds these very bytes.
 
         All or nothing: when this returns True, the file is ingested whatever happens to this process. Raises `Refused`
-        with `superseded` where its libraries are deleted meanwhile, and what `pieces` raises.
+        with `superseded` where its libraries are deleted meanwhile, with `ambiguous` where it would be a new version of
+        several documents, and what `pieces` raises.
         """
         self._database.require_ready()
         try:
@@ -221,10 +227,6 @@ class Intake:
     async def fail(self, claim: Claim, reason: Reason) -> None:
         """Write down why it ended and forget the job; nothing where the document is no longer this upload's."""
         await self._statements.rows("fail_document", _FAIL, {**claim.row(), "reason": reason.value})
-
-    async def unclaimed(self, uid: str) -> bool:
-        """Whether there is a document of that uid that no upload has ever claimed."""
-        return bool(await self._statements.rows("unclaimed", _UNCLAIMED, {"uid": uid}))
 
     async def renew(self, claims: Sequence[str]) -> None:
         """Go on holding the jobs of these marks."""
@@ -292,6 +294,9 @@ class Intake:
 
 async def _find_or_add(connection: TimedConnection, reader: Reader, arrival: Arrival) -> Any:
     key: Mapping[str, object] = {"user": reader.user_id, "path": arrival.path, "tags": list(arrival.tags)}
+    await connection.execute("lock_label", _LOCK_LABEL, {"user": reader.user_id, "path": arrival.path})
+    if found := await _find(connection, key):
+        return found
     new = {
         **key,
         "name": arrival.name,
@@ -301,15 +306,21 @@ async def _find_or_add(connection: TimedConnection, reader: Reader, arrival: Arr
         "hash": arrival.sha256,
         "size": arrival.size,
     }
-    # The first uid is derived, so that two first uploads at once meet in one row. It is taken without being found
+    # The first uid is derived: who deletes a document and uploads it again finds its citations good again. It is taken
     # where that document was moved to another library since.
     for uid in (_derived(reader, arrival), secrets.token_hex(16)):
-        if found := await connection.execute("find_document", _FIND, key):
-            return found[0]
-        await connection.execute("add_document", _ADD, {**new, "uid": uid})
-    if found := await connection.execute("find_document", _FIND, key):
-        return found[0]
+        if await connection.execute("add_document", _ADD, {**new, "uid": uid}):
+            break
+    if found := await _find(connection, key):
+        return found
     raise Refused(Reason.SUPERSEDED)  # its libraries were deleted this moment
+
+
+async def _find(connection: TimedConnection, key: Mapping[str, object]) -> Any:
+    found = await connection.execute("find_document", _FIND, key)
+    if len(found) > 1 and key["tags"]:
+        raise Refused(Reason.AMBIGUOUS)
+    return found[0] if found else None
 
 
 def _derived(reader: Reader, arrival: Arrival) -> str:

@@ -19,6 +19,7 @@ class Reason(StrEnum):
     TIMED_OUT = "timed_out"
     OUT_OF_MEMORY = "out_of_memory"
     PARSER_DIED = "parser_died"
+    AMBIGUOUS = "ambiguous"
     SUPERSEDED = "superseded"
     SCHEMA_MISMATCH = "schema_mismatch"
     EMBEDDING_FAILED = "embedding_failed"
@@ -42,6 +43,7 @@ SENTENCES: dict[Reason, str] = {
     Reason.TIMED_OUT: "Reading the file took too long.",
     Reason.OUT_OF_MEMORY: "Reading the file took too much memory.",
     Reason.PARSER_DIED: "Reading the file failed.",
+    Reason.AMBIGUOUS: "These libraries hold different documents of this name. Upload it to one of them at a time.",
     Reason.SUPERSEDED: "The document was deleted or uploaded again while this upload was read.",
     Reason.SCHEMA_MISMATCH: "The index was made with another embedding model.",
     Reason.EMBEDDING_FAILED: "The embedding model did not answer. Try again.",

@@ -95,10 +95,28 @@ SET_ACCESS: Final = text(
     """UPDATE tags SET everyone = :everyone, reader_users = CAST(:users AS text[]),
     reader_groups = CAST(:reading_groups AS text[]), updated_at = now() WHERE id = :id AND owner_id = :reader"""
 )
+LOCK_ROW: Final = text("SELECT uid FROM documents WHERE uid = :uid FOR UPDATE")
+# A statement of its own, as CHANGING is: a document that was moved while this waited for the lock stays.
+DROP_ONLY_HERE: Final = text(
+    """DELETE FROM documents d WHERE d.uid = :uid AND d.owner_id = :reader
+    AND EXISTS (SELECT 1 FROM document_tags o WHERE o.document_uid = d.uid AND o.tag_id = :id)
+    AND NOT EXISTS (SELECT 1 FROM document_tags o WHERE o.document_uid = d.uid AND o.tag_id <> :id)"""
+)
 DROP_TAG: Final = text("DELETE FROM tags WHERE id = :id AND owner_id = :reader RETURNING id")
+
+
+def label_lock(owner: str, path: str) -> str:
+    """An expression that holds a label of an owner's to the end of the transaction: who is about to put a document of
+    that label into a library has looked for others there."""
+    return f"pg_advisory_xact_lock(hashtextextended(current_schema() || '/' || {owner} || '/' || {path}, 0))"
+
 
 # Placing a document: one transaction, in this order. The lock on the document's row keeps two of them apart, and each
 # from a write of new content.
+LOCK_LABEL: Final = text(
+    f"""SELECT {label_lock("d.owner_id", "d.file_path")} FROM documents d
+    WHERE d.uid = :uid AND d.owner_id = :reader AND d.file_path IS NOT NULL"""
+)
 LOCK_DOCUMENT: Final = text(
     f"""SELECT d.owner_id = :reader AS own, d.session_id IS NOT NULL AS attached
     FROM documents d WHERE d.uid = :uid AND {_READS} FOR UPDATE"""
@@ -111,10 +129,12 @@ LOCK_TAGS: Final = text(
     WHERE t.id = ANY(CAST(:tags AS text[])) AND {READS_LIBRARY} ORDER BY t.id FOR SHARE"""
 )
 NAME_TAKEN: Final = text(
-    """SELECT 1 FROM documents d JOIN documents o ON o.owner_id = d.owner_id AND o.file_path = d.file_path
-    JOIN document_tags dt ON dt.document_uid = o.uid
-    WHERE d.uid = :uid AND o.uid <> d.uid AND dt.tag_id = ANY(CAST(:tags AS text[]))
-    AND NOT EXISTS (SELECT 1 FROM document_tags s WHERE s.document_uid = d.uid AND s.tag_id = dt.tag_id) LIMIT 1"""
+    """SELECT 1 FROM documents d JOIN documents o
+        ON o.owner_id = d.owner_id AND o.file_path = d.file_path AND o.uid <> d.uid
+    WHERE d.uid = :uid AND EXISTS (SELECT 1 FROM unnest(CAST(:tags AS text[])) AS u(id)
+        WHERE NOT EXISTS (SELECT 1 FROM document_tags s WHERE s.document_uid = d.uid AND s.tag_id = u.id)
+        AND (EXISTS (SELECT 1 FROM document_tags t WHERE t.document_uid = o.uid AND t.tag_id = u.id)
+            OR EXISTS (SELECT 1 FROM ingest_jobs j WHERE j.document_uid = o.uid AND u.id = ANY(j.tag_ids)))) LIMIT 1"""
 )
 TAKE_OUT: Final = text("DELETE FROM document_tags WHERE document_uid = :uid AND tag_id <> ALL(CAST(:tags AS text[]))")
 PUT_IN: Final = text(

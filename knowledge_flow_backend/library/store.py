@@ -174,7 +174,9 @@ class Library:
             return False
         key = {"id": tag_id, "reader": reader.user_id}
         for row in await self._statements.rows("tag_documents", statements.ONLY_HERE, key):
-            await self._writer.delete_document(row[0])
+            async with self._statements.transaction() as connection:
+                await connection.execute("lock_document", statements.LOCK_ROW, {"uid": row[0]})
+                await connection.execute("drop_document", statements.DROP_ONLY_HERE, {**key, "uid": row[0]})
         return bool(await self._statements.rows("drop_tag", statements.DROP_TAG, key))
 
     async def browse(self, reader: Reader, chosen: DocumentFilter, window: Window) -> tuple[int, list[dict[str, Any]]]:
@@ -214,6 +216,7 @@ class Library:
         """
         tags = list(dict.fromkeys(tag_ids))
         async with self._statements.transaction() as connection:
+            await connection.execute("lock_label", statements.LOCK_LABEL, {"uid": uid, "reader": reader.user_id})
             if not await _lock_own(connection, reader, uid):
                 return None
             await _lock_libraries(connection, reader, tags)

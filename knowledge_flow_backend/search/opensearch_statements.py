@@ -51,6 +51,7 @@ INTEND: Final = text(
     "INSERT INTO index_pending (document_uid, generation, intent) VALUES (:uid, :generation, true) RETURNING id"
 )
 HOLD: Final = text("SELECT id FROM index_pending WHERE id = :id FOR UPDATE")
+WITHDRAW: Final = text("UPDATE index_pending SET intent = false WHERE id = :id")
 FULFIL: Final = text("DELETE FROM index_pending WHERE id = :id")
 FULFIL_LATER: Final = text("UPDATE index_pending SET generation = NULL, intent = false WHERE id = :id")
 
@@ -59,7 +60,7 @@ PLACE: Final = text(
         WHERE dt.document_uid = d.uid)
     FROM documents d WHERE d.uid = :uid"""
 )
-OWNER: Final = text("SELECT owner_id FROM documents WHERE uid = :uid")
+OWNER: Final = text("SELECT owner_id, stages->>'claim' FROM documents WHERE uid = :uid")
 KNOWN_TAGS: Final = text(
     """SELECT id FROM tags WHERE id = ANY(CAST(:tag_ids AS text[]))
     UNION SELECT tag_id FROM document_tags WHERE document_uid = :uid"""

@@ -76,16 +76,11 @@ class OpenSearchWriter:
             if chunks:
                 await self._fit(len(vectors[0]))
             intention = await self._intend(document)
-            async with self._database.ingest.connection() as connection:
-                await connection.execute("lock", statements.LOCK_WRITING)
-                if not await connection.execute("hold_intention", statements.HOLD, {"id": intention.row}):
-                    raise IndexUnavailable("the write began too late")
-                if chunks:
-                    await self._cluster.write(self._database.index, self._batches(document, intention, chunks, vectors))
-                    await self._cluster.refresh(self._database.index)
-                version = await put_rows(connection, document, content, chunks, vectors, bulk_size=self._bulk_size)
-                await self._validate(connection, intention)
-                await connection.commit()
+            try:
+                version = await self._write(document, content, chunks, vectors, intention)
+            except Conflict:
+                await self._withdraw(intention)
+                raise
         except DatabaseFault as error:
             raise failure_of(error) from error
         self._wake()
@@ -119,6 +114,8 @@ class OpenSearchWriter:
             owner = await connection.execute("owner", statements.OWNER, {"uid": document.uid})
             if owner and owner[0][0] != document.owner_id:
                 raise Conflict("the document is another owner's")
+            if document.claim is not None and document.claim not in [claim for _, claim in owner]:
+                raise Conflict("the document was deleted or uploaded again")
             known = {"uid": document.uid, "tag_ids": list(document.tag_ids)}
             tags = await connection.execute("known_tags", statements.KNOWN_TAGS, known)
             place = await connection.execute("place", statements.PLACE, {"uid": document.uid})
@@ -137,6 +134,33 @@ class OpenSearchWriter:
                 tag_ids=tuple(sorted(tag for (tag,) in tags)),
             ),
         )
+
+    async def _write(
+        self,
+        document: Document,
+        content: DocumentContent,
+        chunks: Sequence[Chunk],
+        vectors: Sequence[Vector],
+        intention: _Intention,
+    ) -> int:
+        async with self._database.ingest.connection() as connection:
+            await connection.execute("lock", statements.LOCK_WRITING)
+            if not await connection.execute("hold_intention", statements.HOLD, {"id": intention.row}):
+                raise IndexUnavailable("the write began too late")
+            if chunks:
+                await self._cluster.write(self._database.index, self._batches(document, intention, chunks, vectors))
+                await self._cluster.refresh(self._database.index)
+            version = await put_rows(connection, document, content, chunks, vectors, bulk_size=self._bulk_size)
+            await self._validate(connection, intention)
+            await connection.commit()
+        return version
+
+    async def _withdraw(self, intention: _Intention) -> None:
+        """Every request of the write was answered: what it wrote may be deleted without waiting for its death."""
+        async with self._database.ingest.connection() as connection:
+            await connection.execute("withdraw", statements.WITHDRAW, {"id": intention.row})
+            await connection.commit()
+        self._wake()
 
     async def _validate(self, connection: TimedConnection, intention: _Intention) -> None:
         """Make the new generation the document's own. Where it was moved meanwhile, its chunks follow."""

@@ -28,6 +28,8 @@ _COLUMNS = (
 
 _LOCK = text(f"SELECT pg_advisory_xact_lock({LOCK_KEY})")
 _REMEMBER = text("INSERT INTO index_info (embedding_model, dimension, engine) VALUES (:model, :dimension, :engine)")
+# Locked: from here to the end of the transaction nobody deletes or claims it.
+_HOLD_CLAIM = text("SELECT uid FROM documents WHERE uid = :uid AND stages->>'claim' = :claim FOR UPDATE")
 _PUT_DOCUMENT = text(
     f"""INSERT INTO documents ({", ".join(_COLUMNS)}, version, status)
     VALUES ({", ".join(f":{name}" for name in _COLUMNS)}, 1, 'ready')
@@ -114,8 +116,12 @@ async def put_rows(
 ) -> int:
     """Put all rows of a document in place of what its uid held, in the transaction of the connection; its version.
 
-    Raises `Conflict` where the uid is another owner's, and `DatabaseFault`s.
+    Raises `Conflict` where the uid is another owner's or its claim another upload's, and `DatabaseFault`s.
     """
+    if document.claim is not None:
+        mark = {"uid": document.uid, "claim": document.claim}
+        if not await connection.execute("hold_claim", _HOLD_CLAIM, mark):
+            raise Conflict("the document was deleted or uploaded again")
     version = await _put_document(connection, document, content, chunks)
     await connection.execute("drop_chunks", _DROP_CHUNKS, {"uid": document.uid})
     await _copy(connection, document, version, zip(chunks, vectors, strict=True), bulk_size)

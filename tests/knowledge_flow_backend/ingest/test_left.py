@@ -157,7 +157,8 @@ class DeletesFirst:
         self, document: Document, content: DocumentContent, chunks: Sequence[Chunk], vectors: Sequence[Vector]
     ) -> int:
         await self._writer.delete_document(document.uid)
-        return await self._writer.replace_document(document, content, chunks, vectors)
+        version = await self._writer.replace_document(document, content, chunks, vectors)
+        raise AssertionError(f"version {version} of a document that is deleted was written, if only for a moment")
 
     async def delete_document(self, document_uid: str) -> bool:
         return await self._writer.delete_document(document_uid)

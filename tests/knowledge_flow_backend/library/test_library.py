@@ -1,9 +1,9 @@
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import TextClause, text
 
 from knowledge_flow_backend.errors import Conflict, IndexUnavailable
 from knowledge_flow_backend.index import Reader
@@ -337,6 +337,75 @@ async def test_one_path_stands_once_in_a_library(lab: Lab) -> None:
     assert await names(lab, filters={"tag_ids": [one]}) == ["a.md"]
     await place(lab, first)
     assert (await place(lab, second, one))["tag_names"] == ["One"]
+
+
+async def test_a_file_that_would_replace_two_documents_replaces_none(lab: Lab) -> None:
+    one, two = await new_tag(lab, "One"), await new_tag(lab, "Two")
+    for tag in (one, two):
+        await lab.put("a.md", "Text.", tags=[tag])
+    (end, *_) = await lab.upload(("a.md", b"Changed."), tags=[one, two])
+    assert (end["status"], end["code"], end["document_uid"]) == ("error", "ambiguous", None)
+    assert await lab.rows("SELECT content, version FROM chunks") == [("Text.", 1)] * 2
+
+
+async def test_first_uploads_at_once_to_overlapping_libraries_leave_one_document_and_nothing_half(lab: Lab) -> None:
+    tags = [await new_tag(lab, f"L{at}") for at in range(4)]
+    chosen = [[tags[at], tags[(at + 1) % 4]] for at in range(4)] * 3
+    ended = await asyncio.gather(*(lab.upload(("a.md", b"Text %d." % at), tags=some) for at, some in enumerate(chosen)))
+    codes = {line.get("code") for lines in ended for line in lines if line["step"] == "finished"}
+    assert codes <= {None, "superseded", "ambiguous"}
+    taken = "SELECT t.tag_id FROM document_tags t JOIN documents d ON d.uid = t.document_uid ORDER BY t.tag_id"
+    rows = await lab.rows(taken)
+    assert len(rows) == len(set(rows))
+    assert {row[0] for row in await lab.rows("SELECT status FROM documents")} == {"ready"}
+
+
+async def test_a_place_is_taken_once_a_document_is_on_its_way_there(lab: Lab) -> None:
+    one, two = await new_tag(lab, "One"), await new_tag(lab, "Two")
+    uid, other = await lab.put("a.md", "Text.", tags=[one]), await lab.put("a.md", "Other.")
+    lab.embedder.entered.clear()
+    lab.embedder.hold.clear()
+    async with asyncio.TaskGroup() as tasks:
+        moving = tasks.create_task(lab.upload(("a.md", b"Changed."), tags=[one, two]))
+        await lab.embedder.entered.wait()
+        assert (await place(lab, other, two, status=409))["detail"]["code"] == "conflict"
+        lab.embedder.entered.clear()
+        later = tasks.create_task(lab.upload(("a.md", b"Newest."), tags=[two]))
+        await lab.embedder.entered.wait()
+        lab.embedder.hold.set()
+    ended = [lines.result()[-2] for lines in (moving, later)]
+    assert [(end["status"], end["document_uid"]) for end in ended] == [("error", uid), ("success", uid)]
+    assert set((await lab.call("GET", f"/documents/metadata/{uid}"))["tag_ids"]) == {one, two}
+
+
+class MovedMeanwhile(store.Statements):
+    """Moves a document out of a library that is being deleted, once its documents have been looked up."""
+
+    def __init__(self, lab: Lab, move: Callable[[], Awaitable[Any]]) -> None:
+        super().__init__(lab.database)
+        self._move = move
+
+    async def rows(self, op: str, statement: TextClause, parameters: Mapping[str, object]) -> Sequence[Any]:
+        found = await super().rows(op, statement, parameters)
+        if op == "tag_documents":
+            await self._move()
+        return found
+
+
+async def test_a_document_that_leaves_a_library_in_time_is_not_deleted_with_it(lab: Lab) -> None:
+    one, two = await new_tag(lab, "One"), await new_tag(lab, "Two")
+    for name in ("kept.md", "out.md", "gone.md"):
+        await lab.put(name, "Text.", tags=[one])
+    uids = dict(await lab.rows("SELECT file_name, uid FROM documents"))
+
+    async def move() -> None:
+        await place(lab, uids["kept.md"], two)
+        await place(lab, uids["out.md"])
+
+    library = store.Library(lab.database, PgVectorWriter(lab.database, model="hashing"))
+    library._statements = MovedMeanwhile(lab, move)
+    assert await library.delete_tag(Reader("admin"), one) is True
+    assert await names(lab) == ["kept.md", "out.md"]
 
 
 async def test_a_move_is_all_or_nothing(lab: Lab) -> None:

@@ -8,7 +8,7 @@ from aiohttp import web
 from sqlalchemy import text
 
 from backend_kit.wire import dumps, loads
-from knowledge_flow_backend.errors import IndexUnavailable, SchemaMismatch
+from knowledge_flow_backend.errors import Conflict, IndexUnavailable, SchemaMismatch
 from knowledge_flow_backend.search import opensearch_statements
 from knowledge_flow_backend.search.opensearch import Cluster, ClusterRules
 from knowledge_flow_backend.search.opensearch_body import Shape, index_body
@@ -319,6 +319,28 @@ async def test_a_cluster_that_stays_busy_fails_the_write_and_keeps_the_old_docum
         await through.put("doc", "the new spool")
     faulty.answer = None
     assert [hit.content for hit in await through.search("spool")] == ["the old spool"]
+
+
+async def test_what_was_claimed_by_another_upload_while_it_was_written_is_deleted_at_once(
+    through: Corpus, faulty: FaultyOpenSearch
+) -> None:
+    await through.put("doc", "the spool")
+    through.sql("""UPDATE documents SET stages = '{"claim": "older"}'""")
+
+    async def claimed(request: web.Request) -> web.Response | None:
+        if "_bulk" in request.path:
+            await asyncio.to_thread(through.sql, """UPDATE documents SET stages = '{"claim": "newer"}'""")
+        return None
+
+    faulty.answer = claimed
+    with pytest.raises(Conflict):
+        await through.put("doc", "the spool of before", claim="older")
+    assert through.sql("SELECT intent FROM index_pending") == [(False,)]
+    before = faulty.count("_bulk")
+    with pytest.raises(Conflict):
+        await through.put("doc", "the spool of before", claim="older")
+    assert faulty.count("_bulk") == before
+    assert [hit.content for hit in await through.search("the spool")] == ["the spool"]
 
 
 async def test_nothing_of_a_question_is_logged(

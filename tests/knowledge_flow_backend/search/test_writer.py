@@ -105,6 +105,18 @@ async def test_a_uid_of_another_owner_is_refused(any_corpus: Corpus) -> None:
     assert any_corpus.sql("SELECT owner_id, version FROM documents") == [("admin", 1)]
 
 
+async def test_what_another_upload_has_claimed_or_somebody_deleted_is_not_written(any_corpus: Corpus) -> None:
+    await any_corpus.put("doc", "the spool")
+    any_corpus.sql("""UPDATE documents SET stages = '{"claim": "newer"}'""")
+    for uid in ("doc", "gone"):
+        with pytest.raises(Conflict):
+            await any_corpus.put(uid, "the spool of before", claim="older")
+    assert [hit.content for hit in await any_corpus.search("the spool")] == ["the spool"]
+    assert any_corpus.sql("SELECT uid, version FROM documents") == [("doc", 1)]
+    assert await any_corpus.put("doc", "the spool of now", claim="newer") == 2
+    assert [hit.content for hit in await any_corpus.search("the spool")] == ["the spool of now"]
+
+
 async def test_chunks_without_their_vectors_are_a_mistake_of_the_caller(any_corpus: Corpus) -> None:
     document = Document("new", "admin", "New", "new.md", "text/markdown", "h", 1)
     with pytest.raises(ValueError, match="1 chunks with 0 vectors"):
