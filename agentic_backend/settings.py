@@ -240,7 +240,7 @@ class ChatModel(Section):
 class OfferedModelSettings(Section):
     """How a further model is called. What is left out is as for `ai.default_chat_model`.
 
-    All models share one pool of connections, which has the timeouts and limits of `ai.default_chat_model`.
+    Connections have the timeouts and limits of `ai.default_chat_model`; models on one server share them.
     """
 
     ignored_keys: ClassVar[tuple[str, ...]] = ("timeout", "http_client_limits")

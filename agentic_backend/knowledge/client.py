@@ -222,7 +222,11 @@ class KnowledgeClient:
 
     async def _attempts(self, method: str, request: _Request) -> bytes:
         """The body of a good answer. Tried twice where the first connection was refused or reset: a search changes
-        nothing, and a kept connection may have been closed just now. Nothing else is tried again."""
+        nothing, and a kept connection may have been closed just now. Nothing else is tried again.
+
+        A GET whose connection is lost has been tried again by aiohttp, whose contract that is: two layers would make
+        four of it."""
+        retries = _RETRIES if method == "POST" else 0
         tries = 0
         while True:
             tries += 1
@@ -231,7 +235,7 @@ class KnowledgeClient:
             except TimeoutError:
                 raise
             except (aiohttp.ClientError, OSError) as failure:
-                if tries > _RETRIES or not _refused_or_reset(failure):
+                if tries > retries or not _refused_or_reset(failure):
                     raise _Unserved(f"no connection: {type(failure).__name__}", up=False) from failure
             # Jitter spreads the turns that lost their connection at one moment.
             await asyncio.sleep(_RETRY_WAIT_S * random.uniform(0.5, 1.5))  # noqa: S311 # spreads load, guards nothing

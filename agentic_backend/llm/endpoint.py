@@ -42,7 +42,7 @@ class Retries:
 
 @dataclass(frozen=True, slots=True)
 class Connections:
-    """Limits of the HTTP connections that all endpoints share. `max_connections` 0 means no limit.
+    """Limits of the HTTP connections to the endpoints of one server. `max_connections` 0 means no limit.
 
     Idle connections are kept for `keepalive_s` unless `keepalive` is off: a new one for each call costs more CPU
     than the call's JSON.

@@ -76,7 +76,9 @@ class ModelPool:
         self._models: dict[Endpoint, StreamingChatModel] = {}
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
-                limit=limits.max_connections,
+                # A server that stalls must not use up the connections to another.
+                limit=0,
+                limit_per_host=limits.max_connections,
                 keepalive_timeout=limits.keepalive_s if limits.keepalive else None,
                 force_close=not limits.keepalive,
                 ttl_dns_cache=60,

@@ -197,6 +197,26 @@ async def test_a_reset_connection_is_tried_once_more(fake: FakeKnowledge, client
     assert len(fake.calls) == 2
 
 
+async def test_a_read_is_tried_twice_and_not_twice_by_each_of_two_layers() -> None:
+    """aiohttp tries a GET again by itself where its connection is lost."""
+    asked = 0
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        await reader.readuntil(b"\r\n\r\n")
+        asked += 1
+        writer.transport.abort()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    async with server, client_of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as client:
+        with pytest.raises(KfUnavailable):
+            await client.markdown("d", Caller())
+        assert asked == 2
+        with pytest.raises(KfUnavailable):
+            await client.passage("d", "c", Caller())
+        assert asked == 4
+
+
 async def test_a_second_reset_is_the_end(fake: FakeKnowledge, client: KnowledgeClient) -> None:
     fake.search = resets(5, answers(200, []))
     with pytest.raises(KfUnavailable):

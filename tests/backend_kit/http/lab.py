@@ -71,6 +71,12 @@ class Lab:
         """Close before accepting."""
         await send({"type": "websocket.close", "code": 4401})
 
+    async def deny(self, _scope: Scope, _receive: Any, send: Any) -> None:
+        """Answer the handshake by HTTP."""
+        headers = [(b"retry-after", b"2"), (b"content-length", b"4")]
+        await send({"type": "websocket.http.response.start", "status": 429, "headers": headers})
+        await send({"type": "websocket.http.response.body", "body": b"late"})
+
     async def unwelcome(self, _scope: Scope, _receive: Any, send: Any) -> None:
         """Accept, then close."""
         await send({"type": "websocket.accept"})

@@ -1,12 +1,22 @@
-"""The call that finds out whether an endpoint is back holds nobody up longer than it must (TRUST C2)."""
+"""An endpoint that is down, coming back or stalled holds up nobody who need not wait for it (TRUST C2, C11)."""
 
 import asyncio
 
 import pytest
 
 from agentic_backend.errors import LlmUnavailable
-from agentic_backend.llm import Endpoint, ModelPool, Retries
-from tests.agentic_backend.llm.scripted import DONE, SSE_HEAD, Write, finish, scripted, status, streams, token
+from agentic_backend.llm import Connections, Endpoint, ModelPool, Retries
+from tests.agentic_backend.llm.scripted import (
+    DONE,
+    SSE_HEAD,
+    Write,
+    finish,
+    scripted,
+    stalls_after,
+    status,
+    streams,
+    token,
+)
 
 GOOD = streams(token("Hello"), finish(), DONE)
 
@@ -67,3 +77,15 @@ async def test_until_a_probe_has_a_token_the_others_fail_at_once(
             assert len(server.requests) == 6
             go_on.set()
         assert probe.result().content == "Hello"
+
+
+async def test_a_server_that_stalls_uses_up_no_connections_to_another() -> None:
+    pool = ModelPool(Connections(max_connections=2))
+    async with scripted(stalls_after(token("Hel"))) as stalled, scripted(GOOD) as other:
+        streams_held = [pool.chat_model(Endpoint(stalled.base_url, "m")).astream("Hi") for _ in range(2)]
+        for stream in streams_held:
+            assert (await anext(stream)).content == "Hel"
+        assert (await pool.chat_model(Endpoint(other.base_url, "m")).ainvoke("Hi")).content == "Hello"
+        await pool.aclose()
+        for stream in streams_held:
+            await stream.aclose()  # type: ignore[attr-defined]  # an async generator
