@@ -252,9 +252,8 @@ class TurnRegistry:
 
     async def _wait_for_session(self, key: _Key, slot: _Slot, turn: Turn) -> None:
         if slot.running is not None:
-            self._expect_place(
-                slot, turn.ask
-            )  # once more: asks that came in one read were all admitted before any waits
+            # Once more: asks that came in one read were all admitted before any of them waits.
+            self._expect_place(slot, turn.ask)
             if turn.ask.if_busy == "replace":
                 slot.running.cancel()
             place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
