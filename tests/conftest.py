@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.keycloak import keycloak
 from tests.support.mock_llm import mock_llm
@@ -31,6 +32,9 @@ DESELECTED = pytest.StashKey[dict[str, int]]()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Look around once, and start to watch."""
+    # A busy machine is no finding: neither how long an example takes nor how long making one does is judged.
+    settings.register_profile("turnwise", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("turnwise")
     config.addinivalue_line("markers", "blocks_loop(reason): blocks its event loop on purpose for over half a second")
     config.stash[MISSING] = missing_programs()
     config.stash[DESELECTED] = {}

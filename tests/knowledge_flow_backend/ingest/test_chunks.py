@@ -125,7 +125,7 @@ pieces = st.sampled_from([*PIECES, *MARKS, "x" * 90])
 
 
 @given(st.lists(pieces, max_size=60), st.integers(100, 400), st.integers(0, 50))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_markdown_is_divided_into_exact_slices_that_lose_nothing(lines: list[str], size: int, overlap: int) -> None:
     parsed = markdown.parse("\n".join(lines).encode())
     found = list(chunks(parsed, ChunkRules(size, overlap)))
