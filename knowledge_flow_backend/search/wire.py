@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 from urllib.parse import quote
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
 
 from knowledge_flow_backend.index import ChunkHit, Policy
 
@@ -37,8 +37,8 @@ class SearchRequest(BaseModel):
     document_uids: Annotated[list[Id], Field(max_length=MAX_IDS)] | None = None
     search_policy: Policy | None = None
     session_id: Id | None = None
-    include_session_scope: bool = True
-    include_corpus_scope: bool = True
+    include_session_scope: StrictBool = True
+    include_corpus_scope: StrictBool = True
 
 
 class VectorSearchHit(BaseModel):

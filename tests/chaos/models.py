@@ -60,7 +60,7 @@ async def told_in_time(world: World, size: Size) -> list[Row]:
 
 async def bounded_memory(world: World, size: Size) -> list[Row]:
     """C5 and C7: what an answer and an event without end cost in memory."""
-    turns = size.pick(40, 50)
+    turns = size.pick(20, 50)
 
     async def one_event(write: Write) -> None:
         await write(SSE_HEAD + b"data: ")
@@ -74,7 +74,7 @@ async def bounded_memory(world: World, size: Size) -> list[Row]:
         async with stage(world, "C5", Habits(1.0), sessions=0, direct=True, ai=ai, history=history) as scene:
             rows = []
             for row, agent, code, most in (
-                ("C5", "Endless", "final", 2 * _MAX_CHARS / _MIB),
+                ("C5", "Endless", "final", 4 * _MAX_CHARS / _MIB),
                 ("C7", "Huge", "llm_protocol", 10.0),
             ):
                 for _ in range(_WARM):

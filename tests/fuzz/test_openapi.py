@@ -33,7 +33,9 @@ from tests.support.postgres import new_database
 from tests.support.processes import ModuleProcess
 from tests.support.standing import standing_service
 
-EXAMPLES = 60 if long() else 6
+EXAMPLES = 60 if long() else 24
+CASES = 800
+"""Of each service and seed at least; both have some 2,000."""
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 CHECKS = [
     status_code_conformance,
@@ -88,8 +90,12 @@ def known_ids(url: str) -> dict[str, str]:
     return {"session_id": made.json()["id"]} if made.status_code == 200 else {}
 
 
-def explore(operation: APIOperation, ids: dict[str, str], number: int, faults: dict[str, str]) -> None:
-    """Send examples of both modes, to any id and to known ones; what breaks a check is entered under the operation."""
+def explore(operation: APIOperation, ids: dict[str, str], number: int, faults: dict[str, str]) -> int:
+    """Send examples of both modes, to any id and to known ones; what breaks a check is entered under the operation.
+
+    Returns how many were sent.
+    """
+    sent = 0
     mine = {name: value for name, value in ids.items() if name in {one.name for one in operation.path_parameters}}
     for mode, known in itertools.product(MODES, ({}, mine) if mine else ({},)):
 
@@ -97,6 +103,8 @@ def explore(operation: APIOperation, ids: dict[str, str], number: int, faults: d
         @QUICK
         @given(case=operation.as_strategy(generation_mode=mode, path_parameters=known or None))
         def holds(case: Case) -> None:
+            nonlocal sent
+            sent += 1
             answer = case.call(headers=headers_of("ann"), timeout=30)
             case.validate_response(answer, checks=CHECKS)
             expect_our_shape(answer.status_code, answer.content)
@@ -107,6 +115,7 @@ def explore(operation: APIOperation, ids: dict[str, str], number: int, faults: d
                 holds()
             except (Failure, FailureGroup, AssertionError) as failure:
                 faults[f"{operation.label} {mode.value}"] = told(failure)
+    return sent
 
 
 def expect_our_shape(status: int, body: bytes) -> None:
@@ -140,8 +149,9 @@ def test_the_service_is_what_its_document_says(
         assert all(operation.full_path.startswith(path) for operation in operations)
         for number in seeds(path):
             faults: dict[str, str] = {}
-            for operation in operations:
-                explore(operation, known_ids(url), number, faults)
+            sent = sum(explore(operation, known_ids(url), number, faults) for operation in operations)
+            assert sent >= CASES
+            print(f"{path}: {sent} cases, {len(operations)} operations")
             assert faults == {}, "\n\n".join(f"{name}:\n{fault}" for name, fault in faults.items())
         health = requests.get(f"{url}{path}/healthz", timeout=10)
         assert health.status_code == 200

@@ -85,6 +85,7 @@ async def test_an_empty_index_is_an_empty_list(service: RunningKnowledgeFlow) ->
 @pytest.mark.parametrize(
     "change",
     [
+        {"include_session_scope": "yes"}, {"include_corpus_scope": 1},
         {"top_k": 0}, {"top_k": 101}, {"top_k": -1}, {"top_k": 1.5}, {"top_k": "many canary"}, {"top_k": None},
         {"question": None}, {"question": 5}, {"question": ["canary"]}, {"question": "canary \0"},
         {"search_policy": "canary"}, {"document_uids": "canary"}, {"document_uids": [1]},
