@@ -96,6 +96,10 @@ async def test_the_interface_is_described(service: RunningKnowledgeFlow) -> None
         paths = (await response.json())["paths"]
     assert f"{BASE}/vector/search" in paths
     assert f"{BASE}/vector/rerank" in paths
+    refusals = {"401", "403", "404", "409", "413", "422", "503"}
+    for path, operations in paths.items():
+        for method, operation in operations.items():
+            assert refusals <= operation["responses"].keys(), (method, path)
 
 
 def _where(corpus: Corpus) -> dict[str, object]:

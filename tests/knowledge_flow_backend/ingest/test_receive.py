@@ -191,6 +191,14 @@ async def test_a_declared_length_above_the_limit_is_refused_at_once(lab: Lab) ->
     writer.close()
 
 
+async def test_broken_bodies_do_not_fill_the_log(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    for body in (b"no form", b"--a-boundary\r\nContent-\x01: x\r\n\r\nx", file_part("a.md", b"cut")):
+        headers = {"Content-Type": TYPE}
+        answer = await lab.call("POST", "/upload-process-documents", data=body, headers=headers, status=422)
+        assert answer["detail"]["code"] == "bad_request"
+    assert [record for record in caplog.records if record.levelname != "INFO"] == []
+
+
 async def test_a_client_that_hangs_up_in_the_middle_leaves_nothing(lab: Lab) -> None:
     _, writer = await asyncio.open_connection("127.0.0.1", lab.port)
     head = f"POST {BASE}/upload-process-documents HTTP/1.1\r\nHost: x\r\nContent-Type: {TYPE}\r\nContent-Length: 90000"
