@@ -6,8 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from pypdf import PdfReader
-from pypdf.errors import FileNotDecryptedError, PyPdfError, WrongPasswordError
+from pypdf import Configuration, PdfReader, apply_configuration
+from pypdf.errors import FileNotDecryptedError, LimitReachedError, PyPdfError, WrongPasswordError
 from pypdf.generic import Destination
 
 from knowledge_flow_backend.ingest.blocks import Kind, Parsed, Writer
@@ -16,6 +16,15 @@ from knowledge_flow_backend.library.reasons import Reason, Refused
 
 MAX_PAGES = 5_000
 MAX_CHARS = 50_000_000
+_MAX_STREAM_BYTES = 24_000_000
+"""Unpacked, of one stream, such as the text of a page: twice as much is held while it is unpacked."""
+_LIMITS = Configuration(
+    zlib_maximum_output_length=_MAX_STREAM_BYTES,
+    lzw_maximum_output_length=_MAX_STREAM_BYTES,
+    run_length_maximum_output_length=_MAX_STREAM_BYTES,
+    brotli_maximum_output_length=_MAX_STREAM_BYTES,
+    array_based_stream_maximum_output_length=_MAX_STREAM_BYTES,
+)
 _MAX_OUTLINE = 20_000
 _ENDS_SENTENCE = (".", "!", "?", ":", ";", "\u2026", "\u3002")
 _SHORT_LINE = 0.8
@@ -40,6 +49,14 @@ Heading = tuple[int, str, int]
 def parse(data: bytes) -> Parsed:
     """Parse one file. Raises `Refused`, or one of pypdf's errors for a file that is no PDF."""
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it warns of each flaw it could read past
+    try:
+        with apply_configuration(_LIMITS):
+            return _parse(data)
+    except LimitReachedError:
+        raise Refused(Reason.UNPACKS_TOO_LARGE) from None
+
+
+def _parse(data: bytes) -> Parsed:
     reader = PdfReader(io.BytesIO(data))
     if reader.is_encrypted:
         _open(reader)

@@ -95,10 +95,11 @@ def pdf(
     if encrypt:
         objects.append(encrypt)
         trailer += b" /Encrypt %d 0 R /ID [<00> <00>]" % len(objects)
-    return _assembled(objects, trailer)
+    return assembled(objects, trailer)
 
 
-def _assembled(objects: Sequence[bytes], trailer: bytes) -> bytes:
+def assembled(objects: Sequence[bytes], trailer: bytes) -> bytes:
+    """The file of numbered objects, the first of which is its catalogue."""
     data = bytearray(b"%PDF-1.4\n")
     offsets = []
     for number, body in enumerate(objects, 1):
