@@ -11,9 +11,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 WEB: Final = Path(__file__).parent / "web"
 _OWN: Final = "connect-src 'self'"
+_NO_FORM: Final = "form-action 'none'"
 _POLICY: Final = (
     f"default-src 'none'; script-src 'self'; style-src 'self'; {_OWN}; img-src 'self' data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+    f"base-uri 'none'; {_NO_FORM}; frame-ancestors 'none'; require-trusted-types-for 'script'"
 )
 
 
@@ -21,13 +22,12 @@ class ChatPage:
     """Serves `web/`, and the page itself at `/` and at the addresses of citations.
 
     It may load from and connect to this service alone, and connect to the origin of `realm_url` where people sign in
-    there: a model's answer can make it fetch nothing else (TRUST F6).
+    there: a model's answer can make it fetch nothing else (TRUST F6). They sign out by a form, which leads back here.
     """
 
     def __init__(self, realm_url: str | None) -> None:
-        connect = _OWN if realm_url is None else f"{_OWN} {origin_of(realm_url)}"
         self._headers = {
-            "Content-Security-Policy": _POLICY.replace(_OWN, connect),
+            "Content-Security-Policy": _with_issuer(_POLICY, realm_url),
             "X-Content-Type-Options": "nosniff",
             "Referrer-Policy": "no-referrer",
             # To look up the host of a link in an answer would already tell it something.
@@ -35,7 +35,7 @@ class ChatPage:
             "Cache-Control": "no-cache",
         }
         # The page says the policy too, for a server in between that drops the header; the stricter of both holds.
-        self._html = (WEB / "index.html").read_text().replace(_OWN, connect)
+        self._html = _with_issuer((WEB / "index.html").read_text(), realm_url)
 
     def add_to(self, app: FastAPI) -> None:
         """Add the routes."""
@@ -63,6 +63,13 @@ class _WithHeaders:
             await send(message)
 
         await self._app(scope, receive, send_with_headers)
+
+
+def _with_issuer(policy: str, realm_url: str | None) -> str:
+    if realm_url is None:
+        return policy
+    issuer = origin_of(realm_url)
+    return policy.replace(_OWN, f"{_OWN} {issuer}").replace(_NO_FORM, f"form-action 'self' {issuer}")
 
 
 def origin_of(url: str) -> str:

@@ -80,10 +80,10 @@ export class Login {
 
   /** Ends the session here and at the sign-in service. */
   signOut() {
-    const url = this.#provider.endUrl(this.#tokens, new URL("/", location.href).href);
+    const end = this.#provider.endForm(this.#tokens, new URL("/", location.href).href);
     this.#forget();
-    if (url === null) this.#say("ended", () => this.#again());
-    else location.assign(url);
+    if (end === null) this.#say("ended", () => this.#again());
+    else send(end);
   }
 
   async #settings() {
@@ -176,4 +176,18 @@ export class Login {
   #say(code, again) {
     this.#on.trouble(TROUBLES[code], again, code === "unreachable" ? "Try again" : "Sign in");
   }
+}
+
+/** Leaves the page by a form, whose fields stand in no address. */
+function send({ url, fields }) {
+  const form = document.createElement("form");
+  form.method = "post";
+  form.action = url;
+  for (const [name, value] of Object.entries(fields)) {
+    const input = document.createElement("input");
+    Object.assign(input, { type: "hidden", name, value });
+    form.append(input);
+  }
+  document.body.append(form);
+  form.submit();
 }

@@ -86,14 +86,15 @@ export class Provider {
     return { ...newer, refresh: newer.refresh ?? tokens.refresh, id: newer.id ?? tokens.id, person: newer.person ?? tokens.person };
   }
 
-  /** Where the person's session at the provider ends, or null where it has no such place. */
-  endUrl(tokens, returnTo) {
+  /**
+   * What ends the person's session at the provider: {url, fields} of a form to send, or null where it has no such place.
+   * A form: the ID token says who the person is, and an address would be kept in logs and in the browser's history.
+   */
+  endForm(tokens, returnTo) {
     if (this.#endpoints.end_session_endpoint === undefined) return null;
-    const url = new URL(this.#endpoints.end_session_endpoint);
-    url.searchParams.set("client_id", this.#clientId);
-    url.searchParams.set("post_logout_redirect_uri", returnTo);
-    if (tokens.id !== null) url.searchParams.set("id_token_hint", tokens.id);
-    return url.href;
+    const fields = { client_id: this.#clientId, post_logout_redirect_uri: returnTo };
+    if (tokens.id !== null) fields.id_token_hint = tokens.id;
+    return { url: this.#endpoints.end_session_endpoint, fields };
   }
 
   /** {access, refresh, id, person, lifetimeMs}: the lifetime by the issuer's clock, so that ours may be wrong. */

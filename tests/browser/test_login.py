@@ -92,8 +92,12 @@ async def test_a_session_that_ends_is_said_and_the_conversation_stays(page, keyc
         await expect(page.locator(".question")).to_have_text("Hello")
         await expect(page.locator("#connection")).to_have_text("Connected")
 
+        addresses = []
+        page.on("request", lambda request: addresses.append(request.url))
         await page.get_by_role("button", name="Sign out").click()
         await expect(page.locator("#kc-login")).to_be_visible()
+        assert any("/protocol/openid-connect/logout" in address for address in addresses)
+        assert [address for address in addresses if "eyJ" in address] == [], "no token in an address, so in no history"
         assert "eyJ" not in await page.evaluate("JSON.stringify([{...localStorage}, {...sessionStorage}])")
 
 

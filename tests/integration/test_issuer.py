@@ -57,7 +57,10 @@ async def test_the_page_may_connect_to_the_issuer_and_nowhere_else(start_service
         async with aiohttp.ClientSession(f"http://127.0.0.1:{service.port}") as http, http.get("/") as response:
             policy = response.headers["Content-Security-Policy"]
             assert f"connect-src 'self' {origin};" in policy
-            assert f"connect-src 'self' {origin};" in await response.text()
+            assert f"form-action 'self' {origin};" in policy
+            text = await response.text()
+            assert f"connect-src 'self' {origin};" in text
+            assert f"form-action 'self' {origin};" in text
 
 
 async def prepared(service, token):
