@@ -26,6 +26,11 @@ def native_head(user: str) -> bytes:
     return head(PATH, f"Authorization: Bearer {token_of(user)}", "Sec-WebSocket-Protocol: turnwise.v1")
 
 
+def addresses(standing: Standing) -> tuple[str, ...]:
+    """What must answer whatever comes."""
+    return (f"{standing.url}/healthz", f"{standing.url}/ready", f"http://127.0.0.1:{standing.metrics_port}/metrics")
+
+
 @asynccontextmanager
 async def watched(standing: Standing) -> AsyncIterator[None]:
     """While the block runs, another client is answered, and health and metrics are, again and again."""
@@ -47,14 +52,14 @@ async def polled(standing: Standing) -> AsyncIterator[None]:
                     answers.append(response.status)
 
     async with asyncio.TaskGroup() as group:
-        for url in (f"{standing.url}/ready", f"http://127.0.0.1:{standing.metrics_port}/metrics"):
+        for url in addresses(standing):
             group.create_task(ask(url))
         try:
             yield
         finally:
             done.set()
     assert set(answers) == {200}
-    assert len(answers) >= 2
+    assert len(answers) >= 3
 
 
 async def exposition(standing: Standing) -> str:
@@ -161,7 +166,7 @@ async def let_go(held: list[object]) -> None:
 async def healthy(standing: Standing) -> None:
     """Health and metrics answer now, with the flood standing."""
     async with aiohttp.ClientSession() as http:
-        for url in (f"{standing.url}/ready", f"http://127.0.0.1:{standing.metrics_port}/metrics"):
+        for url in addresses(standing):
             async with http.get(url) as response:
                 assert response.status == 200, url
 

@@ -2,6 +2,7 @@ import asyncio
 import random
 from typing import Any
 
+import psycopg
 import pytest
 
 from agentic_backend.errors import HistoryUnavailable
@@ -129,6 +130,25 @@ async def test_of_many_sessions_asked_for_at_once_exactly_those_within_the_limit
     assert kept == {session.id for session, there in zip(asked, made, strict=True) if there}
     assert await persistence.store.create(Session.new("other", "georges", ""), 5)
     assert await persistence.store.create(Session.new(USER, "georges", ""))
+
+
+async def test_a_session_that_another_process_is_about_to_make_takes_its_place(
+    held: Persistence, database: Database
+) -> None:
+    """The last place is taken by who has begun first, though nobody sees that before it is committed."""
+    with psycopg.connect(database.dsn) as other, psycopg.connect(database.dsn, autocommit=True) as looking:
+        assert other.execute("SELECT room_for_session(%s, 1)", [USER]).fetchone() == (True,)
+        columns = "session_id, user_id, agent_id, session_data, updated_at"
+        other.execute(f"INSERT INTO session ({columns}) VALUES ('theirs', %s, 'georges', '{{}}', now())", [USER])  # noqa: S608 - constants
+        late = asyncio.ensure_future(held.store.create(Session.new(USER, "georges", ""), 1))
+        async with asyncio.timeout(20):
+            while not late.done():
+                waiting = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+                if looking.execute(waiting).fetchone() is not None:
+                    break
+                await asyncio.sleep(0.01)
+        other.commit()
+        assert not await late
 
 
 @pytest.mark.parametrize("pending", [True, False])
