@@ -13,7 +13,7 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Send
 
 from backend_kit.auth import Identity
-from backend_kit.wire import ServiceError
+from backend_kit.wire import ServiceError, dumps
 from knowledge_flow_backend.index import Reader
 from knowledge_flow_backend.library.bodies import (
     MAX_INT,
@@ -34,6 +34,8 @@ T = TypeVar("T")
 _JSON = "application/json"
 _LIBRARIES = "libraries"
 _DOCUMENTS = "documents"
+
+_CHUNKS: dict[int | str, dict[str, Any]] = {200: {"model": list[dict[str, Any]], "description": "In order."}}
 
 RAW_HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -143,16 +145,18 @@ def _add_documents(router: APIRouter, services: Callable[[], LibraryServices], c
 
 
 def _add_content(router: APIRouter, services: Callable[[], LibraryServices], caller: Any) -> None:
-    @router.get("/documents/{uid}/chunks", tags=[_DOCUMENTS])
+    @router.get("/documents/{uid}/chunks", tags=[_DOCUMENTS], responses=_CHUNKS)
     async def chunks(
         uid: Id,
         identity: caller,
         limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
         offset: Annotated[int, Query(ge=0, le=MAX_INT)] = 0,
-    ) -> list[dict[str, Any]]:
+    ) -> Response:
         """The passages of a document, in order of its text."""
         with _call(services, "documents") as library:
-            return _found(await library.chunks(_reader(identity), uid, limit, offset), "Document")
+            chunks = _found(await library.chunks(_reader(identity), uid, limit, offset), "Document")
+        # Not through the framework's encoder, which holds the loop for 10 µs a passage.
+        return Response(dumps(chunks), media_type=_JSON)
 
     @router.get("/documents/{uid}/chunks/{chunk_uid}", tags=[_DOCUMENTS])
     async def chunk(uid: Id, chunk_uid: Id, identity: caller) -> dict[str, Any]:
