@@ -22,7 +22,7 @@ TARGETS = (
         "bench-growth",
         "bench-strangers",
     ),
-    *("profile", "chaos", "chaos-full", "chaos-mixed", "fuzz", "clean"),
+    *("profile", "eval", "chaos", "chaos-full", "chaos-mixed", "fuzz", "clean"),
 )
 
 
