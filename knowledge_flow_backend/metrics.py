@@ -8,7 +8,7 @@ from prometheus_client import Counter as PrometheusCounter
 from backend_kit.kpi import Amounts, Counter, GaugedSeconds, Kpi, Labelled, Seconds, buckets
 from backend_kit.kpi import Gauge as KpiGauge
 
-PHASES = ("lexical_query", "vector_query", "rerank", "ingest_parse", "ingest_embed", "ingest_write")
+PHASES = ("search_turn", "lexical_query", "vector_query", "rerank", "ingest_parse", "ingest_embed", "ingest_write")
 """Phases of this service beyond those that every process knows (`embed_query` is one of them)."""
 
 _OK = ("status", "ok")

@@ -206,6 +206,9 @@ class Search(Section):
     """Hits of each half, lexical and vector, before they are fused."""
     word_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.6
     """Part of a hybrid score that words decide; the vector decides the rest."""
+    parallel: Positive = 4
+    """Statements and queries of searches that run at once, for each process: a few for each core of the database. The
+    next search waits until those that have begun leave it a place."""
     attachment_hits: Count = 3
     """Best hits in the session's own attachments that are guaranteed a place."""
 

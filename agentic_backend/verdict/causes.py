@@ -30,6 +30,7 @@ _OF_PHASE: Final[dict[str, Account]] = {
     "db_statement": "sql",
     "spool_ack": "spool",
     "kf_vector_search": "search",
+    "kf_search_turn": "search",
     "kf_lexical_query": "search",
     "kf_vector_query": "search",
     "kf_db_pool_wait": "search",

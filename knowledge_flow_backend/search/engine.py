@@ -62,7 +62,8 @@ class PgVectorEngine:
     """Everything in Postgres."""
 
     def __init__(self, settings: KnowledgeFlowSettings, database: Database, *, model: str, kpi: Kpi) -> None:
-        rules = PgVectorRules(settings.search.word_share, settings.search.attachment_hits)
+        search = settings.search
+        rules = PgVectorRules(search.word_share, search.attachment_hits, search.parallel)
         self._database = database
         self.index = PgVectorIndex(database, model=model, kpi=kpi, rules=rules)
         self.writer = PgVectorWriter(database, model=model, bulk_size=settings.storage.vector_store.bulk_size)
@@ -109,7 +110,8 @@ class OpenSearchEngine:
         where = settings.storage.opensearch
         if where is None:
             raise RuntimeError("storage.vector_store.type opensearch without storage.opensearch")
-        rules = OpenSearchRules(settings.search.word_share, settings.search.attachment_hits)
+        search = settings.search
+        rules = OpenSearchRules(search.word_share, search.attachment_hits, search.parallel)
         self._cluster = Cluster(where, ClusterRules(connections=where.max_connections))
         self._follower = Follower(database, self._cluster, metrics)
         self.index = OpenSearchChunks(database, self._cluster, model=model, kpi=kpi, rules=rules)

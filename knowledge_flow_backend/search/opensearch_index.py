@@ -24,6 +24,7 @@ from knowledge_flow_backend.search.opensearch_body import Rights, Shape, by_vect
 from knowledge_flow_backend.search.opensearch_shape import ENGINE, check_index
 from knowledge_flow_backend.search.queries import candidates_of, hit_of, scope_of
 from knowledge_flow_backend.search.rows import Made, check_made, vector_text
+from knowledge_flow_backend.search.turnstile import Turnstile
 from knowledge_flow_backend.together import at_once
 
 TRIES: Final = 3
@@ -35,10 +36,12 @@ SPARE: Final = 8
 @dataclass(frozen=True, slots=True)
 class OpenSearchRules:
     """`word_share`: part of a hybrid score that words decide. `attachment_hits`: places guaranteed to attachments.
-    `exact_up_to`: chunks in scope up to which each is compared."""
+    `parallel`: statements and queries of searches that run at once. `exact_up_to`: chunks in scope up to which each is
+    compared."""
 
     word_share: float = 0.6
     attachment_hits: int = 3
+    parallel: int = 4
     exact_up_to: int = statements.EXACT_UP_TO
 
 
@@ -88,6 +91,7 @@ class OpenSearchChunks:
         self._model = model
         self._kpi = kpi
         self._rules = rules or OpenSearchRules()
+        self._turnstile = Turnstile(self._rules.parallel, kpi)
 
     async def check(self, dimension: int | None = None) -> None:
         """Raise `SchemaMismatch` where the index is not as this service makes it, or is not there; `IndexUnavailable`.
@@ -158,7 +162,7 @@ class OpenSearchChunks:
 
     async def _overview(self, query: IndexQuery) -> _Overview:
         """What is in scope. Raises `_NothingInScope`."""
-        rows = await self._rows("rights", opensearch_statements.RIGHTS, scope_of(query))
+        rows = await self._rows("rights", opensearch_statements.RIGHTS, scope_of(query), first=True)
         model, dimension, engine, in_scope, attached, libraries, pending, valid, valid_attached = rows[0]
         if model is None or not in_scope:
             raise _NothingInScope
@@ -196,7 +200,7 @@ class OpenSearchChunks:
     async def _by_words(self, query: IndexQuery, overview: _Overview) -> Ranked:
         with self._kpi.phase("lexical_query"):
             body = by_words(query.question, overview.rights, candidates_of(query))
-            return ordered(await self._cluster.search(self._database.index, body))
+            return ordered(await self._found(body))
 
     async def _by_vector(self, query: IndexQuery, overview: _Overview, question: _Question) -> Ranked:
         vector = await question.vector()
@@ -206,7 +210,7 @@ class OpenSearchChunks:
         exact = overview.in_scope <= self._rules.exact_up_to
         with self._kpi.phase("vector_query"):
             body = by_vector(vector.tolist(), overview.rights, candidates_of(query), exact=exact)
-            found = await self._cluster.search(self._database.index, body)
+            found = await self._found(body)
         return ordered([(key, 2 * score - 1) for key, score in found])
 
     async def _hits(self, query: IndexQuery, *lists: Ranked) -> dict[str, ChunkHit]:
@@ -225,6 +229,12 @@ class OpenSearchChunks:
         rows = await self._rows("hits", opensearch_statements.HITS, parameters)
         return {row[0]: hit_of(row[1:]) for row in rows}
 
-    async def _rows(self, op: str, statement: TextClause, parameters: dict[str, object]) -> Sequence[Sequence[Any]]:
-        async with self._database.main.connection() as connection:
+    async def _found(self, body: dict[str, Any]) -> list[tuple[str, float]]:
+        async with self._turnstile.step():
+            return await self._cluster.search(self._database.index, body)
+
+    async def _rows(
+        self, op: str, statement: TextClause, parameters: dict[str, object], *, first: bool = False
+    ) -> Sequence[Sequence[Any]]:
+        async with self._turnstile.step(first=first), self._database.main.connection() as connection:
             return await connection.execute(op, statement, parameters)

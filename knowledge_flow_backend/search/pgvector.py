@@ -16,6 +16,7 @@ from knowledge_flow_backend.search.attachments import with_attachments
 from knowledge_flow_backend.search.pgvector_writer import ENGINE
 from knowledge_flow_backend.search.queries import candidates_of, hit_of, scope_of
 from knowledge_flow_backend.search.rows import Made, check_made, vector_text
+from knowledge_flow_backend.search.turnstile import Turnstile
 from knowledge_flow_backend.together import at_once
 
 _TRY_LOCK = text("SELECT pg_try_advisory_xact_lock(hashtext(current_schema() || '.common_words'))")
@@ -24,10 +25,11 @@ _TRY_LOCK = text("SELECT pg_try_advisory_xact_lock(hashtext(current_schema() || 
 @dataclass(frozen=True, slots=True)
 class PgVectorRules:
     """`word_share`: part of a hybrid score that words decide, 0 to 1. `attachment_hits`: places guaranteed to a
-    session's own attachments."""
+    session's own attachments. `parallel`: statements of searches that run at once."""
 
     word_share: float = 0.6
     attachment_hits: int = 3
+    parallel: int = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class PgVectorIndex:
         self._model = model
         self._kpi = kpi
         self._rules = rules or PgVectorRules()
+        self._turnstile = Turnstile(self._rules.parallel, kpi)
 
     async def check(self, dimension: int | None = None) -> None:
         """Raise `SchemaMismatch` where the index holds vectors of another model, or length where that is known;
@@ -103,7 +106,7 @@ class PgVectorIndex:
 
     async def _strict(self, query: IndexQuery) -> list[ChunkHit]:
         with self._kpi.phase("lexical_query"):
-            hits = await self._hits("strict", statements.STRICT, query)
+            hits = await self._hits("strict", statements.STRICT, query, first=True)
         if query.session_id is None or not query.corpus:
             return hits
         overview = await self._overview(query)
@@ -112,7 +115,7 @@ class PgVectorIndex:
 
     async def _by_vector(self, query: IndexQuery, embed: Embed) -> list[ChunkHit]:
         # The words need no vector: they are searched while the question is embedded.
-        overview, vector = await at_once(self._overview(query), _awaited(embed))
+        overview, vector = await at_once(self._overview(query, first=True), _awaited(embed))
         check_made(self._database.index, overview.made, Made(self._model, len(vector), ENGINE))
 
         async def nearest(asked: IndexQuery, about: _Overview) -> list[ChunkHit]:
@@ -146,25 +149,29 @@ class PgVectorIndex:
             return []
         return await search(replace(query, corpus=False, limit=limit))
 
-    async def _overview(self, query: IndexQuery) -> _Overview:
+    async def _overview(self, query: IndexQuery, *, first: bool = False) -> _Overview:
         """What is in scope; for a hybrid search with the best chunks by their words. Raises `_NothingInScope`."""
         if query.policy is Policy.HYBRID:
             with self._kpi.phase("lexical_query"):
-                rows = await self._rows("lexical", statements.LEXICAL, _lexical(query))
+                rows = await self._rows("lexical", statements.LEXICAL, _lexical(query), first=first)
             *made, in_scope, attached, ids, scores = rows[0]
         else:
-            rows = await self._rows("overview", statements.OVERVIEW, scope_of(query))
+            rows = await self._rows("overview", statements.OVERVIEW, scope_of(query), first=first)
             (*made, in_scope, attached), ids, scores = rows[0], None, None
         if made[0] is None or not in_scope:
             raise _NothingInScope
         return _Overview(Made(*made), int(in_scope), int(attached), tuple(ids or ()), tuple(scores or ()))
 
-    async def _hits(self, op: str, statement: TextClause, query: IndexQuery, **more: object) -> list[ChunkHit]:
+    async def _hits(
+        self, op: str, statement: TextClause, query: IndexQuery, *, first: bool = False, **more: object
+    ) -> list[ChunkHit]:
         parameters = {**_lexical(query), "limit": query.limit, **more}
-        return [hit_of(row) for row in await self._rows(op, statement, parameters)]
+        return [hit_of(row) for row in await self._rows(op, statement, parameters, first=first)]
 
-    async def _rows(self, op: str, statement: TextClause, parameters: Mapping[str, object]) -> Sequence[Sequence[Any]]:
-        async with self._database.main.connection() as connection:
+    async def _rows(
+        self, op: str, statement: TextClause, parameters: Mapping[str, object], *, first: bool = False
+    ) -> Sequence[Sequence[Any]]:
+        async with self._turnstile.step(first=first), self._database.main.connection() as connection:
             return await connection.execute(op, statement, parameters)
 
 
