@@ -86,7 +86,7 @@ def seed(settings: KnowledgeFlowSettings, chunks: int) -> None:
         ) as copy:
             for row in _chunk_rows(chunks):
                 copy.write_row(row)
-        connection.execute("SET LOCAL maintenance_work_mem = '256MB'")
+        connection.execute("SET LOCAL maintenance_work_mem = '1GB'")
         connection.execute("CREATE INDEX chunks_embedding ON chunks USING hnsw (embedding vector_cosine_ops)")
     # Outside of the transaction: the planner has to know what is there now.
     with _connect(settings, autocommit=True) as connection:
