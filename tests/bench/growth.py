@@ -54,6 +54,8 @@ from ws_bench.fakes.embedding import DEFAULT_DIMENSIONS
 BASE: Final = "/knowledge-flow/v1"
 POLICIES: Final = ("hybrid", "semantic", "strict")
 CPU_MS, UPLOAD_RATIO = 5.0, 1.5
+CALIBRATED_MS: Final = 9.0
+"""The calibration of the machine that 5 ms are for, while nobody slows it down: 14.6 was seen as well."""
 HELD_S: Final = 0.025
 """The histogram's boundary above the 20 ms for which the loop may be held."""
 _CLIENTS: Final = 20
@@ -306,11 +308,15 @@ def with_upload(bench: Bench, runner: asyncio.Runner, engine: str, where: tuple[
     """Twenty clients, without and with an upload, at a service of this port, port of metrics and process."""
     port, metrics_port, pid = where
     before, used = held(metrics_port), cpu_s(pid)
+    speeds = [calibration()]
     alone = runner.run(crowd(bench, port, chunks))
     own = (cpu_s(pid) - used) * 1e3 / len(alone)
+    speeds.append(calibration())
+    slower = max(1.0, sum(speeds) / 2 / CALIBRATED_MS)
     print(f"{_CLIENTS} clients alone: {held(metrics_port) - before:.0f} samples of lag above {HELD_S * 1e3:.0f} ms")
     if engine == "pgvector":
-        bench.verdicts.hold(f"service CPU a search at {chunks} chunks", own, CPU_MS * bench.size.slack, "ms")
+        print(f"calibration {speeds[0]:.1f} and {speeds[1]:.1f} ms: the bound is {slower:.2f} times that of 9 ms")
+        bench.verdicts.hold(f"service CPU a search at {chunks} chunks", own, CPU_MS * slower * bench.size.slack, "ms")
     else:
         print(f"service CPU a search {own:.2f} ms")
     before = held(metrics_port)
