@@ -92,6 +92,15 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """After each file, take what it leaves behind out of garbage collection too: what thousands of tests leave would
+    hold the loop of a later one for a second."""
+    if nextitem is not None and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """With TURNWISE_REQUIRE=all a missing program fails the run even where no test of this run needed it."""
     if _all_required() and session.config.stash[MISSING] and exitstatus == pytest.ExitCode.OK:

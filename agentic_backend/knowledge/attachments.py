@@ -39,6 +39,14 @@ class Ingested:
     preview: str
 
 
+class _Lent(aiohttp.payload.IOBasePayload):
+    """A file that is its caller's to close: aiohttp's own closes it in a thread some time later, so that two may close
+    it at once, which fails for one of them."""
+
+    def _close(self) -> None:
+        self._consumed = True
+
+
 class AttachmentClient:
     """Built on the running loop, closed by `aclose`. What fails raises `KfUnavailable`, a token that is not taken
     `Unauthenticated`; nothing is tried twice, since an upload that was cut may have been done."""
@@ -57,7 +65,7 @@ class AttachmentClient:
         """Have a file read and indexed for its session. Raises `UploadProcessingFailed` with the reason in words."""
         form = aiohttp.FormData(quote_fields=False)
         form.add_field("session_id", session_id)
-        form.add_field("file", file, filename=name, content_type="application/octet-stream")
+        form.add_field("file", _Lent(file, content_type="application/octet-stream"), filename=name)
         status, answer = await self._call("POST", self._ingest, caller, self._endpoint.ingest_s, form)
         if status in (400, 413, 422):
             raise UploadProcessingFailed(_sentence(answer))

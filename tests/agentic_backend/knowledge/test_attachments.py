@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import tempfile
 from collections.abc import AsyncIterator
 
 import pytest
@@ -70,6 +71,27 @@ async def test_a_file_goes_with_its_name_its_session_and_its_senders_token(
     assert (found.document_uid, found.mime_type, found.preview) == ("d1", "text/plain", "Hello")
     assert knowledge.heard == [("POST", "/kf/fast/ingest", "Bearer ann")]
     assert knowledge.uploaded == {"session_id": (None, b"s1"), "file": ("r\u00e9sum\u00e9.md", b"Hello")}
+
+
+class Watched(tempfile.SpooledTemporaryFile[bytes]):
+    """What a received form holds its file in; it tells how often it was closed."""
+
+    closings = 0
+
+    def close(self) -> None:
+        self.closings += 1
+        super().close()
+
+
+async def test_the_file_is_its_senders_to_close(client: AttachmentClient) -> None:
+    """Two who close a file on disk at once make one of them fail, and with it an upload that was done."""
+    file = Watched()
+    file.write(b"Hello")
+    file.seek(0)
+    await client.ingest(file, "a.md", "s1", Caller(Credentials("ann")))
+    await asyncio.get_running_loop().shutdown_default_executor()  # what would have been closed in a thread is
+    assert file.closings == 0
+    file.close()
 
 
 @pytest.mark.parametrize(
