@@ -119,10 +119,13 @@ class PostgresWatch:
                 await asyncio.sleep(_CANARY_INTERVAL_S)
 
     async def end(self) -> None:
-        """The steady window ends: keep what was counted. A window that never began has no view."""
-        if self._connection is None or self._ended or not self._begun.is_set():
+        """The steady window ends: keep what was counted, or why nothing was."""
+        if self._connection is None or self._ended:
             return
         self._ended = True
+        if not self._begun.is_set():
+            self.view = PostgresView([], self._without or "the run was over before the steady window could begin")
+            return
         rows: list[tuple[Any, ...]] = []
         if not self._without:
             with self._losses():

@@ -383,7 +383,9 @@ def _postgres_lines(report: RunReport) -> list[str]:
     if view is None:
         return []
     if view.without:
-        canary = f"SELECT 1 ms {_SIX}: {_figures(view.canary)}" if view.canary else "the canary never came back"
+        if view.canary is None:
+            return [f"{view.without}; no canary came back either"]
+        canary = f"SELECT 1 ms {_SIX}: {_figures(view.canary)}"
         return [f"{view.without}; instead a canary on a connection of its own:", canary]
     rows = [("inside Postgres, ms", "calls", "total", "mean", "max", "rows")]
     rows += [

@@ -23,6 +23,8 @@ class Lab:
 
     behave: "Callable[[Lab, Exchange], Awaitable[None]]"
     create_status: int = 200
+    creating: Callable[[], Awaitable[None]] | None = None
+    """Awaited before each session is made: every client is then before its first ask."""
     protocols: tuple[str, ...] = ("turnwise.v1",)
     port: int = 0
     created: list[str] = field(default_factory=list)
@@ -130,6 +132,8 @@ async def lab(behave: Callable[[Lab, Exchange], Awaitable[None]] = answer, **opt
 async def _create(state: Lab, request: web.Request) -> web.Response:
     if state.create_status != 200:
         return web.Response(status=state.create_status)
+    if state.creating is not None:
+        await state.creating()
     state.bodies.append(await request.json())
     state.created.append(f"session-{len(state.created)}")
     return web.json_response({"id": state.created[-1]})

@@ -1,5 +1,6 @@
 """What Postgres itself measured over the steady window."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -10,25 +11,39 @@ import pytest
 from tests.support.postgres import Database
 from tests.ws_bench.lab import Exchange, Lab, answer, bench, lab
 
+RESET = "SELECT stats_reset FROM pg_stat_statements_info"
+CANARY = "SELECT query FROM pg_stat_activity WHERE application_name = 'ws_bench' AND query = 'SELECT 1'"
 STATEMENT = "SELECT length(pg_sleep(0.002)::text) AS told_by_the_bench"
 
 
 class Persisting:
-    """A service that runs one statement a turn."""
+    """A service that runs one statement a turn, and answers none before the steady window has begun."""
 
-    def __init__(self, connection: "psycopg.AsyncConnection[Any]") -> None:
+    def __init__(self, connection: "psycopg.AsyncConnection[Any]", window: str) -> None:
         self.connection = connection
+        self.window = window
+        """A query whose answer changes when the window begins."""
+        self.before: Any = None
+
+    async def look(self) -> Any:
+        return await (await self.connection.execute(self.window)).fetchone()
+
+    async def remember(self) -> None:
+        self.before = await self.look()
 
     async def __call__(self, service: Lab, exchange: Exchange) -> None:
+        while await self.look() == self.before:  # noqa: ASYNC110 - Postgres is asked
+            await asyncio.sleep(0.01)
         await self.connection.execute(STATEMENT)
         await answer(service, exchange)
 
 
-async def run_against(dsn: str, out: Path) -> tuple[str, dict[str, Any]]:
+async def run_against(dsn: str, out: Path, window: str) -> tuple[str, dict[str, Any]]:
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
         for _ in range(50):
             await connection.execute(STATEMENT)
-        async with lab(Persisting(connection)) as service:
+        persisting = Persisting(connection, window)
+        async with lab(persisting, creating=persisting.remember) as service:
             done = await bench(
                 "-url", service.url, "-clients=2", "-requests-per-client=40", "-ramp-duration=0s", "-no-live",
                 "-postgres", dsn, "-json", str(out),
@@ -47,7 +62,7 @@ def result_without(dsn: str, out: Path) -> dict[str, Any]:
 
 @pytest.mark.postgres
 async def test_statements_are_counted_over_the_steady_window_alone(debian_postgres: str, tmp_path: Path) -> None:
-    printed, result = await run_against(debian_postgres, tmp_path / "out.json")
+    printed, result = await run_against(debian_postgres, tmp_path / "out.json", RESET)
     view = result["recording"]["postgres"]
     assert view["without"] == ""
     (seen,) = [one for one in view["statements"] if "told_by_the_bench" in one["query"]]
@@ -60,9 +75,23 @@ async def test_statements_are_counted_over_the_steady_window_alone(debian_postgr
 
 
 async def test_without_the_extension_a_canary_is_timed_and_said_so(database: Database, tmp_path: Path) -> None:
-    printed, result = await run_against(database.dsn, tmp_path / "out.json")
+    printed, result = await run_against(database.dsn, tmp_path / "out.json", CANARY)
     view = result["recording"]["postgres"]
     assert view["statements"] == []
     assert "pg_stat_statements" in view["without"]
     assert view["canary"]["count"] >= 1
     assert "instead a canary on a connection of its own" in printed
+
+
+@pytest.mark.postgres
+async def test_a_run_that_is_over_before_its_window_says_so(debian_postgres: str, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    async with lab(create_status=503) as service:
+        done = await bench(
+            "-url", service.url, "-clients=1", "-requests-per-client=1", "-no-live", "-postgres", debian_postgres,
+            "-json", str(out),
+        )  # fmt: skip
+    view = result_without(debian_postgres, out)["recording"]["postgres"]
+    assert view["statements"] == []
+    assert "before the steady window could begin" in view["without"]
+    assert view["without"] in done.stdout
