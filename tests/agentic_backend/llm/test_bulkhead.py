@@ -6,6 +6,7 @@ import pytest
 
 from agentic_backend.errors import LlmUnavailable
 from agentic_backend.llm import Connections, Endpoint, ModelPool, Retries
+from agentic_backend.llm.models import StreamingChatModel
 from tests.agentic_backend.llm.scripted import (
     DONE,
     SSE_HEAD,
@@ -21,11 +22,22 @@ from tests.agentic_backend.llm.scripted import (
 GOOD = streams(token("Hello"), finish(), DONE)
 
 
+async def about_to_probe(pool: ModelPool, base_url: str, monkeypatch: pytest.MonkeyPatch) -> StreamingChatModel:
+    """A model whose circuit five failures opened, and whose pause is over: its next call is the probe."""
+    now = 1000.0
+    model = pool.chat_model(Endpoint(base_url, "m", retries=Retries(max_retries=0)))
+    monkeypatch.setattr(model.async_client.breaker, "_clock", lambda: now)
+    for _ in range(5):
+        with pytest.raises(LlmUnavailable):
+            await model.ainvoke("Hi")
+    now += 5
+    return model
+
+
 async def test_the_first_token_of_a_probe_lets_the_others_through(
     pool: ModelPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer takes a minute: who asks in that minute must not be told that the model is unavailable."""
-    now = 1000.0
     go_on = asyncio.Event()
 
     async def long_answer(write: Write) -> None:
@@ -35,12 +47,7 @@ async def test_the_first_token_of_a_probe_lets_the_others_through(
         await write(token("lo") + finish() + DONE)
 
     async with scripted(*[status(500)] * 5, long_answer, GOOD) as server:
-        model = pool.chat_model(Endpoint(server.base_url, "m", retries=Retries(max_retries=0)))
-        monkeypatch.setattr(model.async_client.breaker, "_clock", lambda: now)
-        for _ in range(5):
-            with pytest.raises(LlmUnavailable):
-                await model.ainvoke("Hi")
-        now += 5
+        model = await about_to_probe(pool, server.base_url, monkeypatch)
         probe = model.astream("Hi")
         assert (await anext(probe)).content == "Hel"
         assert (await model.ainvoke("Hi")).content == "Hello"
@@ -52,7 +59,6 @@ async def test_the_first_token_of_a_probe_lets_the_others_through(
 async def test_until_a_probe_has_a_token_the_others_fail_at_once(
     pool: ModelPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = 1000.0
     asked, go_on = asyncio.Event(), asyncio.Event()
 
     async def late(write: Write) -> None:
@@ -61,12 +67,7 @@ async def test_until_a_probe_has_a_token_the_others_fail_at_once(
         await GOOD(write)
 
     async with scripted(*[status(500)] * 5, late) as server:
-        model = pool.chat_model(Endpoint(server.base_url, "m", retries=Retries(max_retries=0)))
-        monkeypatch.setattr(model.async_client.breaker, "_clock", lambda: now)
-        for _ in range(5):
-            with pytest.raises(LlmUnavailable):
-                await model.ainvoke("Hi")
-        now += 5
+        model = await about_to_probe(pool, server.base_url, monkeypatch)
         async with asyncio.TaskGroup() as group:
             probe = group.create_task(model.ainvoke("Hi"))
             await asked.wait()
