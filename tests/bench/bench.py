@@ -71,12 +71,12 @@ class Verdicts:
 
 @contextmanager
 def pinned_to(cores: set[int]) -> Iterator[None]:
-    """What is started in here runs on these cores, as far as the machine has them."""
+    """What is started in here runs on these cores, whatever a block around it says."""
     if not hasattr(os, "sched_setaffinity"):
         yield
         return
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, (cores & before) or before)
+    os.sched_setaffinity(0, cores)
     try:
         yield
     finally:

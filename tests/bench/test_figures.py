@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.bench.bench import Verdicts
+from tests.bench.bench import Verdicts, cores, pinned_to
 from tests.bench.matrix import SWITCHES, Effect, both, setting
 from tests.bench.measured import Sample, Series
 from tests.bench.micro import Samples, repetitions
@@ -112,3 +112,16 @@ def test_a_stack_of_the_loop_is_what_the_loop_called() -> None:
         "spool (thread)",
     ]
     assert [library(stack) for stack in stacks] == ["uvloop", "uvicorn", "uvicorn", "agentic_backend"]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="cores cannot be chosen here")
+def test_a_service_has_its_own_core_also_where_the_bench_has_the_others() -> None:
+    mine, others = cores()
+    before = os.sched_getaffinity(0)
+    with pinned_to(others):
+        with pinned_to(mine):
+            assert os.sched_getaffinity(0) == mine
+        with pinned_to(mine | others):
+            assert os.sched_getaffinity(0) == before
+        assert os.sched_getaffinity(0) == others
+    assert os.sched_getaffinity(0) == before
