@@ -48,6 +48,7 @@ from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.session.titles import Titles
 from agentic_backend.session.turn import TurnRules, TurnRunner
 from agentic_backend.settings import DEFAULT_MODEL, AgenticSettings
+from agentic_backend.upkeep import Upkeep, release_memory
 from agentic_backend.verdict import Windows
 from agentic_backend.watch import Watch, Watched
 from backend_kit.aio import TaskRegistry
@@ -285,6 +286,9 @@ class AgenticService:
         state.chat.kpi.add_lines(watch.pool_lines)
         state.chat.kpi.add_last_words(watch.last_words)
         tasks.spawn("turn-clock", lambda: watch.run(lambda: _publish_turns(state)), restart=True)
+        if self._settings.server.gc_freeze:
+            upkeep = Upkeep(lambda: state.registry.running + state.baseline.running, release_memory)
+            tasks.spawn("upkeep", upkeep.run, restart=True)
 
     def _make_hub(self, metrics: AgenticMetrics, windows: Windows) -> SocketHub:
         hub = SocketHub(

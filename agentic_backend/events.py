@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from backend_kit.wire import dumps
+from backend_kit.wire import dumps, loads
 
 Role = Literal["user", "assistant", "tool", "system"]
 Channel = Literal["final", "plan", "thought", "observation", "tool_call", "tool_result", "error", "system_note"]
@@ -49,7 +49,10 @@ Emit = Callable[[AgentEvent], None]
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One message of a session (CONTRACT ChatMessage). `json` holds its encoding, made once, used everywhere."""
+    """One message of a session (CONTRACT ChatMessage). `json` is its encoding, made once, used everywhere.
+
+    It stands for the parts too: ended turns stay in memory for a while, and a second copy of each long text with them.
+    """
 
     session_id: str
     exchange_id: str
@@ -57,7 +60,6 @@ class ChatMessage:
     timestamp: str
     role: Role
     channel: Channel
-    parts: list[Part]
     metadata: dict[str, Any]
     json: bytes
 
@@ -86,7 +88,20 @@ class ChatMessage:
             "parts": parts,
             "metadata": metadata or {},
         }
-        return cls(session_id, exchange_id, rank, stamp, role, channel, parts, metadata or {}, dumps(body))
+        return cls(session_id, exchange_id, rank, stamp, role, channel, metadata or {}, dumps(body))
+
+    @classmethod
+    def decode(cls, encoded: bytes) -> "ChatMessage":
+        """The message of an encoding that `build` made."""
+        fields = loads(encoded)
+        del fields["parts"]
+        return cls(**fields, json=encoded)
+
+    @property
+    def parts(self) -> list[Part]:
+        """What it says, decoded anew each time."""
+        parts: list[Part] = loads(self.json)["parts"]
+        return parts
 
     @property
     def text(self) -> str:

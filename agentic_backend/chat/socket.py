@@ -138,6 +138,8 @@ class ChatSocket:
     @property
     def outbox_bytes(self) -> int:
         """Roughly the bytes that wait to be written: what the peer is behind."""
+        if not self._follows and not self._direct:
+            return 0
         return sum(follow.behind_bytes for follow in self._follows) + sum(len(frame) for frame in self._direct)
 
     @property

@@ -116,13 +116,15 @@ class HistoryCache:
 
     def append(self, key: Key, record: TurnRecord) -> None:
         """A turn has ended: add it where the session is known or being read."""
+        entry = self._entries.get(key)
+        loadings = [loading for loading in self._loading if loading.key == key]
+        if entry is None and not loadings:
+            return
         exchange = RememberedExchange.of(record)
         if exchange is None:
             return
-        for loading in self._loading:
-            if loading.key == key:
-                loading.appended.append(exchange)
-        entry = self._entries.get(key)
+        for loading in loadings:
+            loading.appended.append(exchange)
         if entry is None:
             return
         kept = [*entry.exchanges, exchange]

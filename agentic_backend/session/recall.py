@@ -19,7 +19,7 @@ from agentic_backend.session.stream import (
     Turn,
     Whole,
 )
-from backend_kit.wire import Code, loads
+from backend_kit.wire import Code
 
 AWAITING = "awaiting_human"
 """`metadata.extras.status` of the message that holds the place of an answer while a person is waited for."""
@@ -49,7 +49,7 @@ class StoredExchange:
     @classmethod
     def decode(cls, encoded: Sequence[bytes]) -> "StoredExchange":
         """From encoded ChatMessages, whose bytes are kept as they are."""
-        return cls(tuple(ChatMessage(**loads(message), json=message) for message in encoded))
+        return cls(tuple(ChatMessage.decode(message) for message in encoded))
 
     @property
     def cut_off(self) -> bool:

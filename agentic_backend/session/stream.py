@@ -298,5 +298,5 @@ def _weight(payload: Payload) -> int:
 
 
 def _message_weight(message: ChatMessage) -> int:
-    """A message is kept both as it was made and as it is sent."""
+    """A message is kept as it is sent, and its metadata also as they were made: at most as much again."""
     return 2 * len(message.json)

@@ -74,7 +74,7 @@ async def bounded_memory(world: World, size: Size) -> list[Row]:
         async with stage(world, "C5", Habits(1.0), sessions=0, direct=True, ai=ai, history=history) as scene:
             rows = []
             for row, agent, code, most in (
-                ("C5", "Endless", "final", 4 * _MAX_CHARS / _MIB),
+                ("C5", "Endless", "final", size.pick(4, 2) * _MAX_CHARS / _MIB),
                 ("C7", "Huge", "llm_protocol", 10.0),
             ):
                 for _ in range(_WARM):

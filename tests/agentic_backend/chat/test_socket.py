@@ -90,9 +90,9 @@ async def test_a_peer_that_never_reads_is_aborted_at_the_send_deadline_and_its_t
         accept(turn)
         await until(lambda: peer.sending == 1)
         (sock,) = it.hub._sockets
-        it.hub.tick(sock.clock.since + RULES.send_s - 0.1)
+        await it.hub.tick(sock.clock.since + RULES.send_s - 0.1)
         assert peer.aborted == 0
-        it.hub.tick(sock.clock.since + RULES.send_s + 0.1)
+        await it.hub.tick(sock.clock.since + RULES.send_s + 0.1)
         assert peer.aborted == 1
         await until(lambda: len(it.hub) == 0)
         assert not turn.cancel_requested
@@ -300,7 +300,7 @@ async def test_turns_that_run_have_the_newest_token_of_their_socket():
 async def test_a_socket_without_a_turn_ends_with_its_token(native):
     async with lab(verifier=Names()) as it:
         late, lasting = await it.opened(native=native, token="old-ann"), await it.opened(native=native, token="ok-ann")
-        it.hub.tick(time.monotonic())
+        await it.hub.tick(time.monotonic())
         assert await late.close_code() == 4401
         assert lasting.closed_with is None
         lasting.leave()
@@ -320,11 +320,11 @@ async def test_a_turn_ends_before_its_socket_does_and_nothing_new_begins():
         ):
             peer.say(**frame)
             assert (await peer.hear())["code"] == "unauthenticated"
-        it.hub.tick(time.monotonic())
+        await it.hub.tick(time.monotonic())
         finish(turn)
         await peer.hear_until("final")
         assert peer.closed_with is None
-        it.hub.tick(time.monotonic())
+        await it.hub.tick(time.monotonic())
         assert await peer.close_code() == 4401
         assert set(it.turns.turns) == {"e1"}
 
@@ -336,7 +336,7 @@ async def test_a_newer_token_keeps_a_socket_whose_turn_outlived_the_older_one():
         assert (await peer.hear())["type"] == "pong"
         peer.say(type="auth", access_token="ok-ann")
         turn = await it.asked(peer, "e1")
-        it.hub.tick(time.monotonic())
+        await it.hub.tick(time.monotonic())
         finish(turn)
         await peer.hear_until("final")
         assert peer.closed_with is None
@@ -370,10 +370,10 @@ async def test_the_hub_speaks_up_in_silence_and_closes_who_says_nothing():
         idle, busy, old = await it.opened(), await it.opened(), await it.opened(native=False)
         turn = await it.asked(busy, "e1")
         now = max(sock.clock.last_sent for sock in it.hub._sockets)
-        it.hub.tick(now + 14.0)
+        await it.hub.tick(now + 14.0)
         assert await idle.hear() == {"type": "heartbeat"}
         assert await busy.hear() == {"type": "heartbeat"}
-        it.hub.tick(now + 200.0)
+        await it.hub.tick(now + 200.0)
         assert await idle.close_code() == 4408
         assert await old.close_code() == 4408
         assert busy.closed_with is None
@@ -381,7 +381,7 @@ async def test_the_hub_speaks_up_in_silence_and_closes_who_says_nothing():
         assert (await busy.hear_until("final"))[-1]["type"] == "final"
         busy.leave()
         await until(lambda: len(it.hub) == 0)
-        it.hub.tick(now + 400.0)
+        await it.hub.tick(now + 400.0)
 
 
 async def test_a_drain_closes_idle_sockets_at_once_and_busy_ones_after_their_turn():

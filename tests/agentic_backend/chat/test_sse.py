@@ -88,9 +88,9 @@ async def test_a_reader_that_takes_nothing_is_cut_at_the_send_deadline_and_its_t
         delta(turn, "more")
         (stream,) = it.hub._streams
         assert stream.outbox_bytes > 0
-        it.hub.tick(stream.clock.since + RULES.send_s - 0.1)
+        await it.hub.tick(stream.clock.since + RULES.send_s - 0.1)
         assert reader.aborted == 0
-        it.hub.tick(stream.clock.since + RULES.send_s + 0.1)
+        await it.hub.tick(stream.clock.since + RULES.send_s + 0.1)
         assert reader.aborted == 1
         await reader.ended.wait()
         assert len(it.hub) == 0
@@ -135,7 +135,7 @@ async def test_a_refusal_after_a_long_silence_is_an_event_without_a_number():
         turn = await it.turns.asked("e1")
         await until(lambda: turn.followed)
         (stream,) = it.hub._streams
-        it.hub.tick(stream.clock.last_sent + RULES.heartbeat_s)
+        await it.hub.tick(stream.clock.last_sent + RULES.heartbeat_s)
         await until(lambda: reader.text == ": heartbeat\n\n")
         assert reader.status == 200
         turn.publish(Failed(Code.OVERLOADED, refused=True))
@@ -165,7 +165,7 @@ async def test_streams_count_where_sockets_do():
         newer = await it.opened()  # of the same user: the oldest socket makes room, the stream stays
         assert await peer.close_code() == 4409
         assert reader.status is None
-        it.hub.tick(0.0)
+        await it.hub.tick(0.0)
         assert it.registry.get_sample_value("app_sse_streams") == 1
         it.hub.begin_drain()
         refused = Reader(it, ASK | {"client_exchange_id": "e3"}, user_id="bob")

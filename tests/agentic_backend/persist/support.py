@@ -71,7 +71,6 @@ def with_bytes(record: TurnRecord, old: bytes, new: bytes) -> TurnRecord:
             m.timestamp,
             m.role,
             m.channel,
-            m.parts,
             m.metadata,
             m.json.replace(old, new),
         )
