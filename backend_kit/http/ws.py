@@ -7,6 +7,7 @@ uvicorn closes a transport and then waits for its buffer to empty, which a peer 
 import asyncio
 import contextlib
 import logging
+import random
 import socket
 from asyncio.transports import BaseTransport
 from typing import Any
@@ -16,7 +17,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
-from websockets.frames import CloseCode
+from websockets.frames import Close, CloseCode
 from websockets.protocol import OPEN
 
 WRITE_HIGH_WATER_BYTES = 64 * 1024
@@ -59,6 +60,9 @@ class HardenedWS(WebSocketsSansIOProtocol):
         # uvicorn hands its own logger to the codec, which then prints headers and frames at DEBUG, tokens included.
         self.conn.logger = logging.getLogger("websockets.server")
         self.conn.debug = False
+        # uvicorn takes the last round trip off the wait for the next ping: so the first comes after a half to a whole
+        # interval, and sockets that were opened together, after a restart, are not pinged together ever after.
+        self.last_ping_rtt = random.uniform(0.0, (self.ping_interval or 0.0) / 2)  # noqa: S311 - no secret
         self._linger_timer: asyncio.TimerHandle | None = None
         self._seen: dict[int, int] = {}  # how many frames came in this second of the loop's clock
 
@@ -142,11 +146,8 @@ class HardenedWS(WebSocketsSansIOProtocol):
         if self.close_sent:
             return
         self.stop_keepalive()
-        sent = self.conn.close_sent
-        code = sent.code if sent is not None else CloseCode.ABNORMAL_CLOSURE
-        self.queue.put_nowait(
-            {"type": "websocket.disconnect", "code": code, "reason": sent.reason if sent is not None else ""}
-        )
+        sent = self.conn.close_sent or Close(CloseCode.ABNORMAL_CLOSURE, "")
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": sent.code, "reason": sent.reason})
         self.close_sent = True
         self.transport.write(b"".join(self.conn.data_to_send()))
         if self.transport.can_write_eof():

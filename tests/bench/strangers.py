@@ -3,21 +3,27 @@
     make bench-strangers            the full figures of TRUST D5 and D8, on a machine that does nothing else
 
 Hypothesis: a reader that does not read costs nobody else anything, since each socket has its own writer and a deadline;
-a socket that says nothing costs its memory. Control of both: nobody; of the slow readers also as many clients that ask
-for the same and read it at once, which is told and not judged. Rounds of each, one right after the other, their order
-changing; p95 of the same closed load, and the median of what the rounds differ by. The strangers are a process of their
-own beside model and load, the service has its core. Slow readers must have been cut, and idle ones, which answer pings,
-must all be there at the end of a round: else it shows nothing.
+a socket that says nothing costs its memory. Control: nobody, in two windows of the same closed load, one before and one
+after those beside the strangers, so that what drifts counts on both sides. A round compares the p95 of both sides; the
+verdict is over the median of the rounds, each of which is told, for they show what the machine does by itself. Beside
+as many clients that ask for the same and read it at once p95 is told, too, and not judged.
+
+The service has the first core; model, Postgres, load and strangers share the others. The strangers give way to all of
+them (niceness 19) and are sparing: a ping costs the idle ones 10 us. In the world they have machines of their own.
+Each of the slow readers must have been cut in each round, and the idle ones, which answer pings, must all be there at
+its end: else it shows nothing.
 """
 
 import argparse
 import asyncio
-import contextlib
 import json
+import os
 import resource
+import selectors
 import socket
 import statistics
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,8 +32,7 @@ from typing import Any
 import aiohttp
 import psutil
 import uvloop
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import WebSocketException
+from websockets.asyncio.client import connect
 from websockets.typing import Subprotocol
 
 from backend_kit.kpi.rollup import nearest_rank
@@ -35,129 +40,169 @@ from tests.bench.bench import Verdicts, pinned_to
 from tests.bench.crowd import BASE, Crowd
 from tests.bench.rig import Rig, Server, rig
 from tests.support.processes import ModuleProcess
-from tests.support.raw import PING, PONG, frame, head, peer
+from tests.support.raw import PING, PONG, TEXT, frame, head
 
 OTHERS = "mock;floor=300;tokens=20"
 LONG = "mock;tokens=2000"
 READER = "Reader"
 P95_GROWTH_PCT = 5.0
 IDLE_KB = 48.0
-_WHO = "Authorization: Bearer local"
+_PATH = f"{BASE}/chatbot/query/ws"
+_WHO = {"Authorization": "Bearer local"}
+_NATIVE = "turnwise.v1"
 _SPARE_DESCRIPTORS = 500
-_AGAIN_S = 1.0
+_CLOSED_WITHIN_S = 60.0
+_NICENESS = 19
 _OPENING = 50
+_TIMES = 8
+"""How often a reader asks for its answer, of some 30 KB. Kernel and service hold 192 KB of it before a send waits."""
+_TIMES_EVERY_S = 0.25
+_SILENCE_S = 11.5
+"""Until it looks whether it was cut: the send deadline of 10 s and a tick of the clock that watches it. Before that it
+cannot know: the end of the connection waits behind what it does not read."""
+_LOOKS_EVERY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How many strangers, how long each round, how many rounds of each kind; `slack` widens the bounds of times.
+    """How many strangers, how long each window, how many rounds of each kind; `slack` widens the bounds of times.
 
-    `cuts`: how many slow readers must be cut in a round, which takes the service 10 s.
+    `cut`: how many slow readers must be cut in a round, which takes the service 10 s.
     """
 
     slow: int
     idle: int
     others: int
     seconds: float
-    rounds: int
+    slow_rounds: int
+    idle_rounds: int
     slack: float
-    cuts: int
+    cut: int
 
 
-FULL = Size(slow=200, idle=5000, others=30, seconds=20.0, rounds=4, slack=1.0, cuts=200)
-SHORT = Size(slow=50, idle=500, others=15, seconds=5.0, rounds=3, slack=5.0, cuts=0)
+FULL = Size(slow=200, idle=5000, others=30, seconds=10.0, slow_rounds=4, idle_rounds=7, slack=1.0, cut=200)
+SHORT = Size(slow=50, idle=500, others=15, seconds=3.0, slow_rounds=2, idle_rounds=2, slack=5.0, cut=0)
 
 
 # The strangers, as a process
 
 
 async def be_readers(port: int, count: int, *, reads: bool) -> None:
-    """Ask for one long answer, then to hear it again, every second, for ever: and read it, or nothing at all."""
-    begun = asyncio.Semaphore(4)
-    ready = [asyncio.Event() for _ in range(count)]
-    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http, asyncio.TaskGroup() as group:
-        for event in ready:
-            group.create_task(_reader(http, port, begun, event, reads=reads))
-        for event in ready:
-            await event.wait()
-        print("ready", flush=True)
+    """Have one long answer each, then ask to hear it again and again, for ever: and read it, or nothing at all."""
+    places = asyncio.Semaphore(4)
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", headers=_WHO) as http, asyncio.TaskGroup() as first:
+        sessions = [first.create_task(_answered(http, port, places)) for _ in range(count)]
+    print("ready", flush=True)
+    reader = _reading if reads else _silent
+    async with asyncio.TaskGroup() as group:
+        for number, session in enumerate(sessions):
+            group.create_task(reader(port, number, _resume(session.result())))
 
 
-async def _reader(
-    http: aiohttp.ClientSession, port: int, begun: asyncio.Semaphore, ready: asyncio.Event, *, reads: bool
-) -> None:
-    headers = {"Authorization": "Bearer local"}
-    async with http.post(f"{BASE}/chatbot/session", json={"agent_id": READER, "title": "T"}, headers=headers) as made:
+async def _answered(http: aiohttp.ClientSession, port: int, places: asyncio.Semaphore) -> str:
+    """A session with one exchange, of the same id."""
+    async with http.post(f"{BASE}/chatbot/session", json={"agent_id": READER, "title": "T"}) as made:
         session_id = str((await made.json())["id"])
-    resume = {"type": "resume", "session_id": session_id, "exchange_id": session_id, "after_seq": 0}
-    async with begun, _dial(port) as first:
-        ask = {"type": "ask", "session_id": session_id, "agent_id": READER, "message": "Tell me all of it."}
-        await first.send(json.dumps({**ask, "client_exchange_id": session_id}))
-        while b'"final"' not in (await first.recv(decode=False))[:24]:
+    ask = {"type": "ask", "session_id": session_id, "agent_id": READER, "message": "Tell me all of it."}
+    async with places, _dial(port) as peer:
+        await peer.send(json.dumps({**ask, "client_exchange_id": session_id}))
+        while b'"final"' not in (await peer.recv(decode=False))[:24]:
             pass
-    ready.set()
-    while True:
-        # Who does not read is cut; it comes back at once, as a browser would.
-        try:
-            async with _dial(port) as socket_, asyncio.TaskGroup() as group:
-                if reads:
-                    group.create_task(_drain(socket_))
-                while True:
-                    await socket_.send(json.dumps(resume))
-                    await asyncio.sleep(_AGAIN_S)
-        except* (WebSocketException, OSError):
-            print("cut", flush=True)
-        await asyncio.sleep(_AGAIN_S)
+    return session_id
 
 
-async def _drain(socket_: ClientConnection) -> None:
-    while True:
-        await socket_.recv(decode=False)
+def _resume(session_id: str) -> str:
+    return json.dumps({"type": "resume", "session_id": session_id, "exchange_id": session_id, "after_seq": 0})
 
 
 def _dial(port: int) -> connect:
-    sock = socket.socket()
-    # The kernel would hide a slow reader: see Crowd.
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
-    sock.connect(("127.0.0.1", port))
-    sock.setblocking(False)
-    options: dict[str, Any] = {"sock": sock, "max_queue": 1, "max_size": 2**24, "compression": None}
     return connect(
-        f"ws://127.0.0.1:{port}{BASE}/chatbot/query/ws",
-        subprotocols=[Subprotocol("turnwise.v1")],
-        additional_headers={"Authorization": "Bearer local"},
+        f"ws://127.0.0.1:{port}{_PATH}",
+        subprotocols=[Subprotocol(_NATIVE)],
+        additional_headers=_WHO,
         ping_interval=None,
-        close_timeout=1,
-        **options,
+        compression=None,
+        max_size=2**24,
     )
 
 
-async def be_idle(port: int, count: int) -> None:
-    """Open so many sockets, answer their pings, and stay; whoever is closed ends the process."""
-    places = asyncio.Semaphore(_OPENING)
-    opened = asyncio.Semaphore(0)
+async def _reading(port: int, _number: int, resume: str) -> None:
+    async with _dial(port) as peer, asyncio.TaskGroup() as group:
 
-    async def stay() -> None:
-        async with peer(port) as stranger:
-            async with places:
-                answer = await stranger.upgrade(head(f"{BASE}/chatbot/query/ws", _WHO))
-            if not answer.startswith(b"HTTP/1.1 101 "):
-                raise RuntimeError(answer.decode("latin-1"))
-            opened.release()
+        async def drain() -> None:
             while True:
-                with contextlib.suppress(TimeoutError):
-                    opcode, payload = await stranger.hear()
-                    if opcode != PING:
-                        raise RuntimeError(f"opcode {opcode}: {payload!r}")
-                    await stranger.send(frame(PONG, payload))
+                await peer.recv(decode=False)
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(count):
-            group.create_task(stay())
-        for _ in range(count):
-            await opened.acquire()
+        group.create_task(drain())
+        while True:
+            for _ in range(_TIMES):
+                await peer.send(resume)
+                await asyncio.sleep(_TIMES_EVERY_S)
+            await asyncio.sleep(_SILENCE_S)
+
+
+async def _silent(port: int, number: int, resume: str) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        with await _silent_socket(port) as sock:
+            try:
+                for _ in range(_TIMES):
+                    await loop.sock_sendall(sock, frame(TEXT, resume.encode()))
+                    await asyncio.sleep(_TIMES_EVERY_S)
+                await asyncio.sleep(_SILENCE_S)
+                while True:
+                    await loop.sock_sendall(sock, frame(PING))
+                    await asyncio.sleep(_LOOKS_EVERY_S)
+            except ConnectionError:
+                # Who does not read is cut; it comes back, as a browser would.
+                print(f"cut {number}", flush=True)
+
+
+async def _silent_socket(port: int) -> socket.socket:
+    """A native chat socket of a peer whose kernel does not hide that it is slow: see Crowd."""
+    loop = asyncio.get_running_loop()
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
+    sock.setblocking(False)
+    await loop.sock_connect(sock, ("127.0.0.1", port))
+    await loop.sock_sendall(sock, _handshake(f"Sec-WebSocket-Protocol: {_NATIVE}"))
+    answer = b""
+    while not answer.endswith(b"\r\n\r\n"):
+        answer += await loop.sock_recv(sock, 1024)
+        _check_upgrade(answer)
+    return sock
+
+
+def _handshake(*more: str) -> bytes:
+    return head(_PATH, *(f"{name}: {value}" for name, value in _WHO.items()), *more)
+
+
+def _check_upgrade(answer: bytes) -> None:
+    if not answer.startswith(b"HTTP/1.1 101 "):
+        raise RuntimeError(answer.decode("latin-1"))
+
+
+def be_idle(port: int, count: int) -> None:
+    """Open so many sockets, answer their pings, and stay; whoever is closed ends the process."""
+    with selectors.DefaultSelector() as selector:
+        for start in range(0, count, _OPENING):
+            opened = [socket.create_connection(("127.0.0.1", port)) for _ in range(min(_OPENING, count - start))]
+            for sock in opened:
+                sock.sendall(_handshake())
+            for sock in opened:
+                _check_upgrade(sock.recv(1024))
+                selector.register(sock, selectors.EVENT_READ)
         print("ready", flush=True)
+        while True:
+            for key, _ in selector.select():
+                peer = key.fileobj
+                assert isinstance(peer, socket.socket)
+                said = peer.recv(1024)
+                # A ping and its four bytes; the next one waits for the answer.
+                if said[:2] != bytes([0x80 | PING, 4]) or len(said) != 6:
+                    raise RuntimeError(f"an idle socket hears {said!r}")
+                peer.sendall(frame(PONG, said[2:]))
 
 
 @contextmanager
@@ -174,13 +219,18 @@ def strangers(built: Rig, server: Server, what: str, count: int) -> Iterator[Mod
 # The others
 
 
-def p95_ms(server: Server, size: Size) -> float:
-    """Of the turns of the closed load."""
+def turns_s(server: Server, size: Size) -> list[float]:
+    """How long each turn of the closed load took, in one window."""
     crowd = Crowd(size.others, size.seconds)
     uvloop.run(crowd.run(server.target.port))
     if crowd.failures or not crowd.latencies_s:
         raise RuntimeError(f"turns failed: {dict(crowd.failures)}")
-    return nearest_rank(sorted(crowd.latencies_s), 0.95) * 1e3
+    return crowd.latencies_s
+
+
+def p95_ms(turns: list[float]) -> float:
+    """Of their times in seconds."""
+    return nearest_rank(sorted(turns), 0.95) * 1e3
 
 
 def rss_kb(server: Server) -> float:
@@ -188,25 +238,59 @@ def rss_kb(server: Server) -> float:
     return float(psutil.Process(server.process.pid).memory_info().rss) / 1024
 
 
+def wait_closed(server: Server, descriptors: int) -> None:
+    """Until the service has about as many open as then."""
+    process = psutil.Process(server.process.pid)
+    give_up = time.monotonic() + _CLOSED_WITHIN_S
+    while process.num_fds() > descriptors + _SPARE_DESCRIPTORS / 10:
+        if time.monotonic() > give_up:
+            raise RuntimeError(f"{process.num_fds()} descriptors are open, {descriptors} were before")
+        time.sleep(0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The p95 of both sides in milliseconds, what each of the strangers holds, and what they have written."""
+
+    alone_ms: float
+    beside_ms: float
+    memory_kb: float
+    output: str
+
+    @property
+    def growth_pct(self) -> float:
+        """By how much p95 is higher beside them."""
+        return (self.beside_ms / self.alone_ms - 1) * 100
+
+
+def compared(built: Rig, server: Server, size: Size, what: str, count: int) -> Round:
+    """Two windows beside so many strangers, between one before and one after them."""
+    alone = turns_s(server, size)
+    descriptors, before_kb = psutil.Process(server.process.pid).num_fds(), rss_kb(server)
+    with strangers(built, server, what, count) as process:
+        memory_kb = (rss_kb(server) - before_kb) / count
+        beside = turns_s(server, size) + turns_s(server, size)
+        output = process.output
+    wait_closed(server, descriptors)
+    return Round(p95_ms(alone + turns_s(server, size)), p95_ms(beside), memory_kb, output)
+
+
 def slow_readers(built: Rig, server: Server, size: Size, verdicts: Verdicts) -> None:
-    """D5: nobody beside the others, the same clients reading, and not reading."""
-    growth, cuts = [], []
-    kinds = ["nobody", "reading", "silent"]
-    for number in range(size.rounds):
-        found = {}
-        for what in kinds[number % 3 :] + kinds[: number % 3]:
-            if what == "nobody":
-                found[what] = p95_ms(server, size)
-                continue
-            with strangers(built, server, what, size.slow) as process:
-                found[what] = p95_ms(server, size)
-                if what == "silent":
-                    cuts.append(process.output.splitlines().count("cut"))
-        growth.append((found["silent"] / found["nobody"] - 1) * 100)
-        words = ", ".join(f"{what} {found[what]:.1f} ms" for what in kinds)
-        print(f"  p95 beside {size.slow} readers: {words}; {cuts[-1]} cut")
+    """D5: beside nobody, and beside clients that do not read; what reading ones cost is told."""
+    growth, cut = [], []
+    for _ in range(size.slow_rounds):
+        found = compared(built, server, size, "silent", size.slow)
+        growth.append(found.growth_pct)
+        cut.append(len({line for line in found.output.splitlines() if line.startswith("cut ")}))
+        print(
+            f"  p95 alone {found.alone_ms:.1f} ms, beside {size.slow} that never read {found.beside_ms:.1f} ms: "
+            f"{found.growth_pct:+.1f} %, {cut[-1]} of them cut",
+            flush=True,
+        )
+    reading = compared(built, server, size, "reading", size.slow)
+    print(f"  p95 beside {size.slow} that read: {reading.growth_pct:+.1f} % (information)")
     verdicts.hold(f"p95 beside {size.slow} slow readers", statistics.median(growth), P95_GROWTH_PCT * size.slack, "%")
-    verdicts.hold_at_least("slow readers cut in a round", min(cuts), size.cuts, "cuts")
+    verdicts.hold_at_least("slow readers cut in each round", min(cut), size.cut, "readers")
 
 
 def idle_sockets(built: Rig, server: Server, size: Size, verdicts: Verdicts) -> None:
@@ -214,17 +298,15 @@ def idle_sockets(built: Rig, server: Server, size: Size, verdicts: Verdicts) -> 
     growth, memory = [], []
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _SPARE_DESCRIPTORS
     count = min(size.idle, allowed)
-    for number in range(size.rounds):
-        alone = 0.0
-        if number % 2 == 0:
-            alone = p95_ms(server, size)
-        before = rss_kb(server)
-        with strangers(built, server, "idle", count):
-            memory.append((rss_kb(server) - before) / count)
-            beside = p95_ms(server, size)
-        alone = alone or p95_ms(server, size)
-        growth.append((beside / alone - 1) * 100)
-        print(f"  p95 alone {alone:.1f} ms, beside {count} idle sockets {beside:.1f} ms, {memory[-1]:.1f} KB each")
+    for _ in range(size.idle_rounds):
+        found = compared(built, server, size, "idle", count)
+        growth.append(found.growth_pct)
+        memory.append(found.memory_kb)
+        print(
+            f"  p95 alone {found.alone_ms:.1f} ms, beside {count} idle sockets {found.beside_ms:.1f} ms: "
+            f"{found.growth_pct:+.1f} %, {found.memory_kb:.1f} KB each",
+            flush=True,
+        )
     verdicts.hold_at_least("idle sockets, open from start to end", count, size.idle, "sockets")
     verdicts.hold(f"p95 beside {count} idle sockets", statistics.median(growth), P95_GROWTH_PCT * size.slack, "%")
     # Later rounds find memory that the first one has left behind.
@@ -244,7 +326,7 @@ def measure(size: Size) -> int:
     verdicts = Verdicts()
     with rig() as built:
         server = built.service("strangers", OTHERS, change=_with_readers)
-        p95_ms(server, size)
+        turns_s(server, size)
         slow_readers(built, server, size, verdicts)
         idle_sockets(built, server, size, verdicts)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -261,8 +343,9 @@ def main() -> int:
     options = parser.parse_args()
     if options.be is None:
         return measure(SHORT if options.short else FULL)
+    os.nice(_NICENESS)
     if options.be == "idle":
-        uvloop.run(be_idle(options.port, options.count))
+        be_idle(options.port, options.count)
     else:
         uvloop.run(be_readers(options.port, options.count, reads=options.be == "reading"))
     return 0

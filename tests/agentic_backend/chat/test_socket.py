@@ -384,6 +384,19 @@ async def test_the_hub_speaks_up_in_silence_and_closes_who_says_nothing():
         await it.hub.tick(now + 400.0)
 
 
+async def test_a_tick_lets_turns_go_on_before_it_has_looked_at_everyone():
+    async with lab(replace(RULES, heartbeat_s=15.0)) as it:
+        peers = [await it.opened() for _ in range(250)]
+        now = max(sock.clock.last_sent for sock in it.hub._sockets)
+        tick = asyncio.ensure_future(it.hub.tick(now + 14.0))
+        assert await peers[0].hear() == {"type": "heartbeat"}
+        assert not tick.done()
+        await tick
+        assert [await peer.hear() for peer in peers[1:]] == [{"type": "heartbeat"}] * 249
+        for peer in peers:
+            peer.leave()
+
+
 async def test_a_drain_closes_idle_sockets_at_once_and_busy_ones_after_their_turn():
     async with lab() as it:
         idle, busy = await it.opened(), await it.opened()

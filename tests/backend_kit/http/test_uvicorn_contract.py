@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from starlette.websockets import WebSocket
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
 from websockets.server import ServerProtocol
 
 from backend_kit.http.head import HandshakeTimeoutHttp
@@ -186,6 +187,18 @@ def test_the_private_parts_that_we_extend_are_there() -> None:
     assert HandshakeTimeoutHttp.__mro__[1] is H11Protocol, "httptools is here, whose private parts nobody has looked at"
     codec = vars(ServerProtocol(logger=logging.getLogger("test")))
     assert {"events", "parser_exc", "handshake_exc", "debug", "logger"} <= codec.keys()
+
+
+async def test_the_wait_for_a_ping_is_the_interval_less_the_last_round_trip(lab: Lab) -> None:
+    config = uvicorn.Config(lab, ws_ping_interval=20.0)
+    config.load()
+    protocol = WebSocketsSansIOProtocol(config, ServerState(), {}, asyncio.get_running_loop())
+    protocol.last_ping_rtt = 15.0
+    before = protocol.loop.time()
+    protocol.start_keepalive()
+    assert protocol.ping_timer is not None
+    assert 4.9 < protocol.ping_timer.when() - before < 20.0
+    protocol.stop_keepalive()
 
 
 def test_u12_half_a_head_is_waited_for(lab: Lab) -> None:

@@ -1,5 +1,7 @@
 """Our WebSocket protocol against raw frames."""
 
+import asyncio
+import contextlib
 import logging
 import socket
 import zlib
@@ -7,6 +9,7 @@ import zlib
 import pytest
 
 from backend_kit.http import ServeSettings
+from backend_kit.http.ws import HardenedWS
 from tests.backend_kit.http.lab import (
     Lab,
     Running,
@@ -73,6 +76,22 @@ def test_a_healthy_peer_stays_through_many_pings(lab: Lab) -> None:
             sock.sendall(frame(10, payload))
         sock.sendall(frame(1, b"still here"))
         assert read_frame(sock) == (1, b"still here")
+
+
+def test_sockets_that_are_opened_together_are_not_pinged_together(lab: Lab) -> None:
+    with running(lab) as server, contextlib.ExitStack() as stack:
+        for _ in range(20):
+            handshake(stack.enter_context(connect(server.port)), "/echo")
+
+        def waits_s() -> list[float]:
+            sockets = server.server.server_state.connections
+            timers = [sock.ping_timer for sock in sockets if isinstance(sock, HardenedWS) and sock.ping_timer]
+            return [timer.when() - asyncio.get_running_loop().time() for timer in timers]
+
+        server.until(lab, lambda: len(waits_s()) == 20)
+        waits = server.on_loop(lab, waits_s)
+        assert len({round(wait) for wait in waits}) > 5
+        assert max(waits) <= ServeSettings().ws_ping_interval_s
 
 
 def test_a_silent_peer_is_told_1011(lab: Lab) -> None:
