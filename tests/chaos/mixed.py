@@ -54,7 +54,8 @@ _HEALS_S = (1.0, 4.0)
 class Extent:
     """How long faults come, after how long a warm-up, how many clients and strangers there are, turns a second, by how
     much memory may grow and how long it may take to come back; `quiet_s` until the first look, for what strangers left
-    behind (half a head stays for 10 s) and, in the full form, for idle connections to the model, which are kept for 30.
+    behind (half a head stays for 10 s) and, in the full form, for idle connections to the model, which are kept for 30,
+    and turns that have ended, for 120: neither look finds what the service keeps for a while.
 
     Memory is settled after minutes only: in the short form it may grow by four times as much.
     """
@@ -70,7 +71,7 @@ class Extent:
 
 
 FULL = Extent(
-    seconds=600.0, warm_s=150.0, clients=150, strangers=12, rate=30.0, memory_pct=5.0, rest_s=180.0, quiet_s=45.0
+    seconds=600.0, warm_s=150.0, clients=150, strangers=12, rate=30.0, memory_pct=5.0, rest_s=190.0, quiet_s=130.0
 )
 SHORT = Extent(
     seconds=45.0, warm_s=15.0, clients=50, strangers=6, rate=20.0, memory_pct=20.0, rest_s=45.0, quiet_s=12.0

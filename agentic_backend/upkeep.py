@@ -1,0 +1,49 @@
+"""Hands memory back while nothing runs: garbage in cycles, and pages that the allocator keeps of what was freed."""
+
+import asyncio
+import ctypes
+import gc
+import time
+from collections.abc import Callable
+from typing import Final
+
+TICK_S: Final = 1.0
+_EVERY_S: Final = 60.0
+
+
+class Upkeep:
+    """Once a minute, in a second in which no turn runs, `release()` is called; under steady load it never is.
+
+    A connection that has ended and a turn that failed are cycles (framework, tracebacks), and with the thresholds of
+    `server.gc_freeze` they lie for hours. glibc gives back the top of its heap alone, and one small piece that lives
+    keeps all below it: after faults 39 of 281 MB were that.
+    """
+
+    def __init__(self, running: Callable[[], int], release: Callable[[], None]) -> None:
+        """`running` tells how many turns run now."""
+        self._running = running
+        self._release = release
+        self._last = time.monotonic()
+
+    async def run(self) -> None:
+        """Look once a second, for ever."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.tick(time.monotonic())
+
+    def tick(self, now: float) -> None:
+        """Look once. `now` is on the monotonic clock."""
+        if now - self._last >= _EVERY_S and not self._running():
+            self._last = now
+            self._release()
+
+
+def release_memory() -> None:
+    """Collect what lies in cycles, then let glibc hand back what is free; another C library has no such call.
+
+    Holds the caller for milliseconds where what start-up made is out of the collection (`server.gc_freeze`).
+    """
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
