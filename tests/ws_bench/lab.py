@@ -61,6 +61,8 @@ class Exchange:
     ask: dict[str, Any]
     socket: web.WebSocketResponse
     request: web.Request
+    total_ms: float | None = None
+    """What a good turn says that it took."""
 
     @property
     def native(self) -> bool:
@@ -88,7 +90,8 @@ class Exchange:
 
 async def answer(service: Lab, exchange: Exchange) -> None:
     """A good turn in the protocol of the socket: two deltas, or one message."""
-    messages = [exchange.message("user", exchange.ask["message"]), exchange.message("assistant", "Hello back")]
+    told = {} if exchange.total_ms is None else {"extras": {"total_ms": exchange.total_ms}}
+    messages = [exchange.message("user", exchange.ask["message"]), exchange.message("assistant", "Hello back", **told)]
     service.kept.setdefault(str(exchange.ask.get("session_id")), []).extend(messages)
     if not exchange.native:
         await exchange.send("stream", message=messages[0])

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,6 @@ def result_of(path: Path) -> dict[str, Any]:
     return result
 
 
-def near(seen: float, told: float, share: float, ms: float) -> bool:
-    return abs(seen - told) <= max(share * told, ms)
-
-
 @pytest.mark.parametrize(
     "load",
     [
@@ -39,19 +36,30 @@ async def test_counts_and_percentiles_are_those_of_the_services_own_log(tmp_path
     times, random = Distribution("lognormal", 300.0, 900.0), dice(11)
 
     async def slow(service: Lab, exchange: Exchange) -> None:
+        began = time.perf_counter()
         await asyncio.sleep(times.draw(random) / 1000)
+        exchange.total_ms = (time.perf_counter() - began) * 1e3
+        log.append(exchange.total_ms)
         await answer(service, exchange)
 
+    log: list[float] = []
     async with lab(slow) as service:
         done = await bench("-url", service.url, *load, "-json", str(out), *QUICK)
     assert done.code == 0
     result = result_of(out)
-    assert result["counts"]["success"] == len(service.served_ms)
-    told = sorted(service.served_ms)
+    turns = result["recording"]["turns"]
+    assert result["counts"]["success"] == len(log)
+    assert sorted(turns["server_ms"]) == pytest.approx(sorted(log), abs=0.01)
+    # Turn by turn: never sooner than the service was, and as a rule hardly later. A machine that hesitates makes some
+    # turns later than that, but not most of them.
+    took = [(ended - asked) * 1e3 for asked, ended in zip(turns["asked"], turns["ended"], strict=True)]
+    later = sorted(took_ms - told_ms for took_ms, told_ms in zip(took, turns["server_ms"], strict=True))
+    assert later[0] > -0.1
+    assert percentile(later, 0.50) < 20
+    # The figures are those of the turns.
     seen = result["uncorrected_latency_ms"] or result["latency_ms"]
-    assert near(seen["p50"], percentile(told, 0.50), 0.02, 2)
-    assert near(seen["p95"], percentile(told, 0.95), 0.03, 25)
-    assert near(seen["p99"], percentile(told, 0.99), 0.03, 25)
+    for name, share in (("p50", 0.50), ("p95", 0.95), ("p99", 0.99)):
+        assert seen[name] == pytest.approx(percentile(sorted(took), share), rel=0.005)
     assert result["littles_law"]["broken"] is False
 
 
@@ -81,10 +89,12 @@ async def test_an_open_loop_counts_the_turns_that_a_frozen_service_kept_from_bei
     # 100 of 400 turns should have begun in that second, spread evenly over it; ten could, one a client.
     turns = result["recording"]["turns"]
     waits = [(end - due) * 1000 for due, end in zip(turns["intended"], turns["ended"], strict=True)]
-    assert 40 <= sum(wait > 500 for wait in waits) <= 65
-    assert 80 <= sum(wait > 100 for wait in waits) <= 120
+    assert 40 <= sum(wait > 500 for wait in waits) <= 100
+    assert 80 <= sum(wait > 100 for wait in waits) <= 200
     assert corrected["p95"] > 600
-    assert uncorrected["p95"] < 100
+    asked = [(end - ask) * 1000 for ask, end in zip(turns["asked"], turns["ended"], strict=True)]
+    assert 1 <= sum(wait > 500 for wait in asked) <= 10
+    assert uncorrected["p95"] < corrected["p95"] / 2
     # Both know the worst one; only one knows how many there were.
     assert (corrected["max"] > 900, uncorrected["max"] > 900) == (True, True)
     assert result["late_start_ms"]["max"] > 700
@@ -102,9 +112,15 @@ async def test_a_closed_loop_is_corrected_by_the_interval_at_which_it_would_have
     result = result_of(out)
     assert result["latency_ms"]["count"] == 200
     assert result["latency_ms"]["p99"] < 500
-    # One answer of a second stands for the hundred that were due meanwhile.
-    assert 295 <= result["corrected_latency_ms"]["count"] <= 305
-    assert result["corrected_latency_ms"]["p95"] > 800
+    # One answer of a second stands for the hundred that were due meanwhile, any other for as many as it kept from
+    # being asked.
+    turns = result["recording"]["turns"]
+    took = [(end - ask) * 1000 for ask, end in zip(turns["asked"], turns["ended"], strict=True)]
+    corrected = result["corrected_latency_ms"]
+    assert corrected["count"] == pytest.approx(sum(max(1, int(ms / 10)) for ms in took), abs=3)
+    assert corrected["count"] >= 199 + 98
+    assert corrected["max"] > 980
+    assert corrected["p95"] > 3 * result["latency_ms"]["p95"]
     assert "Corrected latency ms" in done.stdout
 
 
