@@ -287,7 +287,7 @@ class AgenticService:
         state.chat.kpi.add_last_words(watch.last_words)
         tasks.spawn("turn-clock", lambda: watch.run(lambda: _publish_turns(state)), restart=True)
         if self._settings.server.gc_freeze:
-            upkeep = Upkeep(lambda: state.registry.running + state.baseline.running, release_memory)
+            upkeep = Upkeep(lambda: state.admission.running, release_memory)
             tasks.spawn("upkeep", upkeep.run, restart=True)
 
     def _make_hub(self, metrics: AgenticMetrics, windows: Windows) -> SocketHub:
