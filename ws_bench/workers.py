@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import signal
 import sys
 import tempfile
 import time
@@ -87,7 +88,10 @@ class _Crew:
         return self._join(processes.as_json())
 
     def _join(self, watched: dict[str, Any]) -> Recording:
-        parts = [load_recording(str(self._file(number))) for number in range(self._config.workers)]
+        files = [file for file in map(self._file, range(self._config.workers)) if file.exists()]
+        if not files:
+            raise PreparationFailed("interrupted before a worker could begin")
+        parts = [load_recording(str(file)) for file in files]
         merged = merge_recordings(parts)
         merged.config = config_as_json(self._config)
         merged.environment = environment(self._argv)
@@ -101,7 +105,10 @@ class _Crew:
         return merged
 
     async def _child(self, number: int) -> None:
-        """Start a child, hear what it says, see it end. Raises `PreparationFailed` where it made no result."""
+        """Start a child, hear what it says, see it end. Raises `PreparationFailed` where it made no result.
+
+        One that the interrupt met while it still started had nothing to report: the result is that of the others.
+        """
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "ws_bench", "run", *self._argv, *_OFF, *worker_flags(self._config, number),
             f"-json={self._file(number)}", "-progress",
@@ -117,7 +124,8 @@ class _Crew:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-        if not self._file(number).exists():
+        too_soon = self._interrupt.requested and process.returncode == -signal.SIGTERM
+        if not self._file(number).exists() and not too_soon:
             raise PreparationFailed(f"worker {number} ended with {process.returncode} and without a result")
 
     async def _pass_on(self, process: asyncio.subprocess.Process) -> None:

@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from backend_kit.wire import dumps, loads
@@ -119,7 +120,7 @@ async def test_an_interrupt_reaches_the_workers_and_their_sessions_are_deleted(t
             str(out),
             "-no-live",
         )
-        while len(service.asks) < 8:
+        while service.open_sockets < 4 or len(service.asks) < 8:
             service.asked.clear()
             await asyncio.wait_for(service.asked.wait(), 30)
         process.send_signal(signal.SIGINT)
@@ -127,7 +128,33 @@ async def test_an_interrupt_reaches_the_workers_and_their_sessions_are_deleted(t
     assert done.code == 130
     assert "Outcome: INTERRUPTED" in done.stdout
     result = json.loads(out.read_text())
+    assert len(result["recording"]["series"]) == 2
     assert result["counts"]["success"] >= 4
+    assert sorted(service.deleted) == sorted(service.created)
+
+
+async def test_an_interrupt_while_a_worker_still_starts_keeps_what_the_others_measured(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    async with lab(paced) as service:
+        process = await start_bench(
+            "-url", service.url, "-workers=2", "-clients=2", "-duration=1h", "-ramp-duration=0s", "-json", str(out),
+            "-no-live",
+        )  # fmt: skip
+        async with asyncio.timeout(30):
+            while len(workers := psutil.Process(process.pid).children()) < 2:  # noqa: ASYNC110 - the system is asked
+                await asyncio.sleep(0.005)
+        workers[1].suspend()
+        while len(service.asks) < 4:
+            service.asked.clear()
+            await asyncio.wait_for(service.asked.wait(), 30)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        assert b"interrupted" in await process.stderr.readline()
+        workers[1].resume()
+        done = await finish(process)
+    assert done.code == 130
+    result = json.loads(out.read_text())
+    assert result["counts"]["success"] == result["counts"]["total"] >= 3
     assert sorted(service.deleted) == sorted(service.created)
 
 
