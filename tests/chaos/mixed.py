@@ -1,4 +1,5 @@
-"""Everything at once (TRUST C12): `python -m tests.chaos.mixed [--short] [--seed N]`, `make chaos-mixed`.
+"""Everything at once (TRUST C12): `python -m tests.chaos.mixed [--short] [--seconds N] [--seed N]`, `make
+chaos-mixed`.
 
 150 clients ask for ten minutes while Postgres, the model and the network before both fail at random, agents have models
 that refuse, stall, break off and talk nonsense, one has a knowledge flow that does, and strangers break every rule of
@@ -17,7 +18,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Set
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psutil
@@ -335,10 +336,14 @@ def main() -> int:
     """1 where a bound is missed."""
     parser = argparse.ArgumentParser(description="Faults of every kind at random, among clients and strangers.")
     parser.add_argument("--short", action="store_true", help="45 s of them, with fewer clients")
+    parser.add_argument("--seconds", type=float, help="how long faults come, instead of the 600 or 45 of the form")
     parser.add_argument("--seed", type=int, default=1, help="seed of what breaks when")
     options = parser.parse_args()
+    extent = SHORT if options.short else FULL
+    if options.seconds is not None:
+        extent = replace(extent, seconds=options.seconds)
     with World(options.seed) as world:
-        rows = uvloop.run(mixed(world, SHORT if options.short else FULL))
+        rows = uvloop.run(mixed(world, extent))
     for row in rows:
         print(row.line())
     return int(any(row.verdict == MISSED for row in rows))
