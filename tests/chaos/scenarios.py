@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from tests.chaos import answers, canary, cost, crowding, disk, kills, lifecycle, models, outages
+from tests.chaos import answers, canary, cost, crowding, disk, identity, kills, lifecycle, models, outages
 from tests.chaos.rows import Row
 from tests.chaos.world import Size, World
 
@@ -58,5 +58,6 @@ SCENARIOS = (
     Scenario(("C11",), crowding.bulkhead, alone=True),
     Scenario(("D11",), crowding.flood, alone=True),
     Scenario(("D12",), crowding.cycles, 90, 900),
+    Scenario(("E8",), identity.troubled_issuer),
     Scenario(("canary",), canary.canary),
 )

@@ -1,0 +1,113 @@
+"""The issuer of tokens hangs, is away and comes back with another key; the clients go on with theirs (E8)."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+
+from tests.chaos.control import ProxyProcess
+from tests.chaos.crowding import late_looks
+from tests.chaos.load import Habits
+from tests.chaos.rows import Row, at_most, none_lost, none_of
+from tests.chaos.until import until_it
+from tests.chaos.world import Size, Stage, World, stage
+from tests.support.issuer import CLIENT, JWKS, Issuer, issuer, rsa_key
+
+_RATE = 20.0
+_SESSIONS = 20
+_UNKNOWN_PER_S = 20
+_UNAUTHENTICATED = 401
+
+
+@asynccontextmanager
+async def _distant(world: World) -> AsyncIterator[tuple[Issuer, ProxyProcess]]:
+    """An issuer, and the fault proxy through which everybody knows it."""
+    async with issuer() as made:
+        proxy = ProxyProcess(int(made.url.split("/")[2].rpartition(":")[2]))
+        await world.do(proxy.__enter__)
+        try:
+            await asyncio.to_thread(proxy.start)
+            made.url = f"http://127.0.0.1:{proxy.port}/realms/test"
+            yield made, proxy
+        finally:
+            await world.do(proxy.__exit__, None, None, None)
+
+
+async def troubled_issuer(world: World, size: Size) -> list[Row]:
+    """Turns go on and the loop stays free while the issuer fails; keys that nobody knows make nobody ask it often."""
+    seconds = size.pick(5, 30)
+    async with _distant(world) as (made, proxy):
+        security = {"user": {"enabled": True, "client_id": CLIENT, "realm_url": made.url}, "allow_query_token": True}
+        async with stage(
+            world, "E8", Habits(_RATE), sessions=_SESSIONS, direct=True, token=made.token(), security=security
+        ) as scene:
+            await scene.crowd.answered(_SESSIONS)
+            before = await scene.service.metrics()
+            async with _unknown_keys(scene, made):
+                for fault in (("hold",), ("normal", "delay down 30000 0"), ("normal", "refuse", "reset")):
+                    await proxy.tell(*fault)
+                    await asyncio.sleep(seconds)
+                await proxy.tell("normal")
+                await _until_up(scene)
+                asked = made.asked[JWKS]
+                await asyncio.sleep(seconds)
+            fetched, after = made.asked[JWKS] - asked, await scene.service.metrics()
+            made.keys = [made.public("k2"), *made.keys]
+            rotated_s = await _until_let_in(scene, made.token("k2", sub="u-new"))
+            report = await scene.settle()
+            waiting = [one for one in scene.ledger.asks.values() if not one.answer]
+    looks, late = late_looks(before, after)
+    count = len(scene.ledger.asks)
+    return [
+        at_most("E8", f"of {looks:.0f} looks, the loop was later than 50 ms", late, 1.0 * size.slack, "%"),
+        none_of("E8", "turns of known keys without an answer", len(waiting), of=count, unit="asks"),
+        none_lost("E8", "and of those answered", report.lost, report.wrong, of=report.acked, words=report.words()),
+        at_most("E8", f"fetches in {seconds} s of unknown keys, the issuer well", fetched, 2.0, ""),
+        at_most("E8", "until a new key is let in", rotated_s, 60.0, "s"),
+    ]
+
+
+@asynccontextmanager
+async def _unknown_keys(scene: Stage, made: Issuer) -> AsyncIterator[None]:
+    """Requests with keys that nobody knows, all the while; they wait for nobody."""
+    key = rsa_key("unknown")
+
+    async def flood(group: asyncio.TaskGroup) -> None:
+        number = 0
+        while True:
+            number += 1
+            group.create_task(_status(http, scene, made.token(f"unknown-{number}", key)))
+            await asyncio.sleep(1 / _UNKNOWN_PER_S)
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http, asyncio.TaskGroup() as group:
+        flooding = group.create_task(flood(group))
+        yield
+        flooding.cancel()
+
+
+async def _until_up(scene: Stage) -> None:
+    """The service has reached the issuer again."""
+
+    async def up() -> bool:
+        _, body = await scene.service.ask_status("/ready")
+        return bool(body["dependencies"]["identity_provider"]["status"] == "up")
+
+    await until_it(up, 90)
+
+
+async def _until_let_in(scene: Stage, token: str) -> float:
+    begun = time.perf_counter()
+
+    async def let_in() -> bool:
+        return await _status(scene.http, scene, token) != _UNAUTHENTICATED
+
+    await until_it(let_in, 90)
+    return time.perf_counter() - begun
+
+
+async def _status(http: aiohttp.ClientSession, scene: Stage, token: str) -> int:
+    url = f"{scene.service.address.url}/chatbot/sessions"
+    async with http.get(url, headers={"Authorization": f"Bearer {token}"}) as response:
+        return response.status
