@@ -126,8 +126,8 @@ class CompletionsClient:
         now = perf_counter()
         if now - self._said.get(failure.cause, -1.0) >= 1.0:
             self._said[failure.cause] = now
-            logger.warning("model %s failed: %s: %s", self.endpoint.model, failure.cause, failure.error)
-        return failure.error
+            logger.warning("model %s failed: %s: %s", self.endpoint.model, failure.cause, str(failure.error))
+        return failure.take()
 
     async def _complete(self, body: bytes) -> dict[str, Any]:
         started = perf_counter()
@@ -150,6 +150,7 @@ class CompletionsClient:
             raise
         finally:
             self.settle(error, perf_counter() - started, wire.usage_of(answer))
+            del error  # its traceback holds this frame
 
     async def _whole(self, body: bytes) -> dict[str, Any]:
         """One attempt at a non-streamed answer."""
@@ -255,6 +256,7 @@ class CompletionStream:
         finally:
             self._close()
             self._client.settle(error, perf_counter() - started, self._usage)
+            del error  # its traceback holds this frame
 
     async def _begin(self) -> tuple[aiohttp.ClientResponse, list[wire.Chunk]]:
         """Everything up to and with the first token: the only part that is ever tried again."""
@@ -390,6 +392,7 @@ class CompletionStream:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._failure = None  # its traceback holds this object once it was raised
         response, self._response = self._response, None
         if response is None:
             return

@@ -21,6 +21,12 @@ class AttemptFailed(Exception):
         self.cause = cause
         self.retry = retry
 
+    def take(self) -> TurnFailed:
+        """The error, to be raised from this and held by it no more: else both lie in a cycle, with all their frames."""
+        error = self.error
+        del self.error
+        return error
+
 
 def of_status(status: int, headers: Mapping[str, str]) -> AttemptFailed:
     """The failure behind an HTTP status other than 200. The body is never looked at: it may repeat the prompt."""

@@ -1,6 +1,7 @@
 """Each fault of a model server, byte for byte, and what a turn is told (TRUST C1 to C7)."""
 
 import asyncio
+import gc
 import logging
 import random
 import socket
@@ -8,10 +9,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
+from langchain_core.messages import HumanMessage
 from pydantic import SecretStr
 
 from agentic_backend.errors import LlmProtocol, LlmRateLimited, LlmTimeout, LlmUnavailable, TurnFailed
 from agentic_backend.llm import Connections, Deadlines, Endpoint, ModelPool, Retries
+from agentic_backend.llm.client import CompletionStream
+from agentic_backend.llm.failures import AttemptFailed
 from tests.agentic_backend.llm.conftest import Watched
 from tests.agentic_backend.llm.scripted import (
     DONE,
@@ -58,6 +62,15 @@ async def ask(
         assert isinstance(chunk.content, str)
         said.append(chunk.content)
     return "".join(said)
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """What lies in a cycle when the test begins is gone, what it leaves there stays."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture
@@ -467,6 +480,27 @@ async def test_a_dead_endpoint_fails_fast_until_it_is_back(pool: ModelPool, monk
         now += 5
         assert await ask(pool, model.base_url) == "Hello"
         assert await ask(pool, model.base_url) == "Hello"
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [status(400), streams(token("Hel")), streams(token("Hel") + b"data: lorem\n\n")],
+    ids=["refused", "cut", "broken"],
+)
+@pytest.mark.usefixtures("uncollected")
+async def test_a_call_that_failed_is_in_no_cycle(pool: ModelPool, fault: Step) -> None:
+    """A turn that failed is gone at once: its frames hold the prompt, and full collections are hours apart."""
+    async with scripted(fault) as model:
+        chat = pool.chat_model(Endpoint(model.base_url, "m"))
+        failed = 0
+        for _ in range(3):
+            try:
+                async for _piece in chat.astream_pieces([HumanMessage("Hi")]):
+                    pass
+            except TurnFailed:
+                failed += 1
+        kept = [one for one in gc.get_objects() if isinstance(one, CompletionStream | AttemptFailed | TurnFailed)]
+    assert (failed, kept) == (3, [])
 
 
 async def test_failures_are_logged_once_a_second_and_cause(pool: ModelPool, caplog: pytest.LogCaptureFixture) -> None:
