@@ -1,4 +1,4 @@
-"""The pieces of a turn that `make bench-micro` times beside the measurements: frames, tokens, spool, rows, statements.
+"""The pieces of a turn that `make bench-micro` times beside the measurements: frames, tokens, sockets, spool, rows.
 
 Bounds are in microseconds, about three times the least that was seen (docs/perf-log.md): they find a change of kind.
 The spool's are wider, since disks differ by more.
@@ -18,6 +18,7 @@ import psycopg
 import uvloop
 
 from agentic_backend.chat import relay
+from agentic_backend.chat.hub import SocketHub
 from agentic_backend.events import ChatMessage, Role, text_part
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.engines import JsonBytes, Pool, PoolRules
@@ -26,9 +27,10 @@ from agentic_backend.persist.spool import Spool
 from agentic_backend.persist.statements import GET_SESSION, WRITE_TURNS
 from agentic_backend.session.models import Session, TurnRecord
 from agentic_backend.session.stream import Ask, Final, TextDelta, Turn, TurnEvent
-from backend_kit.auth import HmacVerifier
+from backend_kit.auth import HmacVerifier, NoAuth
 from backend_kit.settings import Postgres
 from deploy.local.postgres import USER, EmbeddedPostgres
+from tests.agentic_backend.chat.lab import RULES, Peer, ToldTurns, until
 from tests.support.ports import free_port
 from tests.support.postgres import public_directory
 
@@ -37,6 +39,7 @@ Case = tuple[str, Run, float]
 """Name, function over a range of repetitions, bound in µs."""
 
 BATCH = 64
+IDLE = 1000
 _SECRET = "a secret of a bench that is long enough for HS256"
 _ANSWER = "Each turn is timed phase by phase, so that the log can say where the time went. " * 3
 
@@ -46,8 +49,8 @@ def service_cases(metrics: AgenticMetrics) -> Iterator[list[Case]]:
     """The cases; a Postgres and a spool of their own last as long as the block."""
     with ExitStack() as stack:
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
-        frames, storage = FrameCases(), StorageCases(metrics, runner, stack)
-        yield [*frames.listed(), *token_cases(), *storage.listed()]
+        frames, hub, storage = FrameCases(), HubCases(metrics, runner, stack), StorageCases(metrics, runner, stack)
+        yield [*frames.listed(), *token_cases(), *hub.listed(), *storage.listed()]
 
 
 def record_of(number: int) -> TurnRecord:
@@ -163,6 +166,36 @@ def _at_once(awaited: Coroutine[Any, Any, object]) -> None:
     except StopIteration:
         return
     raise AssertionError("it waits")
+
+
+class HubCases:
+    """The clock that looks at every socket once a second, where none of them says anything."""
+
+    def __init__(self, metrics: AgenticMetrics, runner: asyncio.Runner, stack: ExitStack) -> None:
+        self._runner = runner
+        self._hub = SocketHub(verifier=NoAuth(), rules=RULES, metrics=metrics, delivered=metrics.delivery.observe)
+        self._peers = [Peer() for _ in range(IDLE)]
+        self._turns = ToldTurns()
+        loop = runner.get_loop()
+        served = [loop.create_task(self._hub.serve(peer.websocket(), self._turns)) for peer in self._peers]
+        runner.run(until(lambda: len(self._hub) == IDLE))
+        stack.callback(lambda: runner.run(self._leave(served)))
+
+    def listed(self) -> list[Case]:
+        """The cases."""
+        return [(f"tick: {IDLE} idle sockets", self._ticks, 1000.0)]
+
+    def _ticks(self, times: range) -> None:
+        async def repeat() -> None:
+            for _ in times:
+                await self._hub.tick(time.monotonic())
+
+        self._runner.run(repeat())
+
+    async def _leave(self, served: list[asyncio.Task[None]]) -> None:
+        for peer in self._peers:
+            peer.leave()
+        await asyncio.gather(*served)
 
 
 class StorageCases:

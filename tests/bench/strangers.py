@@ -38,7 +38,7 @@ from websockets.typing import Subprotocol
 from backend_kit.kpi.rollup import nearest_rank
 from tests.bench.bench import Verdicts, pinned_to
 from tests.bench.crowd import BASE, Crowd
-from tests.bench.rig import Rig, Server, rig
+from tests.bench.rig import Rig, Server, cpu_s, rig
 from tests.support.processes import ModuleProcess
 from tests.support.raw import PING, PONG, TEXT, frame, head
 
@@ -80,7 +80,7 @@ class Size:
     cut: int
 
 
-FULL = Size(slow=200, idle=5000, others=30, seconds=10.0, slow_rounds=4, idle_rounds=7, slack=1.0, cut=200)
+FULL = Size(slow=200, idle=5000, others=30, seconds=10.0, slow_rounds=3, idle_rounds=6, slack=1.0, cut=200)
 SHORT = Size(slow=50, idle=500, others=15, seconds=3.0, slow_rounds=2, idle_rounds=2, slack=5.0, cut=0)
 
 
@@ -219,18 +219,32 @@ def strangers(built: Rig, server: Server, what: str, count: int) -> Iterator[Mod
 # The others
 
 
-def turns_s(server: Server, size: Size) -> list[float]:
-    """How long each turn of the closed load took, in one window."""
-    crowd = Crowd(size.others, size.seconds)
-    uvloop.run(crowd.run(server.target.port))
-    if crowd.failures or not crowd.latencies_s:
-        raise RuntimeError(f"turns failed: {dict(crowd.failures)}")
-    return crowd.latencies_s
+class Windows:
+    """What windows of the closed load have shown: how long each turn took, and what the service used meanwhile."""
 
+    def __init__(self, server: Server, size: Size) -> None:
+        self._server = server
+        self._size = size
+        self._turns_s: list[float] = []
+        self._cpu_s = 0.0
 
-def p95_ms(turns: list[float]) -> float:
-    """Of their times in seconds."""
-    return nearest_rank(sorted(turns), 0.95) * 1e3
+    def more(self) -> None:
+        """One more window."""
+        crowd = Crowd(self._size.others, self._size.seconds)
+        before_s = cpu_s(self._server.process.pid)
+        uvloop.run(crowd.run(self._server.target.port))
+        self._cpu_s += cpu_s(self._server.process.pid) - before_s
+        if crowd.failures or not crowd.latencies_s:
+            raise RuntimeError(f"turns failed: {dict(crowd.failures)}")
+        self._turns_s += crowd.latencies_s
+
+    @property
+    def p95_ms(self) -> float:
+        """Of all turns."""
+        return nearest_rank(sorted(self._turns_s), 0.95) * 1e3
+
+    def __str__(self) -> str:
+        return f"{self.p95_ms:.1f} ms ({self._cpu_s / len(self._turns_s) * 1e3:.2f} ms of CPU a turn)"
 
 
 def rss_kb(server: Server) -> float:
@@ -250,29 +264,35 @@ def wait_closed(server: Server, descriptors: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The p95 of both sides in milliseconds, what each of the strangers holds, and what they have written."""
+    """Windows beside nobody and beside strangers, what each of these holds in memory, and what they have written."""
 
-    alone_ms: float
-    beside_ms: float
+    alone: Windows
+    beside: Windows
     memory_kb: float
     output: str
 
     @property
     def growth_pct(self) -> float:
         """By how much p95 is higher beside them."""
-        return (self.beside_ms / self.alone_ms - 1) * 100
+        return (self.beside.p95_ms / self.alone.p95_ms - 1) * 100
+
+    def __str__(self) -> str:
+        return f"p95 alone {self.alone}, beside {self.beside}: {self.growth_pct:+.1f} %"
 
 
 def compared(built: Rig, server: Server, size: Size, what: str, count: int) -> Round:
     """Two windows beside so many strangers, between one before and one after them."""
-    alone = turns_s(server, size)
+    alone, beside = Windows(server, size), Windows(server, size)
+    alone.more()
     descriptors, before_kb = psutil.Process(server.process.pid).num_fds(), rss_kb(server)
     with strangers(built, server, what, count) as process:
         memory_kb = (rss_kb(server) - before_kb) / count
-        beside = turns_s(server, size) + turns_s(server, size)
+        beside.more()
+        beside.more()
         output = process.output
     wait_closed(server, descriptors)
-    return Round(p95_ms(alone + turns_s(server, size)), p95_ms(beside), memory_kb, output)
+    alone.more()
+    return Round(alone, beside, memory_kb, output)
 
 
 def slow_readers(built: Rig, server: Server, size: Size, verdicts: Verdicts) -> None:
@@ -282,13 +302,9 @@ def slow_readers(built: Rig, server: Server, size: Size, verdicts: Verdicts) -> 
         found = compared(built, server, size, "silent", size.slow)
         growth.append(found.growth_pct)
         cut.append(len({line for line in found.output.splitlines() if line.startswith("cut ")}))
-        print(
-            f"  p95 alone {found.alone_ms:.1f} ms, beside {size.slow} that never read {found.beside_ms:.1f} ms: "
-            f"{found.growth_pct:+.1f} %, {cut[-1]} of them cut",
-            flush=True,
-        )
+        print(f"  {size.slow} that never read: {found}, {cut[-1]} of them cut", flush=True)
     reading = compared(built, server, size, "reading", size.slow)
-    print(f"  p95 beside {size.slow} that read: {reading.growth_pct:+.1f} % (information)")
+    print(f"  {size.slow} that read: {reading} (information)", flush=True)
     verdicts.hold(f"p95 beside {size.slow} slow readers", statistics.median(growth), P95_GROWTH_PCT * size.slack, "%")
     verdicts.hold_at_least("slow readers cut in each round", min(cut), size.cut, "readers")
 
@@ -302,11 +318,7 @@ def idle_sockets(built: Rig, server: Server, size: Size, verdicts: Verdicts) -> 
         found = compared(built, server, size, "idle", count)
         growth.append(found.growth_pct)
         memory.append(found.memory_kb)
-        print(
-            f"  p95 alone {found.alone_ms:.1f} ms, beside {count} idle sockets {found.beside_ms:.1f} ms: "
-            f"{found.growth_pct:+.1f} %, {found.memory_kb:.1f} KB each",
-            flush=True,
-        )
+        print(f"  {count} idle sockets: {found}, {found.memory_kb:.1f} KB each", flush=True)
     verdicts.hold_at_least("idle sockets, open from start to end", count, size.idle, "sockets")
     verdicts.hold(f"p95 beside {count} idle sockets", statistics.median(growth), P95_GROWTH_PCT * size.slack, "%")
     # Later rounds find memory that the first one has left behind.
@@ -326,7 +338,7 @@ def measure(size: Size) -> int:
     verdicts = Verdicts()
     with rig() as built:
         server = built.service("strangers", OTHERS, change=_with_readers)
-        turns_s(server, size)
+        Windows(server, size).more()
         slow_readers(built, server, size, verdicts)
         idle_sockets(built, server, size, verdicts)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
