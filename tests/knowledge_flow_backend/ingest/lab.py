@@ -167,7 +167,7 @@ async def running(
         tasks, embedder = TaskRegistry(), HashingEmbedder()
         stack.push_async_callback(tasks.aclose)
         writer = wrapped(PgVectorWriter(database, model=embedder.model))
-        intake = Intake(database, lease_s=0.3)
+        intake = Intake(database, lease_s=60.0)
         service = IngestService(
             pool=pool,
             staging=staging,
