@@ -1,6 +1,7 @@
 """The service as a process: how it ends with turns running, how it starts and lives without Postgres."""
 
 import asyncio
+import gc
 import re
 import shutil
 import signal
@@ -261,3 +262,18 @@ async def test_two_services_in_one_process_share_nothing(start_service, postgres
         counts = [registry.get_sample_value("chat_user_message_total") for registry in registries]
         assert counts == [1, 2]
         assert one.turns.find("e1", "admin") is None
+
+
+@pytest.fixture
+def thresholds():
+    """Those of the garbage collection are as they were after the test."""
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
+
+
+@pytest.mark.usefixtures("thresholds")
+@pytest.mark.parametrize("freezes", [True, False])
+async def test_memory_is_looked_after_where_start_up_is_out_of_collection(start_service, freezes):
+    async with start_service(server={"gc_freeze": freezes}) as running:
+        assert ("upkeep" in running.service.running.tasks.names) is freezes
