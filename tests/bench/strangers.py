@@ -27,6 +27,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -325,7 +327,8 @@ def idle_sockets(built: Rig, server: Server, size: Size, verdicts: Verdicts) -> 
     verdicts.hold(f"memory of each of {count} idle sockets", max(memory), IDLE_KB, "KB")
 
 
-def _with_readers(config: dict[str, Any]) -> None:
+def _with_readers(config: dict[str, Any], spool: Path) -> None:
+    config["persistence"]["spool_dir"] = str(spool)
     ai = config["ai"]
     ai["chat_models"] = [{"id": "long", "title": "Long", "name": LONG}]
     ai["agents"].append({"name": READER, "class_path": "agentic_backend.agent.plain", "model": "long"})
@@ -337,7 +340,8 @@ def measure(size: Size) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     verdicts = Verdicts()
     with rig() as built:
-        server = built.service("strangers", OTHERS, change=_with_readers)
+        change = partial(_with_readers, spool=built.work / "spool")
+        server = built.service("strangers", OTHERS, change=change)
         Windows(server, size).more()
         slow_readers(built, server, size, verdicts)
         idle_sockets(built, server, size, verdicts)
