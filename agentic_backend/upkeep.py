@@ -14,9 +14,9 @@ _EVERY_S: Final = 60.0
 class Upkeep:
     """Once a minute, in a second in which no turn runs, `release()` is called; under steady load it never is.
 
-    A connection that has ended and a turn that failed are cycles (framework, tracebacks), and with the thresholds of
-    `server.gc_freeze` they lie for hours. glibc gives back the top of its heap alone, and one small piece that lives
-    keeps all below it: after faults 39 of 281 MB were that.
+    A connection that has ended and a turn that failed lie in cycles (of frameworks and tracebacks), and with the
+    thresholds of `server.gc_freeze` they may lie for hours. glibc gives back the top of its heap alone: one small piece
+    that lives keeps all below it (docs/perf-log.md).
     """
 
     def __init__(self, running: Callable[[], int], release: Callable[[], None]) -> None:
@@ -41,7 +41,7 @@ class Upkeep:
 def release_memory() -> None:
     """Collect what lies in cycles, then let glibc hand back what is free; another C library has no such call.
 
-    Holds the caller for milliseconds where what start-up made is out of the collection (`server.gc_freeze`).
+    Holds the loop meanwhile: only for a process with `server.gc_freeze`, whose start-up is out of the collection.
     """
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
