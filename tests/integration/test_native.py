@@ -1,3 +1,4 @@
+from tests.support.held_model import held_model
 from tests.support.service import hear, hear_until, say
 
 
@@ -27,11 +28,12 @@ async def test_a_turn_streams_and_ends_with_the_answer_and_its_ledger(service):
 
 
 async def test_ping_is_answered_during_a_turn(start_service):
-    async with start_service(model="mock;ttft=300;tokens=5") as service:
+    async with held_model() as model, start_service(ai=model.ai) as service:
         session_id = await service.create_session()
         async with service.native() as socket:
             await say(socket, type="ask", session_id=session_id, agent_id="Georges", message="Hello")
             await hear_until(socket, "message")
             await say(socket, type="ping")
             assert (await hear(socket))["type"] == "pong"
+            model.go.set()
             await hear_until(socket, "final")
