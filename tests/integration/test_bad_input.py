@@ -6,6 +6,7 @@ import json
 import pytest
 
 from tests.agentic_backend.chat.test_frames import HOSTILE
+from tests.support.held_model import held_model
 from tests.support.service import hear, hear_until, say
 
 UNKNOWN_TYPE = {"an unknown type": '{"type":"dance"}'}
@@ -57,7 +58,7 @@ async def test_what_is_no_text_frame_closes_with_its_code(service, frame, code):
 
 
 async def test_a_binary_frame_closes_at_once_although_a_turn_runs_which_goes_on(start_service):
-    async with start_service(model="mock;ttft=500;tokens=3") as service:
+    async with held_model() as model, start_service(ai=model.ai) as service:
         session_id = await service.create_session()
         async with service.native() as socket:
             ask = {"type": "ask", "session_id": session_id, "agent_id": "Georges", "message": "Hello"}
@@ -67,6 +68,7 @@ async def test_a_binary_frame_closes_at_once_although_a_turn_runs_which_goes_on(
             assert await close_code(socket) == 1003
         turn = service.turns.find("e1", "admin")
         assert not turn.ended
+        model.go.set()
         async with asyncio.timeout(10):
             await turn.done.wait()
         assert len(await service.history(session_id)) == 2
