@@ -7,7 +7,8 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from tests.support.service import BASE, hear, hear_until, say
+from tests.support.held_model import held_model
+from tests.support.service import BASE, hear, hear_until, hits, say
 
 
 def ask(session_id, message="Hello", **more):
@@ -71,11 +72,15 @@ async def test_three_asks_on_one_socket_are_answered_in_order(service):
 
 
 async def test_the_ninth_ask_that_waits_is_refused_after_the_others_are_answered(start_service):
-    async with start_service(model="mock;ttft=200") as service:
+    async with held_model() as model, start_service(ai=model.ai) as service:
         session_id = await service.create_session()
         async with service.compatible() as socket:
             for number in range(10):
                 await say(socket, **ask(session_id, f"question {number}"))
+            async with asyncio.timeout(20):
+                while not hits(service, "asks_per_socket"):  # noqa: ASYNC110 - a metric tells nobody
+                    await asyncio.sleep(0.01)
+            model.go.set()
             finals = [(await hear_until(socket, "final"))[-1] for _ in range(9)]
             assert [final["messages"][0]["parts"][0]["text"] for final in finals] == [f"question {n}" for n in range(9)]
             assert (await hear(socket))["code"] == "rate_limited"
