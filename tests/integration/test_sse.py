@@ -22,6 +22,7 @@ from tests.support.following import (
     stream_events,
     transcript,
 )
+from tests.support.held_model import held_model
 from tests.support.service import BASE, hear_until, say
 
 __all__ = ["start_process"]
@@ -113,7 +114,7 @@ async def test_a_number_that_is_none_is_a_bad_request(service):
 
 
 async def test_a_busy_session_is_409_and_a_foreign_page_403(start_service):
-    async with start_service("mock;ttft=300;tokens=2") as service:
+    async with held_model() as model, start_service(ai=model.ai) as service:
         session_id = await service.create_session()
         async with service.native() as socket:
             await say(socket, **ask_frame(session_id))
@@ -124,6 +125,7 @@ async def test_a_busy_session_is_409_and_a_foreign_page_403(start_service):
             origin = {"Origin": "https://evil.example"}
             async with service.http.post(STREAM, json=ask_frame(session_id, "e3"), headers=origin) as response:
                 assert (response.status, (await response.json())["detail"]["code"]) == (403, "forbidden")
+            model.go.set()
             queued = await heard(over_stream(service, ask_frame(session_id, "e4", if_busy="queue")))
             assert json.loads(queued[-1])["messages"][0]["rank"] == 2
 
@@ -157,17 +159,21 @@ async def test_a_reader_that_leaves_stops_the_turn_only_where_the_ask_says_so(st
 
 
 async def test_silence_is_broken_by_comments(start_service):
-    async with start_service("mock;ttft=4000;tokens=2", deadlines={"heartbeat_s": 3, "drain_s": 5}) as service:
+    deadlines = {"heartbeat_s": 3, "drain_s": 5}
+    async with held_model() as model, start_service(ai=model.ai, deadlines=deadlines) as service:
         session_id = await service.create_session()
         async with service.http.post(STREAM, json=ask_frame(session_id)) as response:
-            events = [event async for event in stream_events(response)]
-    kinds = [event.get("event") or event[""] for event in events]
+            kinds = []
+            async for event in stream_events(response):
+                kinds.append(event.get("event") or event[""])
+                if kinds[-1] == "heartbeat":
+                    model.go.set()
     assert kinds[:3] == ["accepted", "message", "heartbeat"]
     assert kinds[-1] == "final"
 
 
 async def test_a_drain_ends_a_stream_after_its_turn_and_refuses_new_ones(start_process):
-    async with start_process("mock;ttft=1500;tokens=3") as service:
+    async with held_model() as model, start_process(ai=model.ai) as service:
         session_id, other_id = [await service.create_session() for _ in range(2)]
         async with aclosing(over_stream(service, ask_frame(session_id))) as frames:
             await anext(frames)
@@ -176,6 +182,7 @@ async def test_a_drain_ends_a_stream_after_its_turn_and_refuses_new_ones(start_p
             async with service.http.post(STREAM, json=ask_frame(other_id)) as response:
                 assert (response.status, (await response.json())["detail"]["code"]) == (503, "draining")
                 assert response.headers["Retry-After"] == "2"
+            model.go.set()
             rest = [json.loads(text)["type"] async for text in frames]
         assert rest[-1] == "final"
         assert await service.ended() == 0
@@ -184,7 +191,7 @@ async def test_a_drain_ends_a_stream_after_its_turn_and_refuses_new_ones(start_p
 
 async def test_limits_of_sockets_count_streams(start_service):
     limits = {"max_sockets": 2, "per_user": {"sockets": 1}}
-    async with start_service("mock;ttft=500;tokens=2", limits=limits) as service:
+    async with held_model() as model, start_service(ai=model.ai, limits=limits) as service:
         session_id, other_id = [await service.create_session() for _ in range(2)]
         async with aclosing(over_stream(service, ask_frame(session_id))) as frames:
             await anext(frames)
@@ -194,6 +201,7 @@ async def test_limits_of_sockets_count_streams(start_service):
                 await say(socket, type="ping")
                 async with service.http.post(STREAM, json=ask_frame(other_id)) as response:
                     assert response.status == 429
+            model.go.set()
             assert [json.loads(text)["type"] async for text in frames][-1] == "final"
         assert await service.service.running.hub.wait_empty(5) == 0
         assert await heard(over_stream(service, ask_frame(other_id, "e2"))) != []
