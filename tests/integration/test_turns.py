@@ -3,6 +3,7 @@
 import asyncio
 import json
 
+from tests.support.held_model import held_model
 from tests.support.raw import PING, PONG, TEXT, frame, head, peer
 from tests.support.service import hear, hear_until, say
 
@@ -92,7 +93,7 @@ async def test_a_busy_session_rejects_queues_or_replaces(start_service):
 
 
 async def test_on_disconnect_cancel_ends_the_turn_and_continue_does_not(start_service):
-    async with start_service(model="mock;ttft=400;tokens=3") as service:
+    async with held_model() as model, start_service(ai=model.ai) as service:
         stopped, finished = await service.create_session(), await service.create_session()
         async with service.native() as socket:
             await say(socket, **ask(stopped, client_exchange_id="e1", on_disconnect="cancel"))
@@ -100,13 +101,15 @@ async def test_on_disconnect_cancel_ends_the_turn_and_continue_does_not(start_se
             await hear_until(socket, "message")
             await hear_until(socket, "message")
         await ended(service, "e1")
+        model.go.set()
         await ended(service, "e2")
         assert (await service.history(stopped))[1]["metadata"]["finish_reason"] == "cancelled"
         assert (await service.history(finished))[1]["metadata"]["finish_reason"] == "stop"
 
 
 async def test_above_max_turns_an_ask_is_told_its_place_and_gets_the_slot(start_service):
-    async with start_service(model="mock;ttft=400;tokens=2", limits={"max_turns": 1, "queue_length": 1}) as service:
+    limits = {"max_turns": 1, "queue_length": 1}
+    async with held_model() as model, start_service(ai=model.ai, limits=limits) as service:
         sessions = [await service.create_session() for _ in range(3)]
         async with service.native() as socket:
             for number, session_id in enumerate(sessions):
@@ -114,6 +117,8 @@ async def test_above_max_turns_an_ask_is_told_its_place_and_gets_the_slot(start_
             heard = []
             while sum(frame["type"] == "final" for frame in heard) < 2:
                 heard.append(await hear(socket))
+                if heard[-1]["type"] == "error":
+                    model.go.set()
         accepted = {frame["exchange_id"]: frame for frame in heard if frame["type"] == "accepted"}
         assert "queue_position" not in accepted["e0"]
         assert accepted["e1"]["queue_position"] == 1
