@@ -5,6 +5,7 @@ import json
 import pytest
 from playwright.async_api import Page, expect
 
+from tests.support.held_model import held_model
 from tests.support.service import RunningService, hear_until, say
 
 pytestmark = pytest.mark.chromium
@@ -81,13 +82,13 @@ async def test_an_answer_is_rated_and_the_rating_taken_back(page: Page, service:
     assert await service.get("/chatbot/feedback") == []
 
 
-async def test_a_title_that_comes_late_is_shown(page: Page, start_service, mock_llm) -> None:  # type: ignore[no-untyped-def]
-    model = {"name": "mock;ttft=300;tokens=3", "settings": {"base_url": mock_llm.base_url}}
-    async with start_service(ai={"default_language_model": model}) as service:
+async def test_a_title_that_comes_late_is_shown(page: Page, start_service) -> None:  # type: ignore[no-untyped-def]
+    async with held_model() as model, start_service(ai={"default_language_model": model.named}) as service:
         await page.goto(f"http://127.0.0.1:{service.port}/")
         await page.get_by_label("Your message").fill("Lentils?")
         await page.keyboard.press("Enter")
         heading = page.get_by_role("heading", level=1)
         await expect(heading).to_have_text("Lentils?")
+        model.go.set()
         await expect(heading).not_to_have_text("Lentils?")
         assert await titles(page) == [await heading.text_content()]
