@@ -82,14 +82,14 @@ async def test_without_being_asked_a_stream_has_no_usage(model: Model) -> None:
 async def test_a_paced_stream_comes_in_pieces_and_whole(model: Model) -> None:
     pieces = 0
     async with model.http.post(
-        model.base_url + CHAT, json=ask("mock;tokens=5;gap=20;ttft=10", stream=True)
+        model.base_url + CHAT, json=ask("mock;tokens=30;gap=20;ttft=10", stream=True)
     ) as response:
         raw = b""
         async for piece in response.content.iter_any():
             pieces += 1
             raw += piece
     assert pieces >= 3
-    assert raw.count(b'"delta":{"content":') == 5
+    assert raw.count(b'"delta":{"content":') == 30
     assert raw.endswith(b"data: [DONE]\n\n")
 
 
