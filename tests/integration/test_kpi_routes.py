@@ -59,11 +59,13 @@ async def test_stalls_name_who_held_the_loop(start_service: StartService) -> Non
             Sighting("support/odd_agent.py:misbehave", "turn:e1", "stream_agent_response", "block", "a < b"), 203.0
         )
         assert (await a_turn(service, "block"))["type"] == "final"
-        first = (await service.get("/kpi/stalls"))[0]
-    assert (first["place"], first["agent"]) == ("support/odd_agent.py:misbehave", "block")
-    assert first["phase"] == "stream_agent_response"
-    assert first["total_ms"] >= 203
-    assert first["seconds_ago"] >= 0
+        stalls = await service.get("/kpi/stalls")
+    # A machine that hesitates has stalls of its own.
+    [told] = [stall for stall in stalls if stall["agent"] == "block" and stall["phase"] == "stream_agent_response"]
+    assert told["place"] == "support/odd_agent.py:misbehave"
+    assert told["total_ms"] >= 203
+    assert told["seconds_ago"] >= 0
+    assert [stall["total_ms"] for stall in stalls] == sorted((stall["total_ms"] for stall in stalls), reverse=True)
 
 
 @pytest.mark.parametrize("path", ROUTES)
