@@ -9,7 +9,7 @@ verdict is over the median of the rounds, each of which is told, for they show w
 as many clients that ask for the same and read it at once p95 is told, too, and not judged.
 
 The service has the first core; model, Postgres, load and strangers share the others. The strangers give way to all of
-them (niceness 19) and are sparing: a ping costs the idle ones 10 us. In the world they have machines of their own.
+them (niceness 19), and idle ones are one loop without timers: in the world they have machines of their own.
 Each of the slow readers must have been cut in each round, and the idle ones, which answer pings, must all be there at
 its end: else it shows nothing.
 """
