@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import URL, TextClause, event
+from sqlalchemy import URL, Executable, event
 from sqlalchemy.engine.interfaces import CacheStats
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import QueuePool
@@ -46,7 +46,7 @@ class TimedConnection:
         self._metrics = metrics
 
     async def execute(
-        self, op: str, statement: TextClause, parameters: Mapping[str, object] | None = None
+        self, op: str, statement: Executable, parameters: Mapping[str, object] | None = None
     ) -> Sequence[Sequence[Any]]:
         """Run a constant statement and return its rows. `op` names it in the metrics, from a small fixed set.
 
@@ -197,7 +197,11 @@ def connect_args(
 def _engine(name: PoolName, settings: Postgres, index: str) -> AsyncEngine:
     if name == "main":
         size, overflow, timeout_ms = settings.pool_size, settings.max_overflow, STATEMENT_TIMEOUT_MS
-        extra: dict[str, Any] = {"isolation_level": "AUTOCOMMIT", "pool_reset_on_return": None}
+        extra: dict[str, Any] = {
+            "isolation_level": "AUTOCOMMIT",
+            "pool_reset_on_return": None,
+            "skip_autocommit_rollback": True,
+        }
     else:
         size, overflow, timeout_ms = 3, 0, WRITE_TIMEOUT_MS
         extra = {}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from sqlalchemy import TextClause
+from sqlalchemy import Executable
 
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.index import ChunkHit, IndexQuery, Policy, Reader, Similarity, Vector
@@ -234,7 +234,7 @@ class OpenSearchChunks:
             return await self._cluster.search(self._database.index, body)
 
     async def _rows(
-        self, op: str, statement: TextClause, parameters: dict[str, object], *, first: bool = False
+        self, op: str, statement: Executable, parameters: dict[str, object], *, first: bool = False
     ) -> Sequence[Sequence[Any]]:
         async with self._turnstile.step(first=first), self._database.main.connection() as connection:
             return await connection.execute(op, statement, parameters)

@@ -7,12 +7,21 @@ from typing import Final
 from sqlalchemy import text
 
 from knowledge_flow_backend.index.rights import READS_LIBRARY
-from knowledge_flow_backend.search.statements import HIT_COLUMNS, IN_SCOPE, LIBRARIES_OF_HIT, OVERVIEW_COLUMNS, SCOPE
+from knowledge_flow_backend.search.statements import (
+    HIT_COLUMNS,
+    HIT_FIELDS,
+    IN_SCOPE,
+    LIBRARIES_OF_HIT,
+    OVERVIEW_COLUMNS,
+    OVERVIEW_FIELDS,
+    SCOPE,
+    with_columns,
+)
 
 MOST_PENDING: Final = 1000
 """Pending documents that a query names. Beyond them it is exact through the second look in Postgres alone."""
 
-RIGHTS: Final = text(
+RIGHTS: Final = with_columns(
     f"""WITH {SCOPE}, pending AS MATERIALIZED (
         SELECT DISTINCT document_uid FROM index_pending LIMIT {MOST_PENDING}
     ) {OVERVIEW_COLUMNS},
@@ -22,18 +31,25 @@ RIGHTS: Final = text(
     FROM (SELECT array_agg(d.generation) AS everywhere,
             array_agg(d.generation) FILTER (WHERE d.session_id IS NOT NULL) AS attached
         FROM pending p JOIN documents d ON d.uid = p.document_uid
-        WHERE d.generation IS NOT NULL AND {IN_SCOPE}) v"""
+        WHERE d.generation IS NOT NULL AND {IN_SCOPE}) v""",
+    *OVERVIEW_FIELDS,
+    "libraries",
+    "pending",
+    "everywhere",
+    "attached_everywhere",
 )
 """One row: OVERVIEW, and what a query filters by: libraries, pending documents, their valid writings in scope, and
 those of them that are the session's attachments."""
 
-HITS: Final = text(
+HITS: Final = with_columns(
     f"""SELECT f.key, c.uid, c.document_uid, {HIT_COLUMNS}
     FROM unnest(CAST(:keys AS text[]), CAST(:generations AS text[]), CAST(:ordinals AS int[]),
         CAST(:scores AS float8[])) AS f(key, generation, ordinal, score)
     JOIN documents d ON d.generation = f.generation
     JOIN chunks c ON c.document_uid = d.uid AND c.ordinal = f.ordinal, {LIBRARIES_OF_HIT}
-    WHERE {IN_SCOPE}"""
+    WHERE {IN_SCOPE}""",
+    "key",
+    *HIT_FIELDS,
 )
 """What was found, as far as it is still valid and the reader's to see, in no order."""
 

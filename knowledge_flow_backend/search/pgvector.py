@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import TextClause, text
+from sqlalchemy import Executable, text
 
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.index import ChunkHit, IndexQuery, Policy, Reader, Similarity, Vector
@@ -34,13 +34,16 @@ class PgVectorRules:
 
 @dataclass(frozen=True, slots=True)
 class _Overview:
-    """What a search is about: what made the index, chunks in scope, chunks attached to the session."""
+    """What a search is about: what made the index, chunks in scope, chunks attached to the session.
+
+    `lexical` and `lexical_scores` are arrays as Postgres writes them; None where no word was found or looked for.
+    """
 
     made: Made
     in_scope: int
     attached: int
-    lexical: tuple[int, ...] = ()
-    lexical_scores: tuple[float, ...] = ()
+    lexical: str | None = None
+    lexical_scores: str | None = None
 
 
 class _NothingInScope(Exception):
@@ -128,8 +131,8 @@ class PgVectorIndex:
                     statements.HYBRID[exact],
                     asked,
                     vector=vector_text(vector),
-                    lexical=list(about.lexical),
-                    lexical_scores=list(about.lexical_scores),
+                    lexical=about.lexical,
+                    lexical_scores=about.lexical_scores,
                     word_share=self._rules.word_share,
                 )
 
@@ -160,16 +163,16 @@ class PgVectorIndex:
             (*made, in_scope, attached), ids, scores = rows[0], None, None
         if made[0] is None or not in_scope:
             raise _NothingInScope
-        return _Overview(Made(*made), int(in_scope), int(attached), tuple(ids or ()), tuple(scores or ()))
+        return _Overview(Made(*made), int(in_scope), int(attached), ids, scores)
 
     async def _hits(
-        self, op: str, statement: TextClause, query: IndexQuery, *, first: bool = False, **more: object
+        self, op: str, statement: Executable, query: IndexQuery, *, first: bool = False, **more: object
     ) -> list[ChunkHit]:
         parameters = {**_lexical(query), "limit": query.limit, **more}
         return [hit_of(row) for row in await self._rows(op, statement, parameters, first=first)]
 
     async def _rows(
-        self, op: str, statement: TextClause, parameters: Mapping[str, object], *, first: bool = False
+        self, op: str, statement: Executable, parameters: Mapping[str, object], *, first: bool = False
     ) -> Sequence[Sequence[Any]]:
         async with self._turnstile.step(first=first), self._database.main.connection() as connection:
             return await connection.execute(op, statement, parameters)

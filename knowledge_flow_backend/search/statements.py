@@ -8,10 +8,12 @@ Parameters that more than one of them takes:
 
 # ruff: noqa: S608 - the parts that are joined here are constants of this module
 
+from dataclasses import fields
 from typing import Final
 
-from sqlalchemy import text
+from sqlalchemy import TextualSelect, column, text
 
+from knowledge_flow_backend.index import ChunkHit
 from knowledge_flow_backend.index.rights import READS_LIBRARY
 
 COUNTED_UP_TO: Final = 5000
@@ -93,6 +95,14 @@ _FROM_GRAPH: Final = _NEAREST.format(order=_DISTANCE)
 # Any expression but the bare distance keeps the graph out: each chunk in scope is looked at, and the result is exact.
 _EXACT: Final = _NEAREST.format(order=f"({_DISTANCE}) + 0")
 
+
+def with_columns(statement: str, *names: str) -> TextualSelect:
+    """A statement with its columns in their order: those of a bare text are found out anew on each execution."""
+    return text(statement).columns(*(column(name) for name in names))
+
+
+HIT_FIELDS: Final = tuple(one.name for one in fields(ChunkHit))
+
 HIT_COLUMNS: Final = """c.content, f.score, d.title, c.section, c.page, c.token_count, d.file_name, d.file_path,
     d.mime_type, d.type, d.author, d.created, d.modified, d.language, d.license, d.repository, d.pull_location,
     d.confidential, d.session_id, l.ids, l.names, l.paths"""
@@ -128,29 +138,37 @@ SELECT (SELECT embedding_model FROM index_info), (SELECT dimension FROM index_in
     (SELECT engine FROM index_info), (SELECT size FROM scope),
     (SELECT coalesce(sum(d.chunk_count), 0) FROM documents d WHERE d.retrievable AND {ATTACHED})"""
 
+OVERVIEW_FIELDS: Final = ("model", "dimension", "engine", "in_scope", "attached")
+
 INFO: Final = text("SELECT embedding_model, dimension, engine FROM index_info")
 """The embedder of the index and what searches it; no row while it is empty."""
 
-OVERVIEW: Final = text(f"WITH {SCOPE} {OVERVIEW_COLUMNS}")
+OVERVIEW: Final = with_columns(f"WITH {SCOPE} {OVERVIEW_COLUMNS}", *OVERVIEW_FIELDS)
 """One row: model, length and engine of the index (null while empty), chunks in scope (counted up to a limit),
 attached ones."""
 
-LEXICAL: Final = text(
-    f"""WITH {_LEXICAL} {OVERVIEW_COLUMNS}, (SELECT array_agg(id ORDER BY score DESC, id) FROM lexical),
-    (SELECT array_agg(score ORDER BY score DESC, id) FROM lexical)"""
+LEXICAL: Final = with_columns(
+    f"""WITH {_LEXICAL} {OVERVIEW_COLUMNS}, (SELECT CAST(array_agg(id ORDER BY score DESC, id) AS text) FROM lexical),
+    (SELECT CAST(array_agg(score ORDER BY score DESC, id) AS text) FROM lexical)""",
+    *OVERVIEW_FIELDS,
+    "ids",
+    "scores",
 )
-"""As OVERVIEW, and the ids of the best chunks by their words, and their scores. Takes `candidates`."""
+"""As OVERVIEW, and the ids of the best chunks by their words, and their scores, as Postgres writes arrays: they go back
+to it as they came. Takes `candidates`."""
 
-STRICT: Final = text(f"WITH {_LEXICAL}, {_BY_WORDS} {_HITS}")
+STRICT: Final = with_columns(f"WITH {_LEXICAL}, {_BY_WORDS} {_HITS}", *HIT_FIELDS)
 """Hits by words. Takes `candidates`, `limit`."""
 
 SEMANTIC: Final = {
-    exact: text(f"WITH {nearest}, {_BY_DISTANCE} {_HITS}") for exact, nearest in ((True, _EXACT), (False, _FROM_GRAPH))
+    exact: with_columns(f"WITH {nearest}, {_BY_DISTANCE} {_HITS}", *HIT_FIELDS)
+    for exact, nearest in ((True, _EXACT), (False, _FROM_GRAPH))
 }
 """Hits by vector; by whether each chunk in scope is looked at. Takes `candidates`, `limit`."""
 
 HYBRID: Final = {
-    exact: text(f"WITH {nearest}, {_FUSED} {_HITS}") for exact, nearest in ((True, _EXACT), (False, _FROM_GRAPH))
+    exact: with_columns(f"WITH {nearest}, {_FUSED} {_HITS}", *HIT_FIELDS)
+    for exact, nearest in ((True, _EXACT), (False, _FROM_GRAPH))
 }
 """Hits by vector and by what LEXICAL found (`lexical`, `lexical_scores`), fused. Takes `candidates`, `limit`,
 `word_share`."""

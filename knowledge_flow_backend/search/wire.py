@@ -1,5 +1,6 @@
 """The shapes of CONTRACT §4: what a search and a rerank are asked, and what a hit looks like."""
 
+import re
 from datetime import UTC, datetime
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -13,11 +14,16 @@ MAX_DOCUMENTS = 1000
 """Hits that one rerank takes; a search returns 100 at most."""
 
 CHUNK_MARK = "#chunk="
+_UNRESERVED = re.compile(r"[A-Za-z0-9_.~-]*")
 
 
 def _storable(text: str) -> str:
-    # Postgres takes no NUL, UTF-8 no lone surrogate.
-    if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
+    # Postgres takes no NUL, UTF-8 no lone surrogate; a rerank has a hundred thousand characters to look at.
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("not text") from None
+    if "\0" in text:
         raise ValueError("not text")
     return text
 
@@ -111,8 +117,8 @@ class Provenance:
 
     def hit(self, found: ChunkHit, rank: int) -> dict[str, Any]:
         """A hit as it goes over the wire; ranks count from 1."""
-        document = f"/documents/{quote(found.document_uid, safe='')}"
-        citation = f"{document}{CHUNK_MARK}{quote(found.chunk_uid, safe='')}"
+        document = f"/documents/{_quoted(found.document_uid)}"
+        citation = f"{document}{CHUNK_MARK}{_quoted(found.chunk_uid)}"
         return {
             "content": found.content,
             "uid": found.document_uid,
@@ -155,6 +161,11 @@ def reranked_hit(hit: VectorSearchHit, rank: int, score: float) -> dict[str, Any
     fields["score"] = score
     fields["rank"] = rank
     return fields
+
+
+def _quoted(uid: str) -> str:
+    # Nearly every uid is nothing but such characters, and quoting each anew shows in a profile.
+    return uid if _UNRESERVED.fullmatch(uid) else quote(uid, safe="")
 
 
 def _time(moment: datetime | None) -> str | None:
