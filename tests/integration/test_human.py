@@ -399,7 +399,7 @@ async def test_what_a_crash_cut_off_after_a_yes_never_runs_again(start_process, 
             session_id = await service.create_session(agent_id="Sammy")
             await asked(service, session_id)
         async with cut_off(start_process, settings, session_id, tool_server) as service:
-            await asyncio.sleep(0.2)  # the record of the ask is on disk within 50 ms
+            await service.ask_on_disk("e1")
             service.process.kill()
         async with start_process("scripted", **settings) as service:
             assert (await answered(service, session_id))[-1]["code"] == "not_awaiting"

@@ -95,8 +95,8 @@ async def cut(start_process, session_of):
         session_id = await session_of(service)
         async with service.native() as socket:
             await say(socket, **ask(session_id, "e2", "Who are you?"))
-            for _ in range(10):  # 200 ms of them: the ask is on disk 50 ms after the turn began
-                await hear_until(socket, "delta")
+            await hear_until(socket, "delta")
+            await service.ask_on_disk("e2")
             await service.process.until(service.process.kill)
     return session_id
 

@@ -1,8 +1,10 @@
 """The agentic service as it is run: `python -m agentic_backend` on a configuration file, with a client of it."""
 
+import asyncio
 import re
+import sqlite3
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ class ServiceProcess(ServiceClient):
 
     process: ModuleProcess
     metrics_port: int
+    spool: Path
 
     async def line(self, pattern: str, timeout_s: float = 30.0) -> "re.Match[str]":
         """The first line of its log in which `pattern` is found."""
@@ -48,11 +51,26 @@ class ServiceProcess(ServiceClient):
         url = f"http://127.0.0.1:{self.port}{BASE}{path}"
         await self.process.until(self.process.wait_for_http, url)
 
+    async def ask_on_disk(self, exchange_id: str) -> None:
+        """Return once its spool holds that the exchange was asked, which is a moment after its turn began."""
+        async with asyncio.timeout(30):
+            while not await asyncio.to_thread(_holds_ask, self.spool, exchange_id):  # noqa: ASYNC110 - a file is asked
+                await asyncio.sleep(0.02)
+
     async def metrics(self) -> str:
         """What /metrics says, which has a port of its own."""
         async with self.http.get(f"http://127.0.0.1:{self.metrics_port}/metrics") as response:
             assert response.status == 200
             return await response.text()
+
+
+def _holds_ask(spool: Path, exchange_id: str) -> bool:
+    query = "SELECT count(*) FROM record WHERE kind = 'ask' AND exchange_id = ?"
+    for file in spool.glob("spool-*.sqlite"):
+        with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
+            if connection.execute(query, (exchange_id,)).fetchone() != (0,):
+                return True
+    return False
 
 
 StartProcess = Callable[..., AbstractAsyncContextManager[ServiceProcess]]
@@ -89,7 +107,13 @@ def start_process(database: Database, mock_llm: MockModel, tmp_path: Path) -> St
         with ModuleProcess("agentic_backend", env=variables, traceback_allowed=traceback_allowed) as process:
             try:
                 async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", headers=headers) as http:
-                    service = ServiceProcess(port=port, http=http, process=process, metrics_port=metrics_port)
+                    service = ServiceProcess(
+                        port=port,
+                        http=http,
+                        process=process,
+                        metrics_port=metrics_port,
+                        spool=Path(settings["persistence"]["spool_dir"]),
+                    )
                     await service.answers(path)
                     yield service
             finally:
