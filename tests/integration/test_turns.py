@@ -128,7 +128,7 @@ async def test_above_max_turns_an_ask_is_told_its_place_and_gets_the_slot(start_
 
 
 async def test_the_deadline_of_the_queue_is_a_numbered_error(start_service):
-    limits = {"max_turns": 1, "queue_length": 1, "queue_deadline_s": 0.1}
+    limits = {"max_turns": 1, "queue_length": 1, "queue_deadline_s": 0.5}
     async with start_service(model=SLOW, limits=limits) as service:
         first, second = await service.create_session(), await service.create_session()
         async with service.native() as socket:
@@ -242,7 +242,7 @@ async def test_the_deadline_of_a_turn_is_its_own_code(start_service):
 
 
 async def test_silence_is_broken_by_a_heartbeat_and_an_idle_socket_is_closed(start_service):
-    async with start_service(deadlines={"heartbeat_s": 2.5, "idle_s": 2}) as service, service.native() as socket:
+    async with start_service(deadlines={"heartbeat_s": 2.5, "idle_s": 3}) as service, service.native() as socket:
         assert await hear(socket) == {"type": "heartbeat"}
         async with asyncio.timeout(10):
             await socket.wait_closed()
