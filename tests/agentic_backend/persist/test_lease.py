@@ -127,7 +127,7 @@ async def test_an_expired_lease_is_had_by_another_with_a_higher_fence(
 ) -> None:
     one, other, _ = instances
     session = await new_session(one)
-    short = SessionLeases(one.database, one.pending, length_s=0.3)
+    short = SessionLeases(one.database, one.pending, length_s=1.0)
     assert (await short.acquire(session.id, USER)).fence == 1
     refusals = 0
     async with asyncio.timeout(20):
