@@ -103,7 +103,7 @@ def test_both_families_are_listened_on() -> None:
         assert sock.family == socket.AF_INET6
 
 
-HEAD = ServeSettings(head_timeout_s=0.3)
+HEAD = ServeSettings(head_timeout_s=0.6)
 
 
 @pytest.mark.parametrize(

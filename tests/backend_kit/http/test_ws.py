@@ -68,9 +68,11 @@ def test_a_peer_that_does_not_answer_our_close_is_dropped(lab: Lab) -> None:
 
 
 def test_a_healthy_peer_stays_through_many_pings(lab: Lab) -> None:
-    with running(lab, KEEPALIVE) as server, connect(server.port) as sock:
+    # All of them together outlast the time for one answer.
+    settings = ServeSettings(ws_ping_interval_s=0.2, ws_ping_timeout_s=0.8)
+    with running(lab, settings) as server, connect(server.port) as sock:
         handshake(sock, "/echo")
-        for _ in range(4):
+        for _ in range(6):
             opcode, payload = read_frame(sock)
             assert opcode == 9
             sock.sendall(frame(10, payload))
