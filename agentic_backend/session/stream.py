@@ -255,6 +255,8 @@ class Turn:
             self.ended = True
             self.ended_at = time.monotonic()
             self.done.set()
+            # It cannot be stopped any more, is kept for a while, and a task keeps its whole context.
+            self._task = None
         for wake in self._followers:
             wake()
 

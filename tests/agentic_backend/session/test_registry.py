@@ -1,5 +1,6 @@
 import asyncio
 import time
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -128,6 +129,17 @@ async def test_ended_turns_are_kept_for_a_while(lab):
     assert lab.registry.find("old", USER) is None
     assert lab.registry.find("young", USER) is young
     assert lab.registry.replay_bytes == young.bytes_held
+
+
+async def test_an_ended_turn_that_is_kept_keeps_no_task(lab):
+    others = asyncio.all_tasks()
+    turn = lab.ask("e0")
+    (task,) = (weakref.ref(one) for one in asyncio.all_tasks() - others)
+    assert task() is not None
+    await lab.finish(turn)
+    await ticks()
+    assert lab.registry.find("e0", USER) is turn
+    assert task() is None
 
 
 async def test_ended_turns_are_kept_within_a_bound_of_bytes(lab, monkeypatch):
