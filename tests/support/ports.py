@@ -1,7 +1,7 @@
 """Free loopback ports."""
 
 import errno
-import random
+import secrets
 import socket
 from collections import deque
 from pathlib import Path
@@ -20,7 +20,7 @@ def free_port() -> int:
     """
     lowest_of_the_kernel = int(_RANGE.read_text().split()[0]) if _RANGE.exists() else 32_768
     while True:
-        port = random.randrange(_LOWEST, max(lowest_of_the_kernel, _LOWEST + 1000))  # noqa: S311 - no secret
+        port = _LOWEST + secrets.randbelow(max(lowest_of_the_kernel - _LOWEST, 1000))
         if port not in _GIVEN and _is_free(port):
             _GIVEN.append(port)
             return port
