@@ -88,6 +88,7 @@ class Bench:
     stage: Rig
     node: OpenSearchNode | None
     size: Size
+    engines: Sequence[str]
     parallel: int | None = None
     """`search.parallel` of the service, where it is not the usual one."""
     verdicts: Verdicts = field(default_factory=Verdicts)
@@ -109,7 +110,7 @@ def database_of(bench: Bench, chunks: int) -> tuple[Path, int, int]:
         config["search"] = {"parallel": bench.parallel}
     path.write_text(yaml.safe_dump(config))
     begun = time.perf_counter()
-    seed(load(KnowledgeFlowSettings, path, {}), chunks)
+    seed(load(KnowledgeFlowSettings, path, {}), chunks, graph="pgvector" in bench.engines)
     print(f"\n== {chunks} chunks, in Postgres after {time.perf_counter() - begun:.0f} s")
     return path, port, metrics_port
 
@@ -388,7 +389,7 @@ def run(size: Size, engines: Sequence[str], parallel: int | None) -> int:
                 node.start(print)
             stack.callback(node.stop)
             move(node, stage.other_cores)
-        bench = Bench(stage, node, size, parallel)
+        bench = Bench(stage, node, size, engines, parallel)
         for chunks in size.chunks:
             config, *ports = database_of(bench, chunks)
             crowded = chunks == size.chunks[min(1, len(size.chunks) - 1)]

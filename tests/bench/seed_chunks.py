@@ -74,8 +74,8 @@ def question(number: int, chunks: int) -> str:
     return f"How is {target.own[0]} with {target.own[1]} done, given {' and '.join(common)}? ({number})"
 
 
-def seed(settings: KnowledgeFlowSettings, chunks: int) -> None:
-    """Replace the content of the configured index. Blocks."""
+def seed(settings: KnowledgeFlowSettings, chunks: int, *, graph: bool = True) -> None:
+    """Replace the content of the configured index. Blocks. Without `graph`, most of the work, pgvector finds slowly."""
     migrate(settings.storage.postgres, settings.storage.vector_store.index)
     with _connect(settings) as connection:
         _empty(connection, settings.embedding_model.name)
@@ -86,8 +86,9 @@ def seed(settings: KnowledgeFlowSettings, chunks: int) -> None:
         ) as copy:
             for row in _chunk_rows(chunks):
                 copy.write_row(row)
-        connection.execute("SET LOCAL maintenance_work_mem = '1GB'")
-        connection.execute("CREATE INDEX chunks_embedding ON chunks USING hnsw (embedding vector_cosine_ops)")
+        if graph:
+            connection.execute("SET LOCAL maintenance_work_mem = '1GB'")
+            connection.execute("CREATE INDEX chunks_embedding ON chunks USING hnsw (embedding vector_cosine_ops)")
     # Outside of the transaction: the planner has to know what is there now.
     with _connect(settings, autocommit=True) as connection:
         connection.execute("VACUUM ANALYZE chunks, documents, document_tags, tags")
