@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ class ClusterRules:
     """`connections`: at once; further requests wait for one within their deadline. Seconds for a request of each kind.
 
     `bulks`: bulk requests of one document in flight. `longest_backoff_s`: longest wait before what the cluster was too
-    busy to take is sent again.
+    busy to take is sent again, and after a bulk beside which somebody searched: as often as `rests` says its own time.
     """
 
     connections: int = 32
@@ -41,6 +42,7 @@ class ClusterRules:
     sweep_s: float = 120.0
     bulks: int = 2
     longest_backoff_s: float = 5.0
+    rests: float = 3.0
 
 
 class Cluster:
@@ -51,6 +53,7 @@ class Cluster:
         self._rules = rules or ClusterRules()
         where = urlsplit(settings.host)
         self._refreshing = _Shared()
+        self._searches = 0
         # The library writes a line for each failure, and whole bodies at debug: we say ourselves what went wrong.
         for name in ("opensearch", "opensearchpy.trace"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -71,6 +74,7 @@ class Cluster:
 
     async def search(self, index: str, body: Mapping[str, Any]) -> list[tuple[str, float]]:
         """(`_id`, score) of each hit, best first. An answer that lacks a shard is a failure, not a shorter list."""
+        self._searches += 1
         request = dumps(body)
         answer = await self._ask(
             lambda: self._client.search(
@@ -91,12 +95,17 @@ class Cluster:
         `alias`: the name must be an alias, or the cluster would make an index of that name by guessing its mapping.
 
         What the cluster was too busy to take is sent again, with growing waits. A refused document is a failure.
+        Both share the cluster's processors: while somebody searches, writes take a part of the time only.
         """
         waiting = iter(batches)
 
         async def send() -> None:
             for batch in waiting:
-                await self._write_batch(index, await asyncio.to_thread(batch), alias)
+                lines, searches, begun = await asyncio.to_thread(batch), self._searches, time.perf_counter()
+                await self._write_batch(index, lines, alias)
+                if self._searches != searches:
+                    took_s = time.perf_counter() - begun
+                    await asyncio.sleep(min(took_s * self._rules.rests, self._rules.longest_backoff_s))
 
         try:
             async with asyncio.TaskGroup() as tasks:

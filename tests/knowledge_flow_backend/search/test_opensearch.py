@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
@@ -41,11 +42,18 @@ async def faulty(opensearch: OpenSearchIndex) -> AsyncIterator[FaultyOpenSearch]
 async def through(corpus: Corpus, faulty: FaultyOpenSearch) -> AsyncIterator[Corpus]:
     """The same corpus, asked and written through the proxy. Deadlines are long: only a fault may be met."""
     rules = ClusterRules(connections=2, search_s=30.0, write_s=30.0, longest_backoff_s=0.05)
+    async with reached(corpus, faulty, rules):
+        yield corpus
+
+
+@asynccontextmanager
+async def reached(corpus: Corpus, faulty: FaultyOpenSearch, rules: ClusterRules) -> AsyncIterator[None]:
+    """The corpus reaches its cluster through the proxy, by these rules."""
     cluster = proxied(faulty, rules)
     corpus.index = OpenSearchChunks(corpus.database, cluster, model="mock", kpi=corpus.kpi)
     corpus.writer = OpenSearchWriter(corpus.database, cluster, model="mock", bulk_size=2)
     corpus.follower = None
-    yield corpus
+    yield
     await cluster.aclose()
 
 
@@ -299,6 +307,32 @@ async def test_few_bulks_are_in_flight_and_what_was_too_busy_is_sent_again(
     faulty.answer = None
     assert (refused, most) == (4, 2)
     assert len(await through.search("spool passage", "strict", limit=50)) == 12
+
+
+async def test_writes_rest_where_somebody_searches_and_nowhere_else(
+    corpus: Corpus, faulty: FaultyOpenSearch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests = []
+    real = asyncio.sleep
+
+    async def rest(seconds: float) -> None:
+        rests.append(seconds)
+        await real(0)
+
+    async def searched(request: web.Request) -> web.Response | None:
+        if "_bulk" in request.path:
+            assert found(await corpus.search("text", "strict")) == ["first"]
+        return None
+
+    async with reached(corpus, faulty, ClusterRules(search_s=30.0, write_s=30.0, longest_backoff_s=0.05)):
+        await corpus.put("first", "text")
+        monkeypatch.setattr(asyncio, "sleep", rest)
+        await corpus.put("alone", *(f"passage {number}" for number in range(6)))
+        assert rests == []
+        faulty.answer = searched
+        await corpus.put("beside", *(f"passage {number}" for number in range(6)))
+    assert len(rests) == 3, "after each of the bulks"
+    assert all(0 < seconds <= 0.05 for seconds in rests), "bounded by longest_backoff_s"
 
 
 async def _half(faulty: FaultyOpenSearch, request: web.Request) -> web.Response:
