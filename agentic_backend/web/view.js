@@ -51,7 +51,7 @@ export class View {
   #countdown = null;
   #searchTimer = null;
   #following = true;
-  #busy = false;
+  #busy = null;
   #sidebar;
   #attachments;
 
@@ -209,12 +209,15 @@ export class View {
 
   /** Whether the conversation on the screen is answering: the send button is then a stop button. */
   showBusy(busy, stopping) {
-    this.#busy = busy;
     const { action } = this.#nodes;
-    action.replaceChildren(icon(busy ? "stop" : "send"));
-    action.setAttribute("aria-label", busy ? "Stop" : "Send");
-    action.title = busy ? "Stop" : "Send (Enter)";
-    action.classList.toggle("stop", busy);
+    // With each piece of an answer: an icon that is exchanged between press and release swallows the click.
+    if (busy !== this.#busy) {
+      this.#busy = busy;
+      action.replaceChildren(icon(busy ? "stop" : "send"));
+      action.setAttribute("aria-label", busy ? "Stop" : "Send");
+      action.title = busy ? "Stop" : "Send (Enter)";
+      action.classList.toggle("stop", busy);
+    }
     action.disabled = stopping;
     if (!busy) this.#fitComposer();
   }
