@@ -49,8 +49,8 @@ _TROUBLED = (*_MODELS, _RICO)
 _PASSAGE = hit("spool", "A finished turn is appended to the spool, and then final is sent.")
 _DEADLINES = {"first_token_s": 3, "inter_token_s": 2, "turn_s": 10, "send_s": 3, "drain_s": 5}
 _HEALS_S = (1.0, 4.0)
-_SLOW_MS = 2500
-"""Within every deadline."""
+_SLOW_BYTES = 450
+"""A second: a turn takes about five and meets no deadline, and every client is in one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,10 +286,11 @@ def _agents(knowledge_flow_url: str) -> dict[str, Any]:
 
 
 async def _warm(world: World, seconds: float) -> None:
-    """No fault, but for a third of the time a model so slow that turns pile up as they will beside faults: what so many
-    of them hold at once is not given back to the system as a whole, and is no growth (docs/perf-log.md)."""
+    """No fault, but for a third of the time a model so slow that every client is in a turn, as they will be beside
+    faults: what so many turns hold at once is not given back to the system as a whole, and is no growth
+    (docs/perf-log.md)."""
     await asyncio.sleep(seconds * 2 / 3)
-    await world.to_model.tell(f"delay down {_SLOW_MS} 0")
+    await world.to_model.tell(f"rate down {_SLOW_BYTES}")
     await asyncio.sleep(seconds / 3)
     await world.to_model.tell("normal")
 
