@@ -42,7 +42,7 @@ class ClusterRules:
     sweep_s: float = 120.0
     bulks: int = 2
     longest_backoff_s: float = 5.0
-    rests: float = 5.0
+    rests: float = 8.0
 
 
 class Cluster:
