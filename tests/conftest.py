@@ -1,9 +1,11 @@
 """What holds for every test: uvloop under a stall detector, shared servers, no test without its program."""
 
 import asyncio
+import functools
 import gc
+import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -56,7 +58,10 @@ def pytest_asyncio_loop_factories(
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Take out the tests whose program is missing, unless all are required: then they stay, and fail."""
+    """Bound each asynchronous test; take out those whose program is missing, unless all are required."""
+    for item in items:
+        if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+            item.obj = _bounded(item.obj, _timeout_s(item))
     if _all_required():
         return
     missing = {program.name for program in config.stash[MISSING]}
@@ -120,3 +125,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 def _all_required() -> bool:
     return os.environ.get("TURNWISE_REQUIRE") == "all"
+
+
+def _timeout_s(item: pytest.Function) -> float:
+    marker = item.get_closest_marker("timeout")
+    return float(marker.args[0] if marker is not None else item.config.getini("timeout"))
+
+
+def _bounded(test: Callable[..., Awaitable[None]], timeout_s: float) -> Callable[..., Awaitable[None]]:
+    """The test fails, with where it waited, before pytest-timeout ends the whole run."""
+
+    @functools.wraps(test)
+    async def bounded(*arguments: object, **named: object) -> None:
+        async with asyncio.timeout(0.9 * timeout_s):
+            await test(*arguments, **named)
+
+    return bounded

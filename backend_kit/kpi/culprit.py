@@ -54,7 +54,8 @@ class Culprits:
     def count(self, seen: Sighting | None, ms: float) -> None:
         """Enter a stall that has ended; None where nobody saw it while it lasted."""
         seen = seen or Sighting(UNSEEN, "", "", "", "")
-        key = (seen.place, seen.task.partition(":")[0], seen.phase, seen.agent)
+        # A library's tasks are numbered (Task-17): the number is no other culprit.
+        key = (seen.place, seen.task.partition(":")[0].rstrip("-0123456789"), seen.phase, seen.agent)
         if key not in self._kept and len(self._kept) >= _KEPT:
             key = ("other", "", "", "")
         culprit = self._kept.setdefault(key, Culprit(seen))

@@ -226,6 +226,14 @@ def test_culprits_are_bounded_and_the_longest_come_first() -> None:
     assert len(culprits.lines()) == 3
 
 
+def test_the_number_of_a_librarys_task_makes_no_other_culprit() -> None:
+    culprits = Culprits()
+    for task in ("Task-17", "Task-2800", "turn:e1", "turn:e2"):
+        culprits.count(Sighting("agents/slow.py:answer", task, "llm_invoke", "Sloth", ""), 100.0)
+    assert [(culprit.stalls, culprit.total_ms) for culprit in culprits.top()] == [(2, 200.0), (2, 200.0)]
+    assert [" task=Task " in line for line in culprits.lines()] == [True, False]
+
+
 async def test_a_stall_outside_a_turn_has_no_phase() -> None:
     def block() -> None:
         seen.append(sight(loop, thread))
