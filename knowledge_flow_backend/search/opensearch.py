@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from opensearchpy.exceptions import ConnectionTimeout
 
 from backend_kit.wire import dumps
 from knowledge_flow_backend.errors import IndexUnavailable
+from knowledge_flow_backend.search.pace import Pace
 from knowledge_flow_backend.settings import OpenSearch
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class ClusterRules:
     """`connections`: at once; further requests wait for one within their deadline. Seconds for a request of each kind.
 
     `bulks`: bulk requests of one document in flight. `longest_backoff_s`: longest wait before what the cluster was too
-    busy to take is sent again, and after a bulk beside which somebody searched: as often as `rests` says its own time.
+    busy to take is sent again.
     """
 
     connections: int = 32
@@ -42,18 +42,18 @@ class ClusterRules:
     sweep_s: float = 120.0
     bulks: int = 2
     longest_backoff_s: float = 5.0
-    rests: float = 8.0
 
 
 class Cluster:
     """A client of one cluster. Every method raises `IndexUnavailable` where it is away, red, busy or too slow, with the
     status in its text and nothing of what the cluster said: that may quote the question."""
 
-    def __init__(self, settings: OpenSearch, rules: ClusterRules | None = None) -> None:
+    def __init__(self, settings: OpenSearch, rules: ClusterRules | None = None, pace: Pace | None = None) -> None:
+        """`pace`: of writes beside searches."""
         self._rules = rules or ClusterRules()
         where = urlsplit(settings.host)
         self._refreshing = _Shared()
-        self._searches = 0
+        self.pace = pace or Pace()
         # The library writes a line for each failure, and whole bodies at debug: we say ourselves what went wrong.
         for name in ("opensearch", "opensearchpy.trace"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -74,7 +74,7 @@ class Cluster:
 
     async def search(self, index: str, body: Mapping[str, Any]) -> list[tuple[str, float]]:
         """(`_id`, score) of each hit, best first. An answer that lacks a shard is a failure, not a shorter list."""
-        self._searches += 1
+        self.pace.searched()
         request = dumps(body)
         answer = await self._ask(
             lambda: self._client.search(
@@ -95,17 +95,17 @@ class Cluster:
         `alias`: the name must be an alias, or the cluster would make an index of that name by guessing its mapping.
 
         What the cluster was too busy to take is sent again, with growing waits. A refused document is a failure.
-        Both share the cluster's processors: while somebody searches, writes take a part of the time only.
         """
         waiting = iter(batches)
 
         async def send() -> None:
             for batch in waiting:
-                lines, searches, begun = await asyncio.to_thread(batch), self._searches, time.perf_counter()
-                await self._write_batch(index, lines, alias)
-                if self._searches != searches:
-                    took_s = time.perf_counter() - begun
-                    await asyncio.sleep(min(took_s * self._rules.rests, self._rules.longest_backoff_s))
+                lines = await asyncio.to_thread(_split, batch)
+                while lines:
+                    end = 2 * self.pace.piece(len(lines))
+                    piece, lines = b"".join(lines[:end]), lines[end:]
+                    async with self.pace.write():
+                        await self._write_batch(index, piece, alias)
 
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -255,6 +255,11 @@ def _failure(error: TransportError) -> IndexUnavailable:
     if error.status_code in (401, 403):
         return IndexUnavailable(f"opensearch: the credentials are refused, status={error.status_code}")
     return IndexUnavailable(f"opensearch: status={error.status_code}")
+
+
+def _split(batch: Callable[[], bytes]) -> list[bytes]:
+    """Two lines for each chunk."""
+    return batch().splitlines(keepends=True)
 
 
 def _left(lines: bytes, items: Sequence[Mapping[str, Any]]) -> bytes:

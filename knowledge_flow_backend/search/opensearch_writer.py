@@ -150,7 +150,15 @@ class OpenSearchWriter:
             if chunks:
                 await self._cluster.write(self._database.index, self._batches(document, intention, chunks, vectors))
                 await self._cluster.refresh(self._database.index)
-            version = await put_rows(connection, document, content, chunks, vectors, bulk_size=self._bulk_size)
+            version = await put_rows(
+                connection,
+                document,
+                content,
+                chunks,
+                vectors,
+                bulk_size=self._bulk_size,
+                pace=self._cluster.pace,
+            )
             await self._validate(connection, intention)
             await connection.commit()
         return version

@@ -3,6 +3,7 @@
 import asyncio
 import struct
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import islice
 
@@ -15,6 +16,7 @@ from knowledge_flow_backend.index.engines import TimedConnection
 from knowledge_flow_backend.index.faults import DatabaseFault, failure_of
 from knowledge_flow_backend.index.models import Chunk, Document, DocumentContent, Vector
 from knowledge_flow_backend.index.schema import LOCK_KEY
+from knowledge_flow_backend.search.pace import Pace
 from knowledge_flow_backend.search.statements import INFO
 
 INLINE_DIMENSIONS = 1024
@@ -113,8 +115,11 @@ async def put_rows(
     vectors: Sequence[Vector],
     *,
     bulk_size: int,
+    pace: Pace | None = None,
 ) -> int:
     """Put all rows of a document in place of what its uid held, in the transaction of the connection; its version.
+
+    `pace`: of the chunks, where searches are to come first.
 
     Raises `Conflict` where the uid is another owner's or its claim another upload's, and `DatabaseFault`s.
     """
@@ -124,7 +129,7 @@ async def put_rows(
             raise Conflict("the document was deleted or uploaded again")
     version = await _put_document(connection, document, content, chunks)
     await connection.execute("drop_chunks", _DROP_CHUNKS, {"uid": document.uid})
-    await _copy(connection, document, version, zip(chunks, vectors, strict=True), bulk_size)
+    await _copy(connection, document, version, zip(chunks, vectors, strict=True), bulk_size, pace)
     return version
 
 
@@ -170,12 +175,17 @@ async def _copy(
     version: int,
     pairs: Iterable[tuple[Chunk, Vector]],
     bulk_size: int,
+    pace: Pace | None,
 ) -> None:
     pairs = iter(pairs)
-    while batch := await asyncio.to_thread(lambda: list(islice(pairs, bulk_size))):
-        # 50 µs a chunk: a large document would hold the loop for seconds.
-        rows = await asyncio.to_thread(_rows, document, version, batch)
-        await connection.copy("copy_chunks", _COPY_CHUNKS, rows)
+    while True:
+        most = pace.piece(bulk_size) if pace is not None else bulk_size
+        # In a thread, 50 µs a chunk: a large document would hold the loop for seconds.
+        rows = await asyncio.to_thread(_rows, document, version, islice(pairs, most))
+        if not rows:
+            return
+        async with pace.write() if pace is not None else nullcontext():
+            await connection.copy("copy_chunks", _COPY_CHUNKS, rows)
 
 
 def _content(uid: str, content: DocumentContent) -> list[bytes]:
@@ -187,7 +197,7 @@ def _content(uid: str, content: DocumentContent) -> list[bytes]:
     return [*parts, _BINARY_END]
 
 
-def _rows(document: Document, version: int, batch: Sequence[tuple[Chunk, Vector]]) -> bytes:
+def _rows(document: Document, version: int, batch: Iterable[tuple[Chunk, Vector]]) -> bytes:
     """Lines of Postgres' COPY text format."""
     return "".join(
         "\t".join(

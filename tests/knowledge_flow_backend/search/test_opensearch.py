@@ -15,6 +15,7 @@ from knowledge_flow_backend.search.opensearch import Cluster, ClusterRules
 from knowledge_flow_backend.search.opensearch_body import Shape, index_body
 from knowledge_flow_backend.search.opensearch_index import OpenSearchChunks, OpenSearchRules
 from knowledge_flow_backend.search.opensearch_writer import OpenSearchWriter
+from knowledge_flow_backend.search.pace import Pace, PaceRules
 from knowledge_flow_backend.settings import OpenSearch
 from tests.knowledge_flow_backend.corpus import POLICIES, SPOOL, Corpus, filled, found
 from tests.knowledge_flow_backend.search.faulty import FaultyOpenSearch, holds, says
@@ -47,9 +48,11 @@ async def through(corpus: Corpus, faulty: FaultyOpenSearch) -> AsyncIterator[Cor
 
 
 @asynccontextmanager
-async def reached(corpus: Corpus, faulty: FaultyOpenSearch, rules: ClusterRules) -> AsyncIterator[None]:
+async def reached(
+    corpus: Corpus, faulty: FaultyOpenSearch, rules: ClusterRules, pace: Pace | None = None
+) -> AsyncIterator[None]:
     """The corpus reaches its cluster through the proxy, by these rules."""
-    cluster = proxied(faulty, rules)
+    cluster = proxied(faulty, rules, pace)
     corpus.index = OpenSearchChunks(corpus.database, cluster, model="mock", kpi=corpus.kpi)
     corpus.writer = OpenSearchWriter(corpus.database, cluster, model="mock", bulk_size=2)
     corpus.follower = None
@@ -57,8 +60,8 @@ async def reached(corpus: Corpus, faulty: FaultyOpenSearch, rules: ClusterRules)
     await cluster.aclose()
 
 
-def proxied(faulty: FaultyOpenSearch, rules: ClusterRules) -> Cluster:
-    return Cluster(OpenSearch.model_validate({"host": faulty.url, "secure": False}), rules)
+def proxied(faulty: FaultyOpenSearch, rules: ClusterRules, pace: Pace | None = None) -> Cluster:
+    return Cluster(OpenSearch.model_validate({"host": faulty.url, "secure": False}), rules, pace)
 
 
 def on(corpus: Corpus) -> Cluster:
@@ -312,7 +315,8 @@ async def test_few_bulks_are_in_flight_and_what_was_too_busy_is_sent_again(
 async def test_writes_rest_where_somebody_searches_and_nowhere_else(
     corpus: Corpus, faulty: FaultyOpenSearch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rests = []
+    rests, pieces = [], []
+    running = most = 0
     real = asyncio.sleep
 
     async def rest(seconds: float) -> None:
@@ -320,19 +324,28 @@ async def test_writes_rest_where_somebody_searches_and_nowhere_else(
         await real(0)
 
     async def searched(request: web.Request) -> web.Response | None:
+        nonlocal running, most
         if "_bulk" in request.path:
+            running += 1
+            most = max(most, running)
+            pieces.append((await request.read()).count(b"\n") // 2)
             assert found(await corpus.search("text", "strict")) == ["first"]
+            running -= 1
         return None
 
-    async with reached(corpus, faulty, ClusterRules(search_s=30.0, write_s=30.0, longest_backoff_s=0.05)):
+    rules = ClusterRules(search_s=30.0, write_s=30.0)
+    async with reached(corpus, faulty, rules, Pace(PaceRules(lately_s=1000.0, piece=1, longest_rest_s=0.05))):
         await corpus.put("first", "text")
         monkeypatch.setattr(asyncio, "sleep", rest)
         await corpus.put("alone", *(f"passage {number}" for number in range(6)))
         assert rests == []
         faulty.answer = searched
-        await corpus.put("beside", *(f"passage {number}" for number in range(6)))
-    assert len(rests) == 3, "after each of the bulks"
-    assert all(0 < seconds <= 0.05 for seconds in rests), "bounded by longest_backoff_s"
+        assert found(await corpus.search("text", "strict")) == ["first"]
+        writes = [corpus.put(name, *(f"passage {number}" for number in range(6))) for name in ("beside", "beside too")]
+        await asyncio.gather(*writes)
+    assert (pieces, most) == ([1] * 12, 1), "one chunk a bulk, one bulk at a time among all documents"
+    assert len(rests) == 24, "after each bulk and each COPY"
+    assert all(0 < seconds <= 0.05 for seconds in rests), "bounded by longest_rest_s"
 
 
 async def _half(faulty: FaultyOpenSearch, request: web.Request) -> web.Response:
