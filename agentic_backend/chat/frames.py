@@ -8,7 +8,7 @@ import math
 import re
 import time
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Final, Literal, NoReturn
 from uuid import uuid4
 
 from pydantic import (
@@ -27,6 +27,8 @@ from agentic_backend.session.stream import Ask, HumanAnswer
 from backend_kit.auth import Credentials
 from backend_kit.wire import dumps
 
+MAX_DEPTH: Final = 32
+"""Levels of the JSON that a client has us keep or hand on: our encoder refuses 255, and nobody means so many."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -38,17 +40,22 @@ def storable(text: str) -> str:
 
 
 def storable_json(value: Any) -> Any:
-    """The same for all text in a JSON value."""
+    """The same for all text in a JSON value, which has at most 32 levels."""
+    _check_json(value, MAX_DEPTH)
+    return value
+
+
+def _check_json(value: Any, depth: int) -> None:
     if isinstance(value, str):
         storable(value)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            storable(key)
-            storable_json(item)
-    elif isinstance(value, list):
-        for item in value:
-            storable_json(item)
-    return value
+    elif isinstance(value, dict | list):
+        if not depth:
+            raise ValueError("nested too deeply")
+        if isinstance(value, dict):
+            for key in value:
+                storable(key)
+        for item in value.values() if isinstance(value, dict) else value:
+            _check_json(item, depth - 1)
 
 
 CleanText = Annotated[str, AfterValidator(storable)]

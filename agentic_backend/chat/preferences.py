@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from fastapi import Path as PathParam
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from agentic_backend.chat.frames import storable
+from agentic_backend.chat.frames import MAX_DEPTH, storable
 from agentic_backend.errors import SessionNotFound, TooLarge
 from agentic_backend.session.ownership import load_owned
 from agentic_backend.session.registry import TurnRegistry
@@ -18,7 +18,6 @@ from backend_kit.wire import dumps
 
 MAX_BYTES: Final = 16 * 1024
 """Of the preferences as compact JSON: every frame with a session repeats them."""
-MAX_DEPTH: Final = 32
 _INT_BITS = 63
 
 SessionId = Annotated[str, PathParam(min_length=1, max_length=64)]

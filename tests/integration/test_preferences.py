@@ -8,7 +8,8 @@ import jwt
 import psycopg
 import pytest
 
-from agentic_backend.chat.preferences import MAX_BYTES, MAX_DEPTH
+from agentic_backend.chat.frames import MAX_DEPTH
+from agentic_backend.chat.preferences import MAX_BYTES
 from tests.support.service import BASE, hear_until, say
 
 SECRET = "a secret of at least thirty-two bytes"

@@ -128,6 +128,22 @@ def test_an_answer_that_cannot_be_stored_is_refused(parse, payload):
         parse(json.dumps({**HUMAN, "payload": payload}), 100)
 
 
+def nested(levels):
+    value = 1
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
+@pytest.mark.parametrize("parse", [frames.parse_native, frames.parse_compatible])
+def test_an_answer_has_no_more_levels_than_can_be_encoded_again(parse):
+    fits = nested(frames.MAX_DEPTH)
+    assert parse(json.dumps({**HUMAN, "payload": fits}), 1000).payload == fits
+    for levels in (frames.MAX_DEPTH + 1, 300, 600):
+        with pytest.raises(BadRequest):
+            parse(json.dumps({**HUMAN, "payload": nested(levels)}), 10_000)
+
+
 @pytest.mark.parametrize("parse", [frames.parse_native, frames.parse_compatible])
 def test_an_answer_is_as_long_as_a_message_may_be(parse):
     assert parse(json.dumps({**HUMAN, "payload": {"text": "x" * 80}}), 100).payload == {"text": "x" * 80}
