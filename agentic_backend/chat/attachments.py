@@ -28,6 +28,7 @@ from agentic_backend.errors import (
     KfUnavailable,
     MissingFilename,
     SessionNotFound,
+    Unauthenticated,
     UploadProcessingFailed,
 )
 from agentic_backend.knowledge import Caller, Ingested
@@ -53,7 +54,8 @@ OfSession = Annotated[str | None, Query(min_length=1, max_length=64), AfterValid
 
 
 class Documents(Protocol):
-    """Knowledge flow, where attachments are read. Each method may raise `KfUnavailable`."""
+    """Knowledge flow, where attachments are read. Each method may raise `KfUnavailable`, or
+    `Unauthenticated` where it does not take the caller's token."""
 
     async def ingest(self, file: IO[bytes], name: str, session_id: str, caller: Caller) -> Ingested:
         """Have a file read and indexed for its session. Raises `UploadProcessingFailed`."""
@@ -176,7 +178,8 @@ async def _keep(state: AttachmentServices, attachment: Attachment, asked_by: Cal
         if not kept:
             try:
                 await state.documents.delete(attachment.document_uid, attachment.session_id, asked_by)
-            except KfUnavailable:
+            except (KfUnavailable, Unauthenticated):
+                # A token may run out while a file is read; its owner brings another one.
                 await state.store.leave(attachment)
 
 
