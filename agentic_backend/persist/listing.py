@@ -98,7 +98,7 @@ class SessionList:
             if size > _PENDING_BYTES:
                 break
             chosen.append(op)
-        bodies = await self._pending.bodies(chosen)
+        bodies = await self._pending.read(chosen)
         return await asyncio.to_thread(_told, bodies) if bodies else {}
 
 

@@ -1,12 +1,14 @@
 """What has been handed over and is not committed yet: the batcher's queue, and what readers see on top of Postgres."""
 
 import asyncio
+import sqlite3
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from agentic_backend.errors import HistoryUnavailable
 from agentic_backend.events import ChatMessage
 from agentic_backend.persist.spoolfile import Kind, Row
 from agentic_backend.session.models import Session, TurnRecord
@@ -60,7 +62,8 @@ class Op:
 
     `id` is its number in the spool, 0 where there is none; `size` the bytes of its body; `at` perf_counter() of the
     hand-over. `after` is the session as a turn leaves it, where that is known; `change` what a change changes.
-    `committed` says after the commit whether it found its session, and False too where it was given up.
+    `committed` says after the commit whether it found its session, and False too where it was given up; `on_disk` is
+    done once the spool has it. Where there is no `committed` nobody waits for either.
     """
 
     kind: Kind
@@ -73,6 +76,7 @@ class Op:
     id: int = 0
     at: float = field(default_factory=time.perf_counter)
     committed: "asyncio.Future[bool] | None" = None
+    on_disk: "asyncio.Future[None] | None" = None
     found: bool = False
 
     @classmethod
@@ -93,6 +97,11 @@ class Op:
         """A change outside a turn."""
         body = change.encode()
         return cls("change", change.key, "", len(body), body, change=change)
+
+    @property
+    def kept(self) -> bool:
+        """Whether what somebody waits for has it: the spool, for as long as the operation is pending."""
+        return self.committed is None or (self.on_disk is not None and self.on_disk.done())
 
     def settled(self, *, found: bool) -> None:
         """Tell whoever waits for the commit."""
@@ -130,6 +139,7 @@ class Pending:
 
     def push(self, op: Op, on_disk: "asyncio.Future[None] | None" = None) -> None:
         """Put an operation at the end. `on_disk` is done once the spool has it."""
+        op.on_disk = on_disk
         self._ops.append(op)
         self.bytes += op.size
         self._by_key.setdefault(op.key, deque()).append(op)
@@ -165,6 +175,13 @@ class Pending:
                     found[absent[row.id]] = row.body
         return found
 
+    async def read(self, ops: Iterable[Op]) -> dict[Op, bytes]:
+        """`bodies` for a reader. Raises `HistoryUnavailable` where the spool cannot be read."""
+        try:
+            return await self.bodies(ops)
+        except sqlite3.Error:
+            raise HistoryUnavailable("the spool cannot be read") from None
+
     def settle(self, ops: list[Op]) -> None:
         """Take the oldest operations out: they are committed or given up. `ops` is the head of the queue."""
         for op in ops:
@@ -198,9 +215,10 @@ class Pending:
         """The session's pending turns as they were handed over, oldest first.
 
         Read Postgres after this, not before: what is committed meanwhile is then in either.
+        Raises `HistoryUnavailable`.
         """
         ops = self.turns(key)
-        bodies = await self.bodies(ops)
+        bodies = await self.read(ops)
         records = {}
         for op in ops:
             if op in bodies:

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from agentic_backend.errors import HistoryUnavailable
+from agentic_backend.errors import HistoryUnavailable, StorageFull
 from agentic_backend.events import utc_now
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.batcher import Batcher
@@ -144,10 +144,13 @@ class PostgresSessionStore:
         return list(dict.fromkeys([*ids, *(row.exchange_id for row in rows)]))[:newest]
 
     async def exchange(self, session_id: str, user_id: str, exchange_id: str) -> list[bytes]:
-        """Encoded ChatMessages of one exchange, ascending rank; none where it is unknown."""
+        """See `SessionStore`."""
         key = (session_id, user_id)
         if not self._may_exist(key):
             return []
+        if any(op.exchange_id == exchange_id and not op.kept for op in self._pending.turns(key)):
+            # It ended with `storage_full`: told again, its end would be one that lasts, and it may still be lost.
+            raise StorageFull(retry_after_s=_COMMIT_WAIT_S)
         for record in await self._pending.records(key):
             if record.exchange_id == exchange_id:
                 return [message.json for message in record.messages]

@@ -49,7 +49,10 @@ class SessionStore(Protocol):
         """Ids of the session's newest exchanges, at most so many, newest first, pending ones included."""
 
     async def exchange(self, session_id: str, user_id: str, exchange_id: str) -> list[bytes]:
-        """Encoded ChatMessages of one exchange, ascending rank, pending ones included; none where it is unknown."""
+        """Encoded ChatMessages of one exchange, ascending rank, pending ones included; none where it is unknown.
+
+        Raises `StorageFull` where it has ended and nothing stands behind it yet (`TurnLog.append`).
+        """
 
     async def change(
         self,

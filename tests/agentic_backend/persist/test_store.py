@@ -1,5 +1,6 @@
 import asyncio
 import random
+import sqlite3
 from typing import Any
 
 import psycopg
@@ -7,8 +8,9 @@ import pytest
 
 from agentic_backend.errors import HistoryUnavailable
 from agentic_backend.events import ChatMessage, text_part
-from agentic_backend.persist.pending import Op
+from agentic_backend.persist.pending import Op, Pending
 from agentic_backend.persist.persistence import Persistence
+from agentic_backend.persist.spoolfile import Row
 from agentic_backend.session.models import HistoryWindow, Remembered, Session, TurnRecord
 from backend_kit.kpi import Kpi
 from backend_kit.wire import loads
@@ -278,3 +280,18 @@ async def test_failed_and_interrupted_exchanges_are_not_remembered(held: Persist
         held.cache.forget((session.id, USER))
 
     assert await held.store.remembered(session.id, USER, 20) == spoken(("first", "one"))
+
+
+async def test_a_spool_that_cannot_be_read_is_history_that_is_unavailable() -> None:
+    async def broken(_ids: list[int]) -> list[Row]:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    pending = Pending(broken, keep_bytes=0)
+    on_disk = asyncio.get_running_loop().create_future()
+    op = Op.turn(turn(Session.new(USER, "georges", ""), "x1"))
+    pending.push(op, on_disk)
+    assert len(await pending.records(op.key)) == 1
+    on_disk.set_result(None)
+    await asyncio.sleep(0)
+    with pytest.raises(HistoryUnavailable):
+        await pending.records(op.key)

@@ -11,7 +11,7 @@ from agentic_backend.persist import spool as spool_module
 from agentic_backend.persist import spoolfile
 from agentic_backend.persist.persistence import Persistence
 from tests.agentic_backend.persist.conftest import Build
-from tests.agentic_backend.persist.support import new_session, stored_ranks, turn, turns, until
+from tests.agentic_backend.persist.support import USER, new_session, stored_ranks, turn, turns, until
 from tests.support.postgres import Database
 
 
@@ -71,9 +71,20 @@ async def test_with_db_nothing_is_final_that_postgres_did_not_take(
     session = await new_session(held)
     with pytest.raises(StorageFull):
         await held.log.append(turn(session, "x1"))
+    # Nor is it told again as one that ended well, to who sends the ask once more.
+    with pytest.raises(StorageFull):
+        await held.store.exchange(session.id, USER, "x1")
     held.start()
     assert await held.flush(30) == 0
     assert len(stored_ranks(database.dsn, session)) == 2
+    assert len(await held.store.exchange(session.id, USER, "x1")) == 2
+
+
+async def test_what_the_spool_has_is_told_again_while_postgres_has_it_not(held: Persistence) -> None:
+    session = await new_session(held)
+    record = turn(session, "x1")
+    assert await held.log.append(record) == "spool"
+    assert await held.store.exchange(session.id, USER, "x1") == [message.json for message in record.messages]
 
 
 async def test_where_the_disk_fails_postgres_is_as_good(on_a_bad_disk: Persistence, database: Database) -> None:
