@@ -16,6 +16,7 @@ from agentic_backend.persist.owner import Owner
 from agentic_backend.persist.pending import Change, Key, Op, Pending
 from agentic_backend.persist.spool import Spool
 from agentic_backend.persist.statements import CHANGE_SESSION, DELETE_SESSIONS, WRITE_TURNS
+from agentic_backend.session.account import loggable
 from backend_kit.aio import TaskRegistry
 from backend_kit.kpi import Kpi
 from backend_kit.wire import dumps
@@ -406,7 +407,7 @@ class Batcher:
             sqlstate,
             op.kind,
             op.key[0],
-            op.exchange_id,
+            loggable(op.exchange_id),
             self._spool is not None,
         )
         self._after_settling([op])

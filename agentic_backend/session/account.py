@@ -113,6 +113,14 @@ class TurnAccounts:
             logger.info("%s", _line(ask, ledger.owner, fields, ledger.rows()))
 
 
+def loggable(text: str) -> str:
+    """Text as it may stand in a line of the log: as it is, in quotes, or not at all (`unprintable`)."""
+    if _PLAIN.fullmatch(text):
+        return text
+    # Ids come from clients: what could end a value or a line is left out rather than escaped.
+    return f'"{text}"' if _QUOTABLE.fullmatch(text) else "unprintable"
+
+
 def usage_of(ledger: Ledger) -> dict[str, Any] | None:
     """What the turn's model calls have used, for `metadata.extras.usage`: in all, and each call with the step that made
     it. None where no model has counted."""
@@ -169,8 +177,4 @@ def _value(value: Any) -> str:
     if isinstance(value, float):
         # Prices of a token have more leading zeros than times.
         return f"{value:.3f}" if value >= 1 or value == 0 else f"{value:.6g}"
-    text = str(value)
-    if _PLAIN.fullmatch(text):
-        return text
-    # Ids come from clients: what could end a value or a line is left out rather than escaped.
-    return f'"{text}"' if _QUOTABLE.fullmatch(text) else "unprintable"
+    return loggable(str(value))

@@ -17,6 +17,7 @@ from agentic_backend.errors import (
     StorageFull,
 )
 from agentic_backend.events import utc_now
+from agentic_backend.session.account import loggable
 from agentic_backend.session.admission import Admission
 from agentic_backend.session.models import Session
 from agentic_backend.session.recall import KnownSession
@@ -100,7 +101,7 @@ class TurnRegistry:
         self._turns[key] = turn
         self._quiet.clear()
         self._admission.enter_user(ask.user_id)
-        turn.bind(self._tasks.spawn(f"turn:{ask.exchange_id}", lambda: self._run(key, turn)))
+        turn.bind(self._tasks.spawn(f"turn:{loggable(ask.exchange_id)}", lambda: self._run(key, turn)))
         return turn
 
     def find(self, exchange_id: str, user_id: str) -> Turn | None:
@@ -118,7 +119,7 @@ class TurnRegistry:
             return turn
         ask = Ask(session_id, "", "", exchange_id, user_id, time.perf_counter(), request_id=request_id)
         told = Turn(ask)
-        self._tasks.spawn(f"tell:{exchange_id}", lambda: self._tell(told))
+        self._tasks.spawn(f"tell:{loggable(exchange_id)}", lambda: self._tell(told))
         return told
 
     async def forget(self, session_id: str, user_id: str) -> None:

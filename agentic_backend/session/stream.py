@@ -243,14 +243,15 @@ class Turn:
     def publish(self, payload: Payload) -> None:
         """Append an event and wake the followers. A refusal gets seq 0; nothing may follow a terminal event."""
         if self.ended:
-            raise RuntimeError(f"event {type(payload).__name__} after the end of exchange {self.ask.exchange_id}")
+            raise RuntimeError(f"event {type(payload).__name__} after the end of an exchange")
+        weight = _weight(payload)  # first: what cannot be encoded raises here, and nobody may have been told of it
         if isinstance(payload, Failed) and payload.refused and not self.own_events:
             event = TurnEvent(0, payload)
         else:
             self._seq += 1
             event = TurnEvent(self._seq, payload)
         self.events.append(event)
-        self.bytes_held += _weight(payload)
+        self.bytes_held += weight
         if event.terminal:
             self.ended = True
             self.ended_at = time.monotonic()

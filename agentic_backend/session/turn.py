@@ -21,7 +21,7 @@ from agentic_backend.errors import (
 )
 from agentic_backend.events import ChatMessage, text_part, utc_now
 from agentic_backend.metrics import AgenticMetrics
-from agentic_backend.session.account import TurnAccounts, TurnEnd, usage_of
+from agentic_backend.session.account import TurnAccounts, TurnEnd, loggable, usage_of
 from agentic_backend.session.admission import Admission
 from agentic_backend.session.exchange import Exchange
 from agentic_backend.session.models import AskRecord, Durability, Remembered, Session, TurnRecord
@@ -31,7 +31,7 @@ from agentic_backend.session.store import Lease, Leases, SessionStore, TurnLog
 from agentic_backend.session.stream import Accepted, Ask, Awaiting, Cancelled, Failed, Final, SessionChanged, Turn
 from agentic_backend.session.titles import Titles
 from backend_kit.kpi import Kpi, Ledger, Status, phase
-from backend_kit.wire import Code, ServiceError, message_for
+from backend_kit.wire import Code, ServiceError, dumps, message_for
 
 logger = logging.getLogger(__name__)
 
@@ -217,14 +217,17 @@ class TurnRunner:
             turn.publish(Accepted(self._admission.waiting + 1))
         with phase("admission_wait"):
             waited_s = await self._admission.enter()
+        prepared_whole = False
         try:
             # Not before there is room to run it: it is given out once.
             if prepared.waited is not None:
                 run_id = prepared.waited.asked_of_person["checkpoint_id"]
                 prepared = replace(prepared, saved=await prepared.agent.claim(turn.ask.session_id, run_id))
-        except (ServiceError, asyncio.CancelledError):
-            self._admission.leave()
-            raise
+            prepared_whole = True
+        finally:
+            # Whatever the failure: a slot that nobody gives back is one less for everybody, for good.
+            if not prepared_whole:
+                self._admission.leave()
         if not queued:
             turn.publish(Accepted())
         return waited_s, prepared
@@ -246,6 +249,7 @@ class TurnRunner:
     async def _answer(self, exchange: Exchange, prepared: _Prepared) -> _Ending:
         """Let the agent answer. Never raises: each way to end is a value, so that each is recorded the same way."""
         ask = exchange.ask
+        shown_id = loggable(ask.exchange_id)
         run = AgentRun(
             session_id=ask.session_id,
             exchange_id=ask.exchange_id,
@@ -265,15 +269,17 @@ class TurnRunner:
             with phase("stream_agent_response"):
                 async with asyncio.timeout(self._rules.turn_s) as deadline:
                     answer = await prepared.agent.run(run)
+            # What is no JSON cannot be stored: the agent's failure, found while it can still be told and recorded.
+            dumps([answer.parts, answer.metadata])
         except Waiting as waiting:
             return _Ending("ok", None, None, waiting.payload)
         except TurnFailed as error:
-            logger.warning("turn failed exchange_id=%s code=%s reason=%s", ask.exchange_id, error.code, error)
+            logger.warning("turn failed exchange_id=%s code=%s reason=%s", shown_id, error.code, error)
             status: Status = "timeout" if "timeout" in error.code or "deadline" in error.code else "error"
             return _Ending(status, error.code, retry_after_ms=_in_ms(error.retry_after_s))
         except TimeoutError:
             code = TurnDeadline.code if deadline.expired() else Code.INTERNAL
-            logger.warning("turn failed exchange_id=%s code=%s", ask.exchange_id, code)
+            logger.warning("turn failed exchange_id=%s code=%s", shown_id, code)
             return _Ending("timeout", code)
         except asyncio.CancelledError:
             # The stop is a value from here on: what follows (the record) must not be cancelled again.
@@ -283,7 +289,7 @@ class TurnRunner:
             return _Ending("cancelled")
         except Exception:
             # The edge of the turn: an agent is anybody's code, and its failure must end in an event, not in a void.
-            logger.exception("agent failed exchange_id=%s agent=%s", ask.exchange_id, ask.agent_id)
+            logger.exception("agent failed exchange_id=%s agent=%s", shown_id, ask.agent_id)
             return _Ending("error", Code.INTERNAL)
         return _Ending("ok", None, answer)
 
@@ -303,7 +309,7 @@ class TurnRunner:
                 durable = await self._log.append(record)
         except StorageFull as error:
             # Nothing stands behind it yet, so it is not told as an end that lasts.
-            logger.error("turn not stored exchange_id=%s", turn.ask.exchange_id)
+            logger.error("turn not stored exchange_id=%s", loggable(turn.ask.exchange_id))
             turn.publish(
                 Failed(error.code, refused=False, language=turn.ask.language, partial=partial, session=session)
             )

@@ -1,9 +1,13 @@
-"""An agent whose question says how it ends: `fail`, `fail late`, `wait`, `cite`; others it answers in capitals."""
+"""An agent whose question says how it ends: `fail`, `fail late`, `wait`, `cite`, `ask`, `answer oddly`, `cite oddly`.
+
+Others it answers in capitals.
+"""
 
 import asyncio
 
 from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import Runtime
+from langgraph.types import interrupt
 
 from agentic_backend.agent import AgentAnswer, AgentKit, AgentRun
 from agentic_backend.agent.kit import Graph
@@ -12,6 +16,7 @@ from agentic_backend.errors import LlmTimeout
 from agentic_backend.events import Delta, Sources, Step, text_part
 from agentic_backend.settings import AgentSettings
 
+INTERRUPTS = True
 HIT = {"uid": "d1", "title": "A document", "content": "Some text.", "score": 0.5}
 
 
@@ -21,8 +26,12 @@ def build(_settings: AgentSettings, _kit: AgentKit) -> Graph:
         if question == "fail":
             raise LlmTimeout
         emit(Step("assistant", "thought", [text_part("loudly")]))
+        if question == "ask":
+            interrupt("Sure?")
         if question == "cite":
             emit(Sources([HIT]))
+        if question == "cite oddly":
+            emit(Sources([{**HIT, "content": object()}]))
         emit(Delta(question.upper()))
         if question == "fail late":
             raise LlmTimeout
@@ -30,7 +39,8 @@ def build(_settings: AgentSettings, _kit: AgentKit) -> Graph:
             await asyncio.Event().wait()
         sources = {"sources": [HIT]} if question == "cite" else {}
         warnings = {"extras": {"warnings": ["answered_without_documents"]}}
-        metadata = {"model": "echo", "finish_reason": "stop", **sources, **warnings}
+        odd = {"of": object()} if question == "answer oddly" else {}
+        metadata = {"model": "echo", "finish_reason": "stop", **sources, **warnings, **odd}
         return {"answer": AgentAnswer(question.upper(), metadata=metadata, warnings=["answered_without_documents"])}
 
     graph = StateGraph(AgentState, context_schema=AgentRun)

@@ -7,6 +7,7 @@ from langchain_core.language_models import FakeListChatModel
 from prometheus_client import CollectorRegistry
 
 from agentic_backend.agent import AgentKit, Catalog
+from agentic_backend.agent.interrupts import Checkpoints
 from agentic_backend.errors import HistoryUnavailable, StorageFull
 from agentic_backend.events import ChatMessage, text_part, utc_now
 from agentic_backend.metrics import AgenticMetrics
@@ -99,9 +100,15 @@ class Shelf:
 class Process:
     """What one process runs over the shelf."""
 
-    def __init__(self, shelf: Shelf, tasks: TaskRegistry, leases: Leases | None = None) -> None:
+    def __init__(
+        self,
+        shelf: Shelf,
+        tasks: TaskRegistry,
+        leases: Leases | None = None,
+        checkpoints: Checkpoints | None = None,
+    ) -> None:
         kpi = Kpi(CollectorRegistry(), service="agentic")
-        admission = Admission(TurnLimits(max_turns=0, queue_length=0, queue_deadline_s=5.0))
+        self.admission = admission = Admission(TurnLimits(max_turns=0, queue_length=0, queue_deadline_s=5.0))
         agents = [
             AgentSettings(id=name, name=name, class_path="tests.agentic_backend.session.echo")
             for name in ("Echo", "Other")
@@ -111,7 +118,7 @@ class Process:
         runner = TurnRunner(
             store=shelf,  # type: ignore[arg-type] # the reads of a turn
             log=shelf,
-            catalog=Catalog(agents, kit),
+            catalog=Catalog(agents, kit, checkpoints=checkpoints),
             admission=admission,
             metrics=metrics,
             kpi=kpi,
