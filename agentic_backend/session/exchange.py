@@ -106,7 +106,8 @@ class Exchange:
 
     def _step(self, event: Step) -> None:
         self._end_text()
-        message = self._message(event.role, event.channel, event.parts, event.metadata, self._take_rank())
+        message = self._message(event.role, event.channel, event.parts, event.metadata, self._next_rank)
+        self._take_rank()  # not before: what cannot be encoded raises, and must leave no gap
         self.turn.publish(Whole(message))
 
     def _message(

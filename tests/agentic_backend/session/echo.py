@@ -1,6 +1,5 @@
-"""An agent whose question says how it ends: `fail`, `fail late`, `wait`, `cite`, `ask`, `answer oddly`, `cite oddly`.
-
-Others it answers in capitals.
+"""An agent whose question says how it ends: `fail`, `fail late`, `wait`, `cite`, `ask`, `answer oddly`, `cite oddly`,
+`step oddly`; others it answers in capitals.
 """
 
 import asyncio
@@ -26,6 +25,8 @@ def build(_settings: AgentSettings, _kit: AgentKit) -> Graph:
         if question == "fail":
             raise LlmTimeout
         emit(Step("assistant", "thought", [text_part("loudly")]))
+        if question == "step oddly":
+            emit(Step("assistant", "tool_call", [{"type": "tool_call", "args": object()}]))
         if question == "ask":
             interrupt("Sure?")
         if question == "cite":

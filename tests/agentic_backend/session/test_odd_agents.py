@@ -28,7 +28,7 @@ def shelf() -> Shelf:
     return Shelf(SESSION)
 
 
-@pytest.mark.parametrize("question", ["answer oddly", "cite oddly"])
+@pytest.mark.parametrize("question", ["answer oddly", "cite oddly", "step oddly"])
 async def test_what_an_agent_leaves_that_is_no_json_is_a_failure_that_is_recorded(
     shelf: Shelf, tasks: TaskRegistry, question: str
 ) -> None:
