@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _FLUSH_BYTES = 1024 * 1024
 _MAX_FIELD_BYTES = 256 * 1024
+"""Of all fields of a request with their names: they are kept in memory."""
 _MAX_HEADER_BYTES = 64 * 1024
 _MAX_HEADERS = 16
 
@@ -135,6 +136,7 @@ class _Form:
         self._name = self._value = self._disposition = b""
         self._field: bytes | None = None
         self._text = b""
+        self._field_bytes = 0
         self._file: _Sink | None = None
         self.complete = False
 
@@ -170,6 +172,7 @@ class _Form:
         raw = options.get(b"filename")
         if raw is None:
             self._field, self._text = options.get(b"name", b""), b""
+            self._keep(len(self._field))
             return
         name = label(_text(raw))
         if not name:
@@ -186,9 +189,14 @@ class _Form:
                 raise TooLarge("file")
             await self._file.add(value)
         else:
+            self._keep(len(value))
             self._text += value
-            if len(self._text) > _MAX_FIELD_BYTES:
-                raise TooLarge("field")
+
+    def _keep(self, size: int) -> None:
+        """Count what a field takes. Raises `TooLarge`."""
+        self._field_bytes += size
+        if self._field_bytes > _MAX_FIELD_BYTES:
+            raise TooLarge("field")
 
     async def _end(self) -> None:
         if self._file is not None:

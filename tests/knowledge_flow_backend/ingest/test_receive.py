@@ -105,6 +105,17 @@ async def test_a_field_without_end_is_too_large(staging: Staging) -> None:
         await receive(TYPE, aiter(Wire(body + body)), staging, UploadLimits(100, 3, 1_000_000), Upload())
 
 
+@pytest.mark.parametrize(("name", "value"), [(20, 100_000), (50_000, 1)])
+async def test_many_fields_are_too_large_together(staging: Staging, name: int, value: int) -> None:
+    """They are kept in memory, and a request may have a gigabyte."""
+    body = b"".join(part(f'Content-Disposition: form-data; name="{at:0{name}}"', b"x" * value) for at in range(20))
+    wire, upload = Wire(body), Upload()
+    with pytest.raises(TooLarge):
+        await receive(TYPE, aiter(wire), staging, UploadLimits(100, 3, 1_000_000_000), upload)
+    assert wire.taken <= 512 * 1024
+    assert sum(len(key) + len(text) for key, text in upload.fields.items()) <= 256 * 1024
+
+
 @pytest.mark.parametrize(
     ("type_", "body"),
     [
