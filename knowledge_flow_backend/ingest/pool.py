@@ -103,7 +103,7 @@ class ParserPool:
             await self._idle.pop().end()
 
     async def _ask(self, job: Job) -> dict[str, Any]:
-        child = self._idle.pop() if self._idle else await self._start()
+        child = await self._child()
         keep = False
         try:
             async with asyncio.timeout(self._rules.timeout_s):
@@ -122,6 +122,15 @@ class ParserPool:
             else:
                 await child.kill()
         return answer
+
+    async def _child(self) -> "_Child":
+        """An idle child, or a new one. One that died while it was idle says nothing of the next file."""
+        while self._idle:
+            child = self._idle.pop()
+            if child.alive:
+                return child
+            await child.kill()
+        return await self._start()
 
     async def _start(self) -> "_Child":
         self.stats.started += 1
@@ -156,6 +165,11 @@ class _Child:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self.asked = 0
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not been seen to end."""
+        return self._process.returncode is None
 
     async def ask(self, job: Job) -> dict[str, Any]:
         """Send a job and wait for its answer. Raises `_Died`."""

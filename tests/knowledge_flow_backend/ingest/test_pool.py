@@ -147,6 +147,18 @@ async def test_a_child_killed_by_somebody_else_is_out_of_memory(odd: ParserPool,
     assert await reading is Reason.OUT_OF_MEMORY
 
 
+async def test_a_child_that_dies_while_it_is_idle_costs_no_file(odd: ParserPool, tmp_path: Path) -> None:
+    mark = tmp_path / "pid"
+    await odd.read(job(tmp_path / "x", f"fine {mark}"))
+    child = int(mark.read_text())
+    os.kill(child, 9)
+    async with asyncio.timeout(WAIT_S):
+        while psutil.pid_exists(child):  # noqa: ASYNC110 - until the loop has seen its end
+            await asyncio.sleep(0.01)
+    assert (await odd.read(job(tmp_path / "y", "fine"))).chunks == 1
+    assert (odd.stats.died, odd.stats.started) == (0, 2)
+
+
 async def test_a_cancelled_reader_leaves_no_child_behind(odd: ParserPool, tmp_path: Path) -> None:
     mark = pipe(tmp_path)
     reading = asyncio.ensure_future(odd.read(job(tmp_path / "x", f"hang {mark}")))
