@@ -10,11 +10,12 @@ from typing import Any, Final
 
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.embed import Embedder
-from knowledge_flow_backend.index import Chunk, Document, DocumentContent, IndexWriter, Reader, Vector
+from knowledge_flow_backend.index import Chunk, Document, IndexWriter, Reader, Vector
 from knowledge_flow_backend.ingest.names import base_name, suffix
 from knowledge_flow_backend.ingest.pool import Outline, ParserPool
 from knowledge_flow_backend.ingest.receive import ReceivedFile
-from knowledge_flow_backend.ingest.service import IngestRules, embedded_text, job_of, kind_of, read_content
+from knowledge_flow_backend.ingest.room import Room
+from knowledge_flow_backend.ingest.service import HELD_BYTES, IngestRules, embedded_text, job_of, kind_of, read_content
 from knowledge_flow_backend.ingest.stored import StoredChunks
 from knowledge_flow_backend.library.reasons import Reason, Refused
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
@@ -26,10 +27,9 @@ _EMBED_TEXTS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A file that was read: what the child said, and the text with the raw bytes."""
+    """A file that was read: what the child said. The text and the raw bytes stay on disk until they are needed."""
 
     outline: Outline
-    content: DocumentContent
     mime: str
 
     def wire(self, file: ReceivedFile, max_chars: int) -> dict[str, Any]:
@@ -66,11 +66,13 @@ class FastIngest:
         self._max_chars = max_chars
         self._metrics = metrics
         self._kpi = kpi
+        self._room = Room(HELD_BYTES)
 
     async def text(self, file: ReceivedFile) -> dict[str, Any]:
         """`{file_name, mime_type, title, text, total_chars, truncated}`; nothing is kept."""
         read = await self._read(file)
-        return {**read.wire(file, self._max_chars), "text": read.content.markdown}
+        content = await asyncio.to_thread(file.folder.content.read_bytes)
+        return {**read.wire(file, self._max_chars), "text": content.decode()}
 
     async def ingest(self, file: ReceivedFile, session_id: str, reader: Reader) -> dict[str, Any]:
         """Make the file an attachment of a session of the reader's, a new document each time.
@@ -85,8 +87,10 @@ class FastIngest:
             chunks = await asyncio.to_thread(StoredChunks, file.folder.chunks, document.uid)
             with self._stage("embed"):
                 vectors = await self._embed(read.outline.title, chunks)
-            with self._stage("write"):
-                await self._writer.replace_document(document, read.content, chunks, vectors)
+            async with self._room.of(file.size):
+                content = await asyncio.to_thread(read_content, file.folder)
+                with self._stage("write"):
+                    await self._writer.replace_document(document, content, chunks, vectors)
             status = "ok"
         finally:
             self._metrics.ingest_running.dec()
@@ -97,7 +101,7 @@ class FastIngest:
             "chunks": len(chunks),
             "scope": "session",
             **read.wire(file, self._max_chars),
-            "preview": read.content.markdown[:PREVIEW_CHARS],
+            "preview": content.markdown[:PREVIEW_CHARS],
         }
 
     async def _read(self, file: ReceivedFile) -> _Read:
@@ -106,7 +110,7 @@ class FastIngest:
             outline = await self._pool.read(job_of(file, self._rules, max_chars=self._max_chars))
         if not outline.chunks:
             raise Refused(Reason.NO_TEXT)
-        return _Read(outline, await asyncio.to_thread(read_content, file.folder), kind.mime)
+        return _Read(outline, kind.mime)
 
     async def _embed(self, title: str, chunks: Sequence[Chunk]) -> list[Vector]:
         vectors: list[Vector] = []

@@ -40,7 +40,7 @@ PARSERS_REVISION = 2
 """Counts changes of parsers and of the division into chunks that are worth reading unchanged files again for."""
 MAX_DEATHS = 3
 """Processes that may die over a file, before it is taken for the cause."""
-_HELD_BYTES = 64 * 1024 * 1024
+HELD_BYTES = 64 * 1024 * 1024
 """Of files whose text and bytes are in memory at a time, while they are written."""
 _EMBED_TRIES = 3
 _EMBED_RETRY_S = 2.0
@@ -94,7 +94,7 @@ class IngestService:
         self._kpi = kpi
         self._tasks = tasks
         self._slots = asyncio.Semaphore(rules.files)
-        self._room = Room(_HELD_BYTES)
+        self._room = Room(HELD_BYTES)
         self._uploads: set[asyncio.Event] = set()
         self._held: dict[str, Claim] = {}
         self._draining = False
@@ -283,7 +283,8 @@ class IngestService:
         if left is not None:
             if left.deaths >= MAX_DEATHS:
                 raise Refused(Reason.INTERNAL)
-            file.folder = await self._staging.restored(self._intake.pieces(claim))
+            file.folder = await self._staging.folder()
+            await self._staging.restore(file.folder, self._intake.pieces(claim))
         async with self._stage(work, claim, "parse") as found:
             outline = await self._pool.read(job_of(file, self._rules))
             if outline.cut:

@@ -66,13 +66,11 @@ class Staging:
             raise RuntimeError("the staging directory is not open")
         return Folder(self._directory / "unmade")
 
-    async def restored(self, pieces: AsyncIterator[bytes]) -> Folder:
-        """A folder with a file that is put together from these pieces."""
-        folder = await self.folder()
+    async def restore(self, folder: Folder, pieces: AsyncIterator[bytes]) -> None:
+        """Put the file of an empty folder together from these pieces; raises what they raise."""
         with await asyncio.to_thread(folder.raw.open, "xb") as file:
             async for piece in pieces:
                 await asyncio.to_thread(file.write, piece)
-        return folder
 
     async def pieces(self, folder: Folder) -> AsyncIterator[bytes]:
         """The bytes that were uploaded, some at a time."""

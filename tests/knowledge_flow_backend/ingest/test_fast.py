@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from knowledge_flow_backend.ingest.fast import PREVIEW_CHARS
+from knowledge_flow_backend.ingest.room import Room
 from tests.knowledge_flow_backend.corpus import Corpus
 from tests.knowledge_flow_backend.service import BASE, RunningKnowledgeFlow, StartKnowledgeFlow
 from tests.support.people import SECURITY, headers_of
@@ -104,6 +105,38 @@ async def test_the_best_attachments_keep_their_places_beside_a_large_corpus(
     both = await found(service, "ann", top_k=4, session_id="s1")
     assert all(uid.startswith("corpus-") for uid in corpus_only)
     assert [uid.startswith("corpus-") for uid in both] == [True, False, False, False]
+
+
+async def test_attachments_that_wait_to_be_written_are_not_in_memory(
+    service: RunningKnowledgeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = service.service._state
+    assert state is not None
+    fast = state.fast.fast
+    held = most = 0
+    let = asyncio.Event()
+    write = fast._writer.replace_document
+
+    async def counted(*document: Any) -> int:
+        nonlocal held, most
+        held += 1
+        most = max(most, held)
+        await let.wait()
+        try:
+            return await write(*document)
+        finally:
+            held -= 1
+
+    monkeypatch.setattr(fast._writer, "replace_document", counted)
+    monkeypatch.setattr(fast, "_room", Room(2 * len(TEXT)))
+    async with asyncio.TaskGroup() as tasks:
+        sent = [tasks.create_task(send(service, TEXT, session_id="s1")) for _ in range(6)]
+        async with asyncio.timeout(20):
+            while fast._pool.stats.files < 6:  # noqa: ASYNC110 - the pool tells nobody
+                await asyncio.sleep(0.01)
+        let.set()
+    assert len({one.result()["document_uid"] for one in sent}) == 6
+    assert most <= 2
 
 
 async def test_only_its_owner_deletes_it(service: RunningKnowledgeFlow, corpus: Corpus) -> None:

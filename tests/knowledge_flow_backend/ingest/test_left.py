@@ -107,6 +107,16 @@ async def test_a_file_that_kills_whoever_reads_it_is_given_up(lab: Lab, database
     assert await lab.rows("SELECT count(*) FROM ingest_jobs") == [(0,)]
 
 
+async def test_a_file_whose_bytes_cannot_be_fetched_leaves_nothing_on_disk(
+    lab: Lab, database: Database, tmp_path: Path
+) -> None:
+    await left_by_a_dead_process(database, tmp_path / "dying")
+    await execute(lab, "ALTER TABLE ingest_pieces RENAME TO elsewhere")
+    assert await lab.service.take_up_one() is True
+    assert await lab.rows("SELECT status, error FROM documents") == [("failed", "index_failed")]
+    assert lab.staged() == []
+
+
 async def test_files_that_only_waited_are_not_blamed_for_the_death(
     lab: Lab, database: Database, tmp_path: Path
 ) -> None:
