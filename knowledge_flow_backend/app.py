@@ -201,7 +201,9 @@ class KnowledgeFlowService:
         runtime = KpiRuntime(kpi, kpi_options(settings)).start()
         stack.callback(runtime.close)
         tasks = TaskRegistry()
-        database = Database(settings.storage.postgres, settings.storage.vector_store.index, metrics)
+        storage = settings.storage
+        writers = _files_at_once(settings)
+        database = Database(storage.postgres, storage.vector_store.index, metrics, writers=writers)
         stack.push_async_callback(database.aclose)
         embedder = make_embedder(settings, metrics, tasks)
         stack.push_async_callback(embedder.aclose)
@@ -391,8 +393,8 @@ async def _make_ingest(
     pool = ParserPool(PoolRules(processing.workers, processing.worker_memory_mb, processing.worker_timeout_s))
     stack.push_async_callback(pool.aclose)
     intake = Intake(database, lease_s=processing.lease_s)
-    # One file more than parsers: while one is being embedded, another one is read.
-    rules = IngestRules(processing.chunk_size_chars, processing.chunk_overlap_chars, files=processing.workers + 1)
+    files = _files_at_once(settings)
+    rules = IngestRules(processing.chunk_size_chars, processing.chunk_overlap_chars, files=files)
     service = IngestService(
         pool=pool,
         staging=staging,
@@ -420,6 +422,11 @@ async def _make_ingest(
         IngestServices(service, intake, staging, bounds),
         FastServices(fast, service, Attachments(database), staging, one_file),
     )
+
+
+def _files_at_once(settings: KnowledgeFlowSettings) -> int:
+    """One file more than parsers: while one is being embedded, another one is read."""
+    return settings.processing.workers + 1
 
 
 async def _open_index(state: State) -> None:

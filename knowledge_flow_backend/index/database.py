@@ -20,14 +20,14 @@ class Database:
     """Both pools of one service and the schema behind them. Opens nothing before it is used.
 
     `index` names the Postgres schema that holds documents, libraries and chunks. `main` is for requests, `ingest`
-    for the transactions of ingestion.
+    for the transactions of ingestion, which writes so many documents at once as `writers` says.
     """
 
-    def __init__(self, settings: Postgres, index: str, metrics: KnowledgeFlowMetrics) -> None:
+    def __init__(self, settings: Postgres, index: str, metrics: KnowledgeFlowMetrics, *, writers: int = 2) -> None:
         self._settings = settings
         self.index = index
-        self.main = Pool("main", settings, index, metrics)
-        self.ingest = Pool("ingest", settings, index, metrics)
+        self.main = Pool("main", settings, index, metrics, writers=writers)
+        self.ingest = Pool("ingest", settings, index, metrics, writers=writers)
         self.refused: str | None = None
         """Why this schema will never do, in words; None while it may."""
         self._ready = asyncio.Event()

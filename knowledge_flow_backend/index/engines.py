@@ -89,17 +89,19 @@ class Pool:
     """One engine with its pool.
 
     `main` answers requests: each statement is a transaction of its own, without BEGIN and ROLLBACK round trips.
-    `ingest` writes documents in transactions, on three connections that searches can never take, nor it theirs: two
-    files are written at once by default, and a further upload is received meanwhile.
+    `ingest` writes documents in transactions, on connections that searches can never take, nor it theirs: one for each
+    of the `writers`, the documents that are written at once, and one on which a further upload is received meanwhile.
     """
 
-    def __init__(self, name: PoolName, settings: Postgres, index: str, metrics: KnowledgeFlowMetrics) -> None:
+    def __init__(
+        self, name: PoolName, settings: Postgres, index: str, metrics: KnowledgeFlowMetrics, *, writers: int
+    ) -> None:
         self.name = name
         self._metrics = metrics
         self._waiting = 0
         self._opened = 0
         self._compiled = 0
-        self._engine = _engine(name, settings, index)
+        self._engine = _engine(name, settings, index, writers)
         event.listen(self._engine.sync_engine, "connect", self._on_connect)
         event.listen(self._engine.sync_engine, "before_cursor_execute", self._on_execute)
 
@@ -194,7 +196,7 @@ def connect_args(
     }
 
 
-def _engine(name: PoolName, settings: Postgres, index: str) -> AsyncEngine:
+def _engine(name: PoolName, settings: Postgres, index: str, writers: int) -> AsyncEngine:
     if name == "main":
         size, overflow, timeout_ms = settings.pool_size, settings.max_overflow, STATEMENT_TIMEOUT_MS
         extra: dict[str, Any] = {
@@ -203,7 +205,7 @@ def _engine(name: PoolName, settings: Postgres, index: str) -> AsyncEngine:
             "skip_autocommit_rollback": True,
         }
     else:
-        size, overflow, timeout_ms = 3, 0, WRITE_TIMEOUT_MS
+        size, overflow, timeout_ms = writers + 1, 0, WRITE_TIMEOUT_MS
         extra = {}
     return create_async_engine(
         database_url(settings),

@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+from contextlib import AsyncExitStack
 
 import aiohttp
 import pytest
+from sqlalchemy import text
 
 from tests.knowledge_flow_backend.corpus import Corpus
 from tests.knowledge_flow_backend.service import BASE, RunningKnowledgeFlow, StartKnowledgeFlow, start_on
@@ -49,6 +51,19 @@ async def test_an_index_of_another_model_is_refused_at_start_and_at_each_search(
     (said,) = [record for record in caplog.records if record.levelno == logging.CRITICAL]
     assert "holds vectors of mock (384 numbers)" in said.getMessage()
     assert "storage.vector_store.index" in said.getMessage()
+
+
+async def test_while_all_files_are_written_another_one_can_be_received(
+    start_knowledge_flow: StartKnowledgeFlow,
+) -> None:
+    async with start_knowledge_flow(processing={"workers": 3}) as service, AsyncExitStack() as writers:
+        state = service.service._state
+        assert state is not None
+        pool = state.database.ingest
+        for _ in range(4):  # one more than parsers
+            await writers.enter_async_context(pool.connection())
+        async with asyncio.timeout(20), pool.connection() as receiving:
+            assert await receiving.execute("test", text("SELECT 1")) == [(1,)]
 
 
 async def test_two_services_live_in_one_process(start_knowledge_flow: StartKnowledgeFlow, corpus: Corpus) -> None:
