@@ -122,7 +122,9 @@ LOCK_DOCUMENT: Final = text(
     FROM documents d WHERE d.uid = :uid AND {_READS} FOR UPDATE"""
 )
 # A statement of its own: one that waited for the lock still sees the jobs of before.
-CHANGING: Final = text("SELECT 1 FROM ingest_jobs WHERE document_uid = :uid")
+CHANGING: Final = text(
+    "SELECT 1 FROM ingest_jobs j JOIN documents d ON d.uid = j.document_uid WHERE d.uid = :uid AND d.owner_id = :reader"
+)
 # Locked against deletion: who is put into a library stands in it.
 LOCK_TAGS: Final = text(
     f"""SELECT t.id, t.owner_id = :reader AS own FROM tags t

@@ -216,6 +216,8 @@ class Library:
         """
         tags = list(dict.fromkeys(tag_ids))
         async with self._statements.transaction() as connection:
+            # Before any lock: the write of a large document holds its row for minutes.
+            await _refuse_changing(connection, reader, uid)
             await connection.execute("lock_label", statements.LOCK_LABEL, {"uid": uid, "reader": reader.user_id})
             if not await _lock_own(connection, reader, uid):
                 return None
@@ -300,10 +302,15 @@ async def _lock_own(connection: TimedConnection, reader: Reader, uid: str) -> bo
             raise Forbidden("another owner's document")
         if attached:
             raise Conflict("an attachment stands in no library")
-    # What is written at the end of an upload stands in the libraries that the upload named.
-    if rows and await connection.execute("changing", statements.CHANGING, {"uid": uid}):
-        raise Conflict("the document is being written")
+    if rows:
+        await _refuse_changing(connection, reader, uid)
     return bool(rows)
+
+
+async def _refuse_changing(connection: TimedConnection, reader: Reader, uid: str) -> None:
+    """Raise `Conflict` for a document of the reader's that is written: it will stand where its upload says."""
+    if await connection.execute("changing", statements.CHANGING, {"uid": uid, "reader": reader.user_id}):
+        raise Conflict("the document is being written")
 
 
 async def _lock_libraries(connection: TimedConnection, reader: Reader, tags: Sequence[str]) -> None:

@@ -443,6 +443,21 @@ async def test_a_document_does_not_move_while_it_is_written(lab: Lab) -> None:
     assert (await place(lab, uid, two))["tag_names"] == ["Two"]
 
 
+async def test_a_move_does_not_wait_for_the_end_of_a_write(lab: Lab) -> None:
+    one, two = await new_tag(lab, "One"), await new_tag(lab, "Two")
+    uid = await lab.put("a.md", "Text.", tags=[one])
+    lab.embedder.entered.clear()
+    lab.embedder.hold.clear()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(lab.upload(("a.md", b"Changed."), tags=[one]))
+        await lab.embedder.entered.wait()
+        async with lab.database.ingest.connection() as connection:  # as a write holds it
+            await connection.execute("test", text("SELECT uid FROM documents FOR UPDATE"))
+            assert (await place(lab, uid, two, status=409))["detail"]["code"] == "conflict"
+            assert (await place(lab, uid, two, user="alice", status=404)) == {"detail": "Document not found."}
+        lab.embedder.hold.set()
+
+
 async def test_moves_of_one_document_at_once_end_as_one_of_them(lab: Lab) -> None:
     tags = [await new_tag(lab, f"L{at}") for at in range(6)]
     uid = await lab.put("a.md", "Text.")
