@@ -114,4 +114,5 @@ class Follower:
             return
         rows = await connection.execute("valid", statements.VALID, {"generations": sorted(noted)})
         if old := noted - {generation for (generation,) in rows}:
+            await self._cluster.refresh(self._database.index)  # what is not visible yet would not be deleted
             await self._cluster.delete_where(self._database.index, of_generations(old))

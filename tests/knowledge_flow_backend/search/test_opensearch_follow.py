@@ -120,6 +120,23 @@ async def test_a_write_that_is_under_way_is_let_be_and_one_that_died_is_swept(
     assert (await stored(corpus), pending(corpus)) == (1, 0)
 
 
+async def test_chunks_that_nobody_could_see_yet_are_swept_too(corpus: Corpus, opensearch: OpenSearchIndex) -> None:
+    await corpus.put("doc", "the old spool")
+    assert corpus.cluster is not None
+    unseen = {"index": {"refresh_interval": "-1"}}
+    await corpus.cluster._client.indices.put_settings(index=corpus.database.index, body=unseen)
+    async with through(corpus, opensearch) as faulty:
+        faulty.answer, let = holds("_refresh")
+        writing = asyncio.ensure_future(corpus.put("doc", "the new spool"))
+        await faulty.asked(1, "_refresh")
+        writing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        let.set()
+    assert await follower(corpus, intention_s=0.0).follow() == 1
+    assert (await stored(corpus), pending(corpus)) == (1, 0)
+
+
 async def test_a_write_that_postgres_refuses_leaves_nothing(corpus: Corpus) -> None:
     await corpus.put("doc", "the spool")
     with pytest.raises(UploadProcessingFailed):
