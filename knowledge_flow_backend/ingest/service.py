@@ -159,7 +159,7 @@ class IngestService:
         """Take up the oldest file that was left, and see it through; False where there is none or no room for it."""
         if self._slots.locked():
             return False
-        left = await self._intake.take(self._rules.pipeline)
+        left = await self._intake.take(self._rules.pipeline, list(self._held))
         if left is None:
             return False
         self._held[left.claim.mark] = left.claim

@@ -85,7 +85,8 @@ _TAKE = text(
     """WITH due AS (
         SELECT d.uid, jsonb_path_exists(d.stages, '$.*.status ? (@ == "running")') AS begun
         FROM ingest_jobs j JOIN documents d ON d.uid = j.document_uid
-        WHERE j.leased_until < now() ORDER BY j.received_at LIMIT 1 FOR UPDATE OF d SKIP LOCKED
+        WHERE j.leased_until < now() AND j.claim <> ALL(CAST(:held AS text[]))
+        ORDER BY j.received_at LIMIT 1 FOR UPDATE OF d SKIP LOCKED
     ), taken AS (
         UPDATE ingest_jobs j SET claim = :claim, leased_until = now() + make_interval(secs => :lease_s),
             deaths = j.deaths + CASE WHEN due.begun AND j.leased_until <> '-infinity' THEN 1 ELSE 0 END
@@ -236,10 +237,13 @@ class Intake:
         """Leave a job to whoever takes it next, without waiting for the end of its lease."""
         await self._statements.rows("release_job", _RELEASE, {"claim": claim.mark})
 
-    async def take(self, pipeline: str) -> Left | None:
-        """Take up the oldest job whose lease has run out; None where there is none."""
+    async def take(self, pipeline: str, held: Sequence[str]) -> Left | None:
+        """Take up the oldest job whose lease has run out; None where there is none.
+
+        `held`: marks of jobs that the caller has. Their leases may have run out while Postgres was away.
+        """
         mark = secrets.token_hex(8)
-        wanted = {"claim": mark, "pipeline": pipeline, "lease_s": self.lease_s}
+        wanted = {"claim": mark, "pipeline": pipeline, "lease_s": self.lease_s, "held": list(held)}
         rows = await self._statements.rows("take_job", _TAKE, wanted)
         if not rows:
             return None

@@ -58,6 +58,18 @@ async def test_a_job_is_taken_up_when_its_lease_has_run_out_and_not_before(
     assert await lab.rows(WHOLE) == [("ready", None, 1, "Text.")]
 
 
+async def test_a_process_does_not_take_up_what_it_has_in_its_own_hands(lab: Lab) -> None:
+    """Its leases run out where Postgres is away for longer than they last."""
+    lab.embedder.hold.clear()
+    async with asyncio.TaskGroup() as group:
+        upload = group.create_task(lab.upload(("a.md", b"Text.")))
+        await lab.embedder.entered.wait()
+        await execute(lab, "UPDATE ingest_jobs SET leased_until = now() - interval '1 second'")
+        assert await lab.service.take_up_one() is False
+        lab.embedder.hold.set()
+    assert [status for _, status, _ in ends(upload.result())] == ["success"]
+
+
 async def left_by_a_dead_process(
     database: Database, directory: Path, name: str = "a.md", data: bytes = b"Text."
 ) -> None:
