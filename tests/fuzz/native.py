@@ -227,7 +227,11 @@ class NativeMachine(RuleBasedStateMachine):
             return  # an ask of that id may be on its way, and whichever comes first is the exchange
         session_id = self.exchanges[exchange_id].session_id if exchange_id != "nothing" else self.sessions[1]
         frame = {"type": "human_resume", "session_id": session_id, "exchange_id": exchange_id, "agent_id": "Georges"}
+        before = self.exchanges[exchange_id].refusals if exchange_id != "nothing" else 0
         self.socket(which).send({**frame, "payload": {"choice_id": "allow", "checkpoint_id": "none"}})
+        if exchange_id != "nothing":
+            # Now: one that came later would be taken for the answer to what is sent next.
+            self._hear_refusal(which, self.exchanges[exchange_id], before)
 
     @rule(which=SOCKETS, good=st.booleans())
     def auth(self, which: int, good: bool) -> None:
