@@ -1,7 +1,7 @@
 # Turnwise. `make` lists what there is; everything else needs only Python 3.11 or newer, its venv module, and a network
 # the first time. ARGS passes arguments on: make test ARGS="tests/deploy -x".
 
-RUN := ./deploy/local/toolchain.sh run
+RUN := ./deploy/toolchain.sh run
 PYTHON_RUN := $(RUN) .venv/bin/python
 
 .DEFAULT_GOAL := help
@@ -11,7 +11,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 run: ## start everything on this machine: Postgres, the mock model, the services; Ctrl-C stops
-	@$(PYTHON_RUN) -m deploy.local $(ARGS)
+	@$(PYTHON_RUN) -m turnwise $(ARGS)
 
 keycloak: ## run Keycloak with users to sign in as (needs Java and Maven); Ctrl-C stops
 	@$(PYTHON_RUN) -m deploy.keycloak $(ARGS)
@@ -38,7 +38,7 @@ format: ## format the code and repair what the linter can
 	@$(RUN) .venv/bin/ruff check --fix .
 
 lock: ## resolve the dependencies anew into uv.lock (ARGS=--upgrade takes newer ones)
-	@./deploy/local/toolchain.sh uv lock $(ARGS)
+	@./deploy/toolchain.sh uv lock $(ARGS)
 
 bench: ## the load test of this release, on this machine
 	@$(PYTHON_RUN) -m tests.bench.bench $(ARGS)

@@ -1,1 +1,1 @@
-"""How the system is started: locally on one command, in containers, with its dashboards."""
+"""How the system is deployed: containers, dashboards and rules, and what stands beside it."""

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import FrameType
 
 from deploy.keycloak.server import ADMIN, Keycloak
-from deploy.local.errors import StartRefused
-from deploy.local.home import choose_home
+from turnwise.errors import StartRefused
+from turnwise.home import choose_home
 
 CHECKOUT = Path(__file__).parents[2]
 EXIT_REFUSED = 2

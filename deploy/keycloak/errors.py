@@ -1,10 +1,10 @@
 """Why a local Keycloak is refused.
 
-StartRefused (deploy.local.errors)
+StartRefused (turnwise.errors)
 └── KeycloakFailed
 """
 
-from deploy.local.errors import StartRefused
+from turnwise.errors import StartRefused
 
 
 class KeycloakFailed(StartRefused):

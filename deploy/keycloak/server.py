@@ -13,8 +13,8 @@ from pathlib import Path
 
 from deploy.keycloak.distribution import VERSION, installed, script
 from deploy.keycloak.errors import KeycloakFailed
-from deploy.local.ports import Wanted, require_free
-from deploy.local.tether import tethered
+from turnwise.ports import Wanted, require_free
+from turnwise.tether import tethered
 
 REALM = "turnwise"
 REALM_FILE = Path(__file__).with_name("realm.json")

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from deploy.local.errors import StartRefused
-from deploy.local.home import choose_home
 from deploy.opensearch.node import OpenSearchNode
+from turnwise.errors import StartRefused
+from turnwise.home import choose_home
 
 CHECKOUT = Path(__file__).parents[2]
 EXIT_REFUSED = 2

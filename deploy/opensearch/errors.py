@@ -1,10 +1,10 @@
 """Why a local OpenSearch is refused.
 
-StartRefused (deploy.local.errors)
+StartRefused (turnwise.errors)
 └── OpenSearchFailed
 """
 
-from deploy.local.errors import StartRefused
+from turnwise.errors import StartRefused
 
 
 class OpenSearchFailed(StartRefused):

@@ -10,10 +10,10 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from deploy.local.ports import Wanted, require_free
-from deploy.local.tether import tethered
 from deploy.opensearch.errors import OpenSearchFailed
 from deploy.opensearch.jars import HERE, class_path, find_java
+from turnwise.ports import Wanted, require_free
+from turnwise.tether import tethered
 
 START_S = 120.0
 STOP_S = 20.0

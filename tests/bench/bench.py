@@ -24,11 +24,11 @@ from typing import Any
 import psutil
 import yaml
 
-from deploy.local.postgres import USER, EmbeddedPostgres
 from tests.bench.rico import RATIO_BOUND, run_rico
 from tests.support.ports import free_port
 from tests.support.postgres import public_directory
 from tests.support.processes import ModuleProcess
+from turnwise.postgres import USER, EmbeddedPostgres
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "config" / "agentic" / "configuration_bench.yaml"

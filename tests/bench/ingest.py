@@ -30,12 +30,12 @@ import yaml
 from aiohttp import web
 
 from backend_kit.wire import dumps, loads
-from deploy.local.postgres import USER, EmbeddedPostgres
 from tests.bench.bench import Verdicts, cores, pinned_to
 from tests.bench.search_cost import calibration
 from tests.support.ports import free_port
 from tests.support.postgres import public_directory
 from tests.support.processes import ModuleProcess
+from turnwise.postgres import USER, EmbeddedPostgres
 
 BASE = "/knowledge-flow/v1"
 MIB = 1024 * 1024

@@ -25,13 +25,13 @@ import psycopg
 import yaml
 
 from backend_kit.kpi.rollup import nearest_rank
-from deploy.local.postgres import USER, EmbeddedPostgres
 from tests.bench.bench import Verdicts, cores, cpu_s, pinned_to
 from tests.bench.crowd import BASE, Crowd
 from tests.bench.rico import NO_OVERRIDES, ROOT, written
 from tests.support.ports import free_port
 from tests.support.postgres import public_directory
 from tests.support.processes import ModuleProcess
+from turnwise.postgres import USER, EmbeddedPostgres
 
 INSTANT = "mock;tokens=20"
 STREAMED = "mock;ttft=200;gap=20;tokens=21"

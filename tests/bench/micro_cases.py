@@ -29,10 +29,10 @@ from agentic_backend.session.models import Session, TurnRecord
 from agentic_backend.session.stream import Ask, Final, TextDelta, Turn, TurnEvent
 from backend_kit.auth import HmacVerifier, NoAuth
 from backend_kit.settings import Postgres
-from deploy.local.postgres import USER, EmbeddedPostgres
 from tests.agentic_backend.chat.lab import RULES, Peer, ToldTurns, until
 from tests.support.ports import free_port
 from tests.support.postgres import public_directory
+from turnwise.postgres import USER, EmbeddedPostgres
 
 Run = Callable[[range], None]
 Case = tuple[str, Run, float]

@@ -20,10 +20,10 @@ from typing import Any
 import psutil
 import yaml
 
-from deploy.local.postgres import USER, EmbeddedPostgres
 from tests.support.ports import free_port
 from tests.support.postgres import public_directory
 from tests.support.processes import ModuleProcess
+from turnwise.postgres import USER, EmbeddedPostgres
 
 ROOT = Path(__file__).parents[2]
 MODEL = "mock;ttft=80;gap=1;tokens=20"

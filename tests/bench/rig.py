@@ -17,13 +17,13 @@ import psycopg
 import yaml
 from psycopg import sql
 
-from deploy.local.postgres import USER, EmbeddedPostgres
 from tests.bench.bench import CONFIG, cores, pinned_to
 from tests.bench.comparators.options import READY_PATH, SOCKET_PATH, TABLES
 from tests.bench.driver import Target
 from tests.support.ports import free_port
 from tests.support.postgres import public_directory
 from tests.support.processes import ModuleProcess
+from turnwise.postgres import USER, EmbeddedPostgres
 
 BASE = "/agentic/v1"
 COMPARATORS = Path(__file__).parent / "comparators"

@@ -21,7 +21,6 @@ from typing import Any, Final
 import aiohttp
 import yaml
 
-from deploy.local.postgres import USER, EmbeddedPostgres
 from tests.bench.crowd import BASE, Crowd
 from tests.bench.rico import NO_OVERRIDES, ROOT, seed, written
 from tests.chaos.control import ProxyProcess
@@ -29,6 +28,7 @@ from tests.support.odd_agent import odd
 from tests.support.ports import free_port
 from tests.support.postgres import public_directory
 from tests.support.processes import ModuleProcess
+from turnwise.postgres import USER, EmbeddedPostgres
 
 QUICK: Final = "mock;floor=60;tokens=10"
 _WARM_S: Final = 2.0

@@ -15,7 +15,6 @@ from psycopg import sql
 
 from agentic_backend.settings import AgenticSettings
 from backend_kit.settings.load import load
-from deploy.local.postgres import USER
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
 from tests.chaos.careless import DOCUMENT, KF_BASE, MARKS, QUESTION, Careless
 from tests.chaos.kills import loss_row
@@ -26,6 +25,7 @@ from tests.support.issuer import CLIENT, Issuer, issuer
 from tests.support.odd_agent import odd
 from tests.support.ports import free_port
 from tests.support.processes import ModuleProcess
+from turnwise.postgres import USER
 
 _AGENTIC_KEYS = {"OPENAI_API_KEY": "canary-model-key-5d0e", "FRED_POSTGRES_PASSWORD": "canary-password-77ab"}
 _KNOWLEDGE_KEYS = {

@@ -23,7 +23,6 @@ import psycopg
 import yaml
 from psycopg import sql
 
-from deploy.local.postgres import USER, EmbeddedPostgres
 from tests.chaos.control import ProxyProcess
 from tests.chaos.ledger import Ledger, Message, Report, compare, message_of
 from tests.chaos.load import BASE, Address, Crowd, Habits, create_session, crowd
@@ -31,6 +30,7 @@ from tests.chaos.until import until, until_it
 from tests.support.ports import free_port
 from tests.support.postgres import public_directory
 from tests.support.processes import TRACEBACK, ModuleProcess
+from turnwise.postgres import USER, EmbeddedPostgres
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("agentic_backend", "backend_kit", "deploy", "knowledge_flow_backend", "ws_bench")
+PACKAGES = ("agentic_backend", "backend_kit", "deploy", "knowledge_flow_backend", "turnwise", "ws_bench")
 SERVICES = ("agentic_backend", "knowledge_flow_backend")
 
 _EXPLAINED = re.compile(r"noqa: [A-Z]+[0-9]+(, [A-Z]+[0-9]+)* +[-#] ?\w")

@@ -5,13 +5,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from deploy.local.postgres import EmbeddedPostgres
 from tests.conformance.cases import MAX_FRAME_BYTES
 from tests.support.following import ask_frame
 from tests.support.mock_llm import MockModel
 from tests.support.people import token_of
 from tests.support.service import ServiceClient, hear_until, say
 from tests.support.standing import Standing, standing_service
+from turnwise.postgres import EmbeddedPostgres
 
 MODEL = "mock;ttft=10;gap=5;tokens=12"
 APP = "https://app.example.com"

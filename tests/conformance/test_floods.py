@@ -9,7 +9,6 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from deploy.local.postgres import EmbeddedPostgres
 from tests.conformance.conftest import bystander
 from tests.support.following import ask_frame
 from tests.support.mock_llm import MockModel
@@ -17,6 +16,7 @@ from tests.support.people import token_of
 from tests.support.raw import CLOSE, PING, PONG, TEXT, Peer, frame, head, peer
 from tests.support.service import BASE, ServiceClient, hear, say
 from tests.support.standing import Standing, standing_service
+from turnwise.postgres import EmbeddedPostgres
 
 PATH = f"{BASE}/chatbot/query/ws"
 MANY = 50_000

@@ -111,7 +111,7 @@ def test_every_package_of_the_wheel_is_copied() -> None:
 
 def test_what_is_installed_is_what_is_locked_by_the_pinned_uv_and_compiled() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    pinned = re.search(r"^UV_PINNED=(\S+)$", (ROOT / "deploy/local/toolchain.sh").read_text(), re.MULTILINE)
+    pinned = re.search(r"^UV_PINNED=(\S+)$", (ROOT / "deploy/toolchain.sh").read_text(), re.MULTILINE)
     assert pinned is not None
     assert f"uv=={pinned[1]}" in STAGES["build"].all("RUN")[0]
     assert "UV_COMPILE_BYTECODE=1" in STAGES["build"].all("ENV")[0].split()

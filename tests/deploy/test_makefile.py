@@ -33,10 +33,10 @@ def make(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[st
 
 def toolchain(*arguments: str, cwd: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
     """The script in a directory of its own, so that nothing touches the checkout's environment."""
-    place = cwd / "deploy/local"
+    place = cwd / "deploy"
     place.mkdir(parents=True)
     script = place / "toolchain.sh"
-    script.write_bytes((ROOT / "deploy/local/toolchain.sh").read_bytes())
+    script.write_bytes((ROOT / "deploy/toolchain.sh").read_bytes())
     script.chmod(0o755)
     return subprocess.run(
         [script, *arguments], env={**os.environ, **environment}, capture_output=True, text=True, check=False

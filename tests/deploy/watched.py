@@ -16,9 +16,9 @@ import aiohttp
 import pytest
 import yaml
 
-from deploy.local.tether import tethered
 from tests.support.ports import free_port
 from tests.support.processes import ROOT
+from turnwise.tether import tethered
 
 PROMETHEUS = ROOT / "deploy/prometheus"
 BUILT_IN = {"up", "scrape_duration_seconds", "ALERTS"}

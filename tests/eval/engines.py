@@ -13,7 +13,6 @@ import psycopg
 from prometheus_client import CollectorRegistry
 
 from backend_kit.kpi import Kpi
-from deploy.local.postgres import USER, EmbeddedPostgres
 from deploy.opensearch.node import OpenSearchNode
 from knowledge_flow_backend.embed.handover import QuestionVectors
 from knowledge_flow_backend.index import ChunkHit, ChunkIndex, IndexQuery, IndexWriter, Policy, Reader
@@ -27,6 +26,7 @@ from tests.eval.corpus import OWNER, CachedEmbedder, Divided
 from tests.eval.scores import DEEP
 from tests.support.ports import free_port
 from tests.support.postgres import public_directory
+from turnwise.postgres import USER, EmbeddedPostgres
 
 NAMES: Final = ("pgvector", "opensearch")
 READER: Final = Reader(OWNER)

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import HealthCheck, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from deploy.local.postgres import EmbeddedPostgres
 from tests.fuzz.budget import long, seeds
 from tests.fuzz.native import NativeMachine
 from tests.support.mock_llm import MockModel
 from tests.support.standing import Standing, standing_service
+from turnwise.postgres import EmbeddedPostgres
 
 MODEL = "mock;ttft=15;gap=3;tokens=8"
 """A turn of some 40 ms: what is sent next comes before it, into it and after it."""

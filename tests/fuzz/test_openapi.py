@@ -23,7 +23,6 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from deploy.local.postgres import EmbeddedPostgres
 from tests.fuzz.budget import long, seeds
 from tests.support.agentic import CLEAN
 from tests.support.mock_llm import MockModel
@@ -32,6 +31,7 @@ from tests.support.ports import free_port
 from tests.support.postgres import new_database
 from tests.support.processes import ModuleProcess
 from tests.support.standing import standing_service
+from turnwise.postgres import EmbeddedPostgres
 
 EXAMPLES = 60 if long() else 24
 CASES = 800

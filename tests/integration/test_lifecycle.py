@@ -13,12 +13,12 @@ import pytest
 import yaml
 from websockets.exceptions import InvalidStatus
 
-from deploy.local.postgres import EmbeddedPostgres
 from tests.support.agentic import start_process
 from tests.support.ports import free_port
 from tests.support.postgres import Database, public_directory
 from tests.support.processes import ModuleProcess
 from tests.support.service import BASE, configuration, hear, hear_until, merge, say
+from turnwise.postgres import EmbeddedPostgres
 
 __all__ = ["start_process"]
 

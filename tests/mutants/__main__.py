@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.mutants.table import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("agentic_backend", "backend_kit", "deploy", "ws_bench", "docs", "tests", "pyproject.toml")
+COPIED = ("agentic_backend", "backend_kit", "deploy", "turnwise", "ws_bench", "docs", "tests", "pyproject.toml")
 """What the named tests need of the tree."""
 _AT_ONCE = 2
 _TEST_S = 120

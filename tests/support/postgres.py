@@ -13,9 +13,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from deploy.local.home import closed_to_others
-from deploy.local.postgres import USER, EmbeddedPostgres
 from tests.support.ports import free_port
+from turnwise.home import closed_to_others
+from turnwise.postgres import USER, EmbeddedPostgres
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import ParamSpec, TypeVar
 
 import pytest
 
-from deploy.local.tether import tethered
+from turnwise.tether import tethered
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -10,7 +10,6 @@ import aiohttp
 import psutil
 import yaml
 
-from deploy.local.postgres import EmbeddedPostgres
 from tests.support.agentic import CLEAN
 from tests.support.mock_llm import MockModel
 from tests.support.people import SECRET, headers_of
@@ -18,6 +17,7 @@ from tests.support.ports import free_port
 from tests.support.postgres import Database, new_database
 from tests.support.processes import ModuleProcess
 from tests.support.service import BASE, configuration, merge
+from turnwise.postgres import EmbeddedPostgres
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,11 @@ from agentic_backend.errors import HistoryUnavailable
 from agentic_backend.persist.database import DatabaseState
 from agentic_backend.session.models import HistoryWindow
 from backend_kit.wire import loads
-from deploy.local.postgres import EmbeddedPostgres
 from tests.agentic_backend.persist.conftest import Build
 from tests.agentic_backend.persist.support import USER, new_session, rows, stored_ranks, turn, turns
 from tests.support.ports import free_port
 from tests.support.postgres import public_directory
+from turnwise.postgres import EmbeddedPostgres
 
 
 @pytest.fixture

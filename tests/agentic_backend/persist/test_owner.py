@@ -13,10 +13,10 @@ from agentic_backend.persist.owner import Owner
 from agentic_backend.persist.schema import LOCK_KEY as MIGRATION_KEY
 from backend_kit.aio import TaskRegistry
 from backend_kit.settings import Postgres
-from deploy.local.postgres import EmbeddedPostgres
 from tests.agentic_backend.persist.support import rows, until
 from tests.support.ports import free_port
 from tests.support.postgres import Database, public_directory
+from turnwise.postgres import EmbeddedPostgres
 
 HOLDERS = "SELECT mode, application_name FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory'"
 CUT = "SELECT pg_terminate_backend(pid, 5000) FROM pg_locks WHERE locktype = 'advisory'"

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deploy.local.errors import PortTaken
 from deploy.opensearch.node import OpenSearchNode
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
 from tests.checks.source import ROOT
 from tests.support.ports import free_port
 from tests.support.postgres import public_directory
+from turnwise.errors import PortTaken
 
 
 @pytest.mark.java

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from deploy.local.postgres import EmbeddedPostgres
 from tests.knowledge_flow_backend.access.world import World, world_on
 from tests.knowledge_flow_backend.service import start_on
 from tests.support.mock_llm import MockModel
 from tests.support.postgres import Database, new_database
+from turnwise.postgres import EmbeddedPostgres
 
 NewWorld = Callable[[Database], AbstractAsyncContextManager[World]]
 

@@ -3,7 +3,7 @@
 import socket
 from dataclasses import dataclass
 
-from deploy.local.errors import PortTaken
+from turnwise.errors import PortTaken
 
 
 @dataclass(frozen=True, slots=True)

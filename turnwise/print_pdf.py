@@ -1,6 +1,6 @@
 """Prints a markdown page of docs/ to PDF with Chromium: how config/samples/turnwise-operations.pdf was made.
 
-    python -m deploy.local.print_pdf docs/operations.md config/samples/turnwise-operations.pdf
+    python -m turnwise.print_pdf docs/operations.md config/samples/turnwise-operations.pdf
 
 Run it again after the page has changed; needs `chromium` on the PATH.
 """
@@ -51,7 +51,7 @@ def print_pdf(source: Path, target: Path, chromium: str) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Print, and say how large it became."""
-    parser = argparse.ArgumentParser(prog="python -m deploy.local.print_pdf", description="Print a page of docs/.")
+    parser = argparse.ArgumentParser(prog="python -m turnwise.print_pdf", description="Print a page of docs/.")
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)
     options = parser.parse_args(argv)

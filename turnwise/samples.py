@@ -16,9 +16,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from deploy.local.first_turn import is_ready
-from deploy.local.plan import Service
-from deploy.local.tether import tethered
+from turnwise.first_turn import is_ready
+from turnwise.plan import Service
+from turnwise.tether import tethered
 
 LIBRARY = "Turnwise"
 READY_S = 60.0

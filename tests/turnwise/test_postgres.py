@@ -17,12 +17,12 @@ import psutil
 import psycopg
 import pytest
 
-from deploy.local.errors import PortTaken, PostgresFailed
-from deploy.local.postgres import BINARIES, EmbeddedPostgres, _copy_for_everyone, _runnable_binaries
-from deploy.local.tether import tethered
 from tests.support.ports import free_port
 from tests.support.postgres import public_directory
 from tests.support.processes import ROOT
+from turnwise.errors import PortTaken, PostgresFailed
+from turnwise.postgres import BINARIES, EmbeddedPostgres, _copy_for_everyone, _runnable_binaries
+from turnwise.tether import tethered
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_the_server_ends_with_a_killed_launcher(directory: Path) -> None:
     """SIGKILL gives the launcher no time to stop anything; the next start waits for the end of what it left."""
     port = free_port()
     script = (
-        "import pathlib, sys, time; from deploy.local.postgres import EmbeddedPostgres;"
+        "import pathlib, sys, time; from turnwise.postgres import EmbeddedPostgres;"
         f"server = EmbeddedPostgres(pathlib.Path({str(directory)!r}), {port}); server.start();"
         "print(server.pid, flush=True); time.sleep(600)"
     )
@@ -186,7 +186,7 @@ def test_the_binaries_of_the_wheel_are_used_where_they_can_be(directory: Path) -
 
 def test_a_tethered_program_ends_with_its_parent_as_soon_as_it_is_tied() -> None:
     script = (
-        "import subprocess, sys, time; from deploy.local.tether import tethered; import signal;"
+        "import subprocess, sys, time; from turnwise.tether import tethered; import signal;"
         "child = subprocess.Popen(tethered([sys.executable, '-c', 'import time; print(1, flush=True);"
         " time.sleep(600)'], signal.SIGTERM), stdout=subprocess.PIPE, text=True);"
         "child.stdout.readline(); print(child.pid, flush=True); time.sleep(600)"

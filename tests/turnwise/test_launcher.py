@@ -12,10 +12,10 @@ import psycopg
 import pytest
 import yaml
 
-from deploy.local.__main__ import main
 from tests.support.ports import free_port
 from tests.support.postgres import public_directory
 from tests.support.processes import ROOT, ModuleProcess
+from turnwise.__main__ import main
 
 
 class Stack:
@@ -43,7 +43,7 @@ class Stack:
 
     def launch(self) -> ModuleProcess:
         env = {"TURNWISE_HOME": str(self.home / "data"), "OPENAI_API_KEY": "", "OPENAI_BASE_URL": "", "ENV_FILE": ""}
-        return ModuleProcess("deploy.local", *self.arguments, env=env, stop_s=60)
+        return ModuleProcess("turnwise", *self.arguments, env=env, stop_s=60)
 
     def free_ports(self) -> bool:
         ports = (self.port, self.metrics_port, self.model_port, self.postgres_port)

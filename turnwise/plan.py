@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from backend_kit.settings import SettingsError
 from backend_kit.settings.source import read_env_file, read_yaml
-from deploy.local.errors import StartRefused
-from deploy.local.ports import Wanted
+from turnwise.errors import StartRefused
+from turnwise.ports import Wanted
 
 OPENAI_URL = "https://api.openai.com/v1"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

@@ -5,7 +5,7 @@ import asyncio
 import aiohttp
 
 from backend_kit.wire import dumps, loads
-from deploy.local.plan import Service
+from turnwise.plan import Service
 
 AGENT = "Georges"
 QUESTION = "Hello"

@@ -9,10 +9,10 @@ import sys
 import psutil
 import pytest
 
-from deploy.local.errors import StartRefused
-from deploy.local.supervise import Child, Console, Program, stop_in_turn
-from deploy.local.tether import tethered
 from tests.support.processes import ROOT
+from turnwise.errors import StartRefused
+from turnwise.supervise import Child, Console, Program, stop_in_turn
+from turnwise.tether import tethered
 
 
 class Screen(io.StringIO):

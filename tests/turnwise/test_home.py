@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.local.errors import StartRefused
-from deploy.local.home import choose_home, closed_to_others
 from tests.support.postgres import public_directory
+from turnwise.errors import StartRefused
+from turnwise.home import choose_home, closed_to_others
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="root's servers run as nobody")
 

@@ -1,4 +1,4 @@
-"""`python -m deploy.local`: everything of Turnwise on this machine, by one command, until Ctrl-C."""
+"""`python -m turnwise`: everything of Turnwise on this machine, by one command, until Ctrl-C."""
 
 import argparse
 import asyncio
@@ -9,17 +9,17 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from deploy.local.errors import PostgresFailed, StartRefused
-from deploy.local.first_turn import FirstTurnFailed, first_turn, is_ready
-from deploy.local.home import choose_home
-from deploy.local.plan import Plan, Service, read_plan
-from deploy.local.ports import require_free
-from deploy.local.postgres import ENVIRONMENT, START_S, EmbeddedPostgres
-from deploy.local.samples import LIBRARY, Samples, SamplesFailed
-from deploy.local.supervise import Child, Console, Program, stop_in_turn
-from deploy.local.tether import tethered
+from turnwise.errors import PostgresFailed, StartRefused
+from turnwise.first_turn import FirstTurnFailed, first_turn, is_ready
+from turnwise.home import choose_home
+from turnwise.plan import Plan, Service, read_plan
+from turnwise.ports import require_free
+from turnwise.postgres import ENVIRONMENT, START_S, EmbeddedPostgres
+from turnwise.samples import LIBRARY, Samples, SamplesFailed
+from turnwise.supervise import Child, Console, Program, stop_in_turn
+from turnwise.tether import tethered
 
-CHECKOUT = Path(__file__).parents[2]
+CHECKOUT = Path(__file__).parents[1]
 AGENTIC_STOP_S = 50.0  # turns 25, those cancelled 5, sockets 5, history 5, closing 5
 DEATHS_BEFORE_READY = 3
 KNOWLEDGE_STOP_S = 40.0  # uploads that run may take 25 s to end
@@ -176,7 +176,7 @@ def _kept_password(path: Path) -> str:
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m deploy.local", description="Start Turnwise on this machine.")
+    parser = argparse.ArgumentParser(prog="python -m turnwise", description="Start Turnwise on this machine.")
     parser.add_argument("--config-agentic", type=Path, metavar="FILE", help="configuration of the agentic service")
     parser.add_argument("--config-knowledge-flow", type=Path, metavar="FILE", help="configuration of knowledge flow")
     parser.add_argument("--bench", action="store_true", help="use configuration_bench.yaml, never a model elsewhere")

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from deploy.local.plan import Service
-from deploy.local.samples import Samples, SamplesFailed, sample_files
-from tests.deploy.local.test_launcher import Stack
 from tests.support.ports import free_port
 from tests.support.postgres import public_directory
 from tests.support.processes import ROOT
+from tests.turnwise.test_launcher import Stack
+from turnwise.plan import Service
+from turnwise.samples import Samples, SamplesFailed, sample_files
 
 
 def service(tmp_path: Path) -> Service:
@@ -61,7 +61,7 @@ def test_a_changed_a_new_and_a_renamed_file_are_noticed_and_so_is_another_databa
 
 
 async def test_a_service_that_never_answers_is_said_and_nothing_is_remembered(checkout, tmp_path, monkeypatch):
-    monkeypatch.setattr("deploy.local.samples.READY_S", 0.3)
+    monkeypatch.setattr("turnwise.samples.READY_S", 0.3)
     samples = Samples(checkout, tmp_path, service(tmp_path), scope="x")
     with pytest.raises(SamplesFailed, match="not ready"):
         await samples.ingest({})

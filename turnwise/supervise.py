@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TextIO
 
-from deploy.local.errors import StartRefused
+from turnwise.errors import StartRefused
 
 RESTART_MIN_S = 0.5
 RESTART_MAX_S = 10.0

@@ -10,7 +10,7 @@ set -eu
 
 UV_PINNED=0.13.8
 UV_LEAST_MINOR=9
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/.."
 here=$(pwd -P)
 
 say() { echo "turnwise: $*" >&2; }

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from deploy.local.errors import StartRefused
+from turnwise.errors import StartRefused
 
 
 def choose_home(checkout: Path, environ: Mapping[str, str]) -> Path:

@@ -4,9 +4,9 @@ import socket
 
 import pytest
 
-from deploy.local.errors import PortTaken
-from deploy.local.ports import Wanted, require_free
 from tests.support.ports import free_port
+from turnwise.errors import PortTaken
+from turnwise.ports import Wanted, require_free
 
 
 def test_free_ports_pass() -> None:

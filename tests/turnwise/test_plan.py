@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.local.errors import StartRefused
-from deploy.local.plan import OPENAI_URL, Plan, read_plan
+from turnwise.errors import StartRefused
+from turnwise.plan import OPENAI_URL, Plan, read_plan
 
 AGENTIC: dict[str, Any] = {
     "app": {"base_url": "/agentic/v1", "address": "127.0.0.1", "port": 18000, "metrics_port": 19005},
