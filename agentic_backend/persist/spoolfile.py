@@ -1,5 +1,6 @@
 """The spool on disk: one SQLite file in a directory with one owner, its rows, and what is saved of a damaged one."""
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -124,7 +125,10 @@ class Entry:
 
 def connect(path: Path) -> sqlite3.Connection:
     """Open a spool file, made with mode 0600 where it is new. Any thread may use it, one at a time."""
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    # Only where it is new: to close a file drops all locks that the process has on it (POSIX), those of the other
+    # connection too, and a person's shell would take the log for nobody's and remove it.
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     try:
         connection.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")

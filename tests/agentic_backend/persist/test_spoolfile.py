@@ -1,6 +1,8 @@
 import random
 import sqlite3
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -253,3 +255,18 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     file.write((), [1], ())
     assert [row.id for row in file.read(list(range(50)))] == [2]
     file.close()
+
+
+def test_a_person_who_looks_into_a_running_spool_costs_nothing(tmp_path: Path) -> None:
+    """A shell that closes last takes the log in and removes it: it must see that it is not the last."""
+    look = f"import sqlite3; sqlite3.connect('{tmp_path}/spool-000001.sqlite').execute('SELECT * FROM record').fetchall()"
+    file = SpoolFile(tmp_path)
+    file.write(rows(1, 1), (), ())
+    subprocess.run([sys.executable, "-c", look], check=True)
+    file.write(rows(2, 1), (), ())
+    script = "import shutil, sys; shutil.copytree(sys.argv[1], sys.argv[2], ignore=lambda *_: ['lock'])"
+    subprocess.run([sys.executable, "-c", script, str(tmp_path), str(tmp_path / "killed")], check=True)
+    file.close()
+    killed = SpoolFile(tmp_path / "killed")
+    assert [entry.id for entry in killed.entries] == [1, 2]
+    killed.close()
