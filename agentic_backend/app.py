@@ -140,11 +140,11 @@ class AgenticService:
             return False, "draining", dependencies
         if state.persistence.state.status == "refused" or state.persistence.misfit:
             return False, "schema_mismatch", dependencies
+        if not state.persistence.log.has_room():
+            return False, "storage_full", dependencies
         made = state.chat.agents.made
         if not state.persistence.schema_known or (made is not None and not made.loaded):
             return False, "starting", dependencies
-        if not state.persistence.log.has_room():
-            return False, "storage_full", dependencies
         if self._loop_is_late(state):
             return False, "loop_late", dependencies
         return True, "ready", dependencies

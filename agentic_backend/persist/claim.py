@@ -10,7 +10,7 @@ from pathlib import Path
 import psycopg
 
 from agentic_backend.persist.libpq import connect_args
-from agentic_backend.persist.spoolfile import SpoolLock
+from agentic_backend.persist.spooldir import SpoolLock
 from agentic_backend.settings import AgenticSettings
 from backend_kit.settings import Postgres
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from agentic_backend.errors import HistoryUnavailable
 from agentic_backend.events import ChatMessage
-from agentic_backend.persist.spoolfile import Kind, Row
+from agentic_backend.persist.spoolrows import Kind, Row
 from agentic_backend.session.models import Session, TurnRecord
 from backend_kit.wire import dumps, loads
 

@@ -23,7 +23,7 @@ from agentic_backend.persist.owner import Owner
 from agentic_backend.persist.pending import Change, Key, Op, Pending
 from agentic_backend.persist.queries import Queries
 from agentic_backend.persist.spool import Spool
-from agentic_backend.persist.spoolfile import Entry
+from agentic_backend.persist.spoolrows import Entry
 from agentic_backend.persist.store import PostgresSessionStore
 from agentic_backend.persist.turnlog import PersistentTurnLog
 from agentic_backend.session.models import AskRecord, Session, TurnRecord
@@ -158,17 +158,17 @@ class Persistence:
 
     def _replay(self, spool: Spool) -> None:
         """Take over what an earlier process left: its turns wait again, its unfinished ones are interrupted."""
-        asks = {entry.id: entry for entry in spool.waiting if entry.kind == "ask"}
-        spool.conclude(
-            [(asks[id_], AskRecord.decode(body).interrupted().encode()) for id_, body in _bodies(spool, asks)]
-        )
+        asks = {entry.id for entry in spool.waiting if entry.kind == "ask"}
         changes = {entry.id for entry in spool.waiting if entry.kind == "change"}
         newest = {entry.key: entry.id for entry in spool.waiting if entry.kind == "turn"}
         known: dict[int, Session | Change] = {}
         for id_, body in _bodies(spool, [*newest.values(), *changes]):
             known[id_] = Change.decode(body) if id_ in changes else TurnRecord.decode(body).session
         for entry in spool.waiting:
-            self.batcher.replay(_op(entry, known.get(entry.id)))
+            if entry.id not in asks:
+                self.batcher.replay(_op(entry, known.get(entry.id)))
+        for id_, body in _bodies(spool, asks):
+            self.batcher.push(Op.turn(AskRecord.decode(body).interrupted()), instead_of=id_)
         self._metrics.persist_replayed.inc(len(spool.waiting))
         if spool.waiting:
             logger.warning(

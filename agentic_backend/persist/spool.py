@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentic_backend.persist.faults import Backoff, QuietLog
-from agentic_backend.persist.spoolfile import Connect, Entry, Kind, Row, SpoolFile, SpoolLock, connect
+from agentic_backend.persist.spooldir import RESERVE_BYTES, SpoolLock
+from agentic_backend.persist.spoolfile import Connect, SpoolFile, connect, name_of
+from agentic_backend.persist.spoolrows import Entry, Kind, Row
 
 logger = logging.getLogger(__name__)
 
@@ -28,10 +30,11 @@ OnCommit = Callable[[float], None]
 
 @dataclass(slots=True)
 class _Work:
-    """Changes that are handed to the writer together."""
+    """Changes that are handed to the writer together. `replaced` are asks, each with the turn that ends it."""
 
     rows: list[Row] = field(default_factory=list)
     removed: list[int] = field(default_factory=list)
+    replaced: dict[int, int] = field(default_factory=dict)
     buried: list[tuple[str, int]] = field(default_factory=list)
     forgotten: list[tuple[str, str]] = field(default_factory=list)
     landed: "list[asyncio.Future[None]]" = field(default_factory=list)
@@ -40,9 +43,15 @@ class _Work:
         """Take over another's changes, in order."""
         self.rows += other.rows
         self.removed += other.removed
+        self.replaced |= other.replaced
         self.buried += other.buried
         self.forgotten += other.forgotten
         self.landed += other.landed
+
+    def over(self) -> set[int]:
+        """The records that may be forgotten even if nothing of this is ever written: Postgres has them."""
+        removed = set(self.removed)
+        return removed | {ask for ask, turn in self.replaced.items() if turn in removed}
 
 
 class Spool:
@@ -50,8 +59,9 @@ class Spool:
 
     `put` returns a future that is done once the operation is on disk (fsync). `note`, `done` and `bury` are awaited
     by nobody: they ride with the next commit, at most 50 ms later. A group is written until it holds: where the disk
-    is full the same file is tried again, after any other error a new file is begun with all that could be read.
-    `waiting` is what an earlier process left, in order. Opening blocks.
+    is full its reserve is given up and the same file tried again, after any other error a new file is begun with all
+    that could be read. `waiting` is what an earlier process left, in order; it can be read where the disk lets nothing
+    be written, and `usable` tells when it does. Opening blocks.
     """
 
     def __init__(
@@ -63,9 +73,9 @@ class Spool:
         self.waiting: list[Entry] = self._file.entries
         self.records = len(self.waiting)
         self.dead_letters = self._file.dead_letters()
-        self.trouble: str | None = None
+        self.trouble = self._file.trouble
         self.disk_low = False
-        self.size_bytes = self._file.size_bytes
+        self.size_bytes = 0
         self._on_commit = on_commit
         self._last_id = self._file.last_id
         self._next = _Work()
@@ -76,6 +86,7 @@ class Spool:
         self._log = QuietLog(logger)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self.look_at_disk()
 
     @property
     def usable(self) -> bool:
@@ -85,17 +96,27 @@ class Spool:
     def look_at_disk(self) -> None:
         """See whether the disk has room left (5 % of it, or 1 GiB where that is less) and how large the file is.
 
-        Blocks for system calls, on a failing disk for as long as those take.
+        It is low too as long as the reserve (8 MiB, 5 % of a small disk) is given up: that is for turns that run, not
+        for new ones. Blocks for system calls, on a failing disk for as long as those take.
         """
         self.size_bytes = self._file.size_bytes
         disk = shutil.disk_usage(self.directory)
-        self.disk_low = disk.free < min(_FREE_SHARE * disk.total, _FREE_BYTES)
+        least, size = min(_FREE_SHARE * disk.total, _FREE_BYTES), min(RESERVE_BYTES, int(_FREE_SHARE * disk.total))
+        reserve = self._file.reserve
+        if reserve.held or disk.free >= least + size:
+            try:
+                reserve.keep(size)
+            except OSError as error:
+                self._log.warning("reserve", "no reserve can be kept for the spool: %s", name_of(error))
+        self.disk_low = disk.free < least or not reserve.held
 
     def start(self) -> None:
         """Begin to write. On the loop whose futures `put` makes."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._write_all, name="spool-writer", daemon=True)
         self._thread.start()
+        if not self._file.writable:
+            self._queue.put(_Work())  # tried on, whether there is something to write or not
 
     def put(
         self, kind: Kind, key: tuple[str, str], exchange_id: str, body: bytes, *, instead_of: int | None = None
@@ -104,7 +125,7 @@ class Spool:
         assert self._loop is not None
         id_ = self._add(kind, key, exchange_id, body)
         if instead_of is not None:
-            self._next.removed.append(instead_of)
+            self._next.replaced[instead_of] = id_
             self.records -= 1
         landed: asyncio.Future[None] = self._loop.create_future()
         self._next.landed.append(landed)
@@ -146,18 +167,6 @@ class Spool:
         with self._read_lock:
             return self._file.read(ids)
 
-    def conclude(self, endings: list[tuple[Entry, bytes]]) -> None:
-        """Put a turn in the place of each ask that has none. Blocking: for the start, before anything waits."""
-        rows = []
-        for ask, body in endings:
-            self._last_id += 1
-            rows.append(Row.of(self._last_id, "turn", ask.key, ask.exchange_id, body))
-        gone = {ask.id for ask, _ in endings}
-        self._file.write(rows, gone, ())
-        kept = [entry for entry in self.waiting if entry.id not in gone]
-        made = [Entry(row.id, row.kind, row.key, row.exchange_id, row.at, len(row.body)) for row in rows]
-        self.waiting[:] = kept + made
-
     async def aclose(self) -> None:
         """Write what was handed over, once, and close. What cannot be written any more is given up."""
         if self._closing.is_set():
@@ -189,46 +198,67 @@ class Spool:
 
     def _write_all(self) -> None:
         """The writer's thread: everything that has come since the last commit is the next one."""
+        backoff = Backoff()
+        group = _Work()
+        pause_s = None
         ended = False
         while not ended:
-            work = self._queue.get()
-            group = _Work()
-            while work is not None:
-                group.add(work)
-                try:
-                    work = self._queue.get_nowait()
-                except queue.Empty:
-                    break
-            ended = work is None
-            self._commit(group)
-
-    def _commit(self, group: _Work) -> None:
-        backoff = Backoff()
-        while True:
-            begun = time.perf_counter()
-            try:
-                letters = self._file.write(group.rows, group.removed, group.buried, group.forgotten)
-            except (sqlite3.Error, OSError) as error:
-                self._failed(error)
-                if self._closing.wait(backoff.next_s()):
-                    return
+            ended = self._gather(group, pause_s)
+            if self._commit(group):
+                group, pause_s = _Work(), None
+                backoff.reset()
             else:
-                self.trouble = None
-                self._tell(group.landed, time.perf_counter() - begun, letters)
-                return
+                pause_s = backoff.next_s()
 
-    def _failed(self, error: sqlite3.Error | OSError) -> None:
-        code = getattr(error, "sqlite_errorname", None) or type(error).__name__
-        self.trouble = code
-        self._log.warning(code, "ALARM the spool cannot be written: %s; no turn is acknowledged meanwhile", code)
-        if code == "SQLITE_FULL" or code.startswith("SQLITE_BUSY"):
-            return
-        # After a failed flush nobody knows what of the file is on disk: go on in another.
+    def _gather(self, group: _Work, pause_s: float | None) -> bool:
+        """Add to a group what has come; after a failure, all that comes during the pause. True where it is the last."""
+        until = None if pause_s is None else time.monotonic() + pause_s
+        wait = True
+        while True:
+            try:
+                work = self._queue.get(wait, None if until is None else max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                return False
+            if work is None:
+                return True
+            group.add(work)
+            wait = until is not None
+
+    def _commit(self, group: _Work) -> bool:
+        """Whether the disk has taken it all."""
+        begun = time.perf_counter()
         try:
-            with self._read_lock:
-                self._file.replace()
-        except (sqlite3.Error, OSError) as second:
-            self._log.warning("replace", "a new spool file cannot be made: %s", type(second).__name__)
+            if not self._file.writable:
+                with self._read_lock:
+                    self._file.take_up()
+            removed = [*group.removed, *group.replaced]
+            letters = self._file.write(group.rows, removed, group.buried, group.forgotten)
+        except (sqlite3.Error, OSError) as error:
+            self._failed(error, group)
+            return False
+        self.trouble = None
+        self._tell(group.landed, time.perf_counter() - begun, letters)
+        return True
+
+    def _failed(self, error: sqlite3.Error | OSError, group: _Work) -> None:
+        self.trouble = code = name_of(error)
+        self._log.warning(code, "ALARM the spool cannot be written: %s; no turn is acknowledged meanwhile", code)
+        with self._read_lock:
+            if self._file.writable and code != "SQLITE_FULL" and not code.startswith("SQLITE_BUSY"):
+                # After a failed flush nobody knows what of the file is on disk: go on in another.
+                try:
+                    self._file.replace()
+                except (sqlite3.Error, OSError) as second:
+                    self._log.warning("replace", "a new spool file cannot be made: %s", name_of(second))
+                else:
+                    return
+            if self._file.reserve.free():
+                logger.warning("the reserve of the spool is given up, so that turns that run can be kept")
+                return
+            try:
+                self._file.note_done(group.over())
+            except (sqlite3.Error, OSError) as second:
+                self._log.warning("done", "what is in Postgres cannot be marked: %s", name_of(second))
 
     def _tell(self, landed: "list[asyncio.Future[None]]", took_s: float, letters: int) -> None:
         assert self._loop is not None

@@ -1,126 +1,48 @@
-"""The spool on disk: one SQLite file in a directory with one owner, its rows, and what is saved of a damaged one."""
+"""The spool's file: one SQLite database that is read before it is written to, and what is saved of a damaged one."""
 
 import contextlib
-import fcntl
+import errno
 import logging
 import os
-import shutil
 import sqlite3
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+
+from agentic_backend.persist.spooldir import Mark, Reserve, copy_privately
+from agentic_backend.persist.spoolrows import (
+    INSERT,
+    Entry,
+    Row,
+    copy,
+    copy_dead_letters,
+    in_memory,
+    index_of,
+    is_begun,
+    last_id,
+    look_into,
+    prepare,
+    readable,
+    rows_of,
+)
 
 logger = logging.getLogger(__name__)
 
-Kind = Literal["ask", "turn", "delete", "change", "done"]
 Connect = Callable[[Path], sqlite3.Connection]
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS record (
-    id INTEGER PRIMARY KEY, kind TEXT NOT NULL, session_id TEXT NOT NULL, user_id TEXT NOT NULL,
-    exchange_id TEXT NOT NULL, at REAL NOT NULL, crc INTEGER NOT NULL, body BLOB NOT NULL
-) STRICT;
-CREATE TABLE IF NOT EXISTS dead_letter (
-    id INTEGER PRIMARY KEY, kind TEXT NOT NULL, session_id TEXT NOT NULL, user_id TEXT NOT NULL,
-    exchange_id TEXT NOT NULL, at REAL NOT NULL, reason TEXT NOT NULL, body BLOB NOT NULL
-) STRICT;
-"""
-_COLUMNS = "id, kind, session_id, user_id, exchange_id, at, crc, body"
-INSERT = f"INSERT OR IGNORE INTO record ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608 - constants
-BURY = """INSERT OR IGNORE INTO dead_letter (id, kind, session_id, user_id, exchange_id, at, reason, body)
+_BURY = """INSERT OR IGNORE INTO dead_letter (id, kind, session_id, user_id, exchange_id, at, reason, body)
 SELECT id, kind, session_id, user_id, exchange_id, at, ?, body FROM record WHERE id = ?"""
-DELETE = "DELETE FROM record WHERE id = ?"
-EMPTY = """UPDATE record SET kind = 'done', session_id = '', user_id = '', exchange_id = '', crc = 0, body = x''
+_DELETE = "DELETE FROM record WHERE id = ?"
+_DELETE_THROUGH = "DELETE FROM record WHERE id <= ? AND id <> ?"
+_EMPTY = """UPDATE record SET kind = 'done', session_id = '', user_id = '', exchange_id = '', crc = 0, body = x''
 WHERE id = ?"""
-FORGET = "DELETE FROM dead_letter WHERE session_id = ? AND user_id = ?"
+_FORGET = "DELETE FROM dead_letter WHERE session_id = ? AND user_id = ?"
+_WAITING = "SELECT id FROM record WHERE id > ? AND kind <> 'done' ORDER BY id"
 
 _BUSY_MS = 5000
 _SHRINK_ABOVE_BYTES = 64 * 1024 * 1024
 _SHRINK_BELOW_RECORDS = 1000
-
-
-class SpoolTaken(Exception):
-    """Another process owns the directory. `str()` is one line for the operator."""
-
-
-class SpoolUnusable(Exception):
-    """The directory cannot be made or written. `str()` is one line for the operator."""
-
-
-class SpoolLock:
-    """The ownership of a spool directory: the kernel's lock on a file in it, gone with the process that holds it.
-
-    Makes the directory (mode 0700). Raises `SpoolTaken` or `SpoolUnusable`.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._file: int | None = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise SpoolUnusable(
-                f"cannot use the spool directory {directory}: {os.strerror(error.errno or 0)}"
-            ) from None
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._file)
-            raise SpoolTaken(f"another process uses the spool directory {directory}") from None
-
-    def release(self) -> None:
-        """Let another process have the directory. A second call has no effect."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One operation as it lies in the spool. `at` is seconds since the epoch, only to tell its age after a restart."""
-
-    id: int
-    kind: Kind
-    session_id: str
-    user_id: str
-    exchange_id: str
-    at: float
-    crc: int
-    body: bytes
-
-    @classmethod
-    def of(cls, id_: int, kind: Kind, key: tuple[str, str], exchange_id: str, body: bytes) -> "Row":
-        """A new row of now."""
-        return cls(id_, kind, key[0], key[1], exchange_id, time.time(), zlib.crc32(body), body)
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """(session id, user id)."""
-        return (self.session_id, self.user_id)
-
-    @property
-    def sound(self) -> bool:
-        """Whether the body is as it was written: SQLite itself has no checksums on its pages."""
-        return zlib.crc32(self.body) == self.crc
-
-    def values(self) -> tuple[object, ...]:
-        """The parameters of `INSERT`."""
-        return (self.id, self.kind, self.session_id, self.user_id, self.exchange_id, self.at, self.crc, self.body)
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """What is known of a row without its body; `size` is the body's bytes."""
-
-    id: int
-    kind: Kind
-    key: tuple[str, str]
-    exchange_id: str
-    at: float
-    size: int
+_SUFFIXES = ("-wal", "-shm", "")
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -144,6 +66,10 @@ def connect(path: Path) -> sqlite3.Connection:
 class SpoolFile:
     """The current file of a directory. Blocking; one thread at a time but for `read`, which has its own connection.
 
+    A start has two steps. What is there is read without writing a byte (`look_into`): `entries` are what waits. Then
+    the file is taken up for writing. Where the disk has no room for that the reserve is given up; where that is not
+    enough `trouble` says why, everything can be read all the same, and `take_up` is to be tried again.
+
     A file that is found damaged, or whose disk reports an error, is never emptied or written on: what can be read of
     it is copied into a new file, and the old one is kept beside it as `.corrupt` for a person to look at.
 
@@ -157,24 +83,64 @@ class SpoolFile:
         self._connect = connect_to
         self.set_aside = 0
         self.lost = 0
-        self._mark = os.open(directory / "newest", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.trouble: str | None = None
+        self.reserve = Reserve(directory)
+        self._mark = Mark(directory / "newest")
         self._kept: list[int] = []
-        files = sorted(directory.glob("spool-*.sqlite"))
-        self._path = files[-1] if files else self._new_path()
-        log_copy = self._copy_of_log()
-        self._connection = self._open_or_salvage()
-        for older in files[:-1]:
-            # Left by a replacement that was cut short: the newer file may hold the same rows already.
-            self._rescue(self._put_aside(older), self._connection)
-        self.entries = _index(self._connection)
-        self.last_id = self._newest_checked(log_copy)
+        self._connection: sqlite3.Connection | None = None
+        self._path: Path | None = None
+        self._old: list[Path] = []
+        self._evidence: tuple[Path, Path] | None = None
+        self._in_memory = False
+        self._reader, entries = self._look(sorted(directory.glob("spool-*.sqlite")))
+        self.entries = [entry for entry in entries if entry.id > self._mark.done]
+        here = last_id(self._reader)
+        self._see_that_the_end_is_here(here)
+        self.last_id = max(here, self._mark.newest, self._mark.done)
         self._newest = self.last_id
-        self._reader = self._connect(self._path)
+        self._here = here
+        self._begin()
+
+    @property
+    def writable(self) -> bool:
+        """Whether it has been taken up."""
+        return self._connection is not None
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the file on disk, log included."""
-        return sum(path.stat().st_size for path in self._files() if path.exists())
+        paths = [] if self._path is None else [self._path, _beside(self._path, "-wal")]
+        return sum(path.stat().st_size for path in paths if path.exists())
+
+    def take_up(self) -> None:
+        """Begin to write. Raises sqlite3.Error or OSError where that cannot be yet; then it is as it was."""
+        self._mark.take_up()
+        self._keep_evidence()
+        path = self._path or self._new_path()
+        if not self._in_memory:
+            _close(self._reader)  # before the file is opened to write, see `look_into`
+        writer = None
+        try:
+            writer = self._connect(path)
+            prepare(writer)
+            if self._in_memory and self._here:
+                copy(readable(self._reader), writer)
+                copy_dead_letters(self._reader, writer)
+            reader = self._connect(path)
+        except (sqlite3.Error, OSError):
+            if writer is not None:
+                _close(writer)
+            if self._path is None:
+                _unlink(path)
+            elif not self._in_memory:
+                self._reader = look_into(path)
+            raise
+        if self._in_memory:
+            _close(self._reader)
+        self._path, self._connection, self._reader = path, writer, reader
+        self._mark.note(self._here)
+        self._put_old_aside()
+        _shrink(writer, path)
 
     def write(
         self,
@@ -188,19 +154,24 @@ class SpoolFile:
         `forgotten` are sessions whose dead letters are removed; returns how many those were.
         """
         connection = self._connection
+        if connection is None:
+            raise sqlite3.OperationalError("the spool has not been taken up")
         rows = list(inserts)
         newest = rows[-1].id if rows else self._newest
-        gone = [*self._kept, *removed]
+        done = self._mark.done
+        gone = {*self._kept, *removed, *([newest] if done and newest <= done else [])}
         connection.execute("BEGIN IMMEDIATE")
         try:
             connection.executemany(INSERT, [row.values() for row in rows])
             for reason, id_ in buried:
-                connection.execute(BURY, (reason, id_))
-                connection.execute(DELETE, (id_,))
-            connection.executemany(DELETE, [(id_,) for id_ in gone if id_ != newest])
+                connection.execute(_BURY, (reason, id_))
+                connection.execute(_DELETE, (id_,))
+            connection.executemany(_DELETE, [(id_,) for id_ in gone if id_ != newest])
+            if done:
+                connection.execute(_DELETE_THROUGH, (done, newest))
             if newest in gone:
-                connection.execute(EMPTY, (newest,))
-            letters = sum(connection.execute(FORGET, key).rowcount for key in forgotten)
+                connection.execute(_EMPTY, (newest,))
+            letters = sum(connection.execute(_FORGET, key).rowcount for key in forgotten)
             connection.execute("COMMIT")
         except sqlite3.Error:
             if connection.in_transaction:
@@ -209,14 +180,22 @@ class SpoolFile:
         self._kept = [newest] if newest in gone else []
         self._newest = newest
         if rows:
-            self._set_mark(newest)
+            self._mark.note(newest)
+        self._mark.note_done(0)
         return letters
+
+    def note_done(self, over: set[int]) -> None:
+        """Note what is `over`, as far as nothing before it is left, where the disk does not let it be taken out.
+
+        The next start does not replay it. Raises sqlite3.Error or OSError where not even that can be written.
+        """
+        waiting = [id_ for (id_,) in self._reader.execute(_WAITING, (self._mark.done,))]
+        left = next((id_ for id_ in waiting if id_ not in over), None)
+        self._mark.note_done(left - 1 if left is not None else max([self._mark.done, *waiting]))
 
     def read(self, ids: list[int]) -> list[Row]:
         """The rows that are still there, ascending id. Raises sqlite3.Error."""
-        marks = ",".join("?" * len(ids))
-        query = f"SELECT {_COLUMNS} FROM record WHERE id IN ({marks}) ORDER BY id"  # noqa: S608 - question marks only
-        return [Row(*values) for values in self._reader.execute(query, ids)]
+        return rows_of(self._reader, ids)
 
     def dead_letters(self) -> int:
         """How many records were given up on and are kept for a person."""
@@ -229,118 +208,130 @@ class SpoolFile:
         Raises sqlite3.Error or OSError where no new file can be written; then the old one stays.
         """
         old, connection, reader = self._path, self._connection, self._reader
+        assert old is not None
+        assert connection is not None
         path = self._new_path()
-        fresh = self._connect(path)
+        fresh = None
         try:
-            _prepare(fresh)
-            _copy(self._sound(_readable(reader)), fresh)
-            _copy_dead_letters(reader, fresh)
+            fresh = self._connect(path)
+            prepare(fresh)
+            copy(self._sound(readable(reader)), fresh)
+            copy_dead_letters(reader, fresh)
             new_reader = self._connect(path)
         except (sqlite3.Error, OSError):
-            fresh.close()
+            if fresh is not None:
+                _close(fresh)
             _unlink(path)
             raise
         self._path, self._connection, self._reader = path, fresh, new_reader
         for closing in (reader, connection):
             _close(closing)
-        self._put_aside(old)
+        self._old.append(old)
+        self._put_old_aside()
 
     def close(self) -> None:
         """Close the file. What it holds stays, but for a record that only showed that nothing is missing."""
-        try:
-            self._connection.executemany(DELETE, [(id_,) for id_ in self._kept])
-            self._set_mark(_last_id(self._connection))
-        except (sqlite3.Error, OSError) as error:
-            logger.warning("the spool's last record is left in it: %s", type(error).__name__)
         _close(self._reader)
-        _close(self._connection)
-        os.close(self._mark)
+        if self._connection is not None:
+            try:
+                self._connection.executemany(_DELETE, [(id_,) for id_ in self._kept])
+                self._mark.note(last_id(self._connection))
+            except (sqlite3.Error, OSError) as error:
+                logger.warning("the spool's last record is left in it: %s", type(error).__name__)
+            _close(self._connection)
+        self._mark.close()
 
-    def _set_mark(self, newest: int) -> None:
-        """Without a flush: it may be behind the commit, never before it, and outlives a kill."""
-        os.pwrite(self._mark, b"%020d" % newest, 0)
+    def _look(self, files: list[Path]) -> tuple[sqlite3.Connection, list[Entry]]:
+        """What earlier processes left: in its file, or in memory where that is damaged or not the only one."""
+        found = None
+        if files:
+            self._path = files[-1]
+            # Older ones were left by a replacement that was cut short: the newer may hold the same rows already.
+            self._old = files[:-1]
+            try:
+                found = _sound_file(files[-1])
+            except sqlite3.DatabaseError as error:
+                return self._salvage(files, error)
+        if found is not None and not self._old:
+            return found
+        if found is not None:
+            _close(found[0])
+        gathered = self._gather(files)
+        return gathered, index_of(gathered)
 
-    def _copy_of_log(self) -> Path | None:
-        """The log as a process that was killed left it, before SQLite takes it in."""
-        log = self._path.with_name(self._path.name + "-wal")
-        if not log.exists() or not log.stat().st_size:
-            return None
-        copy = self._directory / "log-before-start"
-        shutil.copyfile(log, copy)
-        return copy
-
-    def _newest_checked(self, log_copy: Path | None) -> int:
-        """The number of the newest record that was ever here; an alarm where it is not here any more."""
-        here = _last_id(self._connection)
-        noted = os.pread(self._mark, 20, 0)
-        newest = int(noted) if noted.isdigit() else 0
-        if newest > here and not self.set_aside:
-            aside = self._put_copy_aside(log_copy)
-            logger.error(
-                "ALARM the end of the spool is missing: the newest record here is %d, %d had been committed; "
-                "what could be read is kept, the file before it is kept as %s",
-                here,
-                newest,
-                aside.name,
-            )
-            self._set_mark(here)
-        elif log_copy is not None and self.set_aside:
-            self._put_copy_aside(log_copy)
-        elif log_copy is not None:
-            log_copy.unlink()
-        return max(here, newest)
-
-    def _put_copy_aside(self, log_copy: Path | None) -> Path:
-        """Keep what there was before the start: the log where there was one, else the file as it is."""
-        if self.set_aside == 0:
-            self.set_aside = 1
-        aside = self._directory / f"{self._path.name}-wal.{time.time_ns()}.corrupt"
-        if log_copy is not None:
-            log_copy.rename(aside)
-            return aside
-        aside = self._directory / f"{self._path.name}.{time.time_ns()}.corrupt"
-        shutil.copyfile(self._path, aside)
-        return aside
-
-    def _open_or_salvage(self) -> sqlite3.Connection:
-        connection = None
-        try:
-            connection = self._connect(self._path)
-            _prepare(connection)
-            _check(connection)
-            _shrink(connection, self._path, len(_index(connection)))
-        except sqlite3.DatabaseError as error:
-            if connection is not None:
-                _close(connection)
-            return self._salvage(error)
-        return connection
-
-    def _salvage(self, error: sqlite3.DatabaseError) -> sqlite3.Connection:
-        aside = self._put_aside(self._path)
-        self._path = self._new_path()
-        connection = self._connect(self._path)
-        _prepare(connection)
-        self._rescue(aside, connection)
+    def _salvage(self, files: list[Path], error: sqlite3.DatabaseError) -> tuple[sqlite3.Connection, list[Entry]]:
+        self._path = None
+        self._old = files
+        gathered = self._gather(files)
+        entries = index_of(gathered)
         logger.error(
-            "ALARM the spool was damaged (%s): %d records could be read, %d of them were not as written; "
-            "the file is kept as %s",
+            "ALARM the spool was damaged (%s): %d records could be read, %d that were not as written are left out; "
+            "the file is kept as %s.*.corrupt",
             error,
-            len(_index(connection)),
+            len(entries),
             self.lost,
-            aside.name,
+            files[-1].name,
         )
-        return connection
+        return gathered, entries
 
-    def _rescue(self, source: Path, target: sqlite3.Connection) -> None:
-        """Copy what can be read of a file that was set aside, as far as it is as it was written."""
-        damaged = sqlite3.connect(source, isolation_level=None)
+    def _gather(self, files: list[Path]) -> sqlite3.Connection:
+        """What can be read of files, as far as it is as it was written; the newer file's word counts."""
+        self._in_memory = True
+        gathered = in_memory()
+        for path in reversed(files):
+            if _beside(path, "-journal").exists():
+                continue  # a process was killed while it made the file
+            source = look_into(path)
+            try:
+                # Without it SQLite reads nothing of a file that is shorter than its header says.
+                source.execute("PRAGMA writable_schema = ON")
+                copy(self._sound(readable(source)), gathered)
+                copy_dead_letters(source, gathered)
+            finally:
+                _close(source)
+        return gathered
+
+    def _begin(self) -> None:
+        """Take it up where the disk lets us, with the room of the reserve where that is what it takes."""
         try:
-            # Without it SQLite reads nothing of a file that is shorter than its header says.
-            damaged.execute("PRAGMA writable_schema = ON")
-            _copy(self._sound(_readable(damaged)), target)
-            _copy_dead_letters(damaged, target)
-        finally:
-            _close(damaged)
+            try:
+                self.take_up()
+            except (sqlite3.Error, OSError):
+                if not self.reserve.free():
+                    raise
+                self.take_up()
+        except (sqlite3.Error, OSError) as error:
+            self.trouble = name_of(error)
+            logger.error(
+                "ALARM the spool cannot be written (%s): what is in it can be read and goes to Postgres, no turn is "
+                "taken until the disk lets it be written again",
+                self.trouble,
+            )
+
+    def _see_that_the_end_is_here(self, here: int) -> None:
+        """Raise an alarm where the newest record that was ever committed is not there, and may not be elsewhere."""
+        if self._mark.newest <= max(here, self._mark.done) or self._old:
+            return
+        kept_as = "nothing is left of its file"
+        if self._path is not None:
+            log = _beside(self._path, "-wal")
+            source = log if log.exists() and log.stat().st_size else self._path
+            self._evidence = source, source.with_name(f"{source.name}.{time.time_ns()}.corrupt")
+            kept_as = f"the file before it is kept as {self._evidence[1].name}"
+        logger.error(
+            "ALARM the end of the spool is missing: the newest record here is %d, %d had been committed; "
+            "what could be read is kept, %s",
+            here,
+            self._mark.newest,
+            kept_as,
+        )
+
+    def _keep_evidence(self) -> None:
+        """Keep what there was before SQLite takes the log in. Raises OSError: nothing is written on it before."""
+        if self._evidence is not None:
+            copy_privately(*self._evidence)
+            self._evidence = None
+            self.set_aside += 1
 
     def _sound(self, rows: Iterable[Row]) -> Iterator[Row]:
         for row in rows:
@@ -349,116 +340,64 @@ class SpoolFile:
             else:
                 self.lost += 1
 
-    def _put_aside(self, path: Path) -> Path:
-        """Rename a file with its log; SQLite finds the log by the file's name."""
-        aside = path.with_name(f"{path.name}.{time.time_ns()}.corrupt")
-        self.set_aside += 1
-        for suffix in ("-wal", "-shm", ""):
-            part = path.with_name(path.name + suffix)
-            if part.exists():
-                part.rename(aside.with_name(aside.name + suffix))
-        return aside
+    def _put_old_aside(self) -> None:
+        """Rename files with their logs, SQLite finds a log by its file's name. Their rows have been copied."""
+        for path in self._old:
+            aside = path.with_name(f"{path.name}.{time.time_ns()}.corrupt")
+            try:
+                for suffix in _SUFFIXES:
+                    if _beside(path, suffix).exists():
+                        _beside(path, suffix).rename(_beside(aside, suffix))
+            except OSError as error:
+                logger.warning("a file of the spool cannot be set aside: %s", name_of(error))
+            self.set_aside += 1
+        self._old = []
 
     def _new_path(self) -> Path:
         taken = [int(path.name[6:12]) for path in self._directory.glob("spool-*.sqlite*")]
         return self._directory / f"spool-{max(taken, default=0) + 1:06d}.sqlite"
 
-    def _files(self) -> list[Path]:
-        return [self._path, self._path.with_name(self._path.name + "-wal")]
+
+def name_of(error: sqlite3.Error | OSError) -> str:
+    """SQLite's or the system's name of an error."""
+    named: str | None = getattr(error, "sqlite_errorname", None)
+    if named is None and isinstance(error, OSError) and error.errno is not None:
+        named = errno.errorcode.get(error.errno)
+    return named or type(error).__name__
 
 
-def _prepare(connection: sqlite3.Connection) -> None:
-    connection.executescript(_SCHEMA)
+def _sound_file(path: Path) -> tuple[sqlite3.Connection, list[Entry]] | None:
+    """A file in which nothing is wrong and what waits in it; None where nothing was ever written to it.
 
-
-def _check(connection: sqlite3.Connection) -> None:
-    ((verdict,),) = connection.execute("PRAGMA quick_check(1)")
-    if verdict != "ok":
-        raise sqlite3.DatabaseError("quick_check")
-
-
-def _index(connection: sqlite3.Connection) -> list[Entry]:
-    """What waits, in order, each body read once and let go. Raises sqlite3.DatabaseError where one is damaged."""
-    entries = []
-    for values in connection.execute(f"SELECT {_COLUMNS} FROM record ORDER BY id"):  # noqa: S608 - constants
-        row = Row(*values)
-        if not row.sound:
-            raise sqlite3.DatabaseError("a record is not as it was written")
-        if row.kind == "done":
-            continue
-        entries.append(Entry(row.id, row.kind, row.key, row.exchange_id, row.at, len(row.body)))
-    return entries
-
-
-def _last_id(connection: sqlite3.Connection) -> int:
-    """The highest id in use: a number is never given twice, or a dead letter would hide another."""
-    ((last,),) = connection.execute(
-        "SELECT max(coalesce((SELECT max(id) FROM record), 0), coalesce((SELECT max(id) FROM dead_letter), 0))"
-    )
-    return int(last)
-
-
-def _shrink(connection: sqlite3.Connection, path: Path, records: int) -> None:
-    """Give the disk back what an outage had taken, where little is left to copy."""
-    if path.stat().st_size > _SHRINK_ABOVE_BYTES and records < _SHRINK_BELOW_RECORDS:
-        connection.execute("VACUUM")
-
-
-def _copy(rows: Iterable[Row], target: sqlite3.Connection) -> None:
-    target.execute("BEGIN IMMEDIATE")
+    Raises sqlite3.DatabaseError where it is damaged.
+    """
+    if _beside(path, "-journal").exists():
+        return None  # a process was killed while it made the file
+    connection = look_into(path)
     try:
-        target.executemany(INSERT, (row.values() for row in rows))
-        target.execute("COMMIT")
+        if is_begun(connection):
+            return connection, index_of(connection)
     except sqlite3.Error:
-        if target.in_transaction:
-            target.execute("ROLLBACK")
+        _close(connection)
         raise
+    _close(connection)
+    return None
 
 
-def _copy_dead_letters(source: sqlite3.Connection, target: sqlite3.Connection) -> None:
-    try:
-        letters = source.execute("SELECT * FROM dead_letter").fetchall()
-    except sqlite3.Error as error:
-        logger.error("ALARM the dead letters of a damaged spool cannot be read: %s", error)
+def _shrink(connection: sqlite3.Connection, path: Path) -> None:
+    """Give the disk back what an outage had taken, where little is left to copy."""
+    if path.stat().st_size <= _SHRINK_ABOVE_BYTES:
         return
-    with target:
-        target.executemany("INSERT OR IGNORE INTO dead_letter VALUES (?, ?, ?, ?, ?, ?, ?, ?)", letters)
+    try:
+        ((records,),) = connection.execute("SELECT count(*) FROM record")
+        if records < _SHRINK_BELOW_RECORDS:
+            connection.execute("VACUUM")
+    except sqlite3.Error as error:
+        logger.warning("the spool's file keeps its size: %s", name_of(error))
 
 
-def _readable(connection: sqlite3.Connection) -> Iterator[Row]:
-    """Every row that SQLite can still read: from both ends to the damage, then each id between them by itself."""
-    seen: set[int] = set()
-    ends = {}
-    for direction in ("ASC", "DESC"):
-        try:
-            for values in connection.execute(f"SELECT {_COLUMNS} FROM record ORDER BY id {direction}"):  # noqa: S608 - constants
-                if not _is_row(values):
-                    continue
-                ends[direction] = values[0]
-                if values[0] in seen:
-                    break
-                seen.add(values[0])
-                yield Row(*values)
-            else:
-                return
-        except sqlite3.Error:
-            continue
-    if len(ends) == 2:
-        yield from _each(connection, ends["ASC"] + 1, ends["DESC"])
-
-
-def _each(connection: sqlite3.Connection, first: int, last: int) -> Iterator[Row]:
-    for id_ in range(first, last):
-        try:
-            values = connection.execute(f"SELECT {_COLUMNS} FROM record WHERE id = ?", (id_,)).fetchone()  # noqa: S608 - constants
-        except sqlite3.Error:
-            continue
-        if values is not None and _is_row(values):
-            yield Row(*values)
-
-
-def _is_row(values: tuple[object, ...]) -> bool:
-    return tuple(map(type, values)) == (int, str, str, str, str, float, int, bytes)
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
 
 
 def _close(connection: sqlite3.Connection) -> None:
@@ -469,5 +408,5 @@ def _close(connection: sqlite3.Connection) -> None:
 
 
 def _unlink(path: Path) -> None:
-    for suffix in ("-wal", "-shm", ""):
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    for suffix in _SUFFIXES:
+        _beside(path, suffix).unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 from agentic_backend.app import AgenticService
-from agentic_backend.persist.spoolfile import SpoolLock, SpoolTaken
+from agentic_backend.persist.spooldir import SpoolLock, SpoolTaken
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.settings import AgenticSettings
 from backend_kit.http import ServeSettings, build_server, listen

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from agentic_backend.persist.spool import Spool
-from agentic_backend.persist.spoolfile import Connect, SpoolFile, SpoolTaken, connect
+from agentic_backend.persist.spooldir import SpoolTaken
+from agentic_backend.persist.spoolfile import Connect, SpoolFile, connect
 
 KEY = ("session", "ada")
 Open = Callable[..., Spool]

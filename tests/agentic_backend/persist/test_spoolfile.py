@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from agentic_backend.persist.spoolfile import Row, SpoolFile, SpoolLock, SpoolTaken, SpoolUnusable, connect
+from agentic_backend.persist.spooldir import SpoolLock, SpoolTaken, SpoolUnusable
+from agentic_backend.persist.spoolfile import SpoolFile, connect
+from agentic_backend.persist.spoolrows import Row
 
 KEY = ("session", "ada")
 
@@ -259,10 +261,10 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_a_person_who_looks_into_a_running_spool_costs_nothing(tmp_path: Path) -> None:
     """A shell that closes last takes the log in and removes it: it must see that it is not the last."""
-    look = f"import sqlite3; sqlite3.connect('{tmp_path}/spool-000001.sqlite').execute('SELECT * FROM record').fetchall()"
+    look = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('SELECT * FROM record').fetchall()"
     file = SpoolFile(tmp_path)
     file.write(rows(1, 1), (), ())
-    subprocess.run([sys.executable, "-c", look], check=True)
+    subprocess.run([sys.executable, "-c", look, str(tmp_path / "spool-000001.sqlite")], check=True)
     file.write(rows(2, 1), (), ())
     script = "import shutil, sys; shutil.copytree(sys.argv[1], sys.argv[2], ignore=lambda *_: ['lock'])"
     subprocess.run([sys.executable, "-c", script, str(tmp_path), str(tmp_path / "killed")], check=True)

@@ -10,7 +10,7 @@ from agentic_backend.errors import HistoryUnavailable
 from agentic_backend.events import ChatMessage, text_part
 from agentic_backend.persist.pending import Op, Pending
 from agentic_backend.persist.persistence import Persistence
-from agentic_backend.persist.spoolfile import Row
+from agentic_backend.persist.spoolrows import Row
 from agentic_backend.session.models import HistoryWindow, Remembered, Session, TurnRecord
 from backend_kit.kpi import Kpi
 from backend_kit.wire import loads

@@ -1,0 +1,204 @@
+"""The directory of a spool: its one owner, who may read it, and what there is for a disk that has no room left."""
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import shutil
+import stat
+import threading
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+RESERVE_BYTES = 8 * 1024 * 1024
+"""What is kept free for the spool itself: a log of SQLite's 1,000 pages (4 MiB) once more in its database, and as much
+for the turns that run when the disk is found full and for what Postgres has taken of them."""
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_BLOCK = 512
+_OURS = ("spool-*", "newest", "lock", "reserve")
+_DIGITS = 20
+
+
+class SpoolTaken(Exception):
+    """Another process owns the directory. `str()` is one line for the operator."""
+
+
+class SpoolUnusable(Exception):
+    """The directory cannot be made or used. `str()` is one line for the operator."""
+
+
+class SpoolLock:
+    """The ownership of a spool directory: the kernel's lock on a file in it, gone with the process that holds it.
+
+    Makes the directory (mode 0700), and takes the rights of others from one that is there. A disk that is full or
+    mounted to be read only does not keep it from a directory that was in use. Raises `SpoolTaken` or `SpoolUnusable`.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._file: int | None = _open_lock(directory)
+        except OSError as error:
+            raise SpoolUnusable(
+                f"cannot use the spool directory {directory}: {os.strerror(error.errno or 0)}"
+            ) from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._file)
+            raise SpoolTaken(f"another process uses the spool directory {directory}") from None
+        keep_private(directory)
+
+    def release(self) -> None:
+        """Let another process have the directory. A second call has no effect."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def _open_lock(directory: Path) -> int:
+    path = directory / "lock"
+    make = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    try:
+        return os.open(path, make, 0o600)
+    except OSError as error:
+        if error.errno in _NO_ROOM and Reserve(directory).free():
+            return os.open(path, make, 0o600)
+        if error.errno == errno.EROFS:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        raise
+
+
+def keep_private(directory: Path) -> None:
+    """See that nobody else reads a spool: a restored copy, a person's umask or an older version left it wider."""
+    # What an older version copied at each start, and left behind where the disk had no room for all of it.
+    with contextlib.suppress(OSError):
+        (directory / "log-before-start").unlink(missing_ok=True)
+    for path in (directory, *(path for name in _OURS for path in directory.glob(name))):
+        try:
+            about = path.lstat()
+            if not stat.S_IMODE(about.st_mode) & 0o077 or stat.S_ISLNK(about.st_mode):
+                continue
+            if about.st_mode & stat.S_ISVTX:
+                logger.warning("the spool is in %s, which others use too: give it a directory of its own", directory)
+                continue
+            path.chmod(0o700 if path == directory else 0o600)
+        except OSError as error:
+            logger.warning("others may read %s: %s", path, os.strerror(error.errno or 0))
+
+
+def copy_privately(source: Path, target: Path) -> None:
+    """Copy a file for its owner alone. Raises OSError, then there is no copy."""
+    with source.open("rb") as whole:
+        try:
+            with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+                shutil.copyfileobj(whole, file)
+        except OSError:
+            target.unlink(missing_ok=True)
+            raise
+
+
+class Reserve:
+    """Blocks of the disk in a file that holds nothing: given up where the disk is full, taken again when it is not."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "reserve"
+        self._lock = threading.Lock()
+        self.held = self._path.exists()
+
+    def free(self) -> bool:
+        """Give the blocks up; whether there were any."""
+        with self._lock:
+            self.held = False
+            try:
+                self._path.unlink()
+            except OSError:
+                return False
+            return True
+
+    def keep(self, size: int) -> None:
+        """Have so many bytes of real blocks. Raises OSError where the disk does not give them."""
+        with self._lock:
+            if self.held and _blocks_of(self._path) == size:
+                return
+            self.held = False
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(file, 0, size)
+                if os.fstat(file).st_blocks * _BLOCK < size:
+                    _write_out(file, size)
+            except OSError:
+                self._path.unlink(missing_ok=True)
+                raise
+            finally:
+                os.close(file)
+            self.held = True
+
+
+def _blocks_of(path: Path) -> int | None:
+    """The size of a file all of whose blocks are there."""
+    try:
+        about = path.stat()
+    except OSError:
+        return None
+    return about.st_size if about.st_blocks * _BLOCK >= about.st_size else None
+
+
+def _write_out(file: int, size: int) -> None:
+    """Where a file system only promises blocks, or compresses: bytes that cannot be compressed."""
+    for place in range(0, size, 1024 * 1024):
+        os.pwrite(file, os.urandom(min(1024 * 1024, size - place)), place)
+    os.fsync(file)
+
+
+class Mark:
+    """Two record numbers in a file that is written in place: a full disk takes them, as it has their block already.
+
+    `newest` is the newest record that was committed, `done` the one up to which everything is in Postgres, although
+    the disk would not let it be taken out of the spool. Written without a flush: they may be behind what they tell of,
+    never before it, and outlive a kill.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: int | None = None
+        self.newest = self.done = 0
+        with contextlib.suppress(OSError):
+            noted = path.read_bytes()
+            self.newest, self.done = _number(noted[:_DIGITS]), _number(noted[_DIGITS : 2 * _DIGITS])
+
+    def take_up(self) -> None:
+        """Begin to write, with a file that has its block. Raises OSError."""
+        if self._file is None:
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._write(self.newest, self.done)
+
+    def note(self, newest: int) -> None:
+        """Set the newest, once it is committed. Raises OSError."""
+        if newest != self.newest:
+            self._write(newest, self.done)
+
+    def note_done(self, done: int) -> None:
+        """Set how far everything is in Postgres; 0 once the spool itself shows it again. Raises OSError."""
+        if done != self.done:
+            if self._file is None:
+                self._file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+            self._write(self.newest, done)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _write(self, newest: int, done: int) -> None:
+        assert self._file is not None
+        os.pwrite(self._file, b"%0*d%0*d" % (_DIGITS, newest, _DIGITS, done), 0)
+        self.newest, self.done = newest, done
+
+
+def _number(digits: bytes) -> int:
+    return int(digits) if digits.isdigit() else 0

@@ -1,0 +1,196 @@
+"""One operation as a row of the spool, and what can be read of a file of them."""
+
+import logging
+import sqlite3
+import time
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+logger = logging.getLogger(__name__)
+
+Kind = Literal["ask", "turn", "delete", "change", "done"]
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS record (
+    id INTEGER PRIMARY KEY, kind TEXT NOT NULL, session_id TEXT NOT NULL, user_id TEXT NOT NULL,
+    exchange_id TEXT NOT NULL, at REAL NOT NULL, crc INTEGER NOT NULL, body BLOB NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS dead_letter (
+    id INTEGER PRIMARY KEY, kind TEXT NOT NULL, session_id TEXT NOT NULL, user_id TEXT NOT NULL,
+    exchange_id TEXT NOT NULL, at REAL NOT NULL, reason TEXT NOT NULL, body BLOB NOT NULL
+) STRICT;
+"""
+_COLUMNS = "id, kind, session_id, user_id, exchange_id, at, crc, body"
+INSERT = f"INSERT OR IGNORE INTO record ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608 - constants
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One operation as it lies in the spool. `at` is seconds since the epoch, only to tell its age after a restart."""
+
+    id: int
+    kind: Kind
+    session_id: str
+    user_id: str
+    exchange_id: str
+    at: float
+    crc: int
+    body: bytes
+
+    @classmethod
+    def of(cls, id_: int, kind: Kind, key: tuple[str, str], exchange_id: str, body: bytes) -> "Row":
+        """A new row of now."""
+        return cls(id_, kind, key[0], key[1], exchange_id, time.time(), zlib.crc32(body), body)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """(session id, user id)."""
+        return (self.session_id, self.user_id)
+
+    @property
+    def sound(self) -> bool:
+        """Whether the body is as it was written: SQLite itself has no checksums on its pages."""
+        return zlib.crc32(self.body) == self.crc
+
+    def values(self) -> tuple[object, ...]:
+        """The parameters of `INSERT`."""
+        return (self.id, self.kind, self.session_id, self.user_id, self.exchange_id, self.at, self.crc, self.body)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is known of a row without its body; `size` is the body's bytes."""
+
+    id: int
+    kind: Kind
+    key: tuple[str, str]
+    exchange_id: str
+    at: float
+    size: int
+
+
+def look_into(path: Path) -> sqlite3.Connection:
+    """Read a file with its log as a kill left them. Writes nothing, needs no room on the disk, takes no lock.
+
+    SQLite otherwise begins by making the log's index, the file `-shm`, anew: 32 KiB that a full disk does not have. In
+    exclusive mode the index is in memory; the VFS `unix-none` takes no locks for that, so no shell of a person is in
+    the way. Nobody but this process may write meanwhile, and it must close this before it opens the file to write: to
+    close a file drops the locks that the process has on it (POSIX).
+    """
+    log = path.with_name(path.name + "-wal")
+    how = "vfs=unix-none" if log.exists() and log.stat().st_size else "immutable=1"
+    uri = f"{path.absolute().as_uri()}?mode=ro&{how}"
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+    connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+    return connection
+
+
+def in_memory() -> sqlite3.Connection:
+    """A spool without a file."""
+    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    prepare(connection)
+    return connection
+
+
+def prepare(connection: sqlite3.Connection) -> None:
+    """Make the tables where there are none."""
+    connection.executescript(_SCHEMA)
+
+
+def is_begun(connection: sqlite3.Connection) -> bool:
+    """Whether both tables are there: without them nothing was ever written. Raises sqlite3.DatabaseError if damaged."""
+    ((verdict,),) = connection.execute("PRAGMA quick_check(1)")
+    if verdict != "ok":
+        raise sqlite3.DatabaseError("quick_check")
+    ((tables,),) = connection.execute("SELECT count(*) FROM sqlite_schema WHERE name IN ('record', 'dead_letter')")
+    return bool(tables == 2)
+
+
+def index_of(connection: sqlite3.Connection) -> list[Entry]:
+    """What waits, in order, each body read once and let go. Raises sqlite3.DatabaseError where one is damaged."""
+    entries = []
+    for values in connection.execute(f"SELECT {_COLUMNS} FROM record ORDER BY id"):  # noqa: S608 - constants
+        row = Row(*values)
+        if not row.sound:
+            raise sqlite3.DatabaseError("a record is not as it was written")
+        if row.kind == "done":
+            continue
+        entries.append(Entry(row.id, row.kind, row.key, row.exchange_id, row.at, len(row.body)))
+    return entries
+
+
+def last_id(connection: sqlite3.Connection) -> int:
+    """The highest id in use: a number is never given twice, or a dead letter would hide another."""
+    ((last,),) = connection.execute(
+        "SELECT max(coalesce((SELECT max(id) FROM record), 0), coalesce((SELECT max(id) FROM dead_letter), 0))"
+    )
+    return int(last)
+
+
+def rows_of(connection: sqlite3.Connection, ids: list[int]) -> list[Row]:
+    """The rows that are there, ascending id. Raises sqlite3.Error."""
+    marks = ",".join("?" * len(ids))
+    query = f"SELECT {_COLUMNS} FROM record WHERE id IN ({marks}) ORDER BY id"  # noqa: S608 - question marks only
+    return [Row(*values) for values in connection.execute(query, ids)]
+
+
+def copy(rows: Iterable[Row], target: sqlite3.Connection) -> None:
+    """Put rows into another spool, in one transaction; those that it has already stay as they are there."""
+    target.execute("BEGIN IMMEDIATE")
+    try:
+        target.executemany(INSERT, (row.values() for row in rows))
+        target.execute("COMMIT")
+    except sqlite3.Error:
+        if target.in_transaction:
+            target.execute("ROLLBACK")
+        raise
+
+
+def copy_dead_letters(source: sqlite3.Connection, target: sqlite3.Connection) -> None:
+    """Put the dead letters into another spool, as far as they can be read."""
+    try:
+        letters = source.execute("SELECT * FROM dead_letter").fetchall()
+    except sqlite3.Error as error:
+        logger.error("ALARM the dead letters of a damaged spool cannot be read: %s", error)
+        return
+    with target:
+        target.executemany("INSERT OR IGNORE INTO dead_letter VALUES (?, ?, ?, ?, ?, ?, ?, ?)", letters)
+
+
+def readable(connection: sqlite3.Connection) -> Iterator[Row]:
+    """Every row that SQLite can still read: from both ends to the damage, then each id between them by itself."""
+    seen: set[int] = set()
+    ends = {}
+    for direction in ("ASC", "DESC"):
+        try:
+            for values in connection.execute(f"SELECT {_COLUMNS} FROM record ORDER BY id {direction}"):  # noqa: S608 - constants
+                if not _is_row(values):
+                    continue
+                ends[direction] = values[0]
+                if values[0] in seen:
+                    break
+                seen.add(values[0])
+                yield Row(*values)
+            else:
+                return
+        except sqlite3.Error:
+            continue
+    if len(ends) == 2:
+        yield from _each(connection, ends["ASC"] + 1, ends["DESC"])
+
+
+def _each(connection: sqlite3.Connection, first: int, last: int) -> Iterator[Row]:
+    for id_ in range(first, last):
+        try:
+            values = connection.execute(f"SELECT {_COLUMNS} FROM record WHERE id = ?", (id_,)).fetchone()  # noqa: S608 - constants
+        except sqlite3.Error:
+            continue
+        if values is not None and _is_row(values):
+            yield Row(*values)
+
+
+def _is_row(values: tuple[object, ...]) -> bool:
+    return tuple(map(type, values)) == (int, str, str, str, str, float, int, bytes)
