@@ -1,17 +1,16 @@
 """The spool's disk: damage, no space, failing flushes, its bounds, and one owner only (A13-A15, A17, A19)."""
 
 import asyncio
-import contextlib
 import os
 import random
 import resource
 import shutil
 import sqlite3
-import subprocess
 import tempfile
 import time
 import zlib
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,12 @@ import psycopg
 from agentic_backend.persist.spool import Spool
 from agentic_backend.persist.spoolfile import connect
 from tests.chaos.answers import INSTANT
-from tests.chaos.kills import loss_row
+from tests.chaos.kills import SLOW_ANSWERS, loss_row
 from tests.chaos.load import Habits, create_session, take_turn
 from tests.chaos.rows import Row, at_least, at_most, exactly, left_out, none_of
 from tests.chaos.until import until, until_it
 from tests.chaos.world import Service, Size, Stage, World, stage
+from tests.support.small_disk import Neighbour, NoRight, fill, small_disk
 
 _TURNS = 40
 _RATE = 30.0
@@ -206,13 +206,12 @@ async def no_space(world: World, size: Size) -> list[Row]:
     """A14: the disk of the spool fills up under load, with Postgres away; then there is space again."""
     rows = []
     place = world.directory / "small"
-    if await asyncio.to_thread(_mount, place):
+    with ExitStack() as stack:
         try:
-            rows += await _without_space(world, size, "a full tmpfs", place / "spool", lambda _: _fill_up(place))
-        finally:
-            await asyncio.to_thread(subprocess.run, ["umount", "-l", str(place)], check=True)
-    else:
-        rows.append(left_out("A14", "a full tmpfs", "no right to mount one"))
+            await asyncio.to_thread(stack.enter_context, small_disk(place, 4))
+            rows += await _without_space(world, size, "a full tmpfs", place / "spool", lambda _: fill(place).unlink)
+        except NoRight:
+            rows.append(left_out("A14", "a full tmpfs", "no right to mount one"))
     return [*rows, *await _without_space(world, size, "a file-size limit of 0", None, _limit_files)]
 
 
@@ -244,27 +243,103 @@ async def _without_space(
     ]
 
 
-def _mount(place: Path) -> bool:
-    """A tmpfs of 4 MiB, where we may."""
-    place.mkdir(mode=0o700)
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m,mode=700", "none", str(place)]
-    return subprocess.run(mount, capture_output=True, check=False).returncode == 0
-
-
-def _fill_up(place: Path) -> Callable[[], None]:
-    """Take its last byte; what is returned gives the space back."""
-    filler = place / "filler"
-    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-        while file.write(b"x" * 4096):
-            pass
-    return filler.unlink
-
-
 def _limit_files(service: Service) -> Callable[[], None]:
     """No file may grow any more: writes fail with EFBIG, as a quota would have it."""
     _, hard = resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, (0, hard))
     return lambda: resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, (hard, hard)) and None
+
+
+async def killed_without_space(world: World, size: Size) -> list[Row]:
+    """A14+A1: kill -9 while somebody takes every byte of the spool's disk, with Postgres there and with it away."""
+    rows = []
+    with ExitStack() as stack:
+        for away in (False, True):
+            place = world.directory / f"crammed-{away}"
+            try:
+                await asyncio.to_thread(stack.enter_context, small_disk(place, 16))
+            except NoRight:
+                return [left_out("A14+A1", "kill -9 on a full tmpfs", "no right to mount one")]
+            rows += await _killed_without_space(world, place, away=away)
+    return rows
+
+
+async def _killed_without_space(world: World, place: Path, *, away: bool) -> list[Row]:
+    changes: dict[str, Any] = {"persistence": {"spool_dir": str(place / "spool")}}
+    name = "kill -9 on a full disk, Postgres away" if away else "kill -9 on a full disk, Postgres there"
+    async with stage(world, f"A14+A1 {name}", Habits(_RATE), sessions=20, **changes) as scene:
+        service = scene.service
+        await scene.crowd.answered(40)
+        if away:
+            await world.stop_postgres()
+        else:
+            await world.to_postgres.tell(SLOW_ANSWERS)
+        await scene.crowd.answered(20)
+        with Neighbour(place):
+            await until(lambda: scene.ledger.errors["storage_full"] > 0, 30)
+            await service.kill()
+            await world.to_postgres.tell("normal")
+            await service.start("/healthz")
+            found = (await service.metrics())["app_persist_replayed_total"]
+            told = await _refused(world, scene)
+            readable = await _readable_sessions(scene) if away else 0
+            await service.kill()
+            await service.start("/healthz")
+            if away:
+                await world.start_postgres()
+            await scene.crowd.pause(60)
+            await service.drained()
+            crammed = await scene.compared(scene.ledger)
+            await asyncio.sleep(3)  # what Postgres has is marked with the writer's next attempt, each 2 s at most
+            await service.kill()
+            await service.start("/healthz")
+            again = (await service.metrics())["app_persist_replayed_total"]
+            await service.drained()
+        await service.answers("/ready")
+        scene.crowd.resume()
+        await scene.crowd.answered(20)
+        report = await scene.settle()
+        letters = (await service.metrics())["app_persist_dead_letters_total"]
+    return [
+        at_least("A14+A1", f"{name}: records that the next start found", found, 1, "records"),
+        *told.rows(name),
+        *([at_least("A14+A1", f"{name}: sessions whose history is read", readable, 1, "sessions")] if away else []),
+        loss_row("A14+A1", f"{name}, two starts, the disk still full", crammed),
+        exactly("A14+A1", f"{name}: records that a third start replays again", again, 0),
+        exactly("A14+A1", f"{name}: dead letters", letters, 0),
+        loss_row("A14+A1", f"{name}, space freed after it, no restart", report),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusals:
+    """What who asked was told, and what it cost."""
+
+    calls: int
+    status: int
+    said: str
+
+    def rows(self, name: str) -> list[Row]:
+        return [
+            exactly("A14+A1", f"{name}: model calls for 10 refused asks (storage_full)", self.calls, 0),
+            exactly("A14+A1", f"{name}: /ready says {self.said}", self.status, 503),
+            exactly("A14+A1", f"{name}: it says storage_full", int(self.said == "storage_full"), 1),
+        ]
+
+
+async def _refused(world: World, scene: Stage) -> _Refusals:
+    refused = scene.ledger.errors["storage_full"]
+    calls = (await world.model_stats())["requests"]["chat"]
+    await until(lambda: scene.ledger.errors["storage_full"] >= refused + 10, 60)
+    calls = (await world.model_stats())["requests"]["chat"] - calls
+    status, body = await scene.service.ask_status("/ready")
+    return _Refusals(calls, status, str(body.get("status", "nothing")))
+
+
+async def _readable_sessions(scene: Stage) -> int:
+    """How many sessions show their newest message although it is in the spool alone."""
+    found = [await scene.history(session_id, "?limit=1") for session_id in scene.ledger.sessions]
+    return sum(status == 200 and len(messages) == 1 for status, messages in found)
 
 
 class _FailingConnection(sqlite3.Connection):

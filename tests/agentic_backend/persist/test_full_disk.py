@@ -1,18 +1,29 @@
 """The spool on a disk without a byte left: what a start needs, what it keeps, and how it goes on."""
 
 import asyncio
+import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from agentic_backend.events import utc_now
+from agentic_backend.persist.pending import Change
+from agentic_backend.persist.persistence import Persistence
 from agentic_backend.persist.spool import Spool
-from agentic_backend.persist.spooldir import Reserve, SpoolLock
+from agentic_backend.persist.spooldir import Mark, Reserve, SpoolLock
 from agentic_backend.persist.spoolfile import SpoolFile
 from agentic_backend.persist.spoolrows import Row
+from agentic_backend.session.models import AskRecord, HistoryWindow
+from backend_kit.kpi import Kpi
+from backend_kit.wire import loads
+from tests.agentic_backend.persist.conftest import Build
+from tests.agentic_backend.persist.support import USER, new_session, stored_ranks, turn, turns
+from tests.support.postgres import Database
 from tests.support.small_disk import Neighbour, NoRight, fill, small_disk
 
 KEY = ("session", "ada")
@@ -317,6 +328,71 @@ async def test_an_ask_is_over_only_with_the_turn_that_ends_it(tmp_path: Path, di
         again = SpoolFile(directory)
         assert ids(again) == [3]
         again.close()
+
+
+@pytest.fixture
+def heir(build: Build, database: Database) -> Callable[[Path], Awaitable[Persistence]]:
+    """Persistence on what another has left in a directory."""
+
+    async def start(directory: Path) -> Persistence:
+        own_kpi = Kpi(CollectorRegistry(), service="agentic")
+        persistence = build(database.settings(), own_kpi=own_kpi, persistence={"spool_dir": str(directory)})
+        await persistence.database.connect_until_ready(lambda _state: None)
+        return persistence
+
+    return start
+
+
+def left_by(persistence: Persistence, directory: Path) -> Path:
+    """The spool as a kill at this moment would leave it."""
+    assert persistence.spool is not None
+    ignored = shutil.ignore_patterns("*-shm", "lock", "reserve", "filler")
+    shutil.copytree(persistence.spool.directory, directory, ignore=ignored)
+    (directory / "lock").touch(0o600)
+    persistence.owner.close()
+    return directory
+
+
+async def test_turns_go_to_postgres_from_a_full_disk_and_a_further_start_changes_nothing(
+    held: Persistence,
+    heir: Callable[[Path], Awaitable[Persistence]],
+    database: Database,
+    disk: Path,
+    tmp_path: Path,
+) -> None:
+    session = await new_session(held)
+    key = (session.id, USER)
+    for record in turns(session, 3):
+        assert await held.log.append(record) == "spool"
+        session = record.session
+    cut = turn(session, "cut", "why?", "because")
+    held.log.begin(AskRecord(session, cut.messages[0]))
+    _, on_disk = held.batcher.change(Change(key, utc_now(), title="An old title"))
+    assert on_disk is not None
+    await on_disk
+    directory = left_by(held, disk / "spool")
+    with Neighbour(disk):
+        first = await heir(directory)
+        assert not first.log.has_room()
+        assert first.dependencies()["spool"] == {"status": "down", "dead_letters": 0}
+        assert first.dependencies()["postgres"]["pending_records"] == 5
+        seen = await first.store.history(session.id, USER, HistoryWindow())
+        assert [loads(message)["rank"] for message in seen] == list(range(8))
+        first.start()
+        assert await first.flush(30) == 0
+        assert [rank for rank, _ in stored_ranks(database.dsn, session)] == list(range(8))
+        assert await first.store.change(session.id, USER, title="A new title") is not None
+        await until(lambda: Mark(directory / "newest").done >= 5)
+        again = left_by(first, tmp_path / "again")
+    second = await heir(again)
+    assert second.dependencies()["postgres"]["pending_records"] == 0
+    second.start()
+    assert await second.flush(30) == 0
+    found = await second.store.get(session.id, USER)
+    assert found is not None
+    assert found.title == "A new title"
+    assert [rank for rank, _ in stored_ranks(database.dsn, session)] == list(range(8))
+    assert second.batcher.stats.poison == second.batcher.stats.rank_conflicts == 0
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o000])
