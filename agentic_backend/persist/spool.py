@@ -237,6 +237,8 @@ class Spool:
             self._failed(error, group)
             return False
         self.trouble = None
+        if self.disk_low:
+            self._file.give_back()
         self._tell(group.landed, time.perf_counter() - begun, letters)
         return True
 
@@ -257,6 +259,7 @@ class Spool:
                 return
             try:
                 self._file.note_done(group.over())
+                self._file.begin_anew()
             except (sqlite3.Error, OSError) as second:
                 self._log.warning("done", "what is in Postgres cannot be marked: %s", name_of(second))
 

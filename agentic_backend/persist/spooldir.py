@@ -188,6 +188,11 @@ class Mark:
                 self._file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
             self._write(self.newest, done)
 
+    def flush(self) -> None:
+        """See that the disk has what was noted, before something relies on it. Raises OSError."""
+        if self._file is not None:
+            os.fdatasync(self._file)
+
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:

@@ -40,9 +40,10 @@ _FORGET = "DELETE FROM dead_letter WHERE session_id = ? AND user_id = ?"
 _WAITING = "SELECT id FROM record WHERE id > ? AND kind <> 'done' ORDER BY id"
 
 _BUSY_MS = 5000
-_SHRINK_ABOVE_BYTES = 64 * 1024 * 1024
-_SHRINK_BELOW_RECORDS = 1000
-_SUFFIXES = ("-wal", "-shm", "")
+_FREE_AT_START = 64 * 1024 * 1024
+_FREE_WHEN_LOW = 1024 * 1024
+_MOSTLY = 7 / 8
+_SUFFIXES = ("", "-shm", "-wal")
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -137,10 +138,10 @@ class SpoolFile:
             raise
         if self._in_memory:
             _close(self._reader)
-        self._path, self._connection, self._reader = path, writer, reader
+        self._path, self._connection, self._reader, self._in_memory = path, writer, reader, False
         self._mark.note(self._here)
         self._put_old_aside()
-        _shrink(writer, path)
+        self._shrink(_FREE_AT_START)
 
     def write(
         self,
@@ -192,6 +193,29 @@ class SpoolFile:
         waiting = [id_ for (id_,) in self._reader.execute(_WAITING, (self._mark.done,))]
         left = next((id_ for id_ in waiting if id_ not in over), None)
         self._mark.note_done(left - 1 if left is not None else max([self._mark.done, *waiting]))
+
+    def begin_anew(self) -> bool:
+        """Let a file go that its disk does not let be written, where all that it holds is marked, and so free its room.
+
+        Whether it was so. Raises sqlite3.Error or OSError.
+        """
+        waiting = self._reader.execute(_WAITING, (self._mark.done,)).fetchone()
+        if self._path is None or self._in_memory or waiting or self.dead_letters() or self._evidence is not None:
+            return False
+        self._mark.note_done(max(self._mark.done, self._newest))
+        self._mark.flush()
+        path, self._path = self._path, None
+        _close(self._reader)
+        if self._connection is not None:
+            _close(self._connection)
+        self._reader, self._connection, self._in_memory = in_memory(), None, True
+        self._here, self._kept = 0, []
+        _unlink(path)
+        return True
+
+    def give_back(self) -> None:
+        """Where the disk is low: let it have the pages in which nothing is any more."""
+        self._shrink(_FREE_WHEN_LOW)
 
     def read(self, ids: list[int]) -> list[Row]:
         """The rows that are still there, ascending id. Raises sqlite3.Error."""
@@ -326,6 +350,18 @@ class SpoolFile:
             kept_as,
         )
 
+    def _shrink(self, least: int) -> None:
+        """Give back what an outage had taken, where it is so many bytes at least and little is left to copy."""
+        assert self._connection is not None
+        names = ("freelist_count", "page_count", "page_size")
+        try:
+            free, pages, size = (self._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
+            if free * size >= least and free >= _MOSTLY * pages:
+                self._connection.execute("VACUUM")
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        except sqlite3.Error as error:
+            logger.info("the spool's file keeps its size: %s", name_of(error))
+
     def _keep_evidence(self) -> None:
         """Keep what there was before SQLite takes the log in. Raises OSError: nothing is written on it before."""
         if self._evidence is not None:
@@ -382,18 +418,6 @@ def _sound_file(path: Path) -> tuple[sqlite3.Connection, list[Entry]] | None:
         raise
     _close(connection)
     return None
-
-
-def _shrink(connection: sqlite3.Connection, path: Path) -> None:
-    """Give the disk back what an outage had taken, where little is left to copy."""
-    if path.stat().st_size <= _SHRINK_ABOVE_BYTES:
-        return
-    try:
-        ((records,),) = connection.execute("SELECT count(*) FROM record")
-        if records < _SHRINK_BELOW_RECORDS:
-            connection.execute("VACUUM")
-    except sqlite3.Error as error:
-        logger.warning("the spool's file keeps its size: %s", name_of(error))
 
 
 def _beside(path: Path, suffix: str) -> Path:

@@ -287,7 +287,6 @@ async def _killed_without_space(world: World, place: Path, *, away: bool) -> lis
             await service.start("/healthz")
             if away:
                 await world.start_postgres()
-            await scene.crowd.pause(60)
             await service.drained()
             crammed = await scene.compared(scene.ledger)
             await asyncio.sleep(3)  # what Postgres has is marked with the writer's next attempt, each 2 s at most
@@ -296,7 +295,6 @@ async def _killed_without_space(world: World, place: Path, *, away: bool) -> lis
             again = (await service.metrics())["app_persist_replayed_total"]
             await service.drained()
         await service.answers("/ready")
-        scene.crowd.resume()
         await scene.crowd.answered(20)
         report = await scene.settle()
         letters = (await service.metrics())["app_persist_dead_letters_total"]

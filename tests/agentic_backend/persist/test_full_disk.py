@@ -1,14 +1,21 @@
 """The spool on a disk without a byte left: what a start needs, what it keeps, and how it goes on."""
 
 import asyncio
+import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from prometheus_client import CollectorRegistry
 
 from agentic_backend.events import utc_now
@@ -21,9 +28,12 @@ from agentic_backend.persist.spoolrows import Row
 from agentic_backend.session.models import AskRecord, HistoryWindow
 from backend_kit.kpi import Kpi
 from backend_kit.wire import loads
+from deploy.local.tether import tethered
 from tests.agentic_backend.persist.conftest import Build
 from tests.agentic_backend.persist.support import USER, new_session, stored_ranks, turn, turns
+from tests.support.ports import free_port
 from tests.support.postgres import Database
+from tests.support.processes import ROOT
 from tests.support.small_disk import Neighbour, NoRight, fill, small_disk
 
 KEY = ("session", "ada")
@@ -330,6 +340,113 @@ async def test_an_ask_is_over_only_with_the_turn_that_ends_it(tmp_path: Path, di
         again.close()
 
 
+async def recovered(spool: Spool) -> None:
+    def well() -> bool:
+        spool.look_at_disk()
+        return spool.usable and not spool.disk_low
+
+    await until(well)
+
+
+async def test_a_disk_that_is_low_by_the_spool_alone_is_free_once_all_is_in_postgres(disk: Path) -> None:
+    spool = Spool(disk / "spool", lambda _: None)
+    spool.start()
+    written: list[int] = []
+    while spool.size_bytes < 8 * MIB:
+        id_, landed = spool.put("turn", KEY, f"x{len(written)}", b"b" * 100_000)
+        written.append(id_)
+        await landed
+        spool.look_at_disk()
+    filler = disk / "filler"
+    with filler.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(disk).free - MIB // 2)
+    spool.look_at_disk()
+    assert (spool.usable, spool.disk_low) == (True, True)
+    spool.done(written)
+    await recovered(spool)
+    assert (spool.size_bytes < MIB, filler.exists()) == (True, True)
+    await spool.aclose()
+
+
+@pytest.mark.parametrize("killed_before", [True, False])
+async def test_a_disk_that_the_spool_has_filled_is_free_once_all_is_in_postgres(
+    disk: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, killed_before: bool
+) -> None:
+    """Not even a deletion can be written: the file goes as a whole, after the mark that all of it is done."""
+    directory = disk / "spool"
+    if killed_before:
+        killed(tmp_path / "source", directory, lambda file: file.write(rows(1, 60, 100_000), (), ()))
+        fill(disk)
+        spool = Spool(directory, lambda _: None)
+        written = [entry.id for entry in spool.waiting]
+        spool.start()
+    else:
+        spool = Spool(directory, lambda _: None)
+        spool.start()
+        written = []
+        while spool.usable:
+            written.append(spool.put("turn", KEY, f"x{len(written)}", b"b" * 200_000)[0])
+            await asyncio.sleep(0.01)
+    assert not spool.usable
+    spool.done(written)
+    await recovered(spool)
+    id_, landed = spool.put("turn", KEY, "next", b"body")
+    await landed
+    assert id_ > max(written)
+    await spool.aclose()
+    again = SpoolFile(directory)
+    assert (ids(again), again.set_aside) == ([id_], 0)
+    assert "is missing" not in caplog.text
+    again.close()
+
+
+def test_the_service_starts_where_no_file_can_be_written_at_all(tmp_path: Path) -> None:
+    """Not the spool, not its log, not what a library keeps for itself; and Postgres is away too."""
+    spool = killed(tmp_path / "source", tmp_path / "spool", lambda file: file.write(delete(), (), ()))
+    before = contents(spool)
+    port = free_port()
+    settings = {
+        "app": {"port": port, "metrics_enabled": False, "kpi_log_summary_interval_sec": 1},
+        "security": {"user": {"enabled": False}},
+        "ai": {"default_chat_model": {"name": "mock", "settings": {"base_url": "http://127.0.0.1:9/v1"}}},
+        "storage": {"postgres": {"host": "127.0.0.1", "port": free_port(), "database": "x", "username": "x"}},
+        "persistence": {"spool_dir": str(spool)},
+    }
+    file = tmp_path / "settings.yaml"
+    file.write_text(yaml.safe_dump(settings))
+    limited = 'ulimit -f 0; exec "$0" -m agentic_backend >/dev/full 2>&1'
+    command = tethered(["/bin/sh", "-c", limited, sys.executable], signal.SIGKILL)
+    home = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "CONFIG_FILE": str(file), "ENV_FILE": ""}
+    with subprocess.Popen(command, env=os.environ | home, cwd=ROOT) as process:
+        try:
+            body = told(f"http://127.0.0.1:{port}/agentic/v1/ready", process)
+        finally:
+            process.terminate()
+        assert process.wait(60) == 0
+    assert body["status"] == "storage_full"
+    assert body["dependencies"]["spool"] == {"status": "down", "dead_letters": 0}
+    assert body["dependencies"]["postgres"]["pending_records"] == 1
+    assert contents(spool) == before
+
+
+def delete() -> list[Row]:
+    return [Row.of(1, "delete", KEY, "", b'{"op":"delete","schema":1,"session_id":"session","user_id":"ada"}')]
+
+
+def told(url: str, process: "subprocess.Popen[bytes]") -> dict[str, Any]:
+    """The body of a 503, once there is one."""
+    for _ in range(600):
+        assert process.poll() is None, "the service has ended"
+        try:
+            urllib.request.urlopen(url, timeout=5)  # noqa: S310 - of ours
+        except urllib.error.HTTPError as error:
+            answer: dict[str, Any] = loads(error.read())
+            return answer
+        except OSError:
+            time.sleep(0.1)
+    raise TimeoutError(url)
+
+
 @pytest.fixture
 def heir(build: Build, database: Database) -> Callable[[Path], Awaitable[Persistence]]:
     """Persistence on what another has left in a directory."""
@@ -354,10 +471,10 @@ def left_by(persistence: Persistence, directory: Path) -> Path:
 
 
 async def test_turns_go_to_postgres_from_a_full_disk_and_a_further_start_changes_nothing(
+    disk: Path,
     held: Persistence,
     heir: Callable[[Path], Awaitable[Persistence]],
     database: Database,
-    disk: Path,
     tmp_path: Path,
 ) -> None:
     session = await new_session(held)

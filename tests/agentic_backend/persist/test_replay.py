@@ -258,7 +258,9 @@ async def test_a_record_that_the_disk_changed_is_set_aside_with_an_alarm(
     await held.log.append(turn(session, "changed"))
     await held.log.append(turn(other, "whole"))
     assert held.spool is not None
-    held.spool._file._connection.execute("UPDATE record SET body = CAST('{}' AS BLOB) WHERE exchange_id = 'changed'")
+    connection = held.spool._file._connection
+    assert connection is not None
+    connection.execute("UPDATE record SET body = CAST('{}' AS BLOB) WHERE exchange_id = 'changed'")
     held.start()
     assert await held.flush(30) == 0
     assert stored_ranks(database.dsn, other) == [(0, "whole"), (1, "whole")]

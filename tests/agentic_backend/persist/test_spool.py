@@ -226,7 +226,9 @@ async def test_a_full_disk_holds_back_acknowledgements_until_there_is_room(
     assert not waiting.done()
     # Nothing was written over: the first one is still whole. Room comes from outside, as an operator makes it.
     assert [row.sound for row in await spool.read([first])] == [True]
-    spool._file._connection.execute("PRAGMA max_page_count = 1000")
+    connection = spool._file._connection
+    assert connection is not None
+    connection.execute("PRAGMA max_page_count = 1000")
     await landed(waiting)
     assert [row.id for row in await spool.read([first, second])] == [first, second]
     assert not list(spool.directory.glob("*.corrupt"))
