@@ -245,8 +245,10 @@ class Spool:
     def _failed(self, error: sqlite3.Error | OSError, group: _Work) -> None:
         self.trouble = code = name_of(error)
         self._log.warning(code, "ALARM the spool cannot be written: %s; no turn is acknowledged meanwhile", code)
+        if code.startswith("SQLITE_BUSY"):
+            return
         with self._read_lock:
-            if self._file.writable and code != "SQLITE_FULL" and not code.startswith("SQLITE_BUSY"):
+            if self._file.writable and code != "SQLITE_FULL":
                 # After a failed flush nobody knows what of the file is on disk: go on in another.
                 try:
                     self._file.replace()
