@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -277,7 +277,7 @@ class AgenticService:
         if isinstance(self._verifier, IssuerVerifier):
             tasks.spawn("issuer-keys", self._verifier.keys.run, restart=True)
         persistence.start()
-        make_retention(self._settings, persistence, state.registry, state.metrics).start(tasks)
+        make_retention(self._settings, state).start(tasks)
         if state.chat.agents.made is not None:
             tasks.spawn("made-agents", state.chat.agents.made.watch, restart=True)
         tasks.spawn("attachment-leftovers", state.chat.attachments.leftovers.run, restart=True)
@@ -428,18 +428,26 @@ def make_agents(settings: AgenticSettings, catalog: Catalog, persistence: Persis
     return AgentServices(catalog, made, roles)
 
 
-def make_retention(
-    settings: AgenticSettings, persistence: Persistence, registry: TurnRegistry, metrics: AgenticMetrics
-) -> Retention:
-    """What deletes old sessions: those with a turn on its way stay, and this process forgets those that went."""
+def make_retention(settings: AgenticSettings, state: State) -> Retention:
+    """What deletes old sessions: those that this process knows to be in use stay, and it forgets those that went."""
+    persistence, registry = state.persistence, state.registry
+    days = settings.history.retention_days
 
     async def forget(key: tuple[str, str]) -> None:
         persistence.forget(key)
         await registry.forget(*key)
 
-    pending = persistence.pending
-    pruner = Pruner(persistence.database.main, in_use=pending.holds, forget=forget)
-    return Retention(persistence.database, pruner, RetentionRules(settings.history.retention_days), metrics)
+    def in_use(keys: Sequence[tuple[str, str]]) -> set[tuple[str, str]]:
+        # By the monotonic clock: that of Postgres calls them old, or nobody would ask.
+        followed, kept_s = state.hub.followed(), days * 86_400.0
+        return {
+            key
+            for key in keys
+            if key in followed or registry.knows(*key, kept_s) or persistence.has_in_use(key, kept_s)
+        }
+
+    pruner = Pruner(persistence.database.main, in_use=in_use, forget=forget)
+    return Retention(persistence.database, pruner, RetentionRules(days), state.metrics)
 
 
 def make_kpi(settings: AgenticSettings, registry: CollectorRegistry) -> Kpi:

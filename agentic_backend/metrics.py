@@ -301,6 +301,11 @@ class AgenticMetrics:
         rows = Gauge("app_history_rows", "Rows, as Postgres estimates them.", ["table"], registry=self._registry)
         self.history_bytes: Labelled[Gauge] = Labelled(1, lambda values: size.labels(*values))
         self.history_rows: Labelled[Gauge] = Labelled(1, lambda values: rows.labels(*values))
+        self.clock_difference: Gauge = Gauge(
+            "app_clock_difference_seconds",
+            "By how much this host's clock is ahead of that of Postgres.",
+            registry=self._registry,
+        )
         self.pruned_sessions: Counter = self._kpi.counter(
             "pruned_sessions",
             PrometheusCounter("app_pruned_sessions_total", "Sessions that retention deleted.", registry=self._registry),

@@ -153,6 +153,8 @@ async def _ingested(
     if (file.size or 0) > state.max_bytes:
         raise AttachmentTooLarge
     session = await load_owned(state.sessions, session_id, identity.uid)
+    if session.rested and not await state.sessions.touch(session_id, identity.uid):
+        raise SessionNotFound
     _accepted(await state.store.verdict(identity.uid, session_id, name, state.most))
     found = await state.documents.ingest(file.file, name, session_id, asked_by)
     attachment = Attachment(

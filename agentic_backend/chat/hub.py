@@ -155,6 +155,11 @@ class SocketHub:
             peer.heartbeat()
         return peer.outbox_bytes
 
+    def followed(self) -> set[tuple[str, str]]:
+        """(session id, user id) of each session that somebody is told of now."""
+        by_sockets = {(id_, peer.identity.uid) for peer in self._sockets for id_ in peer.sessions}
+        return by_sockets | {(id_, peer.user_id) for peer in self._streams for id_ in peer.sessions}
+
     def behind_s(self) -> list[float]:
         """For how long ends of turns have waited to be written to their sockets, in seconds. From any thread."""
         return [seconds for socket in tuple(self._sockets) for seconds in socket.behind_s]

@@ -131,6 +131,11 @@ class ChatSocket:
         return bool(self._follows or self._pending)
 
     @property
+    def sessions(self) -> set[str]:
+        """Ids of the sessions whose turns are followed or wait."""
+        return {follow.turn.ask.session_id for follow in self._follows} | {ask.session_id for ask in self._pending}
+
+    @property
     def expired(self) -> bool:
         """Whether its token has run out and no turn is followed: while one is, a newer token may still come."""
         return not self._follows and self.identity.ended()

@@ -103,6 +103,11 @@ class EventStream(Response):
         """Roughly the bytes that wait to be written: what the client is behind."""
         return self._follow.behind_bytes if self._follow is not None else 0
 
+    @property
+    def sessions(self) -> set[str]:
+        """The id of the session whose turn is followed."""
+        return {self._follow.turn.ask.session_id} if self._follow is not None else set()
+
     def heartbeat(self) -> None:
         """Say that we are here."""
         self._silent = True

@@ -1,5 +1,6 @@
 """What agents are reminded of, kept in memory: a conversation is read from Postgres once, not once a turn."""
 
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -58,6 +59,7 @@ class _Entry:
     depth: int
     whole: bool
     exchanges: list[RememberedExchange]
+    used_at: float = field(default_factory=time.monotonic)
 
     @property
     def size(self) -> int:
@@ -89,8 +91,14 @@ class HistoryCache:
             self.misses += 1
             return None
         self.hits += 1
+        entry.used_at = time.monotonic()
         self._entries.move_to_end(key)
         return entry.exchanges[max(0, len(entry.exchanges) - exchanges) :]
+
+    def used_within(self, key: Key, seconds: float) -> bool:
+        """Whether the session is here and was used in the last `seconds`."""
+        entry = self._entries.get(key)
+        return entry is not None and time.monotonic() - entry.used_at < seconds
 
     def begin(self, key: Key) -> None:
         """A session was created: it has no exchange yet, and what it gets will all be seen."""

@@ -25,12 +25,12 @@ WITH pending AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset(:pending)
         AS p(session_id text, updated_at timestamptz, set_title text, first_title text, texts jsonb, gone boolean)
 ), mine AS (
-    SELECT session.*, greatest(session.updated_at, pending.updated_at) AS used_at,
+    SELECT session.*, greatest(session.updated_at, pending.updated_at) AS shown_at,
         coalesce(set_title, nullif(session_data->>'title', ''), first_title, '') AS shown_title, texts
     FROM session LEFT JOIN pending USING (session_id)
     WHERE session.user_id = :user_id AND pending.gone IS NOT TRUE
 )"""
-_PAGE: Final = "ORDER BY used_at DESC, session_id LIMIT CAST(:limit AS bigint) OFFSET :offset"
+_PAGE: Final = "ORDER BY shown_at DESC, session_id LIMIT CAST(:limit AS bigint) OFFSET :offset"
 
 _COLUMNS: Final = f"""{SESSION_COLUMNS}, (
     SELECT json_agg(json_build_array(attachment_id, name) ORDER BY created_at, attachment_id)

@@ -127,6 +127,10 @@ class Persistence:
         self._tasks.spawn("persist-watch", self._watch, restart=True)
         self.batcher.start(self._tasks)
 
+    def has_in_use(self, key: Key, within_s: float) -> bool:
+        """Whether something of the session is on its way to Postgres, or it was used here in the last `within_s`."""
+        return self.pending.holds(key) or self.cache.used_within(key, within_s)
+
     def forget(self, key: Key) -> None:
         """Drop what is kept outside Postgres of a session that is gone from there."""
         self.cache.forget(key)

@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from sqlalchemy import text
 
 from agentic_backend.metrics import AgenticMetrics
+from agentic_backend.persist.clocks import APART_S, Clocks, ClocksDiffer
 from agentic_backend.persist.database import Database
 from agentic_backend.persist.engines import Pool
 from agentic_backend.persist.faults import DatabaseFault, QuietLog, cause_of, sqlstate_of
@@ -21,11 +22,12 @@ logger = logging.getLogger(__name__)
 TABLES: Final = ("session", "session_history", "session_attachments", "feedbacks")
 """The tables that grow with conversations."""
 
-_EXPIRED = "FROM session WHERE updated_at < now() - make_interval(days => :days)"
+# Both are Postgres' time; `updated_at` is that of the instance that wrote it, which may be wrong.
+_EXPIRED = "FROM session WHERE used_at < now() - make_interval(days => :days)"
 
 COUNT_EXPIRED = text(f"""
 SELECT count(*) AS sessions, coalesce(sum((session_data->>'next_rank')::bigint), 0)::bigint AS messages,
-    min(updated_at) AS oldest {_EXPIRED}
+    min(used_at) AS oldest {_EXPIRED}
 """)
 
 # In the order of the key, each page after the last one: one pass over the table, whatever is left standing.
@@ -73,6 +75,10 @@ class Expired:
     oldest: str
 
 
+InUse = Callable[[Sequence[Key]], set[Key]]
+"""Which of some sessions are in use."""
+
+
 async def _nobody(_key: Key) -> None:
     """Told of a deleted session where nobody has to know."""
 
@@ -81,7 +87,8 @@ class Pruner:
     """Deletes sessions that had no turn for so many days, with all that hangs on them.
 
     It takes one connection of the pool for one statement at a time. `in_use` says which sessions to leave for now;
-    `forget` is told of each that is gone. May run in several processes at once.
+    `forget` is told of each that is gone. May run in several processes at once. Before each statement that deletes it
+    looks whether the clocks of this host and of Postgres agree: one that is wrong makes young sessions old.
     """
 
     def __init__(
@@ -89,30 +96,33 @@ class Pruner:
         pool: Pool,
         rules: PruneRules = PruneRules(),
         *,
-        in_use: Callable[[Key], bool] = lambda _key: False,
+        in_use: InUse = lambda _keys: set(),
         forget: Callable[[Key], Awaitable[None]] = _nobody,
+        clocks: Clocks | None = None,
     ) -> None:
         self.pruned = 0
         self._pool = pool
         self._rules = rules
         self._in_use = in_use
         self._forget = forget
+        self._clocks = clocks or Clocks()
 
     async def expired(self, days: int) -> Expired:
-        """Count what `prune` would delete. Raises `DatabaseFault`."""
+        """Count what `prune` would delete. Raises `DatabaseFault` or `ClocksDiffer`."""
         async with self._pool.connection() as connection:
+            await self._clocks.agree(connection)
             (row,) = await connection.execute("count_expired", COUNT_EXPIRED, {"days": days})
         return Expired(row.sessions, row.messages, row.oldest.isoformat() if row.oldest else "")
 
     async def prune(self, days: int) -> int:
-        """Delete them; returns how many. Raises `DatabaseFault`: what was deleted until then stays deleted.
-
-        `pruned` counts as it goes.
+        """Delete them; returns how many. Raises `DatabaseFault` or `ClocksDiffer`: what was deleted until then stays
+        deleted. `pruned` counts as it goes.
         """
         begun_with = self.pruned
         after, full = "", True
         while full:
             async with self._pool.connection() as connection:
+                await self._clocks.agree(connection)
                 parameters = {"days": days, "after": after, "page": self._rules.page}
                 page = await connection.execute("expired_page", EXPIRED_PAGE, parameters)
             full = len(page) == self._rules.page
@@ -129,10 +139,12 @@ class Pruner:
         return self.pruned - begun_with
 
     async def _delete(self, days: int, keys: list[Key]) -> None:
-        session_ids = [key[0] for key in keys if not self._in_use(key)]
+        left = self._in_use(keys)
+        session_ids = [key[0] for key in keys if key not in left]
         if not session_ids:
             return
         async with self._pool.connection() as connection:
+            await self._clocks.agree(connection)
             gone = await connection.execute("prune", PRUNE, {"days": days, "session_ids": session_ids})
         self.pruned += len(gone)
         for row in gone:
@@ -151,16 +163,28 @@ class RetentionRules:
 
 
 class Retention:
-    """Prunes once an hour while the service runs, and publishes the sizes of the tables once a minute.
+    """Prunes once an hour while the service runs, and publishes the sizes of the tables once a minute, with how far
+    the clock of Postgres is away from ours.
 
-    An outage of Postgres costs a log line; the next attempt comes with the next measurement.
+    An outage of Postgres costs a log line; the next attempt comes with the next measurement. While the clocks differ
+    nothing is deleted, which is said once, and so is its end.
     """
 
-    def __init__(self, database: Database, pruner: Pruner, rules: RetentionRules, metrics: AgenticMetrics) -> None:
+    def __init__(
+        self,
+        database: Database,
+        pruner: Pruner,
+        rules: RetentionRules,
+        metrics: AgenticMetrics,
+        *,
+        clocks: Clocks | None = None,
+    ) -> None:
         self._database = database
         self._pruner = pruner
         self._rules = rules
         self._metrics = metrics
+        self._clocks = clocks or Clocks()
+        self._apart = False
         self._log = QuietLog(logger)
 
     def start(self, tasks: TaskRegistry) -> None:
@@ -168,14 +192,15 @@ class Retention:
         tasks.spawn("retention", self._run, restart=True)
 
     async def measure(self) -> None:
-        """Publish how large the tables are. Raises `DatabaseFault`."""
+        """Publish how large the tables are and how far the clocks are apart. Raises `DatabaseFault`."""
         async with self._database.main.connection() as connection:
+            self._compare(await self._clocks.ahead_s(connection))
             for row in await connection.execute("table_sizes", SIZES, {"tables": list(TABLES)}):
                 self._metrics.history_bytes(row.relname).set(row.bytes)
                 self._metrics.history_rows(row.relname).set(row.rows)
 
     async def prune(self) -> None:
-        """Delete what is over the age, and count it. Raises `DatabaseFault`."""
+        """Delete what is over the age, and count it. Raises `DatabaseFault` or `ClocksDiffer`."""
         before = self._pruner.pruned
         try:
             await self._pruner.prune(self._rules.days)
@@ -195,12 +220,24 @@ class Retention:
                 due_at = now() + _about(self._rules.every_s)
             await asyncio.sleep(_about(self._rules.measure_every_s))
 
+    def _compare(self, ahead_s: float) -> None:
+        self._metrics.clock_difference.set(ahead_s)
+        apart = abs(ahead_s) > APART_S
+        if apart and not self._apart:
+            logger.error("ALARM %s: no conversation is deleted for its age meanwhile", ClocksDiffer(ahead_s))
+        elif self._apart and not apart:
+            logger.info("the clocks of this host and of Postgres agree again")
+        self._apart = apart
+
     async def _attempt(self, step: Callable[[], Awaitable[None]]) -> bool:
         try:
             await step()
         except DatabaseFault as error:
             cause = cause_of(error)
             self._log.warning(cause, "retention failed: cause=%s sqlstate=%s", cause, sqlstate_of(error))
+            return False
+        except ClocksDiffer as error:
+            self._compare(error.ahead_s)
             return False
         return True
 

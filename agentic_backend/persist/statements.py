@@ -26,10 +26,14 @@ WHERE EXISTS (SELECT FROM session WHERE session_id = :session_id) OR room_for_se
 ON CONFLICT (session_id) DO UPDATE SET session_id = excluded.session_id RETURNING session_id
 """)
 
-GET_SESSION = text(f"SELECT {SESSION_COLUMNS} FROM session WHERE session_id = :session_id AND user_id = :user_id")  # noqa: S608 - constants
+# Whether it has rested is the server's to say, whose clock wrote `used_at`: retention deletes by that clock too.
+GET_SESSION = text(f"""
+SELECT {SESSION_COLUMNS}, used_at < now() - interval '12 hours' AS rested
+FROM session WHERE session_id = :session_id AND user_id = :user_id
+""")  # noqa: S608 - constants
 
 TOUCH_SESSION = text("""
-UPDATE session SET updated_at = now() WHERE session_id = :session_id AND user_id = :user_id RETURNING session_id
+UPDATE session SET used_at = now() WHERE session_id = :session_id AND user_id = :user_id RETURNING session_id
 """)
 
 # `below` leaves out what is still pending: the caller has it already.
@@ -74,7 +78,8 @@ ORDER BY rank DESC LIMIT :messages
 # fenced    records whose session another instance has got since: left out whole
 # clash     records with a rank that another exchange holds, stored or earlier in this batch: left out whole
 # fit       one message a rank: where an interrupted exchange ran again in the same batch, or one that waited for a
-#           person went on, what it became
+#           person went on, what it became. Of two that wait the one with the higher number came later: an instance's
+#           clock may have been set back since
 # newest    one row a session, because an update meets each row once; preferences and a title that is there are not a
 #           turn's to write
 # written   what is stored stays, whoever stored it; only an exchange that a restart had interrupted is overwritten, by
@@ -113,7 +118,8 @@ WITH record AS MATERIALIZED (
     SELECT DISTINCT ON (session_id, rank) * FROM message WHERE ord NOT IN (SELECT ord FROM clash)
     ORDER BY session_id, rank, (metadata #>> '{extras,interrupted_by}' = 'restart') IS TRUE,
         (metadata #>> '{extras,status}' = 'awaiting_human') IS TRUE,
-        CASE WHEN metadata #>> '{extras,status}' = 'awaiting_human' THEN "timestamp" END DESC, ord
+        CASE WHEN metadata #>> '{extras,status}' = 'awaiting_human'
+            THEN metadata #> '{extras,awaiting,seq}' END DESC NULLS LAST, ord
 ), newest AS (
     SELECT DISTINCT ON (session_id) session_id, user_id, version, session
     FROM record WHERE ord NOT IN (SELECT ord FROM clash) AND ord NOT IN (SELECT ord FROM fenced)
@@ -133,10 +139,12 @@ WITH record AS MATERIALIZED (
     ON CONFLICT (session_id, user_id, rank) DO UPDATE SET "timestamp" = excluded."timestamp", role = excluded.role,
         channel = excluded.channel, parts_json = excluded.parts_json, metadata_json = excluded.metadata_json
     WHERE session_history.exchange_id = excluded.exchange_id
+        AND excluded.metadata_json #>> '{extras,interrupted_by}' IS DISTINCT FROM 'restart'
         AND (session_history.metadata_json #>> '{extras,interrupted_by}' = 'restart'
-            AND excluded.metadata_json #>> '{extras,interrupted_by}' IS DISTINCT FROM 'restart'
             OR session_history.metadata_json #>> '{extras,status}' = 'awaiting_human'
-            AND session_history."timestamp" < excluded."timestamp")
+            AND (excluded.metadata_json #>> '{extras,status}' IS DISTINCT FROM 'awaiting_human'
+                OR session_history.metadata_json #> '{extras,awaiting,seq}'
+                    < excluded.metadata_json #> '{extras,awaiting,seq}'))
     RETURNING session_id, rank
 )
 SELECT 'clash' AS verdict, ord FROM clash

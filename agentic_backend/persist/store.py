@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Row
@@ -95,7 +96,7 @@ class PostgresSessionStore:
             if session is None:
                 raise
             return session
-        return overlaid(session_of(rows[0]), pending) if rows else None
+        return overlaid(replace(session_of(rows[0]), rested=rows[0].rested), pending) if rows else None
 
     async def touch(self, session_id: str, user_id: str) -> bool:
         """Store that a session is used again after a long time, so that no retention takes it. False: it is gone."""

@@ -10,9 +10,11 @@ from agentic_backend.settings import AgenticSettings
 from backend_kit.settings import load_or_exit
 
 _MAX_DAYS = 36_500
+_EXIT_CLOCKS = 3
 _EXIT_CODES = """exit codes: 0 done, also where there was nothing to delete; 1 Postgres failed, said on stderr, and what
-was deleted before stays deleted; 2 the arguments or the configuration cannot be used; 130 interrupted. It reads the
-configuration of the service (CONFIG_FILE, ENV_FILE) and may run beside it."""
+was deleted before stays deleted; 2 the arguments or the configuration cannot be used; 3 the clocks of this host and of
+Postgres differ by more than a minute: nothing is deleted while they do; 130 interrupted. It reads the configuration of
+the service (CONFIG_FILE, ENV_FILE) and may run beside it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,6 +33,7 @@ async def _prune(settings: AgenticSettings, days: int, *, dry_run: bool) -> int:
     from prometheus_client import CollectorRegistry
 
     from agentic_backend.metrics import AgenticMetrics
+    from agentic_backend.persist.clocks import ClocksDiffer
     from agentic_backend.persist.engines import Pool, PoolRules
     from agentic_backend.persist.faults import DatabaseFault, cause_of, sqlstate_of
     from agentic_backend.persist.retention import Pruner
@@ -50,6 +53,9 @@ async def _prune(settings: AgenticSettings, days: int, *, dry_run: bool) -> int:
         else:
             await pruner.prune(days)
             print(f"deleted {pruner.pruned} sessions unused for {days} days")
+    except ClocksDiffer as error:
+        print(f"deleted {pruner.pruned} sessions: {error}; set the one that is wrong first", file=sys.stderr)
+        return _EXIT_CLOCKS
     except DatabaseFault as error:
         cause, sqlstate = cause_of(error), sqlstate_of(error)
         at = f"{postgres.host}:{postgres.port}"

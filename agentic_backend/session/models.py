@@ -25,6 +25,8 @@ class Session:
     version: int = 0
     attachments: tuple[tuple[str, str], ...] = ()
     """Id and file name of each; known to a list of sessions alone."""
+    rested: bool = False
+    """Whether nobody has used it for 12 hours, by the clock of the storage it was read from."""
 
     @classmethod
     def new(cls, user_id: str, agent_id: str, title: str) -> "Session":

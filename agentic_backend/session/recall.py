@@ -1,7 +1,8 @@
 """An exchange that ended before this process, or longer ago than its registry remembers: found and told again."""
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentic_backend.events import ChatMessage
@@ -29,10 +30,18 @@ NEWEST_EXCHANGES = 64
 
 @dataclass(frozen=True, slots=True)
 class KnownSession:
-    """A session after its last turn, and the ids of its newest exchanges, newest first."""
+    """A session after its last turn, and the ids of its newest exchanges, newest first.
+
+    `used_at` is when this process used it last, on the monotonic clock, which no correction of the time moves.
+    """
 
     session: Session
     exchange_ids: tuple[str, ...] = ()
+    used_at: float = field(default_factory=time.monotonic)
+
+    def used_within(self, seconds: float) -> bool:
+        """Whether this process has used it in the last `seconds`."""
+        return time.monotonic() - self.used_at < seconds
 
     def after(self, session: Session, exchange_id: str) -> "KnownSession":
         """The same after one more turn, which may have been one of them that ran again."""

@@ -147,6 +147,14 @@ class TurnRegistry:
             self._slot(key).known = KnownSession(session)
         # Else its first turn reads it, and with it which exchanges it has.
 
+    def knows(self, session_id: str, user_id: str, within_s: float) -> bool:
+        """Whether a turn of the session runs, waits, or was here in the last `within_s` seconds."""
+        slot = self._slots.get((user_id, session_id))
+        if slot is None:
+            return False
+        lately = slot.known is not None and slot.known.used_within(within_s)
+        return lately or slot.running is not None or bool(slot.waiting)
+
     def prefer(self, session_id: str, user_id: str, preferences: dict[str, Any]) -> None:
         """Take over preferences that were stored, also for the turn that runs now."""
         slot = self._slots.get((user_id, session_id))

@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from agentic_backend.agent import Agent, AgentAnswer, AgentRun, Catalog, Resume, SavedRun, Waiting
@@ -37,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 MODEL_PREFERENCE = "model"
 """The key among a session's preferences that names the model of asks that name none."""
-_USED_LATELY = timedelta(hours=12)
+_REST_S = 12 * 3600.0
 """A session that was used within it cannot have been pruned meanwhile: retention counts whole days."""
 
 
@@ -170,7 +169,7 @@ class TurnRunner:
         """The session and its newest exchanges from storage, once for as long as this process keeps it in mind."""
         with phase("session_read"):
             session = await load_owned(self._store, ask.session_id, ask.user_id)
-            if not _used_lately(session) and not await self._store.touch(ask.session_id, ask.user_id):
+            if session.rested and not await self._store.touch(ask.session_id, ask.user_id):
                 raise SessionNotFound
             if session.next_rank == 0:
                 return KnownSession(session)
@@ -412,11 +411,7 @@ class TurnRunner:
 
 def _still_true(known: KnownSession | None, lease: Lease | None) -> KnownSession | None:
     """What this process knew of a session, unless another may have changed it since."""
-    return known if lease is None and known is not None and _used_lately(known.session) else None
-
-
-def _used_lately(session: Session) -> bool:
-    return datetime.now(UTC) - datetime.fromisoformat(session.updated_at) < _USED_LATELY
+    return known if lease is None and known is not None and known.used_within(_REST_S) else None
 
 
 def _going_on(turn: Turn, known: KnownSession, stored: StoredExchange | None) -> dict[str, Any]:

@@ -13,6 +13,7 @@ agent_cache_miss counter -
 app_admission_wait_seconds histogram -
 app_bound_by gauge cause
 app_cache_requests counter cache,result
+app_clock_difference_seconds gauge -
 app_db_connections_opened counter pool
 app_db_pool_connections gauge pool,state
 app_db_pool_wait_seconds histogram pool

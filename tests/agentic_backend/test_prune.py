@@ -31,8 +31,8 @@ def filled(database: Database, config: Path) -> Database:
     with psycopg.connect(database.dsn, autocommit=True) as connection:
         for days in (10, 100, 200):
             connection.execute(
-                "INSERT INTO session SELECT %s, 'ada', 'georges', json_build_object('next_rank', 4),"
-                " now() - %s * interval '1 day'",
+                "INSERT INTO session (session_id, user_id, agent_id, session_data, updated_at, used_at)"
+                " SELECT %s, 'ada', 'georges', json_build_object('next_rank', 4), now(), now() - %s * interval '1 day'",
                 (f"s{days}", days),
             )
     return database
@@ -58,7 +58,7 @@ def test_it_deletes_what_is_older(filled: Database, capsys: pytest.CaptureFixtur
 
 def test_a_dry_run_deletes_nothing(filled: Database, capsys: pytest.CaptureFixture[str]) -> None:
     assert prune.main(["--older-than", "90", "--dry-run"]) == 0
-    ((oldest,),) = rows(filled.dsn, "SELECT min(updated_at) FROM session")
+    ((oldest,),) = rows(filled.dsn, "SELECT min(used_at) FROM session")
     said = f"would delete 2 sessions unused for 90 days (8 messages, the oldest since {oldest.isoformat()})\n"
     assert capsys.readouterr() == (said, "")
     assert sessions(filled) == ["s10", "s100", "s200"]

@@ -2,12 +2,16 @@
 
 import asyncio
 import sqlite3
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
+import pytest
 from psycopg import sql
 
 from agentic_backend.app import make_retention
+from agentic_backend.chat.follow import Follow
 from tests.agentic_backend.persist.support import until, until_waiting
 from tests.support.service import BASE, hear, hear_until, say
 
@@ -180,14 +184,21 @@ async def test_a_turn_that_runs_is_stopped_and_leaves_nothing(start_service, dat
 def retention_of(service):
     """What deletes old sessions in this service, to be run now."""
     running = service.service.running
-    return make_retention(service.service._settings, running.persistence, running.registry, running.metrics)
+    return make_retention(service.service._settings, running)
 
 
 def age(database, session_id):
     with psycopg.connect(database.dsn, autocommit=True) as connection:
         connection.execute(
-            "UPDATE session SET updated_at = now() - interval '31 days' WHERE session_id = %s", [session_id]
+            "UPDATE session SET used_at = now() - interval '31 days' WHERE session_id = %s", [session_id]
         )
+
+
+def let_rest(service, session_id, seconds=31 * 86_400.0):
+    """As if the process had used the session last so long ago."""
+    slot = service.turns._slots["admin", session_id]
+    slot.known = replace(slot.known, used_at=time.monotonic() - seconds)
+    service.service.running.persistence.cache._entries[session_id, "admin"].used_at -= seconds
 
 
 async def test_retention_deletes_as_much_and_leaves_the_young(start_service, database):
@@ -198,6 +209,7 @@ async def test_retention_deletes_as_much_and_leaves_the_young(start_service, dat
         await service.service.running.persistence.flush(10)
         await asyncio.to_thread(fill, database, old)
         await asyncio.to_thread(age, database, old)
+        let_rest(service, old)
         bury(service, old)
         await retention_of(service).prune()
         await nothing_left(service, database, old)
@@ -229,6 +241,42 @@ async def test_retention_leaves_a_session_whose_turn_is_on_its_way(start_service
         await persistence.flush(10)
         await retention_of(service).prune()
         assert [message["rank"] for message in await service.history(session_id)] == [0, 1]
+
+
+@pytest.mark.parametrize("known_by", ["registry", "cache"])
+async def test_retention_leaves_what_this_process_has_used_whatever_postgres_says(start_service, database, known_by):
+    async with start_service(history={"retention_days": 30}) as service:
+        session_id = await service.create_session()
+        await say_and_hear(service, session_id, "e1")
+        await service.service.running.persistence.flush(10)
+        await asyncio.to_thread(age, database, session_id)
+        if known_by == "registry":
+            service.service.running.persistence.cache.forget((session_id, "admin"))
+        else:
+            service.turns._slots.clear()
+        await retention_of(service).prune()
+        assert len(await service.history(session_id)) == 2
+
+
+async def test_retention_leaves_a_session_that_a_socket_is_told_of(start_service, database):
+    async with start_service() as service:
+        session_id = await service.create_session()
+        await say_and_hear(service, session_id, "e1")
+    await asyncio.to_thread(age, database, session_id)
+    async with start_service(history={"retention_days": 30}) as service:
+        turn = service.turns.resume(session_id, "e1", "admin")
+        hub = service.service.running.hub
+        async with service.native() as socket:
+            await say(socket, type="ping")
+            await hear_until(socket, "pong")
+            (open_socket,) = hub._sockets
+            open_socket._follows.append(Follow(turn))
+            assert hub.followed() == {(session_id, "admin")}
+            await retention_of(service).prune()
+            assert len(await service.history(session_id)) == 2
+            open_socket._follows.clear()
+            await retention_of(service).prune()
+            assert await status(service, session_id) == 403
 
 
 async def test_retention_leaves_a_session_that_is_used_again(start_service, database):

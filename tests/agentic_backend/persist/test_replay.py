@@ -2,13 +2,17 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from agentic_backend.events import ChatMessage, iso_z
 from agentic_backend.persist.persistence import Persistence
-from agentic_backend.session.models import AskRecord, HistoryWindow
+from agentic_backend.session.models import AskRecord, HistoryWindow, TurnRecord
 from backend_kit.kpi import Kpi
 from backend_kit.wire import loads
 from tests.agentic_backend.persist.conftest import Build
@@ -145,15 +149,28 @@ async def test_an_answer_is_never_overwritten_by_its_own_exchange(held: Persiste
     assert rows(database.dsn, "SELECT parts_json->0->>'text' FROM session_history ORDER BY rank") == texts
 
 
+def stamped(record: TurnRecord, hours_ago: int) -> TurnRecord:
+    """The record as a service would have made it whose clock was so many hours behind by then."""
+    stamp = iso_z(datetime.now(UTC) - timedelta(hours=hours_ago))
+    messages = tuple(ChatMessage.build(**{**loads(message.json), "timestamp": stamp}) for message in record.messages)
+    return replace(record, messages=messages)
+
+
+@pytest.mark.parametrize("clock", ["that is right", "that was set back"])
 @pytest.mark.parametrize("apart", [True, False], ids=["in batches of their own", "in one batch"])
 async def test_what_waits_for_a_person_is_overwritten_by_what_it_became(
-    held: Persistence, database: Database, apart: bool
+    held: Persistence, database: Database, apart: bool, clock: str
 ) -> None:
     session = await new_session(held)
-    waits = {"extras": {"status": "awaiting_human"}}
-    first = turn(session, "e1", "note it", "", metadata=waits)
-    again = turn(session.advanced(0, ""), "e1", "note it", "", metadata={"extras": {**waits["extras"], "more": 1}})
+
+    def waiting(seq: int) -> dict[str, Any]:
+        return {"extras": {"status": "awaiting_human", "awaiting": {"payload": {}, "seq": seq}}}
+
+    first = turn(session, "e1", "note it", "", metadata=waiting(9))
+    again = turn(session.advanced(0, ""), "e1", "note it", "", metadata=waiting(10))
     last = turn(session.advanced(0, "").advanced(0, ""), "e1", "note it", "kept", "noted")
+    if clock == "that was set back":
+        first, again, last = (stamped(record, place) for place, record in enumerate((first, again, last)))
     if apart:
         held.start()
     for record in (first, again, last):

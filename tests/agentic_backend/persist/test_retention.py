@@ -1,22 +1,38 @@
 """What is deleted for its age and what is left, beside turns and other pruners; the sizes; the background task."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
 import pytest
 from sqlalchemy.exc import DBAPIError
 
+from agentic_backend.events import iso_z
 from agentic_backend.metrics import AgenticMetrics
+from agentic_backend.persist.clocks import Clocks, ClocksDiffer
 from agentic_backend.persist.database import Database
 from agentic_backend.persist.engines import Pool
 from agentic_backend.persist.pending import Key
+from agentic_backend.persist.persistence import Persistence
 from agentic_backend.persist.retention import TABLES, Pruner, PruneRules, Retention, RetentionRules
 from agentic_backend.persist.schema import migrate
 from backend_kit.aio import TaskRegistry
 from backend_kit.kpi import Kpi
-from tests.agentic_backend.persist.support import USER, observations, rows, settings_for, total, until
+from tests.agentic_backend.persist.support import (
+    USER,
+    new_session,
+    observations,
+    rows,
+    settings_for,
+    stored_ranks,
+    total,
+    turn,
+    until,
+)
 from tests.support.postgres import Database as Where
 
 NO_REST = PruneRules(pause_s=0.0)
@@ -49,12 +65,14 @@ def pool(known: Database) -> Pool:
 
 
 def add(where: Where, *session_ids: str, days: float, messages: int = 2) -> None:
-    """Sessions that were last used so many days ago, each with messages, an attachment and a feedback."""
+    """Sessions that were last used so many days ago by the server's clock, whatever that of a service said, each with
+    messages, an attachment and a feedback."""
     values = {"ids": list(session_ids), "user": USER, "days": days, "messages": messages}
     with psycopg.connect(where.dsn, autocommit=True) as connection:
         connection.execute(
-            "INSERT INTO session SELECT id, %(user)s, 'georges', json_build_object('next_rank', %(messages)s::int),"
-            " now() - %(days)s * interval '1 day' FROM unnest(%(ids)s::text[]) AS id",
+            "INSERT INTO session (session_id, user_id, agent_id, session_data, updated_at, used_at)"
+            " SELECT id, %(user)s, 'georges', json_build_object('next_rank', %(messages)s::int),"
+            " now(), now() - %(days)s * interval '1 day' FROM unnest(%(ids)s::text[]) AS id",
             values,
         )
         connection.execute(
@@ -129,7 +147,7 @@ async def test_a_statement_deletes_a_bounded_part(
 
 async def test_a_session_that_somebody_writes_to_or_that_is_in_use_is_left_standing(where: Where, pool: Pool) -> None:
     add(where, "free", "held", "pending", days=100)
-    pruner = Pruner(pool, PruneRules(page=1, pause_s=0.0), in_use=lambda key: key == ("pending", USER))
+    pruner = Pruner(pool, PruneRules(page=1, pause_s=0.0), in_use=lambda keys: {("pending", USER)}.intersection(keys))
     with psycopg.connect(where.dsn) as writer:
         # As a batch of turns holds it.
         writer.execute("SELECT FROM session WHERE session_id = 'held' FOR NO KEY UPDATE")
@@ -142,10 +160,110 @@ async def test_a_session_that_is_used_while_others_are_deleted_stays(where: Wher
 
     async def forget(key: Key) -> None:
         if key[0] == "a":
-            execute(where, "UPDATE session SET updated_at = now() WHERE session_id = 'b'")
+            execute(where, "UPDATE session SET agent_id = 'rico' WHERE session_id = 'b'")
 
     assert await Pruner(pool, PruneRules(sessions=1, pause_s=0.0), forget=forget).prune(30) == 2
     assert left(where) == {"b"}
+
+
+async def test_a_service_whose_clock_is_behind_loses_no_conversation_in_use(
+    persistence: Persistence, database: Where
+) -> None:
+    a_day_ago = iso_z(datetime.now(UTC) - timedelta(hours=26))
+    session = replace(await new_session(persistence), updated_at=a_day_ago)
+    for number in range(28):
+        record = turn(session, f"e{number}")
+        session = replace(record.session, updated_at=a_day_ago)
+        assert await persistence.log.append(replace(record, session=session)) == "spool"
+    assert await persistence.flush(30) == 0
+    assert await Pruner(persistence.database.main, NO_REST).prune(1) == 0
+    assert len(stored_ranks(database.dsn, session)) == 56
+    # What it told its clients is what it tells them again.
+    found = await persistence.store.get(session.id, USER)
+    assert found is not None
+    assert (found.updated_at, found.rested) == (a_day_ago, False)
+
+
+@pytest.mark.parametrize("write", ["title", "turn", "touch", "by hand"])
+async def test_each_write_is_a_use_by_the_clock_of_the_server(
+    persistence: Persistence, database: Where, write: str
+) -> None:
+    session = await new_session(persistence)
+    execute(database, "UPDATE session SET used_at = now() - interval '40 days'")
+    found = await persistence.store.get(session.id, USER)
+    assert found is not None
+    assert found.rested
+    match write:
+        case "title":
+            assert await persistence.store.change(session.id, USER, title="Another")
+        case "turn":
+            await persistence.log.append(turn(session, "e1"))
+            assert await persistence.flush(30) == 0
+        case "touch":
+            assert await persistence.store.touch(session.id, USER)
+        case "by hand":
+            execute(database, "UPDATE session SET agent_id = 'rico'")
+    ((age_s,),) = rows(database.dsn, "SELECT extract(epoch FROM now() - used_at) FROM session")
+    assert age_s < 3600
+
+
+@pytest.mark.parametrize("ahead_s", [26 * 3600.0, -61.0])
+async def test_while_the_clocks_differ_nothing_is_deleted_and_it_is_said_once(
+    where: Where,
+    known: Database,
+    metrics: AgenticMetrics,
+    kpi: Kpi,
+    tasks: TaskRegistry,
+    caplog: pytest.LogCaptureFixture,
+    ahead_s: float,
+) -> None:
+    caplog.set_level("INFO")
+    add(where, "old", days=8)
+    wrong = [ahead_s]
+    clocks = Clocks(lambda: time.time() + wrong[0])
+    pruner = Pruner(known.main, NO_REST, clocks=clocks)
+    for step in (pruner.prune, pruner.expired):
+        with pytest.raises(ClocksDiffer):
+            await step(7)
+    rules = RetentionRules(7, first_s=0.0, every_s=0.0, measure_every_s=0.001)
+    Retention(known, pruner, rules, metrics, clocks=clocks).start(tasks)
+    await until(lambda: observations(kpi, "app_db_statement_seconds", pool="main", op="table_sizes") > 5)
+    assert total(kpi, "app_clock_difference_seconds") == pytest.approx(ahead_s, abs=20)
+    assert left(where) == {"old"}
+    assert [record.levelname for record in caplog.records if "the clock of this host is" in record.message] == ["ERROR"]
+    wrong[0] = 0.0
+    await until(lambda: left(where) == set())
+    await until(lambda: "agree again" in caplog.text)
+    assert [record.levelname for record in caplog.records if "agree again" in record.message] == ["INFO"]
+    assert tasks.failures == {}
+
+
+async def test_a_clock_that_jumps_while_it_deletes_ends_it(where: Where, pool: Pool) -> None:
+    add(where, "a", "b", "c", days=100)
+    wrong = [0.0]
+
+    async def forget(_key: Key) -> None:
+        wrong[0] = -7200.0
+
+    clocks = Clocks(lambda: time.time() + wrong[0])
+    pruner = Pruner(pool, PruneRules(sessions=1, pause_s=0.0), forget=forget, clocks=clocks)
+    with pytest.raises(ClocksDiffer, match="7200 s behind"):
+        await pruner.prune(30)
+    assert (pruner.pruned, left(where)) == (1, {"b", "c"})
+
+
+def test_what_was_there_before_is_as_old_as_its_service_said_but_never_of_the_future(where: Where) -> None:
+    with psycopg.connect(where.dsn, autocommit=True) as connection:
+        connection.execute("ALTER TABLE session DROP COLUMN used_at CASCADE")
+        connection.execute("DROP FUNCTION note_session_use CASCADE")
+        connection.execute("UPDATE alembic_version SET version_num = '0006'")
+        connection.execute(
+            "INSERT INTO session SELECT id, 'ada', 'georges', '{}', now() + days * interval '1 day', 0"
+            " FROM (VALUES ('past', -9), ('future', 9)) AS made(id, days)"
+        )
+    migrate(settings_for(where.settings()).storage.postgres)
+    ages = rows(where.dsn, "SELECT session_id, round(extract(epoch FROM now() - used_at) / 86400) FROM session")
+    assert sorted(ages) == [("future", 0), ("past", 9)]
 
 
 async def test_two_pruners_delete_each_session_once(where: Where, known: Database) -> None:
@@ -168,7 +286,7 @@ async def test_what_would_go_is_counted_and_stays(where: Where, pool: Pool) -> N
     add(where, "older", days=50, messages=6)
     add(where, "young", days=1)
     found = await Pruner(pool).expired(30)
-    ((oldest,),) = rows(where.dsn, "SELECT min(updated_at) FROM session")
+    ((oldest,),) = rows(where.dsn, "SELECT min(used_at) FROM session")
     assert (found.sessions, found.messages, found.oldest) == (2, 10, oldest.isoformat())
     assert left(where) == {"old", "older", "young"}
 

@@ -80,7 +80,7 @@ async def test_processes_that_start_together_migrate_once(database: Database) ->
     results = await asyncio.gather(*(process.communicate() for process in processes))
 
     assert [process.returncode for process in processes] == [0, 0]
-    assert [out.strip() for out, _ in results] == [b"0006", b"0006"]
+    assert [out.strip() for out, _ in results] == [b"0007", b"0007"]
     assert rows(database.dsn, "SELECT count(*) FROM alembic_version") == [(1,)]
 
 
@@ -89,7 +89,7 @@ async def test_a_newer_schema_is_refused_with_words(database: Database, build: B
     await asyncio.to_thread(migrate, postgres)
     rows(database.dsn, "UPDATE alembic_version SET version_num = '9999' RETURNING 1")
 
-    with pytest.raises(SchemaTooNew, match=r"schema revision 9999.*knows up to 0006.*newer version"):
+    with pytest.raises(SchemaTooNew, match=r"schema revision 9999.*knows up to 0007.*newer version"):
         await asyncio.to_thread(migrate, postgres)
 
     states: asyncio.Queue[DatabaseState] = asyncio.Queue()

@@ -1,8 +1,8 @@
 """Sessions that were not used for a long time, preferences that are set meanwhile, sessions that are deleted."""
 
 import asyncio
+import time
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -12,7 +12,15 @@ from backend_kit.wire import Code
 from tests.agentic_backend.session.lab import USER, Lab, ended, ticks
 from tests.agentic_backend.session.shelf import SESSION, Process, Shelf
 
-OLD = replace(SESSION, updated_at=(datetime.now(UTC) - timedelta(hours=13)).isoformat())
+OLD = replace(SESSION, rested=True)
+
+
+def know_from_long_ago(process: Process) -> None:
+    """Let the process know the session by a turn that was 13 hours ago."""
+    process.registry.update(SESSION)
+    slot = process.registry._slots[USER, SESSION.id]
+    assert slot.known is not None
+    slot.known = replace(slot.known, used_at=time.monotonic() - 13 * 3600)
 
 
 @pytest.fixture
@@ -32,13 +40,13 @@ async def test_an_old_session_is_marked_as_used_before_its_turn_and_only_then(sh
 
 
 async def test_a_session_that_this_process_knows_from_long_ago_is_read_again(shelf, process):
-    process.registry.update(OLD)
+    know_from_long_ago(process)
     assert isinstance(await ended(process.ask("e1")), Final)
     assert (shelf.reads["get"], shelf.reads["touch"]) == (1, 1)
 
 
 async def test_a_known_session_that_was_pruned_gets_no_turn_and_is_not_known_any_more(shelf, process):
-    process.registry.update(OLD)
+    know_from_long_ago(process)
     shelf.sessions.clear()
     for exchange_id in ("e1", "e2"):
         refused = await ended(process.ask(exchange_id))
@@ -57,7 +65,7 @@ async def test_a_session_that_is_pruned_while_it_is_read_gets_no_turn(shelf, pro
 
 async def test_without_storage_an_old_session_waits_and_a_lately_used_one_goes_on(shelf, process):
     shelf.away = True
-    process.registry.update(OLD)
+    know_from_long_ago(process)
     assert (await ended(process.ask("e1"))).code is Code.HISTORY_UNAVAILABLE
     process.registry.update(SESSION)
     assert isinstance(await ended(process.ask("e2")), Final)
