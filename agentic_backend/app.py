@@ -142,6 +142,8 @@ class AgenticService:
             return False, "schema_mismatch", dependencies
         if not state.persistence.log.has_room():
             return False, "storage_full", dependencies
+        if state.tasks.vigil.down:
+            return False, "task_down", dependencies | {"tasks": {"status": "down", "down": state.tasks.vigil.down}}
         made = state.chat.agents.made
         if not state.persistence.schema_known or (made is not None and not made.loaded):
             return False, "starting", dependencies
@@ -217,7 +219,7 @@ class AgenticService:
         metrics = AgenticMetrics(self._registry, kpi, currency=settings.ai.currency)
         runtime = KpiRuntime(kpi, kpi_options(settings)).start()
         stack.callback(runtime.close)
-        tasks = TaskRegistry()
+        tasks = TaskRegistry(kpi.vigil)
         persistence = self._make_persistence(kpi, metrics, tasks)
         stack.push_async_callback(persistence.aclose)
         models = make_models(settings, metrics)
@@ -275,17 +277,17 @@ class AgenticService:
         """Begin the work that goes on in the background."""
         tasks, persistence = state.tasks, state.persistence
         if isinstance(self._verifier, IssuerVerifier):
-            tasks.spawn("issuer-keys", self._verifier.keys.run, restart=True)
+            tasks.spawn("issuer-keys", self._verifier.keys.run, restart=True, essential=True)
         persistence.start()
         make_retention(self._settings, state).start(tasks)
         if state.chat.agents.made is not None:
             tasks.spawn("made-agents", state.chat.agents.made.watch, restart=True)
         tasks.spawn("attachment-leftovers", state.chat.attachments.leftovers.run, restart=True)
-        tasks.spawn("socket-clock", state.hub.watch, restart=True)
+        tasks.spawn("socket-clock", state.hub.watch, restart=True, essential=True)
         watch = self._make_watch(state, windows)
         state.chat.kpi.add_lines(watch.pool_lines)
         state.chat.kpi.add_last_words(watch.last_words)
-        tasks.spawn("turn-clock", lambda: watch.run(lambda: _publish_turns(state)), restart=True)
+        tasks.spawn("turn-clock", lambda: watch.run(lambda: _publish_turns(state)), restart=True, essential=True)
         if self._settings.server.gc_freeze:
             upkeep = Upkeep(lambda: state.admission.running, release_memory)
             tasks.spawn("upkeep", upkeep.run, restart=True)

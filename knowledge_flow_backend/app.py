@@ -136,6 +136,8 @@ class KnowledgeFlowService:
             return False, "draining", dependencies
         if state.mismatch is not None or state.database.refused is not None:
             return False, "schema_mismatch", dependencies
+        if down := state.tasks.vigil.down:
+            return False, "task_down", dependencies | {"tasks": f"down: {', '.join(down)}"}
         if not state.database.ready or not state.engine.ready or state.embedder.state == "loading":
             return False, "starting", dependencies
         if state.embedder.state != "ready":
@@ -200,7 +202,7 @@ class KnowledgeFlowService:
         metrics = KnowledgeFlowMetrics(self._registry, kpi)
         runtime = KpiRuntime(kpi, kpi_options(settings)).start()
         stack.callback(runtime.close)
-        tasks = TaskRegistry()
+        tasks = TaskRegistry(kpi.vigil)
         storage = settings.storage
         writers = _files_at_once(settings)
         database = Database(storage.postgres, storage.vector_store.index, metrics, writers=writers)
@@ -217,10 +219,10 @@ class KnowledgeFlowService:
         state = State(tasks, runtime, database, embedder, engine, search, ingest, fast, library)
         stack.push_async_callback(tasks.aclose)
         if isinstance(self._verifier, IssuerVerifier):
-            tasks.spawn("issuer-keys", self._verifier.keys.run, restart=True)
-        tasks.spawn("index-schema", lambda: _open_index(state))
+            tasks.spawn("issuer-keys", self._verifier.keys.run, restart=True, essential=True)
+        tasks.spawn("index-schema", lambda: _open_index(state), restart=True)
         engine.spawn(tasks)
-        tasks.spawn("ingest-leases", ingest.ingest.keep_leases, restart=True)
+        tasks.spawn("ingest-leases", ingest.ingest.keep_leases, restart=True, essential=True)
         tasks.spawn("ingest-take-up", ingest.ingest.take_up, restart=True)
         tasks.spawn("pool-clock", lambda: _watch_pools(database, metrics), restart=True)
         if isinstance(embedder, LocalEmbedder):

@@ -10,10 +10,10 @@ import logging
 import os
 import signal
 import socket
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from backend_kit.aio import Vigil, WatchedThread
 from backend_kit.http import CannotListen, listen
 
 logger = logging.getLogger(__name__)
@@ -155,7 +155,7 @@ def end_with(lifeline: int) -> None:
         os.read(lifeline, 1)  # nothing is ever written: it returns at the end of the pipe
         os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=watch, name="lifeline", daemon=True).start()
+    WatchedThread(Vigil(), "lifeline", watch).start()
 
 
 def _bound(host: str, port: int) -> socket.socket:

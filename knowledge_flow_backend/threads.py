@@ -47,7 +47,11 @@ class WorkerThreads:
                 self._waited(time.perf_counter() - asked)
             return work()
 
-        future = self._executor.submit(timed)
+        try:
+            future = self._executor.submit(timed)
+        except RuntimeError:  # closed, or no thread could be started: nobody else gives the place back
+            self._leave(None)
+            raise
         future.add_done_callback(self._leave)
         return await asyncio.wrap_future(future)
 
@@ -55,6 +59,6 @@ class WorkerThreads:
         """Take nothing more and drop what waits; what runs ends by itself."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _leave(self, _future: "Future[T]") -> None:
+    def _leave(self, _future: "Future[T] | None") -> None:
         with self._lock:
             self._held -= 1

@@ -138,7 +138,7 @@ class Batcher:
 
     def start(self, tasks: TaskRegistry) -> None:
         """Begin to write, once the database is ready."""
-        self._task = tasks.spawn("persist-batcher", self._run, restart=True)
+        self._task = tasks.spawn("persist-batcher", self._run, restart=True, essential=True)
 
     @property
     def fill(self) -> float:

@@ -75,7 +75,8 @@ class Persistence:
         self.owner = Owner(settings.storage.postgres, shared=many, on_taken=on_taken, claim=claim)
         self.spool: Spool | None = None
         if chosen.ack == "spool":
-            self.spool = Spool(Path(chosen.spool_dir), metrics.spool_commit.observe, lock=possessions.spool)
+            on_commit = metrics.spool_commit.observe
+            self.spool = Spool(Path(chosen.spool_dir), on_commit, lock=possessions.spool, vigil=tasks.vigil)
             self.spool.start()
         self.pending = Pending(None if self.spool is None else self.spool.read)
         # Another instance writes where sessions are shared: what is remembered here would be old.
@@ -122,9 +123,9 @@ class Persistence:
 
     def start(self) -> None:
         """Begin to look for Postgres, and to write once it is there. Returns at once."""
-        self._tasks.spawn("persist-owner", self.owner.run, restart=True)
+        self._tasks.spawn("persist-owner", self.owner.run, restart=True, essential=True)
         self._tasks.spawn("persist-connect", self._connect, restart=True)
-        self._tasks.spawn("persist-watch", self._watch, restart=True)
+        self._tasks.spawn("persist-watch", self._watch, restart=True, essential=True)
         self.batcher.start(self._tasks)
 
     def has_in_use(self, key: Key, within_s: float) -> bool:

@@ -15,6 +15,7 @@ from agentic_backend.persist.faults import Backoff, QuietLog
 from agentic_backend.persist.spooldir import RESERVE_BYTES, SpoolLock
 from agentic_backend.persist.spoolfile import Connect, SpoolFile, connect, name_of
 from agentic_backend.persist.spoolrows import Entry, Kind, Row
+from backend_kit.aio import Vigil, WatchedThread
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,13 @@ class Spool:
     """
 
     def __init__(
-        self, directory: Path, on_commit: OnCommit, *, lock: SpoolLock | None = None, connect_to: Connect = connect
+        self,
+        directory: Path,
+        on_commit: OnCommit,
+        *,
+        lock: SpoolLock | None = None,
+        connect_to: Connect = connect,
+        vigil: Vigil | None = None,
     ) -> None:
         self._lock = lock or SpoolLock(directory)
         self._file = SpoolFile(directory, connect_to)
@@ -84,14 +91,16 @@ class Spool:
         self._read_lock = threading.Lock()
         self._closing = threading.Event()
         self._log = QuietLog(logger)
-        self._thread: threading.Thread | None = None
+        self._vigil = vigil or Vigil()
+        self._thread: WatchedThread | None = None
+        self._in_hand: _Work | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self.look_at_disk()
 
     @property
     def usable(self) -> bool:
         """Whether the last write held. False until the disk takes one again."""
-        return self.trouble is None and self._thread is not None and self._thread.is_alive()
+        return self.trouble is None and self._thread is not None and self._thread.up
 
     def look_at_disk(self) -> None:
         """See whether the disk has room left (5 % of it, or 1 GiB where that is less) and how large the file is.
@@ -113,7 +122,7 @@ class Spool:
     def start(self) -> None:
         """Begin to write. On the loop whose futures `put` makes."""
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._write_all, name="spool-writer", daemon=True)
+        self._thread = WatchedThread(self._vigil, "spool-writer", self._write_all, essential=True)
         self._thread.start()
         if not self._file.writable:
             self._queue.put(_Work())  # tried on, whether there is something to write or not
@@ -175,7 +184,7 @@ class Spool:
         self._closing.set()
         self._queue.put(None)
         if self._thread is not None:
-            await asyncio.to_thread(self._thread.join)
+            await asyncio.to_thread(self._thread.end, None)
         self._file.close()
         self._lock.release()
 
@@ -197,15 +206,19 @@ class Spool:
         self._queue.put(work)
 
     def _write_all(self) -> None:
-        """The writer's thread: everything that has come since the last commit is the next one."""
+        """The writer's thread: everything that has come since the last commit is the next one.
+
+        Where it has failed and begins again, with what it had in its hands: somebody waits for each of it.
+        """
         backoff = Backoff()
-        group = _Work()
-        pause_s = None
+        # What an attempt left is tried at once, not when something more has come.
+        pause_s = 0.0 if self._in_hand is not None else None
         ended = False
         while not ended:
-            ended = self._gather(group, pause_s)
-            if self._commit(group):
-                group, pause_s = _Work(), None
+            self._in_hand = self._in_hand or _Work()
+            ended = self._gather(self._in_hand, pause_s)
+            if self._commit(self._in_hand):
+                self._in_hand, pause_s = None, None
                 backoff.reset()
             else:
                 pause_s = backoff.next_s()

@@ -174,7 +174,7 @@ class SpoolFile:
                 connection.execute(_EMPTY, (newest,))
             letters = sum(connection.execute(_FORGET, key).rowcount for key in forgotten)
             connection.execute("COMMIT")
-        except sqlite3.Error:
+        except BaseException:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise

@@ -2,5 +2,6 @@
 
 from backend_kit.aio.breaker import Breaker
 from backend_kit.aio.tasks import TaskRegistry
+from backend_kit.aio.vigil import Vigil, WatchedThread
 
-__all__ = ["Breaker", "TaskRegistry"]
+__all__ = ["Breaker", "TaskRegistry", "Vigil", "WatchedThread"]

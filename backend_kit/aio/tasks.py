@@ -2,29 +2,36 @@
 
 import asyncio
 import logging
-import random
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from backend_kit.aio.vigil import Vigil, Watched
+
 logger = logging.getLogger(__name__)
 
-_FIRST_DELAY_S = 0.1
-_MAX_DELAY_S = 5.0
+
+class StrayCancellation(Exception):
+    """A task was ended by a cancellation that nobody asked of it: it awaited what somebody else had cancelled."""
 
 
 class TaskRegistry:
     """Holds every background task of a process until it has ended.
 
-    A task that fails is logged with its traceback and counted in `failures`; one that was spawned with `restart`
-    is started again with back-off (0.1 s doubling to 5 s, with jitter). `aclose` cancels what is left and waits.
+    A task that fails is logged with its traceback and counted by its kind; one that was spawned with `restart` is
+    started again with back-off. `vigil` knows which of the essential ones are down. `aclose` cancels what is left and
+    waits.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, vigil: Vigil | None = None) -> None:
+        self.vigil = vigil or Vigil()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
-        self.failures: Counter[str] = Counter()
-        self.restarts: Counter[str] = Counter()
+
+    @property
+    def failures(self) -> Counter[str]:
+        """How often tasks and threads have failed, by kind."""
+        return self.vigil.failures
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -35,35 +42,44 @@ class TaskRegistry:
         return sorted(task.get_name() for task in self._tasks)
 
     def spawn(
-        self, name: str, start: Callable[[], Coroutine[Any, Any, None]], *, restart: bool = False
+        self,
+        name: str,
+        start: Callable[[], Coroutine[Any, Any, None]],
+        *,
+        restart: bool = False,
+        essential: bool = False,
     ) -> asyncio.Task[None]:
         """Run `start()` as a task that this registry holds.
 
-        `start` is called again for each restart, so it must make a new coroutine each time.
+        `start` is called again for each restart, so it must make a new coroutine each time. What is `essential` never
+        returns by itself: the service is not ready while it is down.
         """
         if self._closing:
             raise RuntimeError(f"task {name!r} spawned while the registry is closing")
-        task = asyncio.get_running_loop().create_task(self._watch(name, start, restart), name=name)
+        watched = self.vigil.watch(name, essential=essential)
+        task = asyncio.get_running_loop().create_task(self._keep(watched, start, restart), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _watch(self, name: str, start: Callable[[], Coroutine[Any, Any, None]], restart: bool) -> None:
-        delay = _FIRST_DELAY_S
+    async def _keep(self, watched: Watched, start: Callable[[], Coroutine[Any, Any, None]], restart: bool) -> None:
         while True:
-            try:
-                await start()
-            except Exception:  # the edge of every background task: whatever it is must be seen
-                self.failures[name] += 1
-                logger.exception("task %s failed", name)
-            else:
+            with watched.attempt():
+                await self._once(start)
+            if watched.over or not restart or self._closing:
+                watched.over = True
                 return
-            if not restart or self._closing:
-                return
-            self.restarts[name] += 1
-            # Jitter spreads tasks that died of the same cause.
-            await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - not for secrets
-            delay = min(delay * 2, _MAX_DELAY_S)
+            await asyncio.sleep(watched.delay_s)
+
+    async def _once(self, start: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            await start()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._closing or task is None or task.cancelling():
+                raise
+            # It would end without a word: nothing tells it from a task whose owner has cancelled it.
+            raise StrayCancellation from None
 
     async def aclose(self, deadline_s: float = 5.0) -> int:
         """Cancel what still runs and wait for it, at most `deadline_s`. Returns how many did not end in time."""

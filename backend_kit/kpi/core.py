@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Histogram, disable_created_metr
 from prometheus_client import Counter as PrometheusCounter
 from prometheus_client import Gauge as PrometheusGauge
 
+from backend_kit.aio import Vigil
 from backend_kit.kpi.buckets import TURN
 from backend_kit.kpi.exposition import LegacyPhaseHistogram
 from backend_kit.kpi.ledger import _CURRENT, Ledger
@@ -242,6 +243,7 @@ class Kpi:
         # The library's switch is one for the process; `_created` series would be half as many again for nothing.
         disable_created_metrics()  # type: ignore[no-untyped-call]  # the library left it without annotations
         self.registry = registry
+        self.vigil = Vigil(registry)
         self.service = service
         self.legacy_ms_names = legacy_ms_names
         self.timers: dict[str, Timer] = {}

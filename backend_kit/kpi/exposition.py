@@ -4,10 +4,11 @@ import gc
 import socketserver
 from bisect import bisect_left
 from collections.abc import Iterable
+from functools import partial
 from itertools import accumulate
 from math import isinf
-from threading import BoundedSemaphore, Thread
-from time import perf_counter
+from threading import BoundedSemaphore
+from time import perf_counter, sleep
 from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -15,9 +16,11 @@ from prometheus_client import CollectorRegistry, Histogram, make_wsgi_app
 from prometheus_client.metrics_core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from backend_kit.aio import Vigil, WatchedThread
 from backend_kit.kpi.buckets import SHORT
 
 _MAX_SCRAPES: Final = 16
+_NO_DESCRIPTOR_S: Final = 0.1
 
 
 class LegacyPhaseHistogram(Collector):
@@ -117,8 +120,10 @@ class MetricsServer:
     """Serves a registry from threads of its own, so that a scrape (6 ms for 50 label sets) never runs on the loop
     and an overloaded loop still shows its metrics."""
 
-    def __init__(self, registry: CollectorRegistry, address: str, port: int) -> None:
+    def __init__(self, registry: CollectorRegistry, address: str, port: int, *, vigil: Vigil | None = None) -> None:
         """Port 0 takes a free one."""
+        self._vigil = vigil or Vigil()
+        self._thread: WatchedThread | None = None
         self._app = make_wsgi_app(registry)
         self._address = address
         self._port = port
@@ -136,12 +141,14 @@ class MetricsServer:
             ) from exc
         server.set_app(self._app)
         self._server = server
-        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, name="kpi-metrics", daemon=True).start()
+        self._thread = WatchedThread(self._vigil, "kpi-metrics", partial(server.serve_forever, 0.1), essential=True)
+        self._thread.start()
 
     def close(self) -> None:
         """Stop listening. Does nothing where it was not started."""
-        if self._server is not None:
+        if self._server is not None and self._thread is not None:
             self._server.shutdown()
+            self._thread.end(1.0)
             self._server.server_close()
             self._server = None
 
@@ -165,11 +172,23 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
 
+    def get_request(self) -> tuple[Any, Any]:
+        try:
+            return super().get_request()
+        except OSError:
+            # Without a descriptor for it the caller stays in the queue, and the server's loop would turn without rest.
+            sleep(_NO_DESCRIPTOR_S)
+            raise
+
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._slots.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
+        if not self._slots.acquire(blocking=False):
             self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no thread could be started, so that none gives the place back
+            self._slots.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:

@@ -6,11 +6,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Final
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from backend_kit.aio import WatchedThread
 from backend_kit.kpi.buckets import SHORT
 from backend_kit.kpi.core import Kpi
 from backend_kit.kpi.culprit import Culprits, Sighting, sight
@@ -81,15 +83,15 @@ class LoopMonitor:
         self._held_s = 0.0
         self._last_notice = float("-inf")
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._vigil = kpi.vigil
+        self._thread: WatchedThread | None = None
 
     def start(self) -> None:
         """Watch the running loop. Call it on the loop's thread."""
         loop = asyncio.get_running_loop()
         self._arm(loop)
-        self._thread = threading.Thread(
-            target=self._run, args=(loop, threading.get_ident()), name="kpi-loop-monitor", daemon=True
-        )
+        run = partial(self._run, loop, threading.get_ident())
+        self._thread = WatchedThread(self._vigil, "kpi-loop-monitor", run, essential=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -98,7 +100,7 @@ class LoopMonitor:
         if self._beat_handle is not None:
             self._beat_handle.cancel()
         if self._thread is not None:
-            self._thread.join(1.0)
+            self._thread.end(1.0)
 
     @property
     def lag_s(self) -> float:

@@ -4,12 +4,12 @@ import logging
 import sys
 from collections.abc import Iterable
 from queue import Empty, Full, Queue
-from threading import Thread
 from time import perf_counter
 from typing import Final, TextIO
 
 import psutil
 
+from backend_kit.aio import WatchedThread
 from backend_kit.kpi.core import Kpi
 from backend_kit.kpi.rollup import Rollup, Stats
 
@@ -37,11 +37,11 @@ class ProcessLine:
                     f"cpu_pct={process.cpu_percent():.2f} rss_mb={memory.rss / _MIB:.2f} "
                     f"rss_pct={process.memory_percent():.2f} vms_mb={memory.vms / _MIB:.2f}"
                 )
-        except psutil.Error:
+        except (psutil.Error, OSError):  # each look at /proc needs a descriptor, and there may be none
             head = "cpu_pct=n/a rss_mb=n/a rss_pct=n/a vms_mb=n/a"
         try:
             descriptors = str(process.num_fds())
-        except (psutil.Error, AttributeError):
+        except (psutil.Error, OSError, AttributeError):
             descriptors = "n/a"
         return f"{head} open_fds={descriptors}"
 
@@ -76,7 +76,7 @@ class Summary:
         self._logger.addHandler(handler)
         # What a full pipe on stderr blocks is this thread and nobody else, so notices come through a bounded queue.
         self._notices: Queue[str | None] = Queue(_NOTICES)
-        self._thread = Thread(target=self._run, name="kpi-summary", daemon=True)
+        self._thread = WatchedThread(kpi.vigil, "kpi-summary", self._run, essential=True)
 
     def start(self) -> None:
         """Begin the first window."""
@@ -84,12 +84,12 @@ class Summary:
 
     def close(self) -> None:
         """Write the last summary and end the thread; waits 2 s at most. Does nothing where it was not started."""
-        if self._thread.is_alive():
+        if self._thread.alive:
             try:
                 self._notices.put(None, timeout=1.0)
             except Full:
                 return
-            self._thread.join(1.0)
+        self._thread.end(1.0)
 
     def notice(self, text: str) -> None:
         """Write a line soon, as a warning. Never blocks: dropped where 64 lines wait already."""

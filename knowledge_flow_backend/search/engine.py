@@ -144,7 +144,7 @@ class OpenSearchEngine:
 
     def spawn(self, tasks: TaskRegistry) -> None:
         """See `Engine`."""
-        tasks.spawn("opensearch-follower", self._follower.run, restart=True)
+        tasks.spawn("opensearch-follower", self._follower.run, restart=True, essential=True)
 
     async def aclose(self) -> None:
         """See `Engine`."""

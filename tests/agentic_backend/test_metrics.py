@@ -52,6 +52,8 @@ app_sse_streams gauge -
 app_stream_gap_seconds histogram -
 app_time_to_first_token_seconds histogram agent
 app_tool_call_seconds histogram server,status,tool
+app_task_failures counter task
+app_thread_up gauge thread
 app_turn_delivery_seconds histogram -
 app_turn_overhead_seconds histogram -
 app_turn_seconds histogram agent,status
@@ -93,6 +95,8 @@ def feed(kpi: Kpi, metrics: AgenticMetrics) -> None:
     """One observation of everything."""
     with kpi.phase("llm_invoke"):
         pass
+    kpi.vigil.watch("turn:1")
+    kpi.vigil.threads.labels("kpi-summary").set(1)
     kpi.gauge("event_loop_lag_ms").set(1.5)
     metrics.turn("Georges", "ok").observe(3.05)
     metrics.turns("Georges", "ok").inc()

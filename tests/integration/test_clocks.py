@@ -1,4 +1,4 @@
-"""A service whose host has the wrong time, for real: libfaketime under the process, beside the right time of Postgres."""
+"""A service whose host has the wrong time: libfaketime under the process, and Postgres beside it with the right one."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def host_with(offset: str) -> dict[str, str]:
 
 async def prune(tmp_path: Path, env: dict[str, str] | None = None) -> tuple[int, str]:
     """The exit code and the output of the command, with the configuration of the service that runs."""
-    (config,) = tmp_path.glob("*.yaml")
+    (config,) = tmp_path.glob("*.yaml")  # noqa: ASYNC240 - a test's own directory
     variables = {"CONFIG_FILE": str(config), "ENV_FILE": "", **(env or {})}
     with ModuleProcess("agentic_backend.prune", "--older-than", "1", env=variables) as process:
         return await process.until(process.wait), process.output

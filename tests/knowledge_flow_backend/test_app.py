@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 from sqlalchemy import text
 
+from backend_kit.aio.vigil import DOWN_AFTER
 from tests.knowledge_flow_backend.corpus import Corpus
 from tests.knowledge_flow_backend.service import BASE, RunningKnowledgeFlow, StartKnowledgeFlow, start_on
 from tests.support.mock_llm import MockModel
@@ -25,6 +26,26 @@ async def test_a_service_that_is_ready_says_so(service: RunningKnowledgeFlow) ->
     async with service.http.get(f"{BASE}/healthz", headers={"X-Request-ID": "mine"}) as response:
         assert await response.json() == {"status": "ok"}
         assert response.headers["X-Request-ID"] == "mine"
+
+
+async def test_what_a_service_cannot_do_without_is_named_while_it_is_down(service: RunningKnowledgeFlow) -> None:
+    tasks = service.service.running.tasks
+    assert set(tasks.vigil._essential) - {"kpi-metrics"} == {"ingest-leases", "kpi-loop-monitor", "kpi-summary"}
+    failed = asyncio.Event()
+
+    async def fails() -> None:
+        if tasks.failures["follower"] == DOWN_AFTER:
+            failed.set()
+            await asyncio.Event().wait()
+        raise OSError(24, "Too many open files")
+
+    tasks.spawn("follower", fails, restart=True, essential=True)
+    async with asyncio.timeout(30):
+        await failed.wait()
+    async with service.http.get(f"{BASE}/ready") as response:
+        assert response.status == 503
+        told = await response.json()
+    assert (told["status"], told["dependencies"]["tasks"]) == ("task_down", "down: follower")
 
 
 async def test_without_its_database_a_service_lives_and_waits(mock_llm: MockModel, database: Database) -> None:

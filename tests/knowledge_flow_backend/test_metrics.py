@@ -28,6 +28,8 @@ app_phase_latency_ms histogram phase,service
 app_phase_latency_seconds histogram phase,status
 app_rerank_queue_seconds histogram -
 app_rerank_skipped counter cause
+app_task_failures counter task
+app_thread_up gauge thread
 event_loop_lag_ms gauge -
 persist_pool_wait_ms gauge -
 persist_sql_ms gauge -
@@ -40,6 +42,8 @@ def test_the_exposition_is_the_golden_one() -> None:
     for phase in ("embed_query", *PHASES):
         with kpi.phase(phase):
             pass
+    kpi.vigil.watch("ingest")
+    kpi.vigil.threads.labels("kpi-summary").set(1)
     metrics.request("search", "ok").observe(0.02)
     metrics.searches_running.set(1)
     metrics.empty_searches.inc()

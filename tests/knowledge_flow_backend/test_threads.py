@@ -50,6 +50,20 @@ async def test_a_call_that_finds_no_room_is_refused_and_one_that_is_given_up_mak
     threads.close()
 
 
+async def test_a_call_that_gets_no_thread_keeps_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    threads = WorkerThreads("test", 1, 1)
+    with monkeypatch.context() as without:
+        without.setattr(threading.Thread, "start", no_thread)
+        for _ in range(5):
+            with pytest.raises(RuntimeError, match="new thread"):
+                await threads.run(lambda: None)
+    assert threads.held == 0
+    threads.close()
+
+
 async def test_both_results_come_back() -> None:
     async def value(number: int) -> int:
         return number

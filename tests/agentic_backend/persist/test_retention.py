@@ -147,7 +147,7 @@ async def test_a_statement_deletes_a_bounded_part(
 
 async def test_a_session_that_somebody_writes_to_or_that_is_in_use_is_left_standing(where: Where, pool: Pool) -> None:
     add(where, "free", "held", "pending", days=100)
-    pruner = Pruner(pool, PruneRules(page=1, pause_s=0.0), in_use=lambda keys: {("pending", USER)}.intersection(keys))
+    pruner = Pruner(pool, PruneRules(page=1, pause_s=0.0), in_use={("pending", USER)}.intersection)
     with psycopg.connect(where.dsn) as writer:
         # As a batch of turns holds it.
         writer.execute("SELECT FROM session WHERE session_id = 'held' FOR NO KEY UPDATE")

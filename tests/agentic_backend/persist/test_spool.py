@@ -10,6 +10,7 @@ import pytest
 from agentic_backend.persist.spool import Spool
 from agentic_backend.persist.spooldir import SpoolTaken
 from agentic_backend.persist.spoolfile import Connect, SpoolFile, connect
+from backend_kit.aio import Vigil
 
 KEY = ("session", "ada")
 Open = Callable[..., Spool]
@@ -19,9 +20,14 @@ Open = Callable[..., Spool]
 async def open_spool(tmp_path: Path) -> AsyncIterator[Open]:
     opened: list[Spool] = []
 
-    def make(commits: list[float] | None = None, connect_to: Connect = connect, name: str = "spool") -> Spool:
+    def make(
+        commits: list[float] | None = None,
+        connect_to: Connect = connect,
+        name: str = "spool",
+        vigil: Vigil | None = None,
+    ) -> Spool:
         seen = [] if commits is None else commits
-        spool = Spool(tmp_path / name, seen.append, connect_to=connect_to)
+        spool = Spool(tmp_path / name, seen.append, connect_to=connect_to, vigil=vigil)
         spool.start()
         opened.append(spool)
         return spool
@@ -203,6 +209,38 @@ async def test_a_disk_that_fails_for_long_is_tried_until_it_takes_the_record(ope
     await landed(future)
     assert FailingConnection.failures == 7
     assert spool.usable
+
+
+class OddConnection(sqlite3.Connection):
+    """Its first commits fail of something that nobody foresaw."""
+
+    odd = 0
+
+    def execute(self, sql: str, *parameters: object) -> sqlite3.Cursor:
+        if sql == "COMMIT" and OddConnection.odd:
+            OddConnection.odd -= 1
+            raise MemoryError
+        return super().execute(sql, *parameters)  # type: ignore[arg-type]
+
+
+def connect_odd(path: Path) -> sqlite3.Connection:
+    connect(path).close()
+    return sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=OddConnection)
+
+
+async def test_a_writer_that_dies_of_what_nobody_foresaw_goes_on_with_what_it_had(open_spool: Open) -> None:
+    vigil = Vigil()
+    spool = open_spool(connect_to=connect_odd, vigil=vigil)
+    _, before = spool.put("turn", KEY, "x1", b"before")
+    await landed(before)
+    OddConnection.odd = 1
+    _, held = spool.put("turn", KEY, "x2", b"held")
+    await landed(held)
+    _, after = spool.put("turn", KEY, "x3", b"after")
+    await landed(after)
+    assert vigil.failures == {"spool-writer": 1}
+    assert spool.usable
+    assert [row.exchange_id for row in await spool.read([1, 2, 3])] == ["x1", "x2", "x3"]
 
 
 def connect_small(path: Path) -> sqlite3.Connection:

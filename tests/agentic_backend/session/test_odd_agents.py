@@ -52,7 +52,7 @@ async def test_a_saved_run_that_cannot_be_read_keeps_no_slot(shelf: Shelf, tasks
     assert isinstance(await ended(process.ask("e1", "ask")), Awaiting)
     failed = await ended(process.ask("e1", "", human=HumanAnswer("yes")))
     assert (failed.code, process.admission.running) == (Code.INTERNAL, 0)
-    assert tasks.failures["turn:e1"] == 1
+    assert tasks.failures["turn"] == 1
     assert isinstance(await ended(process.ask("e2")), Final)
 
 

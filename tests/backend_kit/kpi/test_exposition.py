@@ -5,6 +5,7 @@ import gc
 import io
 import socket
 import sys
+import threading
 import urllib.request
 from collections.abc import Callable
 
@@ -44,7 +45,8 @@ def test_without_compatible_names_only_the_standard_ones_stand() -> None:
     kpi.record_phase("llm_invoke", 0.004)
     kpi.gauge("persist_sql_ms").set(1.0)
     text = generate_latest(kpi.registry).decode()
-    assert {family.name for family in text_string_to_metric_families(text)} == {"app_phase_latency_seconds"}
+    standard = {"app_phase_latency_seconds", "app_task_failures", "app_thread_up"}
+    assert {family.name for family in text_string_to_metric_families(text)} == standard
 
 
 def test_no_created_series(kpi: Kpi) -> None:
@@ -112,6 +114,21 @@ def test_more_clients_than_slots_are_turned_away(kpi: Kpi) -> None:
         assert late.recv(1) == b""
     for client in silent:
         client.close()
+    server.close()
+
+
+def test_a_scrape_that_gets_no_thread_keeps_no_place(kpi: Kpi, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    server = MetricsServer(kpi.registry, "127.0.0.1", 0)
+    server.start()
+    with monkeypatch.context() as without:
+        without.setattr(threading.Thread, "start", no_thread)
+        for _ in range(20):
+            with socket.create_connection(("127.0.0.1", server.port or 0), timeout=30) as client:
+                assert client.recv(1) == b""
+    assert "app_phase_latency_seconds" in scrape(server.port)
     server.close()
 
 

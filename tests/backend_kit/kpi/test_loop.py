@@ -159,8 +159,8 @@ def test_the_thread_ends_with_its_loop(kpi: Kpi) -> None:
 
     asyncio.run(begin())
     assert monitor._thread is not None
-    monitor._thread.join(30)
-    assert not monitor._thread.is_alive()
+    monitor._thread.end(30)
+    assert not monitor._thread.alive
 
 
 async def test_questions_to_a_loop_that_stays_blocked_are_bounded(kpi: Kpi) -> None:

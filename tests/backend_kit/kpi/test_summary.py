@@ -2,6 +2,8 @@
 
 import io
 import re
+import subprocess
+import sys
 
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
@@ -59,6 +61,46 @@ def test_lines_have_the_published_format_with_percentiles_after_it(kpi: Kpi) -> 
         *(f"[KPI][SUMMARY] {a} avg={b} p50={p50:.2f} p95={p95:.2f} p99={p95:.2f}" for a, b, p50, p95 in spreads),
         "[KPI][SUMMARY] counter turns|agent=Georges count=1",
     ]
+
+
+WITHOUT_DESCRIPTORS = """
+import os, resource, sys, time
+from prometheus_client import CollectorRegistry
+from backend_kit.kpi import Kpi, Summary
+
+kpi = Kpi(CollectorRegistry(), service="test")
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+taken = []
+if sys.argv[1] == "at the start":
+    while True:
+        try:
+            taken.append(os.dup(0))
+        except OSError:
+            break
+summary = Summary(kpi, interval_s=0.05, process_interval_s=0.05, stream=sys.stdout)
+summary.start()
+while sys.argv[1] == "later" and len(taken) < 64:
+    try:
+        taken.append(os.dup(0))
+    except OSError:
+        break
+time.sleep(1.0)
+print("free again", kpi.vigil.failures, flush=True)
+for descriptor in taken:
+    os.close(descriptor)
+time.sleep(1.0)
+summary.close()
+"""
+
+
+@pytest.mark.parametrize("when", ["at the start", "later"])
+def test_the_summary_outlives_a_process_without_descriptors(when: str) -> None:
+    program = [sys.executable, "-c", WITHOUT_DESCRIPTORS, when]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True)
+    _, mark, after = done.stdout.partition("free again")
+    assert mark, done.stderr
+    lines = [line.partition("[KPI][SUMMARY] ")[2] for line in after.splitlines() if "[KPI][SUMMARY]" in line]
+    assert any(PROCESS.match(line) and "n/a" not in line for line in lines), done.stderr
 
 
 def test_each_summary_starts_the_window_again(kpi: Kpi) -> None:

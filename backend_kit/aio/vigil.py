@@ -1,0 +1,148 @@
+"""Who is well and who is not, of the tasks and threads that a process runs for as long as it lives."""
+
+import logging
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import Counter as PrometheusCounter
+
+logger = logging.getLogger(__name__)
+
+HEALTHY_S: Final = 30.0
+"""After so many seconds without a failure the earlier ones do not count any more."""
+DOWN_AFTER: Final = 3
+"""So many failures in a row and it is down: one that is over at once must not take an instance out of service."""
+_FIRST_DELAY_S: Final = 0.1
+_MAX_DELAY_S: Final = 5.0
+
+
+def kind_of(name: str) -> str:
+    """The kind of a task: its name without what tells one instance from another (`turn:…`, `Task-17`)."""
+    return name.partition(":")[0].rstrip("-0123456789")
+
+
+class Vigil:
+    """Counts the failures of a process' tasks and threads, and knows which of the essential ones are down.
+
+    `clock` is monotonic, in seconds. Without a registry nothing is published.
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        registry = registry or CollectorRegistry()
+        # By kind: names are those of this program, and a turn's id is no part of it.
+        self.counted = PrometheusCounter(
+            "app_task_failures_total", "Failures by kind of task or thread.", ["task"], registry=registry
+        )
+        self.threads = Gauge("app_thread_up", "1 while a thread does its work.", ["thread"], registry=registry)
+        self.failures: Counter[str] = Counter()
+        self.clock = clock
+        self._essential: dict[str, Watched] = {}
+
+    @property
+    def down(self) -> list[str]:
+        """The essential ones that do not do their work: the instance should get no new work meanwhile."""
+        return sorted(kind for kind, watched in self._essential.items() if watched.down)
+
+    def watch(self, name: str, *, essential: bool = False) -> "Watched":
+        """Something begins; where it is essential, under a name of its own."""
+        watched = Watched(name, self)
+        if essential:
+            self._essential[watched.kind] = watched
+        return watched
+
+
+class Watched:
+    """One task or thread. It is `over` where it has stopped and will not begin again, `dismissed` where its owner
+    wanted it to."""
+
+    def __init__(self, name: str, vigil: Vigil) -> None:
+        self.kind = kind_of(name)
+        self.running = self.over = self.dismissed = False
+        self._name = name
+        self._clock = vigil.clock
+        self._failures = vigil.failures
+        self._counted = vigil.counted.labels(self.kind)
+        self._in_a_row = 0
+        self._since = 0.0
+
+    @property
+    def down(self) -> bool:
+        """Whether it is over, or fails again and again."""
+        if self.dismissed:
+            return False
+        return self.over or (self._in_a_row >= DOWN_AFTER and not (self.running and self._is_healthy()))
+
+    @property
+    def delay_s(self) -> float:
+        """How long to wait before the next attempt: 0.1 s, doubling to 5 s. Jitter spreads what died of one cause."""
+        longest = min(_FIRST_DELAY_S * 2.0 ** min(self._in_a_row - 1, 10), _MAX_DELAY_S)
+        return longest * random.uniform(0.5, 1.0)  # noqa: S311 - not for secrets
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Around one run of it, whose failure ends here: counted, and logged with its traceback."""
+        self._since, self.running = self._clock(), True
+        try:
+            yield
+            self.over = True
+        except Exception:  # the edge of every background task and thread: whatever it is must be seen
+            self._in_a_row = 1 if self._is_healthy() else self._in_a_row + 1
+            self._failures[self.kind] += 1
+            self._counted.inc()
+            logger.exception("task %s failed", self._name)
+        finally:
+            self.running = False
+
+    def _is_healthy(self) -> bool:
+        return self._clock() - self._since >= HEALTHY_S
+
+
+class WatchedThread:
+    """A daemon thread that does `run`, and does it again after each failure until it has returned.
+
+    `app_thread_up` says whether it does now. Where it is not `essential` the process does without it.
+    """
+
+    def __init__(self, vigil: Vigil, name: str, run: Callable[[], None], *, essential: bool = False) -> None:
+        self._run = run
+        self._watched = vigil.watch(name, essential=essential)
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name=name, daemon=True)
+        vigil.threads.labels(name).set_function(lambda: float(self.up))
+
+    @property
+    def up(self) -> bool:
+        """Whether it does its work now."""
+        return self._watched.running
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has begun and not ended, also while it waits for its next attempt."""
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        """Begin."""
+        self._watched.running = True
+        self._thread.start()
+
+    def end(self, timeout_s: float | None) -> None:
+        """Wait until it has ended, which its owner has told it; it does not begin again any more."""
+        self._watched.dismissed = True
+        self._ending.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def _keep(self) -> None:
+        while not self._watched.over:
+            with self._watched.attempt():
+                self._run()
+            if not self._watched.over and self._ending.wait(self._watched.delay_s):
+                return
