@@ -52,6 +52,9 @@ STILL = {
     "Age of the oldest": "a record may come and go between two scrapes",
     "Files in work": "a file may come and go between two scrapes",
     "Size of the history": "read every few minutes",
+    "Clock difference": "compared once a minute",
+    "Failures": "0 where no task fails",
+    "Threads": "1 as long as all is well",
 }
 """Panels whose data need not move while the services are healthy."""
 SECONDS = 120

@@ -10,7 +10,7 @@ def process() -> Dashboard:
     return Dashboard(
         uid="turnwise-process",
         title="Turnwise / Processes",
-        rows=[_resources(), _traffic(), _targets()],
+        rows=[_resources(), _work(), _traffic(), _targets()],
         description="CPU, memory, descriptors and versions of each process of both services.",
         known_by="app_build_info",
     )
@@ -44,6 +44,28 @@ def _resources() -> Row:
                 description="Share of the time that the process stood still.",
                 unit="percentunit",
                 targets=[Target(rate("app_gc_pause_seconds_sum", by="job, instance"), "{{job}} {{instance}}")],
+            ),
+        ],
+    )
+
+
+def _work() -> Row:
+    return Row(
+        "Tasks and threads",
+        [
+            Panel(
+                title="Failures",
+                description="By kind of task or thread, a minute; each is begun again, with a traceback in the log.",
+                unit="short",
+                targets=[
+                    Target(f"60 * {rate('app_task_failures_total', by='job, instance, task')}", "{{instance}} {{task}}")
+                ],
+            ),
+            Panel(
+                title="Threads",
+                description="1: it does its work. At 0 /ready says task_down.",
+                unit="short",
+                targets=[Target(select("app_thread_up"), "{{instance}} {{thread}}")],
             ),
         ],
     )

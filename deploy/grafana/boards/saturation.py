@@ -240,6 +240,13 @@ def _to_postgres() -> Row:
                 unit="bytes",
                 targets=[Target(select("app_history_bytes"), "{{table}}")],
             ),
+            Panel(
+                title="Clock difference",
+                description="By how much a host is ahead of Postgres: above a minute nothing is deleted for its age.",
+                unit="s",
+                bound=60,
+                targets=[Target(select("app_clock_difference_seconds"), "{{instance}}")],
+            ),
         ],
     )
 
