@@ -28,13 +28,13 @@ from agentic_backend.persist.spoolrows import Row
 from agentic_backend.session.models import AskRecord, HistoryWindow
 from backend_kit.kpi import Kpi
 from backend_kit.wire import loads
-from deploy.local.tether import tethered
 from tests.agentic_backend.persist.conftest import Build
 from tests.agentic_backend.persist.support import USER, new_session, stored_ranks, turn, turns
 from tests.support.ports import free_port
 from tests.support.postgres import Database
 from tests.support.processes import ROOT
 from tests.support.small_disk import Neighbour, NoRight, fill, small_disk
+from turnwise.tether import tethered
 
 KEY = ("session", "ada")
 MIB = 1024 * 1024
