@@ -48,17 +48,19 @@ SELECT {_MESSAGE} FROM session_history
 WHERE session_id = :session_id AND user_id = :user_id AND rank = CAST(:rank AS integer)
 """)  # noqa: S608 - constants
 
+# An exchange has its user's message in the final channel, once: a unique index (r0008) has one entry for each. An id
+# that is not there costs one look into it. One that is begins there, and ends before the next question.
+_QUESTION = "session_id = :session_id AND user_id = :user_id AND role = 'user' AND channel = 'final'"
 EXCHANGE = text(f"""
+WITH question AS MATERIALIZED (SELECT rank FROM session_history WHERE {_QUESTION} AND exchange_id = :exchange_id)
 SELECT {_MESSAGE} FROM session_history
-WHERE session_id = :session_id AND user_id = :user_id AND exchange_id = :exchange_id ORDER BY rank
+WHERE session_id = :session_id AND user_id = :user_id AND exchange_id = :exchange_id
+    AND rank >= (SELECT rank FROM question) AND rank < coalesce((SELECT min(rank) FROM session_history
+        WHERE {_QUESTION} AND rank > (SELECT rank FROM question)), {2**31 - 1})
+ORDER BY rank
 """)  # noqa: S608 - constants
 
-# An exchange has its user's message in the final channel, once.
-EXCHANGE_IDS = text("""
-SELECT exchange_id FROM session_history
-WHERE session_id = :session_id AND user_id = :user_id AND role = 'user' AND channel = 'final'
-ORDER BY rank DESC LIMIT :newest
-""")
+EXCHANGE_IDS = text(f"SELECT exchange_id FROM session_history WHERE {_QUESTION} LIMIT :most")  # noqa: S608 - constants
 
 REMEMBERED = text("""
 SELECT exchange_id, role,

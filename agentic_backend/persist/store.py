@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from sqlalchemy import Row
@@ -135,14 +136,15 @@ class PostgresSessionStore:
         committed, on_disk = self._batcher.change(change)
         return change.of(session) if await _decided(committed, on_disk) else None
 
-    async def exchange_ids(self, session_id: str, user_id: str, newest: int) -> list[str]:
-        """Ids of the session's newest exchanges, newest first, pending ones included."""
+    async def exchange_ids(self, session_id: str, user_id: str, most: int) -> set[str]:
+        """See `SessionStore`."""
         key = (session_id, user_id)
         if not self._may_exist(key):
-            return []
-        ids = [op.exchange_id for op in reversed(self._pending.turns(key))]
-        rows = await self._queries.run("exchange_ids", EXCHANGE_IDS, {**_of(key), "newest": newest})
-        return list(dict.fromkeys([*ids, *(row.exchange_id for row in rows)]))[:newest]
+            return set()
+        # Taken before the query: what is committed while it runs may be in neither.
+        pending = {op.exchange_id for op in self._pending.turns(key)}
+        rows = await self._queries.run("exchange_ids", EXCHANGE_IDS, {**_of(key), "most": most})
+        return set(islice(pending | {row.exchange_id for row in rows}, most))
 
     async def exchange(self, session_id: str, user_id: str, exchange_id: str) -> list[bytes]:
         """See `SessionStore`."""

@@ -105,6 +105,8 @@ class Exchange:
             self._text.clear()
 
     def _step(self, event: Step) -> None:
+        if (event.role, event.channel) == ("user", "final"):
+            raise ValueError("an exchange has one question, and its ask is it")  # storage would refuse the whole turn
         self._end_text()
         message = self._message(event.role, event.channel, event.parts, event.metadata, self._next_rank)
         self._take_rank()  # not before: what cannot be encoded raises, and must leave no gap

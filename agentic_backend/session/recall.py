@@ -1,7 +1,8 @@
 """An exchange that ended before this process, or longer ago than its registry remembers: found and told again."""
 
 import time
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,29 +25,42 @@ from backend_kit.wire import Code
 
 AWAITING = "awaiting_human"
 """`metadata.extras.status` of the message that holds the place of an answer while a person is waited for."""
-NEWEST_EXCHANGES = 64
-"""How many exchanges of a session are known by id; an older one that is asked again is a new one."""
+EXCHANGES_KEPT = 1024
+"""How many exchanges of a session are kept in mind (8 KiB). In a session that has more, each id is looked up."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownSession:
-    """A session after its last turn, and the ids of its newest exchanges, newest first.
+    """A session after its last turn, and which exchanges it may have: a hash of each id, or None where not all are kept.
 
+    An id without its hash here is new, and storage need not be asked. Two ids of one hash cost a look-up, no more.
     `used_at` is when this process used it last, on the monotonic clock, which no correction of the time moves.
     """
 
     session: Session
-    exchange_ids: tuple[str, ...] = ()
+    hashes: "array[int] | None" = field(default_factory=lambda: array("q"))
     used_at: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def read(cls, session: Session, exchange_ids: Iterable[str]) -> "KnownSession":
+        """As storage has it, by all its ids or more of them than are kept."""
+        hashes = array("q", map(hash, exchange_ids))
+        return cls(session, hashes if len(hashes) <= EXCHANGES_KEPT else None)
 
     def used_within(self, seconds: float) -> bool:
         """Whether this process has used it in the last `seconds`."""
         return time.monotonic() - self.used_at < seconds
 
+    def may_have(self, exchange_id: str) -> bool:
+        """Whether an exchange of that id may have been; False is certain."""
+        return self.hashes is None or hash(exchange_id) in self.hashes
+
     def after(self, session: Session, exchange_id: str) -> "KnownSession":
         """The same after one more turn, which may have been one of them that ran again."""
-        others = (known for known in self.exchange_ids if known != exchange_id)
-        return KnownSession(session, (exchange_id, *others)[:NEWEST_EXCHANGES])
+        if self.hashes is None or self.may_have(exchange_id):
+            return KnownSession(session, self.hashes)
+        hashes = self.hashes + array("q", (hash(exchange_id),))
+        return KnownSession(session, hashes if len(hashes) <= EXCHANGES_KEPT else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +107,10 @@ class StoredExchange:
     def question(self) -> ChatMessage:
         """What the user asked."""
         return self.messages[0]
+
+    def is_newest_of(self, session: Session) -> bool:
+        """Whether no other exchange has followed it: what came after it has the ranks that it might need."""
+        return self.messages[-1].rank + 1 == session.next_rank
 
     def is_of(self, ask: Ask) -> bool:
         """Whether it is what this ask asks for: the same text for the same agent, as far as there was one."""

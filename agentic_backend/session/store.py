@@ -45,8 +45,8 @@ class SessionStore(Protocol):
     async def remembered(self, session_id: str, user_id: str, max_exchanges: int) -> list[Remembered]:
         """User texts and answers of the last exchanges, oldest first: what an agent is reminded of."""
 
-    async def exchange_ids(self, session_id: str, user_id: str, newest: int) -> list[str]:
-        """Ids of the session's newest exchanges, at most so many, newest first, pending ones included."""
+    async def exchange_ids(self, session_id: str, user_id: str, most: int) -> set[str]:
+        """Ids of the session's exchanges, pending ones included; where there are more than `most`, any so many."""
 
     async def exchange(self, session_id: str, user_id: str, exchange_id: str) -> list[bytes]:
         """Encoded ChatMessages of one exchange, ascending rank, pending ones included; none where it is unknown.

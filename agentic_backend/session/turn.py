@@ -25,7 +25,7 @@ from agentic_backend.session.admission import Admission
 from agentic_backend.session.exchange import Exchange
 from agentic_backend.session.models import AskRecord, Durability, Remembered, Session, TurnRecord
 from agentic_backend.session.ownership import load_owned
-from agentic_backend.session.recall import AWAITING, NEWEST_EXCHANGES, KnownSession, StoredExchange
+from agentic_backend.session.recall import AWAITING, EXCHANGES_KEPT, KnownSession, StoredExchange
 from agentic_backend.session.store import Lease, Leases, SessionStore, TurnLog
 from agentic_backend.session.stream import Accepted, Ask, Awaiting, Cancelled, Failed, Final, SessionChanged, Turn
 from agentic_backend.session.titles import Titles
@@ -124,7 +124,7 @@ class TurnRunner:
                 lease = await self._lease(ask, ending)
                 # In two steps: where it cannot be loaded, what was known of it before does not count any more.
                 known = _still_true(known, lease)
-                known = known or await self._load(ask)
+                known = known or await self._load(ask, lease)
                 prepared = await self._prepare(turn, known, agent, lease)
                 if prepared is None:
                     return known
@@ -165,20 +165,25 @@ class TurnRunner:
         ending.push_async_callback(lease.release)
         return lease
 
-    async def _load(self, ask: Ask) -> KnownSession:
-        """The session and its newest exchanges from storage, once for as long as this process keeps it in mind."""
+    async def _load(self, ask: Ask, lease: Lease | None) -> KnownSession:
+        """The session and the ids of its exchanges from storage, once for as long as this process keeps it in mind.
+
+        Under a lease that is for this turn alone: then the one id that matters is looked up instead of all.
+        """
         with phase("session_read"):
             session = await load_owned(self._store, ask.session_id, ask.user_id)
             if session.rested and not await self._store.touch(ask.session_id, ask.user_id):
                 raise SessionNotFound
             if session.next_rank == 0:
                 return KnownSession(session)
-            ids = await self._store.exchange_ids(ask.session_id, ask.user_id, NEWEST_EXCHANGES)
-        return KnownSession(session, tuple(ids))
+            if lease is not None:
+                return KnownSession(session, None)
+            ids = await self._store.exchange_ids(ask.session_id, ask.user_id, EXCHANGES_KEPT + 1)
+        return KnownSession.read(session, ids)
 
     async def _stored(self, ask: Ask, known: KnownSession) -> StoredExchange | None:
         """The exchange of this ask where it has ended before; raises Conflict where it cannot be answered again."""
-        if ask.exchange_id not in known.exchange_ids:
+        if not known.may_have(ask.exchange_id):
             return None
         with phase("history_get"):
             encoded = await self._store.exchange(ask.session_id, ask.user_id, ask.exchange_id)
@@ -187,8 +192,7 @@ class TurnRunner:
         stored = StoredExchange.decode(encoded)
         if ask.human is not None:
             return stored
-        # One that is to run again must be the newest: what came after it has the ranks that it might need.
-        if not stored.is_of(ask) or (stored.cut_off and ask.exchange_id != known.exchange_ids[0]):
+        if not stored.is_of(ask) or (stored.cut_off and not stored.is_newest_of(known.session)):
             raise Conflict
         return stored
 
@@ -422,7 +426,7 @@ def _going_on(turn: Turn, known: KnownSession, stored: StoredExchange | None) ->
     ask = turn.ask
     if stored is None:
         raise ExchangeNotFound
-    if not stored.is_for(ask) or ask.exchange_id != known.exchange_ids[0]:
+    if not stored.is_for(ask) or not stored.is_newest_of(known.session):
         raise NotAwaiting
     turn.ask = replace(ask, message=stored.question.text)
     turn.goes_on_after(stored.last_seq)

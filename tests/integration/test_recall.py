@@ -5,6 +5,7 @@ import re
 import psycopg
 import pytest
 
+from agentic_backend.session import registry
 from tests.support.agentic import start_process
 from tests.support.service import hear, hear_until, say
 
@@ -66,6 +67,25 @@ async def test_an_answer_is_told_again_after_a_restart_in_both_protocols_without
             (exchange_id, role) for exchange_id in ("e1", "e2") for role in ("user", "assistant")
         )
     ]
+
+
+@pytest.mark.parametrize("persistence", [{}, {"ack": "db", "replicas": "many"}], ids=["one instance", "many"])
+async def test_an_ask_that_many_have_followed_is_still_answered_once(start_service, monkeypatch, persistence):
+    monkeypatch.setattr(registry, "_KEPT_AFTER_END_S", 0.0)
+    async with start_service(persistence=persistence) as service:
+        session_id = await service.create_session()
+        first = (await answered(service, session_id, exchange_id="e0"))[-1]
+        for number in range(1, 70):
+            await answered(service, session_id, exchange_id=f"e{number}", message="And more?")
+        service.turns.expire()
+        stored = await service.history(session_id)
+        again = await answered(service, session_id, exchange_id="e0")
+        assert again[-1]["messages"] == first["messages"] == stored[:2]
+        service.turns.expire()
+        async with service.native() as socket:
+            await say(socket, **ask(session_id, "e0", "Something else"))
+            assert (await hear(socket))["code"] == "conflict"
+        assert await service.history(session_id) == stored
 
 
 async def test_failures_and_stops_are_told_again_as_what_they_were(start_service):

@@ -158,6 +158,25 @@ def stamped(record: TurnRecord, hours_ago: int) -> TurnRecord:
 
 @pytest.mark.parametrize("clock", ["that is right", "that was set back"])
 @pytest.mark.parametrize("apart", [True, False], ids=["in batches of their own", "in one batch"])
+async def test_an_exchange_is_never_stored_twice(held: Persistence, database: Database, apart: bool) -> None:
+    session = await new_session(held)
+    first, other = turns(session, 2)
+    twice = turn(other.session, first.exchange_id, "question 0", "the answer of a second run")
+    if apart:
+        held.start()
+    for record in (first, other, twice):
+        # The spool has it, so whoever asked is told; what no reader may see is kept for the operator.
+        assert await held.log.append(record) == "spool"
+        if apart:
+            assert await held.flush(30) == 0
+    if not apart:
+        held.start()
+        assert await held.flush(30) == 0
+    assert stored_ranks(database.dsn, session) == [(0, "x1"), (1, "x1"), (2, "x2"), (3, "x2")]
+    assert (held.batcher.stats.poison, held.spool.dead_letters) == (1, 1)
+
+
+@pytest.mark.parametrize("apart", [True, False], ids=["in batches of their own", "in one batch"])
 async def test_what_waits_for_a_person_is_overwritten_by_what_it_became(
     held: Persistence, database: Database, apart: bool, clock: str
 ) -> None:

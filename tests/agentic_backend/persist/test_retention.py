@@ -76,7 +76,7 @@ def add(where: Where, *session_ids: str, days: float, messages: int = 2) -> None
             values,
         )
         connection.execute(
-            "INSERT INTO session_history SELECT id, %(user)s, rank, now(), 'user', 'final', 'x', '[]', '{}'"
+            "INSERT INTO session_history SELECT id, %(user)s, rank, now(), 'user', 'final', 'x' || rank, '[]', '{}'"
             " FROM unnest(%(ids)s::text[]) AS id, generate_series(1, %(messages)s) AS rank",
             values,
         )

@@ -80,8 +80,44 @@ async def test_processes_that_start_together_migrate_once(database: Database) ->
     results = await asyncio.gather(*(process.communicate() for process in processes))
 
     assert [process.returncode for process in processes] == [0, 0]
-    assert [out.strip() for out, _ in results] == [b"0007", b"0007"]
+    assert [out.strip() for out, _ in results] == [b"0008", b"0008"]
     assert rows(database.dsn, "SELECT count(*) FROM alembic_version") == [(1,)]
+
+
+async def test_runs_of_one_ask_that_stand_twice_in_old_histories_are_kept_under_ids_of_their_own(
+    database: Database,
+) -> None:
+    postgres = settings_for(database.settings()).storage.postgres
+    await asyncio.to_thread(migrate, postgres)
+    with psycopg.connect(database.dsn) as connection:
+        connection.execute("DROP INDEX session_history_one_question_an_exchange")
+        connection.execute("UPDATE alembic_version SET version_num = '0006'")
+        for session_id, user_id, asked in (("s1", "ada", "abac" + "a"), ("s2", "ada", "a"), ("s3", "bob", "aab")):
+            connection.execute("INSERT INTO session VALUES (%s, %s, 'georges', '{}', now())", (session_id, user_id))
+            for place, exchange_id in enumerate(asked):
+                for offset, role, channel in ((0, "user", "final"), (1, "tool", "tool_call"), (2, "assistant", "final")):
+                    connection.execute(
+                        "INSERT INTO session_history VALUES (%s, %s, %s, now(), %s, %s, %s, '[]', '{}')",
+                        (session_id, user_id, 3 * place + offset, role, channel, exchange_id),
+                    )
+
+    await asyncio.to_thread(migrate, postgres)
+
+    for session_id, kept in (("s1", "ab_c_"), ("s2", "a"), ("s3", "a_b")):
+        stored = rows(
+            database.dsn, "SELECT rank, exchange_id FROM session_history WHERE session_id = %s ORDER BY rank", session_id
+        )
+        assert [rank for rank, _ in stored] == list(range(3 * len(kept)))
+        ids = [stored[3 * place][1] for place in range(len(kept))]
+        # Each run is whole, under one id, which no other has; the first has the id that was asked.
+        assert [exchange_id for _, exchange_id in stored] == [id_ for id_ in ids for _ in range(3)]
+        assert len(set(ids)) == len(ids)
+        assert all(id_ == was if was != "_" else len(id_) == 36 for id_, was in zip(ids, kept, strict=True))
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        rows(
+            database.dsn,
+            "INSERT INTO session_history VALUES ('s2', 'ada', 9, now(), 'user', 'final', 'a', '[]', '{}') RETURNING 1",
+        )
 
 
 async def test_a_newer_schema_is_refused_with_words(database: Database, build: Build) -> None:
@@ -89,7 +125,7 @@ async def test_a_newer_schema_is_refused_with_words(database: Database, build: B
     await asyncio.to_thread(migrate, postgres)
     rows(database.dsn, "UPDATE alembic_version SET version_num = '9999' RETURNING 1")
 
-    with pytest.raises(SchemaTooNew, match=r"schema revision 9999.*knows up to 0007.*newer version"):
+    with pytest.raises(SchemaTooNew, match=r"schema revision 9999.*knows up to 0008.*newer version"):
         await asyncio.to_thread(migrate, postgres)
 
     states: asyncio.Queue[DatabaseState] = asyncio.Queue()

@@ -216,6 +216,30 @@ def spoken(*pairs: tuple[str, str]) -> list[Remembered]:
     ]
 
 
+@pytest.mark.parametrize("stored", [0, 2, 4], ids=["all pending", "some pending", "all stored"])
+async def test_each_exchange_of_a_session_is_found_by_its_id_and_none_of_another(
+    held: Persistence, database: Database, stored: int
+) -> None:
+    session, other = await new_session(held), await new_session(held)
+    records = turns(session, 4)
+    await held.log.append(turn(other, "elsewhere"))
+    for record in records[:stored]:
+        await held.log.append(record)
+    await held.batcher._write_all()
+    for record in records[stored:]:
+        await held.log.append(record)
+
+    for record in records:
+        found = await held.store.exchange(session.id, USER, record.exchange_id)
+        assert [loads(message) for message in found] == [loads(message.json) for message in record.messages]
+        assert await held.store.exchange(session.id, "bob", record.exchange_id) == []
+    assert await held.store.exchange(session.id, USER, "elsewhere") == []
+    ids = {record.exchange_id for record in records}
+    assert await held.store.exchange_ids(session.id, USER, 10) == ids
+    assert len(await held.store.exchange_ids(session.id, USER, 3) & ids) == 3
+    assert await held.store.exchange_ids(session.id, "bob", 10) == set()
+
+
 async def test_an_agent_is_reminded_of_the_last_exchanges(held: Persistence, database: Database) -> None:
     session = await new_session(held)
     for record in turns(session, 5):

@@ -66,10 +66,10 @@ class Shelf:
     async def remembered(self, _session_id: str, _user_id: str, _max_exchanges: int) -> list[Remembered]:
         return []
 
-    async def exchange_ids(self, session_id: str, user_id: str, newest: int) -> list[str]:
+    async def exchange_ids(self, session_id: str, user_id: str, most: int) -> set[str]:
         self._read("exchange_ids")
         ids = [loads(row)["exchange_id"] for row in self.history(session_id, user_id)]
-        return list(dict.fromkeys(reversed(ids)))[:newest]
+        return set(list(dict.fromkeys(ids))[:most])
 
     async def exchange(self, session_id: str, user_id: str, exchange_id: str) -> list[bytes]:
         self._read("exchange")

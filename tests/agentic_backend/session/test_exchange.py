@@ -42,6 +42,14 @@ def test_text_before_a_step_was_a_thought():
     assert one.text == "Found it."
 
 
+def test_a_second_question_in_an_exchange_is_refused_and_leaves_no_gap():
+    one = exchange()
+    one.open()
+    with pytest.raises(ValueError, match="one question"):
+        one.emit(Step("user", "final", [text_part("And this?")]))
+    assert one.close("A turn.", [], {}).rank == 5
+
+
 def test_sources_are_published_once_they_come():
     one = exchange()
     one.emit(Sources([{"uid": "d"}]))

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from agentic_backend.chat import relay
+from agentic_backend.session import recall as recall_module
 from agentic_backend.session import registry as registry_module
-from agentic_backend.session.recall import NEWEST_EXCHANGES, KnownSession, StoredExchange
+from agentic_backend.session.recall import EXCHANGES_KEPT, KnownSession, StoredExchange
 from agentic_backend.session.stream import Accepted, Cancelled, Cited, Failed, Final, TextDelta, Whole
 from backend_kit.wire import Code, loads
 from tests.agentic_backend.session.lab import ended
@@ -75,6 +76,38 @@ async def test_what_the_registry_has_dropped_is_told_from_storage(shelf, start):
     assert [message.json for message in again.messages] == [message.json for message in original.messages]
     assert again.session.next_rank == 6  # the session as it is now
     assert questions(shelf) == ["e1", "e2"]
+
+
+async def forgotten(process, *turns):
+    """Let the registry drop turns as it does 120 s after their end."""
+    for turn in turns:
+        await ended(turn)
+        turn.ended_at = time.monotonic() - registry_module._KEPT_AFTER_END_S - 1
+    process.registry.expire()
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("kept", [70, 3])
+async def test_an_exchange_that_many_have_followed_is_told_again_and_never_runs_twice(
+    shelf, start, monkeypatch, restarted, kept
+):
+    monkeypatch.setattr(recall_module, "EXCHANGES_KEPT", kept, raising=False)
+    process = start()
+    process.registry.update(SESSION)
+    first = process.ask("e0")
+    original = await ended(first)
+    await forgotten(process, first, *(process.ask(f"e{number}", if_busy="queue") for number in range(1, 6)))
+    for number in range(6, 71):
+        await forgotten(process, process.ask(f"e{number}"))
+    process = start() if restarted else process
+    stored = shelf.history()
+    assert (await ended(process.ask("e0", "else"))).code is Code.CONFLICT
+    again = process.ask("e0")
+    told = await ended(again)
+    assert again.told_anew
+    assert [message.json for message in told.messages] == [message.json for message in original.messages]
+    assert shelf.history() == stored
+    assert questions(shelf) == [f"e{number}" for number in range(71)]
 
 
 @pytest.mark.parametrize(("question", "partial"), [("fail", False), ("fail late", True)])
@@ -235,13 +268,36 @@ async def test_what_storage_did_not_take_is_not_called_final(shelf, start, caplo
     assert [message.rank for message in (await ended(process.ask("e2"))).messages] == [3, 4, 5]
 
 
-def test_the_newest_exchanges_are_known_each_once_and_within_a_bound():
-    known = KnownSession(SESSION, ("e2", "e1"))
-    assert known.after(SESSION, "e3").exchange_ids == ("e3", "e2", "e1")
-    assert known.after(SESSION, "e1").exchange_ids == ("e1", "e2")
-    for number in range(2 * NEWEST_EXCHANGES):
-        known = known.after(SESSION, f"x{number}")
-    assert known.exchange_ids == tuple(f"x{number}" for number in range(127, 63, -1))
+def test_exchanges_are_known_each_once_and_within_a_bound():
+    known = KnownSession.read(SESSION, [f"x{number}" for number in range(EXCHANGES_KEPT - 1)])
+    assert known.may_have("x0")
+    assert not known.may_have("new")
+    assert known.after(SESSION, "x0").hashes == known.hashes
+    full = known.after(SESSION, "new")
+    assert full.may_have("new")
+    assert full.may_have("x0")
+    assert not full.may_have("newer")
+    assert not known.may_have("new")
+    # From here on nothing is certain without storage, whatever comes.
+    for more in (full.after(SESSION, "newer"), KnownSession.read(SESSION, map(str, range(EXCHANGES_KEPT + 1)))):
+        assert more.may_have("never seen")
+        assert more.after(SESSION, "another").may_have("never seen")
+
+
+async def test_a_session_of_more_exchanges_than_are_kept_looks_each_id_up(shelf, start, monkeypatch):
+    monkeypatch.setattr(recall_module, "EXCHANGES_KEPT", 2)
+    process = start()
+    process.registry.update(SESSION)
+    for number in range(3):
+        await ended(process.ask(f"e{number}"))
+    assert shelf.reads == {}
+    await ended(process.ask("e3"))
+    assert shelf.reads == {"exchange": 1}
+    # It could not be told from one that has been, so it is not run.
+    shelf.away = True
+    refused = await ended(process.ask("e4"))
+    assert (refused.code, refused.refused) == (Code.HISTORY_UNAVAILABLE, True)
+    assert questions(shelf) == [f"e{number}" for number in range(4)]
 
 
 async def test_a_stored_exchange_keeps_the_bytes_of_its_messages(shelf, start):
