@@ -262,7 +262,7 @@ class AgenticService:
             feedback=persistence.feedback,
             figures=persistence.figures,
             public=public_settings(settings),
-            views=KpiViews(windows, runtime.loop.culprits, lambda: runtime.loop.lag_s),
+            views=KpiViews(windows, runtime.loop.culprits, lambda: runtime.loop.lag_s, operator_roles(settings)),
             max_sessions_per_user=settings.ai.max_concurrent_sessions_per_user,
             limit_hit=metrics.limit_hit,
         )
@@ -511,6 +511,12 @@ def public_settings(settings: AgenticSettings) -> PublicSettings:
         max_attached_file_size_mb=ai.max_attached_file_size_mb,
         static_agents_only=ai.use_static_config_only,
     )
+
+
+def operator_roles(settings: AgenticSettings) -> frozenset[str] | None:
+    """The roles of operators; None where there is no authentication, which is on one machine: its user is one."""
+    security = settings.security
+    return frozenset(security.operator_roles) if security.user.enabled else None
 
 
 def socket_rules(settings: AgenticSettings) -> SocketRules:

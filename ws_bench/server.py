@@ -25,6 +25,7 @@ from ws_bench.recorder import Recorder
 from ws_bench.results import SteadyWindow
 
 _SCRAPE_TIMEOUT_S = 2.0
+_NO_OPERATOR = "the service gave no verdict ({}): -token must be of somebody with one of its security.operator_roles"
 _TIMERS = {
     "turn": "app_turn_seconds",
     "first token": "app_time_to_first_token_seconds",
@@ -142,6 +143,8 @@ class ServerWatch:
                     if response.status == 200:
                         given = loads(await response.read())
                         self.log.verdict = given if isinstance(given, dict) else None
+                    elif response.status in (401, 403):
+                        self.log.failures.append(_NO_OPERATOR.format(response.status))
             except (aiohttp.ClientError, TimeoutError, InvalidJson):
                 self.log.failures.append("the service gave no verdict")
 

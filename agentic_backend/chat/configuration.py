@@ -7,6 +7,7 @@ from typing import Any, Final
 from fastapi import APIRouter
 
 from agentic_backend.chat.agents import AgentServices
+from agentic_backend.chat.kpi_routes import KpiViews
 
 _PERMISSIONS: Final = (
     "agents:read",
@@ -25,6 +26,8 @@ _PERMISSIONS: Final = (
     "sessions:update",
 )
 """What every caller may do, with what is theirs."""
+_OF_OPERATORS: Final = ("kpi:read",)
+"""What an operator may see."""
 _OF_EDITORS: Final = ("agents:create", "agents:delete", "agents:update")
 """What further callers may do, for everybody."""
 
@@ -56,9 +59,13 @@ class PublicSettings:
 
 
 def add_configuration(
-    router: APIRouter, settings: Callable[[], PublicSettings], agents: Callable[[], AgentServices], caller: Any
+    router: APIRouter,
+    settings: Callable[[], PublicSettings],
+    agents: Callable[[], AgentServices],
+    views: Callable[[], KpiViews],
+    caller: Any,
 ) -> None:
-    """The routes. `settings()` is asked at each request, and `agents()` who may change agents."""
+    """The routes. `settings()` is asked at each request, `agents()` and `views()` what further callers may do."""
 
     @router.get("/config/frontend_settings")
     async def frontend_settings() -> dict[str, Any]:
@@ -66,4 +73,6 @@ def add_configuration(
 
     @router.get("/config/permissions")
     async def permissions(identity: caller) -> list[str]:
-        return sorted((*_PERMISSIONS, *(_OF_EDITORS if agents().may_edit(identity) else ())))
+        further = _OF_EDITORS if agents().may_edit(identity) else ()
+        further += _OF_OPERATORS if views().open_to(identity) else ()
+        return sorted(_PERMISSIONS + further)

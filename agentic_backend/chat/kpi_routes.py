@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 
+from agentic_backend.errors import Forbidden
 from agentic_backend.verdict import Slice, Windows, judge, merged
 from agentic_backend.verdict.window import KEPT_S
+from backend_kit.auth import Identity
 from backend_kit.kpi import Culprits
 from backend_kit.kpi.rollup import nearest_rank
 
@@ -18,29 +20,43 @@ _STEP_SLICES: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class KpiViews:
-    """What the routes read. `lag_s` is how late the loop is now, in seconds."""
+    """What the routes read. `lag_s` is how late the loop is now, in seconds; `operator_roles` are those of who may
+    read it, None where everybody may."""
 
     windows: Windows
     culprits: Culprits
     lag_s: Callable[[], float]
+    operator_roles: frozenset[str] | None
+
+    def open_to(self, identity: Identity) -> bool:
+        """Whether this caller may see them."""
+        return self.operator_roles is None or not self.operator_roles.isdisjoint(identity.roles)
 
 
 def add_kpi(router: APIRouter, views: Callable[[], KpiViews], caller: Any) -> None:
     """The routes below `/kpi`. They compute off the loop: to look at a full one must not make it fuller."""
 
+    def seen_by(identity: caller) -> KpiViews:
+        seen = views()
+        if not seen.open_to(identity):
+            raise Forbidden
+        return seen
+
+    # A dependency: who may see nothing is told so before the query is looked at.
+    operator = Annotated[KpiViews, Depends(seen_by)]
+
     @router.get("/kpi/verdict")
     def verdict(
-        identity: caller,  # noqa: ARG001 - the route is for known callers
+        seen: operator,
         window_s: Annotated[float, Query(ge=1, le=KEPT_S)] = 60.0,
     ) -> dict[str, Any]:
-        return judge(views().windows.last(window_s)).json()
+        return judge(seen.windows.last(window_s)).json()
 
     @router.get("/kpi/live")
     def live(
-        identity: caller,  # noqa: ARG001 - the route is for known callers
+        seen: operator,
         window_s: Annotated[float, Query(ge=1, le=KEPT_S)] = float(KEPT_S),
     ) -> dict[str, Any]:
-        seen = views()
         now = time.monotonic()
         kept = [slice_ for slice_ in seen.windows.kept() if slice_.ended_at > now - window_s]
         # From the newest back, so that the steps do not shift between two looks within one of them.
@@ -53,9 +69,7 @@ def add_kpi(router: APIRouter, views: Callable[[], KpiViews], caller: Any) -> No
         }
 
     @router.get("/kpi/stalls")
-    def stalls(
-        identity: caller,  # noqa: ARG001 - the route is for known callers
-    ) -> list[dict[str, Any]]:
+    def stalls(seen: operator) -> list[dict[str, Any]]:
         now = time.perf_counter()
         return [
             {
@@ -69,7 +83,7 @@ def add_kpi(router: APIRouter, views: Callable[[], KpiViews], caller: Any) -> No
                 "worst_ms": round(culprit.worst_ms, 1),
                 "seconds_ago": round(now - culprit.last_at, 1),
             }
-            for culprit in views().culprits.top()
+            for culprit in seen.culprits.top()
         ]
 
 

@@ -89,7 +89,7 @@ def build_router(services: Callable[[], ChatServices], identify: Callable[..., A
     add_attachments(router, lambda: services().attachments, caller)
     add_export(router, services, caller)
     add_chat_metrics(router, lambda: services().figures, caller)
-    add_configuration(router, lambda: services().public, lambda: services().agents, caller)
+    add_configuration(router, lambda: services().public, lambda: services().agents, lambda: services().views, caller)
     return router
 
 

@@ -5,7 +5,6 @@ import logging
 
 from agentic_backend.agent import AgentAnswer, AgentRun, DirectAnswer
 from agentic_backend.errors import Draining, ExchangeNotFound, TurnDeadline
-from agentic_backend.session.account import loggable
 from agentic_backend.session.admission import Admission
 from agentic_backend.session.exchange import Exchange
 from agentic_backend.session.models import Session
@@ -42,7 +41,7 @@ class BaselineTurns:
             return turn
         self._admission.enter_user(ask.user_id)
         self._turns[(ask.user_id, ask.exchange_id)] = turn
-        turn.bind(self._tasks.spawn(f"baseline:{loggable(ask.exchange_id)}", lambda: self._run(turn)))
+        turn.bind(self._tasks.spawn("baseline", lambda: self._run(turn)))
         return turn
 
     def find(self, exchange_id: str, user_id: str) -> Turn | None:

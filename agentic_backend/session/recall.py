@@ -31,7 +31,7 @@ EXCHANGES_KEPT = 1024
 
 @dataclass(frozen=True, slots=True)
 class KnownSession:
-    """A session after its last turn, and which exchanges it may have: a hash of each id, or None where not all are kept.
+    """A session after its last turn, and which exchanges it may have: a hash of each id, None where not all are kept.
 
     An id without its hash here is new, and storage need not be asked. Two ids of one hash cost a look-up, no more.
     `used_at` is when this process used it last, on the monotonic clock, which no correction of the time moves.

@@ -101,7 +101,7 @@ class TurnRegistry:
         self._turns[key] = turn
         self._quiet.clear()
         self._admission.enter_user(ask.user_id)
-        turn.bind(self._tasks.spawn(f"turn:{loggable(ask.exchange_id)}", lambda: self._run(key, turn)))
+        turn.bind(self._tasks.spawn("turn", lambda: self._run(key, turn)))
         return turn
 
     def find(self, exchange_id: str, user_id: str) -> Turn | None:
@@ -119,7 +119,7 @@ class TurnRegistry:
             return turn
         ask = Ask(session_id, "", "", exchange_id, user_id, time.perf_counter(), request_id=request_id)
         told = Turn(ask)
-        self._tasks.spawn(f"tell:{loggable(exchange_id)}", lambda: self._tell(told))
+        self._tasks.spawn("tell", lambda: self._tell(told))
         return told
 
     async def forget(self, session_id: str, user_id: str) -> None:
@@ -320,6 +320,7 @@ class TurnRegistry:
 def _end_unforeseen(turn: Turn) -> None:
     """Something failed that nobody foresaw, and the task's owner logs it: whoever waits must hear of it."""
     if not turn.ended:
+        logger.error("turn ends unforeseen exchange_id=%s", loggable(turn.ask.exchange_id))
         turn.publish(Failed(Code.INTERNAL, refused=not turn.own_events, language=turn.ask.language))
 
 

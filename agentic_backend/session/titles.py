@@ -48,7 +48,7 @@ class Titles:
         if self._outstanding >= _WAITING:
             return
         self._outstanding += 1
-        self._tasks.spawn(f"title:{session.id}", lambda: self._title(session, question, answer))
+        self._tasks.spawn("title", lambda: self._title(session, question, answer))
 
     async def _title(self, session: Session, question: str, answer: str) -> None:
         try:

@@ -21,7 +21,10 @@ _LIBRARY: Final = (str(Path(asyncio.__file__).parents[1]), "site-packages", "<fr
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """What stood on the loop at one moment. `phase` and `agent` are those of the turn's ledger, "" outside a turn."""
+    """What stood on the loop at one moment: the kind of a task and never its name, in which an id may be.
+
+    `phase` and `agent` are those of the turn's ledger, "" outside a turn.
+    """
 
     place: str
     task: str
@@ -54,8 +57,7 @@ class Culprits:
     def count(self, seen: Sighting | None, ms: float) -> None:
         """Enter a stall that has ended; None where nobody saw it while it lasted."""
         seen = seen or Sighting(UNSEEN, "", "", "", "")
-        # A library's tasks are numbered (Task-17): the number is no other culprit.
-        key = (seen.place, seen.task.partition(":")[0].rstrip("-0123456789"), seen.phase, seen.agent)
+        key = (seen.place, seen.task, seen.phase, seen.agent)
         if key not in self._kept and len(self._kept) >= _KEPT:
             key = ("other", "", "", "")
         culprit = self._kept.setdefault(key, Culprit(seen))
@@ -88,11 +90,16 @@ def sight(loop: asyncio.AbstractEventLoop, thread: int) -> Sighting:
     ledger = ledger_in(_context_of(task)) if task is not None else None
     return Sighting(
         place=_place(frame),
-        task=task.get_name() if task is not None else "",
+        task=kind_of(task.get_name()) if task is not None else "",
         phase=(ledger.current or "") if ledger is not None else "",
         agent=ledger.owner if ledger is not None else "",
         stack=_stack(frame),
     )
+
+
+def kind_of(task: str) -> str:
+    """The name of a task without what tells it from others of its kind: an id after a colon, a library's number."""
+    return task.partition(":")[0].rstrip("-0123456789")
 
 
 def _context_of(task: "asyncio.Task[object]") -> Context | None:

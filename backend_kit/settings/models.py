@@ -8,6 +8,7 @@ from pydantic import Field, SecretStr, model_validator
 from backend_kit.settings.base import (
     Count,
     HttpUrl,
+    Listed,
     Port,
     Positive,
     Refused,
@@ -71,6 +72,8 @@ class Security(Section):
     ignored_keys: ClassVar[tuple[str, ...]] = ("m2m", "rebac", "authorized_origins", "allow_query_token")
 
     user: UserSecurity = UserSecurity()
+    operator_roles: Annotated[tuple[Text, ...], Listed] = ("admin",)
+    """Roles of those who may see what a service observes of itself (`/kpi`). Without authentication everybody may."""
     allow_insecure: bool = False
     """Start although authentication is off and the address is not loopback."""
     hs256_secret_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None

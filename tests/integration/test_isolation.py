@@ -30,7 +30,8 @@ class Kind(Enum):
     """How an operation knows whose it speaks of, where it names nothing of a user's."""
 
     PUBLIC = "anybody may ask"
-    SHARED = "the same for every caller: agents, documents that knowledge flow guards, the service's own figures"
+    OPERATOR = "of an operator alone, by a role, and without anybody's id"
+    SHARED = "the same for every caller: agents, documents that knowledge flow guards"
     OWN = "of the caller alone"
 
 
@@ -65,9 +66,9 @@ OPERATIONS: dict[str, Kind | Named] = {
     "POST /agents/create": Kind.SHARED,
     "PUT /agents/update": Kind.SHARED,
     "DELETE /agents/{agent_id}": Kind.SHARED,
-    "GET /kpi/verdict": Kind.SHARED,
-    "GET /kpi/live": Kind.SHARED,
-    "GET /kpi/stalls": Kind.SHARED,
+    "GET /kpi/verdict": Kind.OPERATOR,
+    "GET /kpi/live": Kind.OPERATOR,
+    "GET /kpi/stalls": Kind.OPERATOR,
     "GET /documents/{uid}/markdown": Kind.SHARED,
     "GET /documents/{uid}/chunks/{chunk_uid}": Kind.SHARED,
     "POST /chatbot/session": Kind.OWN,
@@ -328,6 +329,14 @@ async def test_lists_and_figures_are_of_the_caller_alone(world):
     for user in OTHERS:
         _, _, body = await world.answer(user, "GET /chatbot/sessions", {"params": {"q": SECRET_WORD}}, {})
         assert [session["id"] for session in json.loads(body)] == [world.own[user]]
+
+
+async def test_what_is_for_operators_is_refused_before_anything_is_read(world):
+    for operation in (operation for operation, kind in OPERATIONS.items() if kind is Kind.OPERATOR):
+        for user in ("ann", *OTHERS):
+            for request in ({}, {"params": {"window_s": "nonsense"}}):
+                status, _, body = await world.answer(user, operation, request, {})
+                assert (status, json.loads(body)["detail"]["code"]) == (403, "forbidden"), operation
 
 
 async def test_the_name_of_anothers_exchange_is_free_for_a_turn_of_ones_own(world):

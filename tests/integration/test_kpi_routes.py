@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+import time
 from typing import Any
 
 import aiohttp
@@ -12,7 +13,7 @@ import pytest
 from agentic_backend.verdict import Gauged
 from backend_kit.kpi.culprit import Sighting
 from tests.support.odd_agent import odd
-from tests.support.service import BASE, RunningService, StartService, hear_until, say
+from tests.support.service import BASE, RunningService, StartService, hear, hear_until, say
 
 SECRET = "0123456789abcdef0123456789abcdef"
 ROUTES = ("/kpi/verdict", "/kpi/live", "/kpi/stalls")
@@ -78,6 +79,40 @@ async def test_nobody_sees_them_without_a_token(start_service: StartService, pat
             for headers in ({}, {"Authorization": f"Bearer {token}"}):
                 async with http.get(url, headers=headers) as response:
                     assert response.status == 401
+
+
+@pytest.mark.parametrize("roles", [[], ["admin"], ["keeper"], ["operator", "other"]])
+async def test_with_authentication_they_are_for_operators_alone(start_service: StartService, roles: list[str]) -> None:
+    security = {
+        "user": {"enabled": True, "client_id": "turnwise"},
+        "hs256_secret": SECRET,
+        "operator_roles": ["operator", "keeper"],
+    }
+    now = int(time.time())
+    claims = {"sub": "ann", "aud": "turnwise", "iat": now, "exp": now + 600}
+    token = jwt.encode({**claims, "resource_access": {"turnwise": {"roles": roles}}}, SECRET)
+    allowed = "keeper" in roles or "operator" in roles
+    async with start_service(security=security) as service:
+        headers = {"Authorization": f"Bearer {token}"}
+        for path in ROUTES:
+            async with service.http.get(BASE + path, headers=headers) as response:
+                assert response.status == (200 if allowed else 403)
+                if not allowed:
+                    assert (await response.json())["detail"]["code"] == "forbidden"
+        async with service.http.get(f"{BASE}/config/permissions", headers=headers) as response:
+            assert ("kpi:read" in await response.json()) is allowed
+
+
+async def test_what_held_the_loop_is_named_by_its_kind_and_by_nobodys_id(start_service: StartService) -> None:
+    async with start_service(ai={"agents": [odd("block")]}) as service:
+        names: list[str] = []
+        session_id = await service.create_session(agent_id="block")
+        async with service.native() as socket:
+            await say(socket, type="ask", session_id=session_id, agent_id="block", message="canary")
+            names += (await hear(socket))["type"], *service.service.running.tasks.names
+            final = (await hear_until(socket, "final"))[-1]
+        shown = json.dumps([names, *[await service.get(path) for path in ROUTES]])
+    assert not any(final[key] in shown for key in ("exchange_id", "session_id"))
 
 
 @pytest.mark.parametrize("query", ["?window_s=0", "?window_s=301", "?window_s=nan", "?window_s=x"])

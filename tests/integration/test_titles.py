@@ -62,7 +62,7 @@ async def test_a_session_that_was_created_with_a_title_keeps_it(start_service, m
         async with service.native() as socket:
             await say(socket, **ask(session_id, "e1"))
             assert "session" not in [event["type"] for event in await hear_until(socket, "final")]
-        assert [name for name in service.service.running.tasks.names if name.startswith("title:")] == []
+        assert [name for name in service.service.running.tasks.names if name.startswith("title")] == []
         assert (await service.get("/chatbot/sessions"))[0]["title"] == "Mine"
 
 
@@ -87,7 +87,7 @@ async def test_a_model_that_fails_leaves_the_first_title(start_service, mock_llm
             await say(socket, **ask(session_id, "e1"))
             await hear_until(socket, "final")
             async with asyncio.timeout(20):
-                while any(name.startswith("title:") for name in service.service.running.tasks.names):  # noqa: ASYNC110 - no event
+                while any(name.startswith("title") for name in service.service.running.tasks.names):  # noqa: ASYNC110 - no event
                     await asyncio.sleep(0.01)
         assert (await service.get("/chatbot/sessions"))[0]["title"] == "How long do lentils boil?"
         async with service.http.delete(f"{BASE}/chatbot/session/{session_id}") as response:

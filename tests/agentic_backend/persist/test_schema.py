@@ -95,7 +95,11 @@ async def test_runs_of_one_ask_that_stand_twice_in_old_histories_are_kept_under_
         for session_id, user_id, asked in (("s1", "ada", "abac" + "a"), ("s2", "ada", "a"), ("s3", "bob", "aab")):
             connection.execute("INSERT INTO session VALUES (%s, %s, 'georges', '{}', now())", (session_id, user_id))
             for place, exchange_id in enumerate(asked):
-                for offset, role, channel in ((0, "user", "final"), (1, "tool", "tool_call"), (2, "assistant", "final")):
+                for offset, role, channel in (
+                    (0, "user", "final"),
+                    (1, "tool", "tool_call"),
+                    (2, "assistant", "final"),
+                ):
                     connection.execute(
                         "INSERT INTO session_history VALUES (%s, %s, %s, now(), %s, %s, %s, '[]', '{}')",
                         (session_id, user_id, 3 * place + offset, role, channel, exchange_id),
@@ -105,7 +109,9 @@ async def test_runs_of_one_ask_that_stand_twice_in_old_histories_are_kept_under_
 
     for session_id, kept in (("s1", "ab_c_"), ("s2", "a"), ("s3", "a_b")):
         stored = rows(
-            database.dsn, "SELECT rank, exchange_id FROM session_history WHERE session_id = %s ORDER BY rank", session_id
+            database.dsn,
+            "SELECT rank, exchange_id FROM session_history WHERE session_id = %s ORDER BY rank",
+            session_id,
         )
         assert [rank for rank, _ in stored] == list(range(3 * len(kept)))
         ids = [stored[3 * place][1] for place in range(len(kept))]
