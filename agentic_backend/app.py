@@ -59,6 +59,7 @@ from backend_kit.http import (
     RequestId,
     RequestMetrics,
     ServeSettings,
+    add_api_docs,
     bearer,
     health_router,
     install_error_handlers,
@@ -188,14 +189,21 @@ class AgenticService:
 
     def _build_app(self) -> FastAPI:
         app = FastAPI(
-            title="Turnwise agentic service", version=version("turnwise"), lifespan=self._lifespan, responses=refusals()
+            title="Turnwise agentic service",
+            version=version("turnwise"),
+            lifespan=self._lifespan,
+            responses=refusals(),
+            openapi_url=None,  # nor its pages, which load scripts from elsewhere: `add_api_docs` has ours
         )
         base = self._settings.app.base_url
+        identify = bearer(self._verifier)
         install_error_handlers(app)
         app.include_router(health_router(self), prefix=base)
-        router = build_router(lambda: self.running.chat, bearer(self._verifier))
+        router = build_router(lambda: self.running.chat, identify)
         app.include_router(router, prefix=base)
         ChatPage(sign_in_at(self._settings)).add_to(app)
+        if self._settings.app.api_docs:
+            add_api_docs(app, identify, chat_page=sign_in_at(self._settings) is not None)
         app.add_middleware(Compression, mode=self._settings.server.http_compression)
         app.add_middleware(RequestMetrics, metrics=HttpMetrics(self._registry))
         app.add_middleware(BodyLimit, limit_bytes=_MAX_BODY_BYTES, file_paths=(base + UPLOAD_PATH,))

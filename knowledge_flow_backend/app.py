@@ -24,6 +24,7 @@ from backend_kit.http import (
     RequestId,
     RequestMetrics,
     ServeSettings,
+    add_api_docs,
     bearer,
     health_router,
     install_error_handlers,
@@ -164,7 +165,11 @@ class KnowledgeFlowService:
 
     def _build_app(self) -> FastAPI:
         app = FastAPI(
-            title="Turnwise knowledge flow", version=version("turnwise"), lifespan=self._lifespan, responses=refusals()
+            title="Turnwise knowledge flow",
+            version=version("turnwise"),
+            lifespan=self._lifespan,
+            responses=refusals(),
+            openapi_url=None,  # nor its pages, which load scripts from elsewhere: `add_api_docs` has ours
         )
         base = self._settings.app.base_url
         identify = bearer(self._verifier)
@@ -174,6 +179,8 @@ class KnowledgeFlowService:
         app.include_router(build_ingest_router(lambda: self.running.ingest, identify), prefix=base)
         app.include_router(build_fast_router(lambda: self.running.fast, identify), prefix=base)
         app.include_router(build_library_router(lambda: self.running.library, identify), prefix=base)
+        if self._settings.app.api_docs:
+            add_api_docs(app, identify, chat_page=False)
         app.add_middleware(RequestMetrics, metrics=HttpMetrics(self._registry))
         uploads = tuple(f"{base}{path}" for path in ("/upload-process-documents", "/fast/text", "/fast/ingest"))
         app.add_middleware(BodyLimit, limit_bytes=self._settings.limits.max_request_bytes, file_paths=uploads)

@@ -155,19 +155,23 @@ def add_agents(router: APIRouter, services: Callable[[], AgentServices], caller:
 
     @router.get("/agents")
     async def agents(identity: caller) -> list[dict[str, Any]]:  # noqa: ARG001 - the route is for known callers
+        """The agents that may be asked, with the models that a turn of each may choose."""
         return services().catalog.list()
 
     @router.post("/agents/create")
     async def create_agent(body: CreateAgent, made: editor) -> Response:
+        """Make an agent of a known kind: for editors, where the configuration allows it."""
         return await _told(services().catalog, made.create(body.name, body.type, body.class_path))
 
     @router.put("/agents/update")
     async def update_agent(body: UpdateAgent, made: editor) -> Response:
+        """Change an agent that was made over REST; the body is the whole of it."""
         services().expect_made(body.id)
         return await _told(services().catalog, made.update(body.settings()))
 
     @router.delete("/agents/{agent_id}", status_code=204)
     async def delete_agent(agent_id: str, made: editor) -> None:
+        """Delete an agent that was made over REST. A turn that runs ends as it would have."""
         services().expect_made(agent_id)
         await made.delete(agent_id)
 

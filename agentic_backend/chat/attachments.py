@@ -84,7 +84,8 @@ def add_attachments(router: APIRouter, services: Callable[[], AttachmentServices
     """The three routes. `services()` is asked at each request: it exists once the app runs."""
 
     @router.post(PATH)
-    async def upload(request: Request, identity: caller) -> Response:
+    async def upload_attachment(request: Request, identity: caller) -> Response:
+        """Read a file and attach it to a session, whose turns may search it from then on."""
         state = services()
         try:
             answer = await _upload(state, request, identity)
@@ -99,16 +100,20 @@ def add_attachments(router: APIRouter, services: Callable[[], AttachmentServices
         return Response(dumps(answer), media_type="application/json")
 
     @router.get(PATH + "/{attachment_id}/summary")
-    async def summary(attachment_id: AttachmentId, identity: caller, session_id: OfSession = None) -> dict[str, Any]:
+    async def attachment_summary(
+        attachment_id: AttachmentId, identity: caller, session_id: OfSession = None
+    ) -> dict[str, Any]:
+        """What an attachment is, and how its text begins."""
         found = await services().store.find(attachment_id, identity.uid, session_id)
         if found is None:
             raise AttachmentNotFound
         return {**found.wire(), "summary_md": found.summary_md}
 
     @router.delete(PATH + "/{attachment_id}", status_code=204)
-    async def delete(
+    async def delete_attachment(
         attachment_id: AttachmentId, request: Request, identity: caller, session_id: OfSession = None
     ) -> None:
+        """Delete an attachment with its passages."""
         state = services()
         if not await state.store.delete(attachment_id, identity.uid, session_id):
             raise AttachmentNotFound

@@ -22,11 +22,12 @@ def add_chat_metrics(router: APIRouter, figures: Callable[[], ChatFigures], call
     """The two routes. `figures()` is asked at each request: it exists once the app runs."""
 
     @router.get("/metrics/chatbot/summary")
-    async def summary(identity: caller) -> dict[str, int]:
+    async def chat_summary(identity: caller) -> dict[str, int]:
+        """How many sessions, agents and attachments the caller has."""
         return asdict(await figures().summary(identity.uid))
 
     @router.get("/metrics/chatbot/numerical")
-    async def numerical(
+    async def chat_figures(
         identity: caller,
         start: datetime,
         end: datetime,
@@ -34,6 +35,7 @@ def add_chat_metrics(router: APIRouter, figures: Callable[[], ChatFigures], call
         agg: Annotated[list[str], Query(max_length=_MAX_ASKED)] = ["latency_ms:avg"],  # noqa: B006 - read only
         groupby: Annotated[list[Group], Query(max_length=3)] = [],  # noqa: B006 - read only
     ) -> dict[str, Any]:
+        """Latency and tokens of the caller's own answers, over time and by group."""
         begin, stop = _utc(start), _utc(end)
         if not _fits(begin, stop, precision) or not set(agg) <= _ASKED.keys():
             raise BadRequest

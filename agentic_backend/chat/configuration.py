@@ -69,10 +69,12 @@ def add_configuration(
 
     @router.get("/config/frontend_settings")
     async def frontend_settings() -> dict[str, Any]:
+        """How to sign in, and what a message may have. No credentials."""
         return settings().wire()
 
     @router.get("/config/permissions")
     async def permissions(identity: caller) -> list[str]:
+        """What the caller may do, as `resource:action`."""
         further = _OF_EDITORS if agents().may_edit(identity) else ()
         further += _OF_OPERATORS if views().open_to(identity) else ()
         return sorted(_PERMISSIONS + further)

@@ -35,10 +35,12 @@ def add_documents(router: APIRouter, documents: Callable[[], Documents], caller:
 
     @router.get("/documents/{uid}/chunks/{chunk_uid}")
     async def passage(uid: Uid, chunk_uid: Uid, request: Request, identity: caller) -> Response:  # noqa: ARG001 - the route is for known callers
+        """The passage that a citation opens, with its document."""
         return _answer(await documents().passage(uid, chunk_uid, _caller(request)))
 
     @router.get("/documents/{uid}/markdown")
     async def markdown(uid: Uid, request: Request, identity: caller) -> Response:  # noqa: ARG001 - see above
+        """The whole text of a document, in which passages count their offsets."""
         return _answer(await documents().markdown(uid, _caller(request)))
 
 

@@ -42,6 +42,7 @@ def add_export(router: APIRouter, services: Callable[[], Services], caller: Any)
 
     @router.get("/chatbot/session/{session_id}/export", response_class=Response, responses={200: file})
     async def export(session_id: SessionId, identity: caller, format: Format = "md") -> Response:  # noqa: A002 - its name on the wire
+        """The whole conversation as a file: `md` to read, `json` to keep."""
         state = services()
         session = await load_owned(state.store, session_id, identity.uid)
         with state.kpi.phase("history_get"):

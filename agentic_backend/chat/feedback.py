@@ -36,7 +36,8 @@ def add_feedback(router: APIRouter, store: Callable[[], FeedbackStore], caller: 
     """The three routes. `store()` is asked at each request: it exists once the app runs."""
 
     @router.post("/chatbot/feedback", status_code=204)
-    async def give(body: GiveFeedback, identity: caller) -> None:
+    async def give_feedback(body: GiveFeedback, identity: caller) -> None:
+        """Rate a message of one's own; a second rating takes the place of the first."""
         feedback = Feedback(
             id=secrets.token_urlsafe(8),
             session_id=body.session_id,
@@ -51,16 +52,18 @@ def add_feedback(router: APIRouter, store: Callable[[], FeedbackStore], caller: 
             raise SessionNotFound
 
     @router.get("/chatbot/feedback")
-    async def own(
+    async def list_feedback(
         identity: caller,
         session_id: Annotated[_SessionId | None, Query()] = None,
         limit: Annotated[int, Query(ge=1, le=_MAX_LISTED)] = _MAX_LISTED,
         offset: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
     ) -> list[dict[str, Any]]:
+        """The feedback that the caller gave, newest first."""
         found = await store().of_user(identity.uid, session_id, limit, offset)
         return [feedback.wire() for feedback in found]
 
     @router.delete("/chatbot/feedback/{feedback_id}", status_code=204)
-    async def take_back(feedback_id: Annotated[_SessionId, PathParam()], identity: caller) -> None:
+    async def delete_feedback(feedback_id: Annotated[_SessionId, PathParam()], identity: caller) -> None:
+        """Delete a feedback that the caller gave."""
         if not await store().delete(feedback_id, identity.uid):
             raise HTTPException(404, "Feedback not found.")

@@ -50,6 +50,7 @@ def add_kpi(router: APIRouter, views: Callable[[], KpiViews], caller: Any) -> No
         seen: operator,
         window_s: Annotated[float, Query(ge=1, le=KEPT_S)] = 60.0,
     ) -> dict[str, Any]:
+        """Who bounds the service, with the milliseconds of a turn by cause: for operators."""
         return judge(seen.windows.last(window_s)).json()
 
     @router.get("/kpi/live")
@@ -57,6 +58,7 @@ def add_kpi(router: APIRouter, views: Callable[[], KpiViews], caller: Any) -> No
         seen: operator,
         window_s: Annotated[float, Query(ge=1, le=KEPT_S)] = float(KEPT_S),
     ) -> dict[str, Any]:
+        """The last minutes in steps of ten seconds: latencies, lag, verdicts. For operators."""
         now = time.monotonic()
         kept = [slice_ for slice_ in seen.windows.kept() if slice_.ended_at > now - window_s]
         # From the newest back, so that the steps do not shift between two looks within one of them.
@@ -70,6 +72,7 @@ def add_kpi(router: APIRouter, views: Callable[[], KpiViews], caller: Any) -> No
 
     @router.get("/kpi/stalls")
     def stalls(seen: operator) -> list[dict[str, Any]]:
+        """Who held the event loop since the start, and for how long: for operators."""
         now = time.perf_counter()
         return [
             {

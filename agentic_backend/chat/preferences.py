@@ -58,11 +58,13 @@ def add_preferences(router: APIRouter, services: Callable[[], Services], caller:
 
     @router.get("/chatbot/session/{session_id}/preferences")
     async def preferences(session_id: SessionId, identity: caller) -> dict[str, Any]:
+        """The session's preferences: a JSON object of the client's own."""
         session = await load_owned(services().store, session_id, identity.uid)
         return {"preferences": session.preferences}
 
     @router.put("/chatbot/session/{session_id}/preferences")
     async def set_preferences(session_id: SessionId, body: Preferences, identity: caller) -> dict[str, Any]:
+        """Replace the session's preferences, by at most 16 KiB."""
         if len(dumps(body.preferences)) > MAX_BYTES:
             raise TooLarge
         state = services()

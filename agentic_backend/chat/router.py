@@ -108,6 +108,7 @@ def _add_sockets(router: APIRouter, services: Callable[[], ChatServices]) -> Non
 def _add_stream(router: APIRouter, services: Callable[[], ChatServices], caller: Any) -> None:
     @router.post("/chatbot/query/stream", status_code=200, response_class=EventStream, openapi_extra=_STREAM_BODY)
     async def query_stream(request: Request, identity: caller) -> Response:
+        """The events of one turn as `text/event-stream`. The body is a native `ask` or `resume`."""
         state = services()
         return await state.hub.stream(request, identity, state.registry)
 
@@ -115,6 +116,7 @@ def _add_stream(router: APIRouter, services: Callable[[], ChatServices], caller:
 def _add_sessions(router: APIRouter, services: Callable[[], ChatServices], caller: Any) -> None:
     @router.post("/chatbot/session")
     async def create_session(identity: caller, body: CreateSession | None = None) -> dict[str, Any]:
+        """Make a session. Without `agent_id` its agent is the first enabled one."""
         state = services()
         wanted = body or CreateSession()
         agent = state.catalog.get(wanted.agent_id or state.catalog.default_id() or "")
@@ -136,6 +138,7 @@ def _add_sessions(router: APIRouter, services: Callable[[], ChatServices], calle
         limit: Annotated[int | None, Query(ge=1, le=1000)] = None,
         offset: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
     ) -> list[dict[str, Any]]:
+        """The caller's sessions, newest first; with `q` those that have all its words."""
         state = services()
         with state.kpi.phase("session_list"):
             sessions = await state.store.list_for(identity.uid, SessionsWanted(q, limit, offset))
@@ -145,6 +148,7 @@ def _add_sessions(router: APIRouter, services: Callable[[], ChatServices], calle
 
     @router.delete("/chatbot/session/{session_id}")
     async def delete_session(session_id: SessionId, request: Request, identity: caller) -> bool:
+        """Stop a session's turns and delete it with all that hangs on it."""
         state = services()
         await load_owned(state.store, session_id, identity.uid)
         # Nothing may be awaited between the two: from the delete on an ask finds no session.
@@ -166,6 +170,7 @@ def _add_history(router: APIRouter, services: Callable[[], ChatServices], caller
         text_limit: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
         text_offset: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
     ) -> Response:
+        """Messages by ascending rank, in a window that is counted from the newest."""
         state = services()
         await load_owned(state.store, session_id, identity.uid)
         with state.kpi.phase("history_get"):
@@ -176,6 +181,7 @@ def _add_history(router: APIRouter, services: Callable[[], ChatServices], caller
 
     @router.get("/chatbot/session/{session_id}/message/{rank}")
     async def message(session_id: SessionId, rank: Rank, identity: caller) -> Response:
+        """One message of a session, by its rank."""
         state = services()
         await load_owned(state.store, session_id, identity.uid)
         found = await state.store.message(session_id, identity.uid, rank)

@@ -33,6 +33,8 @@ export class Login {
   #timer = null;
   #renewing = null;
   #givenAt = Number.NEGATIVE_INFINITY;
+  /** Reaches pages of this origin alone: that of the interface's documentation asks here for the token. */
+  #otherPages = new BroadcastChannel("turnwise.sign-in");
 
   /**
    * @param {Credentials} credentials take the token, and ask here for a newer one
@@ -45,6 +47,9 @@ export class Login {
     this.#readSettings = readSettings;
     this.#on = on;
     credentials.renew = () => this.renew();
+    this.#otherPages.addEventListener("message", ({ data }) => {
+      if (data.wanted === true && this.#tokens !== null) this.#otherPages.postMessage({ token: this.#tokens.access });
+    });
   }
 
   /** Id of the person, null where nobody has to sign in. */
@@ -133,6 +138,7 @@ export class Login {
     this.#credentials.token = tokens.access;
     this.#on.person(tokens.person);
     this.#on.renewed(tokens.access);
+    this.#otherPages.postMessage({ token: tokens.access });
     clearTimeout(this.#timer);
     this.#timer = setTimeout(() => this.#renewInTime(), renewAfterMs(tokens.lifetimeMs));
   }

@@ -1,5 +1,6 @@
 """What both services need of the web: server, hardened sockets, health, errors, caller, request metrics."""
 
+from backend_kit.http.api_docs import add_api_docs
 from backend_kit.http.bearer import bearer
 from backend_kit.http.context import BodyLimit, HttpMetrics, RequestId, RequestMetrics, request_id
 from backend_kit.http.errors import error_response, install_error_handlers, refusals
@@ -13,6 +14,7 @@ __all__ = [
     "RequestId",
     "RequestMetrics",
     "ServeSettings",
+    "add_api_docs",
     "bearer",
     "build_server",
     "error_response",

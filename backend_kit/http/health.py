@@ -21,10 +21,12 @@ def health_router(readiness: Readiness) -> APIRouter:
 
     @router.get("/healthz")
     async def healthz() -> dict[str, str]:
+        """Whether the event loop answers. No credentials."""
         return {"status": "ok"}
 
     @router.get("/ready", response_model=dict[str, Any], responses={503: {"description": "No new work here"}})
     async def ready() -> Response:
+        """Whether new work is welcome, in one word, and how each dependency is. No credentials."""
         welcome, status, dependencies = readiness.state()
         body = dumps({"status": status, "dependencies": dependencies})
         return Response(body, 200 if welcome else 503, media_type="application/json")

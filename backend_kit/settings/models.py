@@ -37,6 +37,8 @@ class App(Section):
     """Port to listen on."""
     log_level: LogLevel = "info"
     """Lowest level that is logged; the KPI summary has a level of its own."""
+    api_docs: bool = True
+    """Whether `/docs` and `/openapi.json` are served; the latter to known callers only, where they must be known."""
     metrics_enabled: bool = True
     """Whether `/metrics` is served."""
     metrics_address: Text = "127.0.0.1"

@@ -52,7 +52,8 @@ def build_router(services: Callable[[], FastServices], identify: Callable[..., A
     caller = Annotated[Identity, Depends(identify)]
 
     @router.post("/text")
-    async def text(request: Request, identity: caller) -> Response:  # noqa: ARG001 - the route is for known callers
+    async def extract_text(request: Request, identity: caller) -> Response:  # noqa: ARG001 - the route is for known callers
+        """The text of one file, which is not kept."""
         state = services()
 
         async def read(file: ReceivedFile, _fields: dict[str, str]) -> dict[str, Any]:
@@ -61,7 +62,8 @@ def build_router(services: Callable[[], FastServices], identify: Callable[..., A
         return await _one_file(request, state, read)
 
     @router.post("/ingest")
-    async def ingest(request: Request, identity: caller) -> Response:
+    async def ingest_attachment(request: Request, identity: caller) -> Response:
+        """Index one file as an attachment of a session of the caller's."""
         state = services()
 
         async def keep(file: ReceivedFile, fields: dict[str, str]) -> dict[str, Any]:
@@ -73,13 +75,15 @@ def build_router(services: Callable[[], FastServices], identify: Callable[..., A
         return await _one_file(request, state, keep)
 
     @router.delete("/ingest/{document_uid}", status_code=204)
-    async def delete(document_uid: Id, identity: caller, session_id: SessionId | None = None) -> None:
+    async def delete_attachment(document_uid: Id, identity: caller, session_id: SessionId | None = None) -> None:
+        """Delete one attachment: its owner only."""
         reader = Reader(identity.uid, identity.groups)
         if not await services().attachments.delete(reader, document_uid, session_id):
             raise HTTPException(404, "Attachment not found.")
 
     @router.delete("/ingest")
-    async def delete_session(session_id: SessionId, identity: caller) -> dict[str, int]:
+    async def delete_attachments(session_id: SessionId, identity: caller) -> dict[str, int]:
+        """Delete all attachments of a session of the caller's."""
         reader = Reader(identity.uid, identity.groups)
         return {"deleted": await services().attachments.delete_session(reader, session_id)}
 

@@ -50,6 +50,7 @@ def build_router(services: Callable[[], IngestServices], identify: Callable[...,
 
     @router.post("/upload-process-documents")
     async def upload_process_documents(request: Request, identity: caller) -> Response:
+        """Take documents in: read, embed and index them. The answer is one JSON line a step."""
         state = services()
         state.ingest.require_open()
         upload = Upload()

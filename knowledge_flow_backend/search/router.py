@@ -26,12 +26,14 @@ def build_router(service: Callable[[], SearchService], identify: Callable[[Reque
 
     @router.post("/search", responses=_HITS)
     async def search(body: SearchRequest, identity: caller, request: Request) -> Response:
+        """Passages that fit a question, of what the caller may read, best first."""
         with call(service().kpi, "search", request_id(request.scope), request.headers) as ledger:
             hits = await service().search(body, _reader(identity))
         return _json(hits, timing(ledger))
 
     @router.post("/rerank", responses=_HITS)
     async def rerank(body: RerankRequest, identity: caller, request: Request) -> Response:
+        """Passages in the order in which they answer a question, by a second model."""
         with call(service().kpi, "rerank", request_id(request.scope), request.headers) as ledger:
             hits, skipped = await service().rerank(body, _reader(identity))
         return _json(hits, {RERANK_HEADER: "done" if skipped is None else "skipped", **timing(ledger)})

@@ -40,6 +40,21 @@ async def ask(page, text):
 
 
 @pytest.mark.java
+async def test_who_is_signed_in_on_the_chat_page_reads_the_documentation(page, context, keycloak, start_service):
+    async with signed_up(keycloak, start_service) as (service, _admin):
+        await page.goto(f"http://127.0.0.1:{service.port}/docs")
+        async with context.expect_page() as opened:
+            await page.get_by_role("link", name="Sign in on the chat page").click()
+        chat = await opened.value
+        await sign_in(chat, "ada")
+        await expect(page.get_by_role("heading", name="Turnwise agentic service")).to_be_visible()
+        # One that is opened later asks the chat page.
+        later = await context.new_page()
+        await later.goto(f"http://127.0.0.1:{service.port}/docs")
+        await expect(later.get_by_role("heading", name="Turnwise agentic service")).to_be_visible()
+
+
+@pytest.mark.java
 async def test_a_person_signs_in_asks_and_stays_while_tokens_come_and_go(page, keycloak, start_service):
     async with signed_up(keycloak, start_service, "mock;gap=20;tokens=400") as (service, admin):
         await admin.let_tokens_last(6)

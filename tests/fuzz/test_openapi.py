@@ -143,7 +143,7 @@ def test_the_service_is_what_its_document_says(
     start: Any, path: str, postgres: EmbeddedPostgres, mock_llm: MockModel, tmp_path: Path
 ) -> None:
     with start(postgres, mock_llm, tmp_path) as url:
-        schema: BaseSchema = schemathesis.openapi.from_url(f"{url}/openapi.json")
+        schema: BaseSchema = schemathesis.openapi.from_url(f"{url}/openapi.json", headers=headers_of("ann"))
         operations = [found.ok() for found in schema.get_all_operations()]
         assert len(operations) > 10
         assert all(operation.full_path.startswith(path) for operation in operations)

@@ -19,12 +19,10 @@ PUBLIC = {
     "/",
     "/documents/{uid}",
     "/web/index.html",
-    "/openapi.json",
     "/docs",
-    "/docs/oauth2-redirect",
-    "/redoc",
+    "/docs/{name}",
 }
-"""What anybody may have: how the service is, how to sign in, and the page, which shows nothing without a token."""
+"""What anybody may have: how the service is, how to sign in, and the pages, which show nothing without a token."""
 
 BODIES = {
     "/chatbot/session/{session_id}/preferences": {"preferences": {}},

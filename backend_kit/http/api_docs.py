@@ -1,0 +1,63 @@
+"""The documentation of a service's REST interface: its OpenAPI document, and a page that shows it with Swagger UI.
+
+The page is static and says nothing of the service; the document is for known callers, like what it describes. The
+files of Swagger UI come from the package `fastapi-offline`, which is pinned with its hash: nothing is loaded from
+another place, and the package itself is not imported.
+"""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from fastapi import Depends, FastAPI, Response
+from starlette.responses import FileResponse, HTMLResponse
+
+from backend_kit.wire import dumps
+
+DOCUMENT: Final = "/openapi.json"
+PAGE: Final = "/docs"
+_WEB: Final = Path(__file__).parent / "web"
+_SWAGGER_UI: Final = ("swagger-ui-bundle.js", "swagger-ui.css")
+_HEADERS: Final = {
+    # That of the chat page without trusted types: Swagger UI sets HTML that it has cleaned itself, of our own document.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+def add_api_docs(app: FastAPI, identify: Callable[..., Any], *, chat_page: bool) -> None:
+    """Add the routes to an application that was made without any of FastAPI's own (`openapi_url=None`).
+
+    `identify` is the dependency that refuses unknown callers; `chat_page`: whether people can sign in at `/`.
+    """
+    files = _files()
+    html = (_WEB / "page.html").read_text()
+    html = html.replace('<p id="sign-in" hidden>', '<p id="sign-in">') if chat_page else html
+
+    # Not on the loop: to make the document takes a fifth of a second, once.
+    def document() -> Response:
+        return Response(dumps(app.openapi()), media_type="application/json", headers={"Cache-Control": "no-cache"})
+
+    async def page() -> Response:
+        return HTMLResponse(html, headers=_HEADERS)
+
+    async def file(name: str) -> Response:
+        found = files.get(name)
+        return Response(status_code=404) if found is None else FileResponse(found, headers=_HEADERS)
+
+    app.add_api_route(DOCUMENT, document, include_in_schema=False, dependencies=[Depends(identify)])
+    app.add_api_route(PAGE, page, include_in_schema=False)
+    app.add_api_route(f"{PAGE}/{{name}}", file, include_in_schema=False)
+
+
+def _files() -> dict[str, Path]:
+    """What the page loads, by name: a closed list, so that no name is a path."""
+    found = find_spec("fastapi_offline")
+    if found is None or not found.submodule_search_locations:
+        raise RuntimeError("the package fastapi-offline is not installed")
+    static = Path(found.submodule_search_locations[0]) / "static"
+    return {name: static / name for name in _SWAGGER_UI} | {name: _WEB / name for name in ("page.css", "page.js")}
