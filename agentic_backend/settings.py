@@ -85,6 +85,8 @@ class AgenticSecurity(Security):
     """Origins that a browser may connect from, compared exactly. The service's own page needs no entry."""
     allow_query_token: bool = False
     """Whether a WebSocket may carry its token as `?token=`, where proxies and histories keep it."""
+    operator_roles: Annotated[tuple[Text, ...], Listed] = ("admin",)
+    """Roles of those who may see what the service observes of itself (`/kpi`). Without authentication everybody may."""
 
 
 class FieldSpec(Section):

@@ -75,6 +75,6 @@ def add_configuration(
     @router.get("/config/permissions")
     async def permissions(identity: caller) -> list[str]:
         """What the caller may do, as `resource:action`."""
-        further = _OF_EDITORS if agents().may_edit(identity) else ()
-        further += _OF_OPERATORS if views().open_to(identity) else ()
-        return sorted(_PERMISSIONS + further)
+        of_editors = _OF_EDITORS if agents().may_edit(identity) else ()
+        of_operators = _OF_OPERATORS if views().open_to(identity) else ()
+        return sorted((*_PERMISSIONS, *of_editors, *of_operators))

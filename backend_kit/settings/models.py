@@ -8,7 +8,6 @@ from pydantic import Field, SecretStr, model_validator
 from backend_kit.settings.base import (
     Count,
     HttpUrl,
-    Listed,
     Port,
     Positive,
     Refused,
@@ -71,11 +70,15 @@ class UserSecurity(Section):
 class Security(Section):
     """Authentication of callers. Where browsers may come from is the business of the service that has a page."""
 
-    ignored_keys: ClassVar[tuple[str, ...]] = ("m2m", "rebac", "authorized_origins", "allow_query_token")
+    ignored_keys: ClassVar[tuple[str, ...]] = (
+        "m2m",
+        "rebac",
+        "authorized_origins",
+        "allow_query_token",
+        "operator_roles",
+    )
 
     user: UserSecurity = UserSecurity()
-    operator_roles: Annotated[tuple[Text, ...], Listed] = ("admin",)
-    """Roles of those who may see what a service observes of itself (`/kpi`). Without authentication everybody may."""
     allow_insecure: bool = False
     """Start although authentication is off and the address is not loopback."""
     hs256_secret_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None

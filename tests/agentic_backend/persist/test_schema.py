@@ -91,7 +91,7 @@ async def test_runs_of_one_ask_that_stand_twice_in_old_histories_are_kept_under_
     await asyncio.to_thread(migrate, postgres)
     with psycopg.connect(database.dsn) as connection:
         connection.execute("DROP INDEX session_history_one_question_an_exchange")
-        connection.execute("UPDATE alembic_version SET version_num = '0006'")
+        connection.execute("UPDATE alembic_version SET version_num = '0007'")
         for session_id, user_id, asked in (("s1", "ada", "abac" + "a"), ("s2", "ada", "a"), ("s3", "bob", "aab")):
             connection.execute("INSERT INTO session VALUES (%s, %s, 'georges', '{}', now())", (session_id, user_id))
             for place, exchange_id in enumerate(asked):
