@@ -40,7 +40,8 @@ class Lab:
     kept: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """What the history of each session holds."""
     metrics: Callable[[], str] | None = None
-    verdict: dict[str, Any] | None = None
+    verdict: dict[str, Any] | int | None = None
+    """What it says of who bounds it, or the status with which it refuses to; None: it has no such route."""
     served_ms: list[float] = field(default_factory=list)
     """From an ask's arrival to the end of its answer, as this service saw it."""
 
@@ -152,7 +153,9 @@ async def _history(state: Lab, request: web.Request) -> web.Response:
 
 
 async def _verdict(state: Lab, _: web.Request) -> web.Response:
-    return web.Response(status=404) if state.verdict is None else web.json_response(state.verdict)
+    if isinstance(state.verdict, dict):
+        return web.json_response(state.verdict)
+    return web.Response(status=state.verdict or 404)
 
 
 async def _metrics(state: Lab, _: web.Request) -> web.Response:

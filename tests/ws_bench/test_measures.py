@@ -307,6 +307,19 @@ async def test_a_service_without_metrics_or_verdict_changes_nothing(tmp_path: Pa
     assert result_of(out)["recording"]["server"] is None
 
 
+async def test_a_verdict_that_is_for_operators_is_missed_with_words(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    async with lab(paced, metrics=lambda: "# EOF\n", verdict=403) as service:
+        done = await bench(
+            "-url", service.url, "-clients=2", "-requests-per-client=3", "-server-metrics", service.metrics_url,
+            "-json", str(out), *QUICK,
+        )  # fmt: skip
+    assert done.code == 0
+    server = result_of(out)["recording"]["server"]
+    assert server["verdict"] is None
+    assert any("403" in words and "operator_roles" in words for words in server["failures"])
+
+
 async def test_a_process_is_watched_and_turns_are_listed(tmp_path: Path) -> None:
     out, rows, words = tmp_path / "out.json", tmp_path / "out.csv", tmp_path / "out.md"
     async with lab(paced) as service:
