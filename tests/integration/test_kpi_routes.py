@@ -57,7 +57,7 @@ async def test_the_live_view_has_steps_with_percentiles(service: RunningService)
 async def test_stalls_name_who_held_the_loop(start_service: StartService) -> None:
     async with start_service(ai={"agents": [odd("block")]}) as service:
         service.service.running.chat.views.culprits.count(
-            Sighting("support/odd_agent.py:misbehave", "Task-1", "stream_agent_response", "block", "a < b"), 203.0
+            Sighting("support/odd_agent.py:misbehave", "Task", "stream_agent_response", "block", "a < b"), 203.0
         )
         assert (await a_turn(service, "block"))["type"] == "final"
         stalls = await service.get("/kpi/stalls")
