@@ -41,7 +41,7 @@ SCENARIOS = (
     Scenario(("A12",), disk.dead_letter),
     Scenario(("A13",), disk.damage, 90, 1200),
     Scenario(("A14",), disk.no_space, 120),
-    Scenario(("A14+A1",), disk.killed_without_space, 180),
+    Scenario(("A14+A1",), disk.killed_without_space, 240, 400),
     Scenario(("A15",), disk.failed_flush),
     Scenario(("A16",), answers.deletes),
     Scenario(("A17",), disk.bounded),
