@@ -16,6 +16,7 @@ from knowledge_flow_backend.search.opensearch_index import OpenSearchChunks, Ope
 from knowledge_flow_backend.search.opensearch_writer import OpenSearchWriter
 from knowledge_flow_backend.search.pgvector import PgVectorIndex, PgVectorRules
 from knowledge_flow_backend.search.pgvector_writer import PgVectorWriter
+from knowledge_flow_backend.search.word_counts import WordCounter
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
 
 logger = logging.getLogger(__name__)
@@ -66,7 +67,10 @@ class PgVectorEngine:
         rules = PgVectorRules(search.word_share, search.attachment_hits, search.parallel)
         self._database = database
         self.index = PgVectorIndex(database, model=model, kpi=kpi, rules=rules)
-        self.writer = PgVectorWriter(database, model=model, bulk_size=settings.storage.vector_store.bulk_size)
+        self._counter = WordCounter(database)
+        self.writer = PgVectorWriter(
+            database, model=model, bulk_size=settings.storage.vector_store.bulk_size, wake=self._counter.wake
+        )
         self.ready = True
 
     def dependencies(self) -> dict[str, str]:
@@ -79,19 +83,20 @@ class PgVectorEngine:
 
     def spawn(self, tasks: TaskRegistry) -> None:
         """See `Engine`."""
-        tasks.spawn("word-statistics", self._count_words, restart=True)
+        tasks.spawn("word-counts", self._counter.run, restart=True)
+        tasks.spawn("common-words", self._count_words, restart=True)
 
     async def aclose(self) -> None:
         """See `Engine`."""
 
     async def _count_words(self) -> None:
-        """Keep the counts of common words near what Postgres has learnt; a search goes without until then."""
+        """Keep the common words near what Postgres has learnt; a search goes without until then."""
         await self._database.wait_ready()
         while True:
             try:
                 await self.index.count_common_words()
             except DocumentsUnavailable as failure:
-                logger.info("word statistics were not refreshed: %s", failure)
+                logger.info("the common words were not refreshed: %s", failure)
             await asyncio.sleep(_WORDS_S)
 
 
@@ -114,13 +119,14 @@ class OpenSearchEngine:
         rules = OpenSearchRules(search.word_share, search.attachment_hits, search.parallel)
         self._cluster = Cluster(where, ClusterRules(connections=where.max_connections))
         self._follower = Follower(database, self._cluster, metrics)
+        self._counter = WordCounter(database)
         self.index = OpenSearchChunks(database, self._cluster, model=model, kpi=kpi, rules=rules)
         self.writer = OpenSearchWriter(
             database,
             self._cluster,
             model=model,
             bulk_size=settings.storage.vector_store.bulk_size,
-            wake=self._follower.wake,
+            wake=self._written,
         )
         self._state = "connecting"
 
@@ -145,10 +151,15 @@ class OpenSearchEngine:
     def spawn(self, tasks: TaskRegistry) -> None:
         """See `Engine`."""
         tasks.spawn("opensearch-follower", self._follower.run, restart=True, essential=True)
+        tasks.spawn("word-counts", self._counter.run, restart=True)
 
     async def aclose(self) -> None:
         """See `Engine`."""
         await self._cluster.aclose()
+
+    def _written(self) -> None:
+        self._follower.wake()
+        self._counter.wake()
 
 
 def make_engine(

@@ -16,6 +16,8 @@ TEXT: Final = "text"
 HEADING: Final = "heading"
 """Title and section of a chunk: they stand above its text in TEXT too, and count a little more by this field."""
 
+ORDINAL: Final = "ordinal"
+
 HEADING_BOOST: Final = 0.1
 M: Final = 16
 EF_CONSTRUCTION: Final = 512
@@ -29,10 +31,13 @@ MAX_CHARS: Final = 450
 """What of a question is searched by words. A query of more than 1,024 terms is refused by the server, a character may
 be a term (Han), a name is two or three, and each is looked for in two fields."""
 
-WORDS: Final = 2
+WORDS: Final = 3
 """Counts changes of what is written for words: an index of another one has to be rebuilt."""
-# Soon saturated, and the length left out of account, as in Postgres (docs/search-quality.md).
-_SIMILARITY: Final = {"words": {"type": "BM25", "k1": 0.6, "b": 0.0}}
+# BM25 without its idf, which would be that of everybody's chunks: how rare a word is comes as the boost of its clause.
+# Soon saturated (k1 = 0.6), and the length left out of account, as in Postgres (docs/search-quality.md).
+_SIMILARITY: Final = {
+    "words": {"type": "scripted", "script": {"source": "return query.boost * doc.freq / (doc.freq + 0.6)"}}
+}
 _WORDS_FIELD: Final = {"type": "text", "analyzer": "english", "similarity": "words"}
 _META: Final = "turnwise"
 _WORD: Final = re.compile(r"\w+")
@@ -106,6 +111,7 @@ def index_body(shape: Shape) -> dict[str, Any]:
                 TEXT: _WORDS_FIELD,
                 HEADING: _WORDS_FIELD,
                 VECTOR: {"type": "knn_vector", "dimension": shape.dimension, "method": _METHOD},
+                ORDINAL: {"type": "integer"},
                 "metadata": {"dynamic": False, "properties": metadata},
             },
         },
@@ -174,7 +180,7 @@ def bulk_lines(place: Place, ordinal: int, heading: str, content: str, vector: s
     """The two lines that write one chunk; `vector` is its JSON."""
     action = dumps({"index": {"_id": key_of(place.generation, ordinal)}})
     words = {TEXT: spelled(f"{heading}\n{content}"), HEADING: spelled(heading)}
-    source = dumps({**words, "metadata": metadata_of(place)})
+    source = dumps({**words, ORDINAL: ordinal, "metadata": metadata_of(place)})
     # The vector comes as text, from the database too: it is not read and written again.
     return b'%b\n%b,"%b":%b}\n' % (action, source[:-1], VECTOR.encode(), vector.encode())
 
@@ -216,29 +222,20 @@ def visible(rights: Rights) -> dict[str, Any]:
     return _any_of(scopes)
 
 
-def by_words(question: str, rights: Rights, size: int) -> dict[str, Any]:
-    """The chunks that match the question's words best (BM25)."""
-    words = spelled(cut(question))
-    return {
-        "size": size,
-        "_source": False,
-        "track_total_hits": False,
-        "query": {
-            "bool": {
-                "must": [
-                    {
-                        "bool": {
-                            "should": [
-                                {"match": {TEXT: {"query": words}}},
-                                {"match": {HEADING: {"query": words, "boost": HEADING_BOOST}}},
-                            ]
-                        }
-                    }
-                ],
-                "filter": [visible(rights)],
-            }
-        },
-    }
+def words_of(question: str) -> list[str]:
+    """The words of a question that are searched, each once."""
+    return list(dict.fromkeys(spelled(cut(question)).lower().split()))
+
+
+def by_words(rarities: Mapping[str, float], rights: Rights, size: int) -> dict[str, Any]:
+    """The chunks that hold these words best (BM25), each as rare as it says; those of no rarity are left out."""
+    clauses = [
+        {"match": {field: {"query": word, "boost": share * rarity}}}
+        for word, rarity in rarities.items()
+        if rarity > 0
+        for field, share in ((TEXT, 1.0), (HEADING, HEADING_BOOST))
+    ]
+    return _best({"bool": {"must": [_any_of(clauses)], "filter": [visible(rights)]}}, size)
 
 
 def by_vector(vector: Sequence[float], rights: Rights, size: int, *, exact: bool) -> dict[str, Any]:
@@ -255,7 +252,7 @@ def by_vector(vector: Sequence[float], rights: Rights, size: int, *, exact: bool
             "method_parameters": {"ef_search": max(EF_SEARCH, size)},
         }
         query = {"knn": {VECTOR: nearest}}
-    return {"size": size, "_source": False, "track_total_hits": False, "query": query}
+    return _best(query, size)
 
 
 def of_generations(generations: Iterable[str]) -> dict[str, Any]:
@@ -297,6 +294,12 @@ def _in_corpus(rights: Rights) -> dict[str, Any]:
     if rights.documents is not None:
         chosen.append(_terms("document_uid", rights.documents))
     return {"bool": {"filter": chosen, "must_not": [{"exists": {"field": "metadata.session_id"}}]}}
+
+
+def _best(query: dict[str, Any], size: int) -> dict[str, Any]:
+    """The best hits of a query. Of equal ones the same come each time, however the index is merged meanwhile."""
+    order = [{"_score": "desc"}, {"metadata.generation": "asc"}, {ORDINAL: "asc"}]
+    return {"size": size, "_source": False, "track_total_hits": False, "sort": order, "query": query}
 
 
 def _terms(field: str, values: Sequence[str]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from knowledge_flow_backend.search import opensearch_statements, statements
 from knowledge_flow_backend.search.attachments import with_attachments
 from knowledge_flow_backend.search.fusion import Ranked, fused, ordered
 from knowledge_flow_backend.search.opensearch import Cluster
-from knowledge_flow_backend.search.opensearch_body import Rights, Shape, by_vector, by_words, parts_of
+from knowledge_flow_backend.search.opensearch_body import Rights, Shape, by_vector, by_words, parts_of, words_of
 from knowledge_flow_backend.search.opensearch_shape import ENGINE, check_index
 from knowledge_flow_backend.search.queries import candidates_of, hit_of, scope_of
 from knowledge_flow_backend.search.rows import Made, check_made, vector_text
@@ -47,13 +47,17 @@ class OpenSearchRules:
 
 @dataclass(frozen=True, slots=True)
 class _Overview:
-    """What a search is about: what made the index, chunks in scope, chunks attached to the session, the filter."""
+    """What a search is about: what made the index, chunks in scope, chunks attached to the session, the filter.
+
+    `rarities`: of the words that are searched.
+    """
 
     made: Made
     in_scope: int
     attached: int
     rights: Rights
     pending_attached: tuple[str, ...]
+    rarities: dict[str, float]
 
     def of_attached(self) -> "_Overview":
         """The same for a search among the session's attachments alone."""
@@ -162,8 +166,10 @@ class OpenSearchChunks:
 
     async def _overview(self, query: IndexQuery) -> _Overview:
         """What is in scope. Raises `_NothingInScope`."""
-        rows = await self._rows("rights", opensearch_statements.RIGHTS, scope_of(query), first=True)
-        model, dimension, engine, in_scope, attached, libraries, pending, valid, valid_attached = rows[0]
+        words = [] if query.policy is Policy.SEMANTIC else words_of(query.question)
+        parameters = {**scope_of(query), "words": words}
+        rows = await self._rows("rights", opensearch_statements.RIGHTS, parameters, first=True)
+        model, dimension, engine, in_scope, attached, libraries, pending, valid, valid_attached, rarities = rows[0]
         if model is None or not in_scope:
             raise _NothingInScope
         rights = Rights(
@@ -177,7 +183,12 @@ class OpenSearchChunks:
             generations=tuple(valid or ()),
         )
         return _Overview(
-            Made(model, dimension, engine), int(in_scope), int(attached), rights, tuple(valid_attached or ())
+            Made(model, dimension, engine),
+            int(in_scope),
+            int(attached),
+            rights,
+            tuple(valid_attached or ()),
+            dict(zip(words, rarities or (), strict=True)),
         )
 
     def _own_attachments(self, query: IndexQuery, overview: _Overview) -> IndexQuery | None:
@@ -199,7 +210,7 @@ class OpenSearchChunks:
 
     async def _by_words(self, query: IndexQuery, overview: _Overview) -> Ranked:
         with self._kpi.phase("lexical_query"):
-            body = by_words(query.question, overview.rights, candidates_of(query))
+            body = by_words(overview.rarities, overview.rights, candidates_of(query))
             return ordered(await self._found(body))
 
     async def _by_vector(self, query: IndexQuery, overview: _Overview, question: _Question) -> Ranked:

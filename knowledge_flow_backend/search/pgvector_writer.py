@@ -1,7 +1,7 @@
 """Writing documents to the index in Postgres: each whole, in one transaction."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sqlalchemy import text
 
@@ -22,12 +22,16 @@ _GRAPH = text("CREATE INDEX chunks_embedding ON chunks USING hnsw (embedding vec
 
 
 class PgVectorWriter:
-    """The `IndexWriter` on Postgres with pgvector. `model` is the embedder whose vectors it is given."""
+    """The `IndexWriter` on Postgres with pgvector. `model` is the embedder whose vectors it is given; `wake` is told of
+    each write."""
 
-    def __init__(self, database: Database, *, model: str, bulk_size: int = 500) -> None:
+    def __init__(
+        self, database: Database, *, model: str, bulk_size: int = 500, wake: Callable[[], None] = lambda: None
+    ) -> None:
         self._database = database
         self._model = model
         self._bulk_size = bulk_size
+        self._wake = wake
 
     async def replace_document(
         self, document: Document, content: DocumentContent, chunks: Sequence[Chunk], vectors: Sequence[Vector]
@@ -45,11 +49,14 @@ class PgVectorWriter:
                 await connection.commit()
         except DatabaseFault as error:
             raise failure_of(error) from error
+        self._wake()
         return version
 
     async def delete_document(self, document_uid: str) -> bool:
         """See `IndexWriter`."""
-        return await delete_rows(self._database, document_uid)
+        deleted = await delete_rows(self._database, document_uid)
+        self._wake()
+        return deleted
 
     async def _fit(self, connection: TimedConnection, dimension: int) -> None:
         """Refuse vectors that are not of the index's model; the first ones ever give the index its length."""

@@ -16,19 +16,22 @@ from sqlalchemy import TextualSelect, column, text
 from knowledge_flow_backend.index import ChunkHit
 from knowledge_flow_backend.index.rights import READS_LIBRARY
 
-COUNTED_UP_TO: Final = 5000
-"""Chunks in which a word is counted that is not among the common ones; a common one's count is in common_words."""
-
 RANKED: Final = 2000
 """Chunks that are ranked by their words. The rarest words of a question choose them, as many words as keep within
-this; the others count in the score only. It bounds the work whatever the size of the index. In a scope of up to
-EXACT_UP_TO chunks every word chooses."""
+this; the others count in the score only. In a scope of up to ALL_WORDS_UP_TO chunks every word chooses."""
+
+ALL_WORDS_UP_TO: Final = 3000
+"""Chunks in scope up to which each that holds any word of the question is ranked."""
 
 MAX_WORDS: Final = 64
 """Words of a question that are searched; a page of text as question has hundreds."""
 
-EXACT_UP_TO: Final = 3000
-"""Chunks in scope up to which each is compared, at 1 µs; a graph that is filtered down to few of them finds fewer."""
+EXACT_UP_TO: Final = 50_000
+"""Chunks in scope up to which the vector of each is compared: nothing that others wrote can change what is found. The
+graph, which is asked above that, holds everybody's chunks, and what it passes over depends on all of them."""
+
+COUNTED_DOCUMENTS: Final = 3000
+"""Documents in scope of which the chunks are added up. Where there are more, all that the reader may read count."""
 
 # Title and section (weight A) count a tenth more than the text. Lengths are left out of account: chunks are filled
 # to one size, and a short one is rarely the better one. docs/search-quality.md has the other choices.
@@ -48,52 +51,84 @@ ATTACHED: Final = "(d.session_id = CAST(:session AS text) AND d.owner_id = :read
 
 IN_SCOPE: Final = f"d.retrievable AND ({_CORPUS} OR {ATTACHED})"
 
+PLACES: Final = f"""
+place AS MATERIALIZED (
+    SELECT p.id, p.chunks FROM word_places p WHERE p.session_id IS NULL AND p.owner_id = :reader
+    UNION SELECT p.id, p.chunks FROM tags t JOIN word_places p ON p.tag_ids @> ARRAY[t.id]
+        WHERE p.session_id IS NULL AND t.owner_id <> :reader AND {READS_LIBRARY}
+    UNION SELECT p.id, p.chunks FROM word_places p
+        WHERE p.session_id = CAST(:session AS text) AND p.owner_id = :reader
+)"""
+"""The places of all that the reader may read (`word_counts.py`), whatever the search is narrowed to."""
+
 SCOPE: Final = f"""
-scope AS MATERIALIZED (
-    SELECT coalesce(sum(s.chunk_count), 0) AS size FROM
-        (SELECT d.chunk_count FROM documents d WHERE {IN_SCOPE} AND d.chunk_count > 0 LIMIT {EXACT_UP_TO + 1}) s
+{PLACES}, scope AS MATERIALIZED (
+    SELECT CASE WHEN count(*) <= {COUNTED_DOCUMENTS} THEN coalesce(sum(s.chunk_count), 0)
+        ELSE greatest(sum(s.chunk_count), (SELECT sum(chunks) FROM place)) END AS size
+    FROM (SELECT d.chunk_count FROM documents d WHERE {IN_SCOPE} AND d.chunk_count > 0
+          LIMIT {COUNTED_DOCUMENTS + 1}) s
 )"""
 
+KNOWN: Final = """(SELECT coalesce(sum(
+    (SELECT k.chunks FROM word_counts k WHERE k.place = p.id AND k.word = {word})), 0) FROM place p)"""
+"""Chunks that the reader may read and that hold a word. One look-up for each place, by the key."""
+
+RARITY: Final = "ln(1 + (CAST({total} AS float8) - {n} + 0.5) / ({n} + 0.5))"
+"""The idf of BM25, above 0 for every word. Of what this reader may read alone: no other document changes a score."""
+
 # BM25 in what it weighs: rare words more than common ones (idf), a second occurrence less than the first (ts_rank
-# saturates, as BM25 does with k1 = 0.64). Frequencies are those of the whole index.
+# saturates, as BM25 does with k1 = 0.64).
+#
+# The chunks that hold the chosen words are found by the index of all words, or by going through what is in scope where
+# that is less: `common_words` tells how many chunks of everybody the index would bring. Both find the same chunks.
 _LEXICAL: Final = f"""
 {SCOPE}, word AS MATERIALIZED (
     SELECT ('''' || replace(replace(lexeme, '\\', '\\\\'), '''', '''''') || '''')::tsquery AS query, lexeme
     FROM unnest(tsvector_to_array(search_words(CAST(:question AS text)))) AS lexeme LIMIT {MAX_WORDS}
 ), counted AS MATERIALIZED (
-    SELECT query, coalesce(
-        (SELECT k.chunks FROM common_words k WHERE k.word = w.lexeme),
-        (SELECT count(*) FROM (SELECT FROM chunks c WHERE c.words @@ w.query LIMIT {COUNTED_UP_TO}) l)) AS n
-    FROM word w
+    SELECT query, lexeme, {KNOWN.format(word="w.lexeme")} AS n FROM word w
 ), term AS MATERIALIZED (
-    SELECT query, ln(1 + (total - n + 0.5) / (n + 0.5)) AS idf,
-        sum(n) OVER rarest AS ranked, row_number() OVER rarest AS place
-    FROM counted, (SELECT greatest((SELECT reltuples FROM pg_class WHERE oid = 'chunks'::regclass), max(n)) AS total
-                   FROM counted) s
-    WHERE n > 0 WINDOW rarest AS (ORDER BY n, CAST(query AS text))
+    SELECT query, lexeme, n, {RARITY.format(total="total", n="n")} AS idf,
+        sum(n) OVER rarest AS ranked, row_number() OVER (PARTITION BY n > 0 ORDER BY n, CAST(query AS text)) AS place
+    FROM counted, (SELECT coalesce(sum(chunks), 0) AS total FROM place) s
+    WINDOW rarest AS (ORDER BY n, CAST(query AS text))
+    ORDER BY n, CAST(query AS text)
+), chosen AS MATERIALIZED (
+    SELECT query, greatest(n, (SELECT k.chunks FROM common_words k WHERE k.word = lexeme)) AS brought FROM term
+    WHERE ranked <= {RANKED} OR place = 1 OR (SELECT size FROM scope) <= {ALL_WORDS_UP_TO}
 ), wanted AS MATERIALIZED (
-    SELECT CAST(string_agg(CAST(query AS text), ' | ') AS tsquery) AS query FROM term
-    WHERE ranked <= {RANKED} OR place = 1 OR (SELECT size FROM scope) <= {EXACT_UP_TO}
+    SELECT CAST(string_agg(CAST(query AS text), ' | ') AS tsquery) AS query,
+        sum(brought) >= (SELECT size FROM scope) AS through_scope FROM chosen
+), mine AS MATERIALIZED (
+    SELECT d.uid FROM documents d WHERE (SELECT through_scope FROM wanted) AND {IN_SCOPE}
+), matched AS (
+    SELECT c.id, c.words FROM wanted JOIN chunks c ON c.words @@ wanted.query JOIN documents d ON d.uid = c.document_uid
+    WHERE (SELECT NOT through_scope FROM wanted) AND {IN_SCOPE}
+    UNION ALL
+    SELECT c.id, c.words FROM mine, wanted,
+        LATERAL (SELECT c.id, c.words FROM chunks c WHERE c.document_uid = mine.uid OFFSET 0) c
+    WHERE c.words @@ wanted.query
 ), lexical AS MATERIALIZED (
-    SELECT c.id, (SELECT sum(term.idf * ts_rank({_WEIGHTS}, c.words, term.query)) FROM term) AS score
-    FROM wanted JOIN chunks c ON c.words @@ wanted.query JOIN documents d ON d.uid = c.document_uid
-    WHERE {IN_SCOPE}
-    ORDER BY score DESC, c.id LIMIT :candidates
+    SELECT m.id, (SELECT sum(term.idf * ts_rank({_WEIGHTS}, m.words, term.query)) FROM term) AS score FROM matched m
+    ORDER BY score DESC, m.id LIMIT :candidates
 )"""
 
 _DISTANCE: Final = "c.embedding <=> CAST(:vector AS vector)"
 
-_NEAREST: Final = f"""
+_FROM_GRAPH: Final = f"""
 nearest AS MATERIALIZED (
     SELECT c.id, {_DISTANCE} AS distance
     FROM chunks c JOIN documents d ON d.uid = c.document_uid
     WHERE {IN_SCOPE}
-    ORDER BY {{order}} LIMIT :candidates
+    ORDER BY {_DISTANCE} LIMIT :candidates
 )"""
-
-_FROM_GRAPH: Final = _NEAREST.format(order=_DISTANCE)
-# Any expression but the bare distance keeps the graph out: each chunk in scope is looked at, and the result is exact.
-_EXACT: Final = _NEAREST.format(order=f"({_DISTANCE}) + 0")
+# OFFSET 0: the documents in scope first, then their chunks alone, whatever else the planner thinks of it.
+_EXACT: Final = f"""
+nearest AS MATERIALIZED (
+    SELECT c.id, c.distance FROM (SELECT d.uid FROM documents d WHERE {IN_SCOPE} OFFSET 0) d,
+        LATERAL (SELECT c.id, {_DISTANCE} AS distance FROM chunks c WHERE c.document_uid = d.uid OFFSET 0) c
+    ORDER BY c.distance, c.id LIMIT :candidates
+)"""
 
 
 def with_columns(statement: str, *names: str) -> TextualSelect:
@@ -144,8 +179,8 @@ INFO: Final = text("SELECT embedding_model, dimension, engine FROM index_info")
 """The embedder of the index and what searches it; no row while it is empty."""
 
 OVERVIEW: Final = with_columns(f"WITH {SCOPE} {OVERVIEW_COLUMNS}", *OVERVIEW_FIELDS)
-"""One row: model, length and engine of the index (null while empty), chunks in scope (counted up to a limit),
-attached ones."""
+"""One row: model, length and engine of the index (null while empty), chunks in scope (COUNTED_DOCUMENTS), attached
+ones."""
 
 LEXICAL: Final = with_columns(
     f"""WITH {_LEXICAL} {OVERVIEW_COLUMNS}, (SELECT CAST(array_agg(id ORDER BY score DESC, id) AS text) FROM lexical),
@@ -185,7 +220,8 @@ COUNT_COMMON_WORDS: Final = text(
     ON CONFLICT (word) DO UPDATE SET chunks = excluded.chunks
     WHERE abs(common_words.chunks - excluded.chunks) > common_words.chunks / 10"""
 )
-"""Take over what ANALYZE learnt of the commonest words. Where it has never run, there are none, and all are counted."""
+"""Take over what ANALYZE learnt of the commonest words of everybody. It decides how chunks are found, never which ones
+or in what order."""
 
 SIMILARITIES: Final = text(
     f"""SELECT c.uid, 1 - ({_DISTANCE}) FROM chunks c JOIN documents d ON d.uid = c.document_uid

@@ -30,6 +30,7 @@ from knowledge_flow_backend.search.opensearch_index import OpenSearchChunks, Ope
 from knowledge_flow_backend.search.opensearch_writer import OpenSearchWriter
 from knowledge_flow_backend.search.pgvector import PgVectorIndex
 from knowledge_flow_backend.search.pgvector_writer import PgVectorWriter
+from knowledge_flow_backend.search.word_counts import WordCounter
 from knowledge_flow_backend.settings import OpenSearch
 from tests.support.opensearch import OpenSearchIndex
 from tests.support.postgres import Database
@@ -135,7 +136,9 @@ class Corpus:
         return await self.index.search(asked, lambda: self.embedder.embed_query(question))
 
     async def follow(self) -> None:
-        """Bring OpenSearch up to date, where that is the test's wish."""
+        """Count the words of what was written, and bring OpenSearch up to date, where that is the test's wish."""
+        while await WordCounter(self.database).count():
+            pass
         while self.follower is not None and await self.follower.follow():
             pass
 

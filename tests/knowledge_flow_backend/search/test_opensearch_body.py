@@ -22,6 +22,7 @@ from knowledge_flow_backend.search.opensearch_body import (
     misfit,
     parts_of,
     visible,
+    words_of,
 )
 from knowledge_flow_backend.search.opensearch_shape import number_of, numbered
 
@@ -101,7 +102,7 @@ def test_what_a_caller_sends_is_a_value_and_never_a_key() -> None:
             pending=tuple(values),
         )  # fmt: skip
         bodies = [
-            by_words(text, asked, 5),
+            by_words({text: 1.5}, asked, 5),
             by_vector([0.5], asked, 5, exact=True),
             by_vector([0.5], asked, 5, exact=False),
         ]
@@ -125,6 +126,17 @@ def test_the_words_of_a_question_are_bounded() -> None:
     many = " ".join(f"w{number}" for number in range(200))
     assert cut(many).split() == [f"w{number}" for number in range(MAX_WORDS)]
     assert len(cut("漢" * 5000)) == MAX_CHARS
+
+
+def test_each_word_weighs_what_is_said_of_it_and_one_that_says_nothing_is_not_searched() -> None:
+    assert words_of("Gather with asyncio.gather(), gather!") == ["gather", "with", "asyncio", "asyncio.gather"]
+    asked = by_words({"gather": 2.0, "with": 0.0}, rights(), 5)
+    (clauses,) = asked["query"]["bool"]["must"]
+    assert clauses["bool"]["should"] == [
+        {"match": {"text": {"query": "gather", "boost": 2.0}}},
+        {"match": {"heading": {"query": "gather", "boost": 0.2}}},
+    ]
+    assert by_words({"with": 0.0}, rights(), 5)["query"]["bool"]["must"] == [{"match_none": {}}]
 
 
 def test_a_chunk_is_two_lines_of_json() -> None:
