@@ -26,6 +26,7 @@ from knowledge_flow_backend.index.engines import connect_args
 from knowledge_flow_backend.index.schema import migrate
 from knowledge_flow_backend.search.statements import COUNT_COMMON_WORDS
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
+from tests.support.word_counts import count_anew
 from ws_bench.fakes.embedding import DEFAULT_DIMENSIONS, embed
 
 Connection = psycopg.Connection[tuple[object, ...]]
@@ -93,6 +94,8 @@ def seed(settings: KnowledgeFlowSettings, chunks: int, *, graph: bool = True) ->
     with _connect(settings, autocommit=True) as connection:
         connection.execute("VACUUM ANALYZE chunks, documents, document_tags, tags")
         connection.execute(COUNT_COMMON_WORDS.text.encode())
+        count_anew(connection)
+        connection.execute("VACUUM ANALYZE word_counts, word_places")
 
 
 def _connect(settings: KnowledgeFlowSettings, *, autocommit: bool = False) -> Connection:

@@ -21,6 +21,7 @@ from knowledge_flow_backend.metrics import PHASES, KnowledgeFlowMetrics
 from knowledge_flow_backend.rerank import Candidate
 from knowledge_flow_backend.rerank.local import LocalReranker
 from knowledge_flow_backend.search.engine import PgVectorEngine, make_engine
+from knowledge_flow_backend.search.word_counts import WordCounter
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
 from tests.eval.corpus import OWNER, CachedEmbedder, Divided
 from tests.eval.scores import DEEP
@@ -83,6 +84,8 @@ async def filled(
         engine = make_engine(settings, database, model=embedder.model, kpi=kpi, metrics=metrics)
         stack.push_async_callback(engine.aclose)
         await _fill(engine.writer, embedder, divided)
+        while await WordCounter(database).count():
+            pass
         # As autovacuum and the service do by the minute: the planner knows the tables, the index the common words.
         await asyncio.to_thread(_analyse, server.dsn)
         if isinstance(engine, PgVectorEngine):

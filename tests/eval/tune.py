@@ -29,6 +29,7 @@ from tests.eval.manual import find
 from tests.eval.queries import Query, sample, split
 from tests.eval.report import print_scores
 from tests.eval.scores import DEEP
+from tests.support.word_counts import count_anew
 
 SHARES: Final = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 RECIPROCAL: Final = ((60, 1), (60, 3), (10, 1), (5, 3))
@@ -42,10 +43,10 @@ ANALYSES: Final = {
     "stems, names in parts": f"to_tsvector('english', {_BLANKED})",
     "words as they stand, names in parts": f"to_tsvector('simple', {_BLANKED})",
 }
-_FORMULA: Final = "ts_rank('{0.9, 0.9, 0.9, 1.0}', c.words, term.query)"
+_FORMULA: Final = "ts_rank('{0.9, 0.9, 0.9, 1.0}', m.words, term.query)"
 FORMULAS: Final = {
     f"title weighs {1 / weight:.2f}, lengths {'count' if flag else 'do not count'}": (
-        f"ts_rank('{{{weight}, {weight}, {weight}, 1.0}}', c.words, term.query, {flag})"
+        f"ts_rank('{{{weight}, {weight}, {weight}, 1.0}}', m.words, term.query, {flag})"
     )
     for weight, flag in ((0.5, 0), (0.7, 0), (0.8, 0), (0.9, 0), (1.0, 0), (0.9, 1), (1.0, 1))
 }
@@ -84,12 +85,12 @@ async def words(engine: FilledEngine, asked: Sequence[Query], labels: Labels) ->
     runs = []
     with psycopg.connect(engine.dsn, autocommit=True, options=f'-c search_path="{INDEX}",public') as connection:
         for name, formula in FORMULAS.items():
-            statement = _replaced(statements.STRICT.text, _FORMULA, formula)
+            statement = _replaced(str(statements.STRICT), _FORMULA, formula)
             runs.append(judged("", name, asked, [_found(connection, statement, query) for query in asked], labels))
         print_scores(asked, runs)
         runs = []
         for name, analysis in ANALYSES.items():
-            statement = _replaced(statements.STRICT.text, _SHIPPED.format("CAST(:question AS text)"),
+            statement = _replaced(str(statements.STRICT), _SHIPPED.format("CAST(:question AS text)"),
                                   analysis.format("CAST(:question AS text)"))  # fmt: skip
             with _analysed(connection, analysis):
                 runs.append(judged("", name, asked, [_found(connection, statement, query) for query in asked], labels))
@@ -104,6 +105,7 @@ def _analysed(connection: "psycopg.Connection[Any]", analysis: str) -> Iterator[
     connection.execute(f"ALTER TABLE chunks ALTER COLUMN words SET EXPRESSION AS ({made})".encode())
     connection.execute("VACUUM ANALYZE chunks")
     connection.execute(statements.COUNT_COMMON_WORDS.text.encode())
+    count_anew(connection)
     yield
 
 

@@ -1,4 +1,4 @@
-"""What others write is not to be seen in anything that a search answers: not in a score, not in an order, no hit less."""
+"""What others write is not to be seen in anything that a search answers: not in a score, an order or a hit less."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

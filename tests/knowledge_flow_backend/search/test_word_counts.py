@@ -15,20 +15,7 @@ from knowledge_flow_backend.search.word_counts import WordCounter
 from tests.knowledge_flow_backend.corpus import INDEX, Corpus
 from tests.support.postgres import Database
 
-VOCABULARY = [
-    "turn",
-    "spool",
-    "pool",
-    "drain",
-    "backpressure",
-    "asyncio.gather",
-    "max_size",
-    "o'brien",
-    "the",
-    "filter",
-    "rinse",
-    "漢字",
-]
+VOCABULARY = ("turn", "spool", "pool", "backpressure", "asyncio.gather", "max_size", "o'brien", "the", "rinse", "漢字")
 FROM_SCRATCH = """
 SELECT d.owner_id, d.session_id, (SELECT coalesce(array_agg(t.tag_id ORDER BY t.tag_id), '{}') FROM document_tags t
     WHERE t.document_uid = d.uid AND d.session_id IS NULL), c.words
@@ -140,7 +127,7 @@ async def test_a_count_that_was_cut_off_is_done_again(corpus: Corpus) -> None:
         waiting = (
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE %s"
         )
-        while not corpus.sql(waiting, ["WITH state AS%fresh AS%"]):
+        while not corpus.sql(waiting, ["WITH state AS%fresh AS%"]):  # noqa: ASYNC110 - a lock tells nobody
             await asyncio.sleep(0.01)
         with pytest.raises(DocumentsUnavailable):
             await counting

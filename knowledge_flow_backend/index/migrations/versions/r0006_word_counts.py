@@ -9,19 +9,16 @@ branch_labels = None
 depends_on = None
 
 # As in search/word_counts.py, which counts from here on; this revision stays as it is.
-KEY = "encode(sha256(convert_to(CAST(jsonb_build_array({owner}, {session}, {tags}) AS text), 'UTF8')), 'hex')"
-
 FILL = (
     """CREATE TEMPORARY TABLE placed ON COMMIT DROP AS
     SELECT d.uid, d.owner_id, d.session_id, t.tag_ids,
-        {key} AS key
+        encode(sha256(convert_to(CAST(
+            jsonb_build_array(d.owner_id, d.session_id, t.tag_ids) AS text), 'UTF8')), 'hex') AS key
     FROM documents d, LATERAL (
-        SELECT coalesce(array_agg(dt.tag_id ORDER BY dt.tag_id), '{{}}') AS tag_ids FROM document_tags dt
+        SELECT coalesce(array_agg(dt.tag_id ORDER BY dt.tag_id), '{}') AS tag_ids FROM document_tags dt
         WHERE dt.document_uid = d.uid AND d.session_id IS NULL
     ) t
-    WHERE d.retrievable AND EXISTS (SELECT FROM chunks c WHERE c.document_uid = d.uid)""".format(
-        key=KEY.format(owner="d.owner_id", session="d.session_id", tags="t.tag_ids")
-    ),
+    WHERE d.retrievable AND EXISTS (SELECT FROM chunks c WHERE c.document_uid = d.uid)""",
     """INSERT INTO word_places (key, owner_id, session_id, tag_ids)
     SELECT DISTINCT key, owner_id, session_id, tag_ids FROM placed""",
     """INSERT INTO counted_documents (document_uid, place, chunks, words, counts)
