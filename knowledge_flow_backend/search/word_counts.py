@@ -22,12 +22,22 @@ logger = logging.getLogger(__name__)
 
 TICK_S: Final = 1.0
 _NOTES: Final = 50
-"""Notes of one transaction: a small one is done soon, a large one saves counts of words that documents share."""
+"""Notes that are looked at for one transaction: a large one saves counts of words that documents share."""
+_CHUNKS: Final = 5000
+"""Chunks after which a transaction takes no further document, at 0.7 ms each: it must end within its deadline."""
 _LOG_INTERVAL_S: Final = 1.0
 
 _LOCK = text("SELECT pg_try_advisory_xact_lock(hashtext(current_schema() || '.word_counts'))")
+# With every note of a document that is there by now: a large one leaves many, and is counted once.
 _TAKE = text(
-    """DELETE FROM word_notes WHERE id IN (SELECT id FROM word_notes ORDER BY id LIMIT :limit)
+    """WITH noted AS (
+        SELECT document_uid, min(id) AS id FROM (SELECT id, document_uid FROM word_notes ORDER BY id LIMIT :notes) n
+        GROUP BY document_uid
+    ), sized AS (
+        SELECT n.document_uid,
+            sum(coalesce(d.chunk_count, 0)) OVER (ORDER BY n.id) - coalesce(d.chunk_count, 0) AS ahead
+        FROM noted n LEFT JOIN documents d ON d.uid = n.document_uid
+    ) DELETE FROM word_notes WHERE document_uid IN (SELECT document_uid FROM sized WHERE ahead < :chunks)
     RETURNING document_uid"""
 )
 
@@ -128,7 +138,7 @@ class WordCounter:
             async with self._database.ingest.connection() as connection:
                 if not (await connection.execute("lock", _LOCK))[0][0]:
                     return 0
-                notes = await connection.execute("take_word_notes", _TAKE, {"limit": _NOTES})
+                notes = await connection.execute("take_word_notes", _TAKE, {"notes": _NOTES, "chunks": _CHUNKS})
                 if notes:
                     uids = {"uids": sorted({uid for (uid,) in notes})}
                     await connection.execute("word_places", _PLACES, uids)
