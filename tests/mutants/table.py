@@ -122,10 +122,12 @@ MUTANTS = (
         "a taken rank is overwritten",
         "agentic_backend/persist/statements.py",
         "    WHERE session_history.exchange_id = excluded.exchange_id\n"
+        "        AND excluded.metadata_json #>> '{extras,interrupted_by}' IS DISTINCT FROM 'restart'\n"
         "        AND (session_history.metadata_json #>> '{extras,interrupted_by}' = 'restart'\n"
-        "            AND excluded.metadata_json #>> '{extras,interrupted_by}' IS DISTINCT FROM 'restart'\n"
         "            OR session_history.metadata_json #>> '{extras,status}' = 'awaiting_human'\n"
-        '            AND session_history."timestamp" < excluded."timestamp")\n',
+        "            AND (excluded.metadata_json #>> '{extras,status}' IS DISTINCT FROM 'awaiting_human'\n"
+        "                OR session_history.metadata_json #> '{extras,awaiting,seq}'\n"
+        "                    < excluded.metadata_json #> '{extras,awaiting,seq}'))\n",
         "",
         f"{PERSIST}/test_batcher.py::test_a_rank_taken_by_another_writer_meanwhile_is_a_conflict_too",
     ),
