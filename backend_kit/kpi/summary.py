@@ -2,7 +2,8 @@
 
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from math import floor, log10
 from queue import Empty, Full, Queue
 from time import perf_counter
 from typing import Final, TextIO
@@ -10,13 +11,22 @@ from typing import Final, TextIO
 import psutil
 
 from backend_kit.aio import WatchedThread
-from backend_kit.kpi.core import Kpi
+from backend_kit.kpi.core import FIRST_PHASES, LEGACY_GAUGES, Kpi
 from backend_kit.kpi.rollup import Rollup, Stats
 
 PREFIX: Final = "[KPI][SUMMARY]"
 _NOTICES: Final = 64
 _QUIET_LEVELS: Final = frozenset({"warning", "error", "critical"})
 _MIB: Final = 1024 * 1024
+
+_FIRST_TIMERS: Final = (
+    *(f"app.phase_latency_ms|phase={phase}" for phase in FIRST_PHASES),
+    "app.turn_latency_ms",
+    "app.ttft_ms",
+    "app.overhead_ms",
+)
+_FIRST_COUNTERS: Final = ("persist_lost", "persist_dead_letters", "rank_conflicts", "turns", "tokens", "cost")
+"""Rare ones among them: what must stay 0 is no news by its count."""
 
 
 class ProcessLine:
@@ -63,7 +73,10 @@ class Summary:
         log_level: str = "info",
         stream: TextIO | None = None,
     ) -> None:
-        """`top_n` 0: every key, by name; else the `top_n` keys of each kind with most samples. `stream`: stderr."""
+        """`top_n` 0: every key, by name. Else first the keys that every summary has, as far as anything was seen, then
+        `top_n` more of each kind: the timers and counters with most in total, gauges by name, none that stayed at 0.
+        `stream`: stderr.
+        """
         self._kpi = kpi
         self._interval = interval_s
         self._top_n = top_n
@@ -101,22 +114,39 @@ class Summary:
     def lines(self) -> list[str]:
         """The lines of the window (without process line), which starts again."""
         kpi = self._kpi
-        timers = self._ordered((key, timer.rollup) for key, timer in list(kpi.timers.items()))
+        timers = self._ordered(_FIRST_TIMERS, ((key, timer.rollup) for key, timer in list(kpi.timers.items())))
         lines = [f"{PREFIX} timer {key} count={s.count} {_spread(s)}" for key, s in timers]
         for gauge in list(kpi.gauges.values()):
             gauge.restate()
-        gauges = self._ordered((key, gauge.rollup) for key, gauge in list(kpi.gauges.items()))
+        gauges = self._gauges((key, gauge.rollup) for key, gauge in list(kpi.gauges.items()))
         lines += [f"{PREFIX} gauge {key} count={s.count} last={s.last:.4f} {_spread(s)}" for key, s in gauges]
-        counters = self._ordered((key, counter.rollup) for key, counter in list(kpi.counters.items()))
-        lines += [f"{PREFIX} counter {key} count={s.total:.0f}" for key, s in counters]
+        counters = self._ordered(_FIRST_COUNTERS, ((key, c.rollup) for key, c in list(kpi.counters.items())))
+        lines += [f"{PREFIX} counter {key} count={amount(s.total)}" for key, s in counters]
+        for detail in list(kpi.details.values()):
+            detail.take()  # the gauges above have said it; this only empties the window
         lines += [f"{PREFIX} {line}" for source in kpi.line_sources for line in source()]
         return lines
 
-    def _ordered(self, rollups: Iterable[tuple[str, Rollup]]) -> list[tuple[str, Stats]]:
-        taken = [(key, stats) for key, rollup in rollups if (stats := rollup.take()) is not None]
+    def _ordered(self, first: Sequence[str], rollups: Iterable[tuple[str, Rollup]]) -> list[tuple[str, Stats]]:
+        taken = _taken(rollups)
         if self._top_n <= 0:
-            return sorted(taken, key=lambda pair: pair[0])
-        return sorted(taken, key=lambda pair: (-pair[1].count, pair[0]))[: self._top_n]
+            return taken
+        ranked = [(_rank(key, first), key, stats) for key, stats in taken]
+        block = sorted(
+            ((rank, key, stats) for rank, key, stats in ranked if rank < len(first)), key=lambda one: one[:2]
+        )
+        rest = sorted(
+            ((key, stats) for rank, key, stats in ranked if rank == len(first)), key=lambda pair: -pair[1].total
+        )
+        return [(key, stats) for _, key, stats in block] + rest[: self._top_n]
+
+    def _gauges(self, rollups: Iterable[tuple[str, Rollup]]) -> list[tuple[str, Stats]]:
+        taken = _taken(rollups)
+        if self._top_n <= 0:
+            return taken
+        moved = [(key, stats) for key, stats in taken if stats.minimum != 0 or stats.maximum != 0]
+        block = [pair for pair in moved if pair[0] in LEGACY_GAUGES]
+        return block + [pair for pair in moved if pair[0] not in LEGACY_GAUGES][: self._top_n]
 
     def _run(self) -> None:
         process = ProcessLine() if self._process_interval > 0 else None
@@ -141,6 +171,27 @@ class Summary:
             self._logger.log(self._level, "%s %s", PREFIX, process())
         for line in [line for source in self._kpi.last_words for line in source()]:
             self._logger.log(self._level, line)
+
+
+def amount(value: float) -> str:
+    """A sum as a person reads it: whole numbers whole, others with three decimals, small ones with three digits."""
+    if value == int(value):
+        return str(int(value))
+    if abs(value) >= 1:
+        return f"{value:.3f}"
+    return f"{value:.{2 - floor(log10(abs(value)))}f}"
+
+
+def _taken(rollups: Iterable[tuple[str, Rollup]]) -> list[tuple[str, Stats]]:
+    """What was seen of each key, by name."""
+    return sorted(
+        ((key, stats) for key, rollup in rollups if (stats := rollup.take()) is not None), key=lambda pair: pair[0]
+    )
+
+
+def _rank(key: str, first: Sequence[str]) -> int:
+    """The place of a key, whatever its further labels, among the first; behind them where it is none of them."""
+    return next((place for place, name in enumerate(first) if key == name or key.startswith(f"{name}|")), len(first))
 
 
 def _spread(stats: Stats) -> str:

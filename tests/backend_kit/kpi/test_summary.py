@@ -128,19 +128,91 @@ def test_a_level_gauge_is_said_again_and_a_sampled_one_is_not(kpi: Kpi) -> None:
     assert kpi.registry.get_sample_value("persist_sql_ms") == 3.0
 
 
-def test_sorted_by_name_or_by_count_and_cut(kpi: Kpi) -> None:
-    for name, count in (("b", 3), ("a", 1), ("c", 2)):
-        for _ in range(count):
-            kpi.timer(name).observe(1.0)
-            kpi.gauge(name).set(1.0)
+def keys_of(lines: list[str], kind: str) -> list[str]:
+    return [line.split()[2] for line in lines if line.startswith(f"[KPI][SUMMARY] {kind} ")]
 
-    def keys(lines: list[str]) -> list[str]:
-        return [line.split()[2] for line in lines]
 
-    assert keys(summary_of(kpi, top_n=2).lines()) == ["b", "c", "b", "c"]
+def test_without_a_limit_all_keys_stand_by_name(kpi: Kpi) -> None:
     for name in ("b", "a"):
         kpi.timer(name).observe(1.0)
-    assert keys(summary_of(kpi).lines()) == ["a", "b"]
+        kpi.gauge(name).set(0.0)
+    lines = summary_of(kpi).lines()
+    assert keys_of(lines, "timer") == keys_of(lines, "gauge") == ["a", "b"]
+
+
+def test_a_limit_never_cuts_what_every_summary_has(kpi: Kpi) -> None:
+    """At full load thirty keys have a sample a turn: what a reader looks for first must be among what is said."""
+    for number in range(30):
+        for _ in range(20):
+            kpi.timer(f"a_{number:02d}").observe(float(number))
+    for phase in ("llm_invoke", "stream_agent_response", "persist_tx", "stream_total", "spool_ack"):
+        kpi.record_phase(phase, 0.001)
+    kpi.record_phase("llm_invoke", 0.001, "timeout")
+    for key in ("app.turn_latency_ms|agent=Rico", "app.turn_latency_ms|agent=Georges", "app.ttft_ms|agent=Rico"):
+        kpi.timer(key).observe(1.0)
+    kpi.timer("app.overhead_ms").observe(1.0)
+    kpi.timer("app.turn_latency_msx").observe(0.0)
+    lines = summary_of(kpi, top_n=2).lines()
+    assert keys_of(lines, "timer") == [
+        "app.phase_latency_ms|phase=llm_invoke",
+        "app.phase_latency_ms|phase=llm_invoke|status=timeout",
+        "app.phase_latency_ms|phase=stream_agent_response",
+        "app.phase_latency_ms|phase=persist_tx",
+        "app.phase_latency_ms|phase=stream_total",
+        "app.turn_latency_ms|agent=Georges",
+        "app.turn_latency_ms|agent=Rico",
+        "app.ttft_ms|agent=Rico",
+        "app.overhead_ms",
+        "a_29",
+        "a_28",
+    ]
+
+
+def test_a_limit_orders_the_rest_by_what_they_took_in_all(kpi: Kpi) -> None:
+    for name, count, ms in (("often", 50, 0.1), ("long", 1, 900.0), ("middle", 3, 5.0)):
+        for _ in range(count):
+            kpi.timer(name).observe(ms)
+    assert keys_of(summary_of(kpi, top_n=2).lines(), "timer") == ["long", "middle"]
+
+
+def test_with_a_limit_gauges_that_stayed_at_0_make_room(kpi: Kpi) -> None:
+    for name in ("a_zero", "b_zero", "turns_inflight"):
+        kpi.gauge(name, level=True).set(0.0)
+    kpi.gauge("turns_inflight", level=True).set(5.0)
+    kpi.gauge("z", level=True).set(1.0)
+    kpi.gauge("event_loop_lag_ms").set(0.2)
+    summary = summary_of(kpi, top_n=1)
+    assert keys_of(summary.lines(), "gauge") == ["event_loop_lag_ms", "turns_inflight"]
+    kpi.gauge("turns_inflight", level=True).set(0.0)
+    summary.lines()
+    assert keys_of(summary.lines(), "gauge") == ["z"]
+
+
+def test_a_counter_is_never_rounded_to_nothing(kpi: Kpi) -> None:
+    given = {"cost|model=gpt": 0.00231, "turn_wait_s|cause=llm_floor": 2.9941, "turns": 3, "tiny": 4e-7}
+    for key, value in given.items():
+        kpi.counter(key).inc(value)
+    for _ in range(10):
+        kpi.counter("sum").inc(0.1)
+    kpi.counter("large").inc(12_345_678.0)
+    counted = dict(line.split()[2:] for line in summary_of(kpi).lines())
+    assert counted == {
+        "cost|model=gpt": "count=0.00231",
+        "turn_wait_s|cause=llm_floor": "count=2.994",
+        "turns": "count=3",
+        "tiny": "count=0.000000400",
+        "sum": "count=1.000",
+        "large": "count=12345678",
+    }
+
+
+def test_with_a_limit_a_loss_stands_before_what_is_counted_often(kpi: Kpi) -> None:
+    for number in range(9):
+        kpi.counter(f"cache|result={number}").inc(1000)
+    kpi.counter("persist_lost|reason=poison").inc()
+    kpi.counter("cost|model=gpt").inc(0.001)
+    lines = summary_of(kpi, top_n=1).lines()
+    assert keys_of(lines, "counter") == ["persist_lost|reason=poison", "cost|model=gpt", "cache|result=0"]
 
 
 def test_owners_add_lines(kpi: Kpi) -> None:
