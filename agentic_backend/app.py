@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import logging
-import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -49,10 +48,11 @@ from agentic_backend.session.titles import Titles
 from agentic_backend.session.turn import TurnRules, TurnRunner
 from agentic_backend.settings import DEFAULT_MODEL, AgenticSettings
 from agentic_backend.upkeep import Upkeep, release_memory
-from agentic_backend.verdict import Windows
+from agentic_backend.verdict import TurnQuantiles, Windows
 from agentic_backend.watch import Watch, Watched
 from backend_kit.aio import TaskRegistry
 from backend_kit.auth import HmacVerifier, IssuerKeys, IssuerVerifier, NoAuth, TokenVerifier, Verifier
+from backend_kit.build import git_sha
 from backend_kit.http import (
     BodyLimit,
     HttpMetrics,
@@ -242,6 +242,7 @@ class AgenticService:
         stack.push_async_callback(catalog.aclose)
         admission = Admission(turn_limits(settings), metrics.limit_hit)
         windows = Windows()
+        TurnQuantiles(windows, self._registry)
         runner = TurnRunner(
             store=persistence.store,
             log=persistence.log,
@@ -483,7 +484,7 @@ def kpi_options(settings: AgenticSettings) -> KpiOptions:
         metrics_address=app.metrics_address,
         metrics_port=app.metrics_port,
         version=version("turnwise"),
-        git_sha=os.environ.get("TURNWISE_GIT_SHA", "unknown"),
+        git_sha=git_sha(),
         config_hash=config_hash(settings),
     )
 

@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from backend_kit.aio import TaskRegistry
 from backend_kit.auth import HmacVerifier, IssuerKeys, IssuerVerifier, NoAuth, Verifier
+from backend_kit.build import git_sha
 from backend_kit.http import (
     BodyLimit,
     HttpMetrics,
@@ -291,7 +292,7 @@ def kpi_options(settings: KnowledgeFlowSettings) -> KpiOptions:
         metrics_address=app.metrics_address,
         metrics_port=app.metrics_port,
         version=version("turnwise"),
-        git_sha=os.environ.get("TURNWISE_GIT_SHA", "unknown"),
+        git_sha=git_sha(),
         config_hash=config_hash(settings),
     )
 
