@@ -36,20 +36,20 @@ class AgenticMetrics:
         self._retention()
 
     def _turns(self) -> None:
-        # Turns last from a cached refusal to their deadline (120 s).
+        # What users wait for has fine buckets. Turns last from a cached refusal to their deadline (120 s).
         self.turn: Labelled[Seconds] = self._timers(
             "app_turn_seconds",
             "From the parsed ask to the final written.",
             ["agent", "status"],
             "app.turn_latency_ms",
-            buckets.TURN,
+            buckets.FINE,
         )
         self.first_token: Labelled[Seconds] = self._timers(
             "app_time_to_first_token_seconds",
             "From the parsed ask to the first assistant event handed to the transport.",
             ["agent"],
             "app.ttft_ms",
-            buckets.TURN,
+            buckets.FINE,
         )
         self.stream_gap: Seconds = self._timer(
             "app_stream_gap_seconds",
@@ -61,7 +61,7 @@ class AgenticMetrics:
             "app_turn_overhead_seconds",
             "Turn minus model minus search: the time this service owns.",
             "app.overhead_ms",
-            buckets.TURN,
+            buckets.FINE,
         )
         self.unattributed: Seconds = self._timer(
             "app_turn_unattributed_seconds",
@@ -197,7 +197,8 @@ class AgenticMetrics:
             registry=self._registry,
         )
         self.db_pool_wait: Labelled[GaugedSeconds] = Labelled(
-            1, lambda values: self._kpi.gauged_seconds("persist_pool_wait_ms", pool_wait.labels(*values))
+            1,
+            lambda values: self._kpi.gauged_seconds("persist_pool_wait_ms", pool_wait.labels(*values), pool=values[0]),
         )
         statement = Histogram(
             "app_db_statement_seconds",
@@ -207,7 +208,10 @@ class AgenticMetrics:
             registry=self._registry,
         )
         self.db_statement: Labelled[GaugedSeconds] = Labelled(
-            2, lambda values: self._kpi.gauged_seconds("persist_sql_ms", statement.labels(*values))
+            2,
+            lambda values: self._kpi.gauged_seconds(
+                "persist_sql_ms", statement.labels(*values), pool=values[0], op=values[1]
+            ),
         )
         self.persist_lag: Seconds = self._timer(
             "app_persist_lag_seconds", "From final to the commit of its rows.", "persist_lag_ms", buckets.TURN

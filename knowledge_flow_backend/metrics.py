@@ -81,7 +81,8 @@ class KnowledgeFlowMetrics:
             registry=self._registry,
         )
         self.db_pool_wait: Labelled[GaugedSeconds] = Labelled(
-            1, lambda values: self._kpi.gauged_seconds("persist_pool_wait_ms", pool_wait.labels(*values))
+            1,
+            lambda values: self._kpi.gauged_seconds("persist_pool_wait_ms", pool_wait.labels(*values), pool=values[0]),
         )
         statement = Histogram(
             "app_db_statement_seconds",
@@ -91,7 +92,10 @@ class KnowledgeFlowMetrics:
             registry=self._registry,
         )
         self.db_statement: Labelled[GaugedSeconds] = Labelled(
-            2, lambda values: self._kpi.gauged_seconds("persist_sql_ms", statement.labels(*values))
+            2,
+            lambda values: self._kpi.gauged_seconds(
+                "persist_sql_ms", statement.labels(*values), pool=values[0], op=values[1]
+            ),
         )
 
     def _pools(self) -> None:

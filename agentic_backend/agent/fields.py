@@ -63,5 +63,5 @@ def _wanted(spec: FieldSpec) -> str:
 
 
 def _range(spec: FieldSpec) -> str:
-    low = "" if spec.min is None else f" from {spec.min:g}"
-    return low if spec.max is None else f"{low} to {spec.max:g}"
+    low = "" if spec.min is None else f" from {spec.min:.15g}"
+    return low if spec.max is None else f"{low} to {spec.max:.15g}"

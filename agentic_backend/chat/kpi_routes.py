@@ -61,12 +61,19 @@ def add_kpi(router: APIRouter, views: Callable[[], KpiViews], caller: Any) -> No
         """The last minutes in steps of ten seconds: latencies, lag, verdicts. For operators."""
         now = time.monotonic()
         kept = [slice_ for slice_ in seen.windows.kept() if slice_.ended_at > now - window_s]
+        whole = merged(kept)
         # From the newest back, so that the steps do not shift between two looks within one of them.
         steps = [merged(kept[max(end - _STEP_SLICES, 0) : end]) for end in range(len(kept), 0, -_STEP_SLICES)]
         return {
             "now": _wall(0.0),
             "running": seen.windows.running,
             "lag_ms": round(seen.lag_s() * 1e3, 3),
+            "whole": {
+                "window_s": round(whole.seconds, 3),
+                "turns": whole.turns,
+                "turn_latency_ms": _percentiles(whole.turn_ms),
+                "first_token_ms": _percentiles(whole.first_token_ms),
+            },
             "steps": [_step(step, now) for step in reversed(steps)],
         }
 
@@ -109,6 +116,7 @@ def _percentiles(values: Sequence[float]) -> dict[str, float] | None:
     return {
         "p50": round(nearest_rank(ordered, 0.5), 3),
         "p95": round(nearest_rank(ordered, 0.95), 3),
+        "p99": round(nearest_rank(ordered, 0.99), 3),
         "max": round(ordered[-1], 3),
     }
 

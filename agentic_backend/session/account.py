@@ -175,6 +175,6 @@ def _line(ask: Ask, agent_id: str, fields: Mapping[str, Any], rows: Sequence[Led
 
 def _value(value: Any) -> str:
     if isinstance(value, float):
-        # Prices of a token have more leading zeros than times.
-        return f"{value:.3f}" if value >= 1 or value == 0 else f"{value:.6g}"
+        # Prices of a token have more leading zeros than times; never an exponent, which no reader of logs expects.
+        return f"{value:.3f}" if value >= 1 or value == 0 else f"{value:.9f}".rstrip("0").rstrip(".")
     return loggable(str(value))

@@ -13,18 +13,20 @@ from prometheus_client import Gauge as PrometheusGauge
 
 from backend_kit.aio import Vigil
 from backend_kit.kpi.buckets import TURN
+from backend_kit.kpi.distribution import Seen
 from backend_kit.kpi.exposition import LegacyPhaseHistogram
 from backend_kit.kpi.ledger import _CURRENT, Ledger
 from backend_kit.kpi.rollup import Rollup
 
-PHASES: Final = (
+FIRST_PHASES: Final = (
     "session_read", "agent_init", "history_restore", "llm_invoke", "llm_invoke_title", "vector_search",
     "vector_rerank", "kf_vector_search", "kf_vector_rerank", "answer_general_only", "answer_no_results",
     "answer_no_sources", "answer_with_sources", "stream_agent_response", "persist_tx", "stream_total", "session_list",
-    "session_write", "history_get", "attachments_list_on_delete", "admission_wait", "spool_ack", "embed_query",
-    "os_query",
+    "session_write", "history_get", "attachments_list_on_delete",
 )  # fmt: skip
-"""Phases every process knows: those of CONTRACT §6 first, so that the label set of the metric is closed."""
+"""The phases of CONTRACT §6: what readers of the summary have always known."""
+PHASES: Final = (*FIRST_PHASES, "admission_wait", "spool_ack", "embed_query", "os_query")
+"""Phases every process knows, so that the label set of the metric is closed."""
 
 LEGACY_GAUGES: Final = ("persist_pool_wait_ms", "persist_sql_ms", "event_loop_lag_ms")
 MAX_EXTRA_PHASES: Final = 64
@@ -39,7 +41,7 @@ class Timer:
     __slots__ = ("_add", "_observe", "rollup")
 
     def __init__(self, child: Histogram | None) -> None:
-        self.rollup = Rollup()
+        self.rollup = Rollup(kept=True)
         self._add = self.rollup.add
         self._observe = child.observe if child is not None else None
 
@@ -120,17 +122,23 @@ class Seconds:
 
 
 class GaugedSeconds:
-    """A wait whose compatible KPI name is a gauge in milliseconds and whose histogram is in seconds."""
+    """A wait whose compatible KPI name is a gauge in milliseconds and whose histogram is in seconds.
 
-    __slots__ = ("_observe", "_set")
+    The gauge may be one for several of these; `detail` takes what this one saw, in milliseconds.
+    """
 
-    def __init__(self, gauge: Gauge, child: Histogram) -> None:
+    __slots__ = ("_add", "_observe", "_set")
+
+    def __init__(self, gauge: Gauge, child: Histogram, detail: Rollup) -> None:
         self._set = gauge.set
         self._observe = child.observe
+        self._add = detail.add
 
     def observe(self, seconds: float) -> None:
         """Take a duration in seconds."""
-        self._set(seconds * 1e3)
+        ms = seconds * 1e3
+        self._set(ms)
+        self._add(ms)
         self._observe(seconds)
 
 
@@ -249,6 +257,7 @@ class Kpi:
         self.timers: dict[str, Timer] = {}
         self.gauges: dict[str, Gauge] = {}
         self.counters: dict[str, Counter] = {}
+        self.details: dict[str, Rollup] = {}
         self.line_sources: list[Callable[[], Iterable[str]]] = []
         self.last_words: list[Callable[[], Iterable[str]]] = []
         self._timeouts: tuple[type[BaseException], ...] = (TimeoutError, *timeouts)
@@ -310,9 +319,19 @@ class Kpi:
         """`timer(name, histogram_child)`, observed in seconds."""
         return Seconds(self.timer(name, histogram_child))
 
-    def gauged_seconds(self, name: str, histogram_child: Histogram) -> GaugedSeconds:
-        """The gauge of key `name` (milliseconds) and a histogram in seconds, fed by one observation in seconds."""
-        return GaugedSeconds(self.gauge(name), histogram_child)
+    def gauged_seconds(self, name: str, histogram_child: Histogram, **labels: str) -> GaugedSeconds:
+        """The gauge of key `name` (milliseconds) and a histogram in seconds, fed by one observation in seconds.
+
+        `labels` are those of the child: the gauge has none of them, the distributions do.
+        """
+        key = name + "".join(f"|{label}={value}" for label, value in labels.items())
+        return GaugedSeconds(self.gauge(name), histogram_child, self.details.setdefault(key, Rollup(kept=True)))
+
+    def distributions(self) -> dict[str, Seen]:
+        """What every timer and every gauged wait has seen since the start, milliseconds, by key."""
+        rollups = {key: timer.rollup for key, timer in list(self.timers.items())} | self.details.copy()
+        found = {key: rollup.seen() for key, rollup in sorted(rollups.items())}
+        return {key: seen for key, seen in found.items() if seen is not None and seen["count"]}
 
     def amounts(self, name: str, histogram_child: Histogram) -> Amounts:
         """The counter of key `name` and a histogram of the same unit, fed by one observation."""

@@ -1,15 +1,17 @@
 """What stands on /metrics beside the metrics themselves: compatible names, pauses, and the endpoint."""
 
 import gc
+import json
 import socketserver
+import time
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import accumulate
 from math import isinf
 from threading import BoundedSemaphore
 from time import perf_counter, sleep
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, Histogram, make_wsgi_app
@@ -18,9 +20,14 @@ from prometheus_client.registry import Collector
 
 from backend_kit.aio import Vigil, WatchedThread
 from backend_kit.kpi.buckets import SHORT
+from backend_kit.kpi.distribution import Seen
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 _MAX_SCRAPES: Final = 16
 _NO_DESCRIPTOR_S: Final = 0.1
+DISTRIBUTIONS_PATH: Final = "/distributions"
 
 
 class LegacyPhaseHistogram(Collector):
@@ -118,13 +125,21 @@ class MetricsPortTaken(OSError):
 
 class MetricsServer:
     """Serves a registry from threads of its own, so that a scrape (6 ms for 50 label sets) never runs on the loop
-    and an overloaded loop still shows its metrics."""
+    and an overloaded loop still shows its metrics. `/distributions` is what the registry's buckets cannot tell."""
 
-    def __init__(self, registry: CollectorRegistry, address: str, port: int, *, vigil: Vigil | None = None) -> None:
-        """Port 0 takes a free one."""
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        address: str,
+        port: int,
+        distributions: Callable[[], Mapping[str, Seen]] = dict,
+        *,
+        vigil: Vigil | None = None,
+    ) -> None:
+        """Port 0 takes a free one. `distributions` are what `Kpi.distributions` gives."""
         self._vigil = vigil or Vigil()
         self._thread: WatchedThread | None = None
-        self._app = make_wsgi_app(registry)
+        self._app = _with_distributions(make_wsgi_app(registry), distributions)
         self._address = address
         self._port = port
         self._server: _Server | None = None
@@ -156,6 +171,22 @@ class MetricsServer:
     def port(self) -> int | None:
         """The port in use, None while not started."""
         return self._server.server_port if self._server is not None else None
+
+
+def _with_distributions(
+    metrics: "WSGIApplication", distributions: Callable[[], Mapping[str, Seen]]
+) -> "WSGIApplication":
+    """The metrics, and beside them JSON: `started` (Unix time) tells a reader that a process began anew."""
+    started = time.time()
+
+    def app(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
+        if environ.get("PATH_INFO") != DISTRIBUTIONS_PATH:
+            return metrics(environ, start_response)
+        body = json.dumps({"unit": "ms", "started": started, "distributions": distributions()}).encode()
+        start_response("200 OK", [("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
+        return [body]
+
+    return app
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):

@@ -6,6 +6,8 @@ from math import ceil
 from threading import Lock
 from typing import Final
 
+from backend_kit.kpi.distribution import Distribution, Seen
+
 FOLD_ABOVE: Final = 65_536
 THIN_BY: Final = 16
 
@@ -35,13 +37,21 @@ class Rollup:
     `add` is one append to an array of doubles: atomic under the GIL, no lock, so any thread may observe. Above
     65,536 samples in a window the oldest are folded: count, sum, least and greatest stay exact, percentiles come
     from every 16th sample (then every 32nd, …), so a window never holds more than about a megabyte.
+
+    One that is `kept` also counts its samples in a distribution since the start: when it is taken or looked at, so
+    that nothing is paid for it at each sample.
     """
 
-    __slots__ = ("_count", "_kept", "_lock", "_maximum", "_minimum", "_samples", "_stride", "_total")
+    __slots__ = (
+        "_count", "_distribution", "_entered", "_kept", "_lock", "_maximum", "_minimum", "_samples", "_stride",
+        "_total",
+    )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, *, kept: bool = False) -> None:
         self._samples = array("d")
         self._lock = Lock()
+        self._distribution = Distribution() if kept else None
+        self._entered = 0
         self._reset()
 
     def add(self, value: float) -> None:
@@ -78,6 +88,19 @@ class Rollup:
             self._reset()
             return stats
 
+    def seen(self) -> Seen | None:
+        """All samples since the start, those of the window included; None where they are not kept."""
+        if self._distribution is None:
+            return None
+        with self._lock:
+            self._enter(len(self._samples))
+            return self._distribution.seen()
+
+    def _enter(self, length: int) -> None:
+        if self._distribution is not None:
+            self._distribution.count(self._samples[self._entered : length])
+            self._entered = length
+
     def _reset(self) -> None:
         self._count = 0
         self._total = 0.0
@@ -89,8 +112,10 @@ class Rollup:
     def _cut(self) -> "array[float]":
         # What other threads append between the two statements stands behind `length` and stays.
         length = len(self._samples)
+        self._enter(length)
         chunk = self._samples[:length]
         del self._samples[:length]
+        self._entered = 0
         return chunk
 
     def _fold_full(self) -> None:

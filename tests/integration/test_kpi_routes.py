@@ -48,6 +48,10 @@ async def test_the_live_view_has_steps_with_percentiles(service: RunningService)
     live = await service.get("/kpi/live")
     assert live["running"] == 0
     assert sum(step["turns"] for step in live["steps"]) == 1
+    assert (live["whole"]["turns"], live["whole"]["turn_latency_ms"]["p99"]) == (
+        1,
+        live["whole"]["turn_latency_ms"]["max"],
+    )
     step = next(step for step in live["steps"] if step["turns"])
     assert step["turn_latency_ms"]["p50"] == step["turn_latency_ms"]["max"] > 0
     assert step["first_token_ms"]["p95"] <= step["turn_latency_ms"]["max"]

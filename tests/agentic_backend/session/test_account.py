@@ -86,6 +86,14 @@ def test_an_id_that_could_break_the_line_is_not_said(
     assert said(log)["exchange_id"] == (shown or "unprintable")
 
 
+@pytest.mark.parametrize(("cost", "shown"), [(0.0, "0.000"), (1e-5, "0.00001"), (2.0, "2.000"), (0.041, "0.041")])
+def test_a_small_price_has_no_exponent(log: pytest.LogCaptureFixture, cost: float, shown: str) -> None:
+    desk = Desk()
+    desk.ledger.spent.append(Spent(desk.ask.received_at, "gpt", 1, 1, cost))
+    desk.end()
+    assert said(log)["cost"] == shown
+
+
 def test_a_failed_turn_says_its_code(log: pytest.LogCaptureFixture) -> None:
     desk = Desk()
     desk.end(status="timeout", code=Code.LLM_TIMEOUT, model="", durable="none")
