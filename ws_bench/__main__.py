@@ -1,4 +1,4 @@
-"""Command line of the load tester; flags alone mean `run`.
+"""Command line of the load tester; flags alone mean `run`, nothing at all the help.
 
 Exit codes: 0 something succeeded and every gate held, 1 a gate or a comparison failed, 2 usage or preparation failed,
 3 nothing succeeded, 130 interrupted.
@@ -15,7 +15,7 @@ import uvloop
 
 from ws_bench.errors import BenchError, UsageError
 
-_HELP = """usage: ws_bench [run] [flags]            load an agentic service (`ws_bench run -h` lists the flags)
+_HELP = """usage: ws_bench [run] flags              load an agentic service (`ws_bench run -h` lists the flags)
        ws_bench sweep [flags]           the same load at several numbers of clients, as a table
        ws_bench find-knee [flags]       the highest rate of turns that the service holds
        ws_bench compare A.json B.json   better, worse or noise; exit 1 where worse
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that `argv` (default: the process's) names. Returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     command, rest = (words[0], words[1:]) if words and not words[0].startswith("-") else ("run", words)
-    if rest in (["-h"], ["--help"], ["-help"]) and words == rest:
+    if not words or (rest in (["-h"], ["--help"], ["-help"]) and words == rest):
         print(_HELP, end="")
         return 0
     try:

@@ -12,7 +12,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 from websockets.typing import Subprotocol
 
-from ws_bench.errors import TurnBroken
+from ws_bench.errors import TurnBroken, json_or_text, said_by
 
 _CLOSE_TIMEOUT_S = 2.0
 _SLOW_BUFFER = 4096
@@ -116,7 +116,8 @@ def dial_failure(failure: Exception) -> TurnBroken:
     """The error class of a connection that did not come about."""
     if isinstance(failure, InvalidStatus):
         status = failure.response.status_code
-        return TurnBroken(f"auth_{status}" if status in _AUTH_STATUSES else f"ws_handshake_{status}")
+        said = said_by(json_or_text(bytes(failure.response.body or b"")))
+        return TurnBroken(f"auth_{status}" if status in _AUTH_STATUSES else f"ws_handshake_{status}", said)
     if isinstance(failure, InvalidHandshake):
         return TurnBroken("ws_handshake", type(failure).__name__)
     if isinstance(failure, socket.gaierror):

@@ -13,36 +13,21 @@ from typing import Any
 
 from backend_kit.wire import InvalidJson, dumps, loads
 from ws_bench.errors import BenchError, UsageError
+from ws_bench.estimates import RATE, estimates_of, window_for
 from ws_bench.goflags import Flags
 from ws_bench.options import parse_percent
-from ws_bench.recording import Recording, load_recording
+from ws_bench.recording import Recording, load_recording, window_of
 from ws_bench.report import Style
-from ws_bench.results import TurnResult, in_window
-from ws_bench.stats import (
-    RESAMPLES,
-    Estimate,
-    Ratio,
-    bootstrap_mean,
-    bootstrap_percentiles,
-    bootstrap_rate,
-    log_ratio,
-    prediction_band,
-    ratio_of,
-)
-from ws_bench.summary import EXIT_GATE, EXIT_OK, build_report, window_of
+from ws_bench.stats import Estimate, Ratio, bootstrap_mean, log_ratio, prediction_band, ratio_of
+from ws_bench.summary import EXIT_GATE, EXIT_OK, build_report
 
 BASELINE_SCHEMA = "turnwise.ws_bench.baseline"
 BASELINE_VERSION = 1
-_BLOCKS = 20
-_P99_COUNT = 300
 _MIN_GROUP = 3
 _SINGLE_EFFECT, _GROUP_EFFECT = 0.10, 0.02
 _CONFIDENCE = 0.99
 _LIKE = ("agent", "message", "prompts_digest", "native", "clients", "requests_per_client", "requests", "mode", "load",
          "misbehaviour", "runtime_context", "ramp_s")  # fmt: skip
-_LATENCY = ("turn p50", "turn p95", "turn p99")
-_FIRST_TOKEN = ("first token p50", "first token p95")
-RATE = "steady turns/s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +97,15 @@ def compare_runs(
     single = len(old) == 1 and len(new) == 1
     if not single and min(len(old), len(new)) < _MIN_GROUP:
         raise UsageError(f"compare one run with one, or groups of at least {_MIN_GROUP}")
+    steady = all_steady([*old, *new, *noise])
+    if not steady:
+        print("! no steady window in one of the runs: all are compared whole, ramp and end included", file=sys.stderr)
     if single:
-        before, after = _single(old[0], draw), _single(new[0], draw)
+        before, after = (estimates_of(run, window_for(run, steady=steady), draw) for run in (old[0], new[0]))
     else:
-        before, after = _group(old, draw), _group(new, draw)
+        before, after = (_group(runs, draw, steady=steady) for runs in (old, new))
     names = [name for name in before if name in after]
-    between = _between(noise)
+    between = _between(noise, steady=steady)
     each = 1 - (1 - confidence) / max(len(names), 1)
     band = effect if effect is not None else (_SINGLE_EFFECT if single and not noise else _GROUP_EFFECT)
     findings = []
@@ -132,7 +120,8 @@ def against_baseline(baseline: Mapping[str, Any], runs: Sequence[Recording], *, 
     refuse_unlike(runs, force=force)
     _refuse(baseline["likeness"], likeness(runs[0]), force=force)
     findings = []
-    figures = [figures_of(run) for run in runs]
+    # A baseline of an older version is of steady windows.
+    figures = [figures_of(run, steady=baseline.get("steady", True)) for run in runs]
     for name, band in baseline["figures"].items():
         values = [one[name] for one in figures if name in one]
         if not values:
@@ -150,7 +139,8 @@ def save_baseline(path: str, runs: Sequence[Recording], confidence: float, *, fo
     if len(runs) < _MIN_GROUP:
         raise UsageError(f"a baseline needs at least {_MIN_GROUP} runs")
     refuse_unlike(runs, force=force)
-    figures = [figures_of(run) for run in runs]
+    steady = all_steady(runs)
+    figures = [figures_of(run, steady=steady) for run in runs]
     names = [name for name in figures[0] if all(name in one for one in figures)]
     each = 1 - (1 - confidence) / len(names)
     bands = {}
@@ -171,15 +161,21 @@ def save_baseline(path: str, runs: Sequence[Recording], confidence: float, *, fo
             "schema_version": BASELINE_VERSION,
             "runs": len(runs),
             "confidence": confidence,
+            "steady": steady,
             "likeness": likeness(runs[0]),
             "figures": bands,
         },
     )
 
 
-def figures_of(run: Recording) -> dict[str, float]:
-    """The figures that are compared, of one run's steady window."""
-    return {name: estimate.value for name, estimate in _single(run, None).items()}
+def figures_of(run: Recording, *, steady: bool) -> dict[str, float]:
+    """The figures that are compared, of one run's steady window or of the whole run."""
+    return {name: estimate.value for name, estimate in estimates_of(run, window_for(run, steady=steady), None).items()}
+
+
+def all_steady(runs: Sequence[Recording]) -> bool:
+    """Whether every run has a steady window: where one has none, all are compared whole."""
+    return all(window_of(run) is not None for run in runs)
 
 
 def likeness(run: Recording) -> dict[str, Any]:
@@ -195,8 +191,8 @@ def refuse_unlike(runs: Sequence[Recording], *, force: bool) -> None:
     for run in runs:
         _refuse(likeness(runs[0]), likeness(run), force=force)
         report = build_report(run)
-        if report.outcome in ("FAILED", "INTERRUPTED") or report.steady is None:
-            raise UsageError(f"a run with outcome {report.outcome} and no steady window cannot be compared")
+        if report.outcome in ("FAILED", "INTERRUPTED") or report.seen is None:
+            raise UsageError(f"a run with outcome {report.outcome} cannot be compared")
         if report.self_check is not None and report.self_check.limited:
             print(f"! a run was client-limited: {'; '.join(report.self_check.limits)}", file=sys.stderr)
 
@@ -218,49 +214,19 @@ def _refuse(one: Mapping[str, Any], other: Mapping[str, Any], *, force: bool) ->
         raise UsageError(f"unlike configurations: {shown}; -force compares them all the same")
 
 
-def _single(run: Recording, random: Random | None) -> dict[str, Estimate]:
-    """Figures of one run, with errors by blocks of time where `random` is given."""
-    window = window_of(run)
-    if window is None:
-        raise UsageError("a run without a steady window cannot be compared")
-    turns = [turn for turn in in_window(run.turns, window, by_begin=run.open_loop) if turn.ok]
-    length = window.seconds / _BLOCKS
-    blocks: list[list[TurnResult]] = [[] for _ in range(_BLOCKS)]
-    for turn in turns:
-        at = turn.begin if run.open_loop else turn.ended
-        blocks[min(int((at - window.begin) / length), _BLOCKS - 1)].append(turn)
-    resamples = 0 if random is None else RESAMPLES
-    draw = random or Random(0)  # noqa: S311 - nothing is drawn
-    latencies = [[turn.latency_ms for turn in block] for block in blocks]
-    first = [[turn.first_token_ms for turn in block if turn.first_token_ms is not None] for block in blocks]
-    found: dict[str, Estimate] = {}
-    if turns:
-        shares = (0.50, 0.95, 0.99) if len(turns) >= _P99_COUNT else (0.50, 0.95)
-        estimates = bootstrap_percentiles(latencies, shares, draw, resamples)
-        found |= dict(zip(_LATENCY, estimates, strict=False))
-    if any(first):
-        found |= dict(zip(_FIRST_TOKEN, bootstrap_percentiles(first, (0.50, 0.95), draw, resamples), strict=True))
-    ends = [0] * _BLOCKS
-    for turn in run.turns:
-        if turn.ok and window.begin < turn.ended <= window.end:
-            ends[min(int((turn.ended - window.begin) / length), _BLOCKS - 1)] += 1
-    found[RATE] = bootstrap_rate(ends, length, draw, resamples)
-    return found
-
-
-def _group(runs: Sequence[Recording], random: Random) -> dict[str, Estimate]:
-    figures = [figures_of(run) for run in runs]
+def _group(runs: Sequence[Recording], random: Random, *, steady: bool) -> dict[str, Estimate]:
+    figures = [figures_of(run, steady=steady) for run in runs]
     names = [name for name in figures[0] if all(name in one for one in figures)]
     return {name: bootstrap_mean([one[name] for one in figures], random) for name in names}
 
 
-def _between(noise: Sequence[Recording]) -> dict[str, float]:
+def _between(noise: Sequence[Recording], *, steady: bool) -> dict[str, float]:
     """The spread of runs of one build, on the log scale, by figure."""
     if not noise:
         return {}
     if len(noise) < _MIN_GROUP:
         raise UsageError(f"-noise-runs needs at least {_MIN_GROUP} runs")
-    figures = [figures_of(run) for run in noise]
+    figures = [figures_of(run, steady=steady) for run in noise]
     return {
         name: stdev([log_ratio(one[name], figures[0][name]) for one in figures])
         for name in figures[0]

@@ -228,7 +228,7 @@ def _check_final(event: Event) -> list[dict[str, Any]]:
     for message in answers:
         code = _failure_code(message)
         if code:
-            raise TurnBroken(f"server_error_event({code})", "final with metadata.extras.error", usable=True)
+            raise TurnBroken(f"server_error_event({code})", answer_of([message]), usable=True)
     if not any(message.get("role") == "assistant" for message in answers):
         raise TurnBroken("protocol_empty_final", "final without an assistant message", usable=True)
     return answers

@@ -7,6 +7,10 @@ BenchError
     └── SessionCallFailed  the session could not be created or deleted
 """
 
+from backend_kit.wire import InvalidJson, loads
+
+_SAID_CHARS = 300
+
 
 class BenchError(Exception):
     """Root of what the load tester says in one line instead of a traceback."""
@@ -36,3 +40,22 @@ class TurnBroken(BenchError):
 
 class SessionCallFailed(TurnBroken):
     """The service did not create or delete a session."""
+
+
+def json_or_text(raw: bytes) -> object:
+    """The body of an answer."""
+    try:
+        return loads(raw)
+    except InvalidJson:
+        return raw[: 4 * _SAID_CHARS].decode(errors="replace")
+
+
+def said_by(body: object) -> str:
+    """The service's own words of a refusal: `{"detail": {"code", "message"}}`, `{"detail": "…"}` or a short text."""
+    detail = body.get("detail") if isinstance(body, dict) else body
+    if isinstance(detail, dict):
+        detail = ", ".join(str(detail[key]) for key in ("code", "message") if detail.get(key))
+    # A page of a proxy says less than its status.
+    if not isinstance(detail, str) or detail.lstrip().startswith("<"):
+        return ""
+    return detail[:_SAID_CHARS]

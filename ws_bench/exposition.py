@@ -1,8 +1,8 @@
 """What two reads of a service's /metrics say about the time between them: pure functions over texts."""
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -41,26 +41,25 @@ _FAMILIES = (
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """A histogram's observations between two reads, in milliseconds; percentiles are interpolated in their bucket.
-
-    Below `low`, the lowest bound, nothing can be told apart. `top` says that p99 lies above the highest bound, so that
-    it is at least what is shown.
-    """
+    """What was observed between two reads, in milliseconds; a percentile is None where the service does not tell it."""
 
     count: int
     avg: float
-    p50: float
-    p95: float
-    p99: float
-    low: float = 0.0
-    top: bool = False
+    p50: float | None = None
+    p95: float | None = None
+    p99: float | None = None
 
     def shown(self, which: str) -> str:
-        """A percentile as far as the buckets tell it."""
-        value: float = getattr(self, which)
-        if value <= self.low:
-            return f"<{self.low:g}"
-        return f"{'>' if self.top and which == 'p99' else ''}{value:.2f}"
+        """A percentile, a dash where it was not told."""
+        value: float | None = getattr(self, which)
+        return "-" if value is None else f"{value:.2f}"
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> "Figures":
+        """What a result file has. Percentiles that an older one took from buckets are left out: they were guesses."""
+        if "low" in given:
+            return cls(given["count"], given["avg"])
+        return cls(**given)
 
 
 def read_samples(text: str) -> Samples:
@@ -90,45 +89,12 @@ def label_values(samples: Samples, name: str, label: str) -> list[str]:
 
 
 def figures_of(reads: Iterable[tuple[Samples, Samples]], family: str, **labels: str) -> Figures | None:
-    """A histogram between two reads, pooled over several processes; None where nothing was observed."""
-    buckets: dict[float, float] = {}
+    """Count and mean of a histogram between two reads, pooled over processes; None where nothing was observed."""
     total = count = 0.0
     for before, after in reads:
-        for bound in label_values(after, f"{family}_bucket", "le"):
-            edge = float(bound)
-            grown = difference(before, after, f"{family}_bucket", le=bound, **labels)
-            buckets[edge] = buckets.get(edge, 0.0) + grown
         total += difference(before, after, f"{family}_sum", **labels)
         count += difference(before, after, f"{family}_count", **labels)
-    if count <= 0:
-        return None
-    bounds = sorted(buckets.items())
-    p50, p95, p99 = (quantile(bounds, share) for share in (0.50, 0.95, 0.99))
-    finite = max((edge for edge, _ in bounds if math.isfinite(edge)), default=0.0)
-    return Figures(
-        count=round(count),
-        avg=total / count * 1e3,
-        p50=p50 * 1e3,
-        p95=p95 * 1e3,
-        p99=p99 * 1e3,
-        low=bounds[0][0] * 1e3,
-        top=p99 >= finite > 0 and bounds[-1][1] > dict(bounds).get(finite, 0.0),
-    )
-
-
-def quantile(buckets: Sequence[tuple[float, float]], share: float) -> float:
-    """The value below which `share` of cumulative buckets lies, interpolated as Prometheus does."""
-    total = buckets[-1][1] if buckets else 0.0
-    if total <= 0:
-        return 0.0
-    rank, low, below = share * total, 0.0, 0.0
-    for edge, upto in buckets:
-        if upto >= rank:
-            if math.isinf(edge):
-                return low
-            return low + (edge - low) * ((rank - below) / (upto - below) if upto > below else 1.0)
-        low, below = edge, upto
-    return low
+    return Figures(round(count), total / count * 1e3) if count > 0 else None
 
 
 def gauge(samples: Samples, name: str, **labels: str) -> float | None:
@@ -145,4 +111,4 @@ def build_of(samples: Samples) -> Mapping[str, str] | None:
 
 def _wanted(line: str) -> bool:
     name = line.removeprefix("# TYPE ")
-    return name.startswith(_FAMILIES)
+    return name.startswith(_FAMILIES) and "_bucket{" not in name

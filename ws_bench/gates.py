@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ws_bench.errors import UsageError
-from ws_bench.golang import parse_duration
+from ws_bench.golang import figure, parse_duration
 from ws_bench.results import Spread, TurnResult
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
@@ -96,7 +96,7 @@ def check_gates(
 def goodput(limits: Mapping[str, float], results: Sequence[TurnResult], total: int, window_s: float) -> Goodput:
     """Count the turns that met every limit; a turn without a first token misses a limit on it."""
     good = sum(1 for result in results if result.ok and _is_good(result, limits))
-    shown = " ".join(f"{name}<={limit:g}ms" for name, limit in limits.items())
+    shown = " ".join(f"{name}<={figure(limit)}ms" for name, limit in limits.items())
     return Goodput(shown, good / total if total else 0.0, good / window_s if window_s > 0 else None)
 
 

@@ -45,6 +45,13 @@ def format_duration(seconds: float) -> str:
     return f"{minutes_left}m{tail}" if minutes_left else tail
 
 
+def figure(value: float) -> str:
+    """A number as a person reads it: at most three decimals, an exponent only below a thousandth."""
+    if value == 0 or abs(value) >= 1e-3:
+        return f"{value:.3f}".rstrip("0").rstrip(".")
+    return f"{value:g}"
+
+
 def parse_bool(text: str) -> bool:
     """A Go boolean: `1 t T true TRUE True` and their opposites. Raises `UsageError`."""
     if text in _TRUE:

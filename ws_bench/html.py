@@ -6,7 +6,7 @@ from math import log10
 from typing import TypeVar
 
 from ws_bench.gates import GateResult
-from ws_bench.golang import format_duration
+from ws_bench.golang import figure, format_duration
 from ws_bench.report import detail_rows, phase_table, spreads_of
 from ws_bench.results import Spread, TurnResult, percentile
 from ws_bench.summary import RunReport
@@ -102,13 +102,14 @@ def _figures(charts: Sequence[tuple[str, str]], note: str) -> str:
 
 
 def _cards(report: RunReport) -> str:
-    counts, steady = report.tally, report.steady
-    latency = steady.latency if steady and steady.latency else report.latency
+    counts, seen = report.tally, report.seen
+    latency = seen.latency if seen and seen.latency else report.latency
+    rate = f"{'steady ' if report.steady else ''}turns/s"
     cards = [
         (report.outcome, "outcome"),
         (f"{counts.success} / {counts.total}", "turns that succeeded"),
         (str(counts.errors), "errors"),
-        (f"{steady.window.turns_per_s:.2f}" if steady else "none", "steady turns/s"),
+        (f"{seen.window.turns_per_s:.2f}" if seen else "none", rate),
     ]
     if latency is not None:
         cards += [(f"{latency.p50:.0f} ms", "latency p50"), (f"{latency.p95:.0f} ms", "latency p95")]
@@ -126,7 +127,7 @@ def _flags(report: RunReport) -> str:
 
 
 def _gate(gate: GateResult) -> str:
-    value = "not measured" if gate.value is None else f"{gate.value:g}"
+    value = "not measured" if gate.value is None else figure(gate.value)
     mark = ("good", "holds") if gate.passed else ("bad", "does not hold")
     return f'<p class="{mark[0]}">Gate {escape(gate.text)}: {value}, {mark[1]}</p>'
 
@@ -268,7 +269,7 @@ def _plain(value: object) -> str:
     if isinstance(value, list):
         return " ".join(_plain(one) for one in value)
     if isinstance(value, float):
-        return f"{value:g}"
+        return figure(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "not known" if value is None else str(value)

@@ -9,7 +9,7 @@ from backend_kit.wire import InvalidJson, loads
 from ws_bench.errors import UsageError
 from ws_bench.history import HistoryCheck
 from ws_bench.postgres import PostgresView
-from ws_bench.results import Cut, Histogram, TurnResult
+from ws_bench.results import Cut, Histogram, SteadyWindow, TurnResult, in_window, steady_window
 from ws_bench.selfcheck import GeneratorSeries
 from ws_bench.server import ServerView
 
@@ -112,6 +112,25 @@ class Recording:
             history=HistoryCheck(**raw["history"]) if raw["history"] else None,
             **{name: raw[name] for name in (*plain, *more)},
         )
+
+
+def window_of(recording: Recording) -> SteadyWindow | None:
+    """The steady window of a recording, None where the whole load was never on.
+
+    In a closed loop it must have lasted for a turn of each client: between the last client's ask and the first one's
+    end a moment always is, and what ended in it are the fastest.
+    """
+    whole = steady_window(recording.turns, planned=recording.planned)
+    if whole is not None and not recording.open_loop:
+        ended = in_window(recording.turns, whole, by_begin=False)
+        if len(ended) < len({turn.client for turn in recording.turns if turn.sent}):
+            return None
+    return steady_window(
+        recording.turns,
+        warmup=recording.cut("warmup"),
+        cooldown=recording.cut("cooldown"),
+        planned=recording.planned,
+    )
 
 
 def load_result(path: str) -> dict[str, Any]:

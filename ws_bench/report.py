@@ -8,8 +8,9 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
+from ws_bench.estimates import Interval, intervals_of
 from ws_bench.flags import RunConfig
-from ws_bench.golang import format_bool, format_duration
+from ws_bench.golang import figure, format_bool, format_duration
 from ws_bench.recording import SCHEMA, SCHEMA_VERSION
 from ws_bench.results import Spread
 from ws_bench.summary import RunReport, Window
@@ -18,6 +19,7 @@ _RESET, _BOLD, _DIM = "\033[0m", "\033[1m", "\033[2m"
 _RED, _GREEN, _YELLOW, _CYAN = "\033[31m", "\033[32m", "\033[33m", "\033[36m"
 _OUTCOME_COLOUR = {"OK": _GREEN, "DEGRADED": _YELLOW, "FAILED": _RED, "INTERRUPTED": _YELLOW}
 _SIX = "(min/avg/p50/p95/p99/max)"
+_SERVER_FAILURES = frozenset({"error", "timeout", "rejected"})
 
 
 class Style:
@@ -105,11 +107,11 @@ def detail_block(report: RunReport, style: Style) -> str:
 
 def detail_rows(report: RunReport) -> list[tuple[str, str]]:
     """Label and value of each line after the compatible block."""
-    counts, steady = report.tally, report.steady
+    counts = report.tally
     rows = [
         ("Setup", format_duration(report.setup_s)),
         ("Ramp", format_duration(report.ramp_s)),
-        *_steady_rows(steady),
+        *_window_rows(report),
         *_time_rows(report),
         ("Errors by class", " ".join(f"{name}={count}" for name, count in counts.by_class.items()) or "none"),
         ("Not sent", str(counts.not_sent)),
@@ -128,7 +130,7 @@ def result_json(report: RunReport) -> dict[str, object]:
 
     `recording` holds the raw columns that `report`, `merge` and `compare` read; the rest is computed from them.
     """
-    counts, steady, recording = report.tally, report.steady, report.recording
+    counts, recording = report.tally, report.recording
     config = recording.config
     return {
         "schema": SCHEMA,
@@ -154,7 +156,8 @@ def result_json(report: RunReport) -> dict[str, object]:
         "setup_s": report.setup_s,
         "ramp_s": report.ramp_s,
         "requests_per_s": counts.success / recording.elapsed_s if recording.elapsed_s > 0 else 0.0,
-        "steady": _steady_json(steady),
+        "steady": _window_json(report.steady),
+        "whole": None if report.steady else _window_json(report.seen),
         **{name: _json(figures) for name, figures in spreads_of(report).items()},
         "sessions": asdict(recording.sessions),
         "besides": recording.besides,
@@ -227,10 +230,10 @@ def markdown_text(report: RunReport) -> str:
 
 def phase_table(report: RunReport) -> list[tuple[str, ...]]:
     """Client and server beside one another over the steady window, a header first; empty where nothing was told."""
-    steady = report.steady
+    steady = report.seen
     if steady is None or steady.latency is None or steady.response is None:
         return []
-    header = ("over the steady window, ms", "count", "avg", "p50", "p95", "p99", "share")
+    header = (f"over the {window_name(report)}, ms", "count", "avg", "p50", "p95", "p99", "share")
     rows = [_row("client: latency", steady.latency)]
     if report.recording.open_loop:
         rows.append(_row("client: from the ask itself", steady.response))
@@ -256,16 +259,32 @@ def text_table(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def _steady_rows(steady: Window | None) -> list[tuple[str, str]]:
-    if steady is None:
-        return [("Steady window", "none (the whole load was never on)")]
-    rows = [
-        ("Steady window", format_duration(steady.window.seconds)),
-        ("Steady turns/sec", f"{steady.window.turns_per_s:.2f}"),
-    ]
-    if steady.latency is not None:
-        rows.append((f"Steady latency ms {_SIX}", _figures(steady.latency)))
+def window_name(report: RunReport) -> str:
+    """What the figures of a window are of, in words."""
+    return "steady window" if report.steady else "whole run"
+
+
+def _window_rows(report: RunReport) -> list[tuple[str, str]]:
+    seen = report.seen
+    rows = [] if report.steady else [("Steady window", "none (the whole load was never on at once)")]
+    if seen is None:
+        return rows
+    long = format_duration(seen.window.seconds)
+    if seen.is_steady:
+        rows = [("Steady window", long), ("Steady turns/sec", f"{seen.window.turns_per_s:.2f}")]
+    else:
+        rows += [("Whole run", f"{long}, ramp and end included"), ("Turns/sec", f"{seen.window.turns_per_s:.2f}")]
+    if seen.latency is not None:
+        rows.append((f"{'Steady latency' if seen.is_steady else 'Latency'} ms {_SIX}", _figures(seen.latency)))
+        rows += [(f"  {one.name}", _interval(one)) for one in intervals_of(report.recording, seen.window)]
     return rows
+
+
+def _interval(one: Interval) -> str:
+    unit = "" if one.name.endswith("/s") else " ms"
+    if one.low is None or one.high is None:
+        return f"{one.value:.2f}{unit}, too few turns for an interval"
+    return f"{one.value:.2f}{unit}, 95 % within {one.low:.2f} .. {one.high:.2f}"
 
 
 def _time_rows(report: RunReport) -> list[tuple[str, str]]:
@@ -327,7 +346,7 @@ def _check_rows(report: RunReport) -> list[tuple[str, str]]:
 def _gate_lines(report: RunReport, style: Style) -> list[str]:
     lines = []
     for gate in report.gates:
-        value = "not measured" if gate.value is None else f"{gate.value:g}"
+        value = "not measured" if gate.value is None else figure(gate.value)
         mark = "holds" if gate.passed else "DOES NOT HOLD"
         lines.append(style.line(f"Gate {gate.text}", f"{value}: {mark}", _GREEN if gate.passed else _RED))
     if report.goodput is not None:
@@ -341,10 +360,11 @@ def _gate_lines(report: RunReport, style: Style) -> list[str]:
 def _server_block(report: RunReport, style: Style) -> str:
     blocks = []
     table = phase_table(report)
-    if table and report.steady is not None and report.steady.matched:
+    over = window_name(report).upper()
+    if table and report.seen is not None and report.seen.matched:
         blocks.append([style("WHERE THE TIME WENT", _BOLD, _CYAN), *text_table(table)])
     if report.recording.server is not None:
-        blocks.append([style("SERVER OVER THE STEADY WINDOW", _BOLD, _CYAN), *_server_lines(report, style)])
+        blocks.append([style(f"SERVER OVER THE {over}", _BOLD, _CYAN), *_server_lines(report, style)])
     if report.recording.postgres is not None:
         blocks.append([style("POSTGRES OVER THE STEADY WINDOW", _BOLD, _CYAN), *_postgres_lines(report)])
     return "".join("\n" + "\n".join(block) + "\n" for block in blocks)
@@ -354,14 +374,17 @@ def _server_lines(report: RunReport, style: Style) -> list[str]:
     server = report.recording.server
     if server is None:
         return []
-    turns = report.steady.window.turns if report.steady else 0
+    turns = report.seen.window.turns if report.seen else 0
+    ended = " ".join(f"{status}={count}" for status, count in sorted(server.ended.items())) or "none"
+    failed = any(status in _SERVER_FAILURES for status in server.ended)
     lines = [
         style.line("Joined", f"{server.end - server.begin:.2f}s, {server.turns} turns there, {turns} here"),
+        style.line("Turns there", ended, *([_RED] if failed else [])),
         *(style.line("Build", " ".join(f"{k}={v}" for k, v in sorted(build.items()))) for build in server.builds),
         style.line("Verdict", _verdict(server.verdict)),
         style.line("CPU", ", ".join("n/a" if value is None else f"{value:.0%} of a core" for value in server.cpu)),
     ]
-    rows = [("ms, by /metrics", "count", "avg", "p50", "p95", "p99")]
+    rows = [("ms, by the service", "count", "avg", "p50", "p95", "p99")]
     both = {**{f"phase {name}": one for name, one in server.phases.items()}, **server.timers}
     both |= {f"SQL {name}": one for name, one in server.statements.items()}
     for name, one in both.items():
@@ -374,7 +397,7 @@ def _verdict(verdict: Mapping[str, Any] | None) -> str:
         return "none given"
     flat = {key: value for key, value in verdict.items() if isinstance(value, str | int | float)}
     return " ".join(
-        f"{key}={value:.3g}" if isinstance(value, float) else f"{key}={value}" for key, value in flat.items()
+        f"{key}={figure(value)}" if isinstance(value, float) else f"{key}={value}" for key, value in flat.items()
     )
 
 
@@ -403,8 +426,8 @@ def _postgres_lines(report: RunReport) -> list[str]:
     seen = server.timers.get("SQL") if server else None
     if seen is not None:
         lines.append(
-            f"persist_sql_ms as the service saw it: count {seen.count}, avg {seen.avg:.2f}, p50 {seen.p50:.2f}, "
-            f"p95 {seen.p95:.2f}: the difference is the driver, the network and its loop"
+            f"persist_sql_ms as the service saw it: count {seen.count}, avg {seen.avg:.2f}, p50 {seen.shown('p50')}, "
+            f"p95 {seen.shown('p95')}: the difference is the driver, the network and its loop"
         )
     return lines
 
@@ -433,7 +456,7 @@ def _json(figures: Spread | None) -> dict[str, float] | None:
     return {name: value for name, value in asdict(figures).items() if value is not None}
 
 
-def _steady_json(steady: Window | None) -> dict[str, object] | None:
+def _window_json(steady: Window | None) -> dict[str, object] | None:
     if steady is None:
         return None
     return {

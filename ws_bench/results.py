@@ -291,6 +291,18 @@ def steady_window(
     return SteadyWindow(begin=begin, end=end, turns=turns)
 
 
+def whole_window(results: Sequence[TurnResult]) -> SteadyWindow | None:
+    """From the first ask to the last end: ramp and end included, for a run whose whole load was never on at once.
+
+    None where nothing was asked.
+    """
+    sent = [result for result in results if result.sent]
+    if not sent:
+        return None
+    begin, end = min(result.asked for result in sent), max(result.ended for result in sent)
+    return SteadyWindow(begin, end, sum(result.ok for result in sent)) if end > begin else None
+
+
 def in_window(results: Iterable[TurnResult], window: SteadyWindow, *, by_begin: bool) -> list[TurnResult]:
     """The turns of a window: in an open loop those that should have begun inside it, else those that ended there."""
     if by_begin:

@@ -25,13 +25,12 @@ from ws_bench.pacing import ClosedLoop, Interrupt, OpenLoop, Pacer, SharedTotal
 from ws_bench.postgres import PostgresWatch
 from ws_bench.prompts import Prompts
 from ws_bench.recorder import Recorder
-from ws_bench.recording import Recording, SessionCounts
+from ws_bench.recording import Recording, SessionCounts, window_of
 from ws_bench.results import Cut, TurnResult, first_tokens, gaps, latencies, spread
 from ws_bench.runflags import NATIVE_SUBPROTOCOL
 from ws_bench.selfcheck import GeneratorWatch
 from ws_bench.server import ServerWatch, view_of
 from ws_bench.sessions import SessionApi
-from ws_bench.summary import window_of
 from ws_bench.watch import ProcessWatch
 
 _ABORT_TURNS = 20

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urljoin, urlsplit, urlunsplit
 
 import aiohttp
 
@@ -21,36 +21,57 @@ from ws_bench.exposition import (
     read_samples,
 )
 from ws_bench.flags import RunConfig
+from ws_bench.observed import Observed, observed_figures, observed_labels, read_observed
 from ws_bench.recorder import Recorder
 from ws_bench.results import SteadyWindow
 
 _SCRAPE_TIMEOUT_S = 2.0
 _NO_OPERATOR = "the service gave no verdict ({}): -token must be of somebody with one of its security.operator_roles"
-_TIMERS = {
-    "turn": "app_turn_seconds",
-    "first token": "app_time_to_first_token_seconds",
-    "overhead": "app_turn_overhead_seconds",
-    "unattributed": "app_turn_unattributed_seconds",
-    "admission wait": "app_admission_wait_seconds",
-    "spool ack": "app_spool_ack_seconds",
-    "persist lag": "app_persist_lag_seconds",
-    "socket send": "app_ws_send_seconds",
-    "loop lag": "app_event_loop_lag_seconds",
-    "pool wait": "app_db_pool_wait_seconds",
-    "SQL": "app_db_statement_seconds",
-    "HTTP pool wait": "app_http_pool_wait_seconds",
-    "GC pause": "app_gc_pause_seconds",
-    "search request": "app_kf_request_seconds",
-    "embedding": "app_embed_seconds",
+_TIMERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "turn": ("app_turn_seconds", ("app.turn_latency_ms",)),
+    "first token": ("app_time_to_first_token_seconds", ("app.ttft_ms",)),
+    "overhead": ("app_turn_overhead_seconds", ("app.overhead_ms",)),
+    "unattributed": ("app_turn_unattributed_seconds", ("turn_unattributed_ms",)),
+    "admission wait": ("app_admission_wait_seconds", ("admission_wait_ms",)),
+    "spool ack": ("app_spool_ack_seconds", ("spool_ack_ms",)),
+    "persist lag": ("app_persist_lag_seconds", ("persist_lag_ms",)),
+    "socket send": ("app_ws_send_seconds", ("app.ws_send_ms",)),
+    "loop lag": ("app_event_loop_lag_seconds", ("event_loop_lag_ms",)),
+    "pool wait": ("app_db_pool_wait_seconds", ("persist_pool_wait_ms",)),
+    "SQL": ("app_db_statement_seconds", ("persist_sql_ms",)),
+    "HTTP pool wait": (
+        "app_http_pool_wait_seconds",
+        ("llm.pool_wait_ms", "kf.pool_wait_ms", "embed.pool_wait_ms", "rerank.pool_wait_ms"),
+    ),
+    "GC pause": ("app_gc_pause_seconds", ()),
+    "search request": ("app_kf_request_seconds", ("kf.requests",)),
+    "embedding": ("app_embed_seconds", ("embed",)),
 }
+"""What is shown: the histogram, and the keys of the same observations in `/distributions`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """One read of every address: when (seconds on the run's clock) and what, an empty text where it failed."""
+    """One read of every address: when (seconds on the run's clock) and what, an empty text where it failed.
+
+    `observed` are the distributions beside the metrics, an empty text where there are none.
+    """
 
     at: float
     texts: tuple[str, ...]
+    observed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """Every address at the begin and the end of a time. `observed` is empty where one of them has no distributions."""
+
+    metrics: Sequence[tuple[Samples, Samples]]
+    observed: Sequence[tuple[Observed, Observed]]
+
+    def figures(self, family: str, keys: Sequence[str], **labels: str) -> Figures | None:
+        """Of the observations themselves where the service tells them, else of a histogram, which knows less."""
+        return observed_figures(self.observed, keys, **labels) or figures_of(self.metrics, family, **labels)
 
 
 @dataclass(slots=True)
@@ -71,6 +92,8 @@ class ServerView:
     end: float
     turns: int
     builds: list[dict[str, str]]
+    ended: dict[str, int]
+    """Turns by how they ended, those that were refused (rejected) among them."""
     phases: dict[str, Figures]
     timers: dict[str, Figures]
     statements: dict[str, Figures]
@@ -91,10 +114,10 @@ class ServerView:
     def from_json(cls, given: Mapping[str, Any]) -> "ServerView":
         """What `as_json` wrote."""
         figures = {
-            name: {key: Figures(**one) for key, one in given[name].items()}
+            name: {key: Figures.from_json(one) for key, one in given[name].items()}
             for name in ("phases", "timers", "statements")
         }
-        return cls(**{**given, **figures})
+        return cls(**{"ended": {}, **given, **figures})
 
 
 class ServerWatch:
@@ -150,9 +173,11 @@ class ServerWatch:
 
     async def _scrape(self, http: aiohttp.ClientSession) -> None:
         begin = self._recorder.now()
-        texts = await asyncio.gather(*(self._read(http, url) for url in self.log.urls))
+        urls = self.log.urls
+        both = await asyncio.gather(*(self._read(http, url) for url in [*urls, *map(distributions_url, urls)]))
         # The figures are of some moment between question and answer.
-        self.log.scrapes.append(Scrape((begin + self._recorder.now()) / 2, tuple(texts)))
+        at = (begin + self._recorder.now()) / 2
+        self.log.scrapes.append(Scrape(at, tuple(both[: len(urls)]), tuple(both[len(urls) :])))
 
     async def _read(self, http: aiohttp.ClientSession, url: str) -> str:
         try:
@@ -165,6 +190,11 @@ class ServerWatch:
         if failure not in self.log.failures:
             self.log.failures.append(failure)
         return ""
+
+
+def distributions_url(metrics_url: str) -> str:
+    """Where a service of ours has its distributions: beside its metrics."""
+    return urljoin(metrics_url, "distributions")
 
 
 def verdict_url(socket_url: str) -> str:
@@ -189,34 +219,67 @@ def view_of(log: ServerLog, window: SteadyWindow | None) -> ServerView | None:
     except ValueError as failure:
         log.failures.append(f"what an address answered is no exposition: {failure}")
         return None
-    reads = list(zip(parsed[begin.at], parsed[end.at], strict=True))
+    observed = _observed(scrapes, log)
+    reads = _reads(parsed, observed, begin.at, end.at)
     afters = parsed[end.at]
     seconds = end.at - begin.at
     return ServerView(
         begin=begin.at,
         end=end.at,
-        turns=round(sum(difference(*read, "app_turns_total") for read in reads)),
+        turns=round(sum(difference(*read, "app_turns_total") for read in reads.metrics)),
         builds=[dict(build) for samples in afters if (build := build_of(samples))],
-        phases=_by_label(reads, "app_phase_latency_seconds", "phase"),
-        timers={name: found for name, family in _TIMERS.items() if (found := figures_of(reads, family))},
-        statements=_by_label(reads, "app_db_statement_seconds", "op"),
-        cpu=[difference(*read, "process_cpu_seconds_total") / seconds for read in reads],
+        ended=_ended(reads),
+        phases=_by_label(reads, "app_phase_latency_seconds", "app.phase_latency_ms", "phase"),
+        timers={name: found for name, where in _TIMERS.items() if (found := reads.figures(*where))},
+        statements=_by_label(reads, "app_db_statement_seconds", "persist_sql_ms", "op"),
+        cpu=[difference(*read, "process_cpu_seconds_total") / seconds for read in reads.metrics],
         busy=max(
             (value for one in afters if (value := gauge(one, "app_event_loop_busy_ratio")) is not None), default=None
         ),
-        stalls=round(sum(difference(*read, "app_event_loop_stalls_total") for read in reads)),
-        lost=round(sum(difference(*read, "app_persist_failures_total") for read in reads)),
+        stalls=round(sum(difference(*read, "app_event_loop_stalls_total") for read in reads.metrics)),
+        lost=round(sum(difference(*read, "app_persist_failures_total") for read in reads.metrics)),
         pool_exhausted=any(_exhausted(one) for at, many in parsed.items() if begin.at <= at <= end.at for one in many),
         verdict=log.verdict,
-        series=_series(parsed),
+        series=_series(parsed, observed),
         failures=log.failures,
     )
 
 
-def _by_label(reads: Sequence[tuple[Samples, Samples]], family: str, label: str) -> dict[str, Figures]:
-    names = {name for _, after in reads for name in label_values(after, f"{family}_count", label)}
-    found = {name: figures_of(reads, family, **{label: name}) for name in sorted(names)}
+def _observed(scrapes: Sequence[Scrape], log: ServerLog) -> Mapping[float, list[Observed]]:
+    """The distributions of each scrape; none at all where an address has none, since a part is no whole."""
+    if not all(scrape.observed and all(scrape.observed) for scrape in scrapes):
+        return {}
+    try:
+        return {scrape.at: [read_observed(text) for text in scrape.observed] for scrape in scrapes}
+    except ValueError as failure:
+        log.failures.append(f"no percentiles: {failure}")
+        return {}
+
+
+def _reads(
+    parsed: Mapping[float, list[Samples]], observed: Mapping[float, list[Observed]], begin: float, end: float
+) -> Reads:
+    return Reads(
+        list(zip(parsed[begin], parsed[end], strict=True)),
+        list(zip(observed[begin], observed[end], strict=True)) if observed else [],
+    )
+
+
+def _by_label(reads: Reads, family: str, key: str, label: str) -> dict[str, Figures]:
+    names = {name for _, after in reads.metrics for name in label_values(after, f"{family}_count", label)}
+    names |= observed_labels([after for _, after in reads.observed], key, label)
+    found = {name: reads.figures(family, (key,), **{label: name}) for name in sorted(names)}
     return {name: figures for name, figures in found.items() if figures is not None}
+
+
+def _ended(reads: Reads) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for before, after in reads.metrics:
+        for status in label_values(after, "app_turns_total", "status"):
+            grown = round(difference(before, after, "app_turns_total", status=status))
+            if grown:
+                counts[status] = counts.get(status, 0) + grown
+    return counts
 
 
 def _exhausted(samples: Samples) -> bool:
@@ -224,19 +287,21 @@ def _exhausted(samples: Samples) -> bool:
     return (gauge(samples, "app_db_pool_waiting") or 0.0) > 0
 
 
-def _series(parsed: Mapping[float, list[Samples]]) -> dict[str, list[float | None]]:
+def _series(
+    parsed: Mapping[float, list[Samples]], observed: Mapping[float, list[Observed]]
+) -> dict[str, list[float | None]]:
     """Between each read and the next: lag and waits as p95 in milliseconds, turns a second, CPU of the first."""
     columns: dict[str, list[float | None]] = {"at": [], "lag_p95": [], "pool_wait_p95": [], "sql_p95": [], "turns": []}
     ordered = sorted(parsed)
     for begin, end in itertools.pairwise(ordered):
         if end - begin < 0.05:
             continue
-        reads = list(zip(parsed[begin], parsed[end], strict=True))
+        reads = _reads(parsed, observed, begin, end)
         columns["at"].append((begin + end) / 2)
         for name, timer in (("lag_p95", "loop lag"), ("pool_wait_p95", "pool wait"), ("sql_p95", "SQL")):
-            found = figures_of(reads, _TIMERS[timer])
+            found = reads.figures(*_TIMERS[timer])
             columns[name].append(found.p95 if found else None)
-        columns["turns"].append(sum(difference(*read, "app_turns_total") for read in reads) / (end - begin))
+        columns["turns"].append(sum(difference(*read, "app_turns_total") for read in reads.metrics) / (end - begin))
     return columns
 
 

@@ -7,8 +7,7 @@ from urllib.parse import quote
 
 import aiohttp
 
-from backend_kit.wire import InvalidJson, loads
-from ws_bench.errors import SessionCallFailed
+from ws_bench.errors import SessionCallFailed, json_or_text, said_by
 from ws_bench.flags import RunConfig
 
 
@@ -42,7 +41,8 @@ class SessionApi:
         status, payload = await self._call("POST", self._config.session_url, body)
         session_id = payload.get("id") if isinstance(payload, dict) else None
         if status >= 300 or not isinstance(session_id, str) or not session_id:
-            raise SessionCallFailed(f"session_create_{status}", "no session id in the answer" if status < 300 else "")
+            why = "no session id in the answer" if status < 300 else said_by(payload)
+            raise SessionCallFailed(f"session_create_{status}", why)
         self.created += 1
         return session_id
 
@@ -51,14 +51,14 @@ class SessionApi:
         try:
             async with asyncio.timeout(self._config.timeout_s):
                 url = f"{self._config.session_url.rstrip('/')}/{quote(session_id, safe='')}"
-                status, _ = await self._call("DELETE", url, None)
+                status, payload = await self._call("DELETE", url, None)
         except SessionCallFailed as failure:
             self.delete_failures.append(str(failure))
         except TimeoutError:
             self.delete_failures.append("session_delete_timeout")
         else:
             if status >= 300:
-                self.delete_failures.append(f"session_delete_{status}")
+                self.delete_failures.append(str(SessionCallFailed(f"session_delete_{status}", said_by(payload))))
             else:
                 self.deleted += 1
 
@@ -67,7 +67,7 @@ class SessionApi:
         url = f"{self._config.session_url.rstrip('/')}/{quote(session_id, safe='')}/history"
         status, payload = await self._call("GET", url, None)
         if status >= 300 or not isinstance(payload, list):
-            raise SessionCallFailed(f"history_{status}")
+            raise SessionCallFailed(f"history_{status}", said_by(payload))
         return [message for message in payload if isinstance(message, dict)]
 
     async def _call(self, method: str, url: str, body: dict[str, str] | None) -> tuple[int, object]:
@@ -76,17 +76,10 @@ class SessionApi:
         try:
             async with self._http.request(method, url, json=body, allow_redirects=False) as response:
                 raw = await response.read()
-                return response.status, _json_or_none(raw)
+                return response.status, json_or_text(raw)
         except aiohttp.ClientConnectorDNSError as failure:
             raise SessionCallFailed("dns", str(failure)) from failure
         except aiohttp.ClientConnectorError as failure:
             raise SessionCallFailed("tcp_refused", f"{failure.host}:{failure.port}") from failure
         except aiohttp.ClientError as failure:
             raise SessionCallFailed("session_call_broken", type(failure).__name__) from failure
-
-
-def _json_or_none(raw: bytes) -> object:
-    try:
-        return loads(raw)
-    except InvalidJson:
-        return None

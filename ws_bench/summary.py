@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ws_bench.gates import GateResult, Goodput, check_gates, goodput, parse_gate
-from ws_bench.recording import Recording
+from ws_bench.recording import Recording, window_of
 from ws_bench.results import (
     Spread,
     SteadyWindow,
@@ -17,8 +17,8 @@ from ws_bench.results import (
     latencies,
     ramp_seconds,
     spread,
-    steady_window,
     tally,
+    whole_window,
 )
 from ws_bench.selfcheck import LittlesLaw, SelfCheck, check_generator, littles_law
 
@@ -45,9 +45,10 @@ class PhaseRow:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The figures of the turns of the steady window alone."""
+    """The figures of the turns of a window alone: the steady one, or, where there was none, the whole run."""
 
     window: SteadyWindow
+    is_steady: bool
     latency: Spread | None
     response: Spread | None
     first_token: Spread | None
@@ -81,13 +82,19 @@ class RunReport:
     connect: Spread | None
     session_create: Spread | None
     close: Spread | None
-    steady: Window | None
+    seen: Window | None
+    """None only where nothing was asked."""
     self_check: SelfCheck | None
     little: LittlesLaw | None
     gates: list[GateResult]
     goodput: Goodput | None
     samples: list[str]
     red_flags: list[str]
+
+    @property
+    def steady(self) -> Window | None:
+        """The steady window; None for a run whose whole load was never on at once."""
+        return self.seen if self.seen is not None and self.seen.is_steady else None
 
     @property
     def outcome(self) -> str:
@@ -120,12 +127,12 @@ def build_report(recording: Recording) -> RunReport:
     good = [turn for turn in turns if turn.ok]
     setup_s, ramp_s = ramp_seconds(turns)
     latency = spread(latencies(good))
-    steady = _window(recording, turns)
-    window = steady.window if steady else None
+    seen = _window(recording, turns)
+    window = seen.window if seen else None
     counts = tally(turns, recording.total)
     load = recording.config.get("load", {})
     interval = float(load.get("expected_interval_s", 0.0))
-    figures = steady.latency if steady and steady.latency else latency
+    figures = seen.latency if seen and seen.latency else latency
     check = check_generator(recording.series, window, figures.p50 if figures else None)
     little = (
         littles_law(recording.series, window, [(turn.asked, turn.ended) for turn in turns if turn.sent])
@@ -160,12 +167,12 @@ def build_report(recording: Recording) -> RunReport:
         connect=spreads["connect"],
         session_create=spreads["session_create"],
         close=spread(recording.close_ms),
-        steady=steady,
+        seen=seen,
         self_check=check,
         little=little,
-        gates=_gates(recording, spreads, counts, window),
-        goodput=_goodput(recording, limits, window) if limits else None,
-        samples=[sample_of(turn) for turn in turns if not turn.ok][:_SAMPLES],
+        gates=_gates(recording, spreads, counts, window_of(recording)),
+        goodput=_goodput(recording, limits, window_of(recording)) if limits else None,
+        samples=list(dict.fromkeys(sample_of(turn) for turn in turns if not turn.ok))[:_SAMPLES],
         red_flags=_red_flags(recording, counts, latency, check, little),
     )
 
@@ -176,24 +183,17 @@ def sample_of(turn: TurnResult) -> str:
     return " ".join(text.split())[:_SAMPLE_CHARS]
 
 
-def window_of(recording: Recording) -> SteadyWindow | None:
-    """The steady window of a recording, None where the whole load was never on."""
-    return steady_window(
-        recording.turns,
-        warmup=recording.cut("warmup"),
-        cooldown=recording.cut("cooldown"),
-        planned=recording.planned,
-    )
-
-
 def _window(recording: Recording, turns: Sequence[TurnResult]) -> Window | None:
-    window = window_of(recording)
+    steady = window_of(recording)
+    window = steady or whole_window(turns)
     if window is None:
         return None
-    good = [turn for turn in in_window(turns, window, by_begin=recording.open_loop) if turn.ok]
+    inside = in_window(turns, window, by_begin=recording.open_loop) if steady else turns
+    good = [turn for turn in inside if turn.ok]
     told = [turn for turn in good if turn.server_ms is not None]
     return Window(
         window=window,
+        is_steady=steady is not None,
         latency=spread(turn.latency_ms for turn in good),
         response=spread(turn.response_ms for turn in good),
         first_token=spread(first_tokens(good)),
@@ -290,8 +290,9 @@ def _server_flags(recording: Recording) -> Iterable[str]:
     if server is None:
         return
     wait = server.timers.get("pool wait")
-    if server.pool_exhausted or (wait is not None and wait.p99 > _POOL_WAIT_MS):
-        yield f"pool exhaustion: p99 of the wait {wait.p99:.0f} ms" if wait else "pool exhaustion"
+    p99 = wait.p99 if wait is not None else None
+    if server.pool_exhausted or (p99 is not None and p99 > _POOL_WAIT_MS):
+        yield "pool exhaustion" if p99 is None else f"pool exhaustion: p99 of the wait {p99:.0f} ms"
     if server.lost:
         yield f"persistence: {server.lost} records lost"
     if server.stalls:

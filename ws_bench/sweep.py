@@ -37,16 +37,13 @@ class Level:
     @property
     def latency(self) -> Spread | None:
         """Latency in the steady window, or of the whole run where there was none."""
-        steady = self.report.steady
-        return steady.latency if steady and steady.latency else self.report.latency
+        seen = self.report.seen
+        return seen.latency if seen and seen.latency else self.report.latency
 
     @property
     def turns_per_s(self) -> float:
         """Of the steady window, or of the whole run."""
-        steady = self.report.steady
-        if steady:
-            return steady.window.turns_per_s
-        return self.report.tally.success / self.report.recording.elapsed_s
+        return self.report.seen.window.turns_per_s if self.report.seen else 0.0
 
 
 def sweep_command(argv: list[str]) -> int:
@@ -87,7 +84,7 @@ def level_table(levels: Sequence[Level]) -> list[tuple[str, ...]]:
     per_client = levels[0].turns_per_s / levels[0].clients
     for level in levels:
         report, latency, little = level.report, level.latency, level.report.little
-        first = report.steady.first_token if report.steady else report.first_token
+        first = report.seen.first_token if report.seen else None
         ideal = per_client * level.clients
         rows.append(
             (
@@ -110,7 +107,7 @@ def phase_rows(levels: Sequence[Level]) -> list[tuple[str, ...]]:
     """Phases down, levels across: mean milliseconds of a turn; empty where no server told."""
     names: dict[str, bool] = {}
     for level in levels:
-        for row in level.report.steady.phases if level.report.steady else ():
+        for row in level.report.seen.phases if level.report.seen else ():
             names[row.name] = names.get(row.name, False) or row.top
     if not names:
         return []
@@ -229,8 +226,8 @@ def _parse_levels(text: str) -> tuple[int, ...]:
 
 
 def _mean_of(level: Level, phase: str) -> float:
-    steady = level.report.steady
-    return next((row.figures.avg for row in steady.phases if row.name == phase), 0.0) if steady else 0.0
+    seen = level.report.seen
+    return next((row.figures.avg for row in seen.phases if row.name == phase), 0.0) if seen else 0.0
 
 
 def _own_mean(level: Level, phase: str) -> float:
@@ -239,5 +236,5 @@ def _own_mean(level: Level, phase: str) -> float:
 
 
 def _unexplained(level: Level) -> str:
-    steady = level.report.steady
-    return f"{steady.unexplained.avg:.2f}" if steady and steady.unexplained else ""
+    seen = level.report.seen
+    return f"{seen.unexplained.avg:.2f}" if seen and seen.unexplained else ""

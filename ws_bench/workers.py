@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,10 @@ from ws_bench.live import Live, Progress
 from ws_bench.pacing import Interrupt
 from ws_bench.postgres import PostgresWatch
 from ws_bench.recorder import Recorder
-from ws_bench.recording import Recording, load_recording, merge_recordings
+from ws_bench.recording import Recording, load_recording, merge_recordings, window_of
 from ws_bench.results import percentile
 from ws_bench.run import Signals
-from ws_bench.server import Scrape, ServerWatch, view_of
-from ws_bench.summary import window_of
+from ws_bench.server import ServerWatch, view_of
 from ws_bench.watch import ProcessWatch
 
 _OFF = ("-html=", "-csv=", "-md=", "-no-live", "-server-metrics=", "-postgres=", "-watch-pid=", "-abort-on-fail=false")
@@ -100,7 +100,7 @@ class _Crew:
         # This process's clock began earlier than the children's common one.
         shift = self._started_unix - merged.started_unix
         log = self._server.log
-        log.scrapes = [Scrape(scrape.at + shift, scrape.texts) for scrape in log.scrapes]
+        log.scrapes = [replace(scrape, at=scrape.at + shift) for scrape in log.scrapes]
         merged.server = view_of(log, window_of(merged))
         return merged
 

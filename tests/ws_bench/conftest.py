@@ -12,11 +12,12 @@ from typing import Any
 import psycopg
 import pytest
 
+from tests.support.agentic import start_process
 from tests.support.ports import free_port
 from tests.support.postgres import public_directory
 from tests.support.service import start_service
 
-__all__ = ["start_service"]
+__all__ = ["start_process", "start_service"]
 
 
 @pytest.fixture

@@ -23,6 +23,8 @@ class Lab:
 
     behave: "Callable[[Lab, Exchange], Awaitable[None]]"
     create_status: int = 200
+    refusal: object = ""
+    """What a refused creation says."""
     creating: Callable[[], Awaitable[None]] | None = None
     """Awaited before each session is made: every client is then before its first ask."""
     protocols: tuple[str, ...] = ("turnwise.v1",)
@@ -40,6 +42,7 @@ class Lab:
     kept: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """What the history of each session holds."""
     metrics: Callable[[], str] | None = None
+    distributions: Callable[[], dict[str, Any]] | None = None
     verdict: dict[str, Any] | int | None = None
     """What it says of who bounds it, or the status with which it refuses to; None: it has no such route."""
     served_ms: list[float] = field(default_factory=list)
@@ -120,6 +123,7 @@ async def lab(behave: Callable[[Lab, Exchange], Awaitable[None]] = answer, **opt
             web.get("/agentic/v1/chatbot/query/ws", functools.partial(_socket, state)),
             web.get("/agentic/v1/kpi/verdict", functools.partial(_verdict, state)),
             web.get("/metrics", functools.partial(_metrics, state)),
+            web.get("/distributions", functools.partial(_distributions, state)),
         ]
     )
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
@@ -135,7 +139,7 @@ async def lab(behave: Callable[[Lab, Exchange], Awaitable[None]] = answer, **opt
 
 async def _create(state: Lab, request: web.Request) -> web.Response:
     if state.create_status != 200:
-        return web.Response(status=state.create_status)
+        return web.json_response(state.refusal, status=state.create_status)
     if state.creating is not None:
         await state.creating()
     state.bodies.append(await request.json())
@@ -160,6 +164,12 @@ async def _verdict(state: Lab, _: web.Request) -> web.Response:
 
 async def _metrics(state: Lab, _: web.Request) -> web.Response:
     return web.Response(status=404) if state.metrics is None else web.Response(text=state.metrics())
+
+
+async def _distributions(state: Lab, _: web.Request) -> web.Response:
+    if state.distributions is None:
+        return web.Response(status=404)
+    return web.json_response({"unit": "ms", "started": 1.0, "distributions": state.distributions()})
 
 
 async def _socket(state: Lab, request: web.Request) -> web.WebSocketResponse:

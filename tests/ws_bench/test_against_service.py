@@ -1,12 +1,23 @@
 """`ws_bench run` against the real service in both protocols: what is released together works together."""
 
+import asyncio
+import itertools
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.agentic import StartProcess
 from tests.support.service import StartService
 from tests.ws_bench.lab import bench
+
+AGREE = 0.02
+"""How far two views of the same turns may be apart."""
+PERCENTILES = ("p50", "p95", "p99")
+FIGURES = list(itertools.product(("turn", "first token"), PERCENTILES))
+CLIENTS = 12
 
 
 @pytest.mark.parametrize("native", ["true", "false"])
@@ -48,3 +59,85 @@ async def test_prompts_are_asked_in_order_and_over_again(start_service: StartSer
         asked = [m["parts"][0]["text"] for m in await running.history(session_id) if m["role"] == "user"]
     assert done.code == 0, done.stdout
     assert asked == ["one?", "two?", "one?"]
+
+
+@pytest.mark.parametrize("floor_ms", [300, 1000, 3000, 10_000])
+async def test_every_view_of_the_same_turns_agrees(start_process: StartProcess, tmp_path: Path, floor_ms: int) -> None:
+    """Summary, live view, Prometheus' quantiles, ws_bench's table of the server, and the client itself.
+
+    The service's own views are of the same observations and always agree. A client also waits for its own machine: of
+    three runs one must show that nothing else is between them.
+    """
+    client_apart = []
+    for attempt in range(3):
+        seen = await views_of(start_process, tmp_path / f"{attempt}.json", floor_ms)
+        client = seen.pop("client")
+        for figure, which in FIGURES:
+            views = {name: view[figure][which] for name, view in seen.items()}
+            assert apart(views) < AGREE, (figure, which, views)
+        pairs = ({"client": client[f][p], "service": seen["summary"][f][p]} for f, p in FIGURES)
+        client_apart.append(max(apart(pair) for pair in pairs))
+        if client_apart[-1] < AGREE:
+            break
+    assert min(client_apart) < AGREE
+
+
+def apart(views: dict[str, float]) -> float:
+    """How far the views of one figure lie apart, as a share of the least."""
+    return max(views.values()) / min(views.values()) - 1
+
+
+async def views_of(start_process: StartProcess, out: Path, floor_ms: int) -> dict[str, dict[str, dict[str, float]]]:
+    """One run on a new service: view, then figure, then percentile, in milliseconds."""
+    async with start_process(
+        f"mock;ttft={floor_ms * 0.8:.0f};floor={floor_ms};tokens=5",
+        app={"metrics_enabled": True, "kpi_log_summary_interval_sec": 3600, "kpi_log_summary_top_n": 20},
+    ) as running:
+        done = await bench(
+            "-native", "-url", running.ws_url, "-clients", str(CLIENTS), "-requests-per-client=1", "-ramp-duration=1s",
+            "-server-metrics", f"http://127.0.0.1:{running.metrics_port}/metrics", "-json", str(out),
+        )  # fmt: skip
+        assert done.code == 0, done.stdout
+        live: dict[str, Any] = {"turns": 0}
+        while live["turns"] < CLIENTS:
+            live = (await running.get("/kpi/live"))["whole"]
+        metrics = await running.metrics()
+    result = json.loads(await asyncio.to_thread(out.read_text))
+    told = result["recording"]["server"]["timers"]
+    assert told["turn"]["count"] == CLIENTS
+    low, high = bucket_of(metrics, 0.95)
+    assert low * 1e3 <= live["turn_latency_ms"]["p95"] <= high * 1e3
+    assert high / low < 1.11
+    return {
+        "summary": {
+            "turn": summary_line(running.process.output, "app.turn_latency_ms|agent=Georges"),
+            "first token": summary_line(running.process.output, "app.ttft_ms|agent=Georges"),
+        },
+        "live": {"turn": live["turn_latency_ms"], "first token": live["first_token_ms"]},
+        "prometheus": {
+            "turn": quantiles(metrics, "app_turn_quantile_seconds"),
+            "first token": quantiles(metrics, "app_time_to_first_token_quantile_seconds"),
+        },
+        "ws_bench": {"turn": told["turn"], "first token": told["first token"]},
+        "client": {"turn": result["whole"]["latency_ms"], "first token": result["whole"]["first_token_ms"]},
+    }
+
+
+def summary_line(log: str, key: str) -> dict[str, float]:
+    """The percentiles of a key in the only summary that a log holds, that of the end."""
+    [line] = re.findall(rf"\[KPI\]\[SUMMARY\] timer {re.escape(key)} (.*)", log)
+    return {name: float(value) for name, value in re.findall(r"(p\d+)=(\S+)", line)}
+
+
+def quantiles(metrics: str, name: str) -> dict[str, float]:
+    """The gauges of one of the quantile metrics, in milliseconds."""
+    found = dict(re.findall(rf'^{name}{{q="([\d.]+)"}} (\S+)$', metrics, re.MULTILINE))
+    return {which: float(found[q]) * 1e3 for which, q in zip(PERCENTILES, ("0.5", "0.95", "0.99"), strict=True)}
+
+
+def bucket_of(metrics: str, share: float) -> tuple[float, float]:
+    """The bounds between which `histogram_quantile` interpolates that share of the turns, in seconds."""
+    found = re.findall(r'^app_turn_seconds_bucket{.*le="([^"]+)".*} (\S+)$', metrics, re.MULTILINE)
+    bounds = sorted((float(le), float(count)) for le, count in found)
+    below = [le for le, count in bounds if count < share * bounds[-1][1]]
+    return below[-1], bounds[len(below)][0]

@@ -1,6 +1,7 @@
 """Better, worse or noise: how often it is wrong about the same build, and whether it finds what was planted."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from tests.ws_bench.recordings import closed_run
 from ws_bench.__main__ import main
 from ws_bench.compare import RATE, against_baseline, compare_runs, overall, save_baseline
 from ws_bench.errors import UsageError
-from ws_bench.recording import Recording
+from ws_bench.recording import Recording, window_of
 from ws_bench.report import result_json
 from ws_bench.summary import build_report
 
@@ -61,6 +62,36 @@ def test_p99_is_only_compared_where_there_are_turns_enough() -> None:
     few = compare_runs([closed_run(1, turns=8)], [closed_run(2, turns=8)])
     many = compare_runs([closed_run(1)], [closed_run(2)])
     assert ["turn p99" in {one.name for one in found} for found in (few, many)] == [False, True]
+
+
+def short_run(seed: int, *, factor: float = 1.0) -> Recording:
+    """A run whose first client has done before its last one begins: as the first one of a reader of the README."""
+    run = closed_run(seed, clients=20, turns=3, factor=factor)
+    run.turns = [replace(turn, asked=turn.asked + turn.client, ended=turn.ended + turn.client) for turn in run.turns]
+    return run
+
+
+def test_runs_without_a_steady_window_are_compared_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    assert window_of(short_run(1)) is None
+    same = compare_runs([short_run(1)], [short_run(2)])
+    assert "all are compared whole" in capsys.readouterr().err
+    assert {one.name for one in same} == {"turn p50", "turn p95", "first token p50", "first token p95", RATE}
+    assert overall(same) == "noise"
+    slower = {one.name: one for one in compare_runs([short_run(1)], [short_run(2, factor=3.0)])}
+    assert slower["turn p50"].verdict == "worse"
+    capsys.readouterr()
+    assert compare_runs([closed_run(1)], [closed_run(2)])
+    assert "compared whole" not in capsys.readouterr().err
+
+
+def test_a_baseline_of_whole_runs_is_held_against_whole_runs(tmp_path: Path) -> None:
+    path = tmp_path / "base.json"
+    save_baseline(str(path), [short_run(seed) for seed in range(6)], 0.95)
+    baseline: dict[str, Any] = json.loads(path.read_text())
+    assert baseline["steady"] is False
+    assert overall(against_baseline(baseline, [short_run(9)])) == "noise"
+    with pytest.raises(UsageError, match="without a steady window"):
+        against_baseline({**baseline, "steady": True}, [short_run(9)])
 
 
 @pytest.mark.parametrize("argv", [("-agent", "Rico"), ("-native",), ("-message", "Why?"), ("-think", "1s")])

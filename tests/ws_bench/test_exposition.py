@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 
-from ws_bench.exposition import build_of, difference, figures_of, gauge, label_values, quantile, read_samples
+from ws_bench.exposition import build_of, difference, figures_of, gauge, label_values, read_samples
 
 
 class Service:
@@ -36,7 +36,8 @@ def test_only_what_happened_between_two_reads_counts() -> None:
     figures = figures_of([(before, after)], "app_phase_latency_seconds", phase="llm_invoke")
     assert figures is not None
     assert (figures.count, figures.avg) == (4, pytest.approx(125))
-    assert figures.p50 == pytest.approx(100 + 100 / 3)
+    # Buckets tell no percentile: of ours 2.5 to 5 s was one, and a model of 3 s had a p95 of 4.9 s.
+    assert (figures.p50, figures.shown("p95")) == (None, "-")
     assert difference(before, after, "app_turns_total") == 4
     assert difference(before, after, "app_turns_total", agent="Rico") == 3
     assert label_values(after, "app_turns_total", "agent") == ["Georges", "Rico"]
@@ -60,25 +61,6 @@ def test_several_processes_are_pooled() -> None:
     figures = figures_of(reads, "app_phase_latency_seconds", phase="embed")
     assert figures is not None
     assert (figures.count, figures.avg) == (2, pytest.approx(175))
-
-
-def test_what_lies_below_or_above_all_buckets_is_said_so() -> None:
-    service = Service()
-    before = service.read()
-    service.phase.labels("fast", "ok").observe(0.001)
-    service.phase.labels("slow", "ok").observe(9.0)
-    after = service.read()
-    fast = figures_of([(before, after)], "app_phase_latency_seconds", phase="fast")
-    slow = figures_of([(before, after)], "app_phase_latency_seconds", phase="slow")
-    assert fast is not None
-    assert slow is not None
-    assert (fast.shown("p50"), slow.shown("p99"), slow.top) == ("<100", ">400.00", True)
-
-
-def test_quantiles_are_interpolated_as_prometheus_does() -> None:
-    buckets = [(1.0, 10.0), (2.0, 30.0), (float("inf"), 40.0)]
-    assert [quantile(buckets, share) for share in (0.25, 0.5, 0.99)] == [1.0, 1.5, 2.0]
-    assert quantile([], 0.5) == 0.0
 
 
 def test_gauges_and_build_are_read_and_the_rest_is_left() -> None:

@@ -39,7 +39,8 @@ def full_run() -> Recording:
     at = [n * 0.05 for n in range(100)]
     run.series = [GeneratorSeries(at=floats(at), lag_ms=floats([0.2] * 100), in_flight=floats([20.0] * 100))]
     run.server = ServerView(
-        begin=0.0, end=4.0, turns=800, builds=[{"git_sha": "<b>", "config_hash": "cafe"}], phases={}, timers={},
+        begin=0.0, end=4.0, turns=800, builds=[{"git_sha": "<b>", "config_hash": "cafe"}], ended={}, phases={},
+        timers={},
         statements={}, cpu=[0.5], busy=0.5, stalls=0, lost=0, pool_exhausted=False, verdict={"bound_by": "llm_floor"},
         series={"at": [1.0, 2.0, 3.0], "lag_p95": [1.0, None, 2.0], "pool_wait_p95": [0.1, 0.2, 0.1],
                 "sql_p95": [3.0, 3.0, 4.0], "turns": [1.0, 2.0, 3.0]}, failures=[],

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 
+from backend_kit.kpi import Kpi
 from tests.ws_bench.lab import Exchange, Lab, answer, bench, finish, lab, start_bench
 
 QUICK = ("-ramp-duration", "0s", "-timeout", "20s", "-no-live")
@@ -237,14 +238,14 @@ async def test_who_hangs_up_can_come_back_and_resume(tmp_path: Path) -> None:
 
 
 class Exposition:
-    """Metrics of a service that knows its turns."""
+    """Metrics of a service that knows its turns, as the services make them."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        labels = ["phase", "status"]
-        self.phase = Histogram("app_phase_latency_seconds", "x", labels, registry=self.registry, buckets=(0.01, 0.1, 1))
-        self.wait = Histogram("app_db_pool_wait_seconds", "x", ["pool"], registry=self.registry, buckets=(0.01, 0.1, 1))
-        self.turns = Counter("app_turns", "x", registry=self.registry)
+        self.kpi = Kpi(self.registry, service="t", legacy_ms_names=False)
+        wait = Histogram("app_db_pool_wait_seconds", "x", ["pool"], registry=self.registry, buckets=(0.01, 0.1, 1))
+        self.wait = self.kpi.gauged_seconds("persist_pool_wait_ms", wait.labels("main"), pool="main")
+        self.turns = Counter("app_turns", "x", ["status"], registry=self.registry)
         self.waiting = Gauge("app_db_pool_waiting", "x", registry=self.registry)
         Info("app_build", "x", registry=self.registry).info({"config_hash": "cafe", "git_sha": "1234"})
 
@@ -256,20 +257,21 @@ async def test_the_services_metrics_are_joined_over_the_steady_window(tmp_path: 
     out = tmp_path / "out.json"
     metrics = Exposition()
     # What happened before the run is not of it.
-    metrics.turns.inc(1000)
-    metrics.phase.labels("llm_invoke", "ok").observe(5)
+    metrics.turns.labels("ok").inc(1000)
+    metrics.kpi.record_phase("llm_invoke", 5)
 
     async def counted(service: Lab, exchange: Exchange) -> None:
         await asyncio.sleep(0.02)
-        metrics.phase.labels("llm_invoke", "ok").observe(0.02)
-        metrics.wait.labels("main").observe(0.5)
-        metrics.turns.inc()
+        metrics.kpi.record_phase("llm_invoke", 0.02)
+        metrics.wait.observe(0.5)
+        metrics.turns.labels("ok").inc()
         head = {"session_id": exchange.ask["session_id"], "exchange_id": exchange.ask["client_exchange_id"]}
         rows = [{"phase": "llm_invoke", "depth": 0, "start_ms": 0.1, "ms": 15.0}]
         messages = [exchange.message("user", "q"), exchange.message("assistant", "a", extras={"total_ms": 15.5})]
         await exchange.send("final", seq=1, messages=messages, session={}, ledger=rows, **head)
 
-    async with lab(counted, metrics=metrics, verdict={"bound_by": "llm_floor", "share": 0.97}) as service:
+    verdict = {"bound_by": "llm_floor", "share": 0.97, "ms_per_turn": 2994.1}
+    async with lab(counted, metrics=metrics, distributions=metrics.kpi.distributions, verdict=verdict) as service:
         done = await bench(
             "-native", "-url", service.url, "-clients=4", "-requests-per-client=40", "-server-metrics",
             service.metrics_url, "-server-interval=100ms", "-json", str(out), "-html", str(tmp_path / "r.html"), *QUICK,
@@ -278,7 +280,10 @@ async def test_the_services_metrics_are_joined_over_the_steady_window(tmp_path: 
     result = result_of(out)
     server = result["recording"]["server"]
     assert abs(server["turns"] - result["steady"]["turns"]) <= 8
-    assert server["phases"]["llm_invoke"]["count"] == server["turns"]
+    assert abs(server["phases"]["llm_invoke"]["count"] - server["turns"]) <= 8
+    assert server["ended"] == {"ok": server["turns"]}
+    assert server["phases"]["llm_invoke"]["p95"] == pytest.approx(20, rel=0.005)
+    assert server["timers"]["pool wait"]["p99"] == pytest.approx(500, rel=0.005)
     assert server["builds"] == [{"config_hash": "cafe", "git_sha": "1234"}]
     assert server["verdict"]["bound_by"] == "llm_floor"
     assert len(server["series"]["at"]) >= 3
@@ -290,7 +295,7 @@ async def test_the_services_metrics_are_joined_over_the_steady_window(tmp_path: 
     for words in (
         "WHERE THE TIME WENT",
         "unexplained (client - server)",
-        "Verdict: bound_by=llm_floor",
+        "Verdict: bound_by=llm_floor share=0.97 ms_per_turn=2994.1",
         "config_hash=cafe",
     ):
         assert words in done.stdout

@@ -1,13 +1,17 @@
 """The printed blocks, byte for byte, and the result file."""
 
 import io
+import re
 
 import pytest
 
+from ws_bench.exposition import Figures
 from ws_bench.flags import RunConfig, config_as_json, parse_run_flags
+from ws_bench.golang import figure
 from ws_bench.recording import Recording, SessionCounts
 from ws_bench.report import Style, config_recap, detail_block, result_json, summary_block
 from ws_bench.results import TurnResult, gaps
+from ws_bench.server import ServerView
 from ws_bench.summary import RunReport, build_report
 
 PLAIN = Style(enabled=False)
@@ -111,6 +115,11 @@ def test_detail_follows_the_compatible_block() -> None:
         "Steady window: 1.5s\n"
         "Steady turns/sec: 1.33\n"
         "Steady latency ms (min/avg/p50/p95/p99/max): 1000.0/1000.0/1000.0/1000.0/1000.0/1000.0\n"
+        "  turn p50: 1000.00 ms, too few turns for an interval\n"
+        "  turn p95: 1000.00 ms, too few turns for an interval\n"
+        "  first token p50: 10.00 ms, too few turns for an interval\n"
+        "  first token p95: 20.00 ms, too few turns for an interval\n"
+        "  turns/s: 1.33, too few turns for an interval\n"
         "First token ms (min/avg/p50/p95/p99/max): 10.0/15.0/10.0/20.0/20.0/20.0\n"
         "Connect ms (min/avg/p50/p95/p99/max): 1.2/1.2/1.2/1.2/1.2/1.2\n"
         "Errors by class: turn_timeout=1\n"
@@ -118,6 +127,60 @@ def test_detail_follows_the_compatible_block() -> None:
         "Sessions (created/deleted): 2/2\n"
         "Red flags: timeouts: 1\n"
     )
+
+
+def short_run() -> list[TurnResult]:
+    """Twenty clients of three turns each, the first of whom has done before the last one begins."""
+    return [
+        TurnResult(
+            client=client,
+            asked=client * 0.1 + turn * 0.2,
+            ended=client * 0.1 + turn * 0.2 + 0.15 + 0.001 * client,
+            first_token_ms=100.0,
+            phases={"llm_invoke": 140.0},
+            top_phases=("llm_invoke",),
+            server_ms=148.0,
+        )
+        for client in range(20)
+        for turn in range(3)
+    ]
+
+
+def test_a_run_that_never_had_its_whole_load_on_is_told_as_a_whole_with_intervals() -> None:
+    config = parse_run_flags(["-clients", "20", "-requests-per-client", "3", "-threshold", "turns:per_s>1"], {})
+    report = report_of(config, short_run(), 4.0)
+    text = detail_block(report, PLAIN)
+    assert "Steady window: none (the whole load was never on at once)\n" in text
+    assert "Whole run: 2.469s, ramp and end included\nTurns/sec: 24.30\n" in text
+    assert re.search(r"^  turn p50: 159\.00 ms, 95 % within \d+\.\d\d \.\. \d+\.\d\d$", text, re.MULTILINE)
+    assert re.search(r"^  turn p95: 168\.00 ms, 95 % within ", text, re.MULTILINE)
+    assert "WHERE THE TIME WENT\nover the whole run, ms" in text
+    assert "Gate turns:per_s>1: not measured: DOES NOT HOLD" in text
+    result = result_json(report)
+    assert result["steady"] is None
+    assert isinstance(result["whole"], dict)
+    assert result["whole"]["latency_ms"]["count"] == 60
+
+
+def test_figures_are_told_as_people_write_them() -> None:
+    assert [figure(value) for value in (2994.1, 3000.0, 0.97, 1_234_567.0, 0.0, 1e-9, 0.001)] == [
+        "2994.1", "3000", "0.97", "1234567", "0", "1e-09", "0.001",
+    ]  # fmt: skip
+
+
+def test_how_turns_ended_at_the_service_is_said() -> None:
+    config = parse_run_flags(["-clients", "1", "-requests-per-client", "1"], {})
+    report = report_of(config, turns(100.0), 1.0)
+    report.recording.server = ServerView(
+        begin=0.0, end=1.0, turns=3, builds=[], ended={"ok": 1, "error": 2}, phases={},
+        timers={"turn": Figures(3, 100.0, 99.0, 101.0, 102.0), "GC pause": Figures(2, 0.5)}, statements={}, cpu=[0.5],
+        busy=0.5, stalls=0, lost=0, pool_exhausted=False, verdict={"ms_per_turn": 2994.1}, series={}, failures=[],
+    )  # fmt: skip
+    text = detail_block(report, PLAIN)
+    assert "Turns there: error=2 ok=1\n" in text
+    assert "Verdict: ms_per_turn=2994.1\n" in text
+    assert re.search(r"^turn +3 +100\.00 +99\.00 +101\.00 +102\.00$", text, re.MULTILINE)
+    assert re.search(r"^GC pause +2 +0\.50 +- +- +-$", text, re.MULTILINE)
 
 
 def test_the_recap_says_what_is_run_and_never_the_token() -> None:

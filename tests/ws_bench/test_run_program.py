@@ -75,7 +75,9 @@ async def test_a_refused_handshake_is_counted_by_its_status(tmp_path: Path) -> N
 
     async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        body = b'{"detail":{"code":"overloaded","message":"Too many sockets."}}'
+        head = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body)
+        writer.write(head + body)
         await writer.drain()
         writer.close()
 
@@ -87,6 +89,7 @@ async def test_a_refused_handshake_is_counted_by_its_status(tmp_path: Path) -> N
     assert done.code == 3
     result = result_of(out)
     assert result["errors_by_class"] == {"ws_handshake_503": 1}
+    assert "- ws_handshake_503: overloaded, Too many sockets.\n" in done.stdout
     assert result["counts"]["not_sent"] == 1
 
 
@@ -204,6 +207,7 @@ async def test_a_final_that_only_apologises_is_an_error_and_the_client_goes_on(t
     result = result_of(out)
     assert result["counts"] == {"total": 3, "success": 2, "errors": 1, "not_sent": 0}
     assert result["errors_by_class"] == {"server_error_event(llm_unavailable)": 1}
+    assert "- server_error_event(llm_unavailable): Sorry.\n" in done.stdout
 
 
 async def test_a_native_error_event_leaves_the_socket_usable(tmp_path: Path) -> None:
@@ -247,6 +251,8 @@ async def test_nobody_listening_is_a_failed_run(tmp_path: Path) -> None:
     done = await bench("-url", url, "-clients=3", "-requests-per-client=2", "-json", str(out), *QUICK)
     assert done.code == 3
     assert result_of(out)["errors_by_class"] == {"tcp_refused": 3}
+    # The same words for each of the three are said once.
+    assert done.stdout.count("- tcp_refused: 127.0.0.1:") == 1
     done = await bench("-url", url, "-session=s", "-clients=3", "-requests-per-client=2", "-json", str(out), *QUICK)
     assert done.code == 3
     assert result_of(out)["errors_by_class"] == {"tcp_refused": 3}
@@ -254,8 +260,10 @@ async def test_nobody_listening_is_a_failed_run(tmp_path: Path) -> None:
 
 async def test_a_session_that_cannot_be_created_is_an_error_of_its_own(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    async with lab(create_status=403) as service:
+    refusal = {"detail": {"code": "limit_reached", "message": "At most 3 conversations.", "request_id": "r"}}
+    async with lab(create_status=403, refusal=refusal) as service:
         done = await bench("-url", service.url, "-clients=2", "-requests-per-client=2", "-json", str(out), *QUICK)
+    assert "- session_create_403: limit_reached, At most 3 conversations.\n" in done.stdout
     assert done.code == 3
     result = result_of(out)
     assert result["errors_by_class"] == {"session_create_403": 2}
@@ -291,7 +299,10 @@ async def test_help_lists_every_flag() -> None:
     assert done.code == 0
     for flag in ("--url", "--create-session", "--requests-per-client", "--native", "--include-corpus-scope", "--json"):
         assert flag in done.stdout
-    assert "mock-llm" in (await bench("-h")).stdout
+    overview = await bench("-h")
+    assert "mock-llm" in overview.stdout
+    # Without a word it does not load an address that nobody named with 150 clients.
+    assert await bench() == overview
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
