@@ -49,7 +49,7 @@ class App(Section):
     kpi_log_summary_interval_sec: Annotated[float, Field(ge=0, le=86_400)] = 10.0
     """Seconds between two KPI summaries in the log; 0 = none."""
     kpi_log_summary_top_n: Count = 20
-    """Lines a summary, most frequent first; 0 = all, by name."""
+    """Keys of each kind in a summary beside those that every summary has, longest in all first; 0 = all, by name."""
 
 
 class UserSecurity(Section):

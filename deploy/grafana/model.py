@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from deploy.grafana.promql import precision
+
 Json = dict[str, Any]
 Kind = Literal["timeseries", "stat", "heatmap", "table"]
 
@@ -116,12 +118,17 @@ def _laid_out(rows: Sequence[Row]) -> Iterator[Json]:
 def _common(panel: Panel, identity: int, place: dict[str, int]) -> Json:
     return {
         "datasource": DATASOURCE,
-        "description": panel.description,
+        "description": " ".join([panel.description, *_precisions(panel)]),
         "gridPos": place,
         "id": identity,
         "targets": [_target(panel, number, target) for number, target in enumerate(panel.targets)],
         "title": panel.title,
     }
+
+
+def _precisions(panel: Panel) -> list[str]:
+    """How far its percentiles may be off, each word once."""
+    return [said for said in dict.fromkeys(precision(target.expr) for target in panel.targets) if said]
 
 
 def _target(panel: Panel, number: int, target: Target) -> Json:

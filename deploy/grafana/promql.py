@@ -2,6 +2,8 @@
 
 CHOSEN = 'job=~"$job", instance=~"$instance"'
 WINDOW = "$__rate_interval"
+FINE = frozenset({"app_turn_seconds", "app_time_to_first_token_seconds", "app_turn_overhead_seconds"})
+"""Histograms whose bounds are a tenth apart from 50 ms to 60 s."""
 
 
 def select(metric: str, *matchers: str) -> str:
@@ -18,6 +20,23 @@ def quantile(q: float, histogram: str, *matchers: str, by: str = "") -> str:
     """A quantile over the window, all chosen processes together."""
     labels = f"{by}, le" if by else "le"
     return f"histogram_quantile({q}, {rate(f'{histogram}_bucket', *matchers, by=labels)})"
+
+
+def exact(q: float, gauge: str) -> str:
+    """A quantile that each process computed of all it saw in the last minute: never to be added up or averaged."""
+    return select(gauge, f'q="{q}"')
+
+
+def precision(expr: str) -> str:
+    """How far a quantile of the query may be off, in words for a panel; empty where it is none of buckets."""
+    if "histogram_quantile" not in expr:
+        return ""
+    if any(f"{family}_bucket" in expr for family in FINE):
+        return "A percentile here is interpolated within its bucket: up to a tenth off."
+    return (
+        "A percentile here is interpolated within its bucket, whose bounds lie up to 3 times apart: "
+        "the summary log and ws_bench are exact."
+    )
 
 
 def mean(histogram: str, *matchers: str, by: str = "") -> str:

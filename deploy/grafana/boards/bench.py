@@ -2,7 +2,7 @@
 
 from deploy.grafana.model import Dashboard, Panel, Row, Target
 from deploy.grafana.parts import TURNS
-from deploy.grafana.promql import level, quantile, rate
+from deploy.grafana.promql import exact, level, quantile, rate
 
 
 def bench() -> Dashboard:
@@ -28,11 +28,11 @@ def _marks() -> Row:
             ),
             Panel(
                 title="Turn and first token p95",
-                description="Beside what ws_bench says of the same minutes.",
+                description="Beside what ws_bench says of the same minutes; turn and first token of every turn.",
                 unit="s",
                 targets=[
-                    Target(quantile(0.95, "app_turn_seconds"), "turn"),
-                    Target(quantile(0.95, "app_time_to_first_token_seconds"), "first token"),
+                    Target(exact(0.95, "app_turn_quantile_seconds"), "turn {{instance}}"),
+                    Target(exact(0.95, "app_time_to_first_token_quantile_seconds"), "first token {{instance}}"),
                     Target(quantile(0.95, "app_turn_overhead_seconds"), "overhead"),
                 ],
             ),

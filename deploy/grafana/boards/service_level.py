@@ -1,8 +1,8 @@
 """What users get: turns, first token, errors."""
 
 from deploy.grafana.model import Dashboard, Panel, Row, Target
-from deploy.grafana.parts import percentiles, tail
-from deploy.grafana.promql import level, quantile, rate
+from deploy.grafana.parts import exact_percentiles, percentiles, tail
+from deploy.grafana.promql import exact, level, quantile, rate
 
 
 def service_level() -> Dashboard:
@@ -22,8 +22,19 @@ def _figures() -> Row:
         "Now",
         [
             _figure("Turns a second", "Turns that ended.", "ops", rate("app_turns_total")),
-            _figure("Turn p95", "Ask to final.", "s", quantile(0.95, "app_turn_seconds")),
-            _figure("First token p95", "Ask to first text.", "s", quantile(0.95, "app_time_to_first_token_seconds"), 5),
+            _figure(
+                "Turn p95",
+                "Ask to final, of every turn of the last minute, a figure for each process.",
+                "s",
+                exact(0.95, "app_turn_quantile_seconds"),
+            ),
+            _figure(
+                "First token p95",
+                "Ask to first text, of every turn of the last minute, a figure for each process.",
+                "s",
+                exact(0.95, "app_time_to_first_token_quantile_seconds"),
+                5,
+            ),
             _figure("Overhead p95", "Turn minus model and search.", "s", quantile(0.95, "app_turn_overhead_seconds")),
             _figure("Failing turns", "Errors and timeouts of the worst agent.", "percentunit", worst, 0.05),
             _figure("Turns in progress", "Turns that hold a slot.", "short", level("app_turns_in_progress")),
@@ -65,9 +76,9 @@ def _turns() -> Row:
             ),
             Panel(
                 title="Turn",
-                description="Ask to final, by all agents.",
+                description="Ask to final, by all agents: of every turn of the last minute, by process.",
                 unit="s",
-                targets=percentiles("app_turn_seconds"),
+                targets=exact_percentiles("app_turn_quantile_seconds"),
             ),
             Panel(
                 title="Turn p95 by agent",
@@ -77,10 +88,10 @@ def _turns() -> Row:
             ),
             Panel(
                 title="First token",
-                description="Ask to the first text of the answer.",
+                description="Ask to the first text of the answer: of every turn of the last minute, by process.",
                 unit="s",
                 bound=5,
-                targets=percentiles("app_time_to_first_token_seconds"),
+                targets=exact_percentiles("app_time_to_first_token_quantile_seconds"),
             ),
             Panel(
                 title="Longest silence within an answer",
