@@ -241,8 +241,7 @@ class AgenticService:
         catalog = make_catalog(settings, kit, metrics, persistence.checkpoints)
         stack.push_async_callback(catalog.aclose)
         admission = Admission(turn_limits(settings), metrics.limit_hit)
-        windows = Windows()
-        TurnQuantiles(windows, self._registry)
+        windows = make_windows(self._registry)
         runner = TurnRunner(
             store=persistence.store,
             log=persistence.log,
@@ -470,6 +469,13 @@ def make_kpi(settings: AgenticSettings, registry: CollectorRegistry) -> Kpi:
         phases=(*AGENT_PHASES, *TURN_PHASES),
         timeouts=(LlmTimeout, TurnDeadline),
     )
+
+
+def make_windows(registry: CollectorRegistry) -> Windows:
+    """Where the time of turns goes, second by second, with their percentiles on /metrics."""
+    windows = Windows()
+    TurnQuantiles(windows, registry)
+    return windows
 
 
 def kpi_options(settings: AgenticSettings) -> KpiOptions:
