@@ -52,6 +52,11 @@ def figure(value: float) -> str:
     return f"{value:g}"
 
 
+def milliseconds(value: float) -> str:
+    """A time at a glance: whole milliseconds, and a decimal below ten, so that a fast answer is not one of 0 ms."""
+    return f"{value:.0f}" if value >= 10 or value == 0 else f"{value:.1f}"
+
+
 def parse_bool(text: str) -> bool:
     """A Go boolean: `1 t T true TRUE True` and their opposites. Raises `UsageError`."""
     if text in _TRUE:

@@ -6,7 +6,7 @@ from math import log10
 from typing import TypeVar
 
 from ws_bench.gates import GateResult
-from ws_bench.golang import figure, format_duration
+from ws_bench.golang import figure, format_duration, milliseconds
 from ws_bench.report import detail_rows, phase_table, spreads_of
 from ws_bench.results import Spread, TurnResult, percentile
 from ws_bench.summary import RunReport
@@ -112,9 +112,12 @@ def _cards(report: RunReport) -> str:
         (f"{seen.window.turns_per_s:.2f}" if seen else "none", rate),
     ]
     if latency is not None:
-        cards += [(f"{latency.p50:.0f} ms", "latency p50"), (f"{latency.p95:.0f} ms", "latency p95")]
+        cards += [
+            (f"{milliseconds(latency.p50)} ms", "latency p50"),
+            (f"{milliseconds(latency.p95)} ms", "latency p95"),
+        ]
     if report.first_token is not None:
-        cards.append((f"{report.first_token.p95:.0f} ms", "first token p95"))
+        cards.append((f"{milliseconds(report.first_token.p95)} ms", "first token p95"))
     inner = "".join(f'<div class="card"><b>{escape(v)}</b><small>{escape(k)}</small></div>' for v, k in cards)
     return f'<div class="cards">{inner}</div>'
 

@@ -13,7 +13,7 @@ from ws_bench.errors import BenchError, UsageError
 from ws_bench.flags import RunConfig, config_as_json, config_of
 from ws_bench.gates import parse_gate
 from ws_bench.goflags import Flags
-from ws_bench.golang import parse_duration
+from ws_bench.golang import milliseconds, parse_duration
 from ws_bench.options import parse_percent
 from ws_bench.recording import Recording
 from ws_bench.report import text_table
@@ -252,7 +252,7 @@ def _cells(probe: Probe) -> tuple[str, ...]:
 
 
 def _probe_line(probe: Probe) -> str:
-    return f"{probe.rate:.2f}/s: {'held' if probe.held else probe.why} (p95 {probe.p95_ms:.0f} ms)"
+    return f"{probe.rate:.2f}/s: {'held' if probe.held else probe.why} (p95 {milliseconds(probe.p95_ms)} ms)"
 
 
 def _write(config: RunConfig, knee: Knee, probes: Sequence[Probe]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
-from ws_bench.golang import format_duration
+from ws_bench.golang import format_duration, milliseconds
 from ws_bench.results import percentile
 
 if TYPE_CHECKING:
@@ -72,7 +72,8 @@ def progress_line(now: Progress) -> str:
     of = f"/{now.total}" if now.total else ""
     return (
         f"{format_duration(round(now.elapsed_s, 1))} turns={now.done}{of} active={now.active} "
-        f"in_flight={now.in_flight} turns/s={now.turns_per_s:.1f} p50={now.p50_ms:.0f}ms p95={now.p95_ms:.0f}ms "
+        f"in_flight={now.in_flight} turns/s={now.turns_per_s:.1f} p50={milliseconds(now.p50_ms)}ms "
+        f"p95={milliseconds(now.p95_ms)}ms "
         f"errors: {errors}{left}"
     )
 
@@ -122,7 +123,7 @@ def _table(now: Progress) -> "Table":
     table.add_row("turns", f"{now.done} of {now.total or '?'}")
     table.add_row("clients active / turns in flight", f"{now.active} / {now.in_flight}")
     table.add_row("turns/s, last 10 s", f"{now.turns_per_s:.1f}")
-    table.add_row("latency p50 / p95, last 10 s", f"{now.p50_ms:.0f} / {now.p95_ms:.0f} ms")
+    table.add_row("latency p50 / p95, last 10 s", f"{milliseconds(now.p50_ms)} / {milliseconds(now.p95_ms)} ms")
     for name, count in now.errors.items() or {"none": 0}.items():
         table.add_row(f"errors: {name}", str(count))
     return table

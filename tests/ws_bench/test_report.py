@@ -7,7 +7,7 @@ import pytest
 
 from ws_bench.exposition import Figures
 from ws_bench.flags import RunConfig, config_as_json, parse_run_flags
-from ws_bench.golang import figure
+from ws_bench.golang import figure, milliseconds
 from ws_bench.recording import Recording, SessionCounts
 from ws_bench.report import Style, config_recap, detail_block, result_json, summary_block
 from ws_bench.results import TurnResult, gaps
@@ -166,6 +166,10 @@ def test_figures_are_told_as_people_write_them() -> None:
     assert [figure(value) for value in (2994.1, 3000.0, 0.97, 1_234_567.0, 0.0, 1e-9, 0.001)] == [
         "2994.1", "3000", "0.97", "1234567", "0", "1e-09", "0.001",
     ]  # fmt: skip
+
+
+def test_a_fast_answer_is_not_one_of_0_ms() -> None:
+    assert [milliseconds(value) for value in (3004.4, 10.4, 9.96, 0.44, 0.0)] == ["3004", "10", "10.0", "0.4", "0"]
 
 
 def test_how_turns_ended_at_the_service_is_said() -> None:
