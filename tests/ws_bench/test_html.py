@@ -1,5 +1,6 @@
 """The report as a page: complete in itself, and shown by a real browser without a network."""
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -95,7 +96,7 @@ def test_the_report_command_writes_the_page_of_a_result(tmp_path: Path) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_a_browser_shows_it_without_a_network(tmp_path: Path, scheme: str) -> None:
     path = tmp_path / "report.html"
-    path.write_text(html_report(build_report(full_run())))
+    path.write_text(await asyncio.to_thread(html_report, build_report(full_run())))
     asked: list[str] = []
     said: list[str] = []
     async with async_playwright() as playwright:
