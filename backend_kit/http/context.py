@@ -96,12 +96,15 @@ class RequestMetrics:
             await self._app(scope, receive, watch)
         finally:
             method = scope["method"] if scope["method"] in _METHODS else "OTHER"
-            labels = (_route(scope), method, f"{status // 100}xx")
+            labels = (route_of(scope), method, f"{status // 100}xx")
             self._seconds.labels(*labels).observe(time.perf_counter() - began)
 
 
-def _route(scope: Scope) -> str:
-    """The template of the route that matched, which the router leaves in the scope."""
+def route_of(scope: MutableMapping[str, Any]) -> str:
+    """The template of the route that matched, which the router leaves in the scope; `unmatched` where none did.
+
+    For labels and log lines: it is never what was asked for.
+    """
     # A route of an included router has its path without the prefix; FastAPI keeps the whole one beside it.
     context = scope.get("fastapi", {}).get("effective_route_context")
     path = getattr(context, "path_format", None) or getattr(scope.get("route"), "path", None)

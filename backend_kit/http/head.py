@@ -32,6 +32,8 @@ class HandshakeTimeoutHttp(HttpProtocol):
 
     def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: Any = None) -> None:
         super().__init__(config, server_state, {**app_state, "abort": self.abort}, _loop)
+        # An access line has the path and the query; who asked for what is in the metrics, by route.
+        self.access_log = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._head_begun = False
 

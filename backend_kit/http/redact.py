@@ -1,34 +1,79 @@
-"""Keeps tokens out of the log lines of the web server, whatever the level."""
+"""Keeps tokens, and what strangers send, out of the log lines of the web server, whatever the level."""
 
 import logging
 import re
 import traceback
+from typing import Final
 from urllib.parse import unquote_plus
 
-LOGGERS = ("uvicorn.error", "uvicorn.access", "uvicorn.asgi", "websockets.server")
+LOGGERS = ("uvicorn.error", "uvicorn.access", "uvicorn.asgi", "websockets.server", "asyncio")
+
+MAX_MESSAGE_CHARS: Final = 2 * 1024
+MAX_TRACEBACK_CHARS: Final = 32 * 1024
 
 _HIDDEN = "***"
 _SECRET_KEYS = frozenset({"token", "access_token", "refresh_token"})
-_QUERY_VALUE = re.compile(r"([?&;])([^=&;\s\"']+)=([^&;\s\"']*)")
-_BEARER = re.compile(r"(?i)\b(bearer[.\s]+)[^\s,\"'\\]+")
-_JWT = re.compile(r"eyJ[\w-]{5,}\.[\w-]*\.?[\w-]*")
+_LONGEST_KEY = 3 * max(len(key) for key in _SECRET_KEYS)
+"""With every letter percent-encoded."""
+# One sign: no repetition, so nothing to go back over.
+_SIGN: Final = re.compile(r"([\s\"'\\,;&?=.])")
+_WHITE = " \t\n\r\x0b\x0c\x1c\x1d\x1e\x1f\x85\xa0\u2028\u2029"
+_ENDS_VALUE = frozenset(f"&;\"'{_WHITE}")
+_ENDS_BEARER = frozenset(f",\"'\\{_WHITE}")
+_BEFORE_BEARER = frozenset(f".{_WHITE}")
+_ENDS_JWT = frozenset(f"\"'\\,;&?={_WHITE}")
 
 
-def redact(text: str) -> str:
-    """`text` without the values of token parameters of a query, bearer credentials and anything shaped as a JWT."""
-    text = _QUERY_VALUE.sub(_hide_value, text)
-    return _JWT.sub(_HIDDEN, _BEARER.sub(rf"\1{_HIDDEN}", text))
+def redact(text: str, max_chars: int = MAX_MESSAGE_CHARS) -> str:
+    """`text` without the values of token parameters of a query, bearer credentials and anything that begins as a JWT.
+
+    One pass, linear in what it reads, over the first `max_chars` characters; the rest is left out, and said to be. It
+    runs on the loop for whoever sends something: no pattern here may go back over what it has read.
+    """
+    beginning = "".join(_shown(_SIGN.split(text[:max_chars])))
+    return beginning if len(text) <= max_chars else f"{beginning} ... ({len(text) - max_chars} more characters)"
 
 
-def _hide_value(match: re.Match[str]) -> str:
+def _shown(pieces: list[str]) -> list[str]:
+    """Words (at even places) and the signs between them, secrets replaced."""
+    shown: list[str] = []
+    ends: frozenset[str] | None = None  # while a secret is being left out: the signs that end it
+    word, bearer = "", False
+    for at, piece in enumerate(pieces):
+        if at % 2:
+            if ends is not None:
+                if piece not in ends:
+                    continue
+                ends = None
+            elif piece == "=" and _names_secret(word):
+                shown.append(f"={_HIDDEN}")
+                ends = _ENDS_VALUE
+                continue
+            elif bearer and piece not in _BEFORE_BEARER:
+                bearer = False
+            shown.append(piece)
+        elif piece:
+            if ends is not None:
+                continue
+            if bearer:
+                shown.append(_HIDDEN)
+                ends, bearer = _ENDS_BEARER, False
+                continue
+            bearer = piece[-6:].lower() == "bearer"
+            plain, jwt, _ = piece.partition("eyJ")
+            shown.append(plain + _HIDDEN if jwt else piece)
+            ends = _ENDS_JWT if jwt else None
+        word = "" if at % 2 else piece
+    return shown
+
+
+def _names_secret(key: str) -> bool:
     # A key may be percent-encoded in the line and still be read as `token` by the application.
-    if unquote_plus(match[2]).lower() in _SECRET_KEYS:
-        return f"{match[1]}{match[2]}={_HIDDEN}"
-    return match[0]
+    return len(key) <= _LONGEST_KEY and unquote_plus(key).lower() in _SECRET_KEYS
 
 
 class RedactTokens(logging.Filter):
-    """A filter for loggers that print request lines, headers or tracebacks of the web server."""
+    """A filter for loggers that print messages or tracebacks of the web server and its libraries."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Rewrite the record in place; never drops it."""
@@ -38,7 +83,8 @@ class RedactTokens(logging.Filter):
             record.msg, record.args = hidden, ()
         if record.exc_info and record.exc_info[0] is not None and not record.exc_text:
             # Formatters print `exc_text` where it is set, so the traceback is cleaned once, for every handler.
-            record.exc_text = redact("".join(traceback.format_exception(*record.exc_info)).rstrip())
+            whole = "".join(traceback.format_exception(*record.exc_info)).rstrip()
+            record.exc_text = redact(whole, MAX_TRACEBACK_CHARS)
         return True
 
 

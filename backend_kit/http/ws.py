@@ -6,19 +6,22 @@ uvicorn closes a transport and then waits for its buffer to empty, which a peer 
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import random
 import socket
 from asyncio.transports import BaseTransport
-from typing import Any
+from typing import Any, cast
 
-from uvicorn._types import ASGISendEvent
+from uvicorn._types import ASGISendEvent, WebSocketScope
 from uvicorn.config import Config
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 from websockets.frames import Close, CloseCode
 from websockets.protocol import OPEN
+
+from backend_kit.http.context import route_of
 
 WRITE_HIGH_WATER_BYTES = 64 * 1024
 READ_SLICE_BYTES = 4 * 1024
@@ -41,6 +44,13 @@ def limit_unread(transport: BaseTransport) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        return "%" not in host and bool(ipaddress.ip_address(host))
+    except ValueError:
+        return False
 
 
 class HardenedWS(WebSocketsSansIOProtocol):
@@ -123,8 +133,12 @@ class HardenedWS(WebSocketsSansIOProtocol):
     async def send(self, message: ASGISendEvent) -> None:
         """As uvicorn does; a refusal by HTTP answer is a complete handshake too, and no ERROR line.
 
-        A connection that was closed here, for a violation, is gone for the application as any other is.
+        A connection that was closed here, for a violation, is gone for the application as any other is. uvicorn logs
+        path and query of each handshake from its scope, which from the answer on is of no other use: what it logs is
+        the route and the peer.
         """
+        if not self.handshake_complete and self.initial_response is None:
+            self.scope = self._loggable()
         if self.close_sent and self.initial_response is None and message["type"] == "websocket.send":
             raise ClientDisconnected
         await super().send(message)
@@ -164,6 +178,14 @@ class HardenedWS(WebSocketsSansIOProtocol):
             self.close_timer.cancel()
             self.close_timer = self.loop.call_later(self.linger_s, self.abort)
         self._end_closing()
+
+    def _loggable(self) -> WebSocketScope:
+        """The scope as it may be logged: nothing of it was chosen by who asked."""
+        client = self.scope["client"]
+        # A proxy that is believed may pass on whatever it was told.
+        peer = client if client is not None and _is_address(client[0]) else self.client
+        known = {**self.scope, "client": peer, "path": route_of(cast("dict[str, Any]", self.scope))}
+        return cast("WebSocketScope", {**known, "raw_path": b"", "query_string": b"", "headers": []})
 
     def _fail(self, code: CloseCode) -> None:
         """Treat what the codec lets pass as a violation."""
