@@ -20,7 +20,8 @@ _END = "\x1f"
 _DELIMITERS = ",;\t|"
 _SAMPLE_CHARS = 64 * 1024
 _SAMPLE_ROWS = 200
-_NUMBER = re.compile(r"\s*[-+]?[\d.,\s]*\d[\d.,\s]*%?\s*")
+_DIGIT = re.compile(r"\d")
+_NUMBER = re.compile(r"[-+]?[\d.,\s]*%?")
 
 
 def parse(data: bytes) -> Parsed:
@@ -96,7 +97,7 @@ def _measured(content: str, delimiter: str) -> tuple[int, int]:
 
 def _headed(rows: Iterator[list[str]], width: int) -> Iterator[list[str]]:
     first = next(rows)
-    if all(_NUMBER.fullmatch(cell) for cell in first if cell):
+    if all(_NUMBER.fullmatch(cell) and _DIGIT.search(cell) for cell in first if cell):
         yield [f"column {number}" for number in range(1, width + 1)]
     yield first
     yield from rows

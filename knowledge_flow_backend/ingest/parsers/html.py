@@ -6,6 +6,7 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from knowledge_flow_backend.ingest.blocks import Kind, Parsed, Writer
 from knowledge_flow_backend.ingest.parsers.decode import clean, decode
+from knowledge_flow_backend.ingest.parsers.html_shape import checked
 from knowledge_flow_backend.ingest.tables import table
 from knowledge_flow_backend.library.reasons import Reason, Refused
 
@@ -31,13 +32,14 @@ _SPLITTING = frozenset(
     | {"table", "blockquote", "figure", "hr", "details", "body", "center", "fieldset"}
 )
 _SPACES = re.compile(r"\s+")
+_BACKTICKS = re.compile(r"`+")
 _LANGUAGE = re.compile(r"(?:language|lang|highlight)-([A-Za-z0-9+#]{1,20})")
 
 
 def parse(data: bytes) -> Parsed:
     """Parse one file. Raises `Refused`."""
     declared = _CHARSET.search(data[:_HEAD_BYTES])
-    tree = LexborHTMLParser(decode(data, declared[1].decode("ascii") if declared else None))
+    tree = LexborHTMLParser(checked(decode(data, declared[1].decode("ascii") if declared else None)))
     if tree.body is None:
         raise Refused(Reason.NO_TEXT)
     head = tree.css_first("head > title")
@@ -154,9 +156,7 @@ def _fence(node: LexborNode) -> str:
     text = clean(node.text()).strip("\n").rstrip()
     if not text.strip():
         return ""
-    mark = "```"
-    while mark in text:
-        mark += "`"
+    mark = "`" * max(3, 1 + max((len(run) for run in _BACKTICKS.findall(text)), default=0))
     return f"{mark}{_language(node)}\n{text}\n{mark}"
 
 
