@@ -28,6 +28,8 @@ _NOT_KEPT: Final = frozenset(
 
 _CODE: Final = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`", re.DOTALL)
 _CITED: Final = re.compile(r"\[(\d{1,3}(?:\s*[,;]\s*\d{1,3})*)\](?!\()")
+# From the first blank before it on: at each of them a long run would be read again.
+_CITATION: Final = re.compile(r"(?<![ \t])[ \t]*\[\d{1,3}(?:\s*[,;]\s*\d{1,3})*\](?!\()")
 _NUMBER_MARK: Final = re.compile(r"^([ \t]*(?:[-*][ \t]*)?)\[(?=\d{1,3}\])", re.MULTILINE)
 _DELIMITER: Final = re.compile(r"<(?=/?source\b)", re.IGNORECASE)
 _EMPTY_LINES: Final = re.compile(r"\n\s*\n\s*\n")
@@ -127,4 +129,4 @@ def _shortened(hit: Hit, content_chars: int, text_chars: int) -> Hit:
 
 def without_citations(text: str) -> str:
     """An earlier answer without its source numbers: the sources of this turn have the same ones."""
-    return re.sub(r"[ \t]*\[\d{1,3}(?:\s*[,;]\s*\d{1,3})*\](?!\()", "", text)
+    return _CITATION.sub("", text)

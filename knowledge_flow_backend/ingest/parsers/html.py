@@ -10,7 +10,7 @@ from knowledge_flow_backend.ingest.parsers.html_shape import checked
 from knowledge_flow_backend.ingest.tables import table
 from knowledge_flow_backend.library.reasons import Reason, Refused
 
-_CHARSET = re.compile(rb"""<meta[^>]{0,200}charset\s*=\s*["']?\s*([A-Za-z0-9_:.-]{2,40})""", re.IGNORECASE)
+_CHARSET = re.compile(rb"""<meta[^>]{0,200}charset\s*=\s*(?:["']\s*)?([A-Za-z0-9_:.-]{2,40})""", re.IGNORECASE)
 _HEAD_BYTES = 4096
 _MAX_DEPTH = 200
 

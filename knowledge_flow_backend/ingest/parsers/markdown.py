@@ -11,7 +11,6 @@ from knowledge_flow_backend.ingest.blocks import Block, Kind, Parsed, Sections
 from knowledge_flow_backend.ingest.parsers.decode import decode
 
 _FRONT_MATTER = re.compile(r"---[ \t]*\n(.*?\n)?(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
-_FRONT_TITLE = re.compile(r"""^title:[ \t]*(["']?)(.*?)\1[ \t]*$""", re.MULTILINE)
 _KINDS = {"fence": Kind.CODE, "code_block": Kind.CODE, "table_open": Kind.TABLE, "heading_open": Kind.HEADING}
 _TEXT = ("text", "code_inline", "html_inline")
 
@@ -49,8 +48,12 @@ def plain(inline: Token) -> str:
 
 
 def _front_title(front: re.Match[str] | None) -> str:
-    found = _FRONT_TITLE.search(front[1] or "") if front else None
-    return found[2].strip() if found else ""
+    for line in (front[1] or "").split("\n") if front else ():
+        if line.startswith("title:"):
+            title = line.removeprefix("title:").strip(" \t")
+            quoted = len(title) > 1 and title[0] in "\"'" and title[-1] == title[0]
+            return (title[1:-1] if quoted else title).strip()
+    return ""
 
 
 def _first_heading(tokens: Sequence[Token]) -> str:

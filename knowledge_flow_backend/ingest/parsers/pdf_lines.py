@@ -12,7 +12,8 @@ from knowledge_flow_backend.ingest.parsers.decode import clean
 
 _MARGIN_LINES = 2
 _REPEATED_FROM_PAGES = 4
-_DIVIDED = re.compile(r"([^\W\d_]+)-$")
+# From the beginning of the word on: at each letter the rest of a long one would be read again.
+_DIVIDED = re.compile(r"(?<![^\W\d_])([^\W\d_]+)-$")
 _FIRST_WORD = re.compile(r"[^\W\d_]+")
 # Typesetters' signs for letter pairs; nobody searches for them.
 _LIGATURES = dict(zip(range(0xFB00, 0xFB07), ("ff", "fi", "fl", "ffi", "ffl", "st", "st"), strict=True))

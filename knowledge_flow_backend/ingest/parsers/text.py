@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from knowledge_flow_backend.ingest.blocks import Block, Kind, Parsed
 from knowledge_flow_backend.ingest.parsers.decode import decode
 
-_BETWEEN = re.compile(r"\n(?:[ \t]*\n)+")
+_BETWEEN = re.compile(r"\n(?:[ \t]*+\n)++")
 
 
 def parse(data: bytes) -> Parsed:

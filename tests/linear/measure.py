@@ -1,0 +1,34 @@
+"""How CPU grows with the length of a text: thread time at 4n by that at n, whatever else the machine does."""
+
+import time
+from collections.abc import Callable
+
+ROUNDS = 5
+LIMIT = 6.0
+"""Of the ratio: 4 is linear, 16 quadratic."""
+_ENOUGH_S = 0.002
+"""Of CPU at n: below it what does not depend on n is most of it."""
+
+Work = Callable[[int], Callable[[], object]]
+"""`work(n)` makes a text of n units, and returns what is to be measured on it."""
+
+
+def ratio(work: Work, start: int, most: int) -> float:
+    """The least time at 4n by the least at n, of five each.
+
+    n grows from `start` until a run at n takes long enough, or 4n is `most`: beyond that nothing comes from outside. A
+    text that is refused sooner the longer it is has a small ratio.
+    """
+    n = start
+    while 8 * n <= most and _seconds(work(n)) < _ENOUGH_S:
+        n *= 2
+    short, long = work(n), work(4 * n)
+    # In turns: a slow moment of the machine meets both.
+    pairs = [(_seconds(short), _seconds(long)) for _ in range(ROUNDS)]
+    return min(pair[1] for pair in pairs) / max(min(pair[0] for pair in pairs), 1e-5)
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    began = time.thread_time()
+    run()
+    return time.thread_time() - began
