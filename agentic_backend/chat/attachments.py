@@ -3,7 +3,6 @@
 import asyncio
 import re
 import secrets
-import unicodedata
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,7 +37,7 @@ from agentic_backend.session.ownership import load_owned
 from agentic_backend.session.store import SessionStore
 from backend_kit.auth import Identity
 from backend_kit.http import error_response, request_id
-from backend_kit.wire import CODES, dumps
+from backend_kit.wire import CODES, dumps, normalized
 
 PATH: Final = "/chatbot/upload"
 MAX_NAME_CHARS: Final = 120
@@ -122,7 +121,7 @@ def add_attachments(router: APIRouter, services: Callable[[], AttachmentServices
 
 def file_name(raw: str) -> str:
     """The name under which a file is shown, "" where nothing is left of what was sent: its last part, as plain text."""
-    last = re.split(r"[\\/]", unicodedata.normalize("NFC", _UNSEEN.sub("", raw)))[-1]
+    last = re.split(r"[\\/]", normalized("NFC", _UNSEEN.sub("", raw)))[-1]
     name = " ".join(last.split())
     if not name.strip(". "):
         return ""

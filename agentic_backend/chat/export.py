@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, Protocol
 from urllib.parse import quote
@@ -14,7 +13,7 @@ from agentic_backend.session.models import HistoryWindow, Session
 from agentic_backend.session.ownership import load_owned
 from agentic_backend.session.store import SessionStore
 from backend_kit.kpi import Kpi
-from backend_kit.wire import dumps, loads
+from backend_kit.wire import dumps, loads, normalized
 
 Format = Literal["md", "json"]
 
@@ -73,9 +72,9 @@ def markdown(session: Session, messages: Sequence[bytes]) -> bytes:
 
 def disposition(session: Session, format: Format) -> str:  # noqa: A002 - as on the wire
     """A Content-Disposition whose names hold letters, digits and hyphens of the title alone (RFC 6266)."""
-    words = re.findall(r"[^\W_]+", unicodedata.normalize("NFC", session.title))
+    words = re.findall(r"[^\W_]+", normalized("NFC", session.title))
     name = _file_name("-".join(words), format)
-    plain = _file_name("-".join(re.findall(r"[A-Za-z0-9]+", unicodedata.normalize("NFKD", session.title))), format)
+    plain = _file_name("-".join(re.findall(r"[A-Za-z0-9]+", normalized("NFKD", session.title))), format)
     return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(name)}"
 
 

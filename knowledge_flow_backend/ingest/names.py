@@ -2,8 +2,9 @@
 
 import hashlib
 import re
-import unicodedata
 from dataclasses import dataclass
+
+from backend_kit.wire import normalized
 
 MAX_LABEL_CHARS = 240
 MAX_PART_CHARS = 120
@@ -44,7 +45,7 @@ def label(raw: str) -> str:
     its own, so that two long names stay two names.
     """
     parts = []
-    for part in _DRIVE.sub("", unicodedata.normalize("NFC", _UNSEEN.sub("", raw))).replace("\\", "/").split("/"):
+    for part in _DRIVE.sub("", normalized("NFC", _UNSEEN.sub("", raw))).replace("\\", "/").split("/"):
         cleaned = " ".join(part.split())
         if cleaned.strip(". "):
             parts.append(_shortened(cleaned, MAX_PART_CHARS))

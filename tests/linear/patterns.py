@@ -26,17 +26,33 @@ HOSTILE: Final[dict[str, tuple[Hostile, ...]]] = {
     f"{_AGENT}/questions.py::_WORD": (("", "a", "!"), ("", "a ", "")),
     f"{_AGENT}/questions.py::_OPENING": (("", " ", "x"), ("", "and", "x")),
     f"{_AGENT}/questions.py::_THAT": (
-        ("that", "!", "x"), ("", "that!", "x"), ("", "is ", ""), ("is", " ", "x"), ("", " ", "x"), ("", "that ", "x"),
+        ("that", "!", "x"),
+        ("", "that!", "x"),
+        ("", "is ", ""),
+        ("is", " ", "x"),
+        ("", " ", "x"),
+        ("", "that ", "x"),
     ),
     f"{_AGENT}/sources.py::_CODE": (("", "`", "\n"), ("```", "`` ", ""), ("", "`a\n", ""), ("", "`` `", "")),
     f"{_AGENT}/sources.py::_CITED": (
-        ("[1", " ", "x"), ("[1", ",1", "x"), ("", "[1 ", ""), ("", "[1](", ""), ("[1", " , 1", "x"), ("", "[1] ", "")
+        ("[1", " ", "x"),
+        ("[1", ",1", "x"),
+        ("", "[1 ", ""),
+        ("", "[1](", ""),
+        ("[1", " , 1", "x"),
+        ("", "[1] ", ""),
     ),
     f"{_AGENT}/sources.py::_NUMBER_MARK": (("", " ", "x"), ("", " \n", "x"), ("-", " ", "x"), ("", "[1", "")),
     f"{_AGENT}/sources.py::_DELIMITER": (("", "<", ""), ("", "</source", ""), ("", "<sourc", "")),
     f"{_AGENT}/sources.py::_EMPTY_LINES": (("\n", " ", "x"), ("", "\n x", ""), ("\n\n", " ", "x"), ("", "\n \n", "x")),
     f"{_AGENT}/sources.py::cited": (("", "1", "x"), ("", "1,", "")),
-    f"{_AGENT}/sources.py::_CITATION": (("", " ", "x"), ("", "\t ", "["), ("", "[1", ""), ("[1", ",1", ""), ("", " [1 ", "")),
+    f"{_AGENT}/sources.py::_CITATION": (
+        ("", " ", "x"),
+        ("", "\t ", "["),
+        ("", "[1", ""),
+        ("[1", ",1", ""),
+        ("", " [1 ", ""),
+    ),
     f"{_CHAT}/attachments.py::_UNSEEN": (_UNICODE,),
     f"{_CHAT}/attachments.py::file_name": (("", "/", ""), ("", "a", "")),
     f"{_CHAT}/documents.py::Uid": (("", "a", "!"),),
@@ -50,7 +66,12 @@ HOSTILE: Final[dict[str, tuple[Hostile, ...]]] = {
     "agentic_backend/knowledge/client.py::_TOKEN": (("", "a", "\n"),),
     "agentic_backend/knowledge/client.py::_ID": (("", "a", " "),),
     "agentic_backend/knowledge/timing.py::_PART": (
-        ("", "a", ""), ("", ", a", ""), ("", "a;dur=1,", ""), ("a;dur=", "1", ""), ("", ", ", ""), ("", "a;dur=1;start=1", ""),
+        ("", "a", ""),
+        ("", ", a", ""),
+        ("", "a;dur=1,", ""),
+        ("a;dur=", "1", ""),
+        ("", ", ", ""),
+        ("", "a;dur=1;start=1", ""),
     ),
     "agentic_backend/llm/chunks.py::_ESCAPE": (("", "\\", ""), ("", "\\ud800", ""), ("", "\\ud800\\u", "")),
     "agentic_backend/session/account.py::_PLAIN": (("", "a", " "),),
@@ -58,10 +79,19 @@ HOSTILE: Final[dict[str, tuple[Hostile, ...]]] = {
     "backend_kit/http/context.py::_REQUEST_ID": (("", "a", " "),),
     "backend_kit/http/redact.py::_SIGN": (("", "?", ""), ("", "&=", ""), ("", "a", "")),
     "knowledge_flow_backend/ingest/chunks.py::_SENTENCE_END": (
-        (".", ")", "x"), ("", ".)", "x"), ("", ". ", ""), (".", " ", ""), ("", ".", "x"),
+        (".", ")", "x"),
+        ("", ".)", "x"),
+        ("", ". ", ""),
+        (".", " ", ""),
+        ("", ".", "x"),
     ),
     "knowledge_flow_backend/ingest/chunks.py::_CUTS": (
-        ("\n", " ", "x"), ("", "\n x", ""), ("", ", ", ""), (",", " ", "x"), ("", ".)", "x"), ("", "\n", "x"),
+        ("\n", " ", "x"),
+        ("", "\n x", ""),
+        ("", ", ", ""),
+        (",", " ", "x"),
+        ("", ".)", "x"),
+        ("", "\n", "x"),
     ),
     "knowledge_flow_backend/ingest/names.py::_UNSEEN": (_UNICODE,),
     "knowledge_flow_backend/ingest/names.py::_DRIVE": (("", "a:", ""),),
@@ -73,35 +103,69 @@ HOSTILE: Final[dict[str, tuple[Hostile, ...]]] = {
     f"{_PARSERS}/docx.py::_HEADING": (("heading ", "1", ""),),
     f"{_PARSERS}/docx.py::_LIST": (("list ", "bullet", ""), ("list bullet", " ", "")),
     f"{_PARSERS}/html.py::_CHARSET": (
-        ("", "<meta ", ""), ("<meta ", "charset", ""), ("<meta charset", " ", ""), ("", "<meta charset ", ""),
+        ("", "<meta ", ""),
+        ("<meta ", "charset", ""),
+        ("<meta charset", " ", ""),
+        ("", "<meta charset ", ""),
         ("<meta charset=", " ", ""),
     ),
     f"{_PARSERS}/html.py::_SPACES": (("", " ", "x"), ("", " x", "")),
     f"{_PARSERS}/html.py::_BACKTICKS": (("", "`", ""), ("", "` ", "")),
     f"{_PARSERS}/html.py::_LANGUAGE": (("", "lang-", ""), ("", "language", ""), ("lang-", "a", "")),
     f"{_PARSERS}/html_shape.py::_TOKEN": (
-        ("", "<", ""), ("", "<!--", ""), ("", "<a", ""), ("", "<a ", ""), ("", "<a b='", ""), ("", "<a b=\"'", ""),
-        ("<a", " ", ""), ("<a", " b", ""), ("<a", " b ", ""), ("<a b", " ", "=x"), ("", "<!", ""), ("", "</", ""),
-        ("", "<!---", ""), ("<!--", "-", ""), ("<!--", "--!", ""), ("<a", "=", ""), ("<a", "/", ""), ("<a", " =' ", ""),
+        ("", "<", ""),
+        ("", "<!--", ""),
+        ("", "<a", ""),
+        ("", "<a ", ""),
+        ("", "<a b='", ""),
+        ("", "<a b=\"'", ""),
+        ("<a", " ", ""),
+        ("<a", " b", ""),
+        ("<a", " b ", ""),
+        ("<a b", " ", "=x"),
+        ("", "<!", ""),
+        ("", "</", ""),
+        ("", "<!---", ""),
+        ("<!--", "-", ""),
+        ("<!--", "--!", ""),
+        ("<a", "=", ""),
+        ("<a", "/", ""),
+        ("<a", " =' ", ""),
     ),
     f"{_PARSERS}/html_shape.py::_ATTRIBUTES": (
-        ("", "a", ""), ("", "a ", ""), ("a", " ", "x"), ("a=", " ", ""), ("", "a='", ""), ("", "a=\"'", ""), ("", "=", ""),
+        ("", "a", ""),
+        ("", "a ", ""),
+        ("a", " ", "x"),
+        ("a=", " ", ""),
+        ("", "a='", ""),
+        ("", "a=\"'", ""),
+        ("", "=", ""),
     ),
     f"{_PARSERS}/html_shape.py::_RAW": (("", "</script", ""), ("", "<", ""), ("", "</", "")),
     f"{_PARSERS}/markdown.py::_FRONT_MATTER": (
-        ("---\n", "\n", ""), ("---\n", "\n---x", ""), ("---", " ", "x"), ("---\n---", " ", "x"), ("---\n", "\n--- ", "x"),
+        ("---\n", "\n", ""),
+        ("---\n", "\n---x", ""),
+        ("---", " ", "x"),
+        ("---\n---", " ", "x"),
+        ("---\n", "\n--- ", "x"),
     ),
     f"{_PARSERS}/pdf.py::_NO_TITLE": (("", "a", ""), ("", ".", ""), ("", ".doc", "x"), ("", "a.", "")),
     f"{_PARSERS}/pdf_lines.py::_DIVIDED": (("", "a", ""), ("", "a-", ""), ("", "é", "-x")),
     f"{_PARSERS}/pdf_lines.py::_FIRST_WORD": (("", "a", "1"), ("", "1", "")),
     f"{_PARSERS}/pdf_lines.py::_pattern": (("", "1", ""), ("", "1a", "")),
-    f"{_PARSERS}/text.py::_BETWEEN": (("\n", " ", "x"), ("", "\n x", ""), ("", "\n ", "x"), ("", "\n", "x"), ("", "\n\t", "x")),
+    f"{_PARSERS}/text.py::_BETWEEN": (
+        ("\n", " ", "x"),
+        ("", "\n x", ""),
+        ("", "\n ", "x"),
+        ("", "\n", "x"),
+        ("", "\n\t", "x"),
+    ),
     "knowledge_flow_backend/rerank/bm25.py::_WORD": (("", "a", ""), ("", "_", "")),
     f"{_SEARCH}/calls.py::_ID": (("", "a", " "),),
     f"{_SEARCH}/opensearch_body.py::_WORD": (("", "a", ""), ("", "a ", "")),
     f"{_SEARCH}/terms.py::_DOTTED": (("", "a", ""), ("", "a.", ""), ("", "a..", ""), ("", "_", "")),
     f"{_SEARCH}/wire.py::_UNRESERVED": (("", "a", " "),),
-}  # fmt: skip
+}
 
 BOUNDS: Final[dict[str, int]] = {f"{_PARSERS}/html.py::_CHARSET": 4096}
 """Of what a pattern is given, where that is less than what comes."""
@@ -112,7 +176,7 @@ _STAND_IN: Final = "part of the stand-in for a model, which serves this machine 
 _RUST: Final = "fields of pydantic are matched by an engine that never goes back"
 
 UNREACHED: Final[dict[str, str]] = {
-    f"{_AGENT}/fields.py::_is_text": "the pattern is the agent's author's; what is held against it has a bound, see there",
+    f"{_AGENT}/fields.py::_is_text": "the pattern is the agent's author's, the value of one who may change agents",
     f"{_PARSERS}/packages.py::_ENCODING": "is given the first 200 bytes of a part",
     "agentic_backend/settings.py::OfferedModel": f"{_CONFIGURED}; {_RUST}",
     "agentic_backend/settings.py::Ai": f"{_CONFIGURED}; {_RUST}",
@@ -129,7 +193,7 @@ UNREACHED_FOLDERS: Final = {"ws_bench/fakes/": _STAND_IN}
 
 
 def attempts(pattern: re.Pattern[Any]) -> Iterator[Hostile]:
-    """Texts of the pattern's own signs: each alone and each two, after what begins a match and before what ends none."""
+    """Texts of the pattern's own signs: each alone and each two, after nothing or what may begin a match."""
     signs = sorted(_signs(_parser.parse(pattern.pattern, pattern.flags & ~re.DEBUG)))[:10]
     for again in (*signs, *("".join(two) for two in itertools.permutations(signs, 2))):
         for before in ("", *signs[:3]):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.linear.measure import LIMIT, ratio
+from tests.linear.measure import LIMIT, ratio, within
 from tests.linear.patterns import BOUNDS, HOSTILE, UNREACHED, UNREACHED_FOLDERS, Hostile, attempts
 from tests.linear.uses import Use, uses
 
@@ -36,7 +36,7 @@ def test_a_hostile_text_takes_time_linear_in_its_length(key: str) -> None:
     for pattern, method in _applied(USES[key]):
         for hostile in HOSTILE[key]:
             work = _work(pattern, method, hostile)
-            seen = ratio(work, min(START, _most(key) // 4), _most(key))
+            seen = within(work, min(START, _most(key) // 4), _most(key))
             assert seen <= LIMIT, (pattern.pattern, method, hostile, seen)
 
 
@@ -48,7 +48,7 @@ def test_texts_of_its_own_signs_take_time_linear_in_their_length(key: str) -> No
             began = time.thread_time()
             work(min(8_000, _most(key)))()
             if time.thread_time() - began > _SUSPECT_S:
-                seen = ratio(work, 500, _most(key))
+                seen = within(work, 500, _most(key))
                 assert seen <= LIMIT, (pattern.pattern, method, hostile, seen)
 
 

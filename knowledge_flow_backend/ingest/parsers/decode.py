@@ -2,11 +2,11 @@
 
 import codecs
 import re
-import unicodedata
 from itertools import islice
 
 from charset_normalizer import from_bytes
 
+from backend_kit.wire import normalized
 from knowledge_flow_backend.library.reasons import Reason, Refused
 
 # Longest first: the mark of UTF-32 begins with that of UTF-16.
@@ -56,9 +56,7 @@ def decode(data: bytes, declared: str | None = None) -> str:
 
 def clean(text: str) -> str:
     """One line end (\\n), nothing unseen within words, no lone surrogates, composed letters (NFC)."""
-    if not text.isascii():
-        text = unicodedata.normalize("NFC", text)
-    return _UNSEEN.sub("", _LINE_ENDS.sub("\n", text))
+    return _UNSEEN.sub("", _LINE_ENDS.sub("\n", normalized("NFC", text)))
 
 
 def _not_utf8(data: bytes, declared: str | None) -> str:

@@ -33,26 +33,28 @@ _RAW: Final = {
 }
 _LEFT_OUT: Final = frozenset({"option", "optgroup"})
 
-_VOID: Final = frozenset(
-    "area base basefont bgsound br col embed frame hr img input keygen link meta param source track wbr".split()
-)
-_FORMATTING: Final = frozenset("a b big code em font i nobr s small strike strong tt u".split())
+_VOID_NAMES = "area base basefont bgsound br col embed frame hr img input keygen link meta param source track wbr"
+_VOID: Final = frozenset(_VOID_NAMES.split())
+_FORMATTING_NAMES = "a b big code em font i nobr s small strike strong tt u"
+_FORMATTING: Final = frozenset(_FORMATTING_NAMES.split())
 _CELLS: Final = frozenset({"td", "th", "caption"})
 _MARKERS: Final = frozenset({*_CELLS, "applet", "object", "marquee", "template"})
 _TABLE: Final = frozenset({*_CELLS, "tr", "tbody", "thead", "tfoot", "colgroup"})
-_SPECIAL: Final = _MARKERS | frozenset(
-    "address article aside blockquote body button center dd details dir div dl dt fieldset figcaption figure footer "
-    "form frameset h1 h2 h3 h4 h5 h6 head header hgroup html iframe li listing main menu nav noembed noframes noscript "
-    "ol p plaintext pre script search section select style summary table tbody textarea tfoot thead title tr ul "
-    "xmp".split()
-)
+_SPECIAL_NAMES = """
+address article aside blockquote body button center dd details dir div dl dt fieldset figcaption figure footer form
+frameset h1 h2 h3 h4 h5 h6 head header hgroup html iframe li listing main menu nav noembed noframes noscript ol p
+plaintext pre script search section select style summary table tbody textarea tfoot thead title tr ul xmp
+"""
+_SPECIAL: Final = _MARKERS | frozenset(_SPECIAL_NAMES.split())
 _FOREIGN: Final = frozenset({"svg", "math"})
 # What ends an excursion to SVG or MathML, and where HTML begins again within one.
-_BREAKS_OUT: Final = frozenset(
-    "b big blockquote body br center code dd div dl dt em embed font h1 h2 h3 h4 h5 h6 head hr i img li listing menu "
-    "meta nobr ol p pre ruby s small span strong strike sub sup table tt u ul var".split()
-)
-_HTML_WITHIN: Final = frozenset("annotation-xml desc foreignobject mi mn mo ms mtext title".split())
+_BREAKING_OUT_NAMES = """
+b big blockquote body br center code dd div dl dt em embed font h1 h2 h3 h4 h5 h6 head hr i img li listing menu meta
+nobr ol p pre ruby s small span strong strike sub sup table tt u ul var
+"""
+_BREAKS_OUT: Final = frozenset(_BREAKING_OUT_NAMES.split())
+_HTML_WITHIN_NAMES = "annotation-xml desc foreignobject mi mn mo ms mtext title"
+_HTML_WITHIN: Final = frozenset(_HTML_WITHIN_NAMES.split())
 _ROOTS: Final = frozenset({"table", "template", ""})
 _SIBLINGS: Final = {"p": ("p",), "li": ("li",), "dd": ("dd", "dt"), "dt": ("dd", "dt")}
 _PASSED: Final = {"li": frozenset({"address", "div", "p"}), "p": frozenset[str]()}

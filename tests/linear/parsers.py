@@ -1,0 +1,510 @@
+"""Of each parser of both services: texts that would make it slow, or why no text of length reaches it.
+
+A case makes an input of n units and says what reads it. What refuses its input has read it too.
+"""
+
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from typing import Any, Final
+
+from h11 import SERVER, Connection
+from python_multipart.multipart import parse_options_header
+from websockets.server import ServerProtocol
+
+from agentic_backend.agent import answering, questions, sources
+from agentic_backend.chat import attachments, compression, export, frames, handshake, sse
+from agentic_backend.knowledge import hits, timing
+from agentic_backend.llm import chunks as llm_chunks
+from agentic_backend.llm import failures
+from agentic_backend.llm.sse import SseParser
+from agentic_backend.session import account, exchange, titles
+from agentic_backend.session.models import Session
+from backend_kit import auth, wire
+from backend_kit.http.redact import redact
+from knowledge_flow_backend import endpoint
+from knowledge_flow_backend.ingest import names, tables
+from knowledge_flow_backend.ingest.blocks import Parsed
+from knowledge_flow_backend.ingest.chunks import ChunkRules, chunks
+from knowledge_flow_backend.ingest.parsers import (
+    csv,
+    docx,
+    html,
+    html_shape,
+    jsonl,
+    markdown,
+    packages,
+    pdf,
+    pdf_lines,
+    pptx,
+    text,
+    xlsx,
+)
+from knowledge_flow_backend.ingest.parsers import decode as decoding
+from knowledge_flow_backend.library.reasons import Refused
+from knowledge_flow_backend.rerank import bm25
+from knowledge_flow_backend.search import opensearch_body, terms
+from tests.knowledge_flow_backend.ingest import files, office
+from tests.support.raw import head
+
+Made = Callable[[int], Any]
+Case = tuple[Callable[[Any], object], tuple[Made, ...]]
+"""What reads, and the inputs it is given."""
+
+
+def again(*units: str, before: str = "", behind: str = "") -> tuple[Made, ...]:
+    """Texts of n times each unit."""
+    return tuple(lambda n, unit=unit: f"{before}{unit * n}{behind}" for unit in units)
+
+
+def raw(*units: str, before: str = "", behind: str = "") -> tuple[Made, ...]:
+    """The same as bytes."""
+    return tuple(lambda n, made=made: made(n).encode() for made in again(*units, before=before, behind=behind))
+
+
+def numbered(unit: str, before: str = "", behind: str = "", between: str = "") -> tuple[Made, ...]:
+    """Bytes of n units that each have a number of their own, as names that must be told apart have."""
+    return (lambda n: (before + between.join(unit.format(number) for number in range(n)) + behind).encode(),)
+
+
+_MARKS: Final = "\u0300\u0316"
+_WORDS: Final = again("a", "a ", "a.", "a_", "_", ".", " ", "?", "é", _MARKS)
+_JSON: Final = raw("[", "1", "-1.", "\\u0000", '{"a":', '"a" ') + raw("1", before='{"a":1.', behind="}")
+_OBJECT: Final = (
+    *numbered('"{}":1', "{", "}", ","),
+    *raw("[1],", before='{"a":[', behind="1]}"),
+    *raw("\\u00e9", before='{"a":"', behind='"}'),
+)
+_HTML: Final = raw(
+    "<div>",
+    "<span>",
+    "<b>",
+    "<b><i>",
+    "<a href=x>",
+    "<p>",
+    "<p>x",
+    "<ul><li>",
+    "<li>",
+    "<table><tr><td>",
+    "<table>",
+    "<tr><td>",
+    "<font>",
+    "<b><div></b>",
+    "<div><table></div></table>",
+    "<div></p>",
+    "<select>",
+    "<option>",
+    "<svg>",
+    "<template>",
+    "<object>",
+    "<h1>",
+    "<dd><li>",
+    "<code>x</code>",
+    "<pre>`",
+    "</p>",
+    "</x>",
+    "<br>",
+    "<nav>x</nav>",
+    "<main>x</main>",
+    "<header>x</header>",
+    "<",
+    "<!--",
+    "<a b='",
+    "&",
+    "&amp",
+    "&#",
+    " \n",
+    "<title>",
+    "<script>",
+    "<form>",
+    "<button>",
+    "<form>x</form>",
+    "<details><summary>",
+    "<svg><path/>",
+    "<math><mi>",
+    "<div title='</div>'>",
+    "<img alt=x>",
+    "<div>x</div>",
+    "<ruby><rt>",
+    "<body a=b>",
+)
+_MARKDOWN: Final = raw(
+    ">",
+    "*",
+    "[",
+    "[a](",
+    "`",
+    "- ",
+    "<a ",
+    "*a _b ",
+    "_a",
+    "![",
+    "&a",
+    "|a",
+    "\\",
+    "# a\n",
+    "a\n-\n",
+    "(",
+    "<",
+    "[a]: b\n",
+    "    a\n",
+    "* a\n",
+    "<!-- ",
+    "> a\n",
+    "[a][b]",
+    "<http://a",
+    "\n",
+    "1. a\n",
+    "a**b",
+    "~~~\n",
+    "---\n",
+    "title: ",
+    "[a]",
+    "***a",
+    "`` `",
+    "[[a]",
+    "a\n\n",
+    "+ - ",
+)
+
+
+def _archive(part: str, made: Made, start: bytes) -> Made:
+    """An office file with one part replaced by what is made."""
+    return lambda n: office.repacked(start, {part: made(n)})
+
+
+def _document(n: int, unit: str) -> bytes:
+    space = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+    return f'<w:document xmlns:w="{space}"><w:body>{unit * n}</w:body></w:document>'.encode()
+
+
+def _sheet(n: int, unit: str) -> bytes:
+    space = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
+    return f'<worksheet xmlns="{space}"><sheetData>{unit * n}</sheetData></worksheet>'.encode()
+
+
+_DOCX: Final = (
+    *tuple(
+        _archive("word/document.xml", lambda n, unit=unit: _document(n, unit), office.word())
+        for unit in (
+            "<w:p><w:r><w:t>x</w:t></w:r></w:p>",
+            "<w:tbl><w:tr><w:tc><w:p/></w:tc></w:tr></w:tbl>",
+            "<w:p><w:pPr><w:pStyle w:val='ListBullet'/></w:pPr><w:r><w:t>x</w:t></w:r></w:p>",
+            "<w:p><w:pPr><w:pStyle w:val='Heading1'/></w:pPr><w:r><w:t>x</w:t></w:r></w:p>",
+            "<w:sdt><w:sdtContent><w:p/></w:sdtContent></w:sdt>",
+        )
+    ),
+    _archive("word/document.xml", lambda n: _document(1, f"<w:p>{'<w:r><w:t>x</w:t></w:r>' * n}</w:p>"), office.word()),
+    _archive(
+        "word/document.xml",
+        lambda n: _document(1, f"<w:tbl>{'<w:tr><w:tc><w:p/></w:tc></w:tr>' * n}</w:tbl>"),
+        office.word(),
+    ),
+)
+_XLSX: Final = tuple(
+    _archive("xl/worksheets/sheet1.xml", lambda n, unit=unit: _sheet(n, unit), office.workbook())
+    for unit in (
+        "<row><c t='inlineStr'><is><t>x</t></is></c></row>",
+        "<row/>",
+        "<row><c><v>1</v></c></row><row/>",
+        "<c><v>1</v></c>",
+    )
+)
+
+
+def _slides(n: int) -> bytes:
+    with zipfile.ZipFile(io.BytesIO(office.slides())) as archive:
+        slide = archive.read("ppt/slides/slide3.xml").decode()
+    return office.repacked(
+        office.slides(),
+        {
+            "ppt/slides/slide3.xml": slide.replace(
+                "<a:p>", "<a:p><a:r><a:t>x</a:t></a:r></a:p>" * n + "<a:p>", 1
+            ).encode()
+        },
+    )
+
+
+def _upgrade(made: str) -> object:
+    """The head of a handshake, read as a socket's is."""
+    server = ServerProtocol()
+    server.receive_data(made.encode())
+    return [server.accept(event) for event in server.events_received()]  # type: ignore[arg-type]
+
+
+def _request(made: str) -> object:
+    """The head of a request, read as HTTP's is."""
+    connection = Connection(SERVER)
+    connection.receive_data(made.encode())
+    return connection.next_event()
+
+
+def _head(header: str) -> tuple[Made, ...]:
+    return tuple(
+        lambda n, unit=unit: head("/x", f"{header}: {unit * n}").decode()
+        for unit in (",", "a", ", a", '"', " ", ";a=", "a;")
+    )
+
+
+def _events(made: bytes) -> object:
+    parser = SseParser(2**30)
+    return [parser.feed(made[start : start + 1000]) for start in range(0, len(made), 1000)]
+
+
+def _hits(text_: str) -> list[dict[str, Any]]:
+    return [{"content": text_, "title": text_, "uid": text_, "section": text_, "citation_url": text_}]
+
+
+def _named(title: str) -> Session:
+    return Session.new("user", "agent", title)
+
+
+def _chunked(content: str) -> object:
+    parsed = text.parse(content.encode())
+    return list(chunks(tables.with_headers(parsed, 1200), ChunkRules(1200, 200)))
+
+
+def _tabled(content: bytes) -> object:
+    parsed: Parsed = csv.parse(content)
+    return list(chunks(tables.with_headers(parsed, 1200), ChunkRules(1200, 200)))
+
+
+_PARSERS: Final = "knowledge_flow_backend/ingest/parsers"
+_CHAT: Final = "agentic_backend/chat"
+_AGENT: Final = "agentic_backend/agent"
+
+CASES: Final[dict[str, Case]] = {
+    f"{_PARSERS}/csv.py::parse": (
+        csv.parse,
+        raw("1", "1,", ",", '"', 'a,"b\n', "a,b\n", ";", "\n", "1 ", '""', "a|b\n", behind="x\ny")
+        + raw("a\n", before="a," * 300 + "\n"),
+    ),
+    f"{_PARSERS}/decode.py::decode": (
+        decoding.decode,
+        (
+            *raw("a", "é", f"a{_MARKS}", _MARKS, "\r", "\u200b"),
+            lambda n: b"\xe9\x81 " * n,
+            lambda n: bytes(range(128, 256)) * n,
+            lambda n: b"a\x00" * n,
+            lambda n: b"\xff" * n,
+        ),
+    ),
+    f"{_PARSERS}/decode.py::clean": (decoding.clean, again("\r", f"a{_MARKS}", _MARKS, "\u0f73", "\xad")),
+    f"{_PARSERS}/docx.py::parse": (docx.parse, _DOCX),
+    f"{_PARSERS}/html.py::parse": (
+        html.parse,
+        _HTML
+        + numbered("<p><b x={}>x</p>")
+        + numbered("<body a{}=b>")
+        + numbered(" a{}=b", "<div", ">")
+        + numbered("<p{}>")
+        + raw("<div>x", "<p>", before="<div>" * 100)
+        + raw("`", before="<pre>")
+        + raw("<option>x</option>", before="<select>"),
+    ),
+    f"{_PARSERS}/html_shape.py::checked": (lambda made: html_shape.checked(made.decode()), _HTML),
+    f"{_PARSERS}/jsonl.py::parse": (jsonl.parse, _JSON + _OBJECT + raw('{"a":1}\n', '{"a":{"b":[1]}}\n', "\n", "x\n")),
+    f"{_PARSERS}/markdown.py::parse": (
+        markdown.parse,
+        _MARKDOWN
+        + numbered("[a{}]: b\n")
+        + numbered("[a{}]", "[a]: b\n\n")
+        + raw(" ", before="---\ntitle: a", behind="b\n---\n")
+        + raw("|a|b|\n", before="|a|b|\n|-|-|\n"),
+    ),
+    f"{_PARSERS}/packages.py::check": (
+        packages.check,
+        (lambda n: office.repacked(office.word(), {"a.xml": b"<a/>" * n}),),
+    ),
+    f"{_PARSERS}/pdf.py::parse": (
+        pdf.parse,
+        (
+            lambda n: files.pdf([["a" * n]]),
+            lambda n: files.pdf([["a"] * n]),
+            lambda n: files.pdf([["a" * 50 + "-"] * n]),
+            lambda n: files.pdf([["a"]] * n),
+            lambda n: files.pdf([["a"]], outline=[(0, "a")] * n),
+        ),
+    ),
+    f"{_PARSERS}/pdf_lines.py::plain": (pdf_lines.plain, _WORDS),
+    f"{_PARSERS}/pptx.py::parse": (pptx.parse, (_slides,)),
+    f"{_PARSERS}/text.py::parse": (text.parse, raw("\n", "\n ", "a\n\n", " ", "a")),
+    f"{_PARSERS}/xlsx.py::parse": (xlsx.parse, _XLSX),
+    "knowledge_flow_backend/ingest/chunks.py::chunks": (
+        _chunked,
+        again("a", "a. ", ".", "\n", "a\n\n", ") ", " ", ".)", "a\n"),
+    ),
+    "knowledge_flow_backend/ingest/tables.py::with_headers": (_tabled, raw("a,b\n", "a,", before="a,b\n")),
+    "knowledge_flow_backend/ingest/names.py::label": (
+        names.label,
+        again("a", "/", "\\", ".", "a/", "é", _MARKS, " ", "c:"),
+    ),
+    "knowledge_flow_backend/ingest/names.py::base_name": (names.base_name, again("/", "a")),
+    "knowledge_flow_backend/ingest/names.py::stem": (names.stem, again(".", "a")),
+    "knowledge_flow_backend/ingest/names.py::suffix": (names.suffix, again(".", "a", "./")),
+    "knowledge_flow_backend/ingest/names.py::format_of": (names.format_of, again(".", "a")),
+    "knowledge_flow_backend/endpoint.py::sendable": (endpoint.sendable, _WORDS + again("\ud800", "\x00")),
+    "knowledge_flow_backend/rerank/bm25.py::words": (bm25.words, _WORDS),
+    "knowledge_flow_backend/rerank/bm25.py::bm25": (
+        lambda made: bm25.bm25(made, [made] * 5),
+        (*_WORDS, lambda n: " ".join(map(str, range(n)))),
+    ),
+    "knowledge_flow_backend/search/opensearch_body.py::cut": (opensearch_body.cut, _WORDS),
+    "knowledge_flow_backend/search/terms.py::spelled": (
+        terms.spelled,
+        (*_WORDS, lambda n: " ".join(map("a.b{}".format, range(n)))),
+    ),
+    "backend_kit/http/redact.py::redact": (
+        lambda made: redact(made, len(made)),
+        again("?", "?a=", "?token=", "bearer ", "bearer", ".", "eyJ", "%74", " ", "a", "?%", "=", "bearer."),
+    ),
+    "backend_kit/auth/headers.py::bearer_of": (
+        lambda made: auth.bearer_of([(b"authorization", made.encode())]),
+        again("Bearer ", " ", "a", "bearer"),
+    ),
+    "backend_kit/auth/headers.py::header": (lambda made: auth.header([(b"a", b"b")] * made, b"x"), (lambda n: n,)),
+    "backend_kit/wire/json.py::loads": (wire.loads, _JSON + _OBJECT),
+    "backend_kit/wire/text.py::normalized": (
+        lambda made: wire.normalized("NFKD", made),
+        again(_MARKS, "\u0f73", "e\u0301", "\ud55c", f"a{_MARKS * 16}", "\ufdfa"),
+    ),
+    f"{_AGENT}/answering.py::conversation": (lambda made: answering.conversation(made, [], made), _WORDS),
+    f"{_AGENT}/answering.py::with_language": (lambda made: answering.with_language("a", made), _WORDS),
+    f"{_AGENT}/questions.py::follows_up": (questions.follows_up, _WORDS + again("that!", "is ", "and ", "that ")),
+    f"{_AGENT}/sources.py::numbered": (
+        lambda made: sources.numbered(_hits(made), 2**30),
+        _WORDS + again("\n", "\n ", "[1]", "<source", "-[1"),
+    ),
+    f"{_AGENT}/sources.py::cited": (
+        lambda made: sources.cited(made, 5),
+        _WORDS + again("[1]", "[1", "`", "```", "[1,"),
+    ),
+    f"{_AGENT}/sources.py::citations": (lambda made: sources.citations(made, []), again("[1]")),
+    f"{_AGENT}/sources.py::without_citations": (sources.without_citations, _WORDS + again("[1]", " [1", "\t", "[1, ")),
+    f"{_CHAT}/attachments.py::file_name": (attachments.file_name, again("a", "/", ".", _MARKS, "\u200b", " ", "é")),
+    f"{_CHAT}/compression.py::chosen": (compression.chosen, again(",", "gzip,", "gzip;q=", ";", " ", "*;q=0.", "a")),
+    f"{_CHAT}/export.py::disposition": (lambda made: export.disposition(_named(made), "md"), _WORDS),
+    f"{_CHAT}/frames.py::storable": (frames.storable, again("a", "é", "\ud7ff")),
+    f"{_CHAT}/frames.py::parse_native": (
+        lambda made: frames.parse_native(made.decode(), 2**30),
+        _JSON + _OBJECT + raw("a", before='{"type":"ask","session_id":"a","agent_id":"a","message":"', behind='"}'),
+    ),
+    f"{_CHAT}/frames.py::parse_compatible": (
+        lambda made: frames.parse_compatible(made.decode(), 2**30),
+        _JSON + _OBJECT,
+    ),
+    f"{_CHAT}/frames.py::session_id_of": (
+        lambda made: frames.session_id_of(made.decode()),
+        _JSON + _OBJECT + raw("a", before='{"session_id":"', behind='"}'),
+    ),
+    f"{_CHAT}/handshake.py::credential_from": (
+        lambda made: handshake.credential_from([], (), made, allow_query_token=True),
+        raw("?", "&", "=", "a=b&", "%", "%41", "+", ";", before="x=", behind="&token=x"),
+    ),
+    f"{_CHAT}/handshake.py::origin_allowed": (
+        lambda made: handshake.origin_allowed(made, (), made.partition("://")[2], source=handshake.TokenSource.HEADER),
+        again("a", ":", "]", "[", "1.", before="http://"),
+    ),
+    f"{_CHAT}/sse.py::read_body": (lambda made: sse.read_body(made, 2**30), _JSON + _OBJECT),
+    f"{_CHAT}/sse.py::read_last_event_id": (sse.read_last_event_id, again("1", "a")),
+    "agentic_backend/knowledge/hits.py::parse_hits": (
+        lambda made: hits.parse_hits(made, 100),
+        _JSON + _OBJECT + raw('{"content":"a","uid":"a","title":"a","score":1},', before="[", behind="1]"),
+    ),
+    "agentic_backend/knowledge/timing.py::enter_timing": (
+        timing.enter_timing,
+        again("a", "a;dur=1, ", ", ", "a;dur=", ";"),
+    ),
+    "agentic_backend/llm/chunks.py::parse_chunk": (
+        llm_chunks.parse_chunk,
+        _JSON + _OBJECT + raw("\\ud800", "\\\\", before='{"a":"', behind='"}'),
+    ),
+    "agentic_backend/llm/chunks.py::parse_answer": (llm_chunks.parse_answer, _JSON + _OBJECT),
+    "agentic_backend/llm/failures.py::retry_after_s": (failures.retry_after_s, again("1", "a", " ", ":", "Mon, ")),
+    "agentic_backend/llm/sse.py::SseParser": (
+        _events,
+        raw("a", "\n", "\r", "data: a\n", "data: a\n\n", ":", "data:", "\r\n"),
+    ),
+    "agentic_backend/session/account.py::loggable": (account.loggable, _WORDS + again("\n", '"')),
+    "agentic_backend/session/exchange.py::clean": (exchange.clean, again("\x00", "a")),
+    "agentic_backend/session/exchange.py::title_from": (exchange.title_from, _WORDS + again("\n", "\r")),
+    "agentic_backend/session/titles.py::tidy": (titles.tidy, _WORDS + again("\n", '"', "'", "#", "* ", ".")),
+    "the head of a handshake": (
+        _upgrade,
+        _head("Connection") + _head("Sec-WebSocket-Extensions") + _head("Sec-WebSocket-Protocol") + _head("Upgrade"),
+    ),
+    "the content type of an upload": (
+        parse_options_header,
+        tuple(
+            lambda n, unit=unit: 'multipart/form-data; x="' + unit * n
+            for unit in ('";', '; a="', ";", "; a=b", '\\"; ', '"; a')
+        ),
+    ),
+    "the head of a request": (_request, _head("X-Anything") + _head("Connection")),
+}
+
+LIBRARIES: Final = (
+    "the content type of an upload",
+    "the head of a handshake",
+    "the head of a request",
+    "agentic_backend/llm/sse.py::SseParser",
+)
+"""Cases that are no function of ours with a text as its first argument."""
+
+_OURS: Final = "its text is written by us, in the code or the configuration"
+_PASSES_ON: Final = "passes its text on to others, or puts it into a value, without looking into it"
+_OPERATOR: Final = "the operator's own words, typed or configured"
+
+UNREACHED: Final[dict[str, str]] = {
+    f"{_AGENT}/questions.py::with_what_it_refers_to": "asks `follows_up` of four texts",
+    "agentic_backend/events.py::text_part": _PASSES_ON,
+    "agentic_backend/llm/chunks.py::ended": _OURS,
+    "agentic_backend/llm/failures.py::broken": _OURS,
+    "agentic_backend/llm/failures.py::silent": _OURS,
+    "agentic_backend/verdict/causes.py::account_of": _OURS,
+    "backend_kit/kpi/ledger.py::phase": _OURS,
+    "agentic_backend/page.py::origin_of": _OPERATOR,
+    "agentic_backend/persist/libpq.py::connect_args": _OPERATOR,
+    "backend_kit/http/server.py::listen": _OPERATOR,
+    "backend_kit/settings/base.py::http_url": _OPERATOR,
+    "backend_kit/settings/models.py::is_loopback": _OPERATOR,
+    "backend_kit/settings/source.py::one_line": _OPERATOR,
+    "knowledge_flow_backend/cli_client.py::decoded": "a program of the operator's, which asks a service of theirs",
+    "knowledge_flow_backend/cli_client.py::session_with": _OPERATOR,
+    "knowledge_flow_backend/ingest/receive.py::receive": "a stream, which python-multipart reads in pieces within limits",
+    "knowledge_flow_backend/index/engines.py::connect_args": _OPERATOR,
+    "knowledge_flow_backend/index/models.py::chunk_uid": _PASSES_ON,
+    "knowledge_flow_backend/ingest/chunks.py::chunk_uid": _PASSES_ON,
+    "knowledge_flow_backend/ingest/service.py::embedded_text": _PASSES_ON,
+    "knowledge_flow_backend/library/router.py::attachment": "a label, which `names.label` has cut to 240 characters",
+    "knowledge_flow_backend/library/statements.py::label_lock": _PASSES_ON,
+    "knowledge_flow_backend/search/opensearch_body.py::by_words": "what `cut` leaves of a question, through `spelled`",
+    "knowledge_flow_backend/search/opensearch_body.py::heading_of": _PASSES_ON,
+    "knowledge_flow_backend/search/opensearch_body.py::key_of": _PASSES_ON,
+    "knowledge_flow_backend/search/opensearch_body.py::parts_of": "a key of ours, as the index gives it back",
+    "knowledge_flow_backend/search/opensearch_shape.py::number_of": "a name of ours, of an index",
+    "knowledge_flow_backend/search/opensearch_shape.py::numbered": _OPERATOR,
+    "knowledge_flow_backend/search/rows.py::check_made": _OURS,
+    "knowledge_flow_backend/search/statements.py::with_columns": _OURS,
+    "knowledge_flow_backend/supervise.py::hold_port": _OPERATOR,
+    "knowledge_flow_backend/supervise.py::listen_beside_others": _OPERATOR,
+}
+
+
+def quietly(read: Callable[[Any], object], made: Any) -> object:
+    """What was read, or the refusal."""
+    try:
+        return read(made)
+    except (
+        Refused,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        wire.ServiceError,
+        json.JSONDecodeError,
+    ) as refusal:
+        return refusal
+    except Exception as failure:  # noqa: BLE001 - libraries raise what they like: what it took to find out is measured
+        return failure
