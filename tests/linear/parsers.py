@@ -472,7 +472,7 @@ UNREACHED: Final[dict[str, str]] = {
     "backend_kit/settings/source.py::one_line": _OPERATOR,
     "knowledge_flow_backend/cli_client.py::decoded": "a program of the operator's, which asks a service of theirs",
     "knowledge_flow_backend/cli_client.py::session_with": _OPERATOR,
-    "knowledge_flow_backend/ingest/receive.py::receive": "a stream, which python-multipart reads in pieces within limits",
+    "knowledge_flow_backend/ingest/receive.py::receive": "a stream, which python-multipart reads in pieces",
     "knowledge_flow_backend/index/engines.py::connect_args": _OPERATOR,
     "knowledge_flow_backend/index/models.py::chunk_uid": _PASSES_ON,
     "knowledge_flow_backend/ingest/chunks.py::chunk_uid": _PASSES_ON,

@@ -144,6 +144,9 @@ class _Shape:
             if self._in_table():
                 self._close((name,), _ROOTS - {name})
         elif name in _FORMATTING or name == "form":
+            if name == "form" and any(one.name == name for one in self._open):
+                while self._open[-1].name in _SIBLINGS:
+                    self._open.pop()
             self._close((name,), _MARKERS | {"table"}, alone=True)
         elif name == "p":
             self._close((name,), _MARKERS | {"table", "button"})
