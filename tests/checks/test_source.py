@@ -22,7 +22,7 @@ from tests.checks.source import (
 LONGEST_FUNCTION = 60
 LONGEST_FUNCTION_P90 = 40
 BROAD_EXCEPTS_A_SERVICE = 3
-KIT_CODE_LINES = 2_870
+KIT_CODE_LINES = 2_950
 KIT_MODULES = {"aio", "auth", "http", "kpi", "settings", "wire"}
 
 
