@@ -11,7 +11,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 run: ## start everything on this machine: Postgres, the mock model, the services; Ctrl-C stops
-	@$(PYTHON_RUN) -m turnwise $(ARGS)
+	@$(PYTHON_RUN) -m turnwise run $(ARGS)
 
 keycloak: ## run Keycloak with users to sign in as (needs Java and Maven); Ctrl-C stops
 	@$(PYTHON_RUN) -m deploy.keycloak $(ARGS)

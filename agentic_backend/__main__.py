@@ -1,5 +1,6 @@
 """The process of the agentic service: settings, the port and what is its alone first, then everything heavy."""
 
+import argparse
 import logging
 import sys
 
@@ -13,8 +14,13 @@ def main() -> int:
     Exit codes: 0 drained, 1 forced, 2 bad configuration, taken port or unusable spool directory, 3 another process has
     the spool directory or the database (after a wait of up to 10 s at the start; drained where it is found out later).
     """
+    parser = argparse.ArgumentParser(prog="python -m agentic_backend", description="The agentic service.")
+    parser.add_argument("--check", action="store_true", help="only say whether the configuration can be used")
+    options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
     settings = load_or_exit(AgenticSettings)
+    if options.check:
+        return 0
     logging.getLogger().setLevel(settings.app.log_level.upper())
     logging.getLogger("alembic").setLevel(logging.WARNING)  # we say ourselves which revision the schema is at
     from agentic_backend.persist.claim import EXIT_TAKEN, DatabaseTaken, take

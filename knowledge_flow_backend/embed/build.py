@@ -1,18 +1,22 @@
-"""`python -m knowledge_flow_backend.embed.build FILE`: makes the int8 model file of the local embedder, once.
+"""`python -m knowledge_flow_backend.embed.build FILE [WEIGHTS]`: makes the int8 model file of the local embedder, once.
 
-A child process of the service, so that what building needs (onnx, 90 MB of weights, 400 MB of memory) ends with it.
+A child process of the service, so that what building needs (onnx, 90 MB of weights, 400 MB of memory) ends with it. It
+says on stdout what it does, a word a line: `fetching`, `building`.
 """
 
 import fcntl
 import logging
 import os
+import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 
-from knowledge_flow_backend.embed.local import LocalModel, weights_directory
+from knowledge_flow_backend.embed.local import EXIT_UNREACHABLE, LocalModel, is_made, tokenizer_file
+from knowledge_flow_backend.embed.weights import TOKENIZER, WEIGHTS, WeightsRefused, WeightsUnreachable, put_weights
 
 # The model card's example, and what float32 gives for it. A file that is off by more has gone wrong in the making.
 _SENTENCES = (
@@ -25,16 +29,29 @@ _COSINES = (0.6946, 0.9429, 0.2569)
 _TOLERANCE = 0.03
 
 
-def build(target: Path) -> None:
-    """Make `target` unless it is there. Processes that start together make it once: the others wait for the lock."""
+def build(target: Path, weights: Path | None = None) -> None:
+    """Make `target` and its tokenizer unless they are there. Processes that start together make them once: the others
+    wait for the lock. Killed at any moment it leaves nothing under either name that is not whole.
+
+    Raises what `put_weights` raises.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if target.exists():
+        if is_made(target):
             return
+        for left in target.parent.glob(".build-*"):  # by one that was killed: whoever lives holds the lock
+            shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=".build-", dir=target.parent) as directory:
+            if weights is None:
+                print("fetching", flush=True)
+            put_weights(Path(directory), weights, os.environ)
+            print("building", flush=True)
             made = _quantised(Path(directory))
+            tokenizer = tokenizer_file(made)
+            Path(directory, TOKENIZER).rename(tokenizer)
             _check(made)
+            tokenizer.replace(tokenizer_file(target))
             made.replace(target)
 
 
@@ -45,7 +62,7 @@ def _quantised(directory: Path) -> Path:
     from knowledge_flow_backend.embed.graph import build_model, read_safetensors
 
     exact, small = directory / "float32.onnx", directory / "int8.onnx"
-    onnx.save(build_model(read_safetensors(weights_directory() / "model.safetensors")), str(exact))
+    onnx.save(build_model(read_safetensors(directory / WEIGHTS)), str(exact))
     quantize_dynamic(exact, small, weight_type=QuantType.QInt8)
     return small
 
@@ -58,7 +75,19 @@ def _check(file: Path) -> None:
         raise RuntimeError(f"the model file is wrong: cosines {shown} instead of {_COSINES}")
 
 
-if __name__ == "__main__":
+def main(arguments: list[str]) -> int:
+    """Build; the exit code: 0, 1 with the reason on stderr, or `EXIT_UNREACHABLE`."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what fetches ends too, and nothing is left behind
     logging.getLogger().setLevel(logging.ERROR)  # the quantiser advises shapes that this graph has no use for
     os.umask(0o022)
-    build(Path(sys.argv[1]))
+    target, *given = arguments
+    try:
+        build(Path(target), Path(given[0]) if given else None)
+    except (WeightsRefused, WeightsUnreachable) as error:
+        print(error, file=sys.stderr)
+        return EXIT_UNREACHABLE if isinstance(error, WeightsUnreachable) else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

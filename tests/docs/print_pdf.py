@@ -1,6 +1,6 @@
 """Prints a markdown page of docs/ to PDF with Chromium: how config/samples/turnwise-operations.pdf was made.
 
-    python -m turnwise.print_pdf docs/operations.md config/samples/turnwise-operations.pdf
+    python -m tests.docs.print_pdf docs/operations.md config/samples/turnwise-operations.pdf
 
 Run it again after the page has changed; needs `chromium` on the PATH.
 """
@@ -46,12 +46,12 @@ def print_pdf(source: Path, target: Path, chromium: str) -> None:
             "--disable-background-networking", f"--user-data-dir={folder}/profile", "--no-pdf-header-footer",
             f"--print-to-pdf={target.absolute()}", page.as_uri(),
         ]  # fmt: skip
-        subprocess.run(command, check=True, timeout=PRINT_S, stderr=subprocess.DEVNULL)  # noqa: S603 - our own command
+        subprocess.run(command, check=True, timeout=PRINT_S, stderr=subprocess.DEVNULL)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Print, and say how large it became."""
-    parser = argparse.ArgumentParser(prog="python -m turnwise.print_pdf", description="Print a page of docs/.")
+    parser = argparse.ArgumentParser(prog="python -m tests.docs.print_pdf", description="Print a page of docs/.")
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)
     options = parser.parse_args(argv)

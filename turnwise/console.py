@@ -1,0 +1,105 @@
+"""The terminal and the log file: what matters is shown, everything is kept.
+
+The terminal gets the launcher's own lines, errors of the programs, and below them one living line. What the programs
+write goes to a file of bounded size. Without a terminal (a pipe, a service manager) there is no living line.
+"""
+
+import contextlib
+import logging
+import logging.handlers
+import os
+import re
+import shutil
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import TextIO
+
+NAME_WIDTH = 9
+LOG_BYTES = 10 * 1024 * 1024
+LOG_FILES = 3
+SHOWN = 5
+SHOWN_PER_S = 10.0
+_TROUBLE = re.compile(r"(?:^| )(?:ERROR|CRITICAL|FATAL|PANIC)[: ]|^\w*Error: |ALARM")
+_CLEAR = "\r\x1b[K"
+
+
+class Console:
+    """Writes whole lines, from whatever thread. A terminal or a disk that is gone is no reason to fail.
+
+    `log` is the file for what the programs write; without one, or with `verbose`, it is written to the terminal.
+    """
+
+    def __init__(self, stream: TextIO, log: Path | None = None, *, verbose: bool = False) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+        self._verbose = verbose or log is None
+        self._log = None if log is None else _log_file(log)
+        self._status = ""
+        self._shown: deque[float] = deque(maxlen=SHOWN)
+        self.living = not self._verbose and stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        """Whether there is a line that is written over and over."""
+
+    def say(self, name: str, text: str) -> None:
+        """One line of the one named: `name     | text`, names of one width."""
+        self.announce(f"{name:<{NAME_WIDTH}}| {text}")
+
+    def announce(self, text: str) -> None:
+        """A line without a name."""
+        self._keep(text)
+        self._show(text)
+
+    def output(self, name: str, text: str) -> None:
+        """A line that a program wrote: kept, and shown where it tells of trouble (at most 5 in 10 s), or all is."""
+        line = f"{name:<{NAME_WIDTH}}| {text}"
+        self._keep(line)
+        if self._verbose or (_TROUBLE.search(text) and self._may_show()):
+            self._show(line)
+
+    def status(self, text: str) -> None:
+        """Put `text` in place of the living line; empty: take it away. Nothing without a terminal."""
+        if self.living:
+            with self._lock:
+                self._status = text
+                self._write(self._living())
+
+    def close(self) -> None:
+        """Take the living line away, and close the log."""
+        self.status("")
+        if self._log is not None:
+            self._log.close()
+
+    def _may_show(self) -> bool:
+        now = time.monotonic()
+        with self._lock:
+            if len(self._shown) == SHOWN and now - self._shown[0] < SHOWN_PER_S:
+                return False
+            self._shown.append(now)
+            return True
+
+    def _keep(self, line: str) -> None:
+        if self._log is not None:
+            self._log.handle(logging.LogRecord("", logging.INFO, "", 0, line, None, None))
+
+    def _show(self, line: str) -> None:
+        with self._lock:
+            self._write(f"{_CLEAR}{line}\n{self._living()}" if self._status else f"{line}\n")
+
+    def _living(self) -> str:
+        return _CLEAR + self._status[: shutil.get_terminal_size().columns - 1]
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(text)
+            self._stream.flush()
+
+
+def _log_file(path: Path) -> logging.Handler:
+    """10 MB, and two older ones beside it. It tells who wrote what to the owner alone."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handler = logging.handlers.RotatingFileHandler(
+        path, maxBytes=LOG_BYTES, backupCount=LOG_FILES - 1, encoding="utf-8", errors="replace"
+    )
+    handler.handleError = lambda record: None  # type: ignore[method-assign]  # noqa: ARG005 - a full disk: see Console
+    return handler
