@@ -1,95 +1,100 @@
 # Turnwise. `make` lists what there is; everything else needs only Python 3.11 or newer, its venv module, and a network
 # the first time. ARGS passes arguments on: make test ARGS="tests/deploy -x".
 
-RUN := ./deploy/toolchain.sh run
-PYTHON_RUN := $(RUN) .venv/bin/python
+# What is run needs less than what checks and measures it.
+RUN := ./deploy/toolchain.sh run .venv/bin/python
+DEV := ./deploy/toolchain.sh dev
+PYTHON := $(DEV) .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help run keycloak opensearch test check gates format lock bench bench-short bench-micro bench-turn bench-ladder bench-matrix bench-verdict bench-kpi bench-ingest bench-growth bench-strangers profile eval chaos chaos-full chaos-mixed fuzz clean
+.PHONY: help run keycloak opensearch test check wheel-test gates format lock bench bench-short bench-micro bench-turn bench-ladder bench-matrix bench-verdict bench-kpi bench-ingest bench-growth bench-strangers profile eval chaos chaos-full chaos-mixed fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 run: ## start everything on this machine: Postgres, the mock model, the services; Ctrl-C stops
-	@$(PYTHON_RUN) -m turnwise run $(ARGS)
+	@$(RUN) -m turnwise run $(ARGS)
 
 keycloak: ## run Keycloak with users to sign in as (needs Java and Maven); Ctrl-C stops
-	@$(PYTHON_RUN) -m deploy.keycloak $(ARGS)
+	@$(RUN) -m deploy.keycloak $(ARGS)
 
 opensearch: ## run an OpenSearch node for knowledge flow (needs a JDK and Maven); Ctrl-C stops
-	@$(PYTHON_RUN) -m deploy.opensearch $(ARGS)
+	@$(RUN) -m deploy.opensearch $(ARGS)
 
 test: ## run every test that the programs of this machine allow; TURNWISE_REQUIRE=all allows no gap
-	@$(PYTHON_RUN) -m pytest $(ARGS)
+	@$(PYTHON) -m pytest $(ARGS)
 
 check: ## format, lint, types, import contracts, the project's own checks
-	@$(RUN) .venv/bin/ruff format --check .
-	@$(RUN) .venv/bin/ruff check .
-	@$(PYTHON_RUN) -m mypy
-	@$(RUN) .venv/bin/lint-imports
-	@$(PYTHON_RUN) -m pytest -q tests/checks
+	@$(DEV) .venv/bin/ruff format --check .
+	@$(DEV) .venv/bin/ruff check .
+	@$(PYTHON) -m mypy
+	@$(DEV) .venv/bin/lint-imports
+	@$(PYTHON) -m pytest -q tests/checks
+
+wheel-test: ## install the wheel into an empty environment, measure it, start it in an empty folder and ask
+	@$(PYTHON) -m tests.wheel $(ARGS)
 
 gates: ## branch coverage of what must not lose a turn, and the planted mistakes that tests must catch
-	@$(PYTHON_RUN) -m tests.coverage_gate
-	@$(PYTHON_RUN) -m tests.mutants
+	@$(PYTHON) -m tests.coverage_gate
+	@$(PYTHON) -m tests.mutants
 
 format: ## format the code and repair what the linter can
-	@$(RUN) .venv/bin/ruff format .
-	@$(RUN) .venv/bin/ruff check --fix .
+	@$(DEV) .venv/bin/ruff format .
+	@$(DEV) .venv/bin/ruff check --fix .
 
 lock: ## resolve the dependencies anew into uv.lock (ARGS=--upgrade takes newer ones)
 	@./deploy/toolchain.sh uv lock $(ARGS)
 
 bench: ## the load test of this release, on this machine
-	@$(PYTHON_RUN) -m tests.bench.bench $(ARGS)
+	@$(PYTHON) -m tests.bench.bench $(ARGS)
 
 bench-short: ## the same, short: what .ci/run does
-	@$(PYTHON_RUN) -m tests.bench.bench --short $(ARGS)
+	@$(PYTHON) -m tests.bench.bench --short $(ARGS)
 
 bench-micro: ## what the smallest pieces cost
-	@$(PYTHON_RUN) -m tests.bench.micro $(ARGS)
+	@$(PYTHON) -m tests.bench.micro $(ARGS)
 
 bench-turn: ## CPU of one turn beside other ways to serve it; a quarter of an hour
-	@$(PYTHON_RUN) -m tests.bench.turn $(ARGS)
+	@$(PYTHON) -m tests.bench.turn $(ARGS)
 
 bench-ladder: ## what each layer of a turn costs, from an echo to a rerank
-	@$(PYTHON_RUN) -m tests.bench.ladder $(ARGS)
+	@$(PYTHON) -m tests.bench.ladder $(ARGS)
 
 bench-matrix: ## what each switch of the bench configuration does to a turn
-	@$(PYTHON_RUN) -m tests.bench.matrix $(ARGS)
+	@$(PYTHON) -m tests.bench.matrix $(ARGS)
 
 bench-verdict: ## make each cause the bottleneck in turn, and ask the service who bounds it; ARGS=--short for six of them
-	@$(PYTHON_RUN) -m tests.bench.verdict $(ARGS)
+	@$(PYTHON) -m tests.bench.verdict $(ARGS)
 
 bench-kpi: ## what watching costs: with it and without, scraped and unscraped
-	@$(PYTHON_RUN) -m tests.bench.kpi_cost $(ARGS)
+	@$(PYTHON) -m tests.bench.kpi_cost $(ARGS)
 
 bench-ingest: ## what 200 MB of uploads cost, stage by stage, and how much memory; twenty minutes; ARGS=--short for 20 MB
-	@$(PYTHON_RUN) -m tests.bench.ingest $(ARGS)
+	@$(PYTHON) -m tests.bench.ingest $(ARGS)
 
 bench-growth: ## what a search costs at 10,000 to 300,000 chunks, and beside an upload, on both engines; half an hour
-	@$(PYTHON_RUN) -m tests.bench.growth $(ARGS)
+	@$(PYTHON) -m tests.bench.growth $(ARGS)
 
 bench-strangers: ## what 200 slow readers and 5,000 idle sockets cost the others; ARGS=--short for fewer
-	@$(PYTHON_RUN) -m tests.bench.strangers $(ARGS)
+	@$(PYTHON) -m tests.bench.strangers $(ARGS)
 
 profile: ## where the CPU of a turn goes: flame graph profile.svg and tables, by phase and library
-	@$(PYTHON_RUN) -m tests.bench.profile $(ARGS)
+	@$(PYTHON) -m tests.bench.profile $(ARGS)
 
 eval: ## how well search finds, on the index of the Python manual; its first run embeds for minutes; ARGS=--short
-	@$(PYTHON_RUN) -m tests.eval $(ARGS)
+	@$(PYTHON) -m tests.eval $(ARGS)
 
 chaos: ## break Postgres, disk, network and processes under load; what clients were told against what is stored
-	@$(PYTHON_RUN) -m tests.chaos --short $(ARGS)
+	@$(PYTHON) -m tests.chaos --short $(ARGS)
 
 chaos-full: ## the same with repeats and the bounds as published; half an hour, on a machine that does nothing else
-	@$(PYTHON_RUN) -m tests.chaos --full $(ARGS)
+	@$(PYTHON) -m tests.chaos --full $(ARGS)
 
 chaos-mixed: ## faults of every kind at random among 150 clients and strangers for ten minutes; ARGS=--short for 45 s
-	@$(PYTHON_RUN) -m tests.chaos.mixed $(ARGS)
+	@$(PYTHON) -m tests.chaos.mixed $(ARGS)
 
 fuzz: ## search for inputs that break a promise, ten minutes a test; ARGS="--seconds 60", --seed runs one again
-	@$(PYTHON_RUN) -m tests.fuzz $(ARGS)
+	@$(PYTHON) -m tests.fuzz $(ARGS)
 
 clean: ## remove what can be made again; data in .turnwise stays
 	rm -rf .venv .tools .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist .coverage .coverage.*

@@ -1,8 +1,9 @@
 #!/bin/sh
 # Finds Python and uv, keeps .venv as uv.lock says, and runs a command in that environment. Used by the Makefile.
 #
-#   toolchain.sh sync          make .venv what uv.lock says; at once where it is already
-#   toolchain.sh run COMMAND   the same, then become COMMAND
+#   toolchain.sh sync          make .venv what uv.lock says, with the tools of development; at once where it is already
+#   toolchain.sh dev COMMAND   the same, then become COMMAND
+#   toolchain.sh run COMMAND   the same without those tools; where they are there already, they stay
 #   toolchain.sh uv ARGUMENT   run uv
 #
 # PYTHON and UV choose other programs than the first suitable ones on PATH.
@@ -97,24 +98,30 @@ settle() {
     export UV_PYTHON UV_PYTHON_DOWNLOADS UV_PYTHON_PREFERENCE UV_PROJECT_ENVIRONMENT
 }
 
-# The stamp says for which place, Python and lock .venv was made. Scripts in it hold its place: moved, it is remade.
+# The stamp says for which place, Python and lock .venv was made, and with which groups. Scripts in it hold its place:
+# moved, it is remade. The tools of development are added to what is there and never taken away: what runs out of .venv
+# keeps running, and who changes between `make run` and `make test` waits once.
 sync() {
     settle
     stamp=.venv/.turnwise-stamp
-    wanted="$here $python $("$python" -V) $(cat pyproject.toml uv.lock | cksum)"
-    if [ -x .venv/bin/python ] && [ "$(cat $stamp 2>/dev/null)" = "$wanted" ]; then return; fi
-    case "$(cat $stamp 2>/dev/null)" in "" | "$here "*) ;; *) rm -rf .venv ;; esac
+    made=$(cat $stamp 2>/dev/null || :)
+    case $made in *" with dev") groups=dev ;; *) groups=$1 ;; esac
+    wanted="$here $python $("$python" -V) $(cat pyproject.toml uv.lock | cksum) with $groups"
+    if [ -x .venv/bin/python ] && [ "$made" = "$wanted" ]; then return; fi
+    case $made in "" | "$here "*) ;; *) rm -rf .venv ;; esac
     say "making .venv from uv.lock with $("$python" -V)"
+    [ "$groups" = dev ] || groups_not="--no-default-groups"
     # Compiled now, because the environment may forbid Python to write bytecode later, and then each start pays.
-    "$uv" sync --frozen --all-extras --compile-bytecode || fail "uv could not make .venv"
+    "$uv" sync --frozen --all-extras ${groups_not:-} --compile-bytecode || fail "uv could not make .venv"
     echo "$wanted" >$stamp
 }
 
 action=${1:-sync}
 [ $# -eq 0 ] || shift
 case $action in
-    sync) sync ;;
-    run) sync && exec "$@" ;;
+    sync) sync dev ;;
+    dev) sync dev && exec "$@" ;;
+    run) sync run && exec "$@" ;;
     uv) settle && exec "$uv" "$@" ;;
-    *) fail "unknown action $action: sync, run or uv" ;;
+    *) fail "unknown action $action: sync, dev, run or uv" ;;
 esac

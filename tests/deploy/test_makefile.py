@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.checks.source import ROOT
 
 TARGETS = (
-    *("help", "run", "keycloak", "opensearch", "test", "check", "gates", "format", "lock"),
+    *("help", "run", "keycloak", "opensearch", "test", "check", "wheel-test", "gates", "format", "lock"),
     *(
         "bench",
         "bench-short",
@@ -34,7 +34,7 @@ def make(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[st
 def toolchain(*arguments: str, cwd: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
     """The script in a directory of its own, so that nothing touches the checkout's environment."""
     place = cwd / "deploy"
-    place.mkdir(parents=True)
+    place.mkdir(parents=True, exist_ok=True)
     script = place / "toolchain.sh"
     script.write_bytes((ROOT / "deploy/toolchain.sh").read_bytes())
     script.chmod(0o755)
@@ -85,3 +85,35 @@ def test_uv_gets_one_python_no_downloads_and_a_cache_it_can_write(tmp_path: Path
     assert told["UV_PROJECT_ENVIRONMENT"] == str(tmp_path / ".venv")
     assert told["UV_CACHE_DIR"] == str(tmp_path / ".tools/uv-cache")
     assert not {"UV_MANAGED_PYTHON", "VIRTUAL_ENV"} & told.keys()
+
+
+def test_what_runs_gets_no_tools_of_development_and_what_has_them_keeps_them(tmp_path: Path) -> None:
+    """Which `uv sync` each action asks for, one after the other in one checkout."""
+    uv = tmp_path / "uv"
+    uv.write_text(
+        """#!/bin/sh
+if [ "$1" = --version ]; then echo uv 1.2.3; exit; fi
+echo "$@" >>"$UV_CALLS"
+mkdir -p .venv/bin && ln -sf /bin/sh .venv/bin/python
+"""
+    )
+    uv.chmod(0o755)
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "uv.lock").touch()
+    calls = tmp_path / "calls"
+    seen = []
+    for action in ("run", "run", "dev", "run", "dev"):
+        calls.write_text("")
+        done = toolchain(action, "true", cwd=tmp_path, UV=str(uv), UV_CALLS=str(calls))
+        assert done.returncode == 0, done.stderr
+        seen.append(calls.read_text().strip())
+    sync = "sync --frozen --all-extras --compile-bytecode"
+    assert seen == [sync.replace("extras", "extras --no-default-groups"), "", sync, "", ""]
+    (tmp_path / "uv.lock").write_text("changed")
+    toolchain("run", "true", cwd=tmp_path, UV=str(uv), UV_CALLS=str(calls))
+    assert calls.read_text().strip() == sync  # a system that is developed on stays one
+
+
+def test_the_makefile_runs_with_what_is_run_and_checks_with_the_tools() -> None:
+    steps = dict(re.findall(r"^([a-z-]+): ##.*\n\t@(\$\(\w+\))", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {target for target, by in steps.items() if by == "$(RUN)"} == {"run", "keycloak", "opensearch"}

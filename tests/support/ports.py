@@ -26,6 +26,15 @@ def free_port() -> int:
             return port
 
 
+def free_block(size: int) -> int:
+    """The first of `size` ports in a row that were free a moment ago."""
+    while True:
+        first = free_port()
+        if all(_is_free(port) for port in range(first, first + size)):
+            _GIVEN.extend(range(first, first + size))
+            return first
+
+
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
         try:

@@ -12,9 +12,11 @@ import psycopg
 import pytest
 import yaml
 
-from tests.support.ports import free_port
+from tests.support.mock_llm import MockModel
+from tests.support.ports import free_block, free_port
 from tests.support.postgres import public_directory
 from tests.support.processes import ROOT, ModuleProcess
+from tests.support.weights import weights
 from turnwise.__main__ import main
 
 
@@ -41,9 +43,15 @@ class Stack:
     def arguments(self) -> list[str]:
         return ["--config-agentic", str(self.agentic), "--config-knowledge-flow", str(self.knowledge_flow)]
 
-    def launch(self) -> ModuleProcess:
+    def launch(self, *flags: str, **environ: str) -> ModuleProcess:
         env = {"TURNWISE_HOME": str(self.home / "data"), "OPENAI_API_KEY": "", "OPENAI_BASE_URL": "", "ENV_FILE": ""}
-        return ModuleProcess("turnwise", *self.arguments, env=env, stop_s=60)
+        env |= {"TURNWISE_WEIGHTS": str(weights()), "PORT": "", **environ}
+        return ModuleProcess("turnwise", "run", *self.arguments, *flags, env=env, stop_s=60)
+
+    @property
+    def log(self) -> str:
+        """What the programs have written."""
+        return (self.home / "data/log/turnwise.log").read_text()
 
     def free_ports(self) -> bool:
         ports = (self.port, self.metrics_port, self.model_port, self.postgres_port)
@@ -80,7 +88,6 @@ def ready(launcher: ModuleProcess, stack: Stack) -> None:
 def test_it_answers_a_turn_before_it_says_ready_and_leaves_nothing_behind(stack: Stack) -> None:
     with stack.launch() as launcher:
         ready(launcher, stack)
-        assert "a first turn failed" not in launcher.output
         assert stack.sessions() == 0  # that of the first turn is deleted
         children = psutil.Process(launcher.pid).children(recursive=True)
         leaders = {child.pid for child in psutil.Process(launcher.pid).children()}
@@ -89,11 +96,44 @@ def test_it_answers_a_turn_before_it_says_ready_and_leaves_nothing_behind(stack:
         assert launcher.wait() == 0
     assert psutil.wait_procs(children, timeout=20)[1] == []
     assert stack.free_ports()
-    ends = [
-        line.split("|")[0].strip() for line in launcher.output.splitlines() if "shut down" in line or "ended" in line
-    ]
+    ends = [line.split("|")[0].strip() for line in stack.log.splitlines() if "shut down" in line or "ended" in line]
     # Both are the last words; the line of Postgres comes through a pipe of its own and may be read later.
     assert set(ends[-2:]) == {"postgres", "turnwise"}
+
+
+def test_the_terminal_has_a_dozen_lines_and_the_log_the_rest(stack: Stack) -> None:
+    with stack.launch() as launcher:
+        ready(launcher, stack)
+        launcher.wait_for_line("the library Turnwise is ready", 120)
+        launcher.send(signal.SIGINT)
+        launcher.wait()
+    shown = launcher.output.splitlines()
+    assert len(shown) <= 12, launcher.output
+    assert not [line for line in shown if "INFO" in line]
+    kept = {line.split("|")[0].strip() for line in stack.log.splitlines()}
+    assert kept >= {"postgres", "knowledge", "agentic", "turnwise"}
+
+
+def test_a_port_of_ones_own_moves_everything(stack: Stack) -> None:
+    port = free_block(6)
+    with stack.launch(PORT=str(port)) as launcher:
+        line = launcher.wait_for_line("^Turnwise is ready", 90).string
+        assert line.startswith(f"Turnwise is ready: http://127.0.0.1:{port}  (metrics http://127.0.0.1:{port + 1}")
+        launcher.wait_for_line("the library Turnwise is ready", 120)
+        assert stack.free_ports()
+
+
+def test_a_model_that_refuses_the_key_ends_the_start_with_that_as_the_last_line(
+    stack: Stack, mock_llm: MockModel
+) -> None:
+    """A first turn that failed is not ready."""
+    with stack.launch(OPENAI_BASE_URL=mock_llm.base_url, OPENAI_MODEL="mock;status=401") as launcher:
+        assert launcher.wait(120) == 1
+    last = launcher.output.splitlines()[-1]
+    assert last.startswith("turnwise: not ready: the first turn failed: ")
+    assert "llm_" in last
+    assert "Turnwise is ready" not in launcher.output
+    assert stack.free_ports()
 
 
 def test_a_killed_service_is_said_and_comes_back(stack: Stack) -> None:
@@ -129,13 +169,51 @@ def test_a_second_signal_kills(stack: Stack) -> None:
     assert stack.free_ports()
 
 
-def test_a_service_that_cannot_start_ends_the_start_with_its_reason(stack: Stack) -> None:
-    stack.agentic.write_text(stack.agentic.read_text() + "\nnonsense: 1\n")
+@pytest.mark.parametrize("service", ["agentic", "knowledge_flow"])
+def test_a_bad_file_of_either_service_is_said_before_anything_starts(stack: Stack, service: str) -> None:
+    file: Path = getattr(stack, service)
+    file.write_text(file.read_text() + "\nnonsense: 1\n")
     with stack.launch() as launcher:
         assert launcher.wait(60) == 1
-    assert "nonsense" in launcher.output
-    assert "turnwise | the agentic service cannot start: its lines above say why" in launcher.output
+    (line,) = launcher.output.splitlines()
+    assert line.startswith(f"turnwise: {file}:")
+    assert "nonsense: unknown key" in line
+    assert not (stack.home / "data").exists()
+
+
+def test_a_service_that_cannot_start_ends_the_start_at_once_with_its_reason(stack: Stack) -> None:
+    data = yaml.safe_load(stack.agentic.read_text())
+    data["ai"]["agents"][0]["class_path"] = "nowhere.to_be.found"
+    stack.agentic.write_text(yaml.safe_dump(data))
+    with stack.launch() as launcher:
+        assert launcher.wait(90) == 1
+    assert "starts again" not in stack.log
+    assert "nowhere" in launcher.output.splitlines()[-1]
+    assert launcher.output.splitlines()[-1].startswith("turnwise: agentic cannot run: ")
     assert stack.free_ports()
+
+
+def test_a_spool_that_another_process_has_ends_the_start_with_who_has_it(stack: Stack) -> None:
+    spool = stack.home / "data/spool"
+    with stack.launch("--no-samples") as first:
+        ready(first, stack)
+        (stack.home / "other").mkdir()
+        other = Stack(stack.home / "other")
+        with other.launch("--no-samples", TURNWISE_SPOOL_DIR=str(spool)) as second:
+            assert second.wait(90) == 1
+        last = second.output.splitlines()[-1]
+        assert last.startswith("turnwise: agentic cannot run: ")
+        assert str(spool) in last
+        assert "starts again" not in other.log
+
+
+def test_a_directory_of_another_postgres_ends_the_start_with_both_versions(stack: Stack) -> None:
+    with stack.launch("--no-samples", "--no-first-turn") as first:
+        ready(first, stack)
+    (stack.home / "data/postgres/data/PG_VERSION").write_text("15\n")
+    with stack.launch() as second:
+        assert second.wait(60) == 1
+    assert "was written by Postgres 15, the server here is 18" in second.output.splitlines()[-1]
 
 
 def test_a_taken_port_is_said_at_once_and_nothing_is_started(
@@ -143,7 +221,7 @@ def test_a_taken_port_is_said_at_once_and_nothing_is_started(
 ) -> None:
     monkeypatch.setenv("TURNWISE_HOME", str(stack.home / "data"))
     with socket.create_server(("127.0.0.1", stack.metrics_port)):
-        assert main(stack.arguments) == 1
+        assert main(["run", *stack.arguments]) == 1
     expected = f"turnwise: port {stack.metrics_port} (127.0.0.1), wanted by agentic metrics, is taken\n"
     assert capsys.readouterr() == ("", expected)
     assert not (stack.home / "data").exists()

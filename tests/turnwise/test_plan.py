@@ -1,11 +1,13 @@
 """What is started, by the configuration files and the environment."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from turnwise.data import data_directory
 from turnwise.errors import StartRefused
 from turnwise.plan import OPENAI_URL, Plan, read_plan
 
@@ -33,8 +35,10 @@ def changed(files: tuple[Path, Path], section: str, **values: object) -> None:
     files[0].write_text(yaml.safe_dump(data))
 
 
-def plan(files: tuple[Path, Path], environ: dict[str, str] | None = None, *, bench: bool = False) -> Plan:
-    return read_plan(*files, environ or {}, bench=bench)
+def plan(
+    files: tuple[Path, Path], environ: dict[str, str] | None = None, *, bench: bool = False, port: int | None = None
+) -> Plan:
+    return read_plan(*files, environ or {}, bench=bench, port=port)
 
 
 def test_ports_are_those_of_the_files(files: tuple[Path, Path]) -> None:
@@ -108,3 +112,45 @@ def test_what_is_no_port_is_refused_with_file_and_key(files: tuple[Path, Path], 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(StartRefused, match=r"nowhere\.yaml: cannot be read"):
         read_plan(tmp_path / "nowhere.yaml", tmp_path / "nowhere.yaml", {}, bench=False)
+
+
+def test_a_port_of_ones_own_moves_everything_and_every_url_between(files: tuple[Path, Path]) -> None:
+    changed(files, "ai", knowledge_flow_url="http://127.0.0.1:18111/knowledge-flow/v1")
+    made = plan(files, port=9000)
+    assert [(want.purpose, want.port) for want in sorted(made.ports(), key=lambda want: want.port)] == [
+        ("agentic", 9000),
+        ("agentic metrics", 9001),
+        ("knowledge flow", 9002),
+        ("the mock model", 9003),
+        ("Postgres", 9004),
+        ("knowledge flow metrics", 9005),
+    ]
+    assert made.agentic.content is not None
+    assert made.agentic.content["ai"]["knowledge_flow_url"] == "http://127.0.0.1:9002/knowledge-flow/v1"
+    assert made.agentic.content["ai"]["default_chat_model"]["settings"]["base_url"] == made.model_url
+    assert made.agentic.content["storage"]["postgres"]["port"] == made.postgres_port == 9004
+
+
+def test_what_is_elsewhere_stays_where_it_is(files: tuple[Path, Path]) -> None:
+    changed(files, "storage.postgres", host="db.example", port=18000)
+    changed(files, "ai.default_chat_model.settings", base_url="http://model.example:18000/v1")
+    content = plan(files, port=9000).agentic.content
+    assert content is not None
+    assert content["storage"]["postgres"]["port"] == 18000
+    assert content["ai"]["default_chat_model"]["settings"]["base_url"] == "http://model.example:18000/v1"
+
+
+@pytest.mark.parametrize("port", [0, 65_531, 99_999])
+def test_a_port_that_leaves_no_room_is_refused(files: tuple[Path, Path], port: int) -> None:
+    with pytest.raises(StartRefused, match=f"PORT={port}: must be from 1 to 65530, for 6 ports in a row"):
+        plan(files, port=port)
+
+
+def test_the_files_that_come_with_it_move_without_a_rest() -> None:
+    """Whatever program of this machine they name, its default port is in them nowhere any more."""
+    config = data_directory() / "config"
+    before = plan((config / "agentic/configuration.yaml", config / "knowledge_flow/configuration.yaml"))
+    made = plan((config / "agentic/configuration.yaml", config / "knowledge_flow/configuration.yaml"), port=30_000)
+    assert made.knowledge_flow is not None
+    written = yaml.safe_dump([dict(made.agentic.content or {}), dict(made.knowledge_flow.content or {})])
+    assert not [want for want in before.ports() if re.search(rf"port: {want.port}\b|:{want.port}\b", written)]

