@@ -227,6 +227,10 @@ class KfUnavailable(TurnFailed):
     code: ClassVar[Code] = Code.KF_UNAVAILABLE
 
 
+class KfPreparing(KfUnavailable):
+    """Knowledge flow is there, but its embedding model is not yet: it is fetched or loaded."""
+
+
 class NotKept(TurnFailed):
     """The state of a run that would wait for a person could not be stored."""
 

@@ -8,6 +8,7 @@ ServiceError (backend_kit.wire)
 ├── DocumentsUnavailable                             something behind the service did not answer in time
 │   ├── IndexUnavailable
 │   └── EmbeddingUnavailable
+│       └── EmbeddingPreparing                       not yet: the first start fetches the model
 └── MissingFilename, UploadProcessingFailed          uploads
 
 Unknown documents and libraries are a 404 of their routers (`backend_kit.http` leaves 404 to FastAPI).
@@ -81,6 +82,12 @@ class IndexUnavailable(DocumentsUnavailable):
 
 class EmbeddingUnavailable(DocumentsUnavailable):
     """The embedding model did not answer in time, or not with vectors."""
+
+
+class EmbeddingPreparing(EmbeddingUnavailable):
+    """The local model is being fetched, built or loaded: the first start of a machine, or the first seconds of any."""
+
+    cause: ClassVar[str] = "model_preparing"
 
 
 class MissingFilename(ServiceError):

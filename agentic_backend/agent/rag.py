@@ -15,7 +15,7 @@ from agentic_backend.agent.answering import said, stream_answer, with_language
 from agentic_backend.agent.fields import value_of
 from agentic_backend.agent.kit import AgentKit, Graph
 from agentic_backend.agent.run import AgentAnswer, AgentRun, AgentState, HistoryItem
-from agentic_backend.errors import KfUnavailable, TurnFailed
+from agentic_backend.errors import KfPreparing, KfUnavailable, TurnFailed
 from agentic_backend.events import Sources
 from agentic_backend.knowledge import Caller, Hit, KnowledgeClient, SearchQuery
 from agentic_backend.settings import AgentSettings, FieldSpec
@@ -24,6 +24,7 @@ from backend_kit.kpi import phase
 PHASES: Final = ("keyword_expansion", "follow_up")
 """Phases beside those of CONTRACT §6, for what comes before a search where it is switched on."""
 WITHOUT_DOCUMENTS: Final = "answered_without_documents"
+BEING_PREPARED: Final = "documents_being_prepared"
 """The warning of an answer whose search failed (TRUST §2)."""
 
 SYSTEM_PROMPT: Final = """\
@@ -104,6 +105,7 @@ class RagState(TypedDict, total=False):
     question: str
     hits: list[Hit]
     unavailable: bool
+    preparing: bool
     reranked: bool
     rerank_within_s: float
     answer: AgentAnswer
@@ -222,10 +224,10 @@ class Rico:
         try:
             with phase("vector_search"):
                 hits = await client.search(self._query(question, run), _caller(run))
-        except KfUnavailable:
+        except KfUnavailable as failure:
             if self._tuning.require_documents:
                 raise
-            return {"question": question, "unavailable": True}
+            return {"question": question, "unavailable": True, "preparing": isinstance(failure, KfPreparing)}
         left_s = client.endpoint.deadline_s - (perf_counter() - began)
         return {"question": question, "hits": hits, "rerank_within_s": left_s}
 
@@ -255,13 +257,14 @@ class Rico:
         with phase("answer_general_only"):
             return {"answer": await self._answer(runtime.context, self._tuning.no_sources)}
 
-    async def answer_no_sources(self, state: RagState, runtime: Runtime[AgentRun]) -> RagState:  # noqa: ARG002 # langgraph's names
+    async def answer_no_sources(self, state: RagState, runtime: Runtime[AgentRun]) -> RagState:  # langgraph's names
         """Answer although the documents could not be searched, with a warning that says so."""
         run = runtime.context
         with phase("answer_no_sources"):
             answer = await self._answer(run, self._tuning.no_sources, _UNREACHABLE, *_strictly(run))
-        metadata = answer.metadata | {"extras": {"warnings": [WITHOUT_DOCUMENTS]}}
-        return {"answer": replace(answer, metadata=metadata, warnings=[WITHOUT_DOCUMENTS])}
+        warnings = [WITHOUT_DOCUMENTS, *([BEING_PREPARED] if state.get("preparing") else [])]
+        metadata = answer.metadata | {"extras": {"warnings": warnings}}
+        return {"answer": replace(answer, metadata=metadata, warnings=warnings)}
 
     async def answer_no_results(self, state: RagState, runtime: Runtime[AgentRun]) -> RagState:  # noqa: ARG002 # langgraph's names
         """Say that nothing was found."""

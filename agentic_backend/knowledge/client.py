@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeVar
 import aiohttp
 from yarl import URL
 
-from agentic_backend.errors import KfUnavailable
+from agentic_backend.errors import KfPreparing, KfUnavailable
 from agentic_backend.knowledge.hits import BadHits, Hit, parse_hits
 from agentic_backend.knowledge.observer import KnowledgeObserver, Unobserved
 from agentic_backend.knowledge.query import MAX_QUESTION_CHARS, SearchQuery
@@ -85,9 +85,12 @@ class Caller:
 class _Unserved(Exception):  # not an error of a turn yet: the client decides what it means
     """A call without a usable answer, and what that says of the service: up, down, or neither (None)."""
 
-    def __init__(self, cause: str, *, up: bool | None, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, cause: str, *, up: bool | None, retry_after_s: float | None = None, preparing: bool = False
+    ) -> None:
         super().__init__(cause)
         self.up = up
+        self.preparing = preparing
         self.retry_after_s = retry_after_s
 
 
@@ -269,7 +272,8 @@ class KnowledgeClient:
         if now - self._said.get(cause, -_SAID_EVERY_S) >= _SAID_EVERY_S:
             self._said[cause] = now
             logger.warning("knowledge flow failed: %s", cause)
-        return KfUnavailable(str(failure), retry_after_s=failure.retry_after_s)
+        kind = KfPreparing if failure.preparing else KfUnavailable
+        return kind(str(failure), retry_after_s=failure.retry_after_s)
 
 
 def _as_it_is(answer: bytes) -> bytes:
@@ -289,6 +293,8 @@ def _of_status(response: aiohttp.ClientResponse) -> _Unserved:
     """
     after = response.headers.get("Retry-After", "")
     retry_after_s = min(float(after), 60.0) if after.isascii() and after.isdecimal() and len(after) < 6 else None
+    if response.headers.get("X-Cause") == "model_preparing":
+        return _Unserved("its model is being prepared", up=True, retry_after_s=retry_after_s, preparing=True)
     up = None if response.status == 429 else response.status < 500
     return _Unserved(f"HTTP {response.status}", up=up, retry_after_s=retry_after_s)
 

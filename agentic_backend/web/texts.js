@@ -39,6 +39,8 @@ const MESSAGES = {
 
 const WARNINGS = {
   answered_without_documents: "Answered without your documents: they could not be searched.",
+  documents_being_prepared:
+    "The search in documents is being set up: a first start fetches its model. Ask again in a minute.",
   answered_without_tools: "Answered without some of the agent's tools: they could not be reached.",
   stopped_at_recursion_limit: "Stopped early: the question needs more steps than the agent may take.",
 };

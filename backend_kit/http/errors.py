@@ -11,6 +11,7 @@ from backend_kit.auth import AuthError
 from backend_kit.http.context import REQUEST_ID_HEADER, request_id
 from backend_kit.wire import CODES, Code, ServiceError, dumps, message_for
 
+CAUSE_HEADER = "X-Cause"
 logger = logging.getLogger(__name__)
 
 _REFUSED = {"application/json": {"schema": {"type": "object", "required": ["detail"]}}}
@@ -30,11 +31,11 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 def error_response(
-    request: Request, code: Code, *, retry_after_s: float | None = None, with_request_id: bool = False
+    request: Request, code: Code, *, retry_after_s: float | None = None, cause: str = "", with_request_id: bool = False
 ) -> Response:
     """`{"detail": {"code", "message"}}` with the code's status, in the language that the request asks for."""
     detail = {"code": code.value, "message": message_for(code, request.headers.get("accept-language"))}
-    headers = {}
+    headers = {CAUSE_HEADER: cause} if cause else {}
     if with_request_id:
         detail["request_id"] = headers[REQUEST_ID_HEADER] = request_id(request.scope)
     if retry_after_s is not None:
@@ -49,7 +50,7 @@ async def _auth_error(_request: Request, error: Exception) -> Response:
 
 async def _service_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ServiceError)
-    return error_response(request, error.code, retry_after_s=error.retry_after_s)
+    return error_response(request, error.code, retry_after_s=error.retry_after_s, cause=error.cause)
 
 
 async def _validation_error(request: Request, _error: Exception) -> Response:

@@ -9,6 +9,8 @@ class ServiceError(Exception):
     """A failure with a wire code. Subclasses set `code`; `str()` of it is for logs and holds no input value."""
 
     code: ClassVar[Code] = Code.INTERNAL
+    cause: ClassVar[str] = ""
+    """What of several things with this code it is, where another service wants to know: header `X-Cause`."""
 
     def __init__(self, reason: str = "", *, retry_after_s: float | None = None) -> None:
         super().__init__(reason or self.code.value)

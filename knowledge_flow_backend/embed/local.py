@@ -17,7 +17,7 @@ from backend_kit.aio import TaskRegistry
 from knowledge_flow_backend.embed.batcher import BatchRules, MicroBatcher
 from knowledge_flow_backend.embed.port import unit_vectors
 from knowledge_flow_backend.embed.weights import VERSION
-from knowledge_flow_backend.errors import EmbeddingUnavailable
+from knowledge_flow_backend.errors import EmbeddingPreparing, EmbeddingUnavailable
 from knowledge_flow_backend.index.models import Vector
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 from knowledge_flow_backend.threads import ThreadsBusy, WorkerThreads
@@ -175,7 +175,9 @@ class LocalEmbedder:
 
     def _require(self) -> Encoder:
         if self._loaded is None:
-            raise EmbeddingUnavailable(f"the model is {self._state}", retry_after_s=2.0)
+            if self._state == "failed":
+                raise EmbeddingUnavailable("the model is failed", retry_after_s=2.0)
+            raise EmbeddingPreparing(f"the model is {self._state}", retry_after_s=2.0)
         return self._loaded
 
     async def _compute(self, texts: list[str]) -> list[Vector]:

@@ -117,7 +117,7 @@ def _programs(place: Path, environ: Mapping[str, str]) -> Iterator[tuple[str, li
 
     An environment that uv made has no pip; the one that every Python has in stock needs no installation.
     """
-    download = ["-m", "pip", "download", "--quiet", "--retries", "2", "--only-binary", ":all:", "--dest", str(place)]
+    download = ["-m", "pip", "download", "--quiet", "--only-binary", ":all:", "--dest", str(place)]
     if importlib.util.find_spec("pip") is not None:
         yield "pip", [sys.executable, *download], {}
     uv = environ.get("UV") or environ.get("TURNWISE_UV") or shutil.which("uv", path=environ.get("PATH"))

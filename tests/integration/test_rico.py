@@ -104,6 +104,22 @@ async def test_without_knowledge_flow_the_answer_says_so_in_both_protocols(
     assert (ready["status"], ready["dependencies"]["knowledge_flow"]["status"]) == ("ready", "up")
 
 
+async def test_while_the_model_of_knowledge_flow_is_fetched_the_answer_says_so_and_no_circuit_opens(
+    start_service: StartService, knowledge: FakeKnowledge
+) -> None:
+    async def preparing(_request: web.Request, _body: Any) -> web.StreamResponse:
+        return web.json_response({}, status=503, headers={"X-Cause": "model_preparing"})
+
+    knowledge.search = preparing
+    async with start_service(**rico_on(knowledge)) as service:
+        for _ in range(6):
+            heard = await ask_native(service)
+        ready = await service.get("/ready")
+    assert heard[-1]["warnings"] == ["answered_without_documents", "documents_being_prepared"]
+    assert ready["dependencies"]["knowledge_flow"]["status"] == "up"
+    assert len(knowledge.bodies("search")) == 6
+
+
 async def test_ready_tells_that_knowledge_flow_is_down_and_stays_ready(
     start_service: StartService, knowledge: FakeKnowledge
 ) -> None:

@@ -3,17 +3,21 @@
 import asyncio
 import logging
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import aiohttp
 import pytest
 from sqlalchemy import text
 
 from backend_kit.aio.vigil import DOWN_AFTER
+from knowledge_flow_backend.errors import EmbeddingPreparing
+from knowledge_flow_backend.settings import LOCAL_MODEL
 from tests.knowledge_flow_backend.corpus import Corpus
 from tests.knowledge_flow_backend.service import BASE, RunningKnowledgeFlow, StartKnowledgeFlow, start_on
 from tests.support.mock_llm import MockModel
 from tests.support.ports import free_port
 from tests.support.postgres import Database
+from tests.support.weights import no_index
 
 
 async def ready(service: RunningKnowledgeFlow) -> tuple[int, str]:
@@ -56,6 +60,22 @@ async def test_without_its_database_a_service_lives_and_waits(mock_llm: MockMode
             body = {"question": "anything", "search_policy": policy}
             answer = await service.post("/vector/search", body, status=503)
             assert answer["detail"]["code"] == "kf_unavailable"
+
+
+async def test_while_its_model_is_fetched_the_service_says_so_and_searches_by_words(
+    start_knowledge_flow: StartKnowledgeFlow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in no_index().items():
+        monkeypatch.setenv(name, value)
+    model = {"provider": "local", "name": LOCAL_MODEL, "settings": {}}
+    async with start_knowledge_flow(ready=False, embedding_model=model, storage={"home": str(tmp_path)}) as service:
+        await service.wait_state("fetching_model")
+        assert await ready(service) == (503, "fetching_model")
+        assert service.service.state()[2]["embedder"] == "fetching"
+        body = {"question": "anything", "search_policy": "semantic"}
+        async with service.http.post(f"{BASE}/vector/search", json=body) as answer:
+            assert (answer.status, answer.headers["X-Cause"]) == (503, EmbeddingPreparing.cause)
+        assert await service.search("anything", search_policy="strict") == []
 
 
 async def test_an_index_of_another_model_is_refused_at_start_and_at_each_search(

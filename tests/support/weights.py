@@ -9,6 +9,7 @@ from pathlib import Path
 
 from knowledge_flow_backend.embed.local import default_home
 from knowledge_flow_backend.embed.weights import VERSION, put_weights
+from tests.support.ports import free_port
 
 
 @functools.cache
@@ -26,3 +27,20 @@ def weights() -> Path:
                 shutil.copytree(fresh, half, dirs_exist_ok=True)
                 half.rename(kept)
     return kept
+
+
+def no_index() -> dict[str, str]:
+    """The environment of a machine that reaches no package index: variables for pip and uv, which then give up soon."""
+    nowhere = f"http://127.0.0.1:{free_port()}/simple"
+    return {
+        "PIP_INDEX_URL": nowhere,
+        "PIP_FIND_LINKS": "",
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_RETRIES": "0",
+        "UV_DEFAULT_INDEX": nowhere,
+        "UV_HTTP_RETRIES": "0",
+        "UV_NO_CACHE": "1",
+        "UV_NO_CONFIG": "1",
+        "NO_PROXY": "127.0.0.1",
+        "no_proxy": "127.0.0.1",
+    }

