@@ -105,8 +105,18 @@ def test_everything_that_is_copied_exists_and_is_not_kept_out() -> None:
 
 def test_every_package_of_the_wheel_is_copied() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-    assert {shlex.split(rest)[0] for rest in STAGES["packages"].all("COPY")} == set(packages)
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    wanted = {*wheel["packages"], *wheel["force-include"]}
+    early = {source for rest in STAGES["build"].all("COPY") for source in shlex.split(rest)[:-1]}
+    assert {shlex.split(rest)[0] for rest in STAGES["packages"].all("COPY")} == wanted - early
+
+
+def test_the_weights_of_the_embedder_are_in_the_image() -> None:
+    build, image = STAGES["build-knowledge-flow"], STAGES["knowledge-flow"]
+    (fetch,) = (rest for rest in build.all("RUN") if "embed.weights" in rest)
+    place = shlex.split(fetch)[-1]
+    assert f"--from=build-knowledge-flow {place} {place}" in image.all("COPY")
+    assert f"TURNWISE_WEIGHTS={place}" in last("knowledge-flow", "ENV").split()
 
 
 def test_what_is_installed_is_what_is_locked_by_the_pinned_uv_and_compiled() -> None:
