@@ -20,7 +20,11 @@ def main(argv: list[str] | None = None) -> int:
         from turnwise import run as running
 
         running.add_arguments(run)
-        options = parser.parse_args(argv)
+        arguments = sys.argv[1:] if argv is None else argv
+        if not arguments:
+            parser.print_help()
+            return 0
+        options = parser.parse_args(arguments)
         return running.run(options)
     except ModuleNotFoundError as error:
         print(f'turnwise: {error.name} is not installed: pip install "turnwise[{EXTRAS}]"', file=sys.stderr)

@@ -69,4 +69,4 @@ def _check_answer(answer: dict[str, object]) -> None:
     metadata = answer.get("metadata")
     extras = metadata.get("extras") if isinstance(metadata, dict) else None
     if isinstance(extras, dict) and extras.get("error"):
-        raise FirstTurnFailed(f"the answer carries the error {extras['error']}")
+        raise FirstTurnFailed(str(extras["error"]))

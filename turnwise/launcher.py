@@ -95,15 +95,25 @@ class Launcher:
                 await asyncio.sleep(POLL_S)
             agentic.of_use = True
             if try_a_turn:
-                await first_turn(self._plan.agentic)
+                await self._try_a_turn(agentic)
             self._announce()
             async with asyncio.TaskGroup() as beside:
                 beside.create_task(show_status(self._console, self._plan.agentic, self._place.log))
                 beside.create_task(self._ingest_samples())
-        except FirstTurnFailed as failure:
-            self._refuse(f"not ready: the first turn failed: {failure} (--no-first-turn starts without one)")
         except StartRefused as refusal:
             self._refuse(str(refusal))
+
+    async def _try_a_turn(self, agentic: Child) -> None:
+        """Raise `StartRefused` where the first turn fails, with what the service logged of it."""
+        agentic.warnings.clear()
+        try:
+            await first_turn(self._plan.agentic)
+        except FirstTurnFailed as failure:
+            await asyncio.sleep(POLL_S)  # what it logged comes through a pipe
+            why = "; ".join([str(failure), *list(agentic.warnings)[:1]])
+            raise StartRefused(
+                f"not ready: the first turn failed: {why} (--no-first-turn starts without one)"
+            ) from None
 
     def _refuse(self, reason: str) -> None:
         """End the start, and say why when everything has ended: the last line is the one that is read."""

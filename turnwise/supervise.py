@@ -32,6 +32,7 @@ LINE_BYTES = 64 * 1024
 _LAST_LINES = 40
 _RAISED = re.compile(r"[\w.]*(?:Error|Exception|Interrupt|Exit)(?::|$)")
 _LOGGED = re.compile(r"^\S+ \S+ (CRITICAL|ERROR) \S+ ")
+_WARNED = re.compile(r"^\S+ \S+ (WARNING|ERROR|CRITICAL) \S+ ")
 _FATAL = re.compile(r"\b(?:FATAL|PANIC):\s+")
 
 
@@ -63,6 +64,8 @@ class Child:
         of. Before, only after a signal."""
         self.fault: str | None = None
         """Why it is not started again, in one line."""
+        self.warnings: deque[str] = deque(maxlen=_LAST_LINES)
+        """What it has logged as a warning or worse, without time and name."""
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._program = program
         self._console = console
@@ -157,6 +160,8 @@ class Child:
             while line := pipe.readline(LINE_BYTES):
                 text = line.decode(errors="replace").rstrip("\r\n")
                 self._lines.append(text)
+                if found := _WARNED.match(text):
+                    self.warnings.append(text[found.end() :])
                 self._console.output(self.name, text)
 
 
