@@ -110,10 +110,8 @@ class Launcher:
             await first_turn(self._plan.agentic)
         except FirstTurnFailed as failure:
             await asyncio.sleep(POLL_S)  # what it logged comes through a pipe
-            why = "; ".join([str(failure), *list(agentic.warnings)[:1]])
-            raise StartRefused(
-                f"not ready: the first turn failed: {why} (--no-first-turn starts without one)"
-            ) from None
+            why = "; ".join(["not ready: the first turn failed", str(failure), *list(agentic.warnings)[:1]])
+            raise StartRefused(f"{why} (--no-first-turn starts without one)") from None
 
     def _refuse(self, reason: str) -> None:
         """End the start, and say why when everything has ended: the last line is the one that is read."""

@@ -44,15 +44,20 @@ def build(target: Path, weights: Path | None = None) -> None:
             shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=".build-", dir=target.parent) as directory:
             if weights is None:
-                print("fetching", flush=True)
+                _say("fetching")
             put_weights(Path(directory), weights, os.environ)
-            print("building", flush=True)
+            _say("building")
             made = _quantised(Path(directory))
             tokenizer = tokenizer_file(made)
             Path(directory, TOKENIZER).rename(tokenizer)
             _check(made)
             tokenizer.replace(tokenizer_file(target))
             made.replace(target)
+
+
+def _say(step: str) -> None:
+    sys.stdout.write(f"{step}\n")
+    sys.stdout.flush()
 
 
 def _quantised(directory: Path) -> Path:
@@ -84,7 +89,7 @@ def main(arguments: list[str]) -> int:
     try:
         build(Path(target), Path(given[0]) if given else None)
     except (WeightsRefused, WeightsUnreachable) as error:
-        print(error, file=sys.stderr)
+        sys.stderr.write(f"{error}\n")
         return EXIT_UNREACHABLE if isinstance(error, WeightsUnreachable) else 1
     return 0
 

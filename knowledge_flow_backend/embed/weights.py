@@ -16,6 +16,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -131,11 +132,12 @@ def _programs(place: Path, environ: Mapping[str, str]) -> Iterator[tuple[str, li
 
 
 def _stock_pip() -> Path | None:
-    """The wheel of pip that `ensurepip` would install; a wheel of pure Python runs as it is."""
+    """The wheel of pip that `ensurepip` would install; a wheel of pure Python runs as it is. Debian has it elsewhere."""
     spec = importlib.util.find_spec("ensurepip")
-    if spec is None or spec.origin is None:
-        return None
-    return next(iter(sorted((Path(spec.origin).parent / "_bundled").glob("pip-*.whl"), reverse=True)), None)
+    places = [] if spec is None or spec.origin is None else [Path(spec.origin).parent / "_bundled"]
+    elsewhere = sysconfig.get_config_var("WHEEL_PKG_DIR")
+    places += [Path(elsewhere)] if elsewhere else []
+    return next((wheel for place in places for wheel in sorted(place.glob("pip-*.whl"), reverse=True)), None)
 
 
 def _reason(errors: str) -> str:
@@ -154,7 +156,7 @@ def main() -> int:
     try:
         put_weights(directory, None, os.environ)
     except (WeightsRefused, WeightsUnreachable) as error:
-        print(error, file=sys.stderr)
+        sys.stderr.write(f"{error}\n")
         return 1
     return 0
 

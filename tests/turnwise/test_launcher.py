@@ -130,7 +130,7 @@ def test_a_model_that_refuses_the_key_ends_the_start_with_that_as_the_last_line(
     with stack.launch(OPENAI_BASE_URL=mock_llm.base_url, OPENAI_MODEL="mock;status=401") as launcher:
         assert launcher.wait(120) == 1
     last = launcher.output.splitlines()[-1]
-    assert last.startswith("turnwise: not ready: the first turn failed: ")
+    assert last.startswith("turnwise: not ready: the first turn failed; ")
     assert "llm_" in last
     assert "401" in last
     assert "Turnwise is ready" not in launcher.output
