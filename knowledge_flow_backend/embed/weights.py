@@ -132,7 +132,10 @@ def _programs(place: Path, environ: Mapping[str, str]) -> Iterator[tuple[str, li
 
 
 def _stock_pip() -> Path | None:
-    """The wheel of pip that `ensurepip` would install; a wheel of pure Python runs as it is. Debian has it elsewhere."""
+    """The wheel of pip that `ensurepip` would install; a wheel of pure Python runs as it is.
+
+    Debian has it elsewhere.
+    """
     spec = importlib.util.find_spec("ensurepip")
     places = [] if spec is None or spec.origin is None else [Path(spec.origin).parent / "_bundled"]
     elsewhere = sysconfig.get_config_var("WHEEL_PKG_DIR")
