@@ -21,7 +21,7 @@ LOG_BYTES = 10 * 1024 * 1024
 LOG_FILES = 3
 SHOWN = 5
 SHOWN_PER_S = 10.0
-_TROUBLE = re.compile(r"(?:^| )(?:ERROR|CRITICAL|FATAL|PANIC)[: ]|^\w*Error: |ALARM")
+_TROUBLE = re.compile(r"(?:^| )(?:ERROR|CRITICAL|PANIC)[: ]|^\w*Error: |ALARM")
 _CLEAR = "\r\x1b[K"
 
 

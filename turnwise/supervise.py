@@ -32,6 +32,7 @@ LINE_BYTES = 64 * 1024
 _LAST_LINES = 40
 _RAISED = re.compile(r"[\w.]*(?:Error|Exception|Interrupt|Exit)(?::|$)")
 _LOGGED = re.compile(r"^\S+ \S+ (CRITICAL|ERROR) \S+ ")
+_SAYS_NOTHING = ("Traceback ", "Application startup failed")
 _WARNED = re.compile(r"^\S+ \S+ (WARNING|ERROR|CRITICAL) \S+ ")
 _FATAL = re.compile(r"\b(?:FATAL|PANIC):\s+")
 
@@ -174,14 +175,15 @@ async def stop_in_turn(children: list[Child]) -> None:
 def useful_line(lines: Iterable[str]) -> str:
     """Of what a program wrote before it ended, the line that says why; empty where it wrote nothing.
 
-    That is the last that was logged as critical or an error, else the last exception, else the last line.
+    That is the last exception, or the last that was logged as an error or worse; else the last line.
     """
     said = [line for line in lines if line.strip()]
     for line in reversed(said):
-        if found := _LOGGED.match(line) or _FATAL.search(line):
-            return line[found.end() :]
-    raised = [line for line in said if _RAISED.match(line)]
-    return (raised or said or [""])[-1].strip()
+        found = _LOGGED.match(line) or _FATAL.search(line)
+        text = line[found.end() :] if found else line if _RAISED.match(line) else ""
+        if text and not text.startswith(_SAYS_NOTHING):
+            return text.strip()
+    return said[-1].strip() if said else ""
 
 
 def _kill_group(pid: int) -> None:

@@ -34,7 +34,7 @@ def test_what_programs_write_is_kept_and_only_trouble_is_shown(tmp_path: Path) -
     told.say("turnwise", "hello")
     told.output("agentic", "2026-11-22 10:00:00,000 INFO a.b served")
     told.output("agentic", trouble(1))
-    told.output("postgres", "2026-11-22 10:00:00 UTC [7] FATAL:  no room")
+    told.output("postgres", "2026-11-22 10:00:00 UTC [7] PANIC:  no room")
     told.status("never without a terminal")
     told.close()
     shown = screen.getvalue().splitlines()

@@ -102,6 +102,7 @@ MISSING = "ModuleNotFoundError: No module named 'x'"
         ([f"{LOGGED} CRITICAL a.b port 1 is taken", f"{LOGGED} INFO a.b bye"], "port 1 is taken"),
         (["Traceback (most recent call last):", '  File "x"', MISSING], MISSING),
         (["a.SomeError: why", "cleaning up"], "a.SomeError: why"),
+        ([f"{LOGGED} ERROR u Traceback (most", MISSING, f"{LOGGED} ERROR u Application startup failed."], MISSING),
         (["x [1] LOG:  starting", "x [1] FATAL:  could not open it", "x [1] LOG:  shut down"], "could not open it"),
     ],
 )
