@@ -49,6 +49,8 @@ def run(options: argparse.Namespace) -> int:
         refusal = asyncio.run(_run(plan, place, console, samples=samples, try_a_turn=not options.no_first_turn))
     except StartRefused as refused:
         refusal = str(refused)
+    except KeyboardInterrupt:  # before anything was started: later it is a signal that the launcher takes
+        return 130
     except OSError as error:
         refusal = f"cannot use {error.filename}: {error.strerror}"
     finally:
