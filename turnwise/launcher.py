@@ -25,6 +25,7 @@ from turnwise.tether import tethered
 AGENTIC_STOP_S = 50.0  # turns 25, those cancelled 5, sockets 5, history 5, closing 5
 KNOWLEDGE_STOP_S = 40.0  # uploads that run may take 25 s to end
 POLL_S = 0.05
+SLOW_S = 20.0
 US = "turnwise"
 
 
@@ -91,8 +92,7 @@ class Launcher:
             if self._plan.knowledge_flow is not None:
                 self._start_service(tasks, "knowledge", self._plan.knowledge_flow, stop_s=KNOWLEDGE_STOP_S)
             agentic = self._start_service(tasks, "agentic", self._plan.agentic, stop_s=AGENTIC_STOP_S)
-            while await readiness(self._plan.agentic) != "ready":  # noqa: ASYNC110 - another process's state
-                await asyncio.sleep(POLL_S)
+            await self._await_ready()
             agentic.of_use = True
             if try_a_turn:
                 await self._try_a_turn(agentic)
@@ -102,6 +102,16 @@ class Launcher:
                 beside.create_task(self._ingest_samples())
         except StartRefused as refusal:
             self._refuse(str(refusal))
+
+    async def _await_ready(self) -> None:
+        """Wait for the agentic service, as long as it runs; what takes long is said, once."""
+        slow_at = asyncio.get_running_loop().time() + SLOW_S
+        while (status := await readiness(self._plan.agentic)) != "ready":
+            if asyncio.get_running_loop().time() > slow_at:
+                slow_at = float("inf")
+                said = f"still waiting for the agentic service ({status or 'silent'}): see {self._place.log}"
+                self._console.say(US, said)
+            await asyncio.sleep(POLL_S)
 
     async def _try_a_turn(self, agentic: Child) -> None:
         """Raise `StartRefused` where the first turn fails, with what the service logged of it."""

@@ -58,5 +58,7 @@ async def _figures(client: aiohttp.ClientSession, service: Service) -> str | Non
         async with client.get(url, headers={"Authorization": f"Bearer {TOKEN}"}) as answer:
             # Where users sign in, the figures are not for everybody: then it only answers.
             return describe(loads(await answer.read())) if answer.status == 200 else ""
-    except (aiohttp.ClientError, TimeoutError, ValueError):
+    except (aiohttp.ClientError, OSError, TimeoutError):
         return None
+    except (ValueError, TypeError, AttributeError):
+        return ""  # it answers, in a shape that is not known here: no reason to end everything
