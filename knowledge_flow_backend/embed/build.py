@@ -40,9 +40,10 @@ def build(target: Path, weights: Path | None = None) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if is_made(target):
             return
-        for left in target.parent.glob(".build-*"):  # by one that was killed: whoever lives holds the lock
+        mine = f".build-{target.stem}-"
+        for left in target.parent.glob(f"{mine}*"):  # by one that was killed: whoever lives holds the lock
             shutil.rmtree(left, ignore_errors=True)
-        with tempfile.TemporaryDirectory(prefix=".build-", dir=target.parent) as directory:
+        with tempfile.TemporaryDirectory(prefix=mine, dir=target.parent) as directory:
             if weights is None:
                 _say("fetching")
             put_weights(Path(directory), weights, os.environ)

@@ -98,7 +98,7 @@ def ready(launcher: ModuleProcess, stack: Stack) -> None:
 
 
 def test_it_answers_a_turn_before_it_says_ready_and_leaves_nothing_behind(stack: Stack) -> None:
-    with stack.launch() as launcher:
+    with stack.launch("--no-samples") as launcher:
         ready(launcher, stack)
         assert stack.sessions() == 0  # that of the first turn is deleted
         children = psutil.Process(launcher.pid).children(recursive=True)
@@ -113,6 +113,7 @@ def test_it_answers_a_turn_before_it_says_ready_and_leaves_nothing_behind(stack:
     assert set(ends[-2:]) == {"postgres", "turnwise"}
 
 
+@pytest.mark.timeout(300)  # it waits for a dozen documents to be embedded
 def test_the_terminal_has_a_dozen_lines_and_the_log_the_rest(stack: Stack) -> None:
     with stack.launch() as launcher:
         ready(launcher, stack)
@@ -128,10 +129,10 @@ def test_the_terminal_has_a_dozen_lines_and_the_log_the_rest(stack: Stack) -> No
 
 def test_a_port_of_ones_own_moves_everything(stack: Stack) -> None:
     port = free_block(6)
-    with stack.launch(PORT=str(port)) as launcher:
+    with stack.launch("--no-samples", PORT=str(port)) as launcher:
         line = launcher.wait_for_line("^Turnwise is ready", 90).string
         assert line.startswith(f"Turnwise is ready: http://127.0.0.1:{port}  (metrics http://127.0.0.1:{port + 1}")
-        launcher.wait_for_line("the library Turnwise is ready", 120)
+        launcher.wait_for_http(f"http://127.0.0.1:{port + 2}/knowledge-flow/v1/ready", 60)
         assert stack.free_ports()
 
 
@@ -150,7 +151,7 @@ def test_a_model_that_refuses_the_key_ends_the_start_with_that_as_the_last_line(
 
 
 def test_a_killed_service_is_said_and_comes_back(stack: Stack) -> None:
-    with stack.launch() as launcher:
+    with stack.launch("--no-samples") as launcher:
         ready(launcher, stack)
         (agentic,) = (
             child for child in psutil.Process(launcher.pid).children() if child.cmdline()[-1] == "agentic_backend"
@@ -161,17 +162,17 @@ def test_a_killed_service_is_said_and_comes_back(stack: Stack) -> None:
 
 
 def test_nothing_outlives_a_killed_launcher_and_the_next_start_works(stack: Stack) -> None:
-    with stack.launch() as launcher:
+    with stack.launch("--no-samples") as launcher:
         ready(launcher, stack)
         children = psutil.Process(launcher.pid).children(recursive=True)
         launcher.kill()
         assert psutil.wait_procs(children, timeout=60)[1] == []
-    with stack.launch() as launcher:
+    with stack.launch("--no-samples") as launcher:
         ready(launcher, stack)
 
 
 def test_a_second_signal_kills(stack: Stack) -> None:
-    with stack.launch() as launcher:
+    with stack.launch("--no-samples") as launcher:
         ready(launcher, stack)
         children = {child.cmdline()[-1]: child for child in psutil.Process(launcher.pid).children()}
         children["agentic_backend"].suspend()  # it will not end by itself
@@ -186,7 +187,7 @@ def test_a_second_signal_kills(stack: Stack) -> None:
 def test_a_bad_file_of_either_service_is_said_before_anything_starts(stack: Stack, service: str) -> None:
     file: Path = getattr(stack, service)
     file.write_text(file.read_text() + "\nnonsense: 1\n")
-    with stack.launch() as launcher:
+    with stack.launch("--no-samples") as launcher:
         assert launcher.wait(60) == 1
     (line,) = launcher.output.splitlines()
     assert line.startswith(f"turnwise: {file}:")
@@ -224,7 +225,7 @@ def test_a_directory_of_another_postgres_ends_the_start_with_both_versions(stack
     with stack.launch("--no-samples", "--no-first-turn") as first:
         ready(first, stack)
     (stack.home / "data/postgres/data/PG_VERSION").write_text("15\n")
-    with stack.launch() as second:
+    with stack.launch("--no-samples") as second:
         assert second.wait(60) == 1
     assert "was written by Postgres 15, the server here is 18" in second.output.splitlines()[-1]
 
