@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from knowledge_flow_backend.embed.local import MODEL_NAME, LocalModel, model_file
+from knowledge_flow_backend.embed.local import MODEL_NAME, LocalModel, is_made, model_file
 from knowledge_flow_backend.index import Chunk, Document, DocumentContent, Vector
 from knowledge_flow_backend.ingest.chunks import ChunkRules
 from knowledge_flow_backend.ingest.service import embedded_text, read_content
@@ -128,7 +128,7 @@ class CachedEmbedder:
         return [vector for vector in known if vector is not None]
 
     def _load(self) -> LocalModel:
-        if not self._file.exists():
+        if not is_made(self._file):
             subprocess.run([sys.executable, "-m", "knowledge_flow_backend.embed.build", str(self._file)], check=True)
         return LocalModel(self._file)
 
