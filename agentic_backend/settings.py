@@ -157,6 +157,10 @@ class ChatOptions(Section):
     """Offer deep search."""
 
 
+MAX_STARTERS: Final = 6
+MAX_STARTER_CHARS: Final = 200
+
+
 class AgentSettings(Section):
     """One agent: which graph it runs and with which values (CONTRACT §3; also the shape of `GET /agents`)."""
 
@@ -174,6 +178,12 @@ class AgentSettings(Section):
     """Model that answers: `default` is `ai.default_chat_model`, else the id of an entry of `ai.chat_models`."""
     further_models: Annotated[tuple[Text, ...], Listed] = ()
     """Further models that a turn may choose instead, by the same ids; `*` is all of them."""
+    starters: Annotated[
+        tuple[Annotated[str, Field(max_length=MAX_STARTER_CHARS, pattern=r"\S")], ...],
+        Listed,
+        Field(max_length=MAX_STARTERS),
+    ] = ()
+    """Questions that the chat page suggests at the beginning of a conversation with the agent."""
     tuning: AgentTuning = AgentTuning()
     chat_options: ChatOptions = ChatOptions()
 
@@ -185,8 +195,10 @@ class AgentSettings(Section):
         return data
 
     @model_validator(mode="after")
-    def _fields_are_unique(self) -> "AgentSettings":
+    def _nothing_is_there_twice(self) -> "AgentSettings":
         refuse_twice([field.key for field in self.tuning.fields], "key", "tuning", "fields")
+        if len(set(self.starters)) != len(self.starters):
+            raise Refused("holds one twice", "starters")
         return self
 
     def unknown_model(self, known: Collection[str]) -> Literal["model", "further_models"] | None:

@@ -89,6 +89,7 @@ class Launcher:
         try:
             await self._start_postgres(tasks)
             self._start_model(tasks)
+            self._start_tools(tasks)
             if self._plan.knowledge_flow is not None:
                 self._start_service(tasks, "knowledge", self._plan.knowledge_flow, stop_s=KNOWLEDGE_STOP_S)
             agentic = self._start_service(tasks, "agentic", self._plan.agentic, stop_s=AGENTIC_STOP_S)
@@ -184,6 +185,14 @@ class Launcher:
             return
         address = ["--host", self._plan.model_host, "--port", str(self._plan.model_port)]
         self._keep(tasks, self._python("model", ["ws_bench", "mock-llm", *address], 10.0))
+
+    def _start_tools(self, tasks: asyncio.TaskGroup) -> None:
+        """What Sammy can do. Nobody waits for it: without it he says so."""
+        if self._plan.tools_port is None:
+            return
+        arguments = ["--port", str(self._plan.tools_port), "--notes", str(self._place.home / "notes.json")]
+        tools = self._keep(tasks, self._python("tools", ["turnwise.sample_tools", *arguments], 5.0))
+        tools.of_use = True  # whatever it ends of: nothing else is to end with it
 
     def _start_service(self, tasks: asyncio.TaskGroup, name: str, service: Service, *, stop_s: float) -> Child:
         config = service.config

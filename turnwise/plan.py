@@ -18,6 +18,8 @@ from turnwise.move import LOOPBACK, moved, ports_from
 from turnwise.ports import Wanted
 
 OPENAI_URL = "https://api.openai.com/v1"
+SAMPLE_TOOLS = "samples"
+"""The id under which a configuration names the tool server that comes with Turnwise."""
 _BASE_PATHS = {"agentic_backend": "/agentic/v1", "knowledge_flow_backend": "/knowledge-flow/v1"}
 _PORTS = {"agentic_backend": (8000, 9005), "knowledge_flow_backend": (8111, 9111)}
 _OF_KNOWLEDGE_FLOW = "tokenizers"
@@ -53,12 +55,14 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to start. `model_url` None: the model is somewhere else. `postgres_port` None: so is Postgres."""
+    """What to start. `model_url` None: the model is somewhere else. `postgres_port` None: so is Postgres. `tools_port`
+    None: nobody uses the sample tools."""
 
     agentic: Service
     knowledge_flow: Service | None
     model_url: str | None
     postgres_port: int | None
+    tools_port: int | None
     database: str
     environment: Mapping[str, str]
 
@@ -79,6 +83,8 @@ class Plan:
             wanted.append(Wanted("Postgres", "127.0.0.1", self.postgres_port))
         if self.model_url is not None:
             wanted.append(Wanted("the mock model", self.model_host, self.model_port))
+        if self.tools_port is not None:
+            wanted.append(Wanted("the sample tools", "127.0.0.1", self.tools_port))
         for service in (self.knowledge_flow, self.agentic):
             if service is not None:
                 wanted.append(Wanted(service.title, service.address, service.port))
@@ -119,6 +125,7 @@ def read_plan(
         knowledge_flow=knowledge,
         model_url=model_url,
         postgres_port=_postgres_port(data, agentic_config),
+        tools_port=_tools_port(data),
         database=str(_section(data, "storage", "postgres").get("database", "turnwise")),
         environment={**environment, **override},
     )
@@ -134,6 +141,7 @@ def _order(data: dict[str, Any], agentic: Service, knowledge: Service | None) ->
         knowledge.port if knowledge else None,
         model.port if model.hostname in LOOPBACK else None,
         _postgres_port(data, agentic.config),
+        _tools_port(data),
         knowledge.metrics_port if knowledge else None,
     ]
 
@@ -197,6 +205,16 @@ def _postgres_port(data: dict[str, Any], config: Path) -> int | None:
     if postgres.get("host", "127.0.0.1") not in LOOPBACK:
         return None
     return _port(postgres.get("port", 5432), config, "storage.postgres.port")
+
+
+def _tools_port(data: dict[str, Any]) -> int | None:
+    """The port of the sample tools, where the file names them, on this machine, and has not switched them off."""
+    servers = _section(data, "mcp").get("servers")
+    for server in servers if isinstance(servers, list) else ():
+        if isinstance(server, dict) and server.get("id") == SAMPLE_TOOLS and server.get("enabled", True) is True:
+            url = urlsplit(str(server.get("url", "")))
+            return url.port if url.hostname in LOOPBACK else None
+    return None
 
 
 def _section(data: dict[str, Any], *path: str) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from agentic_backend.chat.preferences import storable_object
 from agentic_backend.errors import AgentNotFound, AgentRefused, BadRequest, Forbidden
 from agentic_backend.settings import (
     DEFAULT_MODEL,
+    MAX_STARTER_CHARS,
+    MAX_STARTERS,
     AgentSettings,
     AgentTuning,
     ChatOptions,
@@ -29,6 +31,7 @@ _CONFIGURED: Final = "This agent comes from the configuration file."
 
 _Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=80), AfterValidator(storable)]
 _Key = Annotated[str, StringConstraints(min_length=1, max_length=128), AfterValidator(storable)]
+_Starter = Annotated[str, StringConstraints(max_length=MAX_STARTER_CHARS, pattern=r"\S"), AfterValidator(storable)]
 _Words = Annotated[str, StringConstraints(max_length=2000), AfterValidator(storable)]
 
 
@@ -83,25 +86,30 @@ class UpdateAgent(_Body):
     class_path: _Key | None = None
     model: _Key = DEFAULT_MODEL
     further_models: Annotated[list[_Key], Field(max_length=100)] = []
+    starters: Annotated[list[_Starter], Field(max_length=MAX_STARTERS)] = []
     tuning: _Tuning = _Tuning()
     chat_options: _Options = _Options()
 
     def settings(self) -> AgentSettings:
-        """The agent that it describes. Raises `BadRequest` for a value that cannot be stored, or a field twice."""
+        """The agent that it describes. Raises `BadRequest` for a value that cannot be stored, or what is there
+        twice."""
         tuning = self.tuning
         values = {one.key: one.default for one in tuning.fields}
         if len(values) != len(tuning.fields):
             raise BadRequest("a field twice")
+        if len(set(self.starters)) != len(self.starters):
+            raise BadRequest("a starter twice")
         try:
             storable_object(values)
         except ValueError:
             raise BadRequest("a value that cannot be stored") from None
         fields = tuple(FieldSpec(key=key, default=value) for key, value in values.items())
         servers = tuple(McpServerRef(id=one.id) for one in tuning.mcp_servers)
-        own = self.model_dump(exclude={"tuning", "chat_options", "further_models"})
+        own = self.model_dump(exclude={"tuning", "chat_options", "further_models", "starters"})
         return AgentSettings(
             **own,
             further_models=tuple(self.further_models),
+            starters=tuple(self.starters),
             tuning=AgentTuning(
                 role=tuning.role,
                 description=tuning.description,

@@ -10,7 +10,6 @@ const NEAR_END_PX = 96;
 const COMPOSER_MAX_PX = 240;
 const SEARCH_PAUSE_MS = 250;
 const NARROW = "(max-width: 800px)";
-const SUGGESTIONS = ["What is Turnwise?", "How does Turnwise persist a turn?", "Where does the time of an answer go?"];
 /** A short break of the connection is mended before anyone needs to read about it. */
 const QUIET_BREAK_MS = 1_200;
 
@@ -78,10 +77,6 @@ export class View {
     this.#nodes["connection-action"].addEventListener("click", () => this.#actions.connect());
     this.#nodes.agent.addEventListener("change", ({ target }) => this.#actions.chooseAgent(target.value));
     this.#nodes.model.addEventListener("change", ({ target }) => this.#actions.chooseModel(target.value));
-    for (const text of SUGGESTIONS) {
-      const button = el("button", { type: "button", onclick: () => this.#actions.send(text) }, text);
-      this.#nodes.suggestions.append(button);
-    }
   }
 
   // ---- conversations ----
@@ -190,6 +185,18 @@ export class View {
     const chosen = agents.find(({ id }) => id === chosenId);
     const words = [chosen?.tuning?.role, chosen?.tuning?.description].filter(Boolean);
     about.textContent = chosen === undefined ? "" : [chosen.name, ...words].join(" · ");
+    this.#showStarters(chosen?.starters ?? []);
+  }
+
+  /** What the chosen agent may be asked to begin with; buttons that stay the same keep their focus. */
+  #showStarters(texts) {
+    const { suggestions } = this.#nodes;
+    const shown = [...suggestions.children].map((button) => button.textContent);
+    if (shown.length === texts.length && shown.every((text, place) => text === texts[place])) return;
+    const send = (text) => () => this.#actions.send(text);
+    suggestions.replaceChildren(
+      ...texts.map((text) => el("button", { type: "button", onclick: send(text) }, text)),
+    );
   }
 
   /** @param {{id: string, title: string}[]} choices of models; the picker is there only where there is more than one */

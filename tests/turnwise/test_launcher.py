@@ -27,14 +27,17 @@ class Stack:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.port, self.metrics_port, self.model_port, self.postgres_port = (free_port() for _ in range(4))
+        self.knowledge_port, self.tools_port = free_port(), free_port()
         self.agentic = self._file("agentic", self.port, self.metrics_port)
-        self.knowledge_flow = self._file("knowledge_flow", free_port(), free_port())
+        self.knowledge_flow = self._file("knowledge_flow", self.knowledge_port, free_port())
 
     def _file(self, service: str, port: int, metrics_port: int) -> Path:
         data = yaml.safe_load((ROOT / "config" / service / "configuration.yaml").read_text())
         data["app"] |= {"port": port, "metrics_port": metrics_port}
         if service == "agentic":
             data["ai"]["default_chat_model"]["settings"]["base_url"] = f"http://127.0.0.1:{self.model_port}/v1"
+            data["ai"]["knowledge_flow_url"] = f"http://127.0.0.1:{self.knowledge_port}/knowledge-flow/v1"
+            data["mcp"]["servers"][0]["url"] = f"http://127.0.0.1:{self.tools_port}/mcp"
         data["storage"]["postgres"] |= {"host": "127.0.0.1", "port": self.postgres_port}
         file = self.home / f"{service}.yaml"
         file.write_text(yaml.safe_dump(data))
@@ -66,7 +69,7 @@ class Stack:
         return (self.home / "data/log/turnwise.log").read_text()
 
     def free_ports(self) -> bool:
-        ports = (self.port, self.metrics_port, self.model_port, self.postgres_port)
+        ports = (self.port, self.metrics_port, self.model_port, self.postgres_port, self.tools_port)
         return all(_is_free(port) for port in ports)
 
     def sessions(self) -> int:

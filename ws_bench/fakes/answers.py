@@ -1,34 +1,41 @@
 """What the fake model says when no knob fixes its text: made from the messages it is given, and nothing else."""
 
-import math
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-GREETING = (
-    "Hello! I am the built-in model of this Turnwise installation. Ask me about Turnwise, or about our conversation."
+from ws_bench.fakes.extract import Passage, answer_from
+from ws_bench.fakes.prose import sentences_in
+from ws_bench.fakes.words import terms
+
+STAND_IN = (
+    "I am only a stand-in for a language model and know nothing myself: to get real answers, start Turnwise with "
+    "OPENAI_API_KEY, or OPENAI_BASE_URL for any server with the same API, and with OPENAI_MODEL."
 )
+"""What is said where neither sources nor the conversation hold an answer."""
+GREETING = f"Hello! {STAND_IN}"
 ABOUT = (
     "Turnwise is an asyncio backend for LangGraph agents. It times every turn phase by phase, so that the log, the "
     "metrics and the chat page say where the time went, and it stays fast and loses nothing under load. It comes with "
     "ws_bench, a load tester that proves it."
 )
 NOTHING_FOUND = "The sources do not say anything about that."
-_BUILT_IN = (
-    "I am the built-in model: I answer about Turnwise, about this conversation, and from the sources I am given. "
-    "Set OPENAI_API_KEY or OPENAI_BASE_URL to talk to a real model."
-)
-_WORD = re.compile(r"\w+")
+NO_DOCUMENTS = "I found nothing about that in the documents."
+OUT_OF_REACH = "The documents could not be searched just now."
+TOOLS_OUT_OF_REACH = "Some of my tools cannot be reached just now, so I could not use them."
+NOT_ALLOWED = "You did not allow it, so I have not done it."
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n\s*\n|\n(?=\s*(?:[-*|#]|\d+[.)])\s)")
 """Where a sentence ends in markdown: a single line break is only where the line was full."""
-_HEADING = re.compile(r"\s*#{1,6}\s|\s*\|")
 _SOURCE = re.compile(r"^[ \t]*(?:[-*][ \t]*)?\[(\d{1,3})\][ \t:.]*", re.MULTILINE)
 _QUESTION = re.compile(r"^\s*(?:user\s+)?question\s*:\s*(.+)", re.IGNORECASE | re.MULTILINE)
 _GREETING = re.compile(
     r"\s*(hello|hi|hey|good (morning|afternoon|evening)|bonjour|salut)\b[\s!.,]*(there|all)?[\s!.,]*$", re.IGNORECASE
 )
-_ABOUT = re.compile(r"\bturnwise\b|\bwho are you\b|\bwhat are you\b|\bwhat can you do\b|\bws_bench\b", re.IGNORECASE)
+_ABOUT = re.compile(
+    r"\s*(?:(?:please )?(?:what is|what'?s|was ist|tell me about|explain|describe)|do you know)"
+    r" (?:turnwise|ws_bench)\W*$",
+    re.IGNORECASE,
+)
 _TITLE = re.compile(
     r"\btitle\b.{0,200}\b(conversation|chat|session|exchange|message|question)", re.IGNORECASE | re.DOTALL
 )
@@ -41,17 +48,23 @@ _MY_WHAT = re.compile(
     r"\b(?:what|who|which|where|when)(?:'s| is| are| was| were)? my ([\w -]{1,60}?)\s*[?.!]*\s*$", re.IGNORECASE
 )
 _NAME = re.compile(r"\b(?:my name is|call me|i am called)\s+([\w'-]+)", re.IGNORECASE)
-_MAX_SENTENCES = 3
+_SEARCH_WORDS = re.compile(r"\bsearch (?:terms|query)\b", re.IGNORECASE)
+"""In the instructions of who wants words to search for, not an answer: the question's own are as good as any."""
+_PASSAGE_END = re.compile(r"\n\s*\n\s*\n|^\s*(?:user\s+)?question\s*:", re.IGNORECASE | re.MULTILINE)
+_NAMED = re.compile(r'\b(?:title|section)="([^"\n]*)"')
+_DECLINED = re.compile(r"\buser did not allow\b", re.IGNORECASE)
+_MISSING = (
+    (re.compile(r"\bdocuments could not be searched\b", re.IGNORECASE), OUT_OF_REACH),
+    (re.compile(r"\bsearch in the documents found nothing\b", re.IGNORECASE), NO_DOCUMENTS),
+    (re.compile(r"\btools cannot be reached\b", re.IGNORECASE), TOOLS_OUT_OF_REACH),
+)
+"""What an agent's instructions say is missing, and what is said of it."""
+_SHORT_RESULT = 400
+_TAG_CHARS = 500
 # What is looked at: a prompt of megabytes must not hold the loop that serves the other streams.
 _MAX_CHARS = 100_000
 _MAX_EARLIER = 100
 _MAX_EARLIER_CHARS = 4_000
-_COMMON_WORDS = """
-a about an and are as at be been but by can could did do does for from had has have how i if in is it its me my no not
-of on or our say said so tell than that the their them there they this to was we were what when where which who why
-will with would you your please le la les un une des de du et est que qui dans sur pour
-"""
-_COMMON = frozenset(_COMMON_WORDS.split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +81,24 @@ def turns_of(messages: Sequence[Mapping[str, object]]) -> list[Turn]:
 
 
 def reply(turns: Sequence[Turn]) -> str:
-    """An answer to the last user message: from sources, from the conversation, or about Turnwise. Never empty."""
+    """An answer to the last message: from a tool's result, from sources, from the conversation, or what this model is.
+
+    Never empty.
+    """
     asked = next((turn.text for turn in reversed(turns) if turn.role == "user"), "")
+    if turns and turns[-1].role == "tool":
+        return _from_tools(asked, turns)
     system = "\n".join(turn.text for turn in turns if turn.role in {"system", "developer"})
-    if _TITLE.search(system) or (_TITLE.search(asked) and not _sources_in(asked)):
-        return title_for(asked)
     sources = _sources_in(f"{system}\n{asked}")
+    if _TITLE.search(system) or (_TITLE.search(asked) and not sources):
+        return title_for(asked)
     if sources:
-        return _from_sources(_question_in(asked), sources)
+        return answer_from(_question_in(asked), sources) or NOTHING_FOUND
+    if _SEARCH_WORDS.search(system) and asked.strip():
+        return asked.strip()
     earlier = [turn.text[:_MAX_EARLIER_CHARS] for turn in turns if turn.role == "user"][-_MAX_EARLIER - 1 : -1]
-    return _from_conversation(asked, earlier) or _small_talk(asked) or _nothing_known(asked, earlier)
+    missing = next((said for told, said in _MISSING if told.search(system)), "")
+    return _from_conversation(asked, earlier) or _small_talk(asked, missing) or _nothing_known(asked, earlier, missing)
 
 
 def title_for(text: str) -> str:
@@ -96,31 +117,26 @@ def _text_of(content: object) -> str:
     return ""
 
 
-def _terms(text: str) -> set[str]:
-    """Words that carry meaning, roughly stemmed, so that `turn`, `turns` and `turned` meet."""
-    words = {word for word in _WORD.findall(text.lower()) if word not in _COMMON}
-    return {re.sub(r"(ing|ed|es|s)$", "", word) if len(word) > 4 else word for word in words}
-
-
-def _sources_in(prompt: str) -> dict[int, str]:
-    """Numbered passages: each begins on a line with `[n]` and lasts until the next one or an empty line pair."""
+def _sources_in(prompt: str) -> list[Passage]:
+    """Numbered passages: each begins on a line with `[n]` and lasts until the next one or an empty line pair. What a
+    tag before it says of its title and section is its heading."""
     marks = list(_SOURCE.finditer(prompt))
     ends = [*(mark.start() for mark in marks[1:]), len(prompt)][: len(marks)]
-    found = {}
+    found: dict[int, Passage] = {}
     for mark, end in zip(marks, ends, strict=True):
-        text = re.split(
-            r"\n\s*\n\s*\n|^\s*(?:user\s+)?question\s*:", prompt[mark.end() : end], flags=re.IGNORECASE | re.MULTILINE
-        )[0]
-        if text.strip():
-            found[int(mark.group(1))] = text.strip()
-    return found
+        text = _PASSAGE_END.split(prompt[mark.end() : end], maxsplit=1)[0].strip()
+        if text:
+            tag = prompt[max(mark.start() - _TAG_CHARS, 0) : mark.start()].rpartition("\n\n")[2]
+            heading = " ".join(_NAMED.findall(tag))
+            found[int(mark.group(1))] = Passage(int(mark.group(1)), heading, text)
+    return list(found.values())
 
 
 def _question_in(asked: str) -> str:
     """The question in a user message that may also hold the sources and instructions."""
-    explicit = _QUESTION.search(asked)
+    explicit = _QUESTION.findall(asked)
     if explicit:
-        return explicit.group(1).strip()
+        return str(explicit[-1]).strip()
     first = _SOURCE.search(asked)
     if first is None:
         return asked
@@ -128,27 +144,26 @@ def _question_in(asked: str) -> str:
     return questions[-1] if questions else asked[: first.start()].strip() or asked
 
 
-def _from_sources(question: str, sources: Mapping[int, str]) -> str:
-    """The sentences that share the rarest words with the question, best first, each with its source's number."""
-    sentences = [
-        (number, sentence.strip())
-        for number, text in sources.items()
-        for sentence in _SENTENCE_END.split(text)
-        if len(sentence.strip()) > 2 and sentence.strip() != question and not _HEADING.match(sentence)
-    ]
-    wanted = _terms(question)
-    terms = [_terms(sentence) for _, sentence in sentences]
-    frequency = Counter(term for found in terms for term in found)
-    scored = [
-        (sum(math.log(1 + len(sentences) / frequency[term]) for term in wanted & found), -index)
-        for index, found in enumerate(terms)
-    ]
-    best = sorted((entry for entry in scored if entry[0] > 0), reverse=True)[:_MAX_SENTENCES]
-    if not best:
-        return NOTHING_FOUND
-    # A sentence far weaker than the best one only shares a word by chance.
-    chosen = [sentences[-index] for score, index in best if score >= best[0][0] / 2]
-    return " ".join(f"{' '.join(sentence.split())} [{number}]" for number, sentence in chosen)
+def _from_tools(asked: str, turns: Sequence[Turn]) -> str:
+    """What the tools that were called last have said: a short result as it is, of a long one the sentences that have
+    most to do with the question."""
+    results: list[str] = []
+    for turn in reversed(turns):
+        if turn.role != "tool":
+            break
+        results.append(turn.text.strip())
+    return "\n\n".join(dict.fromkeys(_of_result(asked, result) for result in reversed(results)))
+
+
+def _of_result(asked: str, result: str) -> str:
+    if _DECLINED.search(result):
+        return NOT_ALLOWED
+    if len(result) <= _SHORT_RESULT:
+        return result or "The tool said nothing."
+    sentences = [sentence.text for sentence in sentences_in(result[:_MAX_EARLIER_CHARS])]
+    if not sentences:
+        return f"{result[:_SHORT_RESULT].rstrip()}…"
+    return max(sentences, key=lambda sentence: len(terms(sentence) & terms(asked)))
 
 
 def _from_conversation(asked: str, earlier: Sequence[str]) -> str:
@@ -169,25 +184,24 @@ def _about_user(thing: str, earlier: Sequence[str]) -> str:
             named = _NAME.search(text)
             if named:
                 return f"Your name is {named.group(1)}."
-    wanted = _terms(thing)
+    wanted = terms(thing)
     for text in reversed(earlier):
         for sentence in reversed(_SENTENCE_END.split(text)):
-            if wanted and wanted <= _terms(sentence) and not sentence.rstrip().endswith("?"):
+            if wanted and wanted <= terms(sentence) and not sentence.rstrip().endswith("?"):
                 return f"You told me: “{sentence.strip()}”"
     return f"You have not told me what your {thing.strip()} is."
 
 
-def _small_talk(asked: str) -> str:
+def _small_talk(asked: str, missing: str) -> str:
     if _GREETING.match(asked):
         return GREETING
-    return ABOUT if _ABOUT.search(asked) else ""
+    return f"{ABOUT}\n\n{STAND_IN}" if _ABOUT.match(asked) and not missing else ""
 
 
-def _nothing_known(asked: str, earlier: Sequence[str]) -> str:
-    """The earlier message that has most in common with this one, or what this model is."""
-    wanted = _terms(asked)
-    related = max(earlier, key=lambda text: len(wanted & _terms(text)), default="")
-    if wanted & _terms(related):
-        return f"Earlier you wrote: “{related.strip()}” {_BUILT_IN}"
-    shown = asked.strip()
-    return f"You wrote: “{shown[:200]}” {_BUILT_IN}" if shown else _BUILT_IN
+def _nothing_known(asked: str, earlier: Sequence[str], missing: str) -> str:
+    """What could not be reached, or the earlier message that has most in common with this one; and what this is."""
+    if missing:
+        return f"{missing} {STAND_IN}"
+    wanted = terms(asked)
+    related = max(earlier, key=lambda text: len(wanted & terms(text)), default="")
+    return f"Earlier you wrote: “{related.strip()}” {STAND_IN}" if wanted & terms(related) else STAND_IN

@@ -11,10 +11,10 @@ from typing import Any
 
 from backend_kit.wire import InvalidJson, dumps, loads
 from ws_bench.distributions import Distribution
-from ws_bench.fakes.answers import reply, turns_of
+from ws_bench.fakes.answers import Turn, reply, turns_of
 from ws_bench.fakes.http import Connection, chunk, error_body
 from ws_bench.fakes.knobs import MAX_TOKENS, BadKnob, Knobs, drawn, knobs_of
-from ws_bench.fakes.tools import arguments_for, called_tool, pieces_of
+from ws_bench.fakes.tools import arguments_for, asked_for, called_tool, pieces_of
 from ws_bench.fakes.wheel import EARLY_S, Wheel
 
 _TOKEN = re.compile(r"\s*\S+|\s+$")
@@ -149,8 +149,8 @@ class Completions:
 
     def _plan(self, request: Mapping[str, Any], knobs: Knobs) -> Plan:
         turns = turns_of(request["messages"])
-        tool = called_tool(request, knobs.tool) if knobs.tool else None
         count = round(drawn(knobs.tokens, self._random))
+        tool = _tool_of(request, turns, knobs, fixed=count > 0)
         if tool is not None:
             tokens = pieces_of(arguments_for(tool, turns))
         else:
@@ -168,6 +168,13 @@ class Completions:
             prompt_tokens=sum(len(turn.text.split()) for turn in turns),
             with_usage=isinstance(options, dict) and options.get("include_usage") is True,
         )
+
+
+def _tool_of(request: Mapping[str, Any], turns: Sequence[Turn], knobs: Knobs, *, fixed: bool) -> dict[str, Any] | None:
+    """The tool to call: the one of the knob, else, where the length of the answer is not `fixed`, the one asked for."""
+    if knobs.tool:
+        return called_tool(request, knobs.tool)
+    return None if fixed else asked_for(request, turns)
 
 
 class BadRequest(ValueError):

@@ -1,14 +1,26 @@
-"""Tool calls of the fake model: which tool, and arguments that fit its schema."""
+"""Tool calls of the fake model: which tool a question asks for, and arguments that fit its schema."""
 
+import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from backend_kit.wire import dumps
 from ws_bench.fakes.answers import Turn
+from ws_bench.fakes.words import terms, words
 
 _PIECE = re.compile(r".{1,8}", re.DOTALL)
 _MAX_DEPTH = 5
+_MOST_TOOLS: Final = 64
+_MOST_CHARS: Final = 2_000
+_LEAST_OF_NAME, _LEAST_TOLD = 0.5, 2
+_NAME_PART: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+_NUMBER: Final = re.compile(r"(?<![\w.])-?\d{1,15}(?:\.\d{1,9})?(?![\w.]*\w)")
+_QUOTED: Final = re.compile(r"[\"“„«]([^\"“”„«»\n]{1,500})[\"”“»]")
+_LEADING: Final = ("that", "to", "saying", "about", "with", "dass", "mit")
+_ORDINALS: Final = {"first": "1", "second": "2", "third": "3", "fourth": "4", "fifth": "5"}
+_AFTER_COLON: Final = re.compile(r"^[^:\n]{1,80}:\s+(\S.*)$", re.DOTALL)
 
 
 def called_tool(request: Mapping[str, Any], name: str) -> dict[str, Any] | None:
@@ -16,21 +28,43 @@ def called_tool(request: Mapping[str, Any], name: str) -> dict[str, Any] | None:
 
     After a tool's result the model answers, as one does that has what it asked for.
     """
-    messages = request["messages"]
-    if messages[-1].get("role") == "tool":
-        return None
-    for tool in request.get("tools") or ():
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if isinstance(function, dict) and isinstance(function.get("name"), str) and name in ("*", function["name"]):
-            return function
-    return None
+    return next((function for function in _offered(request) if name in ("*", function["name"])), None)
+
+
+def asked_for(request: Mapping[str, Any], turns: Sequence[Turn]) -> dict[str, Any] | None:
+    """The function that does what the last user message asks for, None where none does.
+
+    The message must share half of the words of the tool's name with it, or two words with what the tool says of itself.
+    Of tools that fit alike it is the one with the fewest arguments.
+    """
+    asked = terms(_asked(turns)[:_MOST_CHARS])
+    offered = list(_offered(request)) if asked else []
+    names = [terms(" ".join(_NAME_PART.findall(function["name"]))) for function in offered]
+    told = [_told(function) - name for function, name in zip(offered, names, strict=True)]
+    frequency = Counter(term for name, words_of in zip(names, told, strict=True) for term in name | words_of)
+    best: tuple[float, int, int] | None = None
+    for place, (name, words_of) in enumerate(zip(names, told, strict=True)):
+        weight = {term: math.log(1 + len(offered) / frequency[term]) for term in (name | words_of) & asked}
+        part = len(name & asked) / max(len(name), 1)
+        if part < _LEAST_OF_NAME and len(words_of & asked) < _LEAST_TOLD:
+            continue
+        fits = sum(weight[term] * (1 + part if term in name else 1.0) for term in weight)
+        entry = (fits, -len(_required(offered[place])), -place)
+        best = max(best, entry) if best else entry
+    return offered[-best[2]] if best else None
 
 
 def arguments_for(function: Mapping[str, Any], turns: Sequence[Turn]) -> str:
-    """JSON arguments with every property that the schema requires; texts are the last user message."""
-    asked = next((turn.text for turn in reversed(turns) if turn.role == "user"), "")
+    """JSON arguments with every property that the schema requires, and those of the others that the message names.
+
+    A text is what stands in quotes or after a colon in the last user message, else what it says beside the tool's own
+    name, else all of it. Numbers are those of the message in their order; of a list of values it is the one named.
+    """
+    asked = _asked(turns)
     parameters = function.get("parameters")
-    return dumps(_value(parameters if isinstance(parameters, dict) else {"type": "object"}, asked, 0)).decode()
+    schema = parameters if isinstance(parameters, dict) else {"type": "object"}
+    filling = _Filling(asked, str(function.get("name", "")))
+    return dumps(filling.value(schema, 0)).decode()
 
 
 def pieces_of(text: str) -> list[str]:
@@ -38,18 +72,98 @@ def pieces_of(text: str) -> list[str]:
     return _PIECE.findall(text)
 
 
-def _value(schema: Mapping[str, Any], text: str, depth: int) -> object:
-    """The simplest value that a JSON schema of a tool allows."""
-    if schema.get("enum"):
-        return schema["enum"][0]
-    if "default" in schema:
-        return schema["default"]
-    kind = schema.get("type")
-    if kind == "object" or "properties" in schema:
+def _asked(turns: Sequence[Turn]) -> str:
+    return next((turn.text for turn in reversed(turns) if turn.role == "user"), "")
+
+
+def _offered(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The functions that may be called now; none right after a tool's result."""
+    if request["messages"][-1].get("role") == "tool":
+        return
+    tools = request.get("tools")
+    for tool in tools[:_MOST_TOOLS] if isinstance(tools, list) else ():
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if isinstance(function, dict) and isinstance(function.get("name"), str):
+            yield function
+
+
+def _required(function: Mapping[str, Any]) -> Sequence[str]:
+    parameters = function.get("parameters")
+    required = parameters.get("required") if isinstance(parameters, dict) else None
+    return required if isinstance(required, list) else ()
+
+
+def _told(function: Mapping[str, Any]) -> set[str]:
+    """Words of a tool's description, and of the names and values of its arguments."""
+    parameters = function.get("parameters")
+    properties = parameters.get("properties") if isinstance(parameters, dict) else None
+    arguments = properties if isinstance(properties, dict) else {}
+    values = [value for one in arguments.values() if isinstance(one, dict) for value in one.get("enum") or ()]
+    said = [str(function.get("description") or "")[:_MOST_CHARS], *arguments, *map(str, values)]
+    return terms(" ".join(said)[: 2 * _MOST_CHARS])
+
+
+class _Filling:
+    """The values of one call, taken from one message."""
+
+    def __init__(self, asked: str, name: str) -> None:
+        self._asked = asked
+        self._words = frozenset(words(asked[:_MOST_CHARS]))
+        ordinals = [_ORDINALS[word] for word in words(asked[:_MOST_CHARS]) if word in _ORDINALS]
+        self._numbers = iter([*_NUMBER.findall(asked[:_MOST_CHARS]), *ordinals])
+        self._text = _said(asked, name)
+
+    def value(self, schema: Mapping[str, Any], depth: int) -> object:
+        """The value that a JSON schema of a tool allows."""
+        if schema.get("enum"):
+            return self._named(schema["enum"], schema.get("default", schema["enum"][0]))
+        kind = schema.get("type")
+        if kind == "object" or "properties" in schema:
+            return self._object(schema, depth) if depth < _MAX_DEPTH else {}
+        if kind in ("integer", "number"):
+            return self._number(schema, whole=kind == "integer")
+        if "default" in schema:
+            return schema["default"]
+        simple: dict[str, object] = {"boolean": True, "array": [], "null": None}
+        return simple.get(str(kind), self._text)
+
+    def _object(self, schema: Mapping[str, Any], depth: int) -> dict[str, object]:
         properties = schema.get("properties") or {}
         required = schema.get("required") or ()
-        inside = {name: properties[name] for name in required if isinstance(properties.get(name), dict)}
-        return {name: _value(one, text, depth + 1) for name, one in inside.items()} if depth < _MAX_DEPTH else {}
-    simple: dict[str, object] = {"integer": schema.get("minimum", 1), "number": schema.get("minimum", 1.0)}
-    simple |= {"boolean": True, "array": [], "null": None}
-    return simple.get(str(kind), text)
+        return {
+            name: self.value(one, depth + 1)
+            for name, one in properties.items()
+            if isinstance(one, dict) and (name in required or self._named(one.get("enum") or (), None) is not None)
+        }
+
+    def _named(self, values: Sequence[object], otherwise: object) -> object:
+        return next((value for value in values if str(value).lower() in self._words), otherwise)
+
+    def _number(self, schema: Mapping[str, Any], *, whole: bool) -> object:
+        fallback = schema.get("default", schema.get("minimum", 1 if whole else 1.0))
+        for text in self._numbers:
+            if not whole:
+                return float(text)
+            if "." not in text:
+                return int(text)
+        return fallback
+
+
+def _said(asked: str, name: str) -> str:
+    """What a message gives to a tool as a text."""
+    text = asked[:_MOST_CHARS] if len(asked) > _MOST_CHARS else asked
+    if found := _QUOTED.search(text) or _AFTER_COLON.match(text):
+        return found[1].strip()
+    own = terms(" ".join(_NAME_PART.findall(name)))
+    pieces = text.split()
+    begin = 0
+    for place, piece in enumerate(pieces):
+        # "Add a note that the milk is sour": the tool's own words come first, with small ones between them.
+        meant = terms(piece)
+        if not meant <= own:
+            break
+        begin = place + 1 if meant else begin
+    if begin == 0:
+        return asked
+    rest = pieces[begin + 1 :] if pieces[begin:] and pieces[begin].lower() in _LEADING else pieces[begin:]
+    return " ".join(rest) or asked

@@ -53,7 +53,8 @@ async def test_the_list_is_agent_settings_of_the_wire(pool: ModelPool) -> None:
     catalog = catalog_of(pool, settings_for("Georges", prompt="x"), settings_for("Off", enabled=False))
     georges, off = catalog.list()
     assert (georges["id"], georges["enabled"], off["enabled"]) == ("Georges", True, False)
-    keys = {"id", "name", "enabled", "class_path", "type", "model", "further_models", "tuning", "chat_options"}
+    keys = {"id", "name", "enabled", "class_path", "type", "model", "further_models", "starters"}
+    keys |= {"tuning", "chat_options"}
     assert set(georges) == keys | {"model_choices"}
     assert georges["tuning"]["fields"][0]["default"] == "x"
 

@@ -2,7 +2,20 @@
 
 import pytest
 
-from ws_bench.fakes.answers import ABOUT, GREETING, NOTHING_FOUND, Turn, reply, title_for, turns_of
+from ws_bench.fakes.answers import (
+    ABOUT,
+    GREETING,
+    NO_DOCUMENTS,
+    NOT_ALLOWED,
+    NOTHING_FOUND,
+    OUT_OF_REACH,
+    STAND_IN,
+    TOOLS_OUT_OF_REACH,
+    Turn,
+    reply,
+    title_for,
+    turns_of,
+)
 
 SOURCES = """Answer from these sources and cite them by number.
 
@@ -25,9 +38,33 @@ def test_a_greeting_is_answered(text: str) -> None:
     assert said(text) == GREETING
 
 
-@pytest.mark.parametrize("text", ["What is Turnwise?", "Who are you?", "tell me about ws_bench"])
-def test_it_says_what_turnwise_is(text: str) -> None:
-    assert said(text) == ABOUT
+@pytest.mark.parametrize("text", ["What is Turnwise?", "tell me about ws_bench", "Was ist Turnwise?"])
+def test_it_says_what_turnwise_is_and_what_it_is_itself(text: str) -> None:
+    assert said(text) == f"{ABOUT}\n\n{STAND_IN}"
+
+
+@pytest.mark.parametrize("text", ["Sing!", "Who are you?", "How does Turnwise persist a turn?", "Was kostet das?"])
+def test_without_sources_it_says_in_one_line_that_it_is_a_stand_in(text: str) -> None:
+    assert said(text) == STAND_IN
+    assert "\n" not in STAND_IN
+    for variable in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_MODEL"):
+        assert variable in STAND_IN
+
+
+@pytest.mark.parametrize(
+    ("system", "text"),
+    [
+        ("The documents could not be searched just now. Say so in one short sentence first.", OUT_OF_REACH),
+        ("The search in the documents found nothing. Say so first.", NO_DOCUMENTS),
+        ("Some tools cannot be reached just now. Say so where the answer would have needed them.", TOOLS_OUT_OF_REACH),
+    ],
+)
+def test_it_says_what_its_instructions_say_is_missing(system: str, text: str) -> None:
+    assert said("What is Turnwise?", system=system) == f"{text} {STAND_IN}"
+
+
+def test_asked_for_words_to_search_for_it_gives_those_of_the_question() -> None:
+    assert said("Where is the spool?", system="Give up to eight search terms.") == "Where is the spool?"
 
 
 def test_the_sentences_that_match_are_quoted_with_their_numbers() -> None:
@@ -74,7 +111,7 @@ def test_a_related_earlier_message_is_recalled() -> None:
 
 
 def test_anything_else_gets_an_answer_that_helps() -> None:
-    assert said("Sing!").startswith("You wrote: “Sing!” I am the built-in model")
+    assert said("Sing!") != ""
     assert reply([]) != ""
     assert reply([Turn("user", "")]) != ""
 
@@ -104,3 +141,21 @@ def test_a_prompt_of_megabytes_is_answered() -> None:
         [{"role": "user", "content": "word " * 1_000_000}, {"role": "user", "content": "what did I say? " * 9}]
     )
     assert reply(turns)
+
+
+TOOL = [Turn("user", "Which notes are there?"), Turn("assistant", "")]
+
+
+def test_a_tools_result_is_the_answer() -> None:
+    assert reply([*TOOL, Turn("tool", "There is 1 note: (1) milk")]) == "There is 1 note: (1) milk"
+    assert reply([*TOOL, Turn("tool", "One."), Turn("tool", "Two."), Turn("tool", "One.")]) == "One.\n\nTwo."
+    assert reply([*TOOL, Turn("tool", "The user did not allow this call. Do not try it again.")]) == NOT_ALLOWED
+    assert reply([*TOOL, Turn("tool", "")]) != ""
+
+
+def test_of_a_long_result_it_is_the_sentence_that_was_asked_for() -> None:
+    long = " ".join(f"Sentence number {number} is about nothing at all." for number in range(20))
+    assert reply([*TOOL, Turn("tool", f"{long} The notes are about milk and bread.")]) == (
+        "The notes are about milk and bread."
+    )
+    assert reply([*TOOL, Turn("tool", "x " * 400)]).endswith("x…")

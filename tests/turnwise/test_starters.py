@@ -1,0 +1,168 @@
+"""The first impression: a fresh start, and everything that the page suggests asked of every agent and judged.
+
+Nothing is played here: embedded Postgres, both services, the shipped documents with the shipped embedder, the shipped
+configuration, tools and mock model.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+import pytest
+from websockets.asyncio.client import connect
+from websockets.typing import Subprotocol
+
+from tests.support.postgres import public_directory
+from tests.turnwise.test_launcher import Stack, ready
+
+pytestmark = pytest.mark.timeout(400)
+HEADERS = {"Authorization": "Bearer local"}
+BASE = "/agentic/v1"
+JUDGED = {
+    ("Georges", "What is Turnwise?"): ("asyncio", "LangGraph", "stand-in"),
+    ("Georges", "Which model are you?"): ("stand-in", "OPENAI_API_KEY"),
+    ("Georges", "How do I connect a real model?"): ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_MODEL"),
+    ("Rico", "What is Turnwise?"): ("Turnwise is", "agent backend", "phase"),
+    ("Rico", "How does Turnwise persist a turn?"): ("Turnwise persists a turn", "disk", "Postgres"),
+    ("Rico", "How long is a conversation kept?"): ("A conversation is kept until", "retention_days"),
+    ("Sammy", "What is on the menu today?"): ("Today", "the canteen has"),
+    ("Sammy", "What time is it?"): ("It is ", str(datetime.now().astimezone().year)),
+    ("Sammy", "Add a note: water the plants on Friday"): ("Note 1 is kept: water the plants on Friday",),
+}
+"""Each starter of each agent, with what its answer must say. A starter without an entry fails."""
+MARKUP = re.compile(r"^\s*(?:[-*+|#>]|\d+[.)]\s|```|~~~| {4}|\t)", re.MULTILINE)
+CITED = re.compile(r"\s*\[(\d+)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Someone at the service that the launcher has started."""
+
+    port: int
+    http: aiohttp.ClientSession
+
+    async def agents(self) -> list[dict[str, Any]]:
+        async with self.http.get(f"{BASE}/agents") as response:
+            return list(await response.json())
+
+    async def document(self, uid: str) -> str:
+        async with self.http.get(f"{BASE}/documents/{quote(uid)}/markdown") as response:
+            assert response.status == 200
+            return str((await response.json())["content"])
+
+    async def ask(self, agent: str, question: str) -> dict[str, Any]:
+        """The `final` of a new conversation. A tool that asks is allowed; the answer then says so under `allowed`."""
+        body = {"agent_id": agent, "title": "A visit"}
+        async with self.http.post(f"{BASE}/chatbot/session", json=body) as response:
+            session = (await response.json())["id"]
+        frame = {"session_id": session, "agent_id": agent}
+        url = f"ws://127.0.0.1:{self.port}{BASE}/chatbot/query/ws"
+        allowed: dict[str, Any] | None = None
+        async with connect(
+            url, subprotocols=[Subprotocol("turnwise.v1")], additional_headers=HEADERS, open_timeout=30
+        ) as socket:
+            await socket.send(json.dumps({"type": "ask", "message": question, **frame}))
+            async for text in socket:
+                event = json.loads(text)
+                assert event["type"] not in {"error", "cancelled"}, event
+                if event["type"] == "awaiting_human":
+                    allowed = event["payload"]
+                    said = {"choice_id": "allow", "checkpoint_id": allowed["checkpoint_id"]}
+                    resume = {"type": "human_resume", "exchange_id": event["exchange_id"], "payload": said, **frame}
+                    await socket.send(json.dumps(resume))
+                if event["type"] == "final":
+                    return {**event, "allowed": allowed}
+        raise AssertionError("the socket was closed")
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """A fresh start with its documents read. One for the file: it takes half a minute."""
+    home = public_directory("turnwise-test-first-")
+    stack = Stack(home)
+    with stack.launch() as launcher:
+        ready(launcher, stack)
+        launcher.wait_for_line(r"the library Turnwise is ready: .* 0 failed", 240)
+        yield stack.port
+    shutil.rmtree(home)
+
+
+@pytest.fixture
+async def visitor(port: int) -> AsyncIterator[Visitor]:
+    """Someone who has come to that start."""
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", headers=HEADERS) as http:
+        yield Visitor(port, http)
+
+
+def text_of(final: dict[str, Any]) -> str:
+    """The answer's text."""
+    return "".join(part["text"] for part in final["messages"][-1]["parts"] if part["type"] == "text")
+
+
+def plain(text: str) -> str:
+    """A text without emphasis, link targets and line breaks."""
+    return " ".join(re.sub(r"\[([^\[\]]+)\]\([^()\s]+\)", r"\1", text).replace("**", "").split())
+
+
+def prose_of(document: str) -> list[str]:
+    """The paragraphs of a document that are neither headings, lists, tables nor code."""
+    without_code = re.sub(r"^(```|~~~).*?^\1.*?$", "", document, flags=re.MULTILINE | re.DOTALL)
+    paragraphs = re.split(r"\n\s*\n", re.sub(r"^#.*$", "\n", without_code, flags=re.MULTILINE))
+    return [plain(one) for one in paragraphs if not MARKUP.search(one.strip("\n"))]
+
+
+@pytest.mark.parametrize(("agent", "starter"), JUDGED, ids=lambda value: value)
+async def test_a_suggestion_is_answered_sensibly(visitor: Visitor, agent: str, starter: str) -> None:
+    final = await visitor.ask(agent, starter)
+    text = text_of(final)
+    assert final["warnings"] == []
+    assert [word for word in JUDGED[agent, starter] if word not in text] == [], text
+    assert starter.rstrip("?").lower() not in text.lower()
+    assert not MARKUP.search(text), text
+    assert len(text) < 900
+    if agent == "Rico":
+        await judge_citations(visitor, final, text)
+    elif agent == "Sammy":
+        judge_calls(final, text, changes=starter.startswith("Add"))
+    else:
+        assert [part["type"] for part in final["messages"][-1]["parts"]] == ["text"]
+
+
+async def judge_citations(visitor: Visitor, final: dict[str, Any], text: str) -> None:
+    """Every sentence is a whole one of a paragraph of prose in the document that it cites, and cites it."""
+    pieces = CITED.split(text)
+    sentences, numbers, rest = pieces[0::2][:-1], pieces[1::2], pieces[-1]
+    assert sentences, text
+    assert rest.strip() == ""
+    links = {part["source_id"]: part for part in final["messages"][-1]["parts"] if part["type"] == "link"}
+    assert set(links) == set(numbers)
+    for sentence, number in zip(sentences, numbers, strict=True):
+        said = plain(sentence)
+        assert re.match(r"[\"“(`*]*[A-Z0-9`]", said), said
+        assert re.search(r"[.!][)\"”`*]*$", said), said
+        paragraphs = prose_of(await visitor.document(links[number]["document_uid"]))
+        assert any(re.search(rf"(?:^|[.!?:][)\"”`*]* ){re.escape(said)}(?= |$)", one) for one in paragraphs), said
+
+
+def judge_calls(final: dict[str, Any], text: str, *, changes: bool) -> None:
+    """One tool was called, what it said is the answer, and a person was asked where it changes something."""
+    roles = [message["channel"] for message in final["messages"]]
+    assert roles.count("tool_call") == roles.count("tool_result") == 1
+    (result,) = (message["parts"][0] for message in final["messages"] if message["channel"] == "tool_result")
+    assert result["ok"]
+    assert text == result["content"]
+    assert (final["allowed"] is not None) == changes
+    if changes:
+        assert final["allowed"]["metadata"]["arguments"] == {"text": "water the plants on Friday"}
+
+
+async def test_every_suggestion_of_the_configuration_is_judged(visitor: Visitor) -> None:
+    agents = await visitor.agents()
+    assert {(agent["id"], starter) for agent in agents for starter in agent["starters"]} == set(JUDGED)
+    assert [agent["id"] for agent in agents] == ["Georges", "Rico", "Sammy"]

@@ -1,0 +1,150 @@
+"""The MCP server beside `make run`, so that Sammy has something to do: notes, the menu of a canteen, and a clock.
+
+`python -m turnwise.sample_tools --port PORT --notes FILE` serves streamable HTTP on loopback, at `/mcp`. What only
+reads says so (`readOnlyHint`); what changes the notes does not, so that the agent asks a person first.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Final, Literal
+
+import uvicorn
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp_types import ToolAnnotations
+
+HOST: Final = "127.0.0.1"
+MOST_NOTES, MOST_CHARS = 100, 1000
+_READS: Final = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+_ADDS: Final = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
+_DELETES: Final = ToolAnnotations(read_only_hint=False, destructive_hint=True, open_world_hint=False)
+_WEEKDAYS: Final = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+_MENU: Final = {
+    "monday": "lentil soup with bread, or pasta with tomato sauce",
+    "tuesday": "vegetable curry with rice, or fish with potatoes",
+    "wednesday": "spinach lasagne, or chicken with couscous",
+    "thursday": "bean chili, or meatballs with mashed potatoes",
+    "friday": "pancakes with apple sauce, or fish and chips",
+    "saturday": "pumpkin soup with bread, or pizza with mushrooms",
+    "sunday": "potato gratin with salad, or roast beef with dumplings",
+}
+Day = Literal["today", "tomorrow", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
+
+
+class Notes:
+    """The notes, in order, in one file that is replaced as a whole; readable by its owner alone."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._changing = threading.Lock()  # tools run in threads
+
+    def all(self) -> list[str]:
+        """Every note. Raises `ToolError` where the file cannot be read."""
+        try:
+            kept = json.loads(self._file.read_bytes())
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError):
+            raise ToolError("The notes cannot be read.") from None
+        if not isinstance(kept, list) or not all(isinstance(note, str) for note in kept):
+            raise ToolError("The notes cannot be read.")
+        return kept
+
+    def add(self, text: str) -> int:
+        """Keep one more; its number, from 1 on. Raises `ToolError` for one that is empty, too long, or too many."""
+        note = " ".join(text.split())
+        if not note or len(note) > MOST_CHARS:
+            raise ToolError(f"A note has 1 to {MOST_CHARS} characters.")
+        with self._changing:
+            notes = self.all()
+            if len(notes) >= MOST_NOTES:
+                raise ToolError(f"There are {MOST_NOTES} notes already: delete one first.")
+            self._keep([*notes, note])
+        return len(notes) + 1
+
+    def delete(self, number: int) -> str:
+        """Forget the note of that number, and say which it was. Raises `ToolError` where there is none."""
+        with self._changing:
+            notes = self.all()
+            if not 1 <= number <= len(notes):
+                raise ToolError(f"There is no note {number}: there are {len(notes)}.")
+            gone = notes.pop(number - 1)
+            self._keep(notes)
+        return gone
+
+    def _keep(self, notes: Sequence[str]) -> None:
+        try:
+            handle, name = tempfile.mkstemp(dir=self._file.parent, prefix=self._file.name)  # made with mode 0600
+            with os.fdopen(handle, "w") as file:
+                json.dump(notes, file, ensure_ascii=False, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).replace(self._file)
+        except OSError as error:
+            raise ToolError(f"The notes cannot be written: {error.strerror}.") from None
+
+
+def sample_tools(notes: Notes, now: Callable[[], datetime]) -> MCPServer:
+    """The server with its tools; `now` is the clock."""
+    server = MCPServer("Turnwise samples", log_level="WARNING")
+
+    @server.tool(annotations=_READS)
+    def current_time() -> str:
+        """Say what time it is now, and the date: which day it is today."""
+        return f"It is {now():%H:%M on %A, %d %B %Y}."
+
+    @server.tool(annotations=_READS)
+    def canteen_menu(day: Day = "today") -> str:
+        """Say what the canteen has for lunch, to eat, by its menu."""
+        weekday = now().weekday() + (day == "tomorrow") if day in ("today", "tomorrow") else _WEEKDAYS.index(day)
+        name = _WEEKDAYS[weekday % 7]
+        when = (
+            f"{day.capitalize()}, {name.capitalize()}," if day in ("today", "tomorrow") else f"On {name.capitalize()}"
+        )
+        return f"{when} the canteen has {_MENU[name]}."
+
+    @server.tool(annotations=_READS)
+    def list_notes() -> str:
+        """List the notes: show which ones are kept, read them."""
+        kept = notes.all()
+        if not kept:
+            return "There are no notes."
+        listed = "; ".join(f"({number}) {note}" for number, note in enumerate(kept, 1))
+        return f"There {'is 1 note' if len(kept) == 1 else f'are {len(kept)} notes'}: {listed}"
+
+    @server.tool(annotations=_ADDS)
+    def add_note(text: str) -> str:
+        """Add a note: write down a text, keep it, remember it."""
+        return f"Note {notes.add(text)} is kept: {' '.join(text.split())}"
+
+    @server.tool(annotations=_DELETES)
+    def delete_note(number: int) -> str:
+        """Delete a note, remove it for good, by its number."""
+        return f"Note {number} is deleted: {notes.delete(number)}"
+
+    return server
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT."""
+    parser = argparse.ArgumentParser(prog="python -m turnwise.sample_tools", description=__doc__)
+    parser.add_argument("--port", type=int, required=True, help="port on loopback")
+    parser.add_argument("--notes", type=Path, required=True, help="file that the notes are kept in")
+    options = parser.parse_args(argv)
+    tools = sample_tools(Notes(options.notes), lambda: datetime.now().astimezone())
+    # A connection that listens for changes never ends by itself: it is not waited for.
+    uvicorn.run(
+        tools.streamable_http_app(), host=HOST, port=options.port, log_level="warning", timeout_graceful_shutdown=1
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
