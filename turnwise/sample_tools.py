@@ -7,6 +7,7 @@ reads says so (`readOnlyHint`); what changes the notes does not, so that the age
 import argparse
 import json
 import os
+import socket
 import sys
 import tempfile
 import threading
@@ -17,8 +18,7 @@ from typing import Final, Literal
 
 import uvicorn
 from mcp.server.mcpserver import MCPServer
-from mcp.server.mcpserver.exceptions import ToolError
-from mcp_types import ToolAnnotations
+from mcp_types import CallToolResult, TextContent, ToolAnnotations
 
 HOST: Final = "127.0.0.1"
 MOST_NOTES, MOST_CHARS = 100, 1000
@@ -38,6 +38,10 @@ _MENU: Final = {
 Day = Literal["today", "tomorrow", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
 
 
+class NotDone(Exception):
+    """A tool could not do what was asked; `str()` is the sentence that says why."""
+
+
 class Notes:
     """The notes, in order, in one file that is replaced as a whole; readable by its owner alone."""
 
@@ -46,35 +50,35 @@ class Notes:
         self._changing = threading.Lock()  # tools run in threads
 
     def all(self) -> list[str]:
-        """Every note. Raises `ToolError` where the file cannot be read."""
+        """Every note. Raises `NotDone` where the file cannot be read."""
         try:
             kept = json.loads(self._file.read_bytes())
         except FileNotFoundError:
             return []
         except (OSError, ValueError):
-            raise ToolError("The notes cannot be read.") from None
+            raise NotDone("The notes cannot be read.") from None
         if not isinstance(kept, list) or not all(isinstance(note, str) for note in kept):
-            raise ToolError("The notes cannot be read.")
+            raise NotDone("The notes cannot be read.")
         return kept
 
     def add(self, text: str) -> int:
-        """Keep one more; its number, from 1 on. Raises `ToolError` for one that is empty, too long, or too many."""
+        """Keep one more; its number, from 1 on. Raises `NotDone` for one that is empty, too long, or too many."""
         note = " ".join(text.split())
         if not note or len(note) > MOST_CHARS:
-            raise ToolError(f"A note has 1 to {MOST_CHARS} characters.")
+            raise NotDone(f"A note has 1 to {MOST_CHARS} characters.")
         with self._changing:
             notes = self.all()
             if len(notes) >= MOST_NOTES:
-                raise ToolError(f"There are {MOST_NOTES} notes already: delete one first.")
+                raise NotDone(f"There are {MOST_NOTES} notes already: delete one first.")
             self._keep([*notes, note])
         return len(notes) + 1
 
     def delete(self, number: int) -> str:
-        """Forget the note of that number, and say which it was. Raises `ToolError` where there is none."""
+        """Forget the note of that number, and say which it was. Raises `NotDone` where there is none."""
         with self._changing:
             notes = self.all()
             if not 1 <= number <= len(notes):
-                raise ToolError(f"There is no note {number}: there are {len(notes)}.")
+                raise NotDone(f"There is no note {number}: there are {len(notes)}.")
             gone = notes.pop(number - 1)
             self._keep(notes)
         return gone
@@ -88,7 +92,7 @@ class Notes:
                 os.fsync(file.fileno())
             Path(name).replace(self._file)
         except OSError as error:
-            raise ToolError(f"The notes cannot be written: {error.strerror}.") from None
+            raise NotDone(f"The notes cannot be written: {error.strerror}.") from None
 
 
 def sample_tools(notes: Notes, now: Callable[[], datetime]) -> MCPServer:
@@ -111,25 +115,37 @@ def sample_tools(notes: Notes, now: Callable[[], datetime]) -> MCPServer:
         return f"{when} the canteen has {_MENU[name]}."
 
     @server.tool(annotations=_READS)
-    def list_notes() -> str:
+    def list_notes() -> CallToolResult:
         """List the notes: show which ones are kept, read them."""
-        kept = notes.all()
-        if not kept:
-            return "There are no notes."
-        listed = "; ".join(f"({number}) {note}" for number, note in enumerate(kept, 1))
-        return f"There {'is 1 note' if len(kept) == 1 else f'are {len(kept)} notes'}: {listed}"
+        return _told(lambda: _listed(notes.all()))
 
     @server.tool(annotations=_ADDS)
-    def add_note(text: str) -> str:
+    def add_note(text: str) -> CallToolResult:
         """Add a note: write down a text, keep it, remember it."""
-        return f"Note {notes.add(text)} is kept: {' '.join(text.split())}"
+        return _told(lambda: f"Note {notes.add(text)} is kept: {' '.join(text.split())}")
 
     @server.tool(annotations=_DELETES)
-    def delete_note(number: int) -> str:
+    def delete_note(number: int) -> CallToolResult:
         """Delete a note, remove it for good, by its number."""
-        return f"Note {number} is deleted: {notes.delete(number)}"
+        return _told(lambda: f"Note {number} is deleted: {notes.delete(number)}")
 
     return server
+
+
+def _told(doing: Callable[[], str]) -> CallToolResult:
+    """What came of it. The SDK would put a head before the sentence of an exception."""
+    try:
+        text, failed = doing(), False
+    except NotDone as reason:
+        text, failed = str(reason), True
+    return CallToolResult(content=[TextContent(text=text)], is_error=failed)
+
+
+def _listed(notes: Sequence[str]) -> str:
+    if not notes:
+        return "There are no notes."
+    listed = "; ".join(f"({number}) {note}" for number, note in enumerate(notes, 1))
+    return f"There {'is 1 note' if len(notes) == 1 else f'are {len(notes)} notes'}: {listed}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -139,10 +155,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--notes", type=Path, required=True, help="file that the notes are kept in")
     options = parser.parse_args(argv)
     tools = sample_tools(Notes(options.notes), lambda: datetime.now().astimezone())
+    app = tools.streamable_http_app()
     # A connection that listens for changes never ends by itself: it is not waited for.
-    uvicorn.run(
-        tools.streamable_http_app(), host=HOST, port=options.port, log_level="warning", timeout_graceful_shutdown=1
-    )
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+    try:
+        listening = socket.create_server((HOST, options.port), backlog=128)
+    except OSError as error:
+        print(f"sample tools: cannot listen on {HOST}:{options.port}: {error.strerror}", file=sys.stderr)
+        return 2
+    with listening:
+        print(f"sample tools: listens on http://{HOST}:{options.port}/mcp", flush=True)
+        server.run(sockets=[listening])
     return 0
 
 
