@@ -152,6 +152,13 @@ def test_authentication_is_on_unless_said_otherwise(tmp_path: Path) -> None:
         ({"persistence": {"ack": CANARY}}, r"persistence\.ack: must be 'spool', 'db' or 'none'$"),
         ({"limits": {"per_user": {"asks_per_min": 30}}}, r"limits\.per_user\.burst: must be at least 1 where"),
         ({"ai": {"agents": [{"name": "A"}, {"id": "A", "name": "B"}]}}, r"ai\.agents\[1\]\.id: is used twice$"),
+        ({"ai": {"agents": [{"name": "A", "starters": ["a", "a"]}]}}, r"ai\.agents\[0\]\.starters: holds one twice$"),
+        ({"ai": {"agents": [{"name": "A", "starters": [" "]}]}}, r"ai\.agents\[0\]\.starters\[0\]: "),
+        ({"ai": {"agents": [{"name": "A", "starters": ["x" * 201]}]}}, r"ai\.agents\[0\]\.starters\[0\]: "),
+        (
+            {"ai": {"agents": [{"name": "A", "starters": ["abcdefg"[n] for n in range(7)]}]}},
+            r"ai\.agents\[0\]\.starters: ",
+        ),
         (
             {"ai": {"agents": [{"name": "A", "tuning": {"fields": [{"key": "k"}, {"key": "k"}]}}]}},
             r"ai\.agents\[0\]\.tuning\.fields\[1\]\.key: is used twice$",
@@ -214,7 +221,7 @@ def test_an_agent_is_known_by_its_name_where_it_has_no_id(tmp_path: Path) -> Non
 
 
 def test_a_tunable_field_has_a_value_or_the_fallback() -> None:
-    georges, rico = shipped("configuration.yaml").ai.agents
+    georges, rico, _ = shipped("configuration.yaml").ai.agents
     assert (georges.id, rico.id, rico.tuned("rag.top_k", 0)) == ("Georges", "Rico", 8)
     assert georges.class_path == "agentic_backend.agent.plain"
     assert "Georges" in georges.tuned("prompts.system", "")

@@ -429,3 +429,20 @@ async def test_the_list_is_reached_and_left_with_the_keyboard(page, fake):
     await page.keyboard.press("Escape")
     await expect(page.get_by_role("button", name="Conversations")).to_be_focused()
     await expect(page.locator("#sidebar")).to_be_hidden()
+
+
+async def test_what_is_suggested_is_the_chosen_agents(page, fake):
+    ada = {"id": "Ada", "name": "Ada", "starters": ["Rhyme on <b>bee</b>", "Draw a bee"]}
+    fake.agents = [*fake.agents, ada, {"id": "Bob", "name": "Bob", "starters": []}]
+    peer = await open_page(page, fake)
+    suggestions = page.locator("#suggestions button")
+    agent = page.locator("#agent")
+    await expect(agent).to_have_value("Georges")
+    await expect(suggestions).to_have_count(0)
+    await agent.select_option("Bob")
+    await expect(suggestions).to_have_count(0)
+    await agent.select_option("Ada")
+    await expect(suggestions).to_have_text(ada["starters"])
+    await suggestions.first.click()
+    told = await fake.told(peer)
+    assert (told.ask["agent_id"], told.ask["message"]) == ("Ada", "Rhyme on <b>bee</b>")

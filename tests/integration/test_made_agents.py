@@ -81,7 +81,7 @@ async def test_an_agent_is_made_answers_is_changed_and_goes(service, database):
 
     ada["tuning"]["role"] = "Poet"
     ada["tuning"]["fields"][0]["default"] = "Rhyme."
-    changed = {**ada, "name": "Ada II", "model": "large", "further_models": ["default"]}
+    changed = {**ada, "name": "Ada II", "model": "large", "further_models": ["default"], "starters": ["Rhyme on bee"]}
     status, told = await call(service, "PUT", "/agents/update", changed)
     assert status == 200
     assert [choice["id"] for choice in told.pop("model_choices")] == ["large", "default"]
@@ -176,6 +176,11 @@ async def test_a_value_is_held_to_its_field(service, kind, key, value, words):
         ({"model": "none"}, 422),
         ({"further_models": ["none"]}, 422),
         ({"class_path": "os"}, 422),
+        ({"starters": [" "]}, 422),
+        ({"starters": ["x" * 201]}, 422),
+        ({"starters": ["one", "one"]}, 422),
+        ({"starters": ["a\0b"]}, 422),
+        ({"starters": list("abcdefg")}, 422),
         ({"tuning": {"mcp_servers": [{"id": "none"}]}}, 422),
         ({"tuning": {"fields": [{"key": "prompts.system", "default": "a\0b"}]}}, 422),
         ({"tuning": {"fields": [{"key": "prompts.system"}] * 2}}, 422),

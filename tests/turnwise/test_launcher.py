@@ -164,6 +164,19 @@ def test_a_killed_service_is_said_and_comes_back(stack: Stack) -> None:
         launcher.wait_for_http(f"http://127.0.0.1:{stack.port}/agentic/v1/ready")
 
 
+def test_the_tools_are_started_again_and_the_start_is_none_of_their_business(stack: Stack) -> None:
+    with stack.launch("--no-samples") as launcher:
+        ready(launcher, stack)
+        (tools,) = (
+            child for child in psutil.Process(launcher.pid).children() if "turnwise.sample_tools" in child.cmdline()
+        )
+        tools.kill()
+        launcher.wait_for_line(r"^tools    \| was ended by SIGKILL; it starts again in 0.5 s")
+    (stack.home / "data/notes.json").mkdir()  # whatever is wrong with the notes
+    with stack.launch("--no-samples") as launcher:
+        ready(launcher, stack)
+
+
 def test_nothing_outlives_a_killed_launcher_and_the_next_start_works(stack: Stack) -> None:
     with stack.launch("--no-samples") as launcher:
         ready(launcher, stack)

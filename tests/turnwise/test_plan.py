@@ -102,6 +102,37 @@ def test_a_model_and_a_database_elsewhere_are_not_started(files: tuple[Path, Pat
     assert (made.postgres_port, made.model_url) == (None, None)
 
 
+TOOLS = {"id": "samples", "name": "Samples", "url": "http://127.0.0.1:18765/mcp"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "port"),
+    [
+        ({}, 18765),
+        ({"enabled": False}, None),
+        ({"id": "mine"}, None),
+        ({"url": "http://tools.example:18765/mcp"}, None),
+    ],
+)
+def test_our_tools_are_started_where_the_file_uses_them_here(
+    files: tuple[Path, Path], changes: dict[str, object], port: int | None
+) -> None:
+    files[0].write_text(yaml.safe_dump({**AGENTIC, "mcp": {"servers": [{**TOOLS, **changes}]}}))
+    made = plan(files)
+    assert made.tools_port == port
+    assert [want.port for want in made.ports() if want.purpose == "the sample tools"] == (
+        [] if port is None else [port]
+    )
+
+
+def test_our_tools_move_with_the_rest(files: tuple[Path, Path]) -> None:
+    files[0].write_text(yaml.safe_dump({**AGENTIC, "mcp": {"servers": [TOOLS]}}))
+    made = plan(files, port=9000)
+    assert made.agentic.content is not None
+    assert made.agentic.content["mcp"]["servers"][0]["url"] == f"http://127.0.0.1:{made.tools_port}/mcp"
+    assert made.tools_port in range(9001, 9010)
+
+
 @pytest.mark.parametrize("port", ["8000", 0, 70000, None])
 def test_what_is_no_port_is_refused_with_file_and_key(files: tuple[Path, Path], port: object) -> None:
     changed(files, "app", port=port)
