@@ -142,12 +142,9 @@ class KnowledgeFlowService:
             return False, "task_down", dependencies | {"tasks": f"down: {', '.join(down)}"}
         if state.embedder.state == "failed":
             return False, "embedder_failed", dependencies
-        if not state.database.ready or not state.engine.ready:
-            return False, "starting", dependencies
-        if state.embedder.state == "fetching":
-            return False, "fetching_model", dependencies
-        if state.embedder.state != "ready":
-            return False, "starting", dependencies
+        if not state.database.ready or not state.engine.ready or state.embedder.state != "ready":
+            fetching = state.database.ready and state.engine.ready and state.embedder.state == "fetching"
+            return False, "fetching_model" if fetching else "starting", dependencies
         if self._loop_is_late(state):
             return False, "loop_late", dependencies
         return True, "ready", dependencies

@@ -68,12 +68,7 @@ def add_kpi(router: APIRouter, views: Callable[[], KpiViews], caller: Any) -> No
             "now": _wall(0.0),
             "running": seen.windows.running,
             "lag_ms": round(seen.lag_s() * 1e3, 3),
-            "whole": {
-                "window_s": round(whole.seconds, 3),
-                "turns": whole.turns,
-                "turn_latency_ms": _percentiles(whole.turn_ms),
-                "first_token_ms": _percentiles(whole.first_token_ms),
-            },
+            "whole": {"window_s": round(whole.seconds, 3), "turns": whole.turns, **_latencies(whole)},
             "steps": [_step(step, now) for step in reversed(steps)],
         }
 
@@ -97,12 +92,15 @@ def add_kpi(router: APIRouter, views: Callable[[], KpiViews], caller: Any) -> No
         ]
 
 
+def _latencies(of: Slice) -> dict[str, Any]:
+    return {"turn_latency_ms": _percentiles(of.turn_ms), "first_token_ms": _percentiles(of.first_token_ms)}
+
+
 def _step(step: Slice, now: float) -> dict[str, Any]:
     """One step of the live view: its figures, and the verdict over it."""
     return {
         "at": _wall(now - step.ended_at),
-        "turn_latency_ms": _percentiles(step.turn_ms),
-        "first_token_ms": _percentiles(step.first_token_ms),
+        **_latencies(step),
         "lag_ms": round(step.lag_ms, 3),
         "pending_records": step.ended.pending,
         **judge(step).json(),
