@@ -142,10 +142,14 @@ def test_containers_find_one_another_by_name() -> None:
     assert hosts <= set(SERVICES)
 
 
-def test_the_agents_are_those_of_a_local_start() -> None:
+def test_the_agents_are_those_of_a_local_start_but_for_what_it_brings() -> None:
     local = yaml.safe_load((ROOT / "config/agentic/configuration.yaml").read_text())
     here = yaml.safe_load((DIRECTORY / "agentic.yaml").read_text())
-    assert here["ai"]["agents"] == local["ai"]["agents"]
+    # Sammy's tools run beside a local start alone, and so does what Rico's suggestions ask about.
+    wanted = [agent for agent in local["ai"]["agents"] if agent["id"] != "Sammy"]
+    assert [agent | {"starters": []} for agent in here["ai"]["agents"]] == [
+        agent | {"starters": []} for agent in wanted
+    ]
 
 
 def test_each_worker_is_a_target() -> None:
