@@ -12,6 +12,7 @@ MAX_MESSAGE_CHARS: Final = 2 * 1024
 MAX_TRACEBACK_CHARS: Final = 32 * 1024
 
 _HIDDEN = "***"
+_TRACEBACK = "Traceback (most recent call last)"
 _SECRET_KEYS = frozenset({"token", "access_token", "refresh_token"})
 _LONGEST_KEY = 3 * max(len(key) for key in _SECRET_KEYS)
 """With every letter percent-encoded."""
@@ -78,7 +79,8 @@ class RedactTokens(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Rewrite the record in place; never drops it."""
         message = record.getMessage()
-        hidden = redact(message)
+        # uvicorn logs what ended a lifespan as a message. Its last line, which says why, is what a person needs.
+        hidden = redact(message, MAX_TRACEBACK_CHARS if message.startswith(_TRACEBACK) else MAX_MESSAGE_CHARS)
         if hidden != message:
             record.msg, record.args = hidden, ()
         if record.exc_info and record.exc_info[0] is not None and not record.exc_text:

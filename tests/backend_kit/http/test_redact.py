@@ -57,3 +57,12 @@ def test_a_traceback_is_cleaned_and_bounded_and_says_where_it_was() -> None:
     assert "?token=***" in record.exc_text
     assert len(record.exc_text) < MAX_TRACEBACK_CHARS + 100
     assert "CANARY" not in record.exc_text
+
+
+def test_a_traceback_that_is_a_message_keeps_its_last_line() -> None:
+    said = (
+        "Traceback (most recent call last):\n" + "  at a line\n" * 500 + "MetricsPortTaken: cannot listen, ?token=abc"
+    )
+    record = logging.LogRecord("uvicorn.error", logging.ERROR, "", 0, said, (), None)
+    assert RedactTokens().filter(record)
+    assert record.getMessage().endswith("MetricsPortTaken: cannot listen, ?token=***")
