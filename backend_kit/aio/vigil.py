@@ -23,7 +23,8 @@ _MAX_DELAY_S: Final = 5.0
 
 
 def kind_of(name: str) -> str:
-    """The kind of a task: its name without what tells one instance from another (`turn:…`, `Task-17`)."""
+    """The kind of a task: its name without what tells one instance from another, an id after a colon or a library's
+    number (`turn:…`, `Task-17`)."""
     return name.partition(":")[0].rstrip("-0123456789")
 
 

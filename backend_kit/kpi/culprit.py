@@ -10,6 +10,7 @@ from time import perf_counter
 from types import FrameType
 from typing import Final
 
+from backend_kit.aio.vigil import kind_of
 from backend_kit.kpi.ledger import ledger_in
 
 UNSEEN: Final = "unseen"
@@ -95,11 +96,6 @@ def sight(loop: asyncio.AbstractEventLoop, thread: int) -> Sighting:
         agent=ledger.owner if ledger is not None else "",
         stack=_stack(frame),
     )
-
-
-def kind_of(task: str) -> str:
-    """The name of a task without what tells it from others of its kind: an id after a colon, a library's number."""
-    return task.partition(":")[0].rstrip("-0123456789")
 
 
 def _context_of(task: "asyncio.Task[object]") -> Context | None:

@@ -10,8 +10,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from backend_kit.aio.vigil import kind_of
 from backend_kit.kpi import Culprits, Kpi, Ledger, LoopMonitor
-from backend_kit.kpi.culprit import Sighting, kind_of, sight
+from backend_kit.kpi.culprit import Sighting, sight
 from backend_kit.kpi.rollup import Stats
 
 Value = Callable[..., float | None]
