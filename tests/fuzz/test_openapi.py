@@ -12,12 +12,15 @@ import pytest
 import requests
 import schemathesis
 import yaml
+from fastapi import Depends, FastAPI
+from fastapi.security import HTTPBearer
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import APIOperation, BaseSchema, Case, GenerationMode
 from schemathesis.core.failures import Failure, FailureGroup
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
+    ignored_auth,
     negative_data_rejection,
     response_schema_conformance,
     status_code_conformance,
@@ -35,13 +38,14 @@ from turnwise.postgres import EmbeddedPostgres
 
 EXAMPLES = 60 if long() else 24
 CASES = 800
-"""Of each service and seed at least; both have some 2,000."""
+"""Of each service and seed at least; the agentic one has some 1,200, knowledge flow 870."""
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 CHECKS = [
     status_code_conformance,
     content_type_conformance,
     response_schema_conformance,
     negative_data_rejection,
+    ignored_auth,
 ]
 AWAY = {"kf_unavailable"}
 """Failures of others that may be told with a 5xx."""
@@ -90,12 +94,23 @@ def known_ids(url: str) -> dict[str, str]:
     return {"session_id": made.json()["id"]} if made.status_code == 200 else {}
 
 
+def operations_of(schema: BaseSchema) -> list[APIOperation]:
+    """Its operations, whose cases have no token of their own.
+
+    Ours would replace it, and what the check of negative data calls wrong (no header, another scheme) would never have
+    been sent. Whether a token is asked for at all is what `ignored_auth` checks.
+    """
+    schema.config.generation.update(with_security_parameters=False)
+    return [found.ok() for found in schema.get_all_operations()]
+
+
 def explore(operation: APIOperation, ids: dict[str, str], number: int, faults: dict[str, str]) -> int:
     """Send examples of both modes, to any id and to known ones; what breaks a check is entered under the operation.
 
     Returns how many were sent.
     """
     sent = 0
+    ann = headers_of("ann")
     mine = {name: value for name, value in ids.items() if name in {one.name for one in operation.path_parameters}}
     for mode, known in itertools.product(MODES, ({}, mine) if mine else ({},)):
 
@@ -105,8 +120,9 @@ def explore(operation: APIOperation, ids: dict[str, str], number: int, faults: d
         def holds(case: Case) -> None:
             nonlocal sent
             sent += 1
-            answer = case.call(headers=headers_of("ann"), timeout=30)
-            case.validate_response(answer, checks=CHECKS)
+            answer = case.call(headers=ann, timeout=30)
+            # It is told which headers are ours: `ignored_auth` asks again without them, and with a wrong token.
+            case.validate_response(answer, checks=CHECKS, headers=ann, transport_kwargs={"timeout": 30})
             expect_our_shape(answer.status_code, answer.content)
 
         # A route without parameters has nothing that could be wrong.
@@ -144,8 +160,9 @@ def test_the_service_is_what_its_document_says(
 ) -> None:
     with start(postgres, mock_llm, tmp_path) as url:
         schema: BaseSchema = schemathesis.openapi.from_url(f"{url}/openapi.json", headers=headers_of("ann"))
-        operations = [found.ok() for found in schema.get_all_operations()]
+        operations = operations_of(schema)
         assert len(operations) > 10
+        assert sum(bool(operation.definition.raw.get("security")) for operation in operations) > 10
         assert all(operation.full_path.startswith(path) for operation in operations)
         for number in seeds(path):
             faults: dict[str, str] = {}
@@ -155,3 +172,16 @@ def test_the_service_is_what_its_document_says(
             assert faults == {}, "\n\n".join(f"{name}:\n{fault}" for name, fault in faults.items())
         health = requests.get(f"{url}{path}/healthz", timeout=10)
         assert health.status_code == 200
+
+
+def test_a_route_that_only_declares_that_it_wants_a_token_is_found() -> None:
+    app = FastAPI()
+
+    @app.get("/declared", dependencies=[Depends(HTTPBearer(auto_error=False))])
+    def declared(number: int = 0) -> int:
+        return number
+
+    [operation] = operations_of(schemathesis.openapi.from_asgi("/openapi.json", app))
+    faults: dict[str, str] = {}
+    explore(operation, {}, 1, faults)
+    assert "without authentication" in faults["GET /declared positive"]
