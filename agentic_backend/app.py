@@ -234,7 +234,7 @@ class AgenticService:
         stack.push_async_callback(models.aclose)
         knowledge = make_knowledge(settings, metrics)
         stack.push_async_callback(knowledge.aclose)
-        toolbox = make_toolbox(settings, tasks, metrics)
+        toolbox = await asyncio.to_thread(make_toolbox, settings, tasks, metrics)  # it would hold the loop
         if toolbox is not None:
             stack.push_async_callback(toolbox.aclose)
         kit = make_kit(settings, models, knowledge, toolbox)
@@ -388,7 +388,7 @@ def make_attachments(
 
 
 def make_toolbox(settings: AgenticSettings, tasks: TaskRegistry, metrics: AgenticMetrics) -> "McpToolbox | None":
-    """The tools of the configured MCP servers, None where there is none."""
+    """The tools of the configured MCP servers, None where there is none. Takes a second: not on the loop."""
     if not any(server.enabled for server in settings.mcp.servers):
         return None
     # The SDK takes a second and 30 MB to import: only who uses it pays.

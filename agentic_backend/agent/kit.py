@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import langchain_core.tracers.context
+import langchain_core.tracers.stdout  # noqa: F401 - as the line above: the first run of a graph would load them
 from langchain_core.language_models import BaseChatModel
 from langgraph.graph.state import CompiledStateGraph
 

@@ -84,7 +84,7 @@ class _Unavailable(Exception):  # not an error of a turn: the caller of it becom
 
 
 class McpToolbox:
-    """The configured MCP servers. Built on the running loop, closed by `aclose`."""
+    """The configured MCP servers. Built beside the loop, used on it, closed by `aclose`."""
 
     def __init__(self, settings: Mcp, tasks: TaskRegistry, observer: ToolObserver) -> None:
         # The SDK and its HTTP client log what they send and receive, which is what users wrote.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+import anyio._backends._asyncio  # noqa: F401 - the first route in a thread would load it on the loop: 0.06 s
 import uvicorn
 
 from backend_kit.aio.tasks import TaskRegistry
