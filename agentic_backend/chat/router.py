@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
 from fastapi import Path as PathParam
@@ -38,6 +38,8 @@ _MAX_TITLE_CHARS = 200
 _STREAM_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}}
 """The native `ask` or `resume`: docs/schema/native-client.schema.json says it in full."""
 
+_TAGS: Final = ("chat", "agents", "documents", "kpi", "settings")
+"""Under which the routes stand in the documentation, with `health` of both services."""
 
 Rank = Annotated[int, PathParam(ge=0, le=2**31 - 1)]
 Storable = Annotated[str, AfterValidator(storable)]
@@ -75,21 +77,24 @@ class ChatServices:
 
 def build_router(services: Callable[[], ChatServices], identify: Callable[..., Any]) -> APIRouter:
     """The routes below the service's base path. `services()` is asked at each request: it exists once the app runs."""
-    router = APIRouter()
+    chat, agents, documents, kpi, settings = parts = [APIRouter(tags=[tag]) for tag in _TAGS]
     caller = Annotated[Identity, Depends(identify)]
-    _add_sockets(router, services)
-    _add_stream(router, services, caller)
-    add_agents(router, lambda: services().agents, caller)
-    _add_sessions(router, services, caller)
-    _add_history(router, services, caller)
-    add_preferences(router, services, caller)
-    add_documents(router, lambda: services().documents, caller)
-    add_kpi(router, lambda: services().views, caller)
-    add_feedback(router, lambda: services().feedback, caller)
-    add_attachments(router, lambda: services().attachments, caller)
-    add_export(router, services, caller)
-    add_chat_metrics(router, lambda: services().figures, caller)
-    add_configuration(router, lambda: services().public, lambda: services().agents, lambda: services().views, caller)
+    _add_sockets(chat, services)
+    _add_stream(chat, services, caller)
+    add_agents(agents, lambda: services().agents, caller)
+    _add_sessions(chat, services, caller)
+    _add_history(chat, services, caller)
+    add_preferences(chat, services, caller)
+    add_documents(documents, lambda: services().documents, caller)
+    add_kpi(kpi, lambda: services().views, caller)
+    add_feedback(chat, lambda: services().feedback, caller)
+    add_attachments(chat, lambda: services().attachments, caller)
+    add_export(chat, services, caller)
+    add_chat_metrics(kpi, lambda: services().figures, caller)
+    add_configuration(settings, lambda: services().public, lambda: services().agents, lambda: services().views, caller)
+    router = APIRouter()
+    for part in parts:
+        router.include_router(part)
     return router
 
 

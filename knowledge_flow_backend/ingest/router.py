@@ -43,7 +43,7 @@ class IngestServices:
 
 def build_router(services: Callable[[], IngestServices], identify: Callable[..., Any]) -> APIRouter:
     """The route below the service's base path. `services()` is asked at each request."""
-    router = APIRouter()
+    router = APIRouter(tags=["documents"])
     # The library writes a line for each broken body: whoever sends them would fill the log.
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
     caller = Annotated[Identity, Depends(identify)]

@@ -9,6 +9,7 @@ from tests.knowledge_flow_backend.service import start_on
 from tests.support.people import SECURITY, headers_of
 
 PAGE = ("/docs", "/docs/page.js", "/docs/page.css", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css")
+TAGS = {"chat", "agents", "documents", "kpi", "settings", "health", "search", "libraries", "attachments"}
 PUBLIC = {"/healthz", "/ready", "/config/frontend_settings"}
 
 
@@ -49,6 +50,7 @@ async def test_the_document_is_for_known_callers_and_the_page_is_ours_alone(star
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             assert operation["summary"], (path, method)
+            assert len(set(operation.get("tags", [])) & TAGS) == len(operation.get("tags", [])) == 1, (path, method)
             assert len(operation.get("description", "")) > 20, (path, method)
             open_to_all = any(path.endswith(public) for public in PUBLIC)
             assert operation.get("security", []) == ([] if open_to_all else [{"bearer": []}]), (path, method)
