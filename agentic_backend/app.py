@@ -141,10 +141,10 @@ class AgenticService:
             return False, "draining", dependencies
         if state.persistence.state.status == "refused" or state.persistence.misfit:
             return False, "schema_mismatch", dependencies
-        if not state.persistence.log.has_room():
-            return False, "storage_full", dependencies
         if state.tasks.vigil.down:
             return False, "task_down", dependencies | {"tasks": {"status": "down", "down": state.tasks.vigil.down}}
+        if not state.persistence.log.has_room():
+            return False, "storage_full", dependencies
         made = state.chat.agents.made
         if not state.persistence.schema_known or (made is not None and not made.loaded):
             return False, "starting", dependencies
