@@ -184,7 +184,7 @@ class Spool:
         self._closing.set()
         self._queue.put(None)
         if self._thread is not None:
-            await asyncio.to_thread(self._thread.end, None)
+            await asyncio.to_thread(self._end, self._thread)
         self._file.close()
         self._lock.release()
 
@@ -205,6 +205,13 @@ class Spool:
         work, self._next = self._next, _Work()
         self._queue.put(work)
 
+    def _end(self, thread: WatchedThread) -> None:
+        """Wait for the writer. Where it was between two attempts with something in its hands, the last one is here."""
+        thread.end(None)
+        if self._in_hand is not None:
+            with self._vigil.watch("spool-writer").attempt():
+                self._write_all()
+
     def _write_all(self) -> None:
         """The writer's thread: everything that has come since the last commit is the next one.
 
@@ -222,16 +229,19 @@ class Spool:
                 backoff.reset()
             else:
                 pause_s = backoff.next_s()
+        self._in_hand = None
 
     def _gather(self, group: _Work, pause_s: float | None) -> bool:
         """Add to a group what has come; after a failure, all that comes during the pause. True where it is the last."""
         until = None if pause_s is None else time.monotonic() + pause_s
         wait = True
         while True:
+            # Where an earlier attempt took its owner's last word, none comes; all else was handed over before it.
+            closing = self._closing.is_set()
             try:
                 work = self._queue.get(wait, None if until is None else max(0.0, until - time.monotonic()))
             except queue.Empty:
-                return False
+                return closing
             if work is None:
                 return True
             group.add(work)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from agentic_backend.persist.spool import Spool
+from agentic_backend.persist.spool import Spool, _Work
 from agentic_backend.persist.spooldir import SpoolTaken
 from agentic_backend.persist.spoolfile import Connect, SpoolFile, connect
+from agentic_backend.persist.spoolrows import Row
 from backend_kit.aio import Vigil
 
 KEY = ("session", "ada")
@@ -241,6 +242,34 @@ async def test_a_writer_that_dies_of_what_nobody_foresaw_goes_on_with_what_it_ha
     assert vigil.failures == {"spool-writer": 1}
     assert spool.usable
     assert [row.exchange_id for row in await spool.read([1, 2, 3])] == ["x1", "x2", "x3"]
+
+
+async def test_closing_writes_what_a_writer_had_in_hand_that_has_just_died(open_spool: Open) -> None:
+    vigil = Vigil()
+    spool = open_spool(connect_to=connect_odd, vigil=vigil)
+    OddConnection.odd = 1
+    spool.put("turn", KEY, "x1", b"held")
+    async with asyncio.timeout(30):
+        while not vigil.failures:  # noqa: ASYNC110 - told by the writer's thread
+            await asyncio.sleep(0)
+        spool.put("turn", KEY, "x2", b"after")
+        await spool.aclose()
+    file = SpoolFile(spool.directory)
+    assert [entry.exchange_id for entry in file.entries] == ["x1", "x2"]
+    file.close()
+
+
+async def test_a_writer_that_died_of_its_last_group_ends_all_the_same(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool", lambda _seconds: None)
+    # As its second attempt finds it: the word of its owner to end has been taken with the group that it died of.
+    spool._loop = asyncio.get_running_loop()
+    spool._in_hand = _Work(rows=[Row.of(1, "turn", KEY, "x1", b"last")])
+    spool._closing.set()
+    again = threading.Thread(target=spool._write_all, daemon=True)
+    again.start()
+    await asyncio.to_thread(again.join, 20)
+    assert not again.is_alive()
+    assert [row.exchange_id for row in await spool.read([1])] == ["x1"]
 
 
 def connect_small(path: Path) -> sqlite3.Connection:
