@@ -110,8 +110,8 @@ class SpoolFile:
     @property
     def size_bytes(self) -> int:
         """Bytes of the file on disk, log included."""
-        paths = [] if self._path is None else [self._path, _beside(self._path, "-wal")]
-        return sum(path.stat().st_size for path in paths if path.exists())
+        path = self._path  # another thread asks than the one that may let the file go meanwhile
+        return 0 if path is None else sum(map(_size_of, (path, _beside(path, "-wal"))))
 
     def take_up(self) -> None:
         """Begin to write. Raises sqlite3.Error or OSError where that cannot be yet; then it is as it was."""
@@ -418,6 +418,13 @@ def _sound_file(path: Path) -> tuple[sqlite3.Connection, list[Entry]] | None:
         raise
     _close(connection)
     return None
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _beside(path: Path, suffix: str) -> Path:
