@@ -121,7 +121,9 @@ class Launcher:
             await first_turn(self._plan.agentic)
         except FirstTurnFailed as failure:
             await asyncio.sleep(POLL_S)  # what it logged comes through a pipe
-            why = "; ".join(["not ready: the first turn failed", str(failure), *list(agentic.warnings)[:1]])
+            elsewhere = self._environment.get("OPENAI_BASE_URL")
+            where = [f"OPENAI_BASE_URL is {elsewhere}"] if elsewhere else []
+            why = "; ".join(["not ready: the first turn failed", str(failure), *list(agentic.warnings)[:1], *where])
             raise StartRefused(f"{why} (--no-first-turn starts without one)") from None
 
     def _refuse(self, reason: str) -> None:

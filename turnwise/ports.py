@@ -17,16 +17,26 @@ class Wanted:
 
 def require_free(wanted: list[Wanted]) -> None:
     """Raise `PortTaken` that names every port of the list that is taken, or wanted twice, and by what it is wanted."""
-    problems = []
+    problems: list[str] = []
+    unusable: dict[str, list[Wanted]] = {}
     seen: dict[int, str] = {}
     for want in wanted:
         if want.port in seen:
             problems.append(f"port {want.port} is wanted by both {seen[want.port]} and {want.purpose}")
         elif reason := _unusable(want):
-            problems.append(f"port {want.port} ({want.host}), wanted by {want.purpose}, {reason}")
+            unusable.setdefault(reason, []).append(want)
         seen[want.port] = want.purpose
+    problems += [_said(reason, wants) for reason, wants in unusable.items()]
     if problems:
         raise PortTaken("; ".join(problems))
+
+
+def _said(reason: str, wants: list[Wanted]) -> str:
+    """One port in full; of several, what differs."""
+    if len(wants) == 1:
+        return f"port {wants[0].port} ({wants[0].host}), wanted by {wants[0].purpose}, {reason}"
+    each = ", ".join(f"{want.port} ({want.purpose})" for want in sorted(wants, key=lambda want: want.port))
+    return f"each of these ports {reason}: {each}"
 
 
 def _unusable(want: Wanted) -> str | None:

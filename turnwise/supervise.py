@@ -34,6 +34,7 @@ _RAISED = re.compile(r"[\w.]*(?:Error|Exception|Interrupt|Exit)(?::|$)")
 _LOGGED = re.compile(r"^\S+ \S+ (CRITICAL|ERROR) \S+ ")
 _SAYS_NOTHING = ("Traceback ", "Application startup failed")
 _WARNED = re.compile(r"^\S+ \S+ (WARNING|ERROR|CRITICAL) \S+ ")
+_FIGURES = "[KPI]"
 _FATAL = re.compile(r"\b(?:FATAL|PANIC):\s+")
 
 
@@ -66,7 +67,7 @@ class Child:
         self.fault: str | None = None
         """Why it is not started again, in one line."""
         self.warnings: deque[str] = deque(maxlen=_LAST_LINES)
-        """What it has logged as a warning or worse, without time and name."""
+        """What it has logged as a warning or worse, without time and name; its figures are no reason for anything."""
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._program = program
         self._console = console
@@ -161,7 +162,7 @@ class Child:
             while line := pipe.readline(LINE_BYTES):
                 text = line.decode(errors="replace").rstrip("\r\n")
                 self._lines.append(text)
-                if found := _WARNED.match(text):
+                if (found := _WARNED.match(text)) and not text.startswith(_FIGURES, found.end()):
                     self.warnings.append(text[found.end() :])
                 self._console.output(self.name, text)
 

@@ -149,6 +149,8 @@ def test_a_model_that_refuses_the_key_ends_the_start_with_that_as_the_last_line(
     assert last.startswith("turnwise: not ready: the first turn failed; ")
     assert "llm_" in last
     assert "401" in last
+    assert last.endswith(f"OPENAI_BASE_URL is {mock_llm.base_url} (--no-first-turn starts without one)")
+    assert "[KPI]" not in last
     assert "Turnwise is ready" not in launcher.output
     assert stack.free_ports()
 

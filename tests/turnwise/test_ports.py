@@ -18,10 +18,16 @@ def test_every_taken_port_is_named_with_what_wanted_it() -> None:
         first, second = one.getsockname()[1], two.getsockname()[1]
         with pytest.raises(PortTaken) as refusal:
             require_free([Wanted("agentic", "127.0.0.1", first), Wanted("Postgres", "127.0.0.1", second)])
-    assert str(refusal.value) == (
-        f"port {first} (127.0.0.1), wanted by agentic, is taken; "
-        f"port {second} (127.0.0.1), wanted by Postgres, is taken"
-    )
+    named = sorted([(first, "agentic"), (second, "Postgres")])
+    each = ", ".join(f"{port} ({purpose})" for port, purpose in named)
+    assert str(refusal.value) == f"each of these ports is taken: {each}"
+
+
+def test_one_taken_port_is_said_with_its_address() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one, pytest.raises(PortTaken) as refusal:
+        port = one.getsockname()[1]
+        require_free([Wanted("agentic", "127.0.0.1", port), Wanted("a", "127.0.0.1", free_port())])
+    assert str(refusal.value) == f"port {port} (127.0.0.1), wanted by agentic, is taken"
 
 
 def test_a_port_that_two_want_is_refused() -> None:

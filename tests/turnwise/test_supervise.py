@@ -207,3 +207,18 @@ async def test_a_line_without_end_is_cut_and_not_kept() -> None:
         await screen.line_with("up")
         await child.stop()
     assert sum(line.count("x") for line in screen.seen) == 200_000
+
+
+async def test_of_what_a_child_warned_of_its_figures_are_left_out() -> None:
+    """They say how long something took, never why it failed."""
+    screen = Screen()
+    script = """import time
+print('2026-11-22 17:59:52,576 WARNING turnwise.kpi [KPI][STALL] lag_ms=103 stack=somewhere')
+print('2026-11-22 17:59:55,449 WARNING agentic_backend.llm.client model x failed: HTTP 404')
+print('up', flush=True); time.sleep(600)"""
+    async with asyncio.TaskGroup() as tasks:
+        child = Child(program(script), Console(screen))
+        tasks.create_task(child.run())
+        await screen.line_with("up")
+        assert list(child.warnings) == ["model x failed: HTTP 404"]
+        await child.stop()
