@@ -145,7 +145,7 @@ class Sammy:
 
     async def _call(self, run: AgentRun, offer: Offer, call: Call, allowed: dict[str, bool]) -> str:
         """Make one call, where it may be made, and tell its result; the text for the model."""
-        began = perf_counter()
+        latency_ms: int | None = None
         tool = offer.named(call["name"])
         if tool is None:
             answer = _NO_SUCH_TOOL
@@ -156,8 +156,10 @@ class Sammy:
         elif (tool.needs_approval or call["ask"]) and not allowed.get(call["id"], False):
             answer = _DECLINED
         else:
+            began = perf_counter()
             answer = await self._toolbox.call(tool, call["arguments"], _caller(run))
-        run.emit(_told(call, answer, round((perf_counter() - began) * 1e3)))
+            latency_ms = round((perf_counter() - began) * 1e3)
+        run.emit(_told(call, answer, latency_ms))
         return answer.text
 
     def _question(self, call: Call) -> dict[str, Any]:
@@ -245,7 +247,8 @@ def _announced(call: Call) -> Step:
     return Step("assistant", "tool_call", [part])
 
 
-def _told(call: Call, answer: ToolAnswer, latency_ms: int) -> Step:
+def _told(call: Call, answer: ToolAnswer, latency_ms: int | None) -> Step:
+    """The message of a result. `latency_ms` None: the call was not made."""
     text = answer.text if len(answer.text) <= _SHOWN_CHARS else answer.text[:_SHOWN_CHARS] + "…"
     part = {"type": "tool_result", "call_id": call["id"], "ok": answer.ok, "latency_ms": latency_ms, "content": text}
     return Step("tool", "tool_result", [part])

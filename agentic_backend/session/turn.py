@@ -270,12 +270,13 @@ class TurnRunner:
         )
         try:
             with phase("stream_agent_response"):
-                async with asyncio.timeout(self._rules.turn_s) as deadline:
-                    answer = await prepared.agent.run(run)
+                try:
+                    async with asyncio.timeout(self._rules.turn_s) as deadline:
+                        answer = await prepared.agent.run(run)
+                except Waiting as waiting:  # seen in here: the phase did not fail
+                    return _Ending("ok", None, None, waiting.payload)
             # What is no JSON cannot be stored: the agent's failure, found while it can still be told and recorded.
             dumps([answer.parts, answer.metadata])
-        except Waiting as waiting:
-            return _Ending("ok", None, None, waiting.payload)
         except TurnFailed as error:
             logger.warning("turn failed exchange_id=%s code=%s reason=%s", shown_id, error.code, error)
             status: Status = "timeout" if "timeout" in error.code or "deadline" in error.code else "error"

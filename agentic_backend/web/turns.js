@@ -293,8 +293,9 @@ function stepTitle(item) {
   const part = item.message?.parts.find(({ type }) => type === "tool_call" || type === "tool_result");
   if (part?.type === "tool_call") return `Tool: ${part.name}`;
   if (part?.type === "tool_result") {
-    const took = Number.isFinite(part.latency_ms) ? ` in ${duration(part.latency_ms)}` : "";
-    return `${part.ok === false ? "Tool failed" : "Tool answered"}${took}`;
+    const timed = Number.isFinite(part.latency_ms);
+    if (part.ok === false && !timed) return "Tool was not called";
+    return `${part.ok === false ? "Tool failed" : "Tool answered"}${timed ? ` in ${duration(part.latency_ms)}` : ""}`;
   }
   return STEP_NAMES[item.channel] ?? "Step";
 }

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from contextlib import asynccontextmanager
 
 import psycopg
@@ -145,11 +146,15 @@ async def test_a_run_waits_for_a_person_and_goes_on(start_service, tool_server, 
 
 async def test_a_restart_while_a_person_is_waited_for_changes_nothing(start_process, tool_server, database):
     async with scripted(NOTES, DONE) as model:
-        settings = sections(model, tool_server)
+        settings = {**sections(model, tool_server), "app": {"metrics_enabled": True}}
         async with start_process("scripted", **settings) as service:
             session_id = await service.create_session(agent_id="Sammy")
             waiting = await asked(service, session_id)
+            phases = re.findall(r'app_phase_latency_seconds_count\{phase="(\w+)",status="(\w+)"\}', await service.metrics())
         assert checkpoints(database, session_id)[0] == 1
+        # To wait for a person is no failure.
+        assert ("stream_agent_response", "ok") in phases
+        assert {status for _, status in phases} == {"ok"}
         async with start_process("scripted", **settings) as service:
             told = await asked(service, session_id)
             assert told[-1]["payload"] == waiting[-1]["payload"]
@@ -175,7 +180,8 @@ async def test_a_denied_call_does_not_run(start_service, tool_server):
         session_id = await service.create_session(agent_id="Sammy")
         await asked(service, session_id)
         final = (await answered(service, session_id, {"choice_id": "deny"}))[-1]
-        assert final["messages"][-2]["parts"][0]["ok"] is False
+        result = final["messages"][-2]["parts"][0]
+        assert (result["ok"], result["latency_ms"]) == (False, None)
         assert final["messages"][-1]["parts"][0]["text"] == "I did not."
         assert await used(tool_server, "note") == 0
 
