@@ -187,7 +187,7 @@ class _Run:
             self._server.stop()
             await scraping
         await self._postgres.end()
-        await self._server.ask_verdict()
+        await self._server.ask_whole_verdict()
 
     def _make_pacer(self) -> Pacer:
         config, load = self._config, self._config.load
@@ -313,13 +313,14 @@ class _Run:
         begin = recorder.now()
         await self._sleep_until(begin + _seconds(load.warmup, length))
         await self._edge("begin")
+        edge_at = recorder.now()
         if length:
             last = begin + length if load.open else length
             await self._sleep_until(last - _seconds(load.cooldown, length))
         else:
             await recorder.first_done.wait()
         await self._edge("end")
-        await self._server.ask_verdict()
+        await self._server.ask_steady_verdict(recorder.now() - edge_at)
 
     async def _sleep_until(self, at: float) -> None:
         await asyncio.sleep(max(at - self._recorder.now(), 0.0))

@@ -26,6 +26,8 @@ from ws_bench.recorder import Recorder
 from ws_bench.results import SteadyWindow
 
 _SCRAPE_TIMEOUT_S = 2.0
+_VERDICT_MIN_S = 1.0
+_VERDICT_MAX_S = 60.0
 _NO_OPERATOR = "the service gave no verdict ({}): -token must be of somebody with one of its security.operator_roles"
 _TIMERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "turn": ("app_turn_seconds", ("app.turn_latency_ms",)),
@@ -81,6 +83,9 @@ class ServerLog:
     urls: tuple[str, ...] = ()
     scrapes: list[Scrape] = field(default_factory=list)
     verdict: Mapping[str, Any] | None = None
+    """At the end of the time that was planned to be steady."""
+    whole_verdict: Mapping[str, Any] | None = None
+    """At the end of the run."""
     failures: list[str] = field(default_factory=list)
 
 
@@ -155,21 +160,35 @@ class ServerWatch:
                 self._poked.clear()
             await self._scrape(http)
 
-    async def ask_verdict(self) -> None:
-        """The service's own word on who bounds it, while its window still is ours. A service without one is fine."""
-        if not self.log.urls or self.log.verdict is not None:
-            return
+    async def ask_steady_verdict(self, seconds: float) -> None:
+        """Who bounds the service, by its own word, over the last `seconds`, which were to be steady."""
+        self.log.verdict = await self._verdict(seconds)
+
+    async def ask_whole_verdict(self) -> None:
+        """The same at the end of the run, over as much of it as the service remembers as one."""
+        self.log.whole_verdict = await self._verdict(self._recorder.now())
+
+    async def _verdict(self, seconds: float) -> Mapping[str, Any] | None:
+        """What came before the run is not of it. A service without a verdict is fine."""
+        if not self.log.urls:
+            return None
+        window_s = min(max(seconds, _VERDICT_MIN_S), _VERDICT_MAX_S)
         timeout = aiohttp.ClientTimeout(total=_SCRAPE_TIMEOUT_S)
         async with aiohttp.ClientSession(timeout=timeout, headers=self._config.auth_headers) as http:
             try:
-                async with http.get(verdict_url(self._config.url)) as response:
+                async with http.get(verdict_url(self._config.url), params={"window_s": f"{window_s:.3f}"}) as response:
                     if response.status == 200:
                         given = loads(await response.read())
-                        self.log.verdict = given if isinstance(given, dict) else None
-                    elif response.status in (401, 403):
-                        self.log.failures.append(_NO_OPERATOR.format(response.status))
+                        return given if isinstance(given, dict) else None
+                    if response.status in (401, 403):
+                        self._note(_NO_OPERATOR.format(response.status))
             except (aiohttp.ClientError, TimeoutError, InvalidJson):
-                self.log.failures.append("the service gave no verdict")
+                self._note("the service gave no verdict")
+        return None
+
+    def _note(self, failure: str) -> None:
+        if failure not in self.log.failures:
+            self.log.failures.append(failure)
 
     async def _scrape(self, http: aiohttp.ClientSession) -> None:
         begin = self._recorder.now()
@@ -187,8 +206,7 @@ class ServerWatch:
                 failure = f"{_shown(url)} answered {response.status}"
         except (aiohttp.ClientError, TimeoutError) as broken:
             failure = f"{_shown(url)}: {type(broken).__name__}"
-        if failure not in self.log.failures:
-            self.log.failures.append(failure)
+        self._note(failure)
         return ""
 
 
@@ -239,7 +257,8 @@ def view_of(log: ServerLog, window: SteadyWindow | None) -> ServerView | None:
         stalls=round(sum(difference(*read, "app_event_loop_stalls_total") for read in reads.metrics)),
         lost=round(sum(difference(*read, "app_persist_failures_total") for read in reads.metrics)),
         pool_exhausted=any(_exhausted(one) for at, many in parsed.items() if begin.at <= at <= end.at for one in many),
-        verdict=log.verdict,
+        # Without a steady window the time in between may hold a part of the turns only.
+        verdict=(log.verdict if window else None) or log.whole_verdict,
         series=_series(parsed, observed),
         failures=log.failures,
     )

@@ -296,7 +296,7 @@ def _server_flags(recording: Recording) -> Iterable[str]:
     if server.lost:
         yield f"persistence: {server.lost} records lost"
     if server.stalls:
-        yield f"server loop: {server.stalls} stalls above 100 ms"
+        yield f"server loop: {server.stalls} {'stall' if server.stalls == 1 else 'stalls'} above 100 ms"
 
 
 def _present(values: Iterable[float | None]) -> Spread | None:

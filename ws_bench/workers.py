@@ -81,7 +81,7 @@ class _Crew:
                 self._server.stop()
                 await scraping
             await self._postgres.end()
-            await self._server.ask_verdict()
+            await self._server.ask_whole_verdict()
         for failure in failures:
             if failure is not None:
                 raise failure

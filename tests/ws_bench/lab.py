@@ -156,9 +156,10 @@ async def _history(state: Lab, request: web.Request) -> web.Response:
     return web.json_response(state.kept.get(request.match_info["id"], []))
 
 
-async def _verdict(state: Lab, _: web.Request) -> web.Response:
+async def _verdict(state: Lab, request: web.Request) -> web.Response:
     if isinstance(state.verdict, dict):
-        return web.json_response(state.verdict)
+        window_s = float(request.query.get("window_s", "60"))
+        return web.json_response({**state.verdict, "window_s": window_s, "turns": len(state.served_ms)})
     return web.Response(status=state.verdict or 404)
 
 

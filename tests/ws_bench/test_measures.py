@@ -312,6 +312,22 @@ async def test_a_service_without_metrics_or_verdict_changes_nothing(tmp_path: Pa
     assert result_of(out)["recording"]["server"] is None
 
 
+async def test_without_a_steady_window_the_verdict_is_of_the_whole_run(tmp_path: Path) -> None:
+    """It was asked when the first client was done: of a part of the turns, and of what came before the run."""
+    out = tmp_path / "out.json"
+    async with lab(paced, metrics=lambda: "# EOF\n", verdict={"bound_by": "llm_floor"}) as service:
+        done = await bench(
+            "-url", service.url, "-clients=4", "-requests-per-client=1", "-ramp-duration=1s", "-server-metrics",
+            service.metrics_url, "-json", str(out), *QUICK,
+        )  # fmt: skip
+    assert done.code == 0, done.stderr
+    result = result_of(out)
+    assert result["steady"] is None
+    verdict = result["recording"]["server"]["verdict"]
+    assert verdict["turns"] == 4
+    assert 1 <= verdict["window_s"] < 30
+
+
 async def test_a_verdict_that_is_for_operators_is_missed_with_words(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     async with lab(paced, metrics=lambda: "# EOF\n", verdict=403) as service:
