@@ -398,7 +398,9 @@ async def test_steps_of_an_agent_are_folded_and_text_that_became_a_thought_moves
     await told.say("message", message={**told.message(2, "assistant", ""), "channel": "tool_call", "parts": [call]})
     for rank, ended in ((3, {"ok": True, "latency_ms": 12}), (4, {"ok": False, "latency_ms": 3}), (5, {"ok": False})):
         result = {"type": "tool_result", "call_id": "c", "content": "", "latency_ms": None, **ended}
-        await told.say("message", message={**told.message(rank, "tool", ""), "channel": "tool_result", "parts": [result]})
+        await told.say(
+            "message", message={**told.message(rank, "tool", ""), "channel": "tool_result", "parts": [result]}
+        )
     await told.delta("Found.", rank=6)
     steps = ["Thought", "Tool: search", "Tool answered in 12.0 ms", "Tool failed in 3.00 ms", "Tool was not called"]
     await expect(page.locator(".step summary")).to_have_text(steps)

@@ -150,7 +150,9 @@ async def test_a_restart_while_a_person_is_waited_for_changes_nothing(start_proc
         async with start_process("scripted", **settings) as service:
             session_id = await service.create_session(agent_id="Sammy")
             waiting = await asked(service, session_id)
-            phases = re.findall(r'app_phase_latency_seconds_count\{phase="(\w+)",status="(\w+)"\}', await service.metrics())
+            phases = re.findall(
+                r'app_phase_latency_seconds_count\{phase="(\w+)",status="(\w+)"\}', await service.metrics()
+            )
         assert checkpoints(database, session_id)[0] == 1
         # To wait for a person is no failure.
         assert ("stream_agent_response", "ok") in phases

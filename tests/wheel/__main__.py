@@ -1,8 +1,9 @@
 """`make wheel-test`: the wheel in an empty environment, as a new user has it.
 
 Builds it, installs it with all extras by `python -m venv` and pip, holds the size of what that brings to its bound,
-starts `turnwise run` in an empty folder with an empty home, asks Georges and Rico (who needs the embedding model, which
-is fetched then, and the documents, which come with the wheel), ends it by Ctrl-C, and looks for what is left.
+starts `turnwise run` in an empty folder with an empty home, asks Georges, Rico (who needs the embedding model, which
+is fetched then, and the documents, which come with the wheel) and Sammy (who needs the server of the sample tools),
+ends it by Ctrl-C, and looks for what is left.
 
     python -m tests.wheel [--keep]
 
@@ -36,10 +37,11 @@ SAMPLES_S = 300.0
 END_S = 60.0
 TURN_S = 60.0
 ASKS = {
-    "Georges": ("What is Turnwise?", 0),
-    "Rico": ("How does Turnwise persist a turn?", 1),
+    "Georges": ("What is Turnwise?", 0, "Turnwise"),
+    "Rico": ("How does Turnwise persist a turn?", 1, "Postgres"),
+    "Sammy": ("What is on the menu today?", 0, "the canteen has"),
 }
-"""What each agent is asked, and how many sources the answer must have at least."""
+"""What each agent is asked, how many sources the answer must have at least, and words that must be in it."""
 
 
 class Failed(Exception):
@@ -145,12 +147,12 @@ async def ask(origin: str, agent: str, question: str) -> dict[str, Any]:
 
 def ask_all(origin: str) -> None:
     """Each agent answers, with the sources that it should have."""
-    for agent, (question, least) in ASKS.items():
+    for agent, (question, least, words) in ASKS.items():
         message = asyncio.run(ask(origin, agent, question))
         text = " ".join(part.get("text", "") for part in message["parts"])
         sources = message["metadata"].get("sources") or []
         print(f"{agent}: {len(sources)} sources, {len(text)} characters: {text[:120]!r}")
-        require(bool(text.strip()), f"{agent} says nothing")
+        require(words in text, f"{agent} says nothing of {words!r}: {text}")
         require(len(sources) >= least, f"{agent} has {len(sources)} sources: {message}")
         require(not (message["metadata"].get("extras") or {}).get("error"), f"{agent}: {message}")
 
