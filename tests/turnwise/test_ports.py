@@ -24,9 +24,10 @@ def test_every_taken_port_is_named_with_what_wanted_it() -> None:
 
 
 def test_one_taken_port_is_said_with_its_address() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as one, pytest.raises(PortTaken) as refusal:
+    with socket.create_server(("127.0.0.1", 0)) as one:
         port = one.getsockname()[1]
-        require_free([Wanted("agentic", "127.0.0.1", port), Wanted("a", "127.0.0.1", free_port())])
+        with pytest.raises(PortTaken) as refusal:
+            require_free([Wanted("agentic", "127.0.0.1", port), Wanted("a", "127.0.0.1", free_port())])
     assert str(refusal.value) == f"port {port} (127.0.0.1), wanted by agentic, is taken"
 
 
