@@ -110,7 +110,7 @@ class _Shape:
 
     def __init__(self) -> None:
         self._open: list[_Open] = []
-        self._root_attributes = 0
+        self._root_attributes: set[str] = set()
 
     @property
     def foreign(self) -> bool:
@@ -208,8 +208,10 @@ class _Shape:
 
     def _count_attributes(self, name: str, written: str) -> None:
         count = sum(1 for _ in _ATTRIBUTES.finditer(written)) if written else 0
-        if name in ("html", "body"):  # each of them adds to the one that there is
-            self._root_attributes += count
-            count = self._root_attributes
+        if name in ("html", "body") and count <= MAX_ATTRIBUTES:
+            # Each of them adds what is new to the one that there is: pages put behind each other bring the same again.
+            names = (found[0].partition("=")[0].strip().lower() for found in _ATTRIBUTES.finditer(written))
+            self._root_attributes.update(names)
+            count = len(self._root_attributes)
         if count > MAX_ATTRIBUTES:
             raise Refused(Reason.TOO_COMPLEX)

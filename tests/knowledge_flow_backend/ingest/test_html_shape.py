@@ -62,3 +62,9 @@ def test_the_bounds_are_those_that_are_named() -> None:
 
 def test_what_stands_around_options_stays() -> None:
     assert parse(b"<p>before</p><select><option value='>'>one</select><p>behind</p>").content == "before\n\nbehind"
+
+
+def test_pages_put_behind_each_other_into_one_file_are_read() -> None:
+    """Each brings the same attributes of `html` and `body`, which the parser keeps once."""
+    page = "<html lang='en' dir='ltr'><body bgcolor='white' text='black'><p>Page {}.</p></body></html>\n"
+    assert "Page 199." in parse("".join(map(page.format, range(200))).encode()).content
