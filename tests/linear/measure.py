@@ -7,7 +7,7 @@ from collections.abc import Callable
 ROUNDS = 5
 LIMIT = 6.0
 """Of the ratio: 4 is linear, 16 quadratic."""
-_ENOUGH_S = 0.002
+_ENOUGH_S = 0.001
 """Of CPU at n: below it what does not depend on n is most of it."""
 
 Work = Callable[[int], Callable[[], object]]

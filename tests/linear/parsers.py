@@ -351,6 +351,7 @@ CASES: Final[dict[str, Case]] = {
         (*_WORDS, lambda n: " ".join(map(str, range(n)))),
     ),
     "knowledge_flow_backend/search/opensearch_body.py::cut": (opensearch_body.cut, _WORDS),
+    "knowledge_flow_backend/search/opensearch_body.py::words_of": (opensearch_body.words_of, _WORDS),
     "knowledge_flow_backend/search/terms.py::spelled": (
         terms.spelled,
         (*_WORDS, lambda n: " ".join(map("a.b{}".format, range(n)))),
@@ -453,6 +454,7 @@ LIBRARIES: Final = (
 """Cases that are no function of ours with a text as its first argument."""
 
 _OURS: Final = "its text is written by us, in the code or the configuration"
+_NAMES_TASK: Final = "the name of a task: text of ours, and an id of a bounded length"
 _PASSES_ON: Final = "passes its text on to others, or puts it into a value, without looking into it"
 _OPERATOR: Final = "the operator's own words, typed or configured"
 
@@ -463,6 +465,8 @@ UNREACHED: Final[dict[str, str]] = {
     "agentic_backend/llm/failures.py::broken": _OURS,
     "agentic_backend/llm/failures.py::silent": _OURS,
     "agentic_backend/verdict/causes.py::account_of": _OURS,
+    "backend_kit/aio/vigil.py::kind_of": _NAMES_TASK,
+    "backend_kit/kpi/culprit.py::kind_of": _NAMES_TASK,
     "backend_kit/kpi/ledger.py::phase": _OURS,
     "agentic_backend/page.py::origin_of": _OPERATOR,
     "agentic_backend/persist/libpq.py::connect_args": _OPERATOR,
@@ -479,7 +483,6 @@ UNREACHED: Final[dict[str, str]] = {
     "knowledge_flow_backend/ingest/service.py::embedded_text": _PASSES_ON,
     "knowledge_flow_backend/library/router.py::attachment": "a label, which `names.label` has cut to 240 characters",
     "knowledge_flow_backend/library/statements.py::label_lock": _PASSES_ON,
-    "knowledge_flow_backend/search/opensearch_body.py::by_words": "what `cut` leaves of a question, through `spelled`",
     "knowledge_flow_backend/search/opensearch_body.py::heading_of": _PASSES_ON,
     "knowledge_flow_backend/search/opensearch_body.py::key_of": _PASSES_ON,
     "knowledge_flow_backend/search/opensearch_body.py::parts_of": "a key of ours, as the index gives it back",

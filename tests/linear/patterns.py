@@ -53,6 +53,7 @@ HOSTILE: Final[dict[str, tuple[Hostile, ...]]] = {
         ("[1", ",1", ""),
         ("", " [1 ", ""),
     ),
+    f"{_CHAT}/agents.py::_Starter": (("", " ", ""),),
     f"{_CHAT}/attachments.py::_UNSEEN": (_UNICODE,),
     f"{_CHAT}/attachments.py::file_name": (("", "/", ""), ("", "a", "")),
     f"{_CHAT}/documents.py::Uid": (("", "a", "!"),),
@@ -165,6 +166,11 @@ HOSTILE: Final[dict[str, tuple[Hostile, ...]]] = {
     f"{_SEARCH}/opensearch_body.py::_WORD": (("", "a", ""), ("", "a ", "")),
     f"{_SEARCH}/terms.py::_DOTTED": (("", "a", ""), ("", "a.", ""), ("", "a..", ""), ("", "_", "")),
     f"{_SEARCH}/wire.py::_UNRESERVED": (("", "a", " "),),
+    "turnwise/console.py::_TROUBLE": (("", "a", ""), ("", " ", ""), ("", " ERROR", "")),
+    "turnwise/supervise.py::_RAISED": (("", "a", " "), ("", "Error", " "), ("", ".", "")),
+    "turnwise/supervise.py::_LOGGED": (("", "a", ""), ("", "a ", ""), ("a a ERROR ", "a", "")),
+    "turnwise/supervise.py::_WARNED": (("", "a", ""), ("", "a ", ""), ("a a ERROR ", "a", "")),
+    "turnwise/supervise.py::_FATAL": (("", "FATAL:", ""), ("FATAL:", " ", "x"), ("", "FATAL ", "")),
 }
 
 BOUNDS: Final[dict[str, int]] = {f"{_PARSERS}/html.py::_CHARSET": 4096}
@@ -178,12 +184,16 @@ _RUST: Final = "fields of pydantic are matched by an engine that never goes back
 UNREACHED: Final[dict[str, str]] = {
     f"{_AGENT}/fields.py::_is_text": "the pattern is the agent's author's, the value of one who may change agents",
     f"{_PARSERS}/packages.py::_ENCODING": "is given the first 200 bytes of a part",
+    "agentic_backend/settings.py::AgentSettings": f"{_CONFIGURED}; {_RUST}",
     "agentic_backend/settings.py::OfferedModel": f"{_CONFIGURED}; {_RUST}",
     "agentic_backend/settings.py::Ai": f"{_CONFIGURED}; {_RUST}",
+    "backend_kit/build.py::_SHA": "reads git's own files of the checkout",
+    "backend_kit/wire/text.py::_long_rows": "is put together from Unicode's tables; `normalized` is measured with it",
     "backend_kit/kpi/core.py::_PHASE_NAME": "names of phases stand in the code of agents",
     "backend_kit/settings/models.py::BasePath": f"{_CONFIGURED}; {_RUST}",
     "backend_kit/settings/models.py::Security": f"{_CONFIGURED}; {_RUST}",
     "knowledge_flow_backend/settings.py::VectorStore": f"{_CONFIGURED}; {_RUST}",
+    "turnwise/move.py::_LOCAL_URL": _CONFIGURED,
     "ws_bench/gates.py::_GATE": _FLAG,
     "ws_bench/golang.py::_TERM": _FLAG,
     "ws_bench/options.py::parse_cut": _FLAG,

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.checks.source import Module, modules
 
-PACKAGES = ("agentic_backend", "backend_kit", "knowledge_flow_backend", "ws_bench")
+PACKAGES = ("agentic_backend", "backend_kit", "knowledge_flow_backend", "turnwise", "ws_bench")
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 FUNCTIONS = frozenset({"compile", "match", "fullmatch", "search", "split", "findall", "finditer", "sub", "subn"})
 
