@@ -466,7 +466,6 @@ UNREACHED: Final[dict[str, str]] = {
     "agentic_backend/llm/failures.py::silent": _OURS,
     "agentic_backend/verdict/causes.py::account_of": _OURS,
     "backend_kit/aio/vigil.py::kind_of": _NAMES_TASK,
-    "backend_kit/kpi/culprit.py::kind_of": _NAMES_TASK,
     "backend_kit/kpi/ledger.py::phase": _OURS,
     "agentic_backend/page.py::origin_of": _OPERATOR,
     "agentic_backend/persist/libpq.py::connect_args": _OPERATOR,
