@@ -10,6 +10,7 @@ from starlette.routing import Mount, WebSocketRoute
 from websockets.exceptions import ConnectionClosed
 
 from tests.support.people import SECURITY, headers_of, token_of
+from tests.support.routes import routes_below
 from tests.support.service import BASE, hear_until, say
 
 PUBLIC = {
@@ -34,16 +35,14 @@ BODIES = {
 def routes(app):
     """(method, path) of each route; a socket's method is WS."""
     found = []
-    for route in app.routes:
-        included = getattr(route, "original_router", None)
-        for one in [route] if included is None else included.routes:
-            path = one.path if included is None else BASE + one.path
-            if isinstance(one, WebSocketRoute):
-                found.append(("WS", path))
-            elif isinstance(one, Mount):
-                found.append(("GET", f"{path}/index.html"))
-            else:
-                found += [(method, path) for method in sorted(one.methods - {"HEAD"})]
+    for one, included in routes_below(app):
+        path = BASE + one.path if included else one.path
+        if isinstance(one, WebSocketRoute):
+            found.append(("WS", path))
+        elif isinstance(one, Mount):
+            found.append(("GET", f"{path}/index.html"))
+        else:
+            found += [(method, path) for method in sorted(one.methods - {"HEAD"})]
     return found
 
 

@@ -19,6 +19,7 @@ from websockets.exceptions import ConnectionClosed
 from agentic_backend.chat import frames
 from agentic_backend.chat.sse import read_body
 from tests.support.people import SECRET, SECURITY
+from tests.support.routes import routes_below
 from tests.support.service import BASE, hear, hear_until, say
 
 OTHERS = ("bob", "cleo")
@@ -280,7 +281,7 @@ async def test_every_operation_of_the_document_and_every_socket_is_in_the_table(
         for method in operations
     }
     assert document == set(OPERATIONS), "say of a new operation whose it speaks of"
-    served = [one for route in app.routes for one in getattr(getattr(route, "original_router", None), "routes", [])]
+    served = [route for route, included in routes_below(app) if included]
     sockets = {route.path for route in served if isinstance(route, WebSocketRoute)}
     undocumented = {f"{method} {route.path}" for route in served for method in getattr(route, "methods", None) or ()}
     assert sockets == SOCKETS
