@@ -24,10 +24,11 @@ opensearch: ## run an OpenSearch node for knowledge flow (needs a JDK and Maven)
 test: ## run every test that the programs of this machine allow; TURNWISE_REQUIRE=all allows no gap
 	@$(PYTHON) -m pytest $(ARGS)
 
-check: ## format, lint, types, import contracts, the project's own checks
+check: ## format, lint, types of Python and of the pages' JavaScript, import contracts, the project's own checks
 	@$(DEV) .venv/bin/ruff format --check .
 	@$(DEV) .venv/bin/ruff check .
 	@$(PYTHON) -m mypy
+	@$(PYTHON) -m tests.page
 	@$(DEV) .venv/bin/lint-imports
 	@$(PYTHON) -m pytest -q tests/checks
 
@@ -97,5 +98,6 @@ fuzz: ## search for inputs that break a promise, ten minutes a test; ARGS="--sec
 	@$(PYTHON) -m tests.fuzz $(ARGS)
 
 clean: ## remove what can be made again; data in .turnwise stays
+	rm -rf tests/page/node_modules tests/page/build
 	rm -rf .venv .tools .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist .coverage .coverage.*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

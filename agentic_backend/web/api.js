@@ -1,5 +1,31 @@
 /** The service's REST interface as the page uses it, and the one place that holds the credentials. */
 
+/**
+ * What the REST interface answers with (docs/protocol.md, docs/agents.md), as far as the page reads it.
+ *
+ * @typedef {{id: string, name: string}} Attachment
+ * @typedef {Frames.Session & {attachments?: Attachment[]}} Session
+ * @typedef {Frames.Session["preferences"]} Preferences
+ * @typedef {object} Agent
+ * @property {string} id
+ * @property {string} name
+ * @property {boolean} [enabled]
+ * @property {{role?: string, description?: string}} [tuning]
+ * @property {string[]} [starters]
+ * @property {{attach_files?: boolean}} [chat_options]
+ * @property {{id: string, title: string}[]} [model_choices]
+ * @typedef {{id: string, messageId: string, rating: number}} Feedback
+ * @typedef {object} Passage
+ * @property {string} text
+ * @property {number} start in code points
+ * @property {number} end in code points
+ * @property {string|null} section
+ * @property {number|null} page
+ * @property {{title?: string, mime_type?: string|null}} [document]
+ * @typedef {{max_attached_file_size_mb: number}} Limits
+ * @typedef {{limits: Limits, user_auth: {enabled: boolean, realm_url?: string|null, client_id?: string|null}}} Settings
+ */
+
 const DEADLINE_MS = 15_000;
 /** A file is read and indexed before the answer comes. */
 const UPLOAD_DEADLINE_MS = 150_000;
@@ -9,12 +35,13 @@ const MIB = 1024 * 1024;
 export class Credentials {
   #token = "local";
   /** Called where the service refused the token: whether there is a newer one now. A login sets it. */
-  renew = async () => false;
+  renew = () => Promise.resolve(false);
 
   get token() {
     return this.#token;
   }
 
+  /** @param {string} token */
   set token(token) {
     this.#token = token;
   }
@@ -22,6 +49,7 @@ export class Credentials {
 
 /** A REST call that did not succeed: `code` of the closed list, or "unreachable" where no answer came. */
 export class ApiError extends Error {
+  /** @param {string} code @param {{status?: number, message?: string|null, retryAfterMs?: number}} given */
   constructor(code, { status = 0, message = null, retryAfterMs = 0 } = {}) {
     super(message ?? code);
     this.name = "ApiError";
@@ -31,12 +59,19 @@ export class ApiError extends Error {
     this.retryAfterMs = retryAfterMs;
     this.retryable = status === 0 || status === 429 || status >= 500;
   }
+
+  /** The same as an error frame says it. */
+  get failure() {
+    const { code, serverMessage: message, retryable, retryAfterMs: retry_after_ms } = this;
+    return { code, message, retryable, retry_after_ms };
+  }
 }
 
 /** Calls under `/agentic/v1`. Each one resolves to the decoded body or rejects with ApiError within 15 s, unless it says more. */
 export class Api {
   #base;
   #credentials;
+  /** @type {Limits|null} */
   #limits = null;
 
   /**
@@ -55,8 +90,12 @@ export class Api {
     return url.href;
   }
 
-  /** What anybody may know of the service: how to sign in, and its limits. */
+  /**
+   * What anybody may know of the service: how to sign in, and its limits.
+   * @returns {Promise<Settings>}
+   */
   async settings() {
+    /** @type {RequestInit} */
     const options = { cache: "no-store", signal: AbortSignal.timeout(DEADLINE_MS) };
     const response = await reached(() => fetch(new URL("config/frontend_settings", this.#base), options));
     const settings = decode(await reached(() => response.text()));
@@ -64,18 +103,31 @@ export class Api {
     return settings;
   }
 
-  /** The agents that may be asked. */
+  /**
+   * The agents that may be asked.
+   * @returns {Promise<Agent[]>}
+   */
   async agents() {
+    /** @type {Agent[]} */
     const agents = await this.#call("GET", "agents");
     return agents.filter((agent) => agent.enabled !== false);
   }
 
-  /** The person's sessions, latest change first; with words, those that hold them all. */
+  /**
+   * The person's sessions, latest change first; with words, those that hold them all.
+   * @param {string} words
+   * @returns {Promise<Session[]>}
+   */
   sessions(words = "") {
     return this.#call("GET", words === "" ? "chatbot/sessions" : `chatbot/sessions?${new URLSearchParams({ q: words })}`);
   }
 
-  /** A session as a file: {name, blob}. Format "md" or "json". */
+  /**
+   * A session as a file: {name, blob}. Format "md" or "json".
+   * @param {string} id
+   * @param {"md"|"json"} format
+   * @returns {Promise<{name: string, blob: Blob}>}
+   */
   async exported(id, format) {
     const response = await this.#send("GET", `chatbot/session/${encodeURIComponent(id)}/export?format=${format}`);
     if (!response.ok) throw failureOf(response, decode(await reached(() => response.text())));
@@ -83,36 +135,60 @@ export class Api {
     return { name: name === null ? `conversation.${format}` : decodeURIComponent(name[1]), blob: await reached(() => response.blob()) };
   }
 
-  /** What the person said of a session's answers: [{id, rating, messageId, …}]. */
+  /**
+   * What the person said of a session's answers: [{id, rating, messageId, …}].
+   * @param {string} sessionId
+   * @returns {Promise<Feedback[]>}
+   */
   feedback(sessionId) {
     return this.#call("GET", `chatbot/feedback?${new URLSearchParams({ session_id: sessionId })}`);
   }
 
-  /** Rates an answer from 1 to 5; it has one rating. */
+  /**
+   * Rates an answer from 1 to 5; it has one rating.
+   * @param {{sessionId: string, messageId: string, agentName: string, rating: number}} feedback
+   */
   giveFeedback({ sessionId, messageId, agentName, rating }) {
     return this.#call("POST", "chatbot/feedback", { sessionId, messageId, agentName, rating });
   }
 
+  /** @param {string} id */
   takeFeedbackBack(id) {
     return this.#call("DELETE", `chatbot/feedback/${encodeURIComponent(id)}`);
   }
 
-  /** A new session with one agent. */
+  /**
+   * A new session with one agent.
+   * @param {string} agentId
+   * @returns {Promise<Session>}
+   */
   createSession(agentId) {
     return this.#call("POST", "chatbot/session", { agent_id: agentId });
   }
 
-  /** Keeps what the person prefers in a session, in the place of what was kept there. */
+  /**
+   * Keeps what the person prefers in a session, in the place of what was kept there.
+   * @param {string} id
+   * @param {Preferences} preferences
+   */
   setPreferences(id, preferences) {
     return this.#call("PUT", `chatbot/session/${encodeURIComponent(id)}/preferences`, { preferences });
   }
 
-  /** Deletes a session and all that hangs on it. */
+  /**
+   * Deletes a session and all that hangs on it.
+   * @param {string} id
+   */
   deleteSession(id) {
     return this.#call("DELETE", `chatbot/session/${encodeURIComponent(id)}`);
   }
 
-  /** Attaches a file to a session: {attachment_id, filename, …}. One above the limit is not sent. Within 150 s. */
+  /**
+   * Attaches a file to a session: {attachment_id, filename, …}. One above the limit is not sent. Within 150 s.
+   * @param {string} sessionId
+   * @param {File} file
+   * @returns {Promise<{attachment_id: string, filename: string}>}
+   */
   async upload(sessionId, file) {
     this.#limits ??= (await this.settings()).limits;
     const most = this.#limits.max_attached_file_size_mb;
@@ -125,34 +201,57 @@ export class Api {
     return this.#call("POST", "chatbot/upload", form, UPLOAD_DEADLINE_MS);
   }
 
-  /** Takes an attachment away; one that is gone already is no failure. */
+  /**
+   * Takes an attachment away; one that is gone already is no failure.
+   * @param {string} sessionId
+   * @param {string} id
+   */
   async removeAttachment(sessionId, id) {
     const of = new URLSearchParams({ session_id: sessionId });
     try {
       await this.#call("DELETE", `chatbot/upload/${encodeURIComponent(id)}?${of}`);
     } catch (error) {
-      if (error.code !== "attachment_not_found") throw error;
+      if (!(error instanceof ApiError) || error.code !== "attachment_not_found") throw error;
     }
   }
 
-  /** Up to `limit` messages in ascending rank, counted from the newest after skipping `offset` of those. */
+  /**
+   * Up to `limit` messages in ascending rank, counted from the newest after skipping `offset` of those.
+   * @param {string} id
+   * @param {{limit: number, offset?: number}} window
+   * @returns {Promise<Frames.ChatMessage[]>}
+   */
   history(id, { limit, offset = 0 }) {
     const window = new URLSearchParams({ limit: String(limit), offset: String(offset) });
     return this.#call("GET", `chatbot/session/${encodeURIComponent(id)}/history?${window}`);
   }
 
-  /** A passage of a document: {text, start, end, section, page, document}. Offsets count code points. */
+  /**
+   * A passage of a document: {text, start, end, section, page, document}. Offsets count code points.
+   * @param {string} documentUid
+   * @param {string} chunkUid
+   * @returns {Promise<Passage>}
+   */
   passage(documentUid, chunkUid) {
     return this.#call("GET", `documents/${encodeURIComponent(documentUid)}/chunks/${encodeURIComponent(chunkUid)}`);
   }
 
-  /** The text of a document in markdown. */
+  /**
+   * The text of a document in markdown.
+   * @param {string} documentUid
+   */
   async documentText(documentUid) {
     const { content } = await this.#call("GET", `documents/${encodeURIComponent(documentUid)}/markdown`);
     return String(content);
   }
 
-  /** Once more with a newer token where the service refused this one. */
+  /**
+   * Once more with a newer token where the service refused this one.
+   * @param {string} method
+   * @param {string} path
+   * @param {unknown} [body]
+   * @param {number} deadlineMs
+   */
   async #send(method, path, body, deadlineMs = DEADLINE_MS) {
     const { token } = this.#credentials;
     const response = await this.#sendOnce(method, path, body, deadlineMs);
@@ -161,8 +260,11 @@ export class Api {
     return newer ? this.#sendOnce(method, path, body, deadlineMs) : response;
   }
 
-  async #sendOnce(method, path, body, deadlineMs) {
+  /** @param {string} method @param {string} path @param {unknown} body @param {number} deadlineMs */
+  #sendOnce(method, path, body, deadlineMs) {
+    /** @type {Record<string, string>} */
     const headers = { Authorization: `Bearer ${this.#credentials.token}` };
+    /** @type {RequestInit} */
     const request = { method, headers, cache: "no-store", signal: AbortSignal.timeout(deadlineMs) };
     if (body instanceof FormData) {
       request.body = body; // the browser writes its type, with the boundary
@@ -173,6 +275,13 @@ export class Api {
     return reached(() => fetch(new URL(path, this.#base), request));
   }
 
+  /**
+   * @param {string} method
+   * @param {string} path
+   * @param {unknown} [body]
+   * @param {number} deadlineMs
+   * @returns {Promise<any>}
+   */
   async #call(method, path, body, deadlineMs = DEADLINE_MS) {
     const response = await this.#send(method, path, body, deadlineMs);
     const text = await reached(() => response.text());
@@ -184,7 +293,12 @@ export class Api {
   }
 }
 
-/** What a step of a request gives; fetch rejects with TypeError where nothing answers, DOMException at the deadline. */
+/**
+ * What a step of a request gives; fetch rejects with TypeError where nothing answers, DOMException at the deadline.
+ * @template T
+ * @param {() => Promise<T>} step
+ * @returns {Promise<T>}
+ */
 async function reached(step) {
   try {
     return await step();
@@ -194,6 +308,7 @@ async function reached(step) {
   }
 }
 
+/** @param {string} text @returns {any} */
 function decode(text) {
   try {
     return JSON.parse(text);
@@ -203,6 +318,7 @@ function decode(text) {
   }
 }
 
+/** @param {Response} response @param {any} body */
 function failureOf(response, body) {
   const detail = body?.detail;
   const retryAfterMs = 1000 * (Number.parseFloat(response.headers.get("Retry-After") ?? "0") || 0);

@@ -7,6 +7,13 @@
  * answers once. Tabs of one browser tell each other of running turns, and each follows them by itself.
  */
 
+/**
+ * @import { Agent, Attachment, Session } from "./api.js"
+ * @import { Said } from "./hitl.js"
+ * @import { ConnectionState, Failure, Snapshot, Status } from "./protocol.js"
+ * @import { Place } from "./sources.js"
+ */
+
 import { Api, ApiError, Credentials } from "./api.js";
 import { Login } from "./login.js";
 import { backoffMs, isCutOff, SocketClient, Turn } from "./protocol.js";
@@ -26,15 +33,20 @@ const CLOCK_REFRESH_MS = 60_000;
 
 /** What the page knows of one session: its turns in order, and the messages that were read from its history. */
 class Conversation {
+  /** @param {string} id */
   constructor(id) {
     this.id = id;
+    /** @type {string|null} */
     this.agentId = null;
+    /** @type {Turn[]} */
     this.turns = [];
+    /** @type {Map<number, Frames.ChatMessage>} by rank */
     this.messages = new Map();
+    /** @type {Map<string, {turn: Turn, size: number}>} by exchange, with the number of its messages */
     this.storedTurns = new Map();
     this.loaded = false;
     this.draft = "";
-    /** Names of files that are being attached. */
+    /** @type {string[]} names of files that are being attached */
     this.reading = [];
   }
 
@@ -55,18 +67,26 @@ class App {
   #api;
   #socket;
   #view;
+  /** @type {Agent[]} */
   #agents = [];
   #agentId = localStorage.getItem(AGENT_KEY);
+  /** @type {Map<string, Session>} */
   #sessions = new Map();
   /** Words that the list is searched for, and the ids of the sessions that hold them. */
   #words = "";
+  /** @type {Set<string>} */
   #found = new Set();
+  /** @type {Map<string, Conversation>} */
   #conversations = new Map();
+  /** @type {Map<string, Turn>} the turns that are followed, by exchange */
   #turns = new Map();
+  /** @type {string|null} */
   #currentId = null;
   #creating = false;
   #freshDraft = "";
+  /** @type {string|null} */
   #freshModel = null;
+  /** @type {BroadcastChannel|null} */
   #tabs = null;
   #login;
 
@@ -126,7 +146,10 @@ class App {
     this.#openAddressedDocument();
   }
 
-  /** The name under which something is kept for the person that is signed in. */
+  /**
+   * The name under which something is kept for the person that is signed in.
+   * @param {string} name
+   */
   #own(name) {
     return this.#login.personId === null ? name : `${name}.${this.#login.personId}`;
   }
@@ -139,10 +162,12 @@ class App {
 
   // ---- documents ----
 
+  /** @param {Place & {claim?: string}} place */
   #openDocument(place) {
+    const { documentUid, chunkUid } = place;
     return this.#view.reader.open(place, {
-      passage: () => this.#api.passage(place.documentUid, place.chunkUid),
-      text: () => this.#api.documentText(place.documentUid),
+      passage: chunkUid === null ? null : () => this.#api.passage(documentUid, chunkUid),
+      text: () => this.#api.documentText(documentUid),
     });
   }
 
@@ -196,7 +221,10 @@ class App {
     this.#view.showSessions(sessions, { currentId: this.#currentId, busyIds });
   }
 
-  /** Lists the sessions that hold the words; of two searches the later one counts. */
+  /**
+   * Lists the sessions that hold the words; of two searches the later one counts.
+   * @param {string} words
+   */
   async #search(words) {
     this.#words = words;
     if (words === "") {
@@ -212,6 +240,7 @@ class App {
     }, () => this.#search(words));
   }
 
+  /** @param {"md"|"json"} format */
   async #exportSession(format) {
     const id = this.#currentId;
     if (id !== null) await this.#guarded(async () => this.#view.save(await this.#api.exported(id, format)));
@@ -219,20 +248,27 @@ class App {
 
   // ---- feedback ----
 
-  /** Rates an answer, or takes the rating back where it is the one that it has. */
+  /**
+   * Rates an answer, or takes the rating back where it is the one that it has.
+   * @param {Turn} turn
+   * @param {number} rating
+   */
   async #rate(turn, rating) {
+    const { answer } = turn;
+    if (answer === undefined) return; // its buttons stand under an answer
     await this.#guarded(async () => {
       if (turn.feedback?.rating === rating) {
         await this.#api.takeFeedbackBack(turn.feedback.id);
       } else {
         const agentName = turn.metadata.agent_id ?? turn.agentId ?? "unknown";
-        const messageId = String(turn.answer.rank);
+        const messageId = String(answer.rank);
         await this.#api.giveFeedback({ sessionId: turn.sessionId, messageId, agentName, rating });
       }
       await this.#showFeedback(this.#conversationOf(turn.sessionId));
     });
   }
 
+  /** @param {Conversation} conversation */
   async #showFeedback(conversation) {
     const given = await this.#api.feedback(conversation.id);
     const byMessage = new Map(given.map((feedback) => [feedback.messageId, feedback]));
@@ -244,7 +280,10 @@ class App {
     }
   }
 
-  /** What was said of answers is an ornament of the conversation: without it the rest is as good. */
+  /**
+   * What was said of answers is an ornament of the conversation: without it the rest is as good.
+   * @param {Conversation} conversation
+   */
   async #loadFeedback(conversation) {
     try {
       await this.#showFeedback(conversation);
@@ -253,9 +292,19 @@ class App {
     }
   }
 
+  /** The conversation on the screen; undefined where it does not exist yet, or was not opened. */
+  get #current() {
+    return this.#currentId === null ? undefined : this.#conversations.get(this.#currentId);
+  }
+
+  get #currentSession() {
+    return this.#currentId === null ? undefined : this.#sessions.get(this.#currentId);
+  }
+
   get #chosenAgentId() {
+    /** @param {string|null|undefined} id */
     const known = (id) => this.#agents.some((agent) => agent.id === id);
-    const own = this.#conversations.get(this.#currentId)?.agentId ?? this.#sessions.get(this.#currentId)?.agent_id;
+    const own = this.#current?.agentId ?? this.#currentSession?.agent_id;
     return [own, this.#agentId].find(known) ?? this.#agents[0]?.id ?? null;
   }
 
@@ -266,22 +315,33 @@ class App {
     this.#showAttachments();
   }
 
-  /** The models that a turn of the agent may choose, its own first. */
+  /**
+   * The models that a turn of the agent may choose, its own first.
+   * @param {string|null} agentId
+   */
   #modelChoices(agentId) {
     return this.#agents.find(({ id }) => id === agentId)?.model_choices ?? [];
   }
 
-  /** The model that a question gets: what is preferred in its conversation, else the agent's own; null without choice. */
+  /**
+   * The model that a question gets: what is preferred in its conversation, else the agent's own; null without choice.
+   * @param {string|null} sessionId
+   * @param {string|null} agentId
+   * @returns {string|null}
+   */
   #modelFor(sessionId, agentId) {
     const choices = this.#modelChoices(agentId);
     if (choices.length < 2) return null;
     const preferred = sessionId === null ? this.#freshModel : this.#sessions.get(sessionId)?.preferences?.model;
-    return choices.some(({ id }) => id === preferred) ? preferred : choices[0].id;
+    return (choices.find(({ id }) => id === preferred) ?? choices[0]).id;
   }
 
-  /** A conversation remembers its model; one that does not exist yet gets it when it does. */
+  /**
+   * A conversation remembers its model; one that does not exist yet gets it when it does.
+   * @param {string} model
+   */
   async #chooseModel(model) {
-    const session = this.#sessions.get(this.#currentId);
+    const session = this.#currentSession;
     if (session === undefined) {
       this.#freshModel = model;
       return;
@@ -293,26 +353,30 @@ class App {
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       // It still holds for this visit: each question names its model.
-      this.#view.notify(errorText({ code: error.code, message: error.serverMessage }));
+      this.#view.notify(errorText(error.failure));
     }
   }
 
+  /** @param {string} id */
   #chooseAgent(id) {
     this.#agentId = id;
     localStorage.setItem(AGENT_KEY, id);
-    const conversation = this.#conversations.get(this.#currentId);
+    const conversation = this.#current;
     if (conversation !== undefined) conversation.agentId = id;
     this.#showAgents();
   }
 
+  /** @param {Frames.Session} session */
   #noteSession(session) {
     const known = this.#sessions.get(session.id);
     // A turn may tell of the preferences as they were when it began: what was chosen since stands.
-    this.#sessions.set(session.id, { ...known, ...session, preferences: known.preferences ?? session.preferences });
-    if (session.id === this.#currentId) this.#view.showTitle(this.#sessions.get(session.id));
+    const noted = { ...known, ...session, preferences: known?.preferences ?? session.preferences };
+    this.#sessions.set(session.id, noted);
+    if (session.id === this.#currentId) this.#view.showTitle(noted);
     this.#showSessions();
   }
 
+  /** @param {string} id */
   async #deleteSession(id) {
     const running = this.#conversations.get(id)?.running;
     if (running?.sent) this.#socket.send({ type: "cancel", exchange_id: running.exchangeId });
@@ -333,15 +397,19 @@ class App {
     const agent = this.#agents.find(({ id }) => id === this.#chosenAgentId);
     this.#view.showAttachments({
       offered: agent?.chat_options?.attach_files === true,
-      attached: this.#sessions.get(this.#currentId)?.attachments ?? [],
-      reading: this.#conversations.get(this.#currentId)?.reading ?? [],
+      attached: this.#currentSession?.attachments ?? [],
+      reading: this.#current?.reading ?? [],
     });
   }
 
-  /** Attaches files one after the other; what cannot be attached is said, and the others go on. */
+  /**
+   * Attaches files one after the other; what cannot be attached is said, and the others go on.
+   * @param {File[]} files
+   */
   async #attach(files) {
     if (this.#creating) return;
-    const id = this.#currentId ?? (await this.#createSession(this.#chosenAgentId));
+    const agentId = this.#chosenAgentId;
+    const id = this.#currentId ?? (agentId === null ? null : await this.#createSession(agentId));
     if (id === null) return;
     this.#showSessions();
     this.#view.clearNotice();
@@ -355,7 +423,7 @@ class App {
         this.#view.announce(`${filename} is attached.`);
       } catch (error) {
         if (!(error instanceof ApiError)) throw error;
-        const { title, message } = errorText({ code: error.code, message: error.serverMessage });
+        const { title, message } = errorText(error.failure);
         this.#view.notify({ title, message: `${file.name}: ${message}` });
       }
       conversation.reading.splice(conversation.reading.indexOf(file.name), 1);
@@ -363,8 +431,10 @@ class App {
     }
   }
 
+  /** @param {Attachment} attachment */
   async #detach({ id: attachmentId, name }) {
     const id = this.#currentId;
+    if (id === null) return;
     await this.#guarded(async () => {
       await this.#api.removeAttachment(id, attachmentId);
       this.#setAttachments(id, (now) => now.filter((one) => one.id !== attachmentId));
@@ -374,7 +444,11 @@ class App {
     this.#view.focusComposer();
   }
 
-  /** The list that was read meanwhile may hold a new one already. */
+  /**
+   * The list that was read meanwhile may hold a new one already.
+   * @param {string} id
+   * @param {(now: Attachment[]) => Attachment[]} change
+   */
   #setAttachments(id, change) {
     const session = this.#sessions.get(id);
     if (session === undefined) return;
@@ -385,6 +459,7 @@ class App {
 
   // ---- the conversation on the screen ----
 
+  /** @param {string} hash */
   #leaveTo(hash) {
     if (location.hash === hash || (hash === "#/" && location.hash === "")) this.#openFromAddress();
     else location.hash = hash;
@@ -395,6 +470,7 @@ class App {
     this.#open(match === null ? null : match[1]);
   }
 
+  /** @param {string|null} id */
   #open(id) {
     this.#keepDraft();
     this.#currentId = id;
@@ -405,7 +481,7 @@ class App {
       const conversation = this.#conversationOf(id);
       this.#show(conversation);
       if (!conversation.loaded) this.#loadHistory(conversation);
-      this.#tabs.postMessage({ open: id });
+      this.#tabs?.postMessage({ open: id });
     }
     this.#view.draft = id === null ? this.#freshDraft : this.#conversationOf(id).draft;
     this.#showBusy();
@@ -419,11 +495,14 @@ class App {
     else if (this.#conversations.has(this.#currentId)) this.#conversationOf(this.#currentId).draft = this.#view.draft;
   }
 
+  /** @param {string} id @returns {Conversation} */
   #conversationOf(id) {
-    if (!this.#conversations.has(id)) this.#conversations.set(id, new Conversation(id));
-    return this.#conversations.get(id);
+    const known = this.#conversations.get(id) ?? new Conversation(id);
+    this.#conversations.set(id, known);
+    return known;
   }
 
+  /** @param {Conversation} conversation */
   #show(conversation) {
     const session = this.#sessions.get(conversation.id) ?? {};
     const { turns, loaded, hasEarlier } = conversation;
@@ -431,10 +510,11 @@ class App {
   }
 
   #showBusy() {
-    const running = this.#conversations.get(this.#currentId)?.running;
+    const running = this.#current?.running;
     this.#view.showBusy(running !== undefined || this.#creating, running?.status === "stopping" || this.#creating);
   }
 
+  /** @param {Conversation} conversation */
   async #loadHistory(conversation) {
     await this.#guarded(async () => {
       this.#merge(conversation, await this.#api.history(conversation.id, { limit: HISTORY_WINDOW }));
@@ -448,7 +528,8 @@ class App {
   }
 
   async #loadEarlier() {
-    const conversation = this.#conversationOf(this.#currentId);
+    const conversation = this.#current;
+    if (conversation === undefined) return;
     await this.#guarded(async () => {
       // Where next_rank is stale the window overlaps with what is known, and ranks sort that out.
       const newest = Math.max(...conversation.messages.keys());
@@ -459,7 +540,11 @@ class App {
     });
   }
 
-  /** Takes messages of the history into the conversation: the stored turns in order, then those not stored yet. */
+  /**
+   * Takes messages of the history into the conversation: the stored turns in order, then those not stored yet.
+   * @param {Conversation} conversation
+   * @param {Frames.ChatMessage[]} messages
+   */
   #merge(conversation, messages) {
     for (const message of messages) conversation.messages.set(message.rank, message);
     const ordered = [...conversation.messages.values()].sort((a, b) => a.rank - b.rank);
@@ -469,7 +554,13 @@ class App {
     conversation.turns = [...stored, ...conversation.turns.filter((turn) => !groups.has(turn.exchangeId))];
   }
 
-  /** A turn that this page follows itself is taken as it is, or ended where storage has its answer. */
+  /**
+   * A turn that this page follows itself is taken as it is, or ended where storage has its answer.
+   * @param {Conversation} conversation
+   * @param {string} exchangeId
+   * @param {Frames.ChatMessage[]} messages
+   * @param {boolean} newest
+   */
   #storedTurn(conversation, exchangeId, messages, newest) {
     const followed = this.#turns.get(exchangeId);
     if (followed !== undefined) {
@@ -486,8 +577,9 @@ class App {
 
   // ---- asking ----
 
+  /** @param {string} text */
   async #send(text) {
-    if (this.#creating || this.#conversations.get(this.#currentId)?.running !== undefined) return;
+    if (this.#creating || this.#current?.running !== undefined) return;
     const agentId = this.#chosenAgentId;
     if (agentId === null) {
       this.#view.notify({ title: "There is no agent to ask", message: "" }, () => this.#loadAgents());
@@ -500,7 +592,11 @@ class App {
     this.#ask(this.#conversationOf(id), text, agentId);
   }
 
-  /** The id of a new session, which is then the one on the screen; null where the service did not make one. */
+  /**
+   * The id of a new session, which is then the one on the screen; null where the service did not make one.
+   * @param {string} agentId
+   * @returns {Promise<string|null>}
+   */
   async #createSession(agentId) {
     this.#creating = true;
     this.#showBusy();
@@ -518,7 +614,7 @@ class App {
       return session.id;
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
-      this.#view.notify(errorText({ code: error.code, message: error.serverMessage }));
+      this.#view.notify(errorText(error.failure));
       return null;
     } finally {
       this.#creating = false;
@@ -526,6 +622,12 @@ class App {
     }
   }
 
+  /**
+   * @param {Conversation} conversation
+   * @param {string} question
+   * @param {string|null} agentId
+   * @param {string} exchangeId
+   */
   #ask(conversation, question, agentId, exchangeId = newExchangeId()) {
     const turn = new Turn({
       exchangeId,
@@ -546,7 +648,10 @@ class App {
     this.#showSessions();
   }
 
-  /** Sends the ask, or has it sent as soon as there is a connection. */
+  /**
+   * Sends the ask, or has it sent as soon as there is a connection.
+   * @param {Turn} turn
+   */
   #dispatch(turn) {
     const sent = this.#socket.send(turn.askFrame());
     turn.sent ||= sent;
@@ -556,7 +661,7 @@ class App {
   }
 
   #stop() {
-    const turn = this.#conversations.get(this.#currentId)?.running;
+    const turn = this.#current?.running;
     if (turn === undefined) return;
     if (turn.sent) {
       turn.status = "stopping";
@@ -567,44 +672,55 @@ class App {
     this.#changed(turn);
   }
 
-  /** Whether a conversation is answering; then the person hears why nothing more is asked in it. */
+  /**
+   * Whether a conversation is answering; then the person hears why nothing more is asked in it.
+   * @param {Conversation} conversation
+   */
   #isAnswering(conversation) {
     if (conversation.running === undefined) return false;
     this.#view.notify({ title: "This conversation is answering.", message: "Ask again when the answer is there." });
     return true;
   }
 
+  /** @param {Turn} turn */
   #retry(turn) {
+    const { question } = turn;
     const conversation = this.#conversationOf(turn.sessionId);
-    if (this.#isAnswering(conversation)) return;
+    if (question === null || this.#isAnswering(conversation)) return;
     this.#dropRefused(conversation, turn);
-    this.#ask(conversation, turn.question, turn.agentId ?? this.#chosenAgentId);
+    this.#ask(conversation, question, turn.agentId ?? this.#chosenAgentId);
   }
 
   /**
    * Asks a stopped or interrupted question once more. The newest, where a restart cut it off, runs again in its place:
    * under its own id, so that the conversation holds it once.
+   * @param {Turn} turn
    */
   #askAgain(turn) {
+    const { question } = turn;
     const conversation = this.#conversationOf(turn.sessionId);
-    if (this.#isAnswering(conversation)) return;
+    if (question === null || this.#isAnswering(conversation)) return;
     const agentId = turn.agentId ?? turn.metadata.agent_id ?? this.#chosenAgentId;
     const newest = conversation.turns.findLast(({ status }) => status !== "refused");
     if (turn.status === "interrupted" && turn === newest && !turn.overtaken) {
       conversation.turns = conversation.turns.filter((other) => other !== turn);
       conversation.storedTurns.delete(turn.exchangeId);
       this.#view.removeTurn(turn);
-      this.#ask(conversation, turn.question, agentId, turn.exchangeId);
+      this.#ask(conversation, question, agentId, turn.exchangeId);
     } else {
       turn.retried = true;
       this.#view.updateTurn(turn);
-      this.#ask(conversation, turn.question, agentId);
+      this.#ask(conversation, question, agentId);
     }
     // The button is gone, and with it the place of the keyboard.
     this.#view.focusComposer();
   }
 
-  /** Takes the person's answer to the agent's question to the server; without a connection it can be given again. */
+  /**
+   * Takes the person's answer to the agent's question to the server; without a connection it can be given again.
+   * @param {Turn} turn
+   * @param {Said} said
+   */
   #answerHuman(turn, said) {
     this.#turns.set(turn.exchangeId, turn);
     turn.savedAt = Date.now();
@@ -620,19 +736,25 @@ class App {
     this.#showSessions();
   }
 
+  /** @param {Turn} turn @param {Failure} error */
   #askHumanAgain(turn, error) {
     turn.awaitAgain();
     this.#view.notify(errorText(error));
     this.#changed(turn);
   }
 
+  /** @param {Turn} turn */
   #edit(turn) {
     this.#dropRefused(this.#conversationOf(turn.sessionId), turn);
-    this.#view.draft = turn.question;
+    this.#view.draft = turn.question ?? "";
     this.#view.focusComposer();
   }
 
-  /** A refused turn is in no history: its second attempt takes its place. A failed one stays, without its buttons. */
+  /**
+   * A refused turn is in no history: its second attempt takes its place. A failed one stays, without its buttons.
+   * @param {Conversation} conversation
+   * @param {Turn} turn
+   */
   #dropRefused(conversation, turn) {
     turn.retried = true;
     if (turn.status !== "refused") {
@@ -646,20 +768,25 @@ class App {
 
   // ---- what the server says ----
 
+  /** @param {Frames.FromServer} event */
   #onEvent(event) {
-    if (event.session !== undefined && this.#sessions.has(event.session.id)) this.#noteSession(event.session);
-    const turn = this.#turns.get(event.exchange_id);
-    if (event.type === "error" && (event.seq === undefined || event.seq === null)) {
-      this.#onRefusal(event, turn);
+    if ("session" in event && this.#sessions.has(event.session.id)) this.#noteSession(event.session);
+    const turn = "exchange_id" in event ? this.#turns.get(event.exchange_id ?? "") : undefined;
+    if (!("seq" in event)) {
+      if (event.type === "error") this.#onRefusal(event, turn);
     } else if (turn?.ended === false && event.type === "cancelled" && isCutOff(event.messages)) {
       this.#recover(turn);
     } else if (turn?.apply(event, performance.now())) {
-      if (event.type === "accepted") this.#tabs.postMessage({ running: turn.outline() });
+      if (event.type === "accepted") this.#tabs?.postMessage({ running: turn.outline() });
       this.#changed(turn);
     }
   }
 
-  /** An error before any turn: of an ask, of a resume or repeated ask after a break, or of a cancel that came late. */
+  /**
+   * An error before any turn: of an ask, of a resume or repeated ask after a break, or of a cancel that came late.
+   * @param {Frames.refusal|Frames.frame_error} event
+   * @param {Turn|undefined} named
+   */
   #onRefusal(event, named) {
     const late = event.code === "exchange_not_found";
     const status = late ? "stopping" : "sending";
@@ -685,6 +812,7 @@ class App {
     }
   }
 
+  /** @param {Turn} turn */
   #changed(turn) {
     turn.waitingForConnection = false;
     this.#view.updateTurn(turn);
@@ -700,6 +828,7 @@ class App {
     if (await this.#login.renew()) this.#socket.connect();
   }
 
+  /** @param {ConnectionState} state */
   #onConnection(state) {
     this.#view.showConnection(state);
     if (state.name === "refused" && state.code === 4401) this.#renewAndConnect();
@@ -713,12 +842,16 @@ class App {
 
   // ---- after a break ----
 
+  /** @param {Turn} turn */
   #waitForConnection(turn) {
     turn.waitingForConnection = true;
     this.#view.updateTurn(turn);
   }
 
-  /** Follows the turn from the last event that is known of it. */
+  /**
+   * Follows the turn from the last event that is known of it.
+   * @param {Turn} turn
+   */
   #resume(turn) {
     const stopping = turn.status === "stopping";
     turn.resuming = true;
@@ -728,7 +861,10 @@ class App {
     this.#view.updateTurn(turn);
   }
 
-  /** Looks for the turn's answer in the history; where there is none, asks again under the same id. */
+  /**
+   * Looks for the turn's answer in the history; where there is none, asks again under the same id.
+   * @param {Turn} turn
+   */
   async #recover(turn) {
     turn.resuming = false;
     turn.recoveries = (turn.recoveries ?? 0) + 1;
@@ -744,7 +880,7 @@ class App {
       }
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
-      this.#recoverLater(turn, error);
+      this.#recoverLater(turn, error.failure);
       return;
     }
     const stopping = turn.status === "stopping";
@@ -753,7 +889,11 @@ class App {
     if (stopping) this.#socket.send({ type: "cancel", exchange_id: turn.exchangeId });
   }
 
-  /** The service cannot say yet (it is busy with this very turn, or not back): look again a little later. */
+  /**
+   * The service cannot say yet (it is busy with this very turn, or not back): look again a little later.
+   * @param {Turn} turn
+   * @param {Failure} failure
+   */
   #recoverLater(turn, { code, message, retryable, retry_after_ms: retryAfterMs = 0 }) {
     const hopeful = retryable || code === "session_busy" || code === "exchange_not_found";
     const tried = turn.recoveries ?? 0;
@@ -769,6 +909,7 @@ class App {
     }, wait);
   }
 
+  /** @param {Turn} turn @param {Frames.ChatMessage[]} messages */
   #settle(turn, messages) {
     turn.adopt(messages);
     this.#changed(turn);
@@ -777,11 +918,12 @@ class App {
   /** Questions whose answer is outstanding survive a reload of the tab, with what is known of the answer. */
   #savePending() {
     const open = [...this.#turns.values()].filter((turn) => !turn.ended);
+    /** @param {object[]} kept */
     const keep = (kept) => sessionStorage.setItem(this.#own(PENDING_KEY), JSON.stringify(kept));
     try {
       keep(open.map((turn) => ({ savedAt: turn.savedAt, ...turn.snapshot() })));
     } catch (error) {
-      if (error.name !== "QuotaExceededError") throw error;
+      if (!(error instanceof DOMException) || error.name !== "QuotaExceededError") throw error;
       keep(open.map((turn) => ({ savedAt: turn.savedAt, ...turn.outline() })));
     }
   }
@@ -793,12 +935,14 @@ class App {
     }
   }
 
+  /** @param {Turn} turn @param {number} savedAt */
   #adopt(turn, savedAt) {
     turn.savedAt = savedAt;
     this.#turns.set(turn.exchangeId, turn);
     this.#conversationOf(turn.sessionId).turns.push(turn);
   }
 
+  /** @param {Turn} turn */
   #forget(turn) {
     const conversation = this.#conversationOf(turn.sessionId);
     conversation.turns = conversation.turns.filter((other) => other !== turn);
@@ -810,13 +954,17 @@ class App {
 
   // ---- other tabs ----
 
-  /** Another tab opened a conversation, and is told what runs there; or it has a turn running in one that is open here. */
+  /**
+   * Another tab opened a conversation, and is told what runs there; or it has a turn running in one that is open here.
+   * @param {{open?: string, running?: Snapshot}} told
+   */
   #onTab({ open, running }) {
     if (open !== undefined) {
       const turn = this.#conversations.get(open)?.running;
-      if (turn?.sent && turn.status !== "sending") this.#tabs.postMessage({ running: turn.outline() });
+      if (turn?.sent && turn.status !== "sending") this.#tabs?.postMessage({ running: turn.outline() });
       return;
     }
+    if (running === undefined) return;
     const conversation = this.#conversations.get(running.sessionId);
     if (conversation === undefined || this.#turns.has(running.exchangeId)) return;
     if (conversation.storedTurns.has(running.exchangeId)) return;
@@ -831,17 +979,22 @@ class App {
     this.#showSessions();
   }
 
-  /** Runs a REST call for the page; a failure becomes a notice, with `again` behind its button where that may help. */
+  /**
+   * Runs a REST call for the page; a failure becomes a notice, with `again` behind its button where that may help.
+   * @param {() => Promise<void>} call
+   * @param {(() => void)|null} again
+   */
   async #guarded(call, again = null) {
     try {
       await call();
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
-      this.#view.notify(errorText({ code: error.code, message: error.serverMessage }), error.retryable ? again : null);
+      this.#view.notify(errorText(error.failure), error.retryable ? again : null);
     }
   }
 }
 
+/** @type {Partial<Record<Status, string>>} */
 const ENDINGS = {
   done: "Answer complete.",
   cancelled: "Stopped.",
@@ -850,14 +1003,22 @@ const ENDINGS = {
   awaiting: "The agent asks you something.",
 };
 
-/** The person went on without answering: whether the turn had waited for them. */
+/**
+ * The person went on without answering: whether the turn had waited for them.
+ * @param {Turn} turn
+ */
 function passOver(turn) {
   if (turn.status !== "awaiting") return false;
   turn.status = "passed";
   return true;
 }
 
-/** Whether these messages of the history are the turn's end: its answer, or a cut that nothing can mend any more. */
+/**
+ * Whether these messages of the history are the turn's end: its answer, or a cut that nothing can mend any more.
+ * @param {Turn} turn
+ * @param {Frames.ChatMessage[]} messages
+ * @param {boolean} newest
+ */
 function isEnd(turn, messages, newest) {
   if (isCutOff(messages)) return !newest || turn.status === "stopping";
   return messages.some((message) => message.role === "assistant" && message.channel === "final");

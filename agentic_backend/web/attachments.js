@@ -1,5 +1,6 @@
 /** The files of the conversation on the screen, above the message box: attach, see them being read, remove. */
 
+/** @import { Attachment } from "./api.js" */
 import { el, icon } from "./dom.js";
 
 /** Fills its nodes; `attach` is called with chosen files, `remove` with the attachment {id, name} to take away. */
@@ -10,7 +11,7 @@ export class AttachmentBar {
 
   /**
    * @param {{list: HTMLElement, button: HTMLElement, input: HTMLInputElement}} nodes
-   * @param {{attach: (files: File[]) => void, remove: (attachment: object) => void}} actions
+   * @param {{attach: (files: File[]) => void, remove: (attachment: Attachment) => void}} actions
    */
   constructor({ list, button, input }, { attach, remove }) {
     this.#list = list;
@@ -18,14 +19,14 @@ export class AttachmentBar {
     this.#remove = remove;
     button.addEventListener("click", () => input.click());
     input.addEventListener("change", () => {
-      const files = [...input.files];
+      const files = [...(input.files ?? [])];
       input.value = ""; // or the same file could not be chosen again
       if (files.length > 0) attach(files);
     });
   }
 
   /**
-   * @param {{offered: boolean, attached: {id: string, name: string}[], reading: string[]}} state whether files may be
+   * @param {{offered: boolean, attached: Attachment[], reading: string[]}} state whether files may be
    *   added, those that are there, and the names of those that are on their way
    */
   show({ offered, attached, reading }) {
@@ -37,6 +38,7 @@ export class AttachmentBar {
     );
   }
 
+  /** @param {Attachment} attachment */
   #row(attachment) {
     const label = `Remove ${attachment.name}`;
     const button = el("button", { type: "button", class: "quiet icon-button", "aria-label": label, title: label });
@@ -46,6 +48,7 @@ export class AttachmentBar {
   }
 }
 
+/** @param {string} name */
 function nameOf(name) {
   return el("span", { class: "attachment-name", title: name }, name);
 }

@@ -1,5 +1,10 @@
 /** Making DOM nodes without ever parsing HTML: elements, icons, and the copy button that several views share. */
 
+/**
+ * @typedef {keyof typeof ICON_PATHS} IconName
+ * @typedef {Node|string|Child[]} Child
+ */
+
 const SVG = "http://www.w3.org/2000/svg";
 
 const ICON_PATHS = {
@@ -23,21 +28,28 @@ const ICON_PATHS = {
 
 /**
  * An element. Attributes whose value is null, undefined or false are left out; `onclick` and the like are listeners.
- * @param {string} tag
+ * @template {keyof HTMLElementTagNameMap} Tag
+ * @param {Tag} tag
  * @param {Record<string, unknown>} attributes
- * @param {...(Node|string|Array)} children strings become text nodes; pass a long list as an array, not spread
+ * @param {...Child} children strings become text nodes; pass a long list as an array, not spread
+ * @returns {HTMLElementTagNameMap[Tag]}
  */
 export function el(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
-    if (typeof value === "function") node.addEventListener(name.slice(2), value);
+    if (typeof value === "function") node.addEventListener(name.slice(2), /** @type {EventListener} */ (value));
     else node.setAttribute(name, value === true ? "" : String(value));
   }
   return fill(node, children);
 }
 
-/** Appends children, arrays of them included, one by one: an engine takes only so many arguments. */
+/**
+ * Appends children, arrays of them included, one by one: an engine takes only so many arguments.
+ * @template {Element} T
+ * @param {T} node
+ * @param {Child[]} children
+ */
 export function fill(node, children) {
   for (const child of children) {
     if (Array.isArray(child)) fill(node, child);
@@ -46,7 +58,10 @@ export function fill(node, children) {
   return node;
 }
 
-/** A decorative 24 × 24 icon in the colour of the text. */
+/**
+ * A decorative 24 × 24 icon in the colour of the text.
+ * @param {IconName} name
+ */
 export function icon(name) {
   const svg = document.createElementNS(SVG, "svg");
   svg.setAttribute("viewBox", "0 0 24 24");
@@ -58,9 +73,14 @@ export function icon(name) {
   return svg;
 }
 
-/** A button that copies what `read` returns and says so for a moment. */
+/**
+ * A button that copies what `read` returns and says so for a moment.
+ * @param {() => string} read
+ * @param {string} label
+ */
 export function copyButton(read, label = "Copy") {
   const button = el("button", { type: "button", class: "quiet small copy", "aria-label": label, title: label });
+  /** @param {IconName} name @param {string} text */
   const show = (name, text) => button.replaceChildren(icon(name), el("span", {}, text));
   show("copy", "Copy");
   button.addEventListener("click", async () => {
@@ -71,6 +91,7 @@ export function copyButton(read, label = "Copy") {
   return button;
 }
 
+/** @param {string} text */
 async function copyText(text) {
   if (navigator.clipboard !== undefined) {
     try {
@@ -83,7 +104,10 @@ async function copyText(text) {
   return copyBySelection(text);
 }
 
-/** The way that also works on plain http addresses other than this machine's, where there is no clipboard object. */
+/**
+ * The way that also works on plain http addresses other than this machine's, where there is no clipboard object.
+ * @param {string} text
+ */
 function copyBySelection(text) {
   const field = el("textarea", { class: "visually-hidden", readonly: true });
   field.value = text;

@@ -6,7 +6,10 @@ const DAY = new Intl.DateTimeFormat("en", { day: "numeric", month: "short" });
 const DAY_AND_YEAR = new Intl.DateTimeFormat("en", { day: "numeric", month: "short", year: "numeric" });
 const FULL = new Intl.DateTimeFormat("en", { dateStyle: "medium", timeStyle: "medium", hour12: false });
 
-/** A duration with three digits that matter: `0.42 ms`, `41.7 ms`, `412 ms`, `3.02 s`, `2 min 5 s`. */
+/**
+ * A duration with three digits that matter: `0.42 ms`, `41.7 ms`, `412 ms`, `3.02 s`, `2 min 5 s`.
+ * @param {number} ms
+ */
 export function duration(ms) {
   if (!Number.isFinite(ms)) return "–";
   if (ms > 0 && ms < 0.01) return "< 0.01 ms";
@@ -19,18 +22,25 @@ export function duration(ms) {
   return `${Math.floor(seconds / 60)} min ${seconds % 60} s`;
 }
 
-/** A past moment as a person would say it: `now`, `5 minutes ago`, `14:05`, `3 Nov`. */
+/**
+ * A past moment as a person would say it: `now`, `5 minutes ago`, `14:05`, `3 Nov`.
+ * @param {string} iso
+ * @param {Date} now
+ */
 export function moment(iso, now = new Date()) {
   const date = new Date(iso);
   if (Number.isNaN(date.getTime())) return "";
-  const seconds = (now - date) / 1000;
+  const seconds = (now.getTime() - date.getTime()) / 1000;
   if (seconds < 45) return "now";
   if (seconds < 3600) return RELATIVE.format(-Math.round(seconds / 60), "minute");
   if (date.toDateString() === now.toDateString()) return CLOCK.format(date);
   return (date.getFullYear() === now.getFullYear() ? DAY : DAY_AND_YEAR).format(date);
 }
 
-/** A moment in full, for tooltips. */
+/**
+ * A moment in full, for tooltips.
+ * @param {string} iso
+ */
 export function fullMoment(iso) {
   const date = new Date(iso);
   return Number.isNaN(date.getTime()) ? "" : FULL.format(date);

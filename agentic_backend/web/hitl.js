@@ -3,16 +3,19 @@
 import { el, icon } from "./dom.js";
 import { codeBlock } from "./markdown.js";
 
+/** @typedef {{choice_id: string}|{text: string}} Said what the person says, as docs/protocol.md has it */
+
 /**
  * The card of a question. `answer` is called once, with what the person said: {choice_id} or {text}, and the question's
  * `checkpoint_id`, so that it can never be an answer to another question.
- * @param {object} payload HitlPayload of docs/protocol.md
- * @param {(said: object) => void} answer
+ * @param {Frames.HitlPayload} payload
+ * @param {(said: Said & {checkpoint_id: string}) => void} answer
  */
 export function humanCard(payload, answer) {
   const card = el("section", { class: "human", role: "group", "aria-label": payload.title || "The agent asks you" });
+  /** @param {Said} said */
   const say = (said) => {
-    for (const control of card.querySelectorAll("button, textarea")) control.disabled = true;
+    for (const control of [...card.querySelectorAll("button"), ...card.querySelectorAll("textarea")]) control.disabled = true;
     answer({ ...said, checkpoint_id: payload.checkpoint_id });
   };
   const about = aboutOf(payload);
@@ -27,17 +30,23 @@ export function humanCard(payload, answer) {
   return card;
 }
 
-/** What a tool would be called with; of other questions nothing but their words is shown. */
+/**
+ * What a tool would be called with; of other questions nothing but their words is shown.
+ * @param {Frames.HitlPayload} payload
+ */
 function aboutOf(payload) {
   return payload.stage === "tool_approval" ? (payload.metadata?.arguments ?? null) : null;
 }
 
+/** @param {NonNullable<Frames.HitlPayload["choices"]>[number]} choice @param {(said: Said) => void} say */
 function choiceButton({ id, label, description }, say) {
   return el("button", { type: "button", title: description, onclick: () => say({ choice_id: id }) }, label);
 }
 
+/** @param {(said: Said) => void} say */
 function wordsForm(say) {
   const words = el("textarea", { rows: 2, "aria-label": "Your answer to the agent" });
+  /** @param {SubmitEvent} event */
   const send = (event) => {
     event.preventDefault();
     const text = words.value.trim();

@@ -7,6 +7,14 @@
 import { el } from "./dom.js";
 import { duration } from "./format.js";
 
+/**
+ * @typedef {{rows: Frames.LedgerRow[], unattributedMs: number|null, totalMs?: number|null}} Ledger
+ * @typedef {{phase: string, depth: number, startMs: number, ms: number, hue: number}} Row
+ * @typedef {{rows: Row[], totalMs: number, unattributedMs: number|null}} Summary
+ * @typedef {{phase: string|null, hue: number|null, ms: number}} Piece
+ * @typedef {{firstTokenMs: number|null, elapsedMs: number|null}} Measured
+ */
+
 const MAX_ROWS = 200;
 const HUES = 8;
 const MIN_BAR_SHARE = 1 / 400;
@@ -29,10 +37,8 @@ const KNOWN_HUES = new Map([
 
 /**
  * Brings a ledger into order.
- * @param {{rows: {phase: string, depth: number, start_ms: number, ms: number}[], unattributedMs: number|null,
- *   totalMs?: number|null}} ledger where `unattributedMs` is null it is what `totalMs` has beyond depth 0
- * @returns {{rows: object[], totalMs: number, unattributedMs: number|null}|null} null where no row can be used; each
- *   row has phase, depth, startMs, ms and hue; the total is depth 0 plus what is unattributed
+ * @param {Ledger|null} ledger where `unattributedMs` is null it is what `totalMs` has beyond depth 0
+ * @returns {Summary|null} null where no row can be used; the total is depth 0 plus what is unattributed
  */
 export function summarise(ledger) {
   if (!Array.isArray(ledger?.rows)) return null;
@@ -40,35 +46,39 @@ export function summarise(ledger) {
   if (rows.length === 0) return null;
   rows.sort((a, b) => a.startMs - b.startMs || a.depth - b.depth);
   const covered = rows.filter((row) => row.depth === 0).reduce((sum, row) => sum + row.ms, 0);
-  const beyond = Number.isFinite(ledger.totalMs) ? ledger.totalMs - covered : null;
+  const { totalMs: whole = null } = ledger;
+  const beyond = whole !== null && Number.isFinite(whole) ? whole - covered : null;
   const known = Number.isFinite(ledger.unattributedMs) ? ledger.unattributedMs : beyond;
   const unattributedMs = known === null ? null : Math.max(0, known);
   return { rows, totalMs: covered + (unattributedMs ?? 0), unattributedMs };
 }
 
+/** @param {Frames.LedgerRow} row @returns {Row[]} */
 function rowOf(row) {
   const valid = row !== null && typeof row === "object" && typeof row.phase === "string";
   if (!valid || ![row.ms, row.start_ms, row.depth].every(Number.isFinite) || row.ms < 0) return [];
   return [{ phase: row.phase, depth: row.depth, startMs: row.start_ms, ms: row.ms, hue: hueOf(row.phase) }];
 }
 
+/** @param {string} phase */
 function hueOf(phase) {
   const known = KNOWN_HUES.get(phase);
   if (known !== undefined) return known;
   let hash = 0;
-  for (const char of phase) hash = (hash * 31 + char.codePointAt(0)) % 65_521;
+  for (const char of phase) hash = (hash * 31 + Number(char.codePointAt(0))) % 65_521;
   return hash % HUES;
 }
 
 /**
  * Cuts the turn into pieces, each under the deepest phase that ran then: what the time was really spent in.
- * @param {object} summary as `summarise` returns it
- * @returns {{phase: string|null, hue: number|null, ms: number}[]} in order of time; phase null where none ran
+ * @param {Summary} summary
+ * @returns {Piece[]} in order of time; phase null where none ran
  */
 export function pieces(summary) {
   const { rows, totalMs } = summary;
   const ends = rows.flatMap((row) => [row.startMs, row.startMs + row.ms]);
   const cuts = [...new Set([0, totalMs, ...ends])].filter((cut) => cut >= 0 && cut <= totalMs).sort((a, b) => a - b);
+  /** @type {Piece[]} */
   const found = [];
   for (let at = 1; at < cuts.length; at += 1) {
     const row = deepest(rows, (cuts[at - 1] + cuts[at]) / 2);
@@ -80,7 +90,9 @@ export function pieces(summary) {
   return found;
 }
 
+/** @param {Row[]} rows @param {number} moment */
 function deepest(rows, moment) {
+  /** @type {Row|null} */
   let found = null;
   for (const row of rows) {
     const runs = row.startMs <= moment && moment < row.startMs + row.ms;
@@ -89,8 +101,12 @@ function deepest(rows, moment) {
   return found;
 }
 
-/** The phase with the most time of its own, and that time: {phase, ms} or null. */
+/**
+ * The phase with the most time of its own, and that time: {phase, ms} or null.
+ * @param {Piece[]} parts
+ */
 function bottleneck(parts) {
+  /** @type {Map<string, number>} */
   const times = new Map();
   for (const { phase, ms } of parts) if (phase !== null) times.set(phase, (times.get(phase) ?? 0) + ms);
   const [longest] = [...times].sort((a, b) => b[1] - a[1]);
@@ -99,8 +115,8 @@ function bottleneck(parts) {
 
 /**
  * The bar and the table of a turn's phases.
- * @param {object} summary as `summarise` returns it
- * @param {{firstTokenMs: number|null, elapsedMs: number|null}} measured what this page timed itself
+ * @param {Summary} summary
+ * @param {Measured} measured what this page timed itself
  */
 export function renderLedger(summary, measured) {
   const parts = pieces(summary);
@@ -120,6 +136,8 @@ export function renderLedger(summary, measured) {
 /**
  * Pieces narrower than a pixel are left to the table. Widths are set through the object model: the page's policy allows
  * no inline style.
+ * @param {Piece[]} all
+ * @param {number} totalMs
  */
 function renderBar(all, totalMs) {
   const parts = all.filter(({ ms }) => ms >= totalMs * MIN_BAR_SHARE);
@@ -135,6 +153,7 @@ function renderBar(all, totalMs) {
   return bar;
 }
 
+/** @param {Summary} summary @param {Measured} measured */
 function renderTable(summary, measured) {
   const rows = summary.rows.map((row) => {
     const swatch = el("span", { class: `swatch hue-${row.hue}` });
@@ -150,6 +169,7 @@ function renderTable(summary, measured) {
     foot.push(cells(name, "", duration(summary.unattributedMs), share(summary.unattributedMs, summary.totalMs)));
   }
   foot.push(cells(el("th", { scope: "row" }, "Total on the server"), "", duration(summary.totalMs), ""));
+  /** @type {[string, number|null][]} */
   const own = [
     ["First token, in this browser", measured.firstTokenMs],
     ["Whole answer, in this browser", measured.elapsedMs],
@@ -163,10 +183,12 @@ function renderTable(summary, measured) {
   return el("div", region, el("table", {}, ...body));
 }
 
+/** @param {HTMLElement} name @param {...string} values */
 function cells(name, ...values) {
   return el("tr", {}, name, ...values.map((value) => el("td", {}, value)));
 }
 
+/** @param {number} ms @param {number} totalMs */
 function share(ms, totalMs) {
   if (!(totalMs > 0)) return "";
   const percent = (100 * ms) / totalMs;

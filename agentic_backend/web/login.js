@@ -6,6 +6,11 @@
  * the person through without a word. What is stored for the way there and back (per tab) is of use for one attempt.
  */
 
+/**
+ * @import { Credentials, Settings } from "./api.js"
+ * @import { Claims, OidcProblem, Tokens } from "./oidc.js"
+ * @import { Words } from "./texts.js"
+ */
 import { ApiError } from "./api.js";
 import { answerIn, OidcError, Provider, renewAfterMs } from "./oidc.js";
 
@@ -27,10 +32,15 @@ export class Login {
   #credentials;
   #readSettings;
   #on;
+  /** @type {Provider|null} */
   #provider = null;
+  /** @type {Tokens|null} */
   #tokens = null;
+  /** @type {string|null} */
   #personId = null;
-  #timer = null;
+  /** @type {number|undefined} */
+  #timer;
+  /** @type {Promise<boolean>|null} */
   #renewing = null;
   #givenAt = Number.NEGATIVE_INFINITY;
   /** Reaches pages of this origin alone: that of the interface's documentation asks here for the token. */
@@ -38,9 +48,9 @@ export class Login {
 
   /**
    * @param {Credentials} credentials take the token, and ask here for a newer one
-   * @param {() => Promise<object>} readSettings the service's public settings
-   * @param {{renewed: (token: string) => void, person: (person: object|null) => void,
-   *          trouble: (text: object, again: () => void, label: string) => void}} on what the page does about it
+   * @param {() => Promise<Settings>} readSettings the service's public settings
+   * @param {{renewed: (token: string) => void, person: (person: Claims|null) => void,
+   *          trouble: (text: Words, again: () => void, label: string) => void}} on what the page does about it
    */
   constructor(credentials, readSettings, on) {
     this.#credentials = credentials;
@@ -76,7 +86,7 @@ export class Login {
   }
 
   /** After the service refused the token: whether there is a newer one. Where not, the person was told. */
-  async renew() {
+  renew() {
     this.#renewing ??= this.#renew().finally(() => {
       this.#renewing = null;
     });
@@ -85,10 +95,16 @@ export class Login {
 
   /** Ends the session here and at the sign-in service. */
   signOut() {
-    const end = this.#provider.endForm(this.#tokens, new URL("/", location.href).href);
+    const end = this.#tokens === null ? null : this.#found.endForm(this.#tokens, new URL("/", location.href).href);
     this.#forget();
     if (end === null) this.#say("ended", () => this.#again());
     else send(end);
+  }
+
+  /** Nothing but `enter` is asked for before the provider is found. */
+  get #found() {
+    if (this.#provider === null) throw new OidcError("unreachable");
+    return this.#provider;
   }
 
   async #settings() {
@@ -101,19 +117,21 @@ export class Login {
   }
 
   async #leave() {
-    const { url, attempt } = await this.#provider.begin(new URL("/", location.href).href);
+    const { url, attempt } = await this.#found.begin(new URL("/", location.href).href);
     const returnTo = location.pathname + location.hash;
     sessionStorage.setItem(ATTEMPT_KEY, JSON.stringify({ attempt, returnTo }));
     location.assign(url);
     return false;
   }
 
+  /** @param {URLSearchParams} answer */
   async #comeBack(answer) {
-    const { attempt, returnTo } = JSON.parse(sessionStorage.getItem(ATTEMPT_KEY)) ?? { attempt: null, returnTo: "/" };
+    const kept = sessionStorage.getItem(ATTEMPT_KEY);
+    const { attempt, returnTo } = kept === null ? { attempt: null, returnTo: "/" } : JSON.parse(kept);
     sessionStorage.removeItem(ATTEMPT_KEY);
     // At once: an address with a code in it must not be reloaded, kept or passed on.
     history.replaceState(null, "", returnTo);
-    this.#take(await this.#provider.finish(answer, attempt));
+    this.#take(await this.#found.finish(answer, attempt));
   }
 
   async #renew() {
@@ -126,14 +144,15 @@ export class Login {
       return false;
     }
     return this.#attempted(async () => {
-      this.#take(await this.#provider.renew(this.#tokens ?? { refresh: null }));
+      this.#take(await this.#found.renew(this.#tokens));
       return true;
     }, () => this.#again());
   }
 
+  /** @param {Tokens} tokens */
   #take(tokens) {
     this.#tokens = tokens;
-    this.#personId = tokens.person.sub;
+    this.#personId = tokens.person?.sub ?? null;
     this.#givenAt = performance.now();
     this.#credentials.token = tokens.access;
     this.#on.person(tokens.person);
@@ -146,7 +165,7 @@ export class Login {
   /** Before the end of the token, so that no socket is closed for it. What fails is tried again: nobody waits for it. */
   async #renewInTime() {
     try {
-      this.#take(await this.#provider.renew(this.#tokens));
+      this.#take(await this.#found.renew(this.#tokens));
     } catch (error) {
       if (!(error instanceof OidcError)) throw error;
       if (error.code === "unreachable") this.#timer = setTimeout(() => this.#renewInTime(), RETRY_MS);
@@ -154,6 +173,7 @@ export class Login {
     }
   }
 
+  /** @param {() => Promise<boolean>} step @param {() => void} again */
   async #attempted(step, again) {
     try {
       return await step();
@@ -164,6 +184,7 @@ export class Login {
     }
   }
 
+  /** @param {OidcProblem|"not_accepted"} code @param {() => void} again */
   #lose(code, again = () => this.#again()) {
     if (code === "ended") this.#forget();
     this.#say(code, again);
@@ -179,12 +200,16 @@ export class Login {
     this.#attempted(() => this.#leave(), () => location.reload());
   }
 
+  /** @param {OidcProblem|"not_accepted"} code @param {() => void} again */
   #say(code, again) {
     this.#on.trouble(TROUBLES[code], again, code === "unreachable" ? "Try again" : "Sign in");
   }
 }
 
-/** Leaves the page by a form, whose fields stand in no address. */
+/**
+ * Leaves the page by a form, whose fields stand in no address.
+ * @param {{url: string, fields: Record<string, string>}} form
+ */
 function send({ url, fields }) {
   const form = document.createElement("form");
   form.method = "post";

@@ -9,7 +9,41 @@
  * grows, and touches only the last block. Not supported, on purpose: raw HTML, reference links, footnotes, math.
  */
 
+/** @import { Child } from "./dom.js" */
 import { copyButton, el, fill } from "./dom.js";
+
+/**
+ * What `parse` makes of a text. `depth` is how deep the children of an inline node nest.
+ *
+ * @typedef {{type: "text"|"code", value: string, depth: number}} Words
+ * @typedef {{type: "break", depth: number}} Break
+ * @typedef {{type: "em"|"strong"|"del", children: Inline[], depth: number}} Emphasis
+ * @typedef {{type: "link", href: string, title: string, children: Inline[], depth: number}} Link
+ * @typedef {{type: "image", href: string, title: string, alt: string, depth: number}} Image
+ * @typedef {{type: "citation", value: string, numbers: number[], depth: number}} Citation
+ * @typedef {Words|Break|Emphasis|Link|Image|Citation} Inline
+ *
+ * @typedef {{checked: boolean|null, children: Block[]}} Item
+ * @typedef {{type: "list", ordered: boolean, start: number|null, loose: boolean, items: Item[]}} List
+ * @typedef {{type: "table", alignments: string[], header: Inline[][], rows: Inline[][][]}} Table
+ * @typedef {{type: "code", language: string, text: string}|{type: "heading", level: number, children: Inline[]}
+ *   |{type: "rule"}|{type: "quote", children: Block[]}|List|Table|{type: "paragraph", children: Inline[]}} Shape
+ * @typedef {Shape & {line: number}} Block with the index of its first line
+ *
+ * @typedef {(number: number) => Node|null} Cite the marker of a source, null where there is no source of that number
+ *
+ * While it reads: the marker of a list's item; a run of emphasis marks, and a bracket, of which nobody knows yet what they
+ * will be; an opening run with its place in the output; the runs of backticks of one length.
+ *
+ * @typedef {{kind: string, ordered: boolean, start: number|null, indent: number, offset: number, empty: boolean}}
+ *   Marker
+ * @typedef {{canOpen: boolean, canClose: boolean}} Flanks
+ * @typedef {{type: "run", char: string, length: number, original: number, depth: number} & Flanks} Run
+ * @typedef {{type: "bracket", value: string, depth: number}} Bracket
+ * @typedef {Inline|Run|Bracket} Token
+ * @typedef {{run: Run, index: number, text: Words}} Opener
+ * @typedef {{starts: number[], next: number}} Backticks
+ */
 
 const MAX_BLOCK_DEPTH = 12;
 const MAX_INLINE_DEPTH = 20;
@@ -28,6 +62,7 @@ const CITATION = /\[(\d{1,3}(?:\s*[,;]\s*\d{1,3})*)\](?!\()/y;
 const BARE_URL = new RegExp(`https?://[^\\s<>"'\`[\\]|]{1,${MAX_URL_CHARS}}`, "iy");
 const ANGLE_URL = new RegExp(`<(https?://[^\\s<>]{1,${MAX_URL_CHARS}})>`, "iy");
 const ENTITY = /&(?:#(\d{1,7})|#[xX]([0-9a-fA-F]{1,6})|([a-z]{2,6}));/y;
+/** @type {Record<string, string>} */
 const NAMED_ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0" };
 
 /**
@@ -40,10 +75,9 @@ export function parse(text) {
 
 /**
  * Renders blocks as nodes.
- * @param {object[]} blocks as `parse` returns them
- * @param {(number: number) => Node|null} cite the marker of a source, null where there is no source of that number:
- * then what the text says stays text
- * @returns {Node[]} one node a block
+ * @param {Block[]} blocks
+ * @param {Cite} cite where there is no source of a number, what the text says stays text
+ * @returns {HTMLElement[]} one node a block
  */
 export function render(blocks, cite = noSource) {
   return blocks.map((block) => renderBlock(block, cite));
@@ -56,6 +90,8 @@ function noSource() {
 /**
  * The address as it may stand in a link, or null where it may not: only http, https and relative addresses, and none
  * that carries a user name (`https://bank.example@evil.example/` reads like another host).
+ * @param {unknown} address
+ * @param {string} base
  */
 export function safeHref(address, base = document.baseURI) {
   if (typeof address !== "string" || address.length > MAX_URL_CHARS || !URL.canParse(address, base)) return null;
@@ -64,7 +100,12 @@ export function safeHref(address, base = document.baseURI) {
   return web && url.username === "" && url.password === "" ? url.href : null;
 }
 
-/** A link that opens elsewhere and tells that place nothing, or the plain label where the address is not allowed. */
+/**
+ * A link that opens elsewhere and tells that place nothing, or the plain label where the address is not allowed.
+ * @param {unknown} address
+ * @param {Child[]} children
+ * @param {string} title
+ */
 export function safeLink(address, children, title = "") {
   const href = safeHref(address);
   if (href === null) return el("span", { class: "dead-link", title: "This address is not opened." }, children);
@@ -73,7 +114,11 @@ export function safeLink(address, children, title = "") {
   return el("a", { ...attributes, referrerpolicy: "no-referrer" }, children);
 }
 
-/** A block of code with its language and a copy button. */
+/**
+ * A block of code with its language and a copy button.
+ * @param {string} code
+ * @param {string} language
+ */
 export function codeBlock(code, language = "") {
   return el(
     "figure",
@@ -94,12 +139,13 @@ export class MarkdownStream {
   #container;
   #text = "";
   #tailStart = 0;
+  /** @type {HTMLElement[]} */
   #tailNodes = [];
   #cite;
 
   /**
    * @param {HTMLElement} container emptied and filled by `update`
-   * @param {(number: number) => Node|null} cite as in `render`; call `reset` when its answers change
+   * @param {Cite} cite as in `render`; call `reset` when its answers change
    */
   constructor(container, cite = noSource) {
     this.#container = container;
@@ -115,7 +161,10 @@ export class MarkdownStream {
     this.#tailNodes = [];
   }
 
-  /** Shows `text`; cheap where it is the text of the last call with something appended. */
+  /**
+   * Shows `text`; cheap where it is the text of the last call with something appended.
+   * @param {string} text
+   */
   update(text) {
     const clean = text.replaceAll("\r", "");
     if (clean === this.#text) return;
@@ -134,19 +183,23 @@ export class MarkdownStream {
   }
 }
 
+/** @param {Block[]} blocks @param {number} lineCount */
 function firstOpenBlock(blocks, lineCount) {
   const last = blocks.length - 1;
   if (last < 1) return 0;
   return blocks[last].line < lineCount - 1 ? last : last - 1;
 }
 
+/** @param {string} text @returns {string[]} */
 function toLines(text) {
   return text.replaceAll("\r", "").replaceAll("\0", "\ufffd").split("\n");
 }
 
 // ---- blocks ------------------------------------------------------------------------------------------------------
 
+/** @param {string[]} lines @param {number} depth @returns {Block[]} */
 function parseBlocks(lines, depth) {
+  /** @type {Block[]} */
   const blocks = [];
   let at = 0;
   while (at < lines.length) {
@@ -155,14 +208,19 @@ function parseBlocks(lines, depth) {
       continue;
     }
     const [block, next] = readBlock(lines, at, depth);
-    block.line = at;
-    blocks.push(block);
+    blocks.push(Object.assign(block, { line: at }));
     at = next;
   }
   return blocks;
 }
 
-/** Each reader returns [block, index of the line after it], or null where another kind of block stands. */
+/**
+ * Each reader returns [block, index of the line after it], or null where another kind of block stands.
+ * @param {string[]} lines
+ * @param {number} at
+ * @param {number} depth
+ * @returns {[Shape, number]}
+ */
 function readBlock(lines, at, depth) {
   const nested = depth < MAX_BLOCK_DEPTH;
   return (
@@ -177,11 +235,15 @@ function readBlock(lines, at, depth) {
   );
 }
 
+/** @param {string} line */
 function isBlank(line) {
   return line.trim() === "";
 }
 
-/** Width of the leading white space, a tab counting to the next multiple of four. */
+/**
+ * Width of the leading white space, a tab counting to the next multiple of four.
+ * @param {string} line
+ */
 function indentOf(line) {
   let width = 0;
   for (const char of line) {
@@ -192,7 +254,11 @@ function indentOf(line) {
   return width;
 }
 
-/** The line without its first `width` columns of white space. */
+/**
+ * The line without its first `width` columns of white space.
+ * @param {string} line
+ * @param {number} width
+ */
 function outdent(line, width) {
   let column = 0;
   let at = 0;
@@ -203,6 +269,7 @@ function outdent(line, width) {
   return " ".repeat(Math.max(0, column - width)) + line.slice(at);
 }
 
+/** @param {string} line */
 function fenceOf(line) {
   const indent = indentOf(line);
   const body = line.trimStart();
@@ -214,6 +281,7 @@ function fenceOf(line) {
   return length < 3 || (mark === "`" && info.includes("`")) ? null : { indent, mark, length, info };
 }
 
+/** @param {string[]} lines @param {number} at @returns {[Shape, number]|null} */
 function readFence(lines, at) {
   const fence = fenceOf(lines[at]);
   if (fence === null) return null;
@@ -230,6 +298,7 @@ function readFence(lines, at) {
   return [{ type: "code", language: fence.info.split(/\s/, 1)[0].slice(0, 40), text: body.join("\n") }, next];
 }
 
+/** @param {string} line */
 function headingLevel(line) {
   if (indentOf(line) > 3) return 0;
   const body = line.trimStart();
@@ -239,6 +308,7 @@ function headingLevel(line) {
   return level <= 6 && (after === undefined || after === " " || after === "\t") ? level : 0;
 }
 
+/** @param {string[]} lines @param {number} at @returns {[Shape, number]|null} */
 function readHeading(lines, at) {
   const level = headingLevel(lines[at]);
   if (level === 0) return null;
@@ -249,20 +319,24 @@ function readHeading(lines, at) {
   return [{ type: "heading", level, children: parseInline(closed ? body.slice(0, end).trim() : body) }, at + 1];
 }
 
+/** @param {string} line */
 function isRule(line) {
   if (indentOf(line) > 3) return false;
   const marks = line.replaceAll(/[ \t]/g, "");
   return marks.length >= 3 && "-*_".includes(marks[0]) && marks === marks[0].repeat(marks.length);
 }
 
+/** @param {string[]} lines @param {number} at @returns {[Shape, number]|null} */
 function readRule(lines, at) {
   return isRule(lines[at]) ? [{ type: "rule" }, at + 1] : null;
 }
 
+/** @param {string} line */
 function isQuote(line) {
   return indentOf(line) <= 3 && line.trimStart().startsWith(">");
 }
 
+/** @param {string[]} lines @param {number} at @param {number} depth @returns {[Shape, number]|null} */
 function readQuote(lines, at, depth) {
   const inner = [];
   let next = at;
@@ -273,7 +347,11 @@ function readQuote(lines, at, depth) {
   return next === at ? null : [{ type: "quote", children: parseBlocks(inner, depth + 1) }, next];
 }
 
-/** The list marker that a line begins with, or null. `kind` tells lists apart, `offset` is where the content begins. */
+/**
+ * The list marker that a line begins with, or null. `kind` tells lists apart, `offset` is where the content begins.
+ * @param {string} line
+ * @returns {Marker|null}
+ */
 function markerOf(line) {
   const match = isRule(line) ? null : BULLET.exec(line);
   if (match === null) return null;
@@ -281,7 +359,7 @@ function markerOf(line) {
   const ordered = mark.length > 1;
   const spaces = gap.length === 0 || gap.length > 4 ? 1 : gap.length;
   return {
-    kind: mark.at(-1),
+    kind: mark.slice(-1),
     ordered,
     start: ordered ? Number.parseInt(mark, 10) : null,
     indent: indent.length,
@@ -290,6 +368,7 @@ function markerOf(line) {
   };
 }
 
+/** @param {string[]} lines @param {number} at @param {number} depth @returns {[Shape, number]|null} */
 function readList(lines, at, depth) {
   const first = markerOf(lines[at]);
   if (first === null) return null;
@@ -308,7 +387,12 @@ function readList(lines, at, depth) {
   return [{ type: "list", ordered: first.ordered, start: first.start, loose, items }, next];
 }
 
-/** The lines of one item without their indentation, and where the next item or block begins. */
+/**
+ * The lines of one item without their indentation, and where the next item or block begins.
+ * @param {string[]} lines
+ * @param {number} at
+ * @param {Marker} marker
+ */
 function readItem(lines, at, marker) {
   const body = [outdent(lines[at].slice(Math.min(marker.offset, lines[at].length)), 0)];
   let gap = false;
@@ -329,6 +413,7 @@ function readItem(lines, at, marker) {
   return { lines: body, next, innerGap, trailingGap: gap };
 }
 
+/** @param {string} line @param {Marker} marker @param {boolean} afterGap */
 function belongsToItem(line, marker, afterGap) {
   const indent = indentOf(line);
   if (indent >= marker.offset) return true;
@@ -338,12 +423,14 @@ function belongsToItem(line, marker, afterGap) {
   return !afterGap && !interruptsParagraph(line);
 }
 
+/** @param {string[]} lines @param {number} depth @returns {Item} */
 function parseItem(lines, depth) {
   const task = /^\[([ xX])\] +(?=\S)/.exec(lines[0]);
   const body = task === null ? lines : [lines[0].slice(task[0].length), ...lines.slice(1)];
   return { checked: task === null ? null : task[1] !== " ", children: parseBlocks(body, depth + 1) };
 }
 
+/** @param {string[]} lines @param {number} at @returns {[Shape, number]|null} */
 function readIndented(lines, at) {
   if (indentOf(lines[at]) < 4) return null;
   let next = at;
@@ -354,7 +441,10 @@ function readIndented(lines, at) {
   return [{ type: "code", language: "", text: text.join("\n") }, next];
 }
 
-/** The cells of a table row, split at pipes that are not escaped. */
+/**
+ * The cells of a table row, split at pipes that are not escaped.
+ * @param {string} line
+ */
 function cellsOf(line) {
   const row = line.trim();
   const cells = [];
@@ -374,7 +464,12 @@ function cellsOf(line) {
   return cells;
 }
 
-/** The alignments that a delimiter row (`|---|:-:|`) gives for the header above it, or null. */
+/**
+ * The alignments that a delimiter row (`|---|:-:|`) gives for the header above it, or null.
+ * @param {string} header
+ * @param {string|undefined} delimiter
+ * @returns {string[]|null}
+ */
 function alignmentsOf(header, delimiter) {
   if (delimiter === undefined || !header.includes("|") || !/^[ \t|:-]+$/.test(delimiter)) return null;
   const marks = cellsOf(delimiter);
@@ -386,14 +481,13 @@ function alignmentsOf(header, delimiter) {
   });
 }
 
+/** @param {string[]} lines @param {number} at @returns {[Shape, number]|null} */
 function readTable(lines, at) {
   const alignments = alignmentsOf(lines[at], lines[at + 1]);
   if (alignments === null) return null;
-  const fit = (line) => {
-    const cells = cellsOf(line);
-    // Short rows are not filled up: 64 columns times many one-character rows would be a bomb.
-    return cells.slice(0, alignments.length).map(parseInline);
-  };
+  // Short rows are not filled up: 64 columns times many one-character rows would be a bomb.
+  /** @param {string} line */
+  const fit = (line) => cellsOf(line).slice(0, alignments.length).map(parseInline);
   const rows = [];
   let next = at + 2;
   for (; next < lines.length && !isBlank(lines[next]) && !interruptsParagraph(lines[next]); next += 1) {
@@ -402,12 +496,14 @@ function readTable(lines, at) {
   return [{ type: "table", alignments, header: fit(lines[at]), rows }, next];
 }
 
+/** @param {string} line */
 function interruptsParagraph(line) {
   if (fenceOf(line) !== null || headingLevel(line) > 0 || isRule(line) || isQuote(line)) return true;
   const marker = markerOf(line);
   return marker !== null && !marker.empty && (!marker.ordered || marker.start === 1);
 }
 
+/** @param {string} line */
 function setextLevel(line) {
   const body = indentOf(line) > 3 ? "" : line.trim();
   if (body === "") return 0;
@@ -415,6 +511,7 @@ function setextLevel(line) {
   return body === "-".repeat(body.length) ? 2 : 0;
 }
 
+/** @param {string[]} lines @param {number} at @returns {[Shape, number]} */
 function readParagraph(lines, at) {
   const body = [lines[at]];
   let next = at + 1;
@@ -427,6 +524,7 @@ function readParagraph(lines, at) {
   return [{ type: "paragraph", children: parseInline(joinLines(body)) }, next];
 }
 
+/** @param {string[]} lines */
 function joinLines(lines) {
   return lines
     .map((line) => line.trimStart())
@@ -439,6 +537,8 @@ function joinLines(lines) {
 /**
  * Parses the text of one paragraph. Returns nodes: {type: text|code|break|em|strong|del|link|image|citation, …}.
  * One pass makes tokens; runs of `*`, `_` and `~~` stay tokens until `resolveEmphasis` pairs them.
+ * @param {string} text
+ * @returns {Inline[]}
  */
 function parseInline(text) {
   return new InlineReader(text).read();
@@ -447,15 +547,20 @@ function parseInline(text) {
 class InlineReader {
   #text;
   #at = 0;
+  /** @type {Token[]} */
   #tokens = [];
+  /** @type {{image: boolean, token: number}[]} */
   #brackets = [];
   #linkFloor = 0;
+  /** @type {Map<number, Backticks>|null} */
   #backticks = null;
 
+  /** @param {string} text */
   constructor(text) {
     this.#text = text;
   }
 
+  /** @returns {Inline[]} */
   read() {
     while (this.#at < this.#text.length) {
       if (!this.#readSpecial(this.#text[this.#at])) this.#readText();
@@ -463,6 +568,7 @@ class InlineReader {
     return resolveEmphasis(this.#tokens);
   }
 
+  /** @param {string} char */
   #readSpecial(char) {
     switch (char) {
       case "\\":
@@ -501,6 +607,7 @@ class InlineReader {
     this.#push(this.#text.slice(start, this.#at));
   }
 
+  /** @param {string} value @returns {true} */
   #push(value) {
     const last = this.#tokens.at(-1);
     if (last?.type === "text") last.value += value;
@@ -547,6 +654,7 @@ class InlineReader {
     return true;
   }
 
+  /** @param {string} char */
   #readRun(char) {
     const start = this.#at;
     let end = start;
@@ -555,7 +663,7 @@ class InlineReader {
     const length = end - start;
     if (char === "~" && length !== 2) return this.#push(char.repeat(length));
     const before = start === 0 ? " " : previousChar(this.#text, start);
-    const after = end === this.#text.length ? " " : String.fromCodePoint(this.#text.codePointAt(end));
+    const [after = " "] = this.#text.slice(end, end + 2); // by code points
     this.#tokens.push({ type: "run", char, length, original: length, depth: 0, ...flanks(char, before, after) });
     return true;
   }
@@ -570,6 +678,7 @@ class InlineReader {
     return true;
   }
 
+  /** @param {boolean} image */
   #openBracket(image) {
     this.#brackets.push({ image, token: this.#tokens.length });
     this.#at += image ? 2 : 1;
@@ -584,7 +693,7 @@ class InlineReader {
     const usable = opener !== undefined && (opener.image || height >= this.#linkFloor);
     this.#linkFloor = Math.min(this.#linkFloor, height);
     const target = usable ? readTarget(this.#text, this.#at + 1) : null;
-    if (target === null) {
+    if (opener === undefined || target === null) {
       this.#at += 1;
       return this.#push("]");
     }
@@ -619,7 +728,9 @@ class InlineReader {
     return this.#pushUrl(url);
   }
 
+  /** @param {string} url */
   #pushUrl(url) {
+    /** @type {Inline[]} */
     const children = [{ type: "text", value: url, depth: 0 }];
     this.#tokens.push({ type: "link", href: url, title: "", children, depth: 1 });
     return true;
@@ -633,7 +744,11 @@ class InlineReader {
   }
 }
 
-/** Where runs of backticks begin, by their length. Made once a text, so that unpaired runs cost no second search. */
+/**
+ * Where runs of backticks begin, by their length. Made once a text, so that unpaired runs cost no second search.
+ * @param {string} text
+ * @returns {Map<number, Backticks>}
+ */
 function backtickRuns(text) {
   const runs = new Map();
   for (const match of text.matchAll(/`+/g)) {
@@ -644,13 +759,19 @@ function backtickRuns(text) {
   return runs;
 }
 
+/** @param {string} text @param {number} at */
 function previousChar(text, at) {
   const low = text.charCodeAt(at - 1);
   const pair = low >= 0xdc00 && low <= 0xdfff && at > 1;
   return pair ? text.slice(at - 2, at) : text[at - 1];
 }
 
-/** Whether a run between two characters may open and close emphasis (the flanking rules of CommonMark). */
+/**
+ * Whether a run between two characters may open and close emphasis (the flanking rules of CommonMark).
+ * @param {string} char
+ * @param {string} before
+ * @param {string} after
+ */
 function flanks(char, before, after) {
   const spaceBefore = SPACE.test(before);
   const spaceAfter = SPACE.test(after);
@@ -662,6 +783,7 @@ function flanks(char, before, after) {
   return { canOpen: left && (!right || punctuationBefore), canClose: right && (!left || punctuationAfter) };
 }
 
+/** @param {string} text @param {number} at */
 function entityAt(text, at) {
   ENTITY.lastIndex = at;
   const match = ENTITY.exec(text);
@@ -675,7 +797,10 @@ function entityAt(text, at) {
   return { length: whole.length, value: valid ? String.fromCodePoint(code) : "\ufffd" };
 }
 
-/** Address without the punctuation of the sentence around it, and without a parenthesis that it did not open. */
+/**
+ * Address without the punctuation of the sentence around it, and without a parenthesis that it did not open.
+ * @param {string} url
+ */
 function trimUrl(url) {
   let end = url.length;
   let open = 0;
@@ -689,7 +814,11 @@ function trimUrl(url) {
   return url.slice(0, end);
 }
 
-/** Reads `(address "title")` at `at`: {href, title, end} or null. Escapes and entities are decoded. */
+/**
+ * Reads `(address "title")` at `at`: {href, title, end} or null. Escapes and entities are decoded.
+ * @param {string} text
+ * @param {number} at
+ */
 function readTarget(text, at) {
   if (text[at] !== "(") return null;
   let cursor = skipSpace(text, at + 1);
@@ -703,12 +832,14 @@ function readTarget(text, at) {
   return text[cursor] === ")" ? { href, title: title?.value ?? "", end: cursor + 1 } : null;
 }
 
+/** @param {string} text @param {number} at */
 function skipSpace(text, at) {
   let end = at;
   while (end < at + MAX_TITLE_CHARS && (text[end] === " " || text[end] === "\n" || text[end] === "\t")) end += 1;
   return end;
 }
 
+/** @param {string} text @param {number} at */
 function angleEnd(text, at) {
   for (let end = at; end < at + MAX_URL_CHARS && end < text.length; end += 1) {
     if (text[end] === ">") return end;
@@ -717,6 +848,7 @@ function angleEnd(text, at) {
   return null;
 }
 
+/** @param {string} text @param {number} at */
 function plainEnd(text, at) {
   let depth = 0;
   for (let end = at; end <= at + MAX_URL_CHARS && end < text.length; end += 1) {
@@ -730,8 +862,11 @@ function plainEnd(text, at) {
   return null;
 }
 
+const CLOSES = new Map([['"', '"'], ["'", "'"], ["(", ")"]]);
+
+/** @param {string} text @param {number} at */
 function readTitle(text, at) {
-  const close = { '"': '"', "'": "'", "(": ")" }[text[at]];
+  const close = CLOSES.get(text[at]);
   if (close === undefined) return null;
   for (let end = at + 1; end < at + MAX_TITLE_CHARS && end < text.length; end += 1) {
     if (text[end] === "\\") end += 1;
@@ -740,6 +875,7 @@ function readTitle(text, at) {
   return null;
 }
 
+/** @param {string} raw */
 function decode(raw) {
   let value = "";
   for (let at = 0; at < raw.length; at += 1) {
@@ -757,14 +893,16 @@ function decode(raw) {
   return value;
 }
 
+/** @param {Inline[]} nodes @returns {Inline[]} */
 function withoutLinks(nodes) {
   return nodes.flatMap((node) => {
     if (node.type === "link") return node.children;
     if (node.type === "citation") return [{ type: "text", value: node.value, depth: 0 }];
-    return [node.children === undefined ? node : { ...node, children: withoutLinks(node.children) }];
+    return ["children" in node ? { ...node, children: withoutLinks(node.children) } : node];
   });
 }
 
+/** @param {Inline[]} children */
 function depthOf(children) {
   let depth = 0;
   for (const child of children) depth = Math.max(depth, child.depth);
@@ -775,9 +913,13 @@ function depthOf(children) {
  * Pairs the runs of emphasis marks: openers wait on a stack with their place in the output, a closer takes the nearest
  * one that fits. `bottoms` remembers below which height a kind of closer has already found nothing, so that the search
  * stays linear. A pair that would nest deeper than MAX_INLINE_DEPTH is left as text.
+ * @param {Token[]} tokens
+ * @returns {Inline[]}
  */
 function resolveEmphasis(tokens) {
+  /** @type {Inline[]} */
   const output = [];
+  /** @type {Opener[]} */
   const stack = [];
   const bottoms = new Map();
   for (const token of tokens) {
@@ -787,17 +929,20 @@ function resolveEmphasis(tokens) {
   return output;
 }
 
+/** @param {Run} closer @param {Inline[]} output @param {Opener[]} stack @param {Map<string, number>} bottoms */
 function resolveRun(closer, output, stack, bottoms) {
   while (closer.canClose && closer.length > 0) {
     const height = findOpener(closer, stack, bottoms);
     if (height === -1 || !wrapPair(closer, output, stack, height, bottoms)) break;
   }
   if (closer.length === 0) return;
+  /** @type {Words} */
   const text = { type: "text", value: closer.char.repeat(closer.length), depth: 0 };
   if (closer.canOpen) stack.push({ run: closer, index: output.length, text });
   output.push(text);
 }
 
+/** @param {Run} closer @param {Opener[]} stack @param {Map<string, number>} bottoms */
 function findOpener(closer, stack, bottoms) {
   const key = `${closer.char}${closer.canOpen}${closer.original % 3}`;
   const bottom = bottoms.get(key) ?? 0;
@@ -812,6 +957,13 @@ function findOpener(closer, stack, bottoms) {
   return -1;
 }
 
+/**
+ * @param {Run} closer
+ * @param {Inline[]} output
+ * @param {Opener[]} stack
+ * @param {number} height
+ * @param {Map<string, number>} bottoms
+ */
 function wrapPair(closer, output, stack, height, bottoms) {
   const opener = stack[height];
   const children = output.slice(opener.index + 1);
@@ -833,36 +985,56 @@ function wrapPair(closer, output, stack, height, bottoms) {
   return true;
 }
 
+/** @param {Opener[]} stack @param {number} height @param {Map<string, number>} bottoms */
 function truncate(stack, height, bottoms) {
   stack.length = height;
   for (const [key, bottom] of bottoms) bottoms.set(key, Math.min(bottom, height));
 }
 
+/** @param {Inline} node */
+function plainTextOf(node) {
+  if ("value" in node) return node.value;
+  if ("alt" in node) return node.alt;
+  return "children" in node ? plainText(node.children) : "";
+}
+
+/** @param {Inline[]} nodes @returns {string} */
 function plainText(nodes) {
-  return nodes.map((node) => node.value ?? node.alt ?? plainText(node.children ?? [])).join("");
+  return nodes.map(plainTextOf).join("");
 }
 
 // ---- nodes -------------------------------------------------------------------------------------------------------
 
-const BLOCK_RENDERERS = {
-  code: (block) => codeBlock(block.text, block.language),
-  heading: (block, cite) => el(`h${Math.min(block.level + 2, 6)}`, {}, renderInline(block.children, cite)),
-  rule: () => el("hr"),
-  quote: (block, cite) => el("blockquote", {}, render(block.children, cite)),
-  list: renderList,
-  table: renderTable,
-  paragraph: (block, cite) => el("p", {}, renderInline(block.children, cite)),
-};
+/** Below the page's own headings. */
+const HEADINGS = /** @type {const} */ (["h3", "h4", "h5", "h6"]);
 
+/** @param {Shape} block @param {Cite} cite @returns {HTMLElement} */
 function renderBlock(block, cite) {
-  return BLOCK_RENDERERS[block.type](block, cite);
+  switch (block.type) {
+    case "code":
+      return codeBlock(block.text, block.language);
+    case "heading":
+      return el(HEADINGS[Math.min(block.level, HEADINGS.length) - 1], {}, renderInline(block.children, cite));
+    case "rule":
+      return el("hr");
+    case "quote":
+      return el("blockquote", {}, render(block.children, cite));
+    case "list":
+      return renderList(block, cite);
+    case "table":
+      return renderTable(block, cite);
+    case "paragraph":
+      return el("p", {}, renderInline(block.children, cite));
+  }
 }
 
+/** @param {List} list @param {Cite} cite */
 function renderList(list, cite) {
   const start = list.ordered && list.start !== 1 ? list.start : null;
   return el(list.ordered ? "ol" : "ul", { start }, list.items.map((item) => renderItem(item, list.loose, cite)));
 }
 
+/** @param {Item} item @param {boolean} loose @param {Cite} cite */
 function renderItem(item, loose, cite) {
   const children = item.children.flatMap((block) =>
     !loose && block.type === "paragraph" ? renderInline(block.children, cite) : [renderBlock(block, cite)],
@@ -877,7 +1049,9 @@ function renderItem(item, loose, cite) {
   return el("li", { class: "task" }, box, " ", children);
 }
 
+/** @param {Table} table @param {Cite} cite */
 function renderTable(table, cite) {
+  /** @param {"th"|"td"} tag @returns {(nodes: Inline[], column: number) => HTMLElement} */
   const cell = (tag) => (nodes, column) =>
     el(tag, { class: `align-${table.alignments[column]}`, scope: tag === "th" ? "col" : null }, renderInline(nodes, cite));
   const head = el("thead", {}, el("tr", {}, table.header.map(cell("th"))));
@@ -886,34 +1060,46 @@ function renderTable(table, cite) {
   return el("div", region, el("table", {}, head, body));
 }
 
+/** @param {Inline[]} nodes @param {Cite} cite @returns {(Node|string)[]} */
 function renderInline(nodes, cite) {
-  return nodes.flatMap((node) => {
-    switch (node.type) {
-      case "text":
-        return node.value;
-      case "code":
-        return el("code", {}, node.value);
-      case "break":
-        return el("br");
-      case "link":
-        return safeLink(node.href, renderInline(node.children, cite), node.title);
-      case "image":
-        return renderImage(node);
-      case "citation":
-        return renderCitation(node, cite);
-      default:
-        return el(node.type, {}, renderInline(node.children, cite));
-    }
-  });
+  return nodes.flatMap((node) => renderInlineNode(node, cite));
 }
 
-/** Markers for the numbers that are sources; a bracket that names none of them is text. */
+/** @param {Inline} node @param {Cite} cite @returns {Node|string|(Node|string)[]} */
+function renderInlineNode(node, cite) {
+  switch (node.type) {
+    case "text":
+      return node.value;
+    case "code":
+      return el("code", {}, node.value);
+    case "break":
+      return el("br");
+    case "link":
+      return safeLink(node.href, renderInline(node.children, cite), node.title);
+    case "image":
+      return renderImage(node);
+    case "citation":
+      return renderCitation(node, cite);
+    default:
+      return el(node.type, {}, renderInline(node.children, cite));
+  }
+}
+
+/**
+ * Markers for the numbers that are sources; a bracket that names none of them is text.
+ * @param {Citation} node
+ * @param {Cite} cite
+ * @returns {string|Node[]}
+ */
 function renderCitation(node, cite) {
   const markers = node.numbers.map(cite).filter((marker) => marker !== null);
   return markers.length === 0 ? node.value : markers;
 }
 
-/** An image is never fetched: its address could carry the conversation to whoever wrote the text. */
+/**
+ * An image is never fetched: its address could carry the conversation to whoever wrote the text.
+ * @param {Image} node
+ */
 function renderImage(node) {
   return safeLink(node.href, [`Image: ${node.alt || "untitled"}`], node.title);
 }

@@ -5,6 +5,47 @@
  * nor DOM. `SocketClient` is the I/O around them: one socket for the whole page, kept alive, reconnected with back-off.
  */
 
+/**
+ * @import { Feedback } from "./api.js"
+ * @import { Said } from "./hitl.js"
+ * @import { Ledger } from "./ledger.js"
+ */
+
+/**
+ * @typedef {object} Named what a turn is made with
+ * @property {string} exchangeId
+ * @property {string} sessionId
+ * @property {string|null} agentId
+ * @property {string|null} [model]
+ * @property {string|null} question null where history does not have it
+ * @property {number|null} [askedAt]
+ * @property {string|null} [timestamp]
+ *
+ * @typedef {"sending"|"running"|"stopping"|"done"|"cancelled"|"interrupted"|"failed"|"refused"|"unanswered"|"awaiting"
+ *   |"passed"} Status
+ * @typedef {object} Item one message after the question; `message` is null until all of it is known
+ * @property {number} rank
+ * @property {Frames.Role} role
+ * @property {Frames.Channel} channel
+ * @property {string} text
+ * @property {Frames.ChatMessage|null} message
+ * @typedef {{status: Status, lastSeq: number, items: Item[], sources: Frames.SearchHit[]}} Heard
+ * @typedef {Omit<Named, "askedAt"> & Heard} Snapshot
+ *
+ * @typedef {Extract<Frames.FromServer, {seq: number}>} Event a numbered event of an exchange
+ * @typedef {object} Failure an error frame, or as much of one as the page says itself
+ * @property {string} code
+ * @property {string|null} [message]
+ * @property {boolean} [retryable]
+ * @property {number} [retry_after_ms]
+ * @property {boolean} [partial]
+ * @property {never} [retryAfterMs] so that nothing which names it otherwise (ApiError, TurnError) is taken for one
+ * @typedef {{code: string, message: string|null, retryable: boolean, retryAfterMs: number, partial: boolean}} TurnError
+ *
+ * @typedef {{name: "connecting"|"open"|"waiting"|"asleep"|"replaced"|"refused", retryInMs?: number, code?: number}}
+ *   ConnectionState
+ */
+
 export const SUBPROTOCOL = "turnwise.v1";
 
 const FIRST_RETRY_MS = 200;
@@ -18,7 +59,10 @@ const PING_AFTER_SILENCE_MS = 20_000;
 const PONG_DEADLINE_MS = 10_000;
 const CLOSE_STALE = 4001;
 
-/** What the page does after a close, by its code (TRUST §2); any code that is not listed is a reason to reconnect. */
+/**
+ * What the page does after a close, by its code (TRUST §2); any code that is not listed is a reason to reconnect.
+ * @type {Map<number, "asleep"|"replaced"|"refused">}
+ */
 const AFTER_CLOSE = new Map([
   [1000, "asleep"],
   [4401, "refused"],
@@ -41,7 +85,11 @@ export function backoffMs(attempt, random = Math.random) {
   return FIRST_RETRY_MS + random() * (ceiling - FIRST_RETRY_MS);
 }
 
-/** "retry", "asleep" (reconnects when needed), "replaced" or "refused" (both wait for the person). */
+/**
+ * "retry", "asleep" (reconnects when needed), "replaced" or "refused" (both wait for the person).
+ * @param {number} code
+ * @returns {"retry"|"asleep"|"replaced"|"refused"}
+ */
 export function afterClose(code) {
   return AFTER_CLOSE.get(code) ?? "retry";
 }
@@ -56,6 +104,7 @@ export function afterClose(code) {
  * ascending rank, `message` being the whole ChatMessage once it is known. Times are ms of the caller's clock.
  */
 export class Turn {
+  /** @param {Named} named */
   constructor({ exchangeId, sessionId, agentId, model = null, question, askedAt = null, timestamp = null }) {
     this.exchangeId = exchangeId;
     this.sessionId = sessionId;
@@ -64,25 +113,49 @@ export class Turn {
     this.question = question;
     this.timestamp = timestamp;
     this.askedAt = askedAt;
+    /** @type {number|null} */
     this.firstTokenMs = null;
+    /** @type {number|null} */
     this.elapsedMs = null;
+    /** @type {Status} */
     this.status = "sending";
     this.sent = false;
     this.lastSeq = 0;
     this.replayExpected = false;
     this.resuming = false;
+    /** @type {number|null} */
     this.queuePosition = null;
+    /** @type {Item[]} */
     this.items = [];
+    /** @type {Frames.SearchHit[]} */
     this.sources = [];
+    /** @type {Ledger|null} */
     this.ledger = null;
+    /** @type {string[]} */
     this.warnings = [];
+    /** @type {Frames.final["durable"]|null} */
     this.durable = null;
+    /** @type {TurnError|null} */
     this.error = null;
+    /** @type {Frames.HitlPayload|null} */
     this.awaiting = null;
+    /** @type {Said|null} */
     this.answering = null;
+    // What the page keeps of it beside the protocol: see app.js.
+    this.savedAt = 0;
+    this.waitingForConnection = false;
+    this.recoveries = 0;
+    this.overtaken = false;
+    this.retried = false;
+    this.fromOtherTab = false;
+    /** @type {Feedback|null} */
+    this.feedback = null;
   }
 
-  /** A turn of the history: the ChatMessages of one exchange in ascending rank. */
+  /**
+   * A turn of the history: the ChatMessages of one exchange in ascending rank.
+   * @param {Frames.ChatMessage[]} messages
+   */
   static fromMessages(messages) {
     const user = messages.find((message) => message.role === "user");
     const first = user ?? messages[0];
@@ -98,20 +171,29 @@ export class Turn {
     return turn;
   }
 
-  /** What `snapshot` gave, of a turn that the server may have gone on with since. */
+  /**
+   * What `snapshot` gave, of a turn that the server may have gone on with since.
+   * @param {Snapshot} kept
+   */
   static fromSnapshot({ status, lastSeq, items, sources, ...named }) {
     const turn = new Turn(named);
     Object.assign(turn, { sent: true, status, lastSeq, items, sources });
     return turn;
   }
 
-  /** The turn as plain data: what it was named, and what is known of it up to event `lastSeq`. */
+  /**
+   * The turn as plain data: what it was named, and what is known of it up to event `lastSeq`.
+   * @returns {Snapshot}
+   */
   snapshot() {
     const { exchangeId, sessionId, agentId, model, question, timestamp, status, lastSeq, items, sources } = this;
     return { exchangeId, sessionId, agentId, model, question, timestamp, status, lastSeq, items, sources };
   }
 
-  /** The same without anything that was heard of it: to be told from its first event. */
+  /**
+   * The same without anything that was heard of it: to be told from its first event.
+   * @returns {Snapshot}
+   */
   outline() {
     const status = this.status === "stopping" ? "stopping" : "sending";
     return { ...this.snapshot(), status, lastSeq: 0, items: [], sources: [] };
@@ -126,32 +208,42 @@ export class Turn {
     return this.items.findLast((item) => item.role === "assistant" && item.channel === "final");
   }
 
-  /** The metadata of the stored answer, or {} while there is none. */
+  /**
+   * The metadata of the stored answer, or {} while there is none.
+   * @returns {Frames.Metadata}
+   */
   get metadata() {
     return this.answer?.message?.metadata ?? {};
   }
 
-  /** The ask frame; sent again under the same id it is the same turn, not a second one. */
+  /**
+   * The ask frame; sent again under the same id it is the same turn, not a second one.
+   * @returns {Frames.ask}
+   */
   askFrame() {
     return {
       type: "ask",
       session_id: this.sessionId,
-      message: this.question,
-      agent_id: this.agentId,
+      // Of a turn of the history these may be unknown; the server refuses it then.
+      message: this.question ?? "",
+      agent_id: this.agentId ?? "",
       client_exchange_id: this.exchangeId,
       if_busy: "reject",
       ...this.#context(),
     };
   }
 
-  /** The person's answer to what the agent asks. */
+  /**
+   * The person's answer to what the agent asks.
+   * @returns {Frames.human_resume}
+   */
   humanFrame() {
     return {
       type: "human_resume",
       session_id: this.sessionId,
       exchange_id: this.exchangeId,
-      agent_id: this.agentId,
-      payload: this.answering,
+      agent_id: this.agentId ?? "",
+      payload: this.answering ?? "",
       ...this.#context(),
     };
   }
@@ -161,7 +253,11 @@ export class Turn {
     return this.model === null ? {} : { runtime_context: { model: this.model } };
   }
 
-  /** The person has answered. Until that is taken, the question may be heard again: the answer may have been lost. */
+  /**
+   * The person has answered. Until that is taken, the question may be heard again: the answer may have been lost.
+   * @param {Said} said
+   * @param {number} now
+   */
   goOn(said, now) {
     this.answering = said;
     this.status = "sending";
@@ -176,7 +272,10 @@ export class Turn {
     this.status = "awaiting";
   }
 
-  /** Asks to go on after the last event that is known. */
+  /**
+   * Asks to go on after the last event that is known.
+   * @returns {Frames.resume}
+   */
   resumeFrame() {
     return {
       type: "resume",
@@ -196,6 +295,8 @@ export class Turn {
    *
    * Except as the first one after `expectReplay`: then the turn is told anew and what was known of it is dropped. The
    * server joins fragments that have piled up, so a replayed fragment need not end where one ended the first time.
+   * @param {Event} event
+   * @param {number} now
    * @returns {boolean} whether anything changed
    */
   apply(event, now) {
@@ -215,22 +316,29 @@ export class Turn {
     return true;
   }
 
-  /** Ends the turn with an error that came before it was accepted: the server keeps nothing of it. */
+  /**
+   * Ends the turn with an error that came before it was accepted: the server keeps nothing of it.
+   * @param {Failure} event
+   */
   refuse(event) {
     this.error = errorOf(event);
     this.status = "refused";
   }
 
-  /** Ends the turn with what storage holds of it. */
+  /**
+   * Ends the turn with what storage holds of it.
+   * @param {Frames.ChatMessage[]} messages
+   */
   adopt(messages) {
     this.#replaceItems(messages);
     const { metadata } = this;
     this.#takeMetadata();
     const failure = metadata.extras?.error;
-    if (metadata.extras?.status === "awaiting_human") {
-      this.#await(metadata.extras.awaiting.payload);
-      this.agentId = metadata.agent_id;
-      this.lastSeq = metadata.extras.awaiting.seq;
+    const awaiting = metadata.extras?.awaiting;
+    if (awaiting !== undefined && metadata.extras?.status === "awaiting_human") {
+      this.#await(awaiting.payload);
+      this.agentId = metadata.agent_id ?? null;
+      this.lastSeq = awaiting.seq;
       // The message only holds the place of the answer.
       this.items = this.items.filter((item) => item !== this.answer);
     } else if (failure) {
@@ -246,6 +354,7 @@ export class Turn {
   /** A stored failure has its fixed text as the answer's last part: it belongs into the error, not into the answer. */
   #takeExcuse() {
     const { answer } = this;
+    if (!answer?.message) return null;
     const texts = textsOf(answer.message);
     answer.text = texts.slice(0, -1).join("\n");
     return texts.at(-1) ?? null;
@@ -254,9 +363,10 @@ export class Turn {
   #takeMetadata() {
     const { metadata } = this;
     this.ledger = ledgerOf(metadata);
-    if (metadata.sources?.length > 0) this.sources = metadata.sources;
+    if (metadata.sources?.length) this.sources = metadata.sources;
   }
 
+  /** @param {Event} event @param {number} now */
   #take(event, now) {
     switch (event.type) {
       case "accepted":
@@ -292,6 +402,7 @@ export class Turn {
     if (event.type !== "accepted") this.queuePosition = null;
   }
 
+  /** @param {Frames.HitlPayload} payload */
   #await(payload) {
     this.awaiting = payload;
     this.answering = null;
@@ -300,6 +411,7 @@ export class Turn {
     for (const item of this.items) if (item.message === null) item.channel = "thought";
   }
 
+  /** @param {Frames.delta} delta @param {number} now */
   #append({ rank, channel, text }, now) {
     if (this.firstTokenMs === null && channel === "final" && this.askedAt !== null) {
       this.firstTokenMs = now - this.askedAt;
@@ -309,12 +421,14 @@ export class Turn {
     else known.text += text;
   }
 
+  /** @param {Item} item */
   #put(item) {
     const at = this.items.findIndex((other) => other.rank >= item.rank);
     if (at === -1) this.items.push(item);
     else this.items.splice(at, this.items[at].rank === item.rank ? 1 : 0, item);
   }
 
+  /** @param {Frames.final} event */
   #finish(event) {
     this.#replaceItems(event.messages);
     this.#takeMetadata();
@@ -324,6 +438,7 @@ export class Turn {
     this.status = this.metadata.finish_reason === "cancelled" ? "cancelled" : "done";
   }
 
+  /** @param {Frames.ChatMessage[]} messages */
   #replaceItems(messages) {
     const user = messages.find((message) => message.role === "user");
     if (user !== undefined) this.timestamp = user.timestamp;
@@ -331,23 +446,30 @@ export class Turn {
   }
 }
 
-/** Whether an exchange's messages say that the end of a service's process was its end: it has no answer. */
+/**
+ * Whether an exchange's messages say that the end of a service's process was its end: it has no answer.
+ * @param {Frames.ChatMessage[]} messages
+ */
 export function isCutOff(messages) {
   return messages.some((message) => message.metadata.extras?.interrupted_by === "restart");
 }
 
+/** @param {Frames.ChatMessage} message @returns {Item} */
 function itemOf(message) {
   return { rank: message.rank, role: message.role, channel: message.channel, text: textOf(message), message };
 }
 
+/** @param {Frames.ChatMessage} message */
 function textOf(message) {
   return textsOf(message).join("\n");
 }
 
+/** @param {Frames.ChatMessage} message */
 function textsOf(message) {
   return message.parts.filter((part) => part.type === "text").map((part) => part.text);
 }
 
+/** @param {Failure} event @returns {TurnError} */
 function errorOf(event) {
   return {
     code: event.code ?? "internal",
@@ -358,7 +480,11 @@ function errorOf(event) {
   };
 }
 
-/** The ledger that the answer keeps in its metadata. What it leaves unattributed follows from the turn's length. */
+/**
+ * The ledger that the answer keeps in its metadata. What it leaves unattributed follows from the turn's length.
+ * @param {Frames.Metadata} metadata
+ * @returns {Ledger|null}
+ */
 function ledgerOf(metadata) {
   const rows = metadata.extras?.ledger;
   return Array.isArray(rows) ? { rows, unattributedMs: null, totalMs: metadata.latency_ms ?? null } : null;
@@ -373,16 +499,24 @@ export class SocketClient {
   #token;
   #onEvent;
   #onState;
+  /** @type {WebSocket|null} */
   #socket = null;
   #attempt = 0;
   #openedAt = 0;
   #heardAt = 0;
+  /** @type {number|null} */
   #pingedAt = null;
-  #retryTimer = null;
-  #watchTimer = null;
+  /** @type {number|undefined} */
+  #retryTimer;
+  /** @type {number|undefined} */
+  #watchTimer;
+  /** @type {ConnectionState["name"]} */
   #state = "asleep";
 
-  /** @param {{url: string, token: () => string, onEvent: (event: object) => void, onState: (state: object) => void}} */
+  /**
+   * @param {{url: string, token: () => string, onEvent: (event: Frames.FromServer) => void,
+   *          onState: (state: ConnectionState) => void}} page
+   */
   constructor({ url, token, onEvent, onState }) {
     this.#url = url;
     this.#token = token;
@@ -408,7 +542,10 @@ export class SocketClient {
     this.#watchTimer = setInterval(() => this.#watch(socket), WATCH_EVERY_MS);
   }
 
-  /** Sends a frame. False where there is no open socket: the caller sends again once it is. */
+  /**
+   * Sends a frame. False where there is no open socket: the caller sends again once it is.
+   * @param {Frames.FromClient} frame
+   */
   send(frame) {
     if (this.#socket?.readyState !== WebSocket.OPEN) return false;
     this.#socket.send(JSON.stringify(frame));
@@ -420,6 +557,7 @@ export class SocketClient {
     if (this.#socket !== null) this.#abandon(this.#socket);
   }
 
+  /** @param {WebSocket} socket */
   #opened(socket) {
     if (socket !== this.#socket) return;
     this.#openedAt = performance.now();
@@ -427,6 +565,7 @@ export class SocketClient {
     this.#setState({ name: "open" });
   }
 
+  /** @param {WebSocket} socket @param {string} data */
   #heard(socket, data) {
     if (socket !== this.#socket) return;
     this.#heardAt = performance.now();
@@ -434,6 +573,7 @@ export class SocketClient {
     this.#onEvent(JSON.parse(data));
   }
 
+  /** @param {WebSocket} socket @param {number} code */
   #closed(socket, code) {
     if (socket !== this.#socket) return;
     this.#socket = null;
@@ -454,7 +594,10 @@ export class SocketClient {
     this.#setState({ name: "waiting", retryInMs, code });
   }
 
-  /** A connection can die without a word (sleep, another network): silence is answered with a ping, then a close. */
+  /**
+   * A connection can die without a word (sleep, another network): silence is answered with a ping, then a close.
+   * @param {WebSocket} socket
+   */
   #watch(socket) {
     const now = performance.now();
     const silent = now - this.#heardAt;
@@ -467,12 +610,16 @@ export class SocketClient {
     }
   }
 
-  /** close() on a dead connection may take a minute to report: the page does not wait for it. */
+  /**
+   * close() on a dead connection may take a minute to report: the page does not wait for it.
+   * @param {WebSocket} socket
+   */
   #abandon(socket) {
     socket.close(CLOSE_STALE);
     this.#closed(socket, CLOSE_STALE);
   }
 
+  /** @param {ConnectionState} state */
   #setState(state) {
     this.#state = state.name;
     this.#onState(state);

@@ -3,6 +3,16 @@
 import { el, icon } from "./dom.js";
 import { safeLink } from "./markdown.js";
 
+/**
+ * @typedef {object} Place a place in a document
+ * @property {string} documentUid
+ * @property {string|null} chunkUid null where only the document is known
+ * @property {string} [title] this and the rest is what the source says of itself
+ * @property {string|null} [section]
+ * @property {number|null} [page]
+ * @typedef {(source: Frames.SearchHit, claim: string) => void} OpenSource
+ */
+
 const CITED = /\[(\d{1,3}(?:\s*[,;]\s*\d{1,3})*)\](?!\()/g;
 const DOCUMENT_PATH = /^\/documents\/([^/]{1,512})$/;
 const CHUNK = /^#chunk=([^&]{1,512})$/;
@@ -10,18 +20,22 @@ const CLAIM_BLOCKS = "p, li, td, th, h3, h4, h5, h6, blockquote";
 const SENTENCES = new Intl.Segmenter("en", { granularity: "sentence" });
 
 /**
- * A place in a document: {documentUid, chunkUid, title, section, page}; `chunkUid` is null where only the document is
- * known, the rest is what the source says of itself.
+ * The place in a document that a source is.
+ * @param {Frames.SearchHit} source
+ * @returns {Place}
  */
 export function placeOf(source) {
   const { title = "", section = "", page = null } = source;
-  const address = URL.canParse(source.citation_url, location.origin)
-    ? placeInAddress(new URL(source.citation_url, location.origin))
-    : null;
+  const cited = source.citation_url ?? "";
+  const address = URL.canParse(cited, location.origin) ? placeInAddress(new URL(cited, location.origin)) : null;
   return { documentUid: source.uid, chunkUid: null, ...address, title, section, page };
 }
 
-/** The place that an address of the form `/documents/{uid}#chunk={chunk_uid}` names, or null. */
+/**
+ * The place that an address of the form `/documents/{uid}#chunk={chunk_uid}` names, or null.
+ * @param {{pathname: string, hash: string}} address
+ * @returns {Place|null}
+ */
 export function placeInAddress({ pathname, hash }) {
   const document = DOCUMENT_PATH.exec(pathname);
   if (document === null) return null;
@@ -29,6 +43,7 @@ export function placeInAddress({ pathname, hash }) {
   return { documentUid: decoded(document[1]), chunkUid: chunk === null ? null : decoded(chunk[1]) };
 }
 
+/** @param {string} text */
 function decoded(text) {
   try {
     return decodeURIComponent(text);
@@ -38,15 +53,21 @@ function decoded(text) {
   }
 }
 
-/** Where in its document a passage stands, in words; "" where nothing is known of it. */
+/**
+ * Where in its document a passage stands, in words; "" where nothing is known of it.
+ * @param {{section?: string|null, page?: number|null}} place
+ */
 export function placeText({ section, page }) {
   return [section, page ? `page ${page}` : ""].filter(Boolean).join(" · ");
 }
 
 /**
  * The marker of a source in an answer.
- * @param {(source: object, claim: string) => void} open is told the sentence that the marker stands behind, so that
+ * @param {number} number
+ * @param {Frames.SearchHit} source
+ * @param {OpenSource} open is told the sentence that the marker stands behind, so that
  * the reader can show which one of the passage it rests on
+ * @param {Frames.SearchHit} source
  */
 export function citationButton(number, source, open) {
   const name = `Source ${number}: ${titleOf(source)}`;
@@ -55,7 +76,10 @@ export function citationButton(number, source, open) {
   return button;
 }
 
-/** The last sentence between a marker and the one before it that has words in between; "" where there is none. */
+/**
+ * The last sentence between a marker and the one before it that has words in between; "" where there is none.
+ * @param {Element} marker
+ */
 function claimBefore(marker) {
   const block = marker.closest(CLAIM_BLOCKS);
   if (block === null) return "";
@@ -79,13 +103,17 @@ export class SourceList {
   #open;
   #shown = "";
 
-  /** @param {(source: object) => void} open */
+  /** @param {(source: Frames.SearchHit) => void} open */
   constructor(open) {
     this.#open = open;
     this.node = el("section", { class: "sources", "aria-label": "Sources", hidden: true });
   }
 
-  /** Shows the sources of an answer whose text is `text`. */
+  /**
+   * Shows the sources of an answer whose text is `text`.
+   * @param {Frames.SearchHit[]} sources
+   * @param {string} text
+   */
   show(sources, text) {
     const cited = citedNumbers(text);
     const key = JSON.stringify([sources.map((source) => source.citation_url ?? source.uid), [...cited]]);
@@ -98,6 +126,7 @@ export class SourceList {
     this.node.replaceChildren(el("h3", {}, icon("book"), "Sources"), el("ol", {}, items));
   }
 
+  /** @param {Frames.SearchHit} source @param {number} number */
   #entry(source, number) {
     const score = Number.isFinite(source.score) ? source.score.toFixed(2) : "";
     // Several files may have one title.
@@ -120,11 +149,13 @@ export class SourceList {
   }
 }
 
+/** @param {string} text */
 function citedNumbers(text) {
   const numbers = [...text.matchAll(CITED)].flatMap(([, list]) => list.split(/[,;]/));
   return new Set(numbers.map((number) => Number.parseInt(number, 10)));
 }
 
+/** @param {Frames.SearchHit} source */
 function titleOf(source) {
   return source.title || source.file_name || source.uid;
 }

@@ -1,5 +1,8 @@
 /** What the page says about failures and warnings, by the codes of the wire; unknown codes still read well. */
 
+/** @typedef {{title: string, message: string}} Words a heading and what it is about, "" for no more */
+
+/** @type {Record<string, string>} */
 const TITLES = {
   message_too_long: "That message is too long",
   session_not_found: "This conversation no longer exists",
@@ -32,11 +35,13 @@ const TITLES = {
   unreachable: "The service does not answer",
 };
 
+/** @type {Record<string, string>} */
 const MESSAGES = {
   lost: "It may have finished all the same: reload the page in a moment to see.",
   unreachable: "Check that it is running and that you are online, then try again.",
 };
 
+/** @type {Record<string, string>} */
 const WARNINGS = {
   answered_without_documents: "Answered without your documents: they could not be searched.",
   documents_being_prepared:
@@ -45,13 +50,19 @@ const WARNINGS = {
   stopped_at_recursion_limit: "Stopped early: the question needs more steps than the agent may take.",
 };
 
-/** {title, message} of an error {code, message?}. */
+/**
+ * {title, message} of an error {code, message?}.
+ * @param {{code: string, message?: string|null}} error
+ */
 export function errorText(error) {
   const title = TITLES[error.code] ?? "Something went wrong";
   return { title, message: error.message ?? MESSAGES[error.code] ?? "" };
 }
 
-/** The sentence for a warning's code. */
+/**
+ * The sentence for a warning's code.
+ * @param {string} code
+ */
 export function warningText(code) {
   return WARNINGS[code] ?? `Note: ${String(code).replaceAll("_", " ")}.`;
 }

@@ -1,5 +1,12 @@
 /** One turn on the page: question, what the agent did, streamed answer, how it ended, and its phases. */
 
+/**
+ * @import { IconName } from "./dom.js"
+ * @import { Said } from "./hitl.js"
+ * @import { Item, Turn, TurnError } from "./protocol.js"
+ * @import { OpenSource } from "./sources.js"
+ */
+
 import { copyButton, el, icon } from "./dom.js";
 import { duration, fullMoment, moment } from "./format.js";
 import { humanCard } from "./hitl.js";
@@ -8,9 +15,11 @@ import { codeBlock, MarkdownStream, safeLink } from "./markdown.js";
 import { citationButton, SourceList } from "./sources.js";
 import { errorText, warningText } from "./texts.js";
 
+/** @type {Partial<Record<Frames.Channel, string>>} */
 const STEP_NAMES = { plan: "Plan", thought: "Thought", observation: "Observation", system_note: "Note" };
 /** Ends after which the person may want the answer all the same. */
 const ASKED_AGAIN = new Set(["cancelled", "interrupted"]);
+/** @type {Record<string, string|undefined>} */
 const END_NOTES = {
   cancelled: "Stopped. What was written so far is kept.",
   interrupted: "This answer was interrupted.",
@@ -19,14 +28,21 @@ const END_NOTES = {
 };
 
 /**
- * Shows a Turn and follows it: `update` after each change, which costs only what has changed.
- * `actions` has retry(turn) and edit(turn), called by the buttons of a failed turn, askAgain(turn) by that of one that
- * was stopped or interrupted, rate(turn, rating) by those of an answer, answerHuman(turn, said) by the card of one that
- * waits for the person, and openSource(source, claim).
+ * What the buttons under a turn do.
+ * @typedef {object} TurnActions
+ * @property {(turn: Turn) => void} retry of a failed turn
+ * @property {(turn: Turn) => void} edit of a failed turn
+ * @property {(turn: Turn) => void} askAgain of one that was stopped or interrupted
+ * @property {(turn: Turn, rating: number) => void} rate of an answer
+ * @property {(turn: Turn, said: Said) => void} answerHuman of one that waits for the person
+ * @property {OpenSource} openSource
  */
+
+/** Shows a Turn and follows it: `update` after each change, which costs only what has changed. */
 export class TurnView {
   #turn;
   #actions;
+  /** @type {Map<string, AnswerItem|StepItem>} by rank and channel */
   #items = new Map();
   #sources;
   #steps = el("div", { class: "items" });
@@ -34,9 +50,12 @@ export class TurnView {
   #end = el("div", { class: "turn-end" });
   #stateKey = "";
   #endKey = "";
-  #retryTimer = null;
+  /** @type {number|undefined} */
+  #retryTimer;
+  /** @type {HTMLButtonElement[]} */
   #ratings = [];
 
+  /** @param {Turn} turn @param {TurnActions} actions */
   constructor(turn, actions) {
     this.#turn = turn;
     this.#actions = actions;
@@ -73,6 +92,7 @@ export class TurnView {
 
   #updateItems() {
     const shown = new Set();
+    /** @type {HTMLElement|null} */
     let previous = null;
     for (const item of this.#turn.items) {
       const key = `${item.rank}:${item.channel}`;
@@ -117,10 +137,17 @@ export class TurnView {
     this.#end.replaceChildren(
       ...warnings,
       ...this.#endNote(),
-      ...(turn.status === "awaiting" ? [humanCard(turn.awaiting, (said) => this.#actions.answerHuman(turn, said))] : []),
+      ...this.#question(),
       ...(turn.error === null ? [] : [this.#errorBox(turn.error)]),
       this.#footer(),
     );
+  }
+
+  /** @returns {HTMLElement[]} */
+  #question() {
+    const turn = this.#turn;
+    if (turn.status !== "awaiting" || turn.awaiting === null) return [];
+    return [humanCard(turn.awaiting, (said) => this.#actions.answerHuman(turn, said))];
   }
 
   #endNote() {
@@ -134,11 +161,12 @@ export class TurnView {
 
   /** Its name says which question it asks: a log may hold several. */
   #askAgainButton() {
-    const label = `Ask again: ${this.#turn.question.slice(0, 80)}`;
+    const label = `Ask again: ${this.#turn.question?.slice(0, 80)}`;
     const onclick = () => this.#actions.askAgain(this.#turn);
     return el("button", { type: "button", class: "small", "aria-label": label, onclick }, "Ask again");
   }
 
+  /** @param {TurnError} error */
   #errorBox(error) {
     const { title, message } = errorText(error);
     const buttons = el("div", { class: "buttons" });
@@ -154,7 +182,10 @@ export class TurnView {
     return el("div", { class: "error", role: "alert", "data-code": error.code }, icon("alert"), text);
   }
 
-  /** Can be pressed once the server's `retry_after_ms` is over. */
+  /**
+   * Can be pressed once the server's `retry_after_ms` is over.
+   * @param {number} waitMs
+   */
   #retryButton(waitMs) {
     const button = el("button", { type: "button", onclick: () => this.#actions.retry(this.#turn) });
     const due = performance.now() + waitMs;
@@ -169,6 +200,7 @@ export class TurnView {
     return button;
   }
 
+  /** @param {number} value @param {IconName} name @param {string} label */
   #rating(value, name, label) {
     const onclick = () => this.#actions.rate(this.#turn, value);
     const attributes = { type: "button", class: "quiet small rating", value, "aria-label": label, title: label, onclick };
@@ -180,7 +212,7 @@ export class TurnView {
     const footer = el("footer", {});
     const row = el("div", { class: "turn-meta" });
     if (turn.answer !== undefined && turn.answer.text !== "") {
-      row.append(copyButton(() => turn.answer.text, "Copy answer"));
+      row.append(copyButton(() => turn.answer?.text ?? "", "Copy answer"));
     }
     const rated = turn.status === "done";
     this.#ratings = rated ? [this.#rating(5, "like", "Good answer"), this.#rating(1, "dislike", "Bad answer")] : [];
@@ -202,6 +234,7 @@ export class TurnView {
   }
 }
 
+/** @param {Turn} turn */
 function stateText(turn) {
   if (turn.ended) return "";
   if (turn.status === "stopping") return "Stopping…";
@@ -215,11 +248,15 @@ function stateText(turn) {
 class AnswerItem {
   #stream;
   #extras = el("div", { class: "extras" });
+  /** @type {Frames.ChatMessage|null} */
   #message = null;
+  /** @type {Frames.SearchHit[]} */
   #sources = [];
 
+  /** @param {OpenSource} openSource */
   constructor(openSource) {
     const body = el("div", { class: "markdown" });
+    /** @param {number} number */
     const cite = (number) => {
       const source = this.#sources[number - 1];
       return source === undefined ? null : citationButton(number, source, openSource);
@@ -228,6 +265,7 @@ class AnswerItem {
     this.node = el("div", { class: "item" }, body, this.#extras);
   }
 
+  /** @param {Item} item @param {Frames.SearchHit[]} sources */
   update(item, sources) {
     // They come before the text; in a turn that is told anew, or from storage, they may come with or after it.
     if (!sameSources(sources, this.#sources)) this.#stream.reset();
@@ -239,17 +277,29 @@ class AnswerItem {
   }
 }
 
-/** Whether markers of the one list still stand for the same sources in the other. */
+/**
+ * Whether markers of the one list still stand for the same sources in the other.
+ * @param {Frames.SearchHit[]} some
+ * @param {Frames.SearchHit[]} others
+ */
 function sameSources(some, others) {
   return some.length === others.length && some.every((source, at) => source.citation_url === others[at].citation_url);
 }
 
-/** A citation whose source stands in the list under the answer needs no link of its own. */
+/**
+ * A citation whose source stands in the list under the answer needs no link of its own.
+ * @param {Frames.Part} part
+ * @param {Frames.SearchHit[]} sources
+ */
 function isListed(part, sources) {
   return part.type === "link" && part.kind === "citation" && sources[Number(part.source_id) - 1] !== undefined;
 }
 
-/** The parts of a message that are not its text. An image is a link: nothing of an answer loads by itself. */
+/**
+ * The parts of a message that are not its text. An image is a link: nothing of an answer loads by itself.
+ * @param {Frames.Part} part
+ * @returns {HTMLElement[]}
+ */
 function renderPart(part) {
   switch (part.type) {
     case "code":
@@ -268,17 +318,21 @@ function renderPart(part) {
 /** A thought, a tool call, a tool's result: one closed line that opens. */
 class StepItem {
   #body = el("div", { class: "step-body" });
+  /** @type {Frames.ChatMessage|string|null} */
   #shown = null;
 
+  /** @param {Item} item */
   constructor(item) {
     const summary = el("summary", {}, icon("tool"), stepTitle(item));
     this.node = el("details", { class: `step step-${item.channel}` }, summary, this.#body);
   }
 
+  /** @param {Item} item */
   update(item) {
     const shown = item.message ?? item.text;
     if (shown === this.#shown) return;
     this.#shown = shown;
+    /** @type {HTMLElement[]} */
     const blocks = item.text === "" ? [] : [el("p", { class: "plain" }, item.text)];
     for (const part of item.message?.parts ?? []) {
       if (part.type === "tool_call") blocks.push(codeBlock(JSON.stringify(part.args, null, 2), "json"));
@@ -289,13 +343,14 @@ class StepItem {
   }
 }
 
+/** @param {Item} item */
 function stepTitle(item) {
   const part = item.message?.parts.find(({ type }) => type === "tool_call" || type === "tool_result");
   if (part?.type === "tool_call") return `Tool: ${part.name}`;
   if (part?.type === "tool_result") {
-    const timed = Number.isFinite(part.latency_ms);
-    if (part.ok === false && !timed) return "Tool was not called";
-    return `${part.ok === false ? "Tool failed" : "Tool answered"}${timed ? ` in ${duration(part.latency_ms)}` : ""}`;
+    const time = part.latency_ms ?? null;
+    if (part.ok === false && time === null) return "Tool was not called";
+    return `${part.ok === false ? "Tool failed" : "Tool answered"}${time === null ? "" : ` in ${duration(time)}`}`;
   }
   return STEP_NAMES[item.channel] ?? "Step";
 }

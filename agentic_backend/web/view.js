@@ -1,5 +1,14 @@
 /** The page around the turns: conversation list, header, message log, composer, connection, notices and the dialog. */
 
+/**
+ * @import { Agent, Attachment, Session } from "./api.js"
+ * @import { IconName } from "./dom.js"
+ * @import { Claims } from "./oidc.js"
+ * @import { ConnectionState, Turn } from "./protocol.js"
+ * @import { Words } from "./texts.js"
+ * @import { TurnActions } from "./turns.js"
+ */
+
 import { AttachmentBar } from "./attachments.js";
 import { el, icon } from "./dom.js";
 import { Reader } from "./reader.js";
@@ -13,6 +22,7 @@ const NARROW = "(max-width: 800px)";
 /** A short break of the connection is mended before anyone needs to read about it. */
 const QUIET_BREAK_MS = 1_200;
 
+/** @type {Record<ConnectionState["name"], {label: string, tone: string, banner?: string, action?: string}>} */
 const CONNECTIONS = {
   connecting: { label: "Connecting…", tone: "wait" },
   open: { label: "Connected", tone: "good" },
@@ -33,30 +43,77 @@ const CONNECTIONS = {
 };
 
 /**
- * Owns every node of the page outside a turn. `actions` are the controller's: send(text), stop(), newChat(),
- * deleteSession(id), search(words), exportSession(format), loadEarlier(), connect(), retry(turn), askAgain(turn),
- * edit(turn), rate(turn, rating), signOut(), chooseAgent(id), chooseModel(id), openSource(source, claim), attach(files),
- * detach(attachment).
+ * What the page's controls do, beside those of a turn.
+ * @typedef {object} PageActions
+ * @property {(text: string) => void} send
+ * @property {() => void} stop
+ * @property {() => void} newChat
+ * @property {(id: string) => void} deleteSession
+ * @property {(words: string) => void} search
+ * @property {(format: "md"|"json") => void} exportSession
+ * @property {() => void} loadEarlier
+ * @property {() => void} connect
+ * @property {() => void} signOut
+ * @property {(id: string) => void} chooseAgent
+ * @property {(id: string) => void} chooseModel
+ * @property {(files: File[]) => void} attach
+ * @property {(attachment: Attachment) => void} detach
+ * @typedef {PageActions & TurnActions} Actions
  */
+
+/**
+ * The nodes of index.html by their ids, as far as more is asked of one than of any element.
+ * @typedef {object} SpecialNodes
+ * @property {HTMLSelectElement} agent
+ * @property {HTMLSelectElement} model
+ * @property {HTMLTextAreaElement} message
+ * @property {HTMLInputElement} search
+ * @property {HTMLInputElement} attach-input
+ * @property {HTMLButtonElement} action
+ * @property {HTMLDialogElement} reader
+ * @property {HTMLDialogElement} delete-dialog
+ * @typedef {"attach"|"attachments"} AttachmentIds
+ * @typedef {"title"|"exports"|"export-md"|"export-json"|"welcome"|"loading"|"earlier"|"log"|"turns"|"suggestions"
+ *   |"to-end"} LogIds
+ * @typedef {"sidebar"|"sessions"|"no-sessions"|"nothing-found"|"new-chat"|"menu"|"scrim"|"main"|"delete-name"}
+ *   SidebarIds
+ * @typedef {"composer"|"agent-picker"|"agent-about"|"model-picker"|AttachmentIds} ComposerIds
+ * @typedef {"connection"|"connection-banner"|"connection-text"|"connection-action"|"notice"|"announcer"|"person"
+ *   |"person-name"|"sign-out"} StateIds
+ * @typedef {SpecialNodes & Record<LogIds|SidebarIds|ComposerIds|StateIds, HTMLElement>} Nodes
+ */
+
+/** Owns every node of the page outside a turn. */
 export class View {
   #actions;
-  #nodes = {};
+  /** @type {Nodes} */
+  #nodes;
+  /** @type {WeakMap<Turn, TurnView>} */
   #turnViews = new WeakMap();
+  /** @type {Set<Turn>} */
   #dirty = new Set();
+  /** @type {number|null} */
   #frame = null;
   #lastRenderMs = 0;
+  /** @type {ConnectionState["name"]} */
   #connection = "connecting";
+  /** @type {number|null} */
   #bannerTimer = null;
-  #countdown = null;
-  #searchTimer = null;
+  /** @type {number|undefined} */
+  #countdown;
+  /** @type {number|undefined} */
+  #searchTimer;
   #following = true;
+  /** @type {boolean|null} */
   #busy = null;
   #sidebar;
   #attachments;
 
+  /** @param {Actions} actions */
   constructor(actions) {
     this.#actions = actions;
-    for (const node of document.querySelectorAll("[id]")) this.#nodes[node.id] = node;
+    const named = [...document.querySelectorAll("[id]")].map((node) => [node.id, node]);
+    this.#nodes = Object.fromEntries(named);
     this.reader = new Reader(this.#nodes.reader);
     this.#sidebar = new Sidebar(this.#nodes.sessions, (session) => this.#confirmDelete(session));
     const { attachments: list, attach: button, "attach-input": input } = this.#nodes;
@@ -72,22 +129,29 @@ export class View {
     this.#nodes["new-chat"].addEventListener("click", () => this.#actions.newChat());
     this.#nodes["export-md"].addEventListener("click", () => this.#actions.exportSession("md"));
     this.#nodes["export-json"].addEventListener("click", () => this.#actions.exportSession("json"));
-    this.#nodes.search.addEventListener("input", ({ target }) => this.#searchSoon(target.value.trim()));
+    const { search, agent, model } = this.#nodes;
+    search.addEventListener("input", () => this.#searchSoon(search.value.trim()));
     this.#nodes.earlier.addEventListener("click", () => this.#actions.loadEarlier());
     this.#nodes["connection-action"].addEventListener("click", () => this.#actions.connect());
-    this.#nodes.agent.addEventListener("change", ({ target }) => this.#actions.chooseAgent(target.value));
-    this.#nodes.model.addEventListener("change", ({ target }) => this.#actions.chooseModel(target.value));
+    agent.addEventListener("change", () => this.#actions.chooseAgent(agent.value));
+    model.addEventListener("change", () => this.#actions.chooseModel(model.value));
   }
 
   // ---- conversations ----
 
-  /** A pause in typing is the moment to search. */
+  /**
+   * A pause in typing is the moment to search.
+   * @param {string} words
+   */
   #searchSoon(words) {
     clearTimeout(this.#searchTimer);
     this.#searchTimer = setTimeout(() => this.#actions.search(words), SEARCH_PAUSE_MS);
   }
 
-  /** Hands a file to the browser to be saved. */
+  /**
+   * Hands a file to the browser to be saved.
+   * @param {{name: string, blob: Blob}} file
+   */
   save({ name, blob }) {
     const url = URL.createObjectURL(blob);
     el("a", { href: url, download: name }).click();
@@ -95,7 +159,11 @@ export class View {
     setTimeout(() => URL.revokeObjectURL(url), 10_000);
   }
 
-  /** The list beside the log, or why there is none. */
+  /**
+   * The list beside the log, or why there is none.
+   * @param {Session[]} sessions
+   * @param {{currentId: string|null, busyIds: Set<string>}} state
+   */
   showSessions(sessions, state) {
     this.#sidebar.show(sessions, state);
     const searching = this.#nodes.search.value.trim() !== "";
@@ -103,7 +171,12 @@ export class View {
     this.#nodes["nothing-found"].hidden = sessions.length > 0 || !searching;
   }
 
-  /** A conversation's turns; `session` is null for one that does not exist yet. */
+  /**
+   * A conversation's turns; `session` is null for one that does not exist yet.
+   * @param {{title?: string}|null} session
+   * @param {Turn[]} turns
+   * @param {{loading?: boolean, hasEarlier?: boolean}} state
+   */
   showConversation(session, turns, { loading = false, hasEarlier = false } = {}) {
     this.showTitle(session);
     this.#nodes.welcome.hidden = session !== null;
@@ -121,7 +194,11 @@ export class View {
     this.#nodes.loading.hidden = true;
   }
 
-  /** The same conversation with more turns above, and what is on the screen where it was. */
+  /**
+   * The same conversation with more turns above, and what is on the screen where it was.
+   * @param {Turn[]} turns
+   * @param {boolean} hasEarlier
+   */
   showEarlier(turns, hasEarlier) {
     const { log } = this.#nodes;
     const fromEnd = log.scrollHeight - log.scrollTop;
@@ -130,6 +207,7 @@ export class View {
     log.scrollTop = log.scrollHeight - fromEnd;
   }
 
+  /** @param {{title?: string}|null} session */
   showTitle(session) {
     const title = session === null ? "New conversation" : titleOf(session);
     this.#nodes.title.textContent = title;
@@ -137,17 +215,22 @@ export class View {
     document.title = session === null ? "Turnwise" : `${title} · Turnwise`;
   }
 
+  /** @param {Turn} turn */
   addTurn(turn) {
     this.#nodes.welcome.hidden = true;
     this.#nodes.turns.append(this.#viewOf(turn).node);
     this.#toEnd();
   }
 
+  /** @param {Turn} turn */
   removeTurn(turn) {
     this.#viewOf(turn).node.remove();
   }
 
-  /** Shows a turn's change with the next frame; many changes in one frame cost one update. */
+  /**
+   * Shows a turn's change with the next frame; many changes in one frame cost one update.
+   * @param {Turn} turn
+   */
   updateTurn(turn) {
     this.#dirty.add(turn);
     if (this.#frame !== null) return;
@@ -165,6 +248,7 @@ export class View {
     this.#lastRenderMs = performance.now() - start;
   }
 
+  /** @param {Turn} turn */
   #viewOf(turn) {
     let view = this.#turnViews.get(turn);
     if (view === undefined) {
@@ -176,7 +260,11 @@ export class View {
 
   // ---- agents ----
 
-  /** The picker is there only where there is a choice. */
+  /**
+   * The picker is there only where there is a choice.
+   * @param {Agent[]} agents
+   * @param {string|null} chosenId
+   */
   showAgents(agents, chosenId) {
     const { agent, "agent-about": about } = this.#nodes;
     agent.replaceChildren(...agents.map(({ id, name }) => el("option", { value: id }, name)));
@@ -188,18 +276,25 @@ export class View {
     this.#showStarters(chosen?.starters ?? []);
   }
 
-  /** What the chosen agent may be asked to begin with; buttons that stay the same keep their focus. */
+  /**
+   * What the chosen agent may be asked to begin with; buttons that stay the same keep their focus.
+   * @param {string[]} texts
+   */
   #showStarters(texts) {
     const { suggestions } = this.#nodes;
     const shown = [...suggestions.children].map((button) => button.textContent);
     if (shown.length === texts.length && shown.every((text, place) => text === texts[place])) return;
+    /** @param {string} text */
     const send = (text) => () => this.#actions.send(text);
     suggestions.replaceChildren(
       ...texts.map((text) => el("button", { type: "button", onclick: send(text) }, text)),
     );
   }
 
-  /** @param {{id: string, title: string}[]} choices of models; the picker is there only where there is more than one */
+  /**
+   * @param {{id: string, title: string}[]} choices of models; the picker is there only where there is more than one
+   * @param {string|null} chosenId
+   */
   showModels(choices, chosenId) {
     const { model, "model-picker": picker } = this.#nodes;
     model.replaceChildren(...choices.map(({ id, title }) => el("option", { value: id }, title)));
@@ -209,12 +304,16 @@ export class View {
 
   // ---- composer ----
 
-  /** @param {{offered: boolean, attached: object[], reading: string[]}} state as AttachmentBar shows it */
+  /** @param {{offered: boolean, attached: Attachment[], reading: string[]}} state as AttachmentBar shows it */
   showAttachments(state) {
     this.#attachments.show(state);
   }
 
-  /** Whether the conversation on the screen is answering: the send button is then a stop button. */
+  /**
+   * Whether the conversation on the screen is answering: the send button is then a stop button.
+   * @param {boolean} busy
+   * @param {boolean} stopping
+   */
   showBusy(busy, stopping) {
     const { action } = this.#nodes;
     // With each piece of an answer: an icon that is exchanged between press and release swallows the click.
@@ -233,6 +332,7 @@ export class View {
     return this.#nodes.message.value;
   }
 
+  /** @param {string} text */
   set draft(text) {
     this.#nodes.message.value = text;
     this.#fitComposer();
@@ -271,15 +371,16 @@ export class View {
 
   // ---- connection and notices ----
 
-  /** @param {{name: string, retryInMs?: number}} state as SocketClient tells it */
+  /** @param {ConnectionState} state as SocketClient tells it */
   showConnection({ name, retryInMs = 0 }) {
     const { label, tone, banner, action } = CONNECTIONS[name];
     const { connection, "connection-banner": box } = this.#nodes;
     connection.dataset.tone = tone;
-    connection.lastElementChild.textContent = label;
+    const [, words] = connection.children;
+    words.textContent = label;
     connection.title = label;
     const lost = banner !== undefined;
-    if (lost) this.#nodes["connection-action"].textContent = action;
+    if (action !== undefined) this.#nodes["connection-action"].textContent = action;
     if (name === "waiting") this.#countDown(performance.now() + retryInMs);
     else this.#nodes["connection-text"].textContent = banner ?? "";
     // "connecting" between two attempts neither shows nor hides the banner: it would flicker.
@@ -297,12 +398,13 @@ export class View {
   }
 
   #hideBanner() {
-    clearTimeout(this.#bannerTimer);
+    if (this.#bannerTimer !== null) clearTimeout(this.#bannerTimer);
     clearInterval(this.#countdown);
     this.#bannerTimer = null;
     this.#nodes["connection-banner"].hidden = true;
   }
 
+  /** @param {number} due */
   #countDown(due) {
     clearInterval(this.#countdown);
     const show = () => {
@@ -314,7 +416,12 @@ export class View {
     show();
   }
 
-  /** A failure that belongs to no turn. Stays until the next one or until it is closed. */
+  /**
+   * A failure that belongs to no turn. Stays until the next one or until it is closed.
+   * @param {Words} text
+   * @param {(() => void)|null} retry
+   * @param {string} label
+   */
   notify({ title, message }, retry = null, label = "Try again") {
     const { notice } = this.#nodes;
     const close = el("button", { type: "button", class: "quiet icon-button", "aria-label": "Close" }, icon("close"));
@@ -322,14 +429,17 @@ export class View {
     const again = el("button", { type: "button", class: "small" }, label);
     again.addEventListener("click", () => {
       this.clearNotice();
-      retry();
+      retry?.();
     });
     const text = el("span", {}, el("strong", {}, title), message ? ` ${message}` : "");
     notice.replaceChildren(icon("alert"), text, ...(retry === null ? [] : [again]), close);
     notice.hidden = false;
   }
 
-  /** Who is signed in: their claims, or null. */
+  /**
+   * Who is signed in: their claims, or null.
+   * @param {Claims|null} person
+   */
   showPerson(person) {
     this.#nodes.person.hidden = person === null;
     this.#nodes["person-name"].textContent = person?.name ?? person?.preferred_username ?? person?.email ?? "";
@@ -340,13 +450,17 @@ export class View {
     this.#nodes.notice.replaceChildren();
   }
 
-  /** Says something to screen readers only. */
+  /**
+   * Says something to screen readers only.
+   * @param {string} text
+   */
   announce(text) {
     this.#nodes.announcer.textContent = text;
   }
 
   // ---- deleting ----
 
+  /** @param {Session} session */
   #confirmDelete(session) {
     const { "delete-dialog": dialog, "delete-name": name } = this.#nodes;
     name.textContent = titleOf(session);
@@ -386,6 +500,7 @@ export class View {
     settle();
   }
 
+  /** @param {boolean} open */
   #setDrawer(open) {
     const { menu, sidebar, main } = this.#nodes;
     const narrow = matchMedia(NARROW).matches;
@@ -415,6 +530,7 @@ export class View {
   }
 
   #addIcons() {
-    for (const node of document.querySelectorAll("[data-icon]")) node.prepend(icon(node.dataset.icon));
+    const waiting = /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("[data-icon]"));
+    for (const node of waiting) node.prepend(icon(/** @type {IconName} */ (node.dataset.icon)));
   }
 }

@@ -37,6 +37,7 @@ PROGRAMS = (
     Needed("prometheus", "prometheus", _on_path("prometheus", "promtool")),
     Needed("postgres", "postgresql postgresql-contrib", _debian_postgres),
     Needed("faketime", "faketime", _on_path("faketime")),
+    Needed("node", "nodejs npm", _on_path("node", "npm")),
 )
 
 

@@ -5,10 +5,24 @@
  * from the person. It is in the memory of this page and nowhere else.
  */
 
-const gate = document.querySelector("#gate");
-const trouble = document.querySelector("#trouble");
+/**
+ * @template {HTMLElement} T
+ * @param {string} id
+ * @param {new () => T} kind
+ * @returns {T}
+ */
+function element(id, kind) {
+  const found = document.getElementById(id);
+  if (found instanceof kind) return found;
+  throw new Error(`page.html has no ${kind.name} ${id}`);
+}
+
+const gate = element("gate", HTMLElement);
+const trouble = element("trouble", HTMLElement);
+const tokenInput = element("token", HTMLInputElement);
 const chatPage = new BroadcastChannel("turnwise.sign-in");
 
+/** @type {string|null} */
 let token = null;
 let shown = false;
 
@@ -28,6 +42,7 @@ async function show() {
 }
 
 async function read() {
+  /** @type {Record<string, string>} */
   const headers = token === null ? {} : { Authorization: `Bearer ${token}` };
   try {
     const response = await fetch("/openapi.json", { headers, credentials: "omit", cache: "no-store" });
@@ -38,6 +53,7 @@ async function read() {
   }
 }
 
+/** @param {OpenApiDocument} spec */
 function draw(spec) {
   document.title = spec.info.title;
   globalThis.SwaggerUIBundle({
@@ -58,9 +74,9 @@ chatPage.addEventListener("message", ({ data }) => {
   if (!shown) show();
 });
 
-document.querySelector("#with-token").addEventListener("submit", (event) => {
+element("with-token", HTMLFormElement).addEventListener("submit", (event) => {
   event.preventDefault();
-  token = document.querySelector("#token").value.trim();
+  token = tokenInput.value.trim();
   trouble.textContent = "";
   show();
 });
