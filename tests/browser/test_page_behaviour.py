@@ -224,6 +224,27 @@ async def test_a_session_busy_with_the_very_turn_is_asked_again_until_the_answer
     await expect(page.locator(".markdown")).to_have_text("Found later")
 
 
+async def test_a_history_that_asks_for_patience_is_not_looked_at_again_before(page, fake):
+    await page.clock.install()
+    looked: list[str] = []
+    page.on("request", lambda request: looked.append(request.url) if "/history" in request.url else None)
+    peer = await open_page(page, fake)
+    told = await ask(page, fake, peer)
+    await told.begin()
+    await peer.close(1012)
+    detail = {"code": "history_unavailable", "message": "History is unavailable. Try again."}
+    fake.broken = JSONResponse({"detail": detail}, 503, headers={"Retry-After": "3600"})
+    peer = await fake.peer()
+    async with page.expect_response(lambda answer: "/history" in answer.url and answer.status == 503):
+        await told.forgotten(peer)
+    for _ in range(3):
+        # A request that comes back: what the page does about the answer before it is done.
+        assert await page.evaluate("fetch('/web/format.js').then((answer) => answer.status)") == 200
+        await page.clock.run_for(4_000)
+    assert len(looked) == 1
+    await expect(page.locator(".turn")).to_have_attribute("data-status", "running")
+
+
 async def test_a_replaced_page_does_not_fight_for_its_place(page, fake):
     await page.clock.install()
     peer = await open_page(page, fake)
