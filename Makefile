@@ -24,13 +24,7 @@ opensearch: ## run an OpenSearch node for knowledge flow (needs a JDK and Maven)
 test: ## run every test that the programs of this machine allow; TURNWISE_REQUIRE=all allows no gap
 	@$(PYTHON) -m pytest $(ARGS)
 
-check: ## format, lint, types of Python and of the pages' JavaScript, import contracts, the project's own checks
-	@$(DEV) .venv/bin/ruff format --check .
-	@$(DEV) .venv/bin/ruff check .
-	@$(PYTHON) -m mypy
-	@$(PYTHON) -m tests.page
-	@$(DEV) .venv/bin/lint-imports
-	@$(PYTHON) -m pytest -q tests/checks
+	@$(PYTHON) -m tests.checks
 
 wheel-test: ## install the wheel into an empty environment, measure it, start it in an empty folder and ask
 	@$(PYTHON) -m tests.wheel $(ARGS)

@@ -4,30 +4,25 @@ Runs the tests of these packages, and of the service that reach them most, under
 """
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from tests.support.side_by_side import Program, all_good
+
 PACKAGES = ("agentic_backend/session", "agentic_backend/persist", "agentic_backend/chat")
 TESTS = (
+    ("tests/agentic_backend/session", "tests/integration/test_native.py", "tests/integration/test_compatible.py"),
+    ("tests/agentic_backend/persist", "tests/integration/test_turns.py", "tests/integration/test_failures.py"),
     (
-        "tests/agentic_backend/session",
-        "tests/agentic_backend/persist",
         "tests/agentic_backend/chat",
-        "tests/integration/test_native.py",
-        "tests/integration/test_compatible.py",
-        "tests/integration/test_turns.py",
-        "tests/integration/test_failures.py",
-    ),
-    (
         "tests/integration/test_preferences.py",
         "tests/integration/test_feedback.py",
         "tests/integration/test_chat_metrics.py",
         "tests/integration/test_configuration_routes.py",
+    ),
+    (
         "tests/integration/test_conversations.py",
         "tests/integration/test_kpi_routes.py",
         "tests/integration/test_human.py",
@@ -36,7 +31,8 @@ TESTS = (
 )
 """Enough for the floor, and no more: every other test only adds to what is measured here.
 
-One process a group: the fewer services one heap has seen, the shorter are its garbage collections.
+One process a group, as many at once as there are cores; the fewer services one heap has seen, the shorter are its
+garbage collections.
 """
 WITHOUT = ("tests/agentic_backend/persist/test_outage.py", "tests/agentic_backend/persist/test_schema.py")
 """Tests of outages and migrations, which take long and reach little that the others do not."""
@@ -47,13 +43,17 @@ def main(arguments: list[str]) -> int:
     """Run, measure, tell; the exit code."""
     with tempfile.TemporaryDirectory(prefix="turnwise-coverage-") as place:
         data, report = Path(place, "data"), Path(place, "report.json")
-        left_out = [f"--ignore={path}" for path in WITHOUT]
-        for group in TESTS:
-            tests = (*arguments, *group, *left_out)
-            if code := _coverage(data, "run", "--append", *_RUN, "-m", "pytest", "-q", *tests):
-                return code
-        if code := _coverage(data, "json", "-q", "-o", str(report)):
-            return code
+        ignored = [f"--ignore={path}" for path in WITHOUT]
+        groups = [
+            _coverage(f"coverage of {', '.join(group)}", data, "run", *_RUN, "-m", "pytest", "-q", "-n0", *more)
+            for group in TESTS
+            for more in [(*arguments, *group, *ignored)]
+        ]
+        if not all_good(groups):
+            return 1
+        combined = _coverage("combine", data, "combine", "-q")
+        if not all_good([combined]) or not all_good([_coverage("report", data, "json", "-q", "-o", str(report))]):
+            return 1
         return tell(json.loads(report.read_text())["files"])
 
 
@@ -83,14 +83,13 @@ def percent_of(files: dict[str, Any]) -> float:
 # Without greenlet, what runs below SQLAlchemy's asyncio bridge is not seen. With threads too, two of them that end
 # together can hang Python 3.11 for good: it enters the first callback of what the first one leaves again and again, as
 # long as the second waits to be cleaned up. So what runs in threads counts as not reached.
-_RUN = ("--branch", "--concurrency=greenlet", f"--source={','.join(PACKAGES)}")
+_RUN = ("--parallel-mode", "--branch", "--concurrency=greenlet", f"--source={','.join(PACKAGES)}")
 
 
-def _coverage(data: Path, command: str, *arguments: str) -> int:
+def _coverage(name: str, data: Path, command: str, *arguments: str) -> Program:
     # No settings but these, whatever lies in the tree.
-    environment = {**os.environ, "COVERAGE_FILE": str(data)}
-    line = [sys.executable, "-m", "coverage", command, "--rcfile=/dev/null", *arguments]
-    return subprocess.run(line, cwd=ROOT, env=environment, check=False).returncode
+    line = (sys.executable, "-m", "coverage", command, "--rcfile=/dev/null", *arguments)
+    return Program(name, line, {"COVERAGE_FILE": str(data)})
 
 
 if __name__ == "__main__":

@@ -14,19 +14,17 @@ import pytest
 import uvloop
 
 from tests.chaos.rows import MISSED, NOT_RUN, Row, broken
-from tests.chaos.scenarios import SCENARIOS, Scenario
+from tests.chaos.scenarios import ALONE, FREE, PAIRED, SCENARIOS, Scenario
 from tests.chaos.world import FULL, SHORT, Size, World
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/operations.md"
 BEGIN = "<!-- chaos: begin -->"
-_LANES = 2
-"""Scenarios at once: they mostly wait for services to start."""
 END = "<!-- chaos: end -->"
 
 
-async def run(worlds: list[World], size: Size, chosen: list[Scenario]) -> list[Row]:
-    """Every scenario, in the table's order: those that compare times one by one, then a lane for each world."""
+async def run(seed: int, size: Size, chosen: list[Scenario]) -> list[Row]:
+    """Every scenario, in the table's order: those that run alone first, then a lane for each that may run at once."""
     found: dict[Scenario, list[Row]] = {}
 
     async def lane(world: World, waiting: deque[Scenario]) -> None:
@@ -37,19 +35,24 @@ async def run(worlds: list[World], size: Size, chosen: list[Scenario]) -> list[R
             told = "".join(f"{row.line()}\n" for row in rows)
             print(f"{told}         ({scenario.run.__name__}: {time.monotonic() - begun:.0f} s)", flush=True)
 
-    await lane(worlds[0], deque(scenario for scenario in chosen if scenario.alone))
-    longest_first = sorted((scenario for scenario in chosen if not scenario.alone), key=lambda one: -one.limit_s(size))
-    waiting = deque(longest_first)
-    async with asyncio.TaskGroup() as lanes:
-        for world in worlds:
-            lanes.create_task(lane(world, waiting))
+    worlds: list[World] = []
+    with ExitStack() as stack:
+        for at_once in (ALONE, PAIRED, FREE):
+            kind = [scenario for scenario in chosen if scenario.at_once == at_once]
+            waiting = deque(sorted(kind, key=lambda scenario: -scenario.about_s))
+            lanes = min(at_once, len(waiting))
+            new = [World(seed) for _ in range(lanes - len(worlds))]
+            worlds += await asyncio.gather(*(asyncio.to_thread(stack.enter_context, world) for world in new))
+            async with asyncio.TaskGroup() as group:
+                for world in worlds[:lanes]:
+                    group.create_task(lane(world, waiting))
     return [row for scenario in chosen for row in found[scenario]]
 
 
 async def carry_out(world: World, size: Size, scenario: Scenario) -> list[Row]:
     """The rows of one scenario, also where it breaks off."""
     try:
-        async with asyncio.timeout(scenario.limit_s(size)):
+        async with asyncio.timeout(size.pick(600, 2400)):  # only what hangs takes so long
             return await scenario.run(world, size)
     except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - one that breaks must not hide the others
         traceback.print_exception(error)
@@ -103,9 +106,7 @@ def main() -> int:
     size = FULL if options.full else SHORT
     chosen = choose(options.only)
     begun = time.monotonic()
-    with ExitStack() as stack:
-        worlds = [stack.enter_context(World(options.seed)) for _ in range(min(_LANES, len(chosen)))]
-        rows = uvloop.run(run(worlds, size, chosen))
+    rows = uvloop.run(run(options.seed, size, chosen))
     if options.write:
         write_table(rows, size)
     missed = [row for row in rows if row.verdict == MISSED]

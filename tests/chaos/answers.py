@@ -11,6 +11,7 @@ from tests.chaos.kills import loss_row
 from tests.chaos.ledger import Asked
 from tests.chaos.load import Address, Habits, ask_text, create_session, hear, take_turn
 from tests.chaos.rows import Row, all_of, at_most, exactly, none_of
+from tests.chaos.until import HANGS_S
 from tests.chaos.world import Service, Size, Stage, World, stage
 
 INSTANT = "mock;tokens=5"
@@ -27,7 +28,7 @@ async def read_your_writes(world: World, size: Size) -> list[Row]:
         await world.stop_postgres()
         missing_away = await _read_after_each(scene, sessions, away, newest=True)
         await world.start_postgres()
-        report = await scene.settle(120)
+        report = await scene.settle()
     return [
         none_of("A9", "histories right after final that lack it", missing, of=here, unit="reads"),
         none_of(
@@ -128,7 +129,7 @@ async def poison(world: World, size: Size) -> list[Row]:
                 await socket.send(ask_text(asked).replace('"@"', value))
                 taken += (await hear(socket)).get("code") != "bad_request"
         refused = await _poisoned_preferences(scene.http, address, session_id)
-        await scene.crowd.answered(size.pick(100, 1000), 120)
+        await scene.crowd.answered(size.pick(100, 1000))
         metrics = await scene.service.metrics()
         slow = metrics["app_persist_lag_seconds_count"] - metrics['app_persist_lag_seconds_bucket{le="1.0"}']
         failures = sum(value for name, value in metrics.items() if name.startswith("app_persist_failures_total"))
@@ -233,7 +234,7 @@ async def _compete(
                 scene.ledger.told(scene.ledger.asks[frame["exchange_id"]], frame)
         return kinds
 
-    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(HANGS_S), asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(ends(socket, asks[place::2], "queue" if number % 2 else "reject"))
             for place, socket in enumerate(sockets)

@@ -3,9 +3,8 @@
 import asyncio
 from types import TracebackType
 
+from tests.chaos.until import HANGS_S
 from tests.support.processes import ModuleProcess
-
-_ANSWER_S = 10.0
 
 
 class ProxyProcess:
@@ -41,7 +40,7 @@ class ProxyProcess:
         return {name: int(value) for name, value in pairs}
 
     async def _ask(self, command: str) -> str:
-        async with asyncio.timeout(_ANSWER_S):
+        async with asyncio.timeout(HANGS_S):
             reader, writer = await asyncio.open_connection("127.0.0.1", self._control)
             writer.write(f"{command}\n".encode())
             answer = (await reader.readline()).decode().strip()

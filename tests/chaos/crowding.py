@@ -113,7 +113,7 @@ async def cycles(world: World, size: Size) -> list[Row]:
         before = await _left(scene)
         await _drop(scene, sessions, count)
         after = await _left(scene)
-        report = await scene.settle(120)
+        report = await scene.settle()
     return [
         at_most(
             "D12",
@@ -156,7 +156,7 @@ async def _left(scene: Stage) -> _Left:
         return found.sockets == found.turns == 0 and last.descriptors == found.descriptors
 
     await asyncio.sleep(1.0)
-    await until_it(quiet, 60)
+    await until_it(quiet)
     return found
 
 

@@ -23,7 +23,7 @@ from tests.chaos.answers import INSTANT
 from tests.chaos.kills import SLOW_ANSWERS, loss_row
 from tests.chaos.load import Habits, create_session, take_turn
 from tests.chaos.rows import Row, at_least, at_most, exactly, left_out, none_of
-from tests.chaos.until import until, until_it
+from tests.chaos.until import HANGS_S, until, until_it
 from tests.chaos.world import Service, Size, Stage, World, stage
 from tests.support.small_disk import Neighbour, NoRight, fill, small_disk
 
@@ -224,11 +224,11 @@ async def _without_space(
         await world.stop_postgres()
         await scene.crowd.answered(20)
         give_back = take(scene.service)
-        await until(lambda: scene.ledger.errors["storage_full"] > 0, 30)
+        await until(lambda: scene.ledger.errors["storage_full"] > 0)
         await asyncio.sleep(1.5)  # what ran when the disk filled up has ended, or is about to be refused
         calls = (await world.model_stats())["requests"]["chat"]
         refused = scene.ledger.errors["storage_full"]
-        await until(lambda: scene.ledger.errors["storage_full"] >= refused + 10, 60)
+        await until(lambda: scene.ledger.errors["storage_full"] >= refused + 10)
         calls = (await world.model_stats())["requests"]["chat"] - calls
         status, body = await scene.service.ask_status("/ready")
         give_back()
@@ -276,7 +276,7 @@ async def _killed_without_space(world: World, place: Path, *, away: bool) -> lis
             await world.to_postgres.tell(SLOW_ANSWERS)
         await scene.crowd.answered(20)
         with Neighbour(place):
-            await until(lambda: scene.ledger.errors["storage_full"] > 0, 30)
+            await until(lambda: scene.ledger.errors["storage_full"] > 0)
             await service.kill()
             await world.to_postgres.tell("normal")
             await service.start("/healthz")
@@ -328,7 +328,7 @@ class _Refusals:
 async def _refused(world: World, scene: Stage) -> _Refusals:
     refused = scene.ledger.errors["storage_full"]
     calls = (await world.model_stats())["requests"]["chat"]
-    await until(lambda: scene.ledger.errors["storage_full"] >= refused + 10, 60)
+    await until(lambda: scene.ledger.errors["storage_full"] >= refused + 10)
     calls = (await world.model_stats())["requests"]["chat"] - calls
     status, body = await scene.service.ask_status("/ready")
     return _Refusals(calls, status, str(body.get("status", "nothing")))
@@ -409,7 +409,7 @@ async def _flush_round(directory: Path, draw: random.Random) -> tuple[set[int], 
     while time.monotonic() < end:
         group = [spool.put("turn", ("s", "u"), f"e{put + place}", b"{}") for place in range(5)]
         put += len(group)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANGS_S):
             for id_, landed in group:
                 await landed
                 acked.add(id_)
@@ -431,9 +431,9 @@ async def bounded(world: World, size: Size) -> list[Row]:
         await scene.service.drained()
         rss = scene.service.rss_mb()
         await world.stop_postgres()
-        await until(lambda: scene.ledger.errors["storage_full"] >= 50, 120)
+        await until(lambda: scene.ledger.errors["storage_full"] >= 50)
         calls = (await world.model_stats())["requests"]["chat"]
-        await until(lambda: scene.ledger.errors["storage_full"] >= 150, 60)
+        await until(lambda: scene.ledger.errors["storage_full"] >= 150)
         calls = (await world.model_stats())["requests"]["chat"] - calls
         pending, grown = await scene.service.pending(), scene.service.rss_mb() - rss
         fill = (await scene.service.metrics())["app_persist_fill_ratio"]
@@ -475,7 +475,7 @@ async def one_owner(world: World, size: Size) -> list[Row]:
                 exactly("A19", f"the same {what}: tracebacks, lines of heavy imports", len(heavy), 0),
                 at_most("A19", f"the same {what}: told after", took_s, within_s * size.slack, "s"),
             ]
-        await until_it(lambda: _answers(first), 5)
+        await until_it(lambda: _answers(first))
     finally:
         for service in (first, same_spool, same_database):
             await service.close()

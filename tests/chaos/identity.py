@@ -94,7 +94,7 @@ async def _until_up(scene: Stage) -> None:
         _, body = await scene.service.ask_status("/ready")
         return bool(body["dependencies"]["identity_provider"]["status"] == "up")
 
-    await until_it(up, 90)
+    await until_it(up)
 
 
 async def _until_let_in(scene: Stage, token: str) -> float:
@@ -103,7 +103,7 @@ async def _until_let_in(scene: Stage, token: str) -> float:
     async def let_in() -> bool:
         return await _status(scene.http, scene, token) != _UNAUTHENTICATED
 
-    await until_it(let_in, 90)
+    await until_it(let_in)
     return time.perf_counter() - begun
 
 

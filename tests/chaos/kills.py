@@ -87,5 +87,5 @@ async def _ask_everyone(scene: Stage) -> int:
         return {asked.session_id for asked in scene.ledger.answered if asked.exchange_id not in known}
 
     with contextlib.suppress(TimeoutError):
-        await until(lambda: len(answering()) == len(sessions), 30)
+        await until(lambda: len(answering()) == len(sessions), 120)
     return len(sessions) - len(answering())

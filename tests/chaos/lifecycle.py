@@ -20,7 +20,7 @@ from tests.chaos.kills import loss_row
 from tests.chaos.ledger import Asked
 from tests.chaos.load import Habits, ask_text, create_session, hear, hear_end
 from tests.chaos.rows import Row, all_of, at_least, at_most, exactly, not_run
-from tests.chaos.until import until_it
+from tests.chaos.until import HANGS_S, until_it
 from tests.chaos.world import QUICK, Service, Size, Stage, World, stage
 from tests.checks.source import modules, stray_tasks
 
@@ -166,7 +166,7 @@ async def _dependency(
 
     await asyncio.sleep(0.5)
     if told:
-        await until_it(said, 10)
+        await until_it(said)
     ready, _ = await scene.service.ask_status("/ready")
     live, _ = await scene.service.ask_status("/healthz")
     await heals()
@@ -199,7 +199,7 @@ async def tasks(world: World, size: Size) -> list[Row]:
 
     logging.getLogger("backend_kit.aio.vigil").setLevel(logging.CRITICAL + 1)
     registry.spawn("dies", dies_twice, restart=True)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANGS_S):
         await ran.wait()
     await registry.aclose()
     return [
@@ -235,7 +235,7 @@ async def stopped(world: World, size: Size) -> list[Row]:
                 async def is_cut(before: int = cut) -> bool:
                     return bool((await world.model_stats())["streams"]["cut"] > before)
 
-                await until_it(is_cut, 20)
+                await until_it(is_cut)
                 took_ms = (time.perf_counter() - begun) * 1e3
             rows.append(at_most("B8", f"{way}: the model's connection closes after", took_ms, 500 * size.slack, "ms"))
         report = await scene.settle()
@@ -355,7 +355,7 @@ async def _leaves(socket: ClientConnection, events: list[str]) -> int:
 
 
 async def _closed(socket: ClientConnection) -> int:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANGS_S):
         await socket.wait_closed()
     return socket.close_code or 0
 

@@ -135,10 +135,10 @@ class Crowd:
             self._seats.append(seat)
             tasks.create_task(self._member(seat, period))
 
-    async def pause(self, within_s: float = 60.0) -> None:
+    async def pause(self) -> None:
         """Ask nothing new, and wait for what was asked. Raises TimeoutError."""
         self._going.clear()
-        await until(lambda: self.waiting == 0, within_s)
+        await until(lambda: self.waiting == 0)
 
     def resume(self) -> None:
         """Go on asking, from now on at the same rate."""
@@ -153,10 +153,10 @@ class Crowd:
         self._closed = True
         self._going.set()
 
-    async def answered(self, count: int, within_s: float = 60.0) -> None:
+    async def answered(self, count: int) -> None:
         """Wait until `count` more questions have been answered. Raises TimeoutError."""
         target = self.ledger.told_count + count
-        await until(lambda: self.ledger.told_count >= target, within_s)
+        await until(lambda: self.ledger.told_count >= target)
 
     async def _member(self, seat: _Seat, period: float) -> None:
         while not self._closed:

@@ -300,7 +300,7 @@ async def _settled(scene: Stage, others: list[Crowd]) -> Report:
     async with asyncio.TaskGroup() as group:
         for asking in others:
             group.create_task(asking.pause(120))
-    return await scene.settle(120)
+    return await scene.settle()
 
 
 async def _beside(stranger: Strangers, count: int, what: Coroutine[Any, Any, None]) -> None:

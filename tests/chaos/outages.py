@@ -107,7 +107,7 @@ async def _away(world: World, scene: Stage, size: Size, away_s: float) -> list[R
     lag_s = await _caught_up(scene)
     lines = most_lines_a_cause(scene.service.log[logged:])
     errors = sum(scene.ledger.errors.values()) - errors
-    report = await scene.settle(120)
+    report = await scene.settle()
     back = await scene.service.metrics()
     scene.crowd.resume()
     return [
@@ -173,7 +173,7 @@ async def _caught_up(scene: Stage) -> float:
     async def caught_up() -> bool:
         return 0 <= await scene.service.pending() <= RATE
 
-    await until_it(caught_up, 90)
+    await until_it(caught_up)
     return time.perf_counter() - begun
 
 
@@ -189,7 +189,7 @@ async def slowness(world: World, size: Size) -> list[Row]:
             if delay_ms == 500:  # 5 s is beyond the statement's deadline: nothing is written until it passes
                 grown = median(pair.batch_grown for pair in pairs)
                 rows.append(at_least("A7", "records of a batch grow instead", grown, 1.0, "x"))
-        rows.append(loss_row("A7", "slow Postgres", await scene.settle(120)))
+        rows.append(loss_row("A7", "slow Postgres", await scene.settle()))
     return rows
 
 
@@ -245,7 +245,7 @@ async def no_connection(world: World, size: Size) -> list[Row]:
             wrong += sum(not refused for _, refused in waits)
         during = scene.ledger.within(begun, time.perf_counter())
         errors = sum(scene.ledger.errors.values())
-        report = await scene.settle(120)
+        report = await scene.settle()
     more_ms = (percentile(during, 95) - percentile(before, 95)) * 1e3
     return [
         exactly("A8", "errors of turns while no connection is free", errors, 0),

@@ -4,16 +4,18 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 _EVERY_S = 0.02
+HANGS_S = 300.0
+"""What takes longer has hung: no row judges by it, and no machine is as slow."""
 
 
-async def until(true: Callable[[], bool], within_s: float) -> None:
+async def until(true: Callable[[], bool], within_s: float = HANGS_S) -> None:
     """Wait until it is so. Raises TimeoutError."""
     async with asyncio.timeout(within_s):
         while not true():  # noqa: ASYNC110 - see above
             await asyncio.sleep(_EVERY_S)
 
 
-async def until_it(true: Callable[[], Awaitable[bool]], within_s: float) -> None:
+async def until_it(true: Callable[[], Awaitable[bool]], within_s: float = HANGS_S) -> None:
     """As `until`, for what must be awaited itself."""
     async with asyncio.timeout(within_s):
         while not await true():  # noqa: ASYNC110 - see above

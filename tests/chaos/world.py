@@ -26,7 +26,7 @@ from psycopg import sql
 from tests.chaos.control import ProxyProcess
 from tests.chaos.ledger import Ledger, Message, Report, compare, message_of
 from tests.chaos.load import BASE, Address, Crowd, Habits, create_session, crowd
-from tests.chaos.until import until, until_it
+from tests.chaos.until import HANGS_S, until, until_it
 from tests.support.ports import free_port
 from tests.support.postgres import public_directory
 from tests.support.processes import TRACEBACK, ModuleProcess
@@ -255,7 +255,7 @@ class Service:
         """How many were logged."""
         return self.log.count(TRACEBACK)
 
-    async def start(self, path: str | None = "/ready", within_s: float = 60.0) -> None:
+    async def start(self, path: str | None = "/ready") -> None:
         """Start a process on the same state and wait until `path` answers 200."""
         if self._process is not None:
             self.outputs.append(self._process.output)
@@ -263,9 +263,9 @@ class Service:
         self._process = process
         await self.world.do(process.__enter__)
         if path is not None:
-            await self.answers(path, within_s)
+            await self.answers(path)
 
-    async def answers(self, path: str, within_s: float = 60.0) -> None:
+    async def answers(self, path: str) -> None:
         """Wait until `path` answers 200. Raises RuntimeError where the process ends, TimeoutError where it is late."""
 
         async def answers() -> bool:
@@ -274,7 +274,7 @@ class Service:
                 raise RuntimeError(f"the service ended with {code}: {self.process.output[-2000:]}")
             return (await self.ask_status(path))[0] == 200
 
-        await until_it(answers, within_s)
+        await until_it(answers)
 
     async def ask_status(self, path: str) -> tuple[int, dict[str, Any]]:
         """Status and body of a GET without credentials; 0 where nobody answers."""
@@ -293,14 +293,14 @@ class Service:
         """Send a signal."""
         self.process.send(what)
 
-    async def ended(self, within_s: float = 60.0) -> int:
+    async def ended(self) -> int:
         """The exit code, once it has ended. Raises TimeoutError."""
-        await until(lambda: not self.running, within_s)
+        await until(lambda: not self.running)
         return int(self.process.returncode or 0)
 
-    async def line(self, pattern: str, within_s: float = 30.0) -> str:
+    async def line(self, pattern: str) -> str:
         """What matches in the first such line of the running process's log."""
-        return (await asyncio.to_thread(self.process.wait_for_line, pattern, within_s))[0]
+        return (await asyncio.to_thread(self.process.wait_for_line, pattern, HANGS_S))[0]
 
     async def close(self) -> None:
         """End it, however."""
@@ -326,19 +326,19 @@ class Service:
         dependencies = body.get("dependencies", {})
         return int(dependencies["postgres"]["pending_records"]) if "postgres" in dependencies else -1
 
-    async def drained(self, within_s: float = 60.0) -> None:
+    async def drained(self) -> None:
         """Wait until nothing waits for Postgres. Raises TimeoutError."""
 
         async def nothing() -> bool:
             return await self.pending() == 0
 
-        await until_it(nothing, within_s)
+        await until_it(nothing)
 
     async def tasks(self) -> int:
         """How many asyncio tasks it has; its module must be `tests.chaos.counted`."""
         before = self.log.count("tasks=")
         self.send(signal.SIGUSR1)
-        await until(lambda: self.log.count("tasks=") > before, 10)
+        await until(lambda: self.log.count("tasks=") > before)
         return int(self.log.rpartition("tasks=")[2].split()[0])
 
     def rss_mb(self) -> float:
@@ -368,10 +368,10 @@ class Stage:
             messages = await response.json() if response.status == 200 else []
             return response.status, [message_of(message) for message in messages]
 
-    async def settle(self, within_s: float = 60.0) -> Report:
+    async def settle(self) -> Report:
         """Let the clients finish, wait until all is written, and compare the ledger with rows and history."""
-        await self.crowd.pause(within_s)
-        await self.service.drained(within_s)
+        await self.crowd.pause()
+        await self.service.drained()
         report = await self.compared(self.ledger)
         self.checked.append(report)
         return report

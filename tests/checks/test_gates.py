@@ -2,6 +2,7 @@
 
 import ast
 import itertools
+import py_compile
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,10 @@ def test_there_are_mutants_in_each_package_of_the_rule() -> None:
 def test_a_mutant_is_planted_once_or_not_at_all(tmp_path: Path) -> None:
     mutant = Mutant("m", "code.py", "a = 1\n", "a = 2\n", "t")
     (tmp_path / "code.py").write_text("a = 1\nb = 1\n")
+    compiled = Path(py_compile.compile(str(tmp_path / "code.py"), doraise=True) or "")
     plant(mutant, tmp_path)
     assert (tmp_path / "code.py").read_text() == "a = 2\nb = 1\n"
+    assert not compiled.exists()  # it would be run in place of the mistake where both are of one second
     with pytest.raises(StaleMutant, match=r"0 times in code\.py"):
         plant(mutant, tmp_path)
 

@@ -4,6 +4,8 @@ import os
 import shutil
 import subprocess
 import tomllib
+from functools import cache
+from typing import Any
 
 import pytest
 from packaging.version import Version
@@ -22,10 +24,15 @@ FLOORS = {
 
 @pytest.mark.parametrize("package", FLOORS)
 def test_the_lock_is_above_the_floor(package: str) -> None:
-    locked = tomllib.loads((ROOT / "uv.lock").read_text())["package"]
-    versions = [Version(entry["version"]) for entry in locked if entry["name"] == package]
+    versions = [Version(entry["version"]) for entry in _locked() if entry["name"] == package]
     assert versions, f"{package} is not locked"
     assert min(versions) >= Version(FLOORS[package])
+
+
+@cache
+def _locked() -> list[dict[str, Any]]:
+    packages: list[dict[str, Any]] = tomllib.loads((ROOT / "uv.lock").read_text())["package"]
+    return packages
 
 
 def test_the_lock_is_up_to_date() -> None:

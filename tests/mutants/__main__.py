@@ -3,6 +3,9 @@
 Exit code 0 when every mistake is caught and every named test passes without it. Words choose mutants by name.
 """
 
+import compileall
+import importlib.util
+import itertools
 import os
 import re
 import shutil
@@ -19,8 +22,15 @@ from tests.mutants.table import MUTANTS, Mutant
 ROOT = Path(__file__).parents[2]
 COPIED = ("agentic_backend", "backend_kit", "deploy", "turnwise", "ws_bench", "docs", "tests", "pyproject.toml")
 """What the named tests need of the tree."""
-_AT_ONCE = 2
-_TEST_S = 120
+_AT_ONCE = (os.cpu_count() or 1) + 1
+"""One more than there are cores: each waits a part of its time for the servers that it starts."""
+_TEST_S = 600
+"""Only a test that hangs takes so long."""
+_OPTIONS = (
+    *("-q", "-n0", "--tb=no", "-rf", f"--timeout={_TEST_S}"),
+    # Plugins that no named test asks for and whose import costs as much as a test.
+    *("-p", "no:cacheprovider", "-p", "no:langsmith_plugin", "-p", "no:schemathesis"),
+)
 
 
 class StaleMutant(Exception):
@@ -33,13 +43,16 @@ def main(words: Sequence[str]) -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="turnwise-mutants-") as place:
         os.chmod(place, 0o755)  # noqa: PTH101, S103 - Postgres may run as another user
-        whole = copy_of_tree(Path(place, "whole"))
-        passed = failed_tests(whole, sorted({mutant.test for mutant in chosen}))
-        if passed != set():
-            print(f"not even without a mutant: {passed or 'the tests did not run'}")
-            return 1
+        whole = copy_of_tree(ROOT, Path(place, "whole"))
+        # Once for all: what a copy finds compiled it does not compile again, in each of its processes.
+        compileall.compile_dir(whole, quiet=1, workers=0)
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            verdicts = list(pool.map(lambda pair: verdict(Path(place, str(pair[0])), pair[1]), enumerate(chosen)))
+            without = pool.submit(failed_tests, whole, sorted({mutant.test for mutant in chosen}))
+            places = (Path(place, str(number)) for number in range(len(chosen)))
+            verdicts = list(pool.map(verdict, itertools.repeat(whole), places, chosen))
+        if without.result() != set():
+            print(f"not even without a mutant: {without.result() or 'the tests did not run'}")
+            return 1
     for mutant, words_of in zip(chosen, verdicts, strict=True):
         print(f"{words_of or 'caught'}: {mutant.name}")
     alive = sum(bool(words_of) for words_of in verdicts)
@@ -47,9 +60,9 @@ def main(words: Sequence[str]) -> int:
     return 1 if alive or not chosen else 0
 
 
-def verdict(place: Path, mutant: Mutant) -> str:
-    """Empty where the mutant's test fails because of it, else what happened instead."""
-    tree = copy_of_tree(place)
+def verdict(whole: Path, place: Path, mutant: Mutant) -> str:
+    """Empty where the mutant's test fails because of it, in a copy of the whole at `place`; else what happened."""
+    tree = copy_of_tree(whole, place)
     try:
         plant(mutant, tree)
     except StaleMutant as error:
@@ -68,31 +81,25 @@ def plant(mutant: Mutant, tree: Path) -> None:
     if text.count(mutant.old) != 1:
         raise StaleMutant(f"its text stands {text.count(mutant.old)} times in {mutant.file}")
     file.write_text(text.replace(mutant.old, mutant.new))
+    Path(importlib.util.cache_from_source(file)).unlink(missing_ok=True)
 
 
-def copy_of_tree(place: Path) -> Path:
-    """A copy of what the tests need."""
+def copy_of_tree(root: Path, place: Path) -> Path:
+    """A copy of what the tests need, compiled where the other is."""
     place.mkdir()
     for name in COPIED:
-        source = ROOT / name
+        source = root / name
         if source.is_dir():
-            shutil.copytree(source, place / name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+            shutil.copytree(source, place / name, ignore=shutil.ignore_patterns(".*"))
         else:
-            shutil.copy(source, place / name)
+            shutil.copy2(source, place / name)
     return place
 
 
 def failed_tests(tree: Path, tests: list[str]) -> "set[str] | None":
     """Which of the tests fail in the tree, None where they could not be run."""
-    options = ["-q", "--tb=no", "-rf", "-p", "no:cacheprovider", f"--timeout={_TEST_S}"]
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *tests],
-        cwd=tree,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-m", "pytest", *_OPTIONS, *tests], cwd=tree, capture_output=True, text=True, check=False
     )
     if run.returncode not in (0, 1):
         print(run.stdout[-2000:], run.stderr[-2000:], sep="\n")
