@@ -204,15 +204,18 @@ def _database(spool: Path) -> Path:
 
 async def no_space(world: World, size: Size) -> list[Row]:
     """A14: the disk of the spool fills up under load, with Postgres away; then there is space again."""
-    rows = []
     place = world.directory / "small"
     with ExitStack() as stack:
         try:
             await asyncio.to_thread(stack.enter_context, small_disk(place, 4))
-            rows += await _without_space(world, size, "a full tmpfs", place / "spool", lambda _: fill(place).unlink)
         except NoRight:
-            rows.append(left_out("A14", "a full tmpfs", "no right to mount one"))
-    return [*rows, *await _without_space(world, size, "a file-size limit of 0", None, _limit_files)]
+            return [left_out("A14", "a full tmpfs", "no right to mount one")]
+        return await _without_space(world, size, "a full tmpfs", place / "spool", lambda _: fill(place).unlink)
+
+
+async def no_growth(world: World, size: Size) -> list[Row]:
+    """A14 by a limit on the size of files."""
+    return await _without_space(world, size, "a file-size limit of 0", None, _limit_files)
 
 
 async def _without_space(
@@ -251,17 +254,23 @@ def _limit_files(service: Service) -> Callable[[], None]:
 
 
 async def killed_without_space(world: World, size: Size) -> list[Row]:
-    """A14+A1: kill -9 while somebody takes every byte of the spool's disk, with Postgres there and with it away."""
-    rows = []
+    """A14+A1: kill -9 while somebody takes every byte of the spool's disk, with Postgres there."""
+    return await _crammed(world, away=False)
+
+
+async def killed_without_space_and_postgres(world: World, size: Size) -> list[Row]:
+    """A14+A1: the same with Postgres away."""
+    return await _crammed(world, away=True)
+
+
+async def _crammed(world: World, *, away: bool) -> list[Row]:
+    place = world.directory / f"crammed-{away}"
     with ExitStack() as stack:
-        for away in (False, True):
-            place = world.directory / f"crammed-{away}"
-            try:
-                await asyncio.to_thread(stack.enter_context, small_disk(place, 16))
-            except NoRight:
-                return [left_out("A14+A1", "kill -9 on a full tmpfs", "no right to mount one")]
-            rows += await _killed_without_space(world, place, away=away)
-    return rows
+        try:
+            await asyncio.to_thread(stack.enter_context, small_disk(place, 16))
+        except NoRight:
+            return [left_out("A14+A1", "kill -9 on a full tmpfs", "no right to mount one")]
+        return await _killed_without_space(world, place, away=away)
 
 
 async def _killed_without_space(world: World, place: Path, *, away: bool) -> list[Row]:

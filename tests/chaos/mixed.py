@@ -299,7 +299,7 @@ async def _settled(scene: Stage, others: list[Crowd]) -> Report:
     """Let every client finish and stay connected; what the ledger then says."""
     async with asyncio.TaskGroup() as group:
         for asking in others:
-            group.create_task(asking.pause(120))
+            group.create_task(asking.pause())
     return await scene.settle()
 
 
