@@ -25,6 +25,7 @@ import psutil
 import yaml
 
 from tests.bench.rico import RATIO_BOUND, run_rico
+from tests.support.patience import HANGS_S
 from tests.support.ports import free_port
 from tests.support.postgres import public_directory
 from tests.support.processes import ModuleProcess
@@ -112,7 +113,7 @@ def load(port: int, size: Size, *, ramp: str, out: Path) -> dict[str, Any]:
         *("-clients", str(size.clients), "-requests-per-client", str(size.turns)),
         *("-ramp-duration", ramp, "-json", str(out), "-timeout", "60s"),
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANGS_S, check=False)
     print(done.stdout[done.stdout.find("WS BENCH SUMMARY") :].rstrip())
     if not out.exists():
         raise RuntimeError(f"ws_bench ended with {done.returncode}: {done.stderr[-2000:]}")
@@ -146,7 +147,7 @@ def run_case(name: str, model: str, size: Size, *, ramp: str) -> tuple[dict[str,
         environment = {"CONFIG_FILE": str(config), "OPENAI_BASE_URL": "", "OPENAI_API_KEY": "", "OPENAI_MODEL": ""}
         with pinned_to(mine):
             service = stack.enter_context(ModuleProcess("agentic_backend", env=environment))
-        service.wait_for_http(f"http://127.0.0.1:{port}/agentic/v1/ready", 60.0)
+        service.wait_for_http(f"http://127.0.0.1:{port}/agentic/v1/ready", HANGS_S)
         with pinned_to(others):
             load(port, Size(4, 5, 1.0), ramp="0s", out=work / "warm-up.json")
             before = cpu_s(service.pid)

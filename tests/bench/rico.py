@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 import yaml
 
+from tests.support.patience import HANGS_S
 from tests.support.ports import free_port
 from tests.support.postgres import public_directory
 from tests.support.processes import ModuleProcess
@@ -91,12 +92,12 @@ def start(stack: ExitStack, workers: int) -> Stack:
     knowledge = stack.enter_context(
         ModuleProcess("knowledge_flow_backend", env={**environment, "CONFIG_FILE": str(knowledge_config)})
     )
-    knowledge.wait_for_http(f"http://127.0.0.1:{knowledge_port}/knowledge-flow/v1/ready", 90.0)
+    knowledge.wait_for_http(f"http://127.0.0.1:{knowledge_port}/knowledge-flow/v1/ready", HANGS_S)
     agentic_config, port = agentic_file(work, where, model_url, knowledge_port)
     agentic = stack.enter_context(
         ModuleProcess("agentic_backend", env={**environment, "CONFIG_FILE": str(agentic_config)})
     )
-    agentic.wait_for_http(f"http://127.0.0.1:{port}/agentic/v1/ready", 60.0)
+    agentic.wait_for_http(f"http://127.0.0.1:{port}/agentic/v1/ready", HANGS_S)
     return Stack(agentic, knowledge, port, questions, work)
 
 
@@ -131,7 +132,7 @@ def written(path: Path, config: dict[str, Any]) -> Path:
 def seed(config: Path, questions: Path) -> None:
     """Fill the index and write the questions."""
     command = [sys.executable, "-m", "tests.bench.seed_chunks", "--config", str(config), "--chunks", str(CHUNKS)]
-    subprocess.run([*command, "--questions", str(questions)], cwd=ROOT, check=True, timeout=300)
+    subprocess.run([*command, "--questions", str(questions)], cwd=ROOT, check=True, timeout=HANGS_S)
 
 
 def load(stack: Stack, *, clients: int, turns: int) -> dict[str, Any]:
@@ -142,7 +143,7 @@ def load(stack: Stack, *, clients: int, turns: int) -> dict[str, Any]:
         *("-agent", "Rico", "-prompts", str(stack.questions), "-clients", str(clients)),
         *("-requests-per-client", str(turns), "-ramp-duration", "0s", "-json", str(out)),
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANGS_S, check=False)
     if not out.exists():
         raise RuntimeError(f"ws_bench ended with {done.returncode}: {done.stderr[-2000:]}")
     result: dict[str, Any] = json.loads(out.read_text())

@@ -20,6 +20,7 @@ from psycopg import sql
 from tests.bench.bench import CONFIG, cores, pinned_to
 from tests.bench.comparators.options import READY_PATH, SOCKET_PATH, TABLES
 from tests.bench.driver import Target
+from tests.support.patience import HANGS_S
 from tests.support.ports import free_port
 from tests.support.postgres import public_directory
 from tests.support.processes import ModuleProcess
@@ -88,7 +89,7 @@ class Rig:
     def start_beside(self, module: str, *arguments: str, ready: str, environment: dict[str, str]) -> ModuleProcess:
         """The same on the cores of this process: model, Postgres and load have them too."""
         process = self._stack.enter_context(ModuleProcess(module, *arguments, env=environment))
-        process.wait_for_http(ready, 90.0)
+        process.wait_for_http(ready, HANGS_S)
         return process
 
     def comparator(self, name: str, model: str, database: str) -> Server:

@@ -35,6 +35,7 @@ from tests.bench.bench import Verdicts
 from tests.bench.driver import Load, answer_of, clients
 from tests.bench.measured import Series, sample
 from tests.bench.rig import COMPARATORS, Change, Rig, Server, rig
+from tests.support.patience import HANGS_S
 
 TOKENS = 50
 SATURATED_MODEL = f"mock;gap=5;tokens={TOKENS}"
@@ -44,7 +45,6 @@ RATE = 8.0
 SATURATED_BOUND = 0.25
 CALM_BOUND = 0.45
 WHOLE_BOUND = 2.5
-_ROWS_WITHIN_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def spoken_answer(rig: Rig, model: str) -> str:
     request = urllib.request.Request(  # noqa: S310 - our own mock model on loopback
         f"{rig.model_url}/chat/completions", body, {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 - as above
+    with urllib.request.urlopen(request, timeout=HANGS_S) as answer:  # noqa: S310 - as above
         text: str = json.load(answer)["choices"][0]["message"]["content"]
     return text
 
@@ -118,8 +118,8 @@ def row_count(server: Server) -> int:
 
 
 def wait_for(ask: Callable[[], object], wanted: object) -> object:
-    """What `ask` says, once it is what is wanted or 20 s have passed."""
-    give_up = time.monotonic() + _ROWS_WITHIN_S
+    """What `ask` says, once it is what is wanted or so much time has passed that it never will be."""
+    give_up = time.monotonic() + HANGS_S
     while (found := ask()) != wanted and time.monotonic() < give_up:
         time.sleep(0.1)
     return found

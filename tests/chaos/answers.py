@@ -11,8 +11,8 @@ from tests.chaos.kills import loss_row
 from tests.chaos.ledger import Asked
 from tests.chaos.load import Address, Habits, ask_text, create_session, hear, take_turn
 from tests.chaos.rows import Row, all_of, at_most, exactly, none_of
-from tests.chaos.until import HANGS_S
 from tests.chaos.world import Service, Size, Stage, World, stage
+from tests.support.patience import HANGS_S
 
 INSTANT = "mock;tokens=5"
 _NOBODY = Habits(1.0)

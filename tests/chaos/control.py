@@ -3,7 +3,7 @@
 import asyncio
 from types import TracebackType
 
-from tests.chaos.until import HANGS_S
+from tests.support.patience import HANGS_S
 from tests.support.processes import ModuleProcess
 
 

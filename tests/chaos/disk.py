@@ -23,8 +23,9 @@ from tests.chaos.answers import INSTANT
 from tests.chaos.kills import SLOW_ANSWERS, loss_row
 from tests.chaos.load import Habits, create_session, take_turn
 from tests.chaos.rows import Row, at_least, at_most, exactly, left_out, none_of
-from tests.chaos.until import HANGS_S, until, until_it
+from tests.chaos.until import until, until_it
 from tests.chaos.world import Service, Size, Stage, World, stage
+from tests.support.patience import HANGS_S
 from tests.support.small_disk import Neighbour, NoRight, fill, small_disk
 
 _TURNS = 40

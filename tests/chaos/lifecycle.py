@@ -20,9 +20,10 @@ from tests.chaos.kills import loss_row
 from tests.chaos.ledger import Asked
 from tests.chaos.load import Habits, ask_text, create_session, hear, hear_end
 from tests.chaos.rows import Row, all_of, at_least, at_most, exactly, not_run
-from tests.chaos.until import HANGS_S, until_it
+from tests.chaos.until import until_it
 from tests.chaos.world import QUICK, Service, Size, Stage, World, stage
 from tests.checks.source import modules, stray_tasks
+from tests.support.patience import HANGS_S
 
 ROOT = Path(__file__).parents[2]
 _FAKETIME = Path("/usr/lib")

@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from tests.support.patience import HANGS_S
+
 _EVERY_S = 0.02
-HANGS_S = 300.0
-"""What takes longer has hung: no row judges by it, and no machine is as slow."""
 
 
 async def until(true: Callable[[], bool], within_s: float = HANGS_S) -> None:

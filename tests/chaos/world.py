@@ -26,7 +26,8 @@ from psycopg import sql
 from tests.chaos.control import ProxyProcess
 from tests.chaos.ledger import Ledger, Message, Report, compare, message_of
 from tests.chaos.load import BASE, Address, Crowd, Habits, create_session, crowd
-from tests.chaos.until import HANGS_S, until, until_it
+from tests.chaos.until import until, until_it
+from tests.support.patience import HANGS_S
 from tests.support.ports import free_port
 from tests.support.postgres import public_directory
 from tests.support.processes import TRACEBACK, ModuleProcess

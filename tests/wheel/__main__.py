@@ -25,6 +25,7 @@ from typing import Any
 import aiohttp
 import psutil
 
+from tests.support.patience import HANGS_S
 from tests.support.ports import free_block
 from tests.support.postgres import public_directory
 from tests.support.processes import ROOT
@@ -32,10 +33,6 @@ from turnwise.__main__ import EXTRAS
 
 BOUND_MB = 700
 NEEDED_PORTS = 8
-READY_S = 120.0
-SAMPLES_S = 300.0
-END_S = 60.0
-TURN_S = 60.0
 ASKS = {
     "Georges": ("What is Turnwise?", 0, "Turnwise"),
     "Rico": ("How does Turnwise persist a turn?", 1, "Postgres"),
@@ -116,8 +113,8 @@ class Run:
         """Ctrl-C; nothing may be left of it."""
         children = psutil.Process(self._process.pid).children(recursive=True)
         self._process.send_signal(signal.SIGINT)
-        code = self._process.wait(END_S)
-        alive = psutil.wait_procs(children, timeout=END_S)[1]
+        code = self._process.wait(HANGS_S)
+        alive = psutil.wait_procs(children, timeout=HANGS_S)[1]
         require(code == 0, f"exit code {code} after Ctrl-C:\n{self.output}")
         require(not alive, f"still there after the end: {[child.cmdline() for child in alive]}")
 
@@ -132,7 +129,7 @@ async def ask(origin: str, agent: str, question: str) -> dict[str, Any]:
     """One turn in the compatible protocol; the last message of `final`."""
     base = f"{origin}/agentic/v1/chatbot"
     headers = {"Authorization": "Bearer local"}
-    async with asyncio.timeout(TURN_S), aiohttp.ClientSession(headers=headers, raise_for_status=True) as client:
+    async with asyncio.timeout(HANGS_S), aiohttp.ClientSession(headers=headers, raise_for_status=True) as client:
         async with client.post(f"{base}/session", json={"agent_id": agent}) as answer:
             session = (await answer.json())["id"]
         async with client.ws_connect(f"{base}/query/ws?token=local") as socket:
@@ -172,9 +169,9 @@ def try_it(place: Path) -> None:
     began = time.monotonic()
     run = Run(place / "environment/bin/turnwise", folder, environ, free_block(NEEDED_PORTS))
     try:
-        run.wait_for("Turnwise is ready: ", READY_S)
+        run.wait_for("Turnwise is ready: ", HANGS_S)
         print(f"ready after {time.monotonic() - began:.1f} s")
-        run.wait_for("the library Turnwise is ready: ", SAMPLES_S)
+        run.wait_for("the library Turnwise is ready: ", 2 * HANGS_S)
         print(f"documents are there after {time.monotonic() - began:.1f} s")
         ask_all(run.origin)
         run.end()
