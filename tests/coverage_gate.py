@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
         data, report = Path(place, "data"), Path(place, "report.json")
         ignored = [f"--ignore={path}" for path in WITHOUT]
         groups = [
-            _coverage(f"coverage of {', '.join(group)}", data, "run", *_RUN, "-m", "pytest", "-q", "-n0", *more)
+            _coverage(f"coverage of {', '.join(group)}", data, "run", *_RUN, "-m", "pytest", "-q", *more)
             for group in TESTS
             for more in [(*arguments, *group, *ignored)]
         ]

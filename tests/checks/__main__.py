@@ -8,7 +8,7 @@ from tests.support.side_by_side import Program, all_good
 _BIN = Path(sys.executable).parent
 CHECKS = (
     Program("types", (sys.executable, "-m", "mypy")),
-    Program("the project's own checks", (sys.executable, "-m", "pytest", "-q", "-n0", "tests/checks")),
+    Program("the project's own checks", (sys.executable, "-m", "pytest", "-q", "tests/checks")),
     Program("the pages' JavaScript", (sys.executable, "-m", "tests.page")),
     Program("import contracts", (str(_BIN / "lint-imports"),)),
     Program("lint", (str(_BIN / "ruff"), "check", ".")),

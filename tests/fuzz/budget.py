@@ -6,6 +6,8 @@ import sys
 import time
 from collections.abc import Iterator
 
+import pytest
+
 SECONDS = "TURNWISE_FUZZ_SECONDS"
 SEED = "TURNWISE_FUZZ_SEED"
 SHORT_SEED = 1
@@ -14,6 +16,10 @@ SHORT_SEED = 1
 def long() -> bool:
     """Whether this is `make fuzz`."""
     return SECONDS in os.environ
+
+
+WITHIN_LIMIT = pytest.mark.timeout(float(os.environ.get(SECONDS, "0")) + 600)
+"""For every test here: it hangs where it goes on for ten minutes beyond its budget."""
 
 
 def seeds(name: str) -> Iterator[int]:

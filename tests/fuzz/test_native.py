@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.fuzz.budget import long, seeds
+from tests.fuzz.budget import WITHIN_LIMIT, long, seeds
 from tests.fuzz.native import NativeMachine
 from tests.support.mock_llm import MockModel
 from tests.support.standing import Standing, standing_service
@@ -24,7 +24,7 @@ def standing(
         yield running
 
 
-@pytest.mark.timeout(300)
+@WITHIN_LIMIT
 def test_whatever_clients_do_each_turn_has_one_end_and_history_is_what_was_told(standing: Standing) -> None:
     machine = type("Machine", (NativeMachine,), {"standing": standing})
     chosen = settings(

@@ -26,7 +26,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.fuzz.budget import long, seeds
+from tests.fuzz.budget import WITHIN_LIMIT, long, seeds
 from tests.support.agentic import CLEAN
 from tests.support.mock_llm import MockModel
 from tests.support.people import SECRET, headers_of
@@ -153,7 +153,7 @@ def told(failure: BaseException) -> str:
     return f"{type(failure).__name__}: {failure}"
 
 
-@pytest.mark.timeout(600)
+@WITHIN_LIMIT
 @pytest.mark.parametrize(("start", "path"), [(agentic, "/agentic/v1"), (knowledge_flow, "/knowledge-flow/v1")])
 def test_the_service_is_what_its_document_says(
     start: Any, path: str, postgres: EmbeddedPostgres, mock_llm: MockModel, tmp_path: Path

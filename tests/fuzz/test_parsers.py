@@ -13,7 +13,7 @@ from agentic_backend.chat.frames import parse_compatible, parse_native, session_
 from agentic_backend.llm.chunks import BrokenChunk, parse_chunk
 from agentic_backend.llm.sse import SseParser, SseTooLarge
 from backend_kit.wire import ServiceError
-from tests.fuzz.budget import long, seeds
+from tests.fuzz.budget import WITHIN_LIMIT, long, seeds
 
 EXAMPLES = 2000 if long() else 150
 KEYS = st.sampled_from(
@@ -39,6 +39,7 @@ def search(test: Callable[..., None], name: str, **strategies: st.SearchStrategy
         seed(chosen)(quick(given(**strategies)(test)))()
 
 
+@WITHIN_LIMIT
 @pytest.mark.parametrize("parse", [parse_native, parse_compatible])
 def test_a_frame_is_read_or_refused_with_a_code(parse: Callable[[str, int], object]) -> None:
     @example(text="[" * 100_000)
@@ -52,6 +53,7 @@ def test_a_frame_is_read_or_refused_with_a_code(parse: Callable[[str, int], obje
     search(holds, parse.__name__, text=FRAMES)
 
 
+@WITHIN_LIMIT
 def test_a_stream_of_events_is_read_or_refused() -> None:
     def holds(pieces: list[bytes]) -> None:
         parser = SseParser(200)

@@ -18,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.mutants.table import MUTANTS, Mutant
-from tests.support.patience import HANGS_S
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("agentic_backend", "backend_kit", "deploy", "turnwise", "ws_bench", "docs", "tests", "pyproject.toml")
@@ -26,7 +25,7 @@ COPIED = ("agentic_backend", "backend_kit", "deploy", "turnwise", "ws_bench", "d
 _AT_ONCE = (os.cpu_count() or 1) + 1
 """One more than there are cores: each waits a part of its time for the servers that it starts."""
 _OPTIONS = (
-    *("-q", "-n0", "--tb=no", "-rf", f"--timeout={HANGS_S}"),
+    *("-q", "--tb=no", "-rf"),
     # Plugins that no named test asks for and whose import costs as much as a test.
     *("-p", "no:cacheprovider", "-p", "no:langsmith_plugin", "-p", "no:schemathesis"),
 )
