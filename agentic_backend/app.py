@@ -51,7 +51,7 @@ from agentic_backend.upkeep import Upkeep, release_memory
 from agentic_backend.verdict import TurnQuantiles, Windows
 from agentic_backend.watch import Watch, Watched
 from backend_kit.aio import TaskRegistry
-from backend_kit.auth import HmacVerifier, IssuerKeys, IssuerVerifier, NoAuth, TokenVerifier, Verifier
+from backend_kit.auth import HmacVerifier, IssuerKeys, IssuerVerifier, KeyWaits, NoAuth, TokenVerifier, Verifier
 from backend_kit.build import git_sha
 from backend_kit.http import (
     BodyLimit,
@@ -109,13 +109,18 @@ class AgenticService:
         settings: AgenticSettings,
         possessions: Possessions | None = None,
         end: Callable[[], None] = lambda: None,
+        *,
+        key_waits: KeyWaits | None = None,
     ) -> None:
-        """`possessions` is what the process took at its start; `end` begins the drain, as a signal does."""
+        """`possessions` is what the process took at its start; `end` begins the drain, as a signal does.
+
+        `key_waits` are those for the issuer's keys.
+        """
         self.disowned = False
         self._possessions = possessions
         self._end = end
         self._settings = settings
-        self._verifier = make_verifier(settings)
+        self._verifier = make_verifier(settings, key_waits)
         self._registry = CollectorRegistry()
         self._state: State | None = None
         self._draining = False
@@ -340,7 +345,7 @@ class AgenticService:
         return Watch(Watched(state.runtime.loop, database.main, database.batch, tokens), windows, state.metrics)
 
 
-def make_verifier(settings: AgenticSettings) -> Verifier:
+def make_verifier(settings: AgenticSettings, waits: KeyWaits | None = None) -> Verifier:
     """Who checks tokens: nobody where authentication is off (said aloud), else a shared secret or the issuer's keys."""
     security, user = settings.security, settings.security.user
     if not user.enabled:
@@ -351,7 +356,7 @@ def make_verifier(settings: AgenticSettings) -> Verifier:
         return HmacVerifier(secret, client_id=user.client_id or "", issuer=user.realm_url, audience=user.client_id)
     if user.realm_url is None or user.client_id is None:
         raise RuntimeError("security.user.enabled without a key")
-    keys = IssuerKeys(user.realm_url, algorithm=user.algorithm, jwks_url=user.jwks_url)
+    keys = IssuerKeys(user.realm_url, algorithm=user.algorithm, jwks_url=user.jwks_url, waits=waits)
     return IssuerVerifier(keys, client_id=user.client_id)
 
 

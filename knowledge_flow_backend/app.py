@@ -58,7 +58,7 @@ from knowledge_flow_backend.library.attachments import Attachments
 from knowledge_flow_backend.library.intake import Intake
 from knowledge_flow_backend.library.router import LibraryServices
 from knowledge_flow_backend.library.router import build_router as build_library_router
-from knowledge_flow_backend.library.store import Library
+from knowledge_flow_backend.library.store import Library, Statements
 from knowledge_flow_backend.metrics import PHASES, KnowledgeFlowMetrics
 from knowledge_flow_backend.rerank import Reranker, RerankService
 from knowledge_flow_backend.rerank.http import HttpReranker, HttpRerankRules, default_batch
@@ -224,7 +224,7 @@ class KnowledgeFlowService:
         ingest, fast = await _make_ingest(
             settings, stack, database, writer=engine.writer, embedder=embedder, metrics=metrics, kpi=kpi, tasks=tasks
         )
-        library = LibraryServices(Library(database, engine.writer), metrics)
+        library = LibraryServices(Library(Statements(database), engine.writer), metrics)
         state = State(tasks, runtime, database, embedder, engine, search, ingest, fast, library)
         stack.push_async_callback(tasks.aclose)
         if isinstance(self._verifier, IssuerVerifier):

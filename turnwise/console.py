@@ -31,11 +31,14 @@ class Console:
     `log` is the file for what the programs write; without one, or with `verbose`, it is written to the terminal.
     """
 
-    def __init__(self, stream: TextIO, log: Path | None = None, *, verbose: bool = False) -> None:
+    def __init__(
+        self, stream: TextIO, log: Path | None = None, *, verbose: bool = False, log_bytes: int = LOG_BYTES
+    ) -> None:
+        """The log becomes another file beside it at `log_bytes`."""
         self._stream = stream
         self._lock = threading.Lock()
         self._verbose = verbose or log is None
-        self._log = None if log is None else _log_file(log)
+        self._log = None if log is None else _log_file(log, log_bytes)
         self._status = ""
         self._shown: deque[float] = deque(maxlen=SHOWN)
         self.living = not self._verbose and stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
@@ -95,11 +98,11 @@ class Console:
             self._stream.flush()
 
 
-def _log_file(path: Path) -> logging.Handler:
-    """10 MB, and two older ones beside it. It tells who wrote what to the owner alone."""
+def _log_file(path: Path, size: int) -> logging.Handler:
+    """Of so many bytes, and two older ones beside it. It tells who wrote what to the owner alone."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     handler = logging.handlers.RotatingFileHandler(
-        path, maxBytes=LOG_BYTES, backupCount=LOG_FILES - 1, encoding="utf-8", errors="replace"
+        path, maxBytes=size, backupCount=LOG_FILES - 1, encoding="utf-8", errors="replace"
     )
     handler.handleError = lambda record: None  # type: ignore[method-assign]  # noqa: ARG005 - a full disk: see Console
     return handler

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-_PACKAGE = Path(__file__).parent
+PACKAGE = Path(__file__).parent
 
 
-def checkout() -> Path | None:
+def checkout(package: Path = PACKAGE) -> Path | None:
     """The directory of the checkout that this code runs from; None in an installed wheel."""
-    return None if (_PACKAGE / "data").is_dir() else _PACKAGE.parent
+    return None if (package / "data").is_dir() else package.parent
 
 
-def data_directory() -> Path:
+def data_directory(package: Path = PACKAGE) -> Path:
     """What has `config/`, `docs/` and README.md below it: the checkout, or what the wheel carries of it."""
-    return checkout() or _PACKAGE / "data"
+    return checkout(package) or package / "data"

@@ -44,9 +44,17 @@ class Samples:
     """The documents in `data` for one knowledge flow; `scope` names the database that it writes to."""
 
     def __init__(
-        self, data: Path, home: Path, service: Service, *, scope: str, tell: Callable[[str], None] = lambda _: None
+        self,
+        data: Path,
+        home: Path,
+        service: Service,
+        *,
+        scope: str,
+        tell: Callable[[str], None] = lambda _: None,
+        ready_s: float = READY_S,
     ) -> None:
-        """`tell` hears what is waited for."""
+        """`tell` hears what is waited for, for at most `ready_s`."""
+        self._ready_s = ready_s
         self._tell = tell
         self._files = sample_files(data)
         self._mark = home / _MARK
@@ -88,13 +96,13 @@ class Samples:
 
     async def _await_ready(self) -> None:
         """What it is doing meanwhile is said, once each."""
-        give_up = asyncio.get_running_loop().time() + READY_S
+        give_up = asyncio.get_running_loop().time() + self._ready_s
         said = ""
         while (status := await readiness(self._service)) != "ready":
             if status in _HOPELESS:
                 raise SamplesFailed(f"knowledge flow is not ready: {status}; its log says why")
             if asyncio.get_running_loop().time() > give_up:
-                raise SamplesFailed(f"knowledge flow is not ready after {READY_S:g} s")
+                raise SamplesFailed(f"knowledge flow is not ready after {self._ready_s:g} s")
             if status != said and status in _WAITS:
                 self._tell(_WAITS[status])
             said = status

@@ -58,7 +58,8 @@ class Program:
 class Child:
     """One program, kept running from `run()` until `stop()`, or until it is of no use to start it again."""
 
-    def __init__(self, program: Program, console: Console) -> None:
+    def __init__(self, program: Program, console: Console, *, restart_min_s: float = RESTART_MIN_S) -> None:
+        """`restart_min_s`: when it is started again at first."""
         self.name = program.name
         self.deaths = 0
         self.of_use = False
@@ -71,6 +72,7 @@ class Child:
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._program = program
         self._console = console
+        self._restart_min_s = restart_min_s
         self._process: subprocess.Popen[bytes] | None = None
         self._began = False
         self._stopping = asyncio.Event()
@@ -84,7 +86,7 @@ class Child:
         """
         self._began = True
         loop = asyncio.get_running_loop()
-        delay_s = RESTART_MIN_S
+        delay_s = self._restart_min_s
         try:
             while not self._stopping.is_set():
                 born = loop.time()
@@ -93,7 +95,7 @@ class Child:
                     break
                 self.deaths += 1
                 if loop.time() - born >= HEALTHY_S:
-                    self.of_use, delay_s = True, RESTART_MIN_S
+                    self.of_use, delay_s = True, self._restart_min_s
                 if not self.of_use and (code > 0 or self.deaths >= DEATHS_BEFORE_USE):
                     self._console.say(self.name, how)
                     self.fault = useful_line(self._lines) or how

@@ -2,7 +2,7 @@
 
 from backend_kit.auth.headers import Headers, bearer_of, header
 from backend_kit.auth.identity import AuthError, Credentials, Identity
-from backend_kit.auth.keys import IssuerKeys
+from backend_kit.auth.keys import IssuerKeys, KeyWaits
 from backend_kit.auth.verify import HmacVerifier, IssuerVerifier, NoAuth, TokenVerifier, Verifier
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Identity",
     "IssuerKeys",
     "IssuerVerifier",
+    "KeyWaits",
     "NoAuth",
     "TokenVerifier",
     "Verifier",

@@ -1,6 +1,7 @@
 """Who a caller is, what they showed to prove it, and the error of those who could not."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NoReturn
 
@@ -13,6 +14,9 @@ AuthDetail = Literal[
     "Invalid token",
 ]
 """The closed list of texts a client sees in `{"detail": …}` of a 401 (CONTRACT §1)."""
+
+Clock = Callable[[], float]
+"""Seconds, of the epoch or since some moment."""
 
 
 class AuthError(ServiceError):
@@ -40,9 +44,9 @@ class Identity:
     roles: frozenset[str] = frozenset()
     expires_at: float | None = field(default=None, compare=False)
 
-    def ended(self, leeway_s: float = 0.0) -> bool:
+    def ended(self, leeway_s: float = 0.0, *, clock: Clock = time.time) -> bool:
         """Whether the token has run out, by the wall clock."""
-        return self.expires_at is not None and time.time() >= self.expires_at + leeway_s
+        return self.expires_at is not None and clock() >= self.expires_at + leeway_s
 
 
 class Credentials:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -10,20 +11,28 @@ from urllib.parse import urlsplit
 import aiohttp
 import jwt
 
+from backend_kit.auth.identity import Clock
 from backend_kit.wire import loads
 
 logger = logging.getLogger(__name__)
 
-FETCH_S: Final = 2.0
-"""Seconds that one fetch may take, discovery included."""
-REFRESH_S: Final = 300.0
-"""How often the keys are fetched anew: a key that the issuer withdrew counts for that long."""
-COOL_DOWN_S: Final = 30.0
-"""How long after a fetch a token with an unknown key does not cause another one."""
 MAX_BYTES: Final = 64 * 1024
 
-_FIRST_RETRY_S: Final = 1.0
-_WAIT_S: Final = FETCH_S + 0.5
+
+@dataclass(frozen=True, slots=True)
+class KeyWaits:
+    """`fetch_s`: seconds that one fetch may take, discovery included. `find_s`: that a token waits for a fetch.
+
+    `refresh_s`: how often the keys are fetched anew; a key that the issuer withdrew counts for that long.
+    `cool_down_s`: how long after a fetch a token with an unknown key does not cause another one.
+    `first_retry_s`: after a fetch that failed; doubles each time, up to `cool_down_s`.
+    """
+
+    fetch_s: float = 2.0
+    find_s: float = 2.5
+    refresh_s: float = 300.0
+    cool_down_s: float = 30.0
+    first_retry_s: float = 1.0
 
 
 class IssuerKeys:
@@ -35,9 +44,19 @@ class IssuerKeys:
     least one usable key replaces them. Usable: for signatures, with a `kid`, of the algorithm, RSA from 2048 bits.
     """
 
-    def __init__(self, issuer: str, *, algorithm: str = "RS256", jwks_url: str | None = None) -> None:
-        """`issuer` is the `iss` of its tokens, without a slash at its end."""
+    def __init__(
+        self,
+        issuer: str,
+        *,
+        algorithm: str = "RS256",
+        jwks_url: str | None = None,
+        waits: KeyWaits | None = None,
+        clock: Clock = perf_counter,
+    ) -> None:
+        """`issuer` is the `iss` of its tokens, without a slash at its end; `clock` counts the cool-down in seconds."""
         self.issuer = issuer
+        self._waits = waits or KeyWaits()
+        self._clock = clock
         self.algorithm = algorithm
         self._jwks_url = jwks_url
         self._discovered: str | None = None
@@ -51,28 +70,29 @@ class IssuerKeys:
 
     async def find(self, kid: str) -> jwt.PyJWK | None:
         """The key of that name. An unknown one may cause a fetch, which is waited for (at most 2.5 s)."""
-        if kid not in self._keys and (self._fetching or perf_counter() - self._began >= COOL_DOWN_S):
+        if kid not in self._keys and (self._fetching or self._clock() - self._began >= self._waits.cool_down_s):
             self._wanted.set()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_WAIT_S):
+                async with asyncio.timeout(self._waits.find_s):
                     await self._fetched.wait()
         return self._keys.get(kid)
 
     async def run(self) -> None:
         """Keep the keys, for ever: at once, then every five minutes, and when they are asked for."""
-        retry_s = _FIRST_RETRY_S
+        waits = self._waits
+        retry_s = waits.first_retry_s
         async with aiohttp.ClientSession(auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()) as http:
             while True:
                 await self._refresh(http)
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(REFRESH_S if self.reachable else retry_s):
+                    async with asyncio.timeout(waits.refresh_s if self.reachable else retry_s):
                         await self._wanted.wait()
-                retry_s = _FIRST_RETRY_S if self.reachable else min(retry_s * 2, COOL_DOWN_S)
+                retry_s = waits.first_retry_s if self.reachable else min(retry_s * 2, waits.cool_down_s)
 
     async def _refresh(self, http: aiohttp.ClientSession) -> None:
-        self._began, self._fetching = perf_counter(), True
+        self._began, self._fetching = self._clock(), True
         try:
-            async with asyncio.timeout(FETCH_S):
+            async with asyncio.timeout(self._waits.fetch_s):
                 self._keys = await self._fetch(http)
             self.reachable = True
         except (aiohttp.ClientError, OSError, ValueError) as failure:  # TimeoutError is an OSError
@@ -88,15 +108,11 @@ class IssuerKeys:
     async def _fetch(self, http: aiohttp.ClientSession) -> dict[str, jwt.PyJWK]:
         url = self._jwks_url or self._discovered
         if url is None:
-            url = self._discovered = self._address_in(
-                await _get(http, f"{self.issuer}/.well-known/openid-configuration")
-            )
+            discovery = await _get(http, f"{self.issuer}/.well-known/openid-configuration")
+            url = self._discovered = self._address_in(discovery)
         entries = (await _get(http, url)).get("keys")
-        keys = (
-            {entry["kid"]: key for entry in entries if (key := self._usable(entry))}
-            if isinstance(entries, list)
-            else {}
-        )
+        listed = entries if isinstance(entries, list) else []
+        keys = {entry["kid"]: key for entry in listed if (key := self._usable(entry))}
         if not keys:
             raise ValueError("no usable key")
         return keys

@@ -8,16 +8,16 @@ from typing import Any, Final, Protocol
 
 import jwt
 
-from backend_kit.auth.identity import AuthError, Identity
+from backend_kit.auth.identity import AuthError, Clock, Identity
 from backend_kit.auth.keys import IssuerKeys
 
 MAX_TOKEN_BYTES = 8 * 1024
 MAX_LIFETIME_S = 24 * 3600
 LEEWAY_S = 30
 MIN_SECRET_BYTES = 32
+REMEMBERED_TOKENS = 4096
 
 _CACHE_TTL_S = 60.0
-_CACHE_ENTRIES = 4096
 _MAX_UID_CHARS = 255
 
 # What a hostile token makes the JSON and number code under PyJWT raise, beside PyJWT's own errors.
@@ -55,8 +55,14 @@ class TokenVerifier:
 
     algorithm: str
 
-    def __init__(self, *, client_id: str = "", issuer: str | None = None, audience: str | None = None) -> None:
-        """`client_id`: whose roles are read, and the only client whose tokens count where they name one (`azp`)."""
+    def __init__(
+        self, *, client_id: str = "", issuer: str | None = None, audience: str | None = None, clock: Clock = time.time
+    ) -> None:
+        """`client_id`: whose roles are read, and the only client whose tokens count where they name one (`azp`).
+
+        `clock` is the wall clock by which what is remembered ends.
+        """
+        self._clock = clock
         self._client_id = client_id
         self._issuer = issuer
         self._audience = audience
@@ -117,13 +123,13 @@ class TokenVerifier:
             return None
         identity, until = entry
         # The wall clock too: it may have been set forward since the entry was made.
-        if time.perf_counter() >= until or identity.ended(LEEWAY_S):
+        if time.perf_counter() >= until or identity.ended(LEEWAY_S, clock=self._clock):
             del self._cache[digest]
             return None
         return identity
 
     def _remember(self, digest: bytes, identity: Identity) -> None:
-        if len(self._cache) >= _CACHE_ENTRIES:
+        if len(self._cache) >= REMEMBERED_TOKENS:
             self._cache.popitem(last=False)
         self._cache[digest] = (identity, time.perf_counter() + _CACHE_TTL_S)
 
@@ -134,9 +140,15 @@ class HmacVerifier(TokenVerifier):
     algorithm = "HS256"
 
     def __init__(
-        self, secret: str, *, client_id: str = "", issuer: str | None = None, audience: str | None = None
+        self,
+        secret: str,
+        *,
+        client_id: str = "",
+        issuer: str | None = None,
+        audience: str | None = None,
+        clock: Clock = time.time,
     ) -> None:
-        super().__init__(client_id=client_id, issuer=issuer, audience=audience)
+        super().__init__(client_id=client_id, issuer=issuer, audience=audience, clock=clock)
         if len(secret.encode()) < MIN_SECRET_BYTES:
             raise ValueError(f"the token secret must have at least {MIN_SECRET_BYTES} bytes (RFC 7518, 3.2)")
         self._secret = secret

@@ -38,22 +38,24 @@ def find_java(environ: Mapping[str, str]) -> Path:
     return Path(name)
 
 
-def class_path(checkout: Path, environ: Mapping[str, str], say: Callable[[str], None]) -> str:
+def class_path(
+    checkout: Path, environ: Mapping[str, str], say: Callable[[str], None], *, knn_sha256: str = KNN_SHA256
+) -> str:
     """The class path of the node, as Java takes it. The first call downloads 60 MB, which `say` is told.
 
     Processes that ask at once wait for the first. Raises `OpenSearchFailed` where Maven is missing or cannot resolve,
-    or where the plugin is not the one that is expected.
+    or where the plugin is not the one of `knn_sha256`.
     """
     place = checkout / PLACE
     jars = place / hashlib.sha256((HERE / "pom.xml").read_bytes()).hexdigest()[:12]
     place.mkdir(parents=True, exist_ok=True)
     with _alone(place / "lock"):
         if not jars.exists():
-            _resolve(jars, environ, say)
+            _resolve(jars, environ, say, knn_sha256)
     return f"{jars}/*"
 
 
-def _resolve(jars: Path, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
+def _resolve(jars: Path, environ: Mapping[str, str], say: Callable[[str], None], knn_sha256: str) -> None:
     """Fill the directory. It gets its name once it is complete."""
     maven = shutil.which("mvn", path=environ.get("PATH", os.defpath))
     if maven is None:
@@ -70,13 +72,13 @@ def _resolve(jars: Path, environ: Mapping[str, str], say: Callable[[str], None])
     if done.returncode != 0:
         words = " | ".join((done.stdout + done.stderr).splitlines()[:3])
         raise OpenSearchFailed(f"Maven could not download OpenSearch's jars: {words}")
-    _unpack(half / KNN_ARCHIVE, half)
+    _unpack(half / KNN_ARCHIVE, half, knn_sha256)
     half.rename(jars)
 
 
-def _unpack(archive: Path, into: Path) -> None:
+def _unpack(archive: Path, into: Path, sha256: str) -> None:
     """Take the jars out of the plugin's archive. Maven checks what it downloads against its server; this against us."""
-    if hashlib.sha256(archive.read_bytes()).hexdigest() != KNN_SHA256:
+    if hashlib.sha256(archive.read_bytes()).hexdigest() != sha256:
         raise OpenSearchFailed(f"{KNN_ARCHIVE} is not the file that is expected: its SHA-256 differs")
     with zipfile.ZipFile(archive) as opened:
         opened.extractall(into, [name for name in opened.namelist() if name.endswith(".jar")])

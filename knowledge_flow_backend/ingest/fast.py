@@ -58,7 +58,9 @@ class FastIngest:
         max_chars: int,
         metrics: KnowledgeFlowMetrics,
         kpi: Kpi,
+        held_bytes: int = HELD_BYTES,
     ) -> None:
+        """`held_bytes`: of files that are written at once, what is in memory."""
         self._pool = pool
         self._writer = writer
         self._embedder = embedder
@@ -66,7 +68,7 @@ class FastIngest:
         self._max_chars = max_chars
         self._metrics = metrics
         self._kpi = kpi
-        self._room = Room(HELD_BYTES)
+        self._room = Room(held_bytes)
 
     async def text(self, file: ReceivedFile) -> dict[str, Any]:
         """`{file_name, mime_type, title, text, total_chars, truncated}`; nothing is kept."""

@@ -111,9 +111,11 @@ class Library:
     What a reader may not see is not there: None, or an empty list, as for an id that nobody ever gave out.
     """
 
-    def __init__(self, database: Database, writer: IndexWriter) -> None:
-        self._statements = Statements(database)
+    def __init__(self, statements: Statements, writer: IndexWriter, *, piece_bytes: int = RAW_PIECE_BYTES) -> None:
+        """`piece_bytes`: of a raw file, what is read at a time."""
+        self._statements = statements
         self._writer = writer
+        self._piece_bytes = piece_bytes
 
     async def tags(self, reader: Reader) -> list[dict[str, Any]]:
         """The libraries that the reader may see."""
@@ -266,7 +268,7 @@ class Library:
 
     async def raw(self, reader: Reader, uid: str) -> RawFile | None:
         """The file as it was uploaded, read while it is sent: never whole in memory."""
-        key = {**_key(reader, uid), "piece": RAW_PIECE_BYTES}
+        key = {**_key(reader, uid), "piece": self._piece_bytes}
         rows = await self._statements.rows("raw", statements.RAW, key)
         if not rows:
             return None
@@ -275,7 +277,7 @@ class Library:
 
     async def _pieces(self, key: dict[str, object], size: int, first: bytes) -> AsyncIterator[bytes]:
         yield first
-        for start in range(RAW_PIECE_BYTES, size, RAW_PIECE_BYTES):
+        for start in range(self._piece_bytes, size, self._piece_bytes):
             rows = await self._statements.rows("raw_piece", statements.RAW_PIECE, {**key, "start": start + 1})
             if not rows:
                 raise Conflict("the file was replaced or deleted while it was read")

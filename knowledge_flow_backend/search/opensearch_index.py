@@ -37,12 +37,14 @@ SPARE: Final = 8
 class OpenSearchRules:
     """`word_share`: part of a hybrid score that words decide. `attachment_hits`: places guaranteed to attachments.
     `parallel`: statements and queries of searches that run at once. `exact_up_to`: chunks in scope up to which each is
-    compared."""
+    compared. `most_pending`: pending documents that a query names; beyond them it is exact through the second look in
+    Postgres alone."""
 
     word_share: float = 0.6
     attachment_hits: int = 3
     parallel: int = 4
     exact_up_to: int = statements.EXACT_UP_TO
+    most_pending: int = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ class OpenSearchChunks:
         self._model = model
         self._kpi = kpi
         self._rules = rules or OpenSearchRules()
+        self._rights = opensearch_statements.rights(self._rules.most_pending)
         self._turnstile = Turnstile(self._rules.parallel, kpi)
 
     async def check(self, dimension: int | None = None) -> None:
@@ -168,7 +171,7 @@ class OpenSearchChunks:
         """What is in scope. Raises `_NothingInScope`."""
         words = [] if query.policy is Policy.SEMANTIC else words_of(query.question)
         parameters = {**scope_of(query), "words": words}
-        rows = await self._rows("rights", opensearch_statements.RIGHTS, parameters, first=True)
+        rows = await self._rows("rights", self._rights, parameters, first=True)
         model, dimension, engine, in_scope, attached, libraries, pending, valid, valid_attached, rarities = rows[0]
         if model is None or not in_scope:
             raise _NothingInScope

@@ -5,6 +5,7 @@
 from typing import Final
 
 from sqlalchemy import text
+from sqlalchemy.sql.selectable import TextualSelect
 
 from knowledge_flow_backend.index.rights import READS_LIBRARY
 from knowledge_flow_backend.search.statements import (
@@ -20,35 +21,35 @@ from knowledge_flow_backend.search.statements import (
     with_columns,
 )
 
-MOST_PENDING: Final = 1000
-"""Pending documents that a query names. Beyond them it is exact through the second look in Postgres alone."""
 
-RIGHTS: Final = with_columns(
-    f"""WITH {SCOPE}, pending AS MATERIALIZED (
-        SELECT DISTINCT document_uid FROM index_pending LIMIT {MOST_PENDING}
-    ) {OVERVIEW_COLUMNS},
-    (SELECT array_agg(t.id ORDER BY t.id) FROM tags t WHERE {READS_LIBRARY}
-        AND (CAST(:libraries AS text[]) IS NULL OR t.id = ANY(CAST(:libraries AS text[])))),
-    (SELECT array_agg(document_uid) FROM pending), v.everywhere, v.attached,
-    (SELECT array_agg(coalesce({RARITY.format(total="s.total", n="w.n")}, 0) ORDER BY w.position) FROM (
-        SELECT u.position, (SELECT min({KNOWN.format(word="l.lexeme")}) FROM unnest(CASE WHEN u.word ~ '[._]'
-            THEN ARRAY[u.word] ELSE tsvector_to_array(to_tsvector('english', u.word)) END) AS l(lexeme)) AS n
-        FROM unnest(CAST(:words AS text[])) WITH ORDINALITY AS u(word, position)
-    ) w, (SELECT coalesce(sum(chunks), 0) AS total FROM place) s)
-    FROM (SELECT array_agg(d.generation) AS everywhere,
-            array_agg(d.generation) FILTER (WHERE d.session_id IS NOT NULL) AS attached
-        FROM pending p JOIN documents d ON d.uid = p.document_uid
-        WHERE d.generation IS NOT NULL AND {IN_SCOPE}) v""",
-    *OVERVIEW_FIELDS,
-    "libraries",
-    "pending",
-    "everywhere",
-    "attached_everywhere",
-    "rarities",
-)
-"""One row: OVERVIEW, and what a query filters by: libraries, pending documents, their valid writings in scope, and
-those of them that are the session's attachments; and how rare each of `words`, as OpenSearch takes them, is in what the
-reader may read (0: it says nothing)."""
+def rights(most_pending: int) -> TextualSelect:
+    """One row: OVERVIEW, and what a query filters by: libraries, pending documents (at most so many), their valid
+    writings in scope, and those of them that are the session's attachments; and how rare each of `words`, as OpenSearch
+    takes them, is in what the reader may read (0: it says nothing)."""
+    return with_columns(
+        f"""WITH {SCOPE}, pending AS MATERIALIZED (
+            SELECT DISTINCT document_uid FROM index_pending LIMIT {most_pending}
+        ) {OVERVIEW_COLUMNS},
+        (SELECT array_agg(t.id ORDER BY t.id) FROM tags t WHERE {READS_LIBRARY}
+            AND (CAST(:libraries AS text[]) IS NULL OR t.id = ANY(CAST(:libraries AS text[])))),
+        (SELECT array_agg(document_uid) FROM pending), v.everywhere, v.attached,
+        (SELECT array_agg(coalesce({RARITY.format(total="s.total", n="w.n")}, 0) ORDER BY w.position) FROM (
+            SELECT u.position, (SELECT min({KNOWN.format(word="l.lexeme")}) FROM unnest(CASE WHEN u.word ~ '[._]'
+                THEN ARRAY[u.word] ELSE tsvector_to_array(to_tsvector('english', u.word)) END) AS l(lexeme)) AS n
+            FROM unnest(CAST(:words AS text[])) WITH ORDINALITY AS u(word, position)
+        ) w, (SELECT coalesce(sum(chunks), 0) AS total FROM place) s)
+        FROM (SELECT array_agg(d.generation) AS everywhere,
+                array_agg(d.generation) FILTER (WHERE d.session_id IS NOT NULL) AS attached
+            FROM pending p JOIN documents d ON d.uid = p.document_uid
+            WHERE d.generation IS NOT NULL AND {IN_SCOPE}) v""",
+        *OVERVIEW_FIELDS,
+        "libraries",
+        "pending",
+        "everywhere",
+        "attached_everywhere",
+        "rarities",
+    )
+
 
 HITS: Final = with_columns(
     f"""SELECT f.key, c.uid, c.document_uid, {HIT_COLUMNS}

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -23,8 +23,11 @@ class Pace:
     """Shared by all writes and searches of an index: each search waits a little longer, rather than some for a whole
     document. Nothing is slowed down where nobody searches."""
 
-    def __init__(self, rules: PaceRules | None = None) -> None:
+    def __init__(
+        self, rules: PaceRules | None = None, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> None:
         self._rules = rules or PaceRules()
+        self._sleep = sleep
         self._searched_at = -math.inf
         self._turn = asyncio.Lock()
 
@@ -48,7 +51,7 @@ class Pace:
         async with self._turn:
             begun = time.monotonic()
             yield
-            await asyncio.sleep(min((time.monotonic() - begun) * self._rules.rests, self._rules.longest_rest_s))
+            await self._sleep(min((time.monotonic() - begun) * self._rules.rests, self._rules.longest_rest_s))
 
     def _searched_lately(self) -> bool:
         return time.monotonic() - self._searched_at < self._rules.lately_s

@@ -21,9 +21,9 @@ from knowledge_flow_backend.index.faults import Backoff, DatabaseFault, failure_
 logger = logging.getLogger(__name__)
 
 TICK_S: Final = 1.0
-_NOTES: Final = 50
+NOTES: Final = 50
 """Notes that are looked at for one transaction: a large one saves counts of words that documents share."""
-_CHUNKS: Final = 5000
+CHUNKS: Final = 5000
 """Chunks after which a transaction takes no further document, at 0.7 ms each: it must end within its deadline."""
 _LOG_INTERVAL_S: Final = 1.0
 
@@ -101,8 +101,10 @@ _DROP_EMPTY = text("DELETE FROM word_places WHERE chunks = 0")
 class WordCounter:
     """Counts what was noted; with several processes one of them works at a time and the others pass."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, notes: int = NOTES, chunks: int = CHUNKS) -> None:
+        """`notes` and `chunks` bound a transaction."""
         self._database = database
+        self._bounds = {"notes": notes, "chunks": chunks}
         self._woken = asyncio.Event()
 
     def wake(self) -> None:
@@ -138,7 +140,7 @@ class WordCounter:
             async with self._database.ingest.connection() as connection:
                 if not (await connection.execute("lock", _LOCK))[0][0]:
                     return 0
-                notes = await connection.execute("take_word_notes", _TAKE, {"notes": _NOTES, "chunks": _CHUNKS})
+                notes = await connection.execute("take_word_notes", _TAKE, self._bounds)
                 if notes:
                     uids = {"uids": sorted({uid for (uid,) in notes})}
                     await connection.execute("word_places", _PLACES, uids)

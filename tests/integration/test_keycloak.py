@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from backend_kit.auth import keys as keys_module
+from backend_kit.auth import KeyWaits
 from tests.support.keycloak import Administrator, claims_of, security_of, tokens_of
 from tests.support.service import BASE, hear, hear_until, say
 
@@ -73,13 +73,14 @@ async def test_a_socket_ends_with_its_token_unless_a_newer_one_comes(keycloak, s
             assert await hear(renewed) == {"type": "pong"}
 
 
-async def test_a_new_key_works_at_once_and_the_one_before_it_still_does(keycloak, start_service, monkeypatch):
-    async with start_service(security=security_of(keycloak)) as service, Administrator(keycloak) as admin:
+async def test_a_new_key_works_at_once_and_the_one_before_it_still_does(keycloak, start_service):
+    waits = KeyWaits(cool_down_s=0.0, fetch_s=60.0, find_s=60.0)
+    starting = start_service(security=security_of(keycloak), key_waits=waits)
+    async with starting as service, Administrator(keycloak) as admin:
         before = (await tokens_of(keycloak, "eve"))["access_token"]
         assert (await status_of(service, before))[0] == 200
         await admin.rotate("rotated")
         after = (await tokens_of(keycloak, "bob"))["access_token"]
-        monkeypatch.setattr(keys_module, "COOL_DOWN_S", 0.0)
         assert (await status_of(service, after))[0] == 200
         again = (await tokens_of(keycloak, "eve"))["access_token"]
         assert [(await status_of(service, token))[0] for token in (before, again)] == [200, 200]

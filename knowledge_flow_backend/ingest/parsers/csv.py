@@ -24,7 +24,7 @@ _DIGIT = re.compile(r"\d")
 _NUMBER = re.compile(r"[-+]?[\d.,\s]*%?")
 
 
-def parse(data: bytes) -> Parsed:
+def parse(data: bytes, *, max_chars: int = MAX_CHARS) -> Parsed:
     """Parse one file; its title is its name. Raises `Refused`."""
     csv.field_size_limit(_MAX_CELL_CHARS)
     content = decode(data)
@@ -38,7 +38,7 @@ def parse(data: bytes) -> Parsed:
     length = 0
     cut = [f"Of {columns} columns, the first {MAX_COLUMNS} were read."] if columns > width else []
     for row in _headed(rows, width):
-        if length > MAX_CHARS:
+        if length > max_chars:
             cut.append(f"The table goes on: its first {len(lines) - 1} rows were read.")
             break
         lines.append(table_row([*row[:width], *[""] * (width - len(row))]))

@@ -15,7 +15,7 @@ _MAX_DEPTH = 4
 """Below, a value is written as JSON."""
 
 
-def parse(data: bytes) -> Parsed:
+def parse(data: bytes, *, max_chars: int = MAX_CHARS) -> Parsed:
     """Parse one file; its title is its name. Raises `Refused`."""
     writer = Writer()
     lines = broken = 0
@@ -28,7 +28,7 @@ def parse(data: bytes) -> Parsed:
             broken += 1
             continue
         writer.add(Kind.RECORD, "\n".join(_described("", record, 0)))
-        if writer.length > MAX_CHARS:
+        if writer.length > max_chars:
             cut.append(f"The file goes on: its first {lines} lines were read.")
             break
     if broken > lines * _MAX_BROKEN:

@@ -27,14 +27,14 @@ _MOST_SAID = 20
 """Sentences about what was cut, before the rest is only counted."""
 
 
-def parse(data: bytes) -> Parsed:
+def parse(data: bytes, *, max_cells: int = MAX_CELLS) -> Parsed:
     """Parse one file; formulas give the values that were last computed. Raises `Refused`."""
     check(data)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of parts that are of no interest here
         try:
             book = openpyxl.load_workbook(io.BytesIO(data), read_only=True, data_only=True, keep_links=False)
-            return _Book(book).parsed()
+            return _Book(book, max_cells).parsed()
         except (InvalidFileException, OSError):  # OSError: an archive without a workbook
             raise Refused(Reason.UNREADABLE) from None
 
@@ -42,8 +42,9 @@ def parse(data: bytes) -> Parsed:
 class _Book:
     """Reads sheets one after the other, within the bounds of the whole workbook."""
 
-    def __init__(self, book: Any) -> None:
+    def __init__(self, book: Any, max_cells: int) -> None:
         self._book = book
+        self._max_cells = max_cells
         self._writer = Writer()
         self._cells = 0
         self._cut: list[str] = []
@@ -94,7 +95,7 @@ class _Book:
             while row and not row[-1]:
                 row.pop()
             self._cells += sum(1 for cell in row if cell)
-            if self._cells > MAX_CELLS or number > MAX_ROWS:
+            if self._cells > self._max_cells or number > MAX_ROWS:
                 self._cut.append(f"Sheet {_name(sheet)!r} goes on: its first {number - 1} rows were read.")
                 break
             yield row

@@ -1,3 +1,4 @@
+import asyncio
 import base64
 import copy
 import json
@@ -11,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend_kit.auth import AuthError, Credentials, HmacVerifier, Identity, NoAuth
-from backend_kit.auth import verify as verify_module
-from backend_kit.auth.verify import identity_from
+from backend_kit.auth.verify import REMEMBERED_TOKENS, identity_from
 
 SECRET = "a secret of at least thirty-two bytes"
 ISSUER = "https://id.example/realms/main"
@@ -149,23 +149,26 @@ def test_a_short_secret_is_refused_when_the_service_starts() -> None:
         HmacVerifier("short")
 
 
-async def test_what_verified_is_remembered_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify_module, "_CACHE_ENTRIES", 3)
+async def test_what_verified_is_remembered_within_a_bound() -> None:
     verifier = HmacVerifier(SECRET)
     first = token(sub="0")
     identity = await verifier.verify(first)
     assert await verifier.verify(first) is identity
-    for number in range(1, 5):
+    for number in range(1, REMEMBERED_TOKENS + 2):
         await verifier.verify(token(sub=str(number)))
-    assert len(verifier) == 3
+        if number % 100 == 0:
+            await asyncio.sleep(0)
+    assert len(verifier) == REMEMBERED_TOKENS
+    assert await verifier.verify(first) is not identity, "the oldest makes room"
 
 
-async def test_a_remembered_token_ends_at_its_exp(monkeypatch: pytest.MonkeyPatch) -> None:
-    verifier = HmacVerifier(SECRET)
-    text = token(exp=int(time.time()) + 600)
+async def test_a_remembered_token_ends_at_its_exp() -> None:
+    seconds = time.time()
+    verifier = HmacVerifier(SECRET, clock=lambda: seconds)
+    text = token(exp=int(seconds) + 600)
     remembered = await verifier.verify(text)
-    later = time.time() + 600 + 31
-    monkeypatch.setattr(time, "time", lambda: later)
+    assert await verifier.verify(text) is remembered
+    seconds += 600 + 31
     # Not from memory but decoded again; PyJWT has a clock of its own and finds it good.
     assert await verifier.verify(text) is not remembered
 

@@ -33,7 +33,7 @@ from knowledge_flow_backend.ingest.staging import Staging
 from knowledge_flow_backend.library import router as library_router
 from knowledge_flow_backend.library.intake import Intake
 from knowledge_flow_backend.library.router import LibraryServices
-from knowledge_flow_backend.library.store import Library
+from knowledge_flow_backend.library.store import RAW_PIECE_BYTES, Library, Statements
 from knowledge_flow_backend.metrics import PHASES, KnowledgeFlowMetrics
 from knowledge_flow_backend.search.pgvector_writer import PgVectorWriter
 from tests.support import postgres
@@ -150,6 +150,7 @@ async def running(
     command: Sequence[str] = WORKER,
     timeout_s: float = 60.0,
     wrapped: Callable[[IndexWriter], IndexWriter] = lambda writer: writer,
+    raw_piece_bytes: int = RAW_PIECE_BYTES,
 ) -> AsyncIterator[Lab]:
     """The service on a free port; everything is closed in reverse. `wrapped` puts something around its writer."""
     async with AsyncExitStack() as stack:
@@ -183,7 +184,7 @@ async def running(
         app = FastAPI()
         install_error_handlers(app)
         ingest = IngestServices(service, intake, staging, LIMITS)
-        library = LibraryServices(Library(database, writer), metrics)
+        library = LibraryServices(Library(Statements(database), writer, piece_bytes=raw_piece_bytes), metrics)
         app.include_router(ingest_router.build_router(lambda: ingest, identify), prefix=BASE)
         app.include_router(library_router.build_router(lambda: library, identify), prefix=BASE)
         port = await stack.enter_async_context(_served(app))
