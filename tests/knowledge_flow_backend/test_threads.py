@@ -7,6 +7,7 @@ import pytest
 
 from knowledge_flow_backend.threads import ThreadsBusy, WorkerThreads
 from knowledge_flow_backend.together import at_once
+from tests.support.threads import no_more_threads
 
 
 async def test_a_call_runs_in_a_thread_and_raises_what_it_raises() -> None:
@@ -50,13 +51,9 @@ async def test_a_call_that_finds_no_room_is_refused_and_one_that_is_given_up_mak
     threads.close()
 
 
-async def test_a_call_that_gets_no_thread_keeps_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_thread(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
+async def test_a_call_that_gets_no_thread_keeps_no_place() -> None:
     threads = WorkerThreads("test", 1, 1)
-    with monkeypatch.context() as without:
-        without.setattr(threading.Thread, "start", no_thread)
+    with no_more_threads():
         for _ in range(5):
             with pytest.raises(RuntimeError, match="new thread"):
                 await threads.run(lambda: None)

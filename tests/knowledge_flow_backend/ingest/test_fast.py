@@ -1,17 +1,28 @@
 """Attachments: read at once, found in their session by their owner alone, deleted one by one and by session."""
 
 import asyncio
+import hashlib
 import io
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from prometheus_client import CollectorRegistry
 
-from knowledge_flow_backend.ingest.fast import PREVIEW_CHARS
-from knowledge_flow_backend.ingest.room import Room
+from backend_kit.kpi import Kpi
+from knowledge_flow_backend.index import Chunk, Document, DocumentContent, Reader, Vector
+from knowledge_flow_backend.index.database import Database as IndexDatabase
+from knowledge_flow_backend.ingest.fast import PREVIEW_CHARS, FastIngest
+from knowledge_flow_backend.ingest.receive import ReceivedFile
+from knowledge_flow_backend.ingest.service import IngestRules
+from knowledge_flow_backend.ingest.staging import Staging
+from knowledge_flow_backend.metrics import PHASES
+from knowledge_flow_backend.search.pgvector_writer import PgVectorWriter
 from tests.knowledge_flow_backend.corpus import Corpus
+from tests.knowledge_flow_backend.ingest.lab import Lab
 from tests.knowledge_flow_backend.service import BASE, RunningKnowledgeFlow, StartKnowledgeFlow
 from tests.support.people import SECURITY, headers_of
 
@@ -107,36 +118,57 @@ async def test_the_best_attachments_keep_their_places_beside_a_large_corpus(
     assert [uid.startswith("corpus-") for uid in both] == [True, False, False, False]
 
 
-async def test_attachments_that_wait_to_be_written_are_not_in_memory(
-    service: RunningKnowledgeFlow, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    state = service.service._state
-    assert state is not None
-    fast = state.fast.fast
-    held = most = 0
-    let = asyncio.Event()
-    write = fast._writer.replace_document
+class HeldWriter(PgVectorWriter):
+    """Writes once it is let to; `most` is how many documents it was given at a time."""
 
-    async def counted(*document: Any) -> int:
-        nonlocal held, most
-        held += 1
-        most = max(most, held)
-        await let.wait()
+    def __init__(self, database: IndexDatabase, model: str) -> None:
+        super().__init__(database, model=model)
+        self.let = asyncio.Event()
+        self.held = self.most = 0
+
+    async def replace_document(
+        self, document: Document, content: DocumentContent, chunks: Sequence[Chunk], vectors: Sequence[Vector]
+    ) -> int:
+        self.held += 1
+        self.most = max(self.most, self.held)
+        await self.let.wait()
         try:
-            return await write(*document)
+            return await super().replace_document(document, content, chunks, vectors)
         finally:
-            held -= 1
+            self.held -= 1
 
-    monkeypatch.setattr(fast._writer, "replace_document", counted)
-    monkeypatch.setattr(fast, "_room", Room(2 * len(TEXT)))
+
+async def received(staging: Staging) -> ReceivedFile:
+    folder = await staging.folder()
+    folder.raw.write_text(TEXT)
+    return ReceivedFile("pumps.md", folder, len(TEXT), hashlib.sha256(TEXT.encode()).hexdigest())
+
+
+async def test_attachments_that_wait_to_be_written_are_not_in_memory(lab: Lab, tmp_path: Path) -> None:
+    writer = HeldWriter(lab.database, lab.embedder.model)
+    staging = Staging(tmp_path / "attachments")
+    await staging.open()
+    fast = FastIngest(
+        pool=lab.pool,
+        writer=writer,
+        embedder=lab.embedder,
+        rules=IngestRules(200, 0, files=6),
+        max_chars=20_000,
+        metrics=lab.metrics,
+        kpi=Kpi(CollectorRegistry(), service="test", phases=PHASES),
+        held_bytes=2 * len(TEXT),
+    )
     async with asyncio.TaskGroup() as tasks:
-        sent = [tasks.create_task(send(service, TEXT, session_id="s1")) for _ in range(6)]
-        async with asyncio.timeout(20):
-            while fast._pool.stats.files < 6:  # noqa: ASYNC110 - the pool tells nobody
-                await asyncio.sleep(0.01)
-        let.set()
-    assert len({one.result()["document_uid"] for one in sent}) == 6
-    assert most <= 2
+        files = [await received(staging) for _ in range(6)]
+        kept = [tasks.create_task(fast.ingest(file, "s1", Reader("ann"))) for file in files]
+        while len(lab.embedder.texts) < 6 or writer.held < 2:  # noqa: ASYNC110 - they tell nobody
+            await asyncio.sleep(0.01)
+        for _ in range(20):  # whoever else found room would be there by then
+            await asyncio.to_thread(int)
+        writer.let.set()
+    assert len({one.result()["document_uid"] for one in kept}) == 6
+    assert writer.most == 2
+    await staging.aclose()
 
 
 async def test_only_its_owner_deletes_it(service: RunningKnowledgeFlow, corpus: Corpus) -> None:

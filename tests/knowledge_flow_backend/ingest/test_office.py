@@ -1,6 +1,7 @@
 """Office files: what is read out of them, and what is refused before a library opens it."""
 
 import io
+import os
 import re
 import zipfile
 from collections.abc import Callable
@@ -103,9 +104,8 @@ def test_values_are_shown_as_people_read_them() -> None:
     ]  # fmt: skip
 
 
-def test_a_huge_sheet_is_cut_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(xlsx, "MAX_CELLS", 50)
-    parsed = xlsx.parse(office.workbook(rows=100))
+def test_a_huge_sheet_is_cut_and_said() -> None:
+    parsed = xlsx.parse(office.workbook(rows=100), max_cells=50)
     assert "Sheet 'Figures' goes on: its first 21 rows were read." in parsed.cut
     assert parsed.content.endswith(f"*{parsed.cut}*")
 
@@ -158,9 +158,11 @@ def test_too_many_parts_are_refused() -> None:
     assert refusal(docx.parse, many) is Reason.UNPACKS_TOO_LARGE
 
 
-def test_a_part_that_would_be_a_huge_tree_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "MAX_TREE_BYTES", 1000)
-    assert refusal(docx.parse, office.word()) is Reason.UNPACKS_TOO_LARGE
+def test_a_part_that_would_be_a_huge_tree_is_refused() -> None:
+    # A 64th of it is noise, so that it is no bomb.
+    part = (os.urandom(1024) + bytes(63 * 1024)) * (packages.MAX_TREE_BYTES // 65536) + b"x"
+    assert refusal(docx.parse, office.repacked(office.word(), {"word/huge.xml": part})) is Reason.UNPACKS_TOO_LARGE
+    packages.check(office.repacked(office.word(), {"media/huge.bin": part}), "word/")
 
 
 def test_a_part_that_holds_more_than_it_says_is_unreadable() -> None:

@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from knowledge_flow_backend.library import store
 from knowledge_flow_backend.library.reasons import SENTENCES, Reason
 from knowledge_flow_backend.library.router import Download, attachment
 from knowledge_flow_backend.search.pgvector_writer import PgVectorWriter
-from tests.knowledge_flow_backend.ingest.lab import BASE, Lab
+from tests.knowledge_flow_backend.ingest.lab import BASE, Lab, running
+from tests.support.postgres import Database
 
 
 async def new_tag(lab: Lab, name: str, user: str = "admin", **more: Any) -> str:
@@ -138,28 +140,25 @@ async def test_chunks_come_in_windows(lab: Lab) -> None:
     assert await lab.call("GET", f"/documents/{uid}/chunks?offset=9") == []
 
 
-async def test_a_file_is_given_back_in_pieces(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "RAW_PIECE_BYTES", 4)
-    for data in (b"Text of pieces.", b"Text of pie!", b"One."):
-        uid = await lab.put("a.md", data)
-        async with lab.http.get(f"{BASE}/raw_content/{uid}") as response:
-            assert (await response.read(), response.headers["Content-Length"]) == (data, str(len(data)))
-    # One value in pieces is unpacked from its beginning for each of them, unless it is stored as it is.
-    storage = (
-        "SELECT attstorage::text FROM pg_attribute WHERE attrelid = 'document_contents'::regclass AND attname = 'raw'"
-    )
-    assert await lab.rows(storage) == [("e",)]
+async def test_a_file_is_given_back_in_pieces(database: Database, tmp_path: Path) -> None:
+    async with running(database, tmp_path / "staging", raw_piece_bytes=4) as lab:
+        for data in (b"Text of pieces.", b"Text of pie!", b"One."):
+            uid = await lab.put("a.md", data)
+            async with lab.http.get(f"{BASE}/raw_content/{uid}") as response:
+                assert (await response.read(), response.headers["Content-Length"]) == (data, str(len(data)))
+        # One value in pieces is unpacked from its beginning for each of them, unless it is stored as it is.
+        storage = """SELECT attstorage::text FROM pg_attribute
+            WHERE attrelid = 'document_contents'::regclass AND attname = 'raw'"""
+        assert await lab.rows(storage) == [("e",)]
 
 
 @pytest.mark.parametrize("change", ["replaced", "deleted", "closed"])
-async def test_the_pieces_of_a_file_are_of_one_upload_and_of_one_who_may_read(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, change: str
-) -> None:
-    monkeypatch.setattr(store, "RAW_PIECE_BYTES", 4)
+async def test_the_pieces_of_a_file_are_of_one_upload_and_of_one_who_may_read(lab: Lab, change: str) -> None:
     tag = await new_tag(lab, "Shared", user="alice")
     await share(lab, tag, users=["bob"])
     uid = await lab.put("a.md", "Text of pieces.", tags=[tag], user="alice")
-    library = store.Library(lab.database, PgVectorWriter(lab.database, model="hashing"))
+    writer = PgVectorWriter(lab.database, model="hashing")
+    library = store.Library(store.Statements(lab.database), writer, piece_bytes=4)
     file = await library.raw(Reader("bob"), uid)
     assert file is not None
     assert await anext(file.pieces) == b"Text"
@@ -402,8 +401,7 @@ async def test_a_document_that_leaves_a_library_in_time_is_not_deleted_with_it(l
         await place(lab, uids["kept.md"], two)
         await place(lab, uids["out.md"])
 
-    library = store.Library(lab.database, PgVectorWriter(lab.database, model="hashing"))
-    library._statements = MovedMeanwhile(lab, move)
+    library = store.Library(MovedMeanwhile(lab, move), PgVectorWriter(lab.database, model="hashing"))
     assert await library.delete_tag(Reader("admin"), one) is True
     assert await names(lab) == ["kept.md", "out.md"]
 

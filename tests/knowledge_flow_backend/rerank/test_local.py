@@ -1,5 +1,7 @@
 """The local reranker on a real index: what it changes, what it knows, and that the loop does not notice it."""
 
+import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -148,10 +150,21 @@ async def test_the_loop_does_not_notice_a_reranker_that_blocks(corpus: Corpus) -
 
 
 async def test_a_queue_that_is_full_is_not_waited_for(corpus: Corpus) -> None:
-    async with reranker(corpus) as made:
-        made._threads._held = WAITING + 1
-        done = await service(corpus, made).rerank("q", [Candidate("a")], 1, ADMIN)
+    go = threading.Event()
+
+    def held(question: str, texts: Sequence[str]) -> list[float]:
+        go.wait(60)
+        return bm25(question, texts)
+
+    async with reranker(corpus, word_scores=held) as made:
+        one = [Candidate("a")]
+        others = [asyncio.ensure_future(made.score("q", one, ADMIN)) for _ in range(WAITING + 1)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        done = await service(corpus, made).rerank("q", one, 1, ADMIN)
         assert (done.order, done.skipped) == (((0, None),), "busy")
+        go.set()
+        await asyncio.gather(*others)
     assert skipped(corpus, "busy") == 1
 
 

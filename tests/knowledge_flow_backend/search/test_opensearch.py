@@ -6,11 +6,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
-from sqlalchemy import text
 
 from backend_kit.wire import dumps, loads
 from knowledge_flow_backend.errors import Conflict, IndexUnavailable, SchemaMismatch
-from knowledge_flow_backend.search import opensearch_statements
 from knowledge_flow_backend.search.opensearch import Cluster, ClusterRules
 from knowledge_flow_backend.search.opensearch_body import Shape, index_body
 from knowledge_flow_backend.search.opensearch_index import OpenSearchChunks, OpenSearchRules
@@ -148,19 +146,17 @@ async def test_the_graph_finds_what_comparing_each_finds(database: Database, ope
 
 
 async def test_more_changes_than_a_query_names_hide_nothing_and_leak_nothing(
-    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+    database: Database, opensearch: OpenSearchIndex
 ) -> None:
-    few = str(opensearch_statements.RIGHTS).replace(f"LIMIT {opensearch_statements.MOST_PENDING}", "LIMIT 1")
-    assert "LIMIT 1\n" in few
-    monkeypatch.setattr(opensearch_statements, "RIGHTS", text(few))
-    for number in range(4):
-        await corpus.put(f"gone{number}", *("the spool" for _ in range(12)))
-    await corpus.put("left", "among many other words a spool is named here once")
-    await corpus.follow()
-    corpus.follower = None
-    corpus.sql("DELETE FROM documents WHERE uid LIKE 'gone%'")
-    for policy in POLICIES:
-        assert found(await corpus.search("the spool", policy, limit=3, candidates=100)) == ["left"]
+    async with Corpus.on_opensearch(database, opensearch, most_pending=1) as corpus:
+        for number in range(4):
+            await corpus.put(f"gone{number}", *("the spool" for _ in range(12)))
+        await corpus.put("left", "among many other words a spool is named here once")
+        await corpus.follow()
+        corpus.follower = None
+        corpus.sql("DELETE FROM documents WHERE uid LIKE 'gone%'")
+        for policy in POLICIES:
+            assert found(await corpus.search("the spool", policy, limit=3, candidates=100)) == ["left"]
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
@@ -312,16 +308,13 @@ async def test_few_bulks_are_in_flight_and_what_was_too_busy_is_sent_again(
     assert len(await through.search("spool passage", "strict", limit=50)) == 12
 
 
-async def test_writes_rest_where_somebody_searches_and_nowhere_else(
-    corpus: Corpus, faulty: FaultyOpenSearch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_writes_rest_where_somebody_searches_and_nowhere_else(corpus: Corpus, faulty: FaultyOpenSearch) -> None:
     rests, pieces = [], []
     running = most = 0
-    real = asyncio.sleep
 
     async def rest(seconds: float) -> None:
         rests.append(seconds)
-        await real(0)
+        await asyncio.sleep(0)
 
     async def searched(request: web.Request) -> web.Response | None:
         nonlocal running, most
@@ -334,9 +327,9 @@ async def test_writes_rest_where_somebody_searches_and_nowhere_else(
         return None
 
     rules = ClusterRules(search_s=30.0, write_s=30.0)
-    async with reached(corpus, faulty, rules, Pace(PaceRules(lately_s=1000.0, piece=1, longest_rest_s=0.05))):
+    pace = Pace(PaceRules(lately_s=1000.0, piece=1, longest_rest_s=0.05), sleep=rest)
+    async with reached(corpus, faulty, rules, pace):
         await corpus.put("first", "text")
-        monkeypatch.setattr(asyncio, "sleep", rest)
         await corpus.put("alone", *(f"passage {number}" for number in range(6)))
         assert rests == []
         faulty.answer = searched

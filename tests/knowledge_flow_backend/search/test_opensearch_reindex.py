@@ -170,7 +170,6 @@ async def test_the_command_rebuilds_and_says_so(
 ) -> None:
     await filled(corpus)
     await corpus.follow()
-    monkeypatch.setattr("knowledge_flow_backend.search.opensearch_reindex.GRACE_S", 0.0)
 
     def run(kind: str) -> int:
         storage = {

@@ -7,21 +7,20 @@ import pytest
 from knowledge_flow_backend.search.pace import Pace, PaceRules
 
 
-@pytest.fixture
-def rests(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    seen: list[float] = []
-    real = asyncio.sleep
+class Rests:
+    """A sleep that only writes down for how long."""
 
-    async def rest(seconds: float) -> None:
-        seen.append(seconds)
-        await real(0)
+    def __init__(self) -> None:
+        self.seen: list[float] = []
 
-    monkeypatch.setattr(asyncio, "sleep", rest)
-    return seen
+    async def sleep(self, seconds: float) -> None:
+        self.seen.append(seconds)
+        await asyncio.sleep(0)
 
 
-async def test_nothing_is_slowed_down_where_nobody_searches(rests: list[float]) -> None:
-    pace = Pace()
+async def test_nothing_is_slowed_down_where_nobody_searches() -> None:
+    rests = Rests()
+    pace = Pace(sleep=rests.sleep)
     assert pace.piece(500) == 500
     both = asyncio.Barrier(2)
 
@@ -30,11 +29,12 @@ async def test_nothing_is_slowed_down_where_nobody_searches(rests: list[float]) 
             await both.wait()
 
     await asyncio.gather(write(), write())
-    assert rests == []
+    assert rests.seen == []
 
 
-async def test_beside_a_search_small_pieces_are_written_one_at_a_time_with_a_rest_each(rests: list[float]) -> None:
-    pace = Pace(PaceRules(lately_s=1000.0, piece=50, rests=1e9, longest_rest_s=0.5))
+async def test_beside_a_search_small_pieces_are_written_one_at_a_time_with_a_rest_each() -> None:
+    rests = Rests()
+    pace = Pace(PaceRules(lately_s=1000.0, piece=50, rests=1e9, longest_rest_s=0.5), sleep=rests.sleep)
     pace.searched()
     assert (pace.piece(500), pace.piece(20)) == (50, 20)
     running = most = 0
@@ -48,7 +48,7 @@ async def test_beside_a_search_small_pieces_are_written_one_at_a_time_with_a_res
             running -= 1
 
     await asyncio.gather(write(), write(), write())
-    assert (most, rests) == (1, [0.5] * 3)
+    assert (most, rests.seen) == (1, [0.5] * 3)
 
 
 async def test_a_failed_write_lets_the_next_one_in() -> None:

@@ -12,7 +12,6 @@ import pytest
 from backend_kit.settings import Postgres
 from knowledge_flow_backend.errors import DocumentsUnavailable
 from knowledge_flow_backend.index.schema import migrate
-from knowledge_flow_backend.search import word_counts
 from knowledge_flow_backend.search.word_counts import WordCounter
 from tests.knowledge_flow_backend.corpus import INDEX, Corpus
 from tests.support.postgres import Database
@@ -158,16 +157,12 @@ async def test_writers_of_one_library_do_not_wait_for_each_other(corpus: Corpus)
     assert kept(corpus) == from_scratch(corpus)
 
 
-async def test_a_document_of_many_notes_is_counted_once_and_a_large_one_alone(
-    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(word_counts, "_NOTES", 2)
-    monkeypatch.setattr(word_counts, "_CHUNKS", 5)
+async def test_a_document_of_many_notes_is_counted_once_and_a_large_one_alone(corpus: Corpus) -> None:
     await corpus.put("large", *(f"the spool {number}" for number in range(10)))
     notes = corpus.sql("SELECT count(*) FROM word_notes")[0][0]
     assert notes == 4  # three of each COPY
     await corpus.put("small", "the pool")
-    counter = WordCounter(corpus.database)
+    counter = WordCounter(corpus.database, notes=2, chunks=5)
     assert await counter.count() == notes
     assert corpus.sql("SELECT document_uid FROM counted_documents") == [("large",)]
     assert await counter.count() == 1
