@@ -45,8 +45,8 @@ from knowledge_flow_backend.search.opensearch_body import Place, Shape, bulk_lin
 from knowledge_flow_backend.search.opensearch_shape import make_index
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
 from tests.bench.bench import ROOT, Verdicts, pinned_to
+from tests.bench.deployment import Deployment, cpu_s, deployed
 from tests.bench.rico import knowledge_file
-from tests.bench.rig import Rig, cpu_s, rig
 from tests.bench.search_cost import calibration, postgres_cpu
 from tests.bench.seed_chunks import LIBRARY_ID, OWNER, question, seed, seed_chunk
 from tests.support.ports import free_port
@@ -83,9 +83,9 @@ SHORT = Size(chunks=(2_000, 10_000), searches=60, window_s=5.0, upload_mb=20, sl
 
 @dataclass(slots=True)
 class Bench:
-    """What runs: the rig, and the node of OpenSearch where it is measured."""
+    """What runs: the deployment, and the node of OpenSearch where it is measured."""
 
-    stage: Rig
+    deployment: Deployment
     node: OpenSearchNode | None
     size: Size
     engines: Sequence[str]
@@ -98,10 +98,10 @@ class Bench:
 def database_of(bench: Bench, chunks: int) -> tuple[Path, int, int]:
     """A configuration on a database with so many chunks, for pgvector: its path, port and metrics port."""
     name = f"chunks_{chunks}"
-    bench.stage.database(name)
-    work = bench.stage.work / name
+    bench.deployment.database(name)
+    work = bench.deployment.work / name
     work.mkdir()
-    path, port = knowledge_file(work, bench.stage.storage(name), bench.stage.model_url, workers=1)
+    path, port = knowledge_file(work, bench.deployment.storage(name), bench.deployment.model_url, workers=1)
     config: dict[str, Any] = yaml.safe_load(path.read_text())
     metrics_port = free_port()
     config["app"] |= {"metrics_enabled": True, "metrics_port": metrics_port}
@@ -125,12 +125,12 @@ def on_opensearch(bench: Bench, pgvector: Path) -> Path:
     path.write_text(yaml.safe_dump(config))
     settings = load(KnowledgeFlowSettings, path, {})
     begun = time.perf_counter()
-    whole = bench.stage.service_cores | bench.stage.other_cores
+    whole = bench.deployment.service_cores | bench.deployment.other_cores
     move(bench.node, whole)
     with pinned_to(whole), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(fill(settings, bench.node.port))
     await_merges(bench.node.port)
-    move(bench.node, bench.stage.other_cores)
+    move(bench.node, bench.deployment.other_cores)
     print(f"in OpenSearch after {time.perf_counter() - begun:.0f} s more")
     return path
 
@@ -326,9 +326,13 @@ def told(pid: int, ran: float, waited: float) -> str:
 def measure(bench: Bench, engine: str, config: Path, ports: tuple[int, int], chunks: int, *, crowded: bool) -> None:
     """One engine at one size."""
     port, metrics_port = ports
-    environment = {"OPENAI_API_KEY": "", "CONFIG_FILE": str(config), "TURNWISE_HOME": str(bench.stage.work / "home")}
+    environment = {
+        "OPENAI_API_KEY": "",
+        "CONFIG_FILE": str(config),
+        "TURNWISE_HOME": str(bench.deployment.work / "home"),
+    }
     process = ModuleProcess("knowledge_flow_backend", env=environment)
-    with pinned_to(bench.stage.service_cores | bench.stage.other_cores):
+    with pinned_to(bench.deployment.service_cores | bench.deployment.other_cores):
         process.__enter__()
     try:
         process.wait_for_http(f"http://127.0.0.1:{port}{BASE}/ready", 90.0)
@@ -380,16 +384,16 @@ def with_upload(bench: Bench, runner: asyncio.Runner, engine: str, where: tuple[
 
 def run(size: Size, engines: Sequence[str], parallel: int | None) -> int:
     """Every size on every engine; how many bounds were missed."""
-    with rig() as stage, ExitStack() as stack:
+    with deployed() as deployment, ExitStack() as stack:
         node = None
         if "opensearch" in engines:
-            node = OpenSearchNode(ROOT, stage.work / "opensearch", free_port(), heap_mb=1024)
+            node = OpenSearchNode(ROOT, deployment.work / "opensearch", free_port(), heap_mb=1024)
             # It makes as many threads as it sees cores.
-            with pinned_to(stage.service_cores | stage.other_cores):
+            with pinned_to(deployment.service_cores | deployment.other_cores):
                 node.start(print)
             stack.callback(node.stop)
-            move(node, stage.other_cores)
-        bench = Bench(stage, node, size, engines, parallel)
+            move(node, deployment.other_cores)
+        bench = Bench(deployment, node, size, engines, parallel)
         for chunks in size.chunks:
             config, *ports = database_of(bench, chunks)
             crowded = chunks == size.chunks[min(1, len(size.chunks) - 1)]

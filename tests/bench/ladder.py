@@ -30,10 +30,10 @@ import psutil
 import uvloop
 
 from tests.bench.bench import Verdicts
+from tests.bench.deployment import BASE, Deployment, Server, deployed
 from tests.bench.driver import Load, Target, clients
 from tests.bench.measured import Series, sample
 from tests.bench.rico import knowledge_file, seed
-from tests.bench.rig import BASE, Rig, Server, rig
 from tests.bench.turn import RATE, TOKENS, print_stage, with_ack
 from tests.support.ports import free_port
 from tests.support.processes import ModuleProcess
@@ -80,27 +80,27 @@ class Rungs:
     knowledge: ModuleProcess
 
 
-def start_rungs(stage: Rig, mode: Mode) -> Rungs:
+def start_rungs(deployment: Deployment, mode: Mode) -> Rungs:
     """Everything that the ladder needs, in four processes."""
-    knowledge, url, questions = start_knowledge(stage)
+    knowledge, url, questions = start_knowledge(deployment)
     port = free_port()
     paced = ("--port", str(port), "--tokens", str(TOKENS), "--gap-ms", str(mode.gap_ms))
     ready = f"http://127.0.0.1:{port}/ready"
-    echo = stage.start("tests.bench.rungs.echo", *paced, ready=ready, environment={})
+    echo = deployment.start("tests.bench.rungs.echo", *paced, ready=ready, environment={})
     model = f"mock;gap={mode.gap_ms};tokens={TOKENS}"
 
     def change(config: dict[str, Any]) -> None:
-        with_ack(stage, "service", "spool")(config)
+        with_ack(deployment, "service", "spool")(config)
         config["ai"]["knowledge_flow_url"] = url
         rico = next(agent for agent in config["ai"]["agents"] if agent["id"] == "Rico")
         config["ai"]["agents"].append(
             {**rico, "id": "Searcher", "name": "Searcher", "class_path": "tests.bench.rungs.search_only"}
         )
 
-    unstored = stage.service(
-        "unstored", model, module="tests.bench.rungs.unstored", change=with_ack(stage, "unstored", "none")
+    unstored = deployment.service(
+        "unstored", model, module="tests.bench.rungs.unstored", change=with_ack(deployment, "unstored", "none")
     )
-    service = stage.service("service", model, change=change)
+    service = deployment.service("service", model, change=change)
     baseline = Target("raw model", service.target.port, f"{BASE}/chatbot/query/ws-baseline", native=True)
     servers = (
         Server(Target("echo", port, "/", native=True), echo, ""),
@@ -113,15 +113,15 @@ def start_rungs(stage: Rig, mode: Mode) -> Rungs:
     return Rungs(servers, questions, knowledge)
 
 
-def start_knowledge(stage: Rig) -> tuple[ModuleProcess, str, tuple[str, ...]]:
+def start_knowledge(deployment: Deployment) -> tuple[ModuleProcess, str, tuple[str, ...]]:
     """Knowledge flow over seeded chunks on the other cores: its process, its URL, and questions for it."""
-    stage.database("knowledge")
-    config, port = knowledge_file(stage.work, stage.storage("knowledge"), stage.model_url, workers=1)
-    lines = stage.work / "questions.txt"
+    deployment.database("knowledge")
+    config, port = knowledge_file(deployment.work, deployment.storage("knowledge"), deployment.model_url, workers=1)
+    lines = deployment.work / "questions.txt"
     seed(config, lines)
-    environment = {"CONFIG_FILE": str(config), "TURNWISE_HOME": str(stage.work)}
+    environment = {"CONFIG_FILE": str(config), "TURNWISE_HOME": str(deployment.work)}
     url = f"http://127.0.0.1:{port}/knowledge-flow/v1"
-    process = stage.start_beside("knowledge_flow_backend", ready=f"{url}/ready", environment=environment)
+    process = deployment.start_beside("knowledge_flow_backend", ready=f"{url}/ready", environment=environment)
     return process, url, tuple(Path(lines).read_text().splitlines())
 
 
@@ -129,8 +129,8 @@ def climb(mode: Mode, size: Size) -> dict[str, Series]:
     """Measure every rung, round by round."""
     print(f"\n== {mode.title}: {mode.clients} clients, a token each {mode.gap_ms} ms, {size.rounds} x {size.seconds} s")
     load = Load(mode.clients, size.seconds, size.warm_s, mode.rate)
-    with rig() as stage:
-        rungs = start_rungs(stage, mode)
+    with deployed() as deployment:
+        rungs = start_rungs(deployment, mode)
         check(rungs.servers, rungs.questions[0])
         parent = psutil.Process(rungs.knowledge.pid)
         beside = (parent.pid, *(child.pid for child in parent.children(recursive=True)))
@@ -138,7 +138,7 @@ def climb(mode: Mode, size: Size) -> dict[str, Series]:
         series = {server.name: Series([]) for server in rungs.servers}
         for _ in range(size.rounds):
             for server in rungs.servers:
-                series[server.name].samples.append(sample(stage, server, load, questions=questions, beside=beside))
+                series[server.name].samples.append(sample(deployment, server, load, questions=questions, beside=beside))
     print_table(series)
     return series
 

@@ -19,9 +19,9 @@ from statistics import median
 from typing import Any
 
 from tests.bench.bench import Verdicts
+from tests.bench.deployment import Change, Deployment, Server, deployed
 from tests.bench.driver import Load
 from tests.bench.measured import Series, sample
-from tests.bench.rig import Change, Rig, Server, rig
 from tests.bench.turn import SATURATED_MODEL, print_stage, with_ack
 
 CLIENTS = 50
@@ -125,21 +125,21 @@ class Effect:
         return self.changed.failures + self.unchanged.failures
 
 
-def measure(stage: Rig, switch: Switch, size: Size) -> Effect:
+def measure(deployment: Deployment, switch: Switch, size: Size) -> Effect:
     """Start a changed and an unchanged service, measure pairs in alternating order, stop both.
 
     Both are new: one that has answered thousands of turns already is dearer than one that has not.
     """
     name = f"switch_{SWITCHES.index(switch)}"
-    changed = start(stage, name, switch.change)
+    changed = start(deployment, name, switch.change)
     changed = replace(changed, target=replace(changed.target, deflate=switch.deflate))
-    unchanged = start(stage, f"{name}_unchanged", both())
+    unchanged = start(deployment, f"{name}_unchanged", both())
     effect = Effect(switch, Series([]), Series([]))
     load = Load(CLIENTS, size.seconds, size.warm_s)
     sides = [(changed, effect.changed), (unchanged, effect.unchanged)]
     for _ in range(size.pairs):
         for side, series in sides:
-            series.samples.append(sample(stage, side, load))
+            series.samples.append(sample(deployment, side, load))
         sides.reverse()
     changed.process.stop()
     unchanged.process.stop()
@@ -147,9 +147,9 @@ def measure(stage: Rig, switch: Switch, size: Size) -> Effect:
     return effect
 
 
-def start(stage: Rig, name: str, change: Change) -> Server:
+def start(deployment: Deployment, name: str, change: Change) -> Server:
     """A service with the bench configuration, the durable spool, and this change."""
-    return stage.service(name, SATURATED_MODEL, change=both(with_ack(stage, name, "spool"), change))
+    return deployment.service(name, SATURATED_MODEL, change=both(with_ack(deployment, name, "spool"), change))
 
 
 def print_tornado(effects: list[Effect]) -> None:
@@ -190,8 +190,8 @@ def main() -> int:
     print_stage()
     print(f"{CLIENTS} clients, model {SATURATED_MODEL!r}, {size.pairs} pairs of {size.seconds} s a switch")
     chosen = [switch for switch in SWITCHES if options.only in switch.name]
-    with rig() as stage:
-        effects = [measure(stage, switch, size) for switch in chosen]
+    with deployed() as deployment:
+        effects = [measure(deployment, switch, size) for switch in chosen]
     if effects:
         print_tornado(effects)
     hold(effects, verdicts, size.slack)

@@ -7,8 +7,8 @@ from statistics import median
 
 import uvloop
 
+from tests.bench.deployment import Deployment, Server, busy_s, cpu_s
 from tests.bench.driver import Load, run
-from tests.bench.rig import Rig, Server, busy_s, cpu_s
 
 FULL_CORE = 0.95
 """Above this share a core is the limit: of the service where it should be, of the load where it should not."""
@@ -49,14 +49,21 @@ class Sample:
 
 
 def sample(
-    rig: Rig, server: Server, load: Load, *, questions: Iterator[str] | None = None, beside: tuple[int, ...] = ()
+    deployment: Deployment,
+    server: Server,
+    load: Load,
+    *,
+    questions: Iterator[str] | None = None,
+    beside: tuple[int, ...] = (),
 ) -> Sample:
     """Put the load on the server. `beside` are processes whose CPU is told as well, in `beside_ms` a turn."""
     edges: list[tuple[float, float, float, float]] = []
 
     def at_edge() -> None:
         helpers = sum(cpu_s(pid) for pid in beside)
-        edges.append((cpu_s(server.process.pid), busy_s(rig.service_cores), busy_s(rig.other_cores), helpers))
+        edges.append(
+            (cpu_s(server.process.pid), busy_s(deployment.service_cores), busy_s(deployment.other_cores), helpers)
+        )
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         counted = runner.run(run(server.target, load, questions=questions, at_edge=at_edge))
@@ -69,9 +76,9 @@ def sample(
         frames_per_turn=counted.frames / counted.ended if counted.ended else 0.0,
         p50_ms=counted.latency_ms(0.50),
         p99_ms=counted.latency_ms(0.99),
-        service_share=used / counted.seconds / len(rig.service_cores),
-        others_share=others / counted.seconds / len(rig.other_cores),
-        foreign_share=(mine - used) / counted.seconds / len(rig.service_cores),
+        service_share=used / counted.seconds / len(deployment.service_cores),
+        others_share=others / counted.seconds / len(deployment.other_cores),
+        foreign_share=(mine - used) / counted.seconds / len(deployment.service_cores),
         failures=tuple(counted.failures),
         turns_in_all=counted.turns_in_all,
         beside_ms=helpers * 1e3 / turns if turns else 0.0,

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.bench.deployment import Server, deployed
 from tests.bench.driver import Load
 from tests.bench.measured import Sample, sample
-from tests.bench.rig import Server, rig
 from tests.bench.turn import CALM_MODEL, RATE, SATURATED_MODEL, checked, print_stage, spoken_answer, with_ack
 
 _WARM_S = 4.0
@@ -137,7 +137,7 @@ def profiled(stage_sample: Sample, output: Path, stacks: Sequence[Stack]) -> Non
     tables(stacks, stage_sample.cpu_ms)
 
 
-def under_load(server: Server, load: Load, stage: object, output: Path) -> tuple[Sample, list[Stack]]:
+def under_load(server: Server, load: Load, deployment: object, output: Path) -> tuple[Sample, list[Stack]]:
     """One window for the stacks, one for the flame graph, both within one load."""
     collapsed = output.with_suffix(".txt")
     failed: list[BaseException] = []
@@ -151,7 +151,7 @@ def under_load(server: Server, load: Load, stage: object, output: Path) -> tuple
 
     watcher = threading.Timer(load.warm_s, spy)
     watcher.start()
-    seen = sample(stage, server, load)  # type: ignore[arg-type]
+    seen = sample(deployment, server, load)  # type: ignore[arg-type]
     watcher.join()
     if failed:
         raise failed[0]
@@ -167,11 +167,11 @@ def main() -> int:
     chosen = parser.parse_args()
     model = CALM_MODEL if chosen.calm else SATURATED_MODEL
     load = Load(64 if chosen.calm else 150, chosen.seconds, _WARM_S, RATE if chosen.calm else None)
-    with rig() as stage:
+    with deployed() as deployment:
         print_stage()
-        server = stage.service("ours", model, change=with_ack(stage, "ours", "spool"))
-        server = checked(server, spoken_answer(stage, model))
-        seen, stacks = under_load(server, load, stage, chosen.output)
+        server = deployment.service("ours", model, change=with_ack(deployment, "ours", "spool"))
+        server = checked(server, spoken_answer(deployment, model))
+        seen, stacks = under_load(server, load, deployment, chosen.output)
         profiled(seen, chosen.output, stacks)
         for failure in seen.failures[:3]:
             print(failure[:300])

@@ -40,7 +40,7 @@ from websockets.typing import Subprotocol
 from backend_kit.kpi.rollup import nearest_rank
 from tests.bench.bench import Verdicts, pinned_to
 from tests.bench.crowd import BASE, Crowd
-from tests.bench.rig import Rig, Server, cpu_s, rig
+from tests.bench.deployment import Deployment, Server, cpu_s, deployed
 from tests.support.processes import ModuleProcess
 from tests.support.raw import PING, PONG, TEXT, frame, head
 
@@ -208,10 +208,10 @@ def be_idle(port: int, count: int) -> None:
 
 
 @contextmanager
-def strangers(built: Rig, server: Server, what: str, count: int) -> Iterator[ModuleProcess]:
+def strangers(deployment: Deployment, server: Server, what: str, count: int) -> Iterator[ModuleProcess]:
     """Their process, so many of them, while the block runs."""
     arguments = ("--be", what, "--port", str(server.target.port), "--count", str(count))
-    with pinned_to(built.other_cores), ModuleProcess("tests.bench.strangers", *arguments) as process:
+    with pinned_to(deployment.other_cores), ModuleProcess("tests.bench.strangers", *arguments) as process:
         process.wait_for_line("^ready", 180.0)
         yield process
         if process.returncode is not None:
@@ -282,12 +282,12 @@ class Round:
         return f"p95 alone {self.alone}, beside {self.beside}: {self.growth_pct:+.1f} %"
 
 
-def compared(built: Rig, server: Server, size: Size, what: str, count: int) -> Round:
+def compared(deployment: Deployment, server: Server, size: Size, what: str, count: int) -> Round:
     """Two windows beside so many strangers, between one before and one after them."""
     alone, beside = Windows(server, size), Windows(server, size)
     alone.more()
     descriptors, before_kb = psutil.Process(server.process.pid).num_fds(), rss_kb(server)
-    with strangers(built, server, what, count) as process:
+    with strangers(deployment, server, what, count) as process:
         memory_kb = (rss_kb(server) - before_kb) / count
         beside.more()
         beside.more()
@@ -297,27 +297,27 @@ def compared(built: Rig, server: Server, size: Size, what: str, count: int) -> R
     return Round(alone, beside, memory_kb, output)
 
 
-def slow_readers(built: Rig, server: Server, size: Size, verdicts: Verdicts) -> None:
+def slow_readers(deployment: Deployment, server: Server, size: Size, verdicts: Verdicts) -> None:
     """D5: beside nobody, and beside clients that do not read; what reading ones cost is told."""
     growth, cut = [], []
     for _ in range(size.slow_rounds):
-        found = compared(built, server, size, "silent", size.slow)
+        found = compared(deployment, server, size, "silent", size.slow)
         growth.append(found.growth_pct)
         cut.append(len({line for line in found.output.splitlines() if line.startswith("cut ")}))
         print(f"  {size.slow} that never read: {found}, {cut[-1]} of them cut", flush=True)
-    reading = compared(built, server, size, "reading", size.slow)
+    reading = compared(deployment, server, size, "reading", size.slow)
     print(f"  {size.slow} that read: {reading} (information)", flush=True)
     verdicts.hold(f"p95 beside {size.slow} slow readers", statistics.median(growth), P95_GROWTH_PCT * size.slack, "%")
     verdicts.hold_at_least("slow readers cut in each round", min(cut), size.cut, "readers")
 
 
-def idle_sockets(built: Rig, server: Server, size: Size, verdicts: Verdicts) -> None:
+def idle_sockets(deployment: Deployment, server: Server, size: Size, verdicts: Verdicts) -> None:
     """D8: many that stay and say nothing."""
     growth, memory = [], []
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _SPARE_DESCRIPTORS
     count = min(size.idle, allowed)
     for _ in range(size.idle_rounds):
-        found = compared(built, server, size, "idle", count)
+        found = compared(deployment, server, size, "idle", count)
         growth.append(found.growth_pct)
         memory.append(found.memory_kb)
         print(f"  {count} idle sockets: {found}, {found.memory_kb:.1f} KB each", flush=True)
@@ -339,12 +339,12 @@ def measure(size: Size) -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     verdicts = Verdicts()
-    with rig() as built:
-        change = partial(_with_readers, spool=built.work / "spool")
-        server = built.service("strangers", OTHERS, change=change)
+    with deployed() as deployment:
+        change = partial(_with_readers, spool=deployment.work / "spool")
+        server = deployment.service("strangers", OTHERS, change=change)
         Windows(server, size).more()
-        slow_readers(built, server, size, verdicts)
-        idle_sockets(built, server, size, verdicts)
+        slow_readers(deployment, server, size, verdicts)
+        idle_sockets(deployment, server, size, verdicts)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return int(verdicts.failed > 0)
 

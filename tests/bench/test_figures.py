@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from tests.bench.bench import Verdicts, cores, pinned_to
+from tests.bench.deployment import busy_s, cpu_s
 from tests.bench.matrix import SWITCHES, Effect, both, setting
 from tests.bench.measured import Sample, Series
 from tests.bench.micro import Samples, repetitions
 from tests.bench.profile import Stack, does, library, parse
-from tests.bench.rig import busy_s, cpu_s
 
 
 def figures(cpu_ms: float, **other: Any) -> Sample:

@@ -32,9 +32,9 @@ import psycopg
 import uvloop
 
 from tests.bench.bench import Verdicts
+from tests.bench.deployment import COMPARATORS, Change, Deployment, Server, deployed
 from tests.bench.driver import Load, answer_of, clients
 from tests.bench.measured import Series, sample
-from tests.bench.rig import COMPARATORS, Change, Rig, Server, rig
 from tests.support.patience import HANGS_S
 
 TOKENS = 50
@@ -61,20 +61,20 @@ FULL = Size(seconds=12.0, warm_s=6.0, rounds=5, slack=1.0)
 SHORT = Size(seconds=4.0, warm_s=2.0, rounds=1, slack=5.0)
 
 
-def with_ack(stage: Rig, name: str, ack: str) -> Change:
+def with_ack(deployment: Deployment, name: str, ack: str) -> Change:
     """What `final` waits for, with a spool of its own."""
 
     def change(config: dict[str, Any]) -> None:
-        config["persistence"] = {"ack": ack, "spool_dir": str(stage.work / name / "spool")}
+        config["persistence"] = {"ack": ack, "spool_dir": str(deployment.work / name / "spool")}
 
     return change
 
 
-def spoken_answer(rig: Rig, model: str) -> str:
+def spoken_answer(deployment: Deployment, model: str) -> str:
     """What the model answers, asked directly."""
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]}).encode()
     request = urllib.request.Request(  # noqa: S310 - our own mock model on loopback
-        f"{rig.model_url}/chat/completions", body, {"Content-Type": "application/json"}
+        f"{deployment.model_url}/chat/completions", body, {"Content-Type": "application/json"}
     )
     with urllib.request.urlopen(request, timeout=HANGS_S) as answer:  # noqa: S310 - as above
         text: str = json.load(answer)["choices"][0]["message"]["content"]
@@ -152,16 +152,16 @@ CASES = (
 )
 
 
-def compare(stage: Rig, case: Case, size: Size, ack: str, verdicts: Verdicts) -> dict[str, Series]:
+def compare(deployment: Deployment, case: Case, size: Size, ack: str, verdicts: Verdicts) -> dict[str, Series]:
     """Start the stacks of a case, check each, measure them in turn, and hold them to what they have stored."""
     print(f"\n== {case.title}: {case.clients} clients, model {case.model!r}, {size.rounds} x {size.seconds:.0f} s")
     load = Load(case.clients, size.seconds, size.warm_s, case.rate)
-    answer = spoken_answer(stage, case.model)
-    servers = [started(stage, name, case, ack, answer) for name in case.stacks]
+    answer = spoken_answer(deployment, case.model)
+    servers = [started(deployment, name, case, ack, answer) for name in case.stacks]
     series: dict[str, Series] = {server.name: Series([]) for server in servers}
     for _ in range(size.rounds):
         for server in servers:
-            series[server.name].samples.append(sample(stage, server, load))
+            series[server.name].samples.append(sample(deployment, server, load))
     for server in servers:
         held_to_its_rows(server, series[server.name], verdicts)
         server.process.stop()
@@ -169,13 +169,13 @@ def compare(stage: Rig, case: Case, size: Size, ack: str, verdicts: Verdicts) ->
     return series
 
 
-def started(stage: Rig, name: str, case: Case, ack: str, answer: str) -> Server:
+def started(deployment: Deployment, name: str, case: Case, ack: str, answer: str) -> Server:
     """A stack of a case that has passed the turn check."""
     database = f"{name}_{case.name}"
     if name == "ours":
-        server = stage.service(database, case.model, change=with_ack(stage, database, ack))
+        server = deployment.service(database, case.model, change=with_ack(deployment, database, ack))
     else:
-        server = stage.comparator(name, case.model, database)
+        server = deployment.comparator(name, case.model, database)
     server = replace(server, target=replace(server.target, name=name))
     return checked(server if case.streamed else server.whole, answer)
 
@@ -228,9 +228,11 @@ def main() -> int:
     size = SHORT if options.short else FULL
     verdicts = Verdicts()
     print_stage()
-    with rig() as stage:
+    with deployed() as deployment:
         results = {
-            case.name: compare(stage, case.without_the_floor if options.short else case, size, options.ack, verdicts)
+            case.name: compare(
+                deployment, case.without_the_floor if options.short else case, size, options.ack, verdicts
+            )
             for case in CASES
             if case.name in (options.only or names)
         }

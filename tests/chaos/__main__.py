@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from tests.chaos.deployment import FULL, SHORT, Deployment, Size
 from tests.chaos.rows import MISSED, NOT_RUN, Row, broken
 from tests.chaos.scenarios import ALONE, FREE, PAIRED, SCENARIOS, Scenario
-from tests.chaos.world import FULL, SHORT, Size, World
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/operations.md"
@@ -27,36 +27,38 @@ async def run(seed: int, size: Size, chosen: list[Scenario]) -> list[Row]:
     """Every scenario, in the table's order: those that run alone first, then a lane for each that may run at once."""
     found: dict[Scenario, list[Row]] = {}
 
-    async def lane(world: World, waiting: deque[Scenario]) -> None:
+    async def lane(deployment: Deployment, waiting: deque[Scenario]) -> None:
         while waiting:
             scenario = waiting.popleft()
             begun = time.monotonic()
-            rows = found[scenario] = await carry_out(world, size, scenario)
+            rows = found[scenario] = await carry_out(deployment, size, scenario)
             told = "".join(f"{row.line()}\n" for row in rows)
             print(f"{told}         ({scenario.run.__name__}: {time.monotonic() - begun:.0f} s)", flush=True)
 
-    worlds: list[World] = []
+    deployments: list[Deployment] = []
     with ExitStack() as stack:
         for at_once in (ALONE, PAIRED, FREE):
             kind = [scenario for scenario in chosen if scenario.at_once == at_once]
             waiting = deque(sorted(kind, key=lambda scenario: -scenario.about_s))
             lanes = min(at_once, len(waiting))
-            new = [World(seed) for _ in range(lanes - len(worlds))]
-            worlds += await asyncio.gather(*(asyncio.to_thread(stack.enter_context, world) for world in new))
+            new = [Deployment(seed) for _ in range(lanes - len(deployments))]
+            deployments += await asyncio.gather(
+                *(asyncio.to_thread(stack.enter_context, deployment) for deployment in new)
+            )
             async with asyncio.TaskGroup() as group:
-                for world in worlds[:lanes]:
-                    group.create_task(lane(world, waiting))
+                for deployment in deployments[:lanes]:
+                    group.create_task(lane(deployment, waiting))
     return [row for scenario in chosen for row in found[scenario]]
 
 
-async def carry_out(world: World, size: Size, scenario: Scenario) -> list[Row]:
+async def carry_out(deployment: Deployment, size: Size, scenario: Scenario) -> list[Row]:
     """The rows of one scenario, also where it breaks off."""
     try:
         async with asyncio.timeout(size.pick(600, 2400)):  # only what hangs takes so long
-            return await scenario.run(world, size)
+            return await scenario.run(deployment, size)
     except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - one that breaks must not hide the others
         traceback.print_exception(error)
-        await world.normal()
+        await deployment.normal()
         return broken(scenario.ids, f"broke off: {_words(error)}")
 
 

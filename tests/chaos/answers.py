@@ -7,11 +7,11 @@ from typing import Any
 import aiohttp
 from websockets.asyncio.client import ClientConnection
 
+from tests.chaos.deployment import Deployment, Service, Size, Stage, stage
 from tests.chaos.kills import loss_row
 from tests.chaos.ledger import Asked
 from tests.chaos.load import Address, Habits, ask_text, create_session, hear, take_turn
 from tests.chaos.rows import Row, all_of, at_most, exactly, none_of
-from tests.chaos.world import Service, Size, Stage, World, stage
 from tests.support.patience import HANGS_S
 
 INSTANT = "mock;tokens=5"
@@ -19,15 +19,15 @@ _NOBODY = Habits(1.0)
 _WORKERS = 20
 
 
-async def read_your_writes(world: World, size: Size) -> list[Row]:
+async def read_your_writes(deployment: Deployment, size: Size) -> list[Row]:
     """A9: history right after `final`, with Postgres there and away."""
     here, away = size.pick(350, 8000), size.pick(150, 2000)
-    async with stage(world, "A9", _NOBODY, sessions=0, model=INSTANT) as scene:
+    async with stage(deployment, "A9", _NOBODY, sessions=0, model=INSTANT) as scene:
         sessions = await _sessions(scene, _WORKERS)
         missing = await _read_after_each(scene, sessions, here, newest=False)
-        await world.stop_postgres()
+        await deployment.stop_postgres()
         missing_away = await _read_after_each(scene, sessions, away, newest=True)
-        await world.start_postgres()
+        await deployment.start_postgres()
         report = await scene.settle()
     return [
         none_of("A9", "histories right after final that lack it", missing, of=here, unit="reads"),
@@ -38,12 +38,12 @@ async def read_your_writes(world: World, size: Size) -> list[Row]:
     ]
 
 
-async def repeated(world: World, size: Size) -> list[Row]:
+async def repeated(deployment: Deployment, size: Size) -> list[Row]:
     """A10: each ask sent again on the same socket, on a new one, and after a restart."""
     count = size.pick(100, 1000)
-    async with stage(world, "A10", _NOBODY, sessions=0, model=INSTANT) as scene:
+    async with stage(deployment, "A10", _NOBODY, sessions=0, model=INSTANT) as scene:
         sessions = await _sessions(scene, _WORKERS)
-        before = (await world.model_stats())["requests"]["chat"]
+        before = (await deployment.model_stats())["requests"]["chat"]
         asks = [
             scene.ledger.ask(f"a10-{number}", sessions[number % _WORKERS], f"Question {number}?")
             for number in range(count)
@@ -54,7 +54,7 @@ async def repeated(world: World, size: Size) -> list[Row]:
         await scene.service.kill()
         await scene.service.start()
         unanswered += await _ask_all(scene, asks, times=1)
-        calls = (await world.model_stats())["requests"]["chat"] - before
+        calls = (await deployment.model_stats())["requests"]["chat"] - before
         report = await scene.settle()
     return [
         exactly("A10", f"model calls for {count} asks, each sent five times, once after kill -9", calls, count),
@@ -69,10 +69,10 @@ async def repeated(world: World, size: Size) -> list[Row]:
     ]
 
 
-async def two_sockets(world: World, size: Size) -> list[Row]:
+async def two_sockets(deployment: Deployment, size: Size) -> list[Row]:
     """A11: 50 asks at once on one session over two sockets."""
     rounds = size.pick(5, 100)
-    async with stage(world, "A11", _NOBODY, sessions=0, model="mock;ttft=20;tokens=3") as scene:
+    async with stage(deployment, "A11", _NOBODY, sessions=0, model="mock;ttft=20;tokens=3") as scene:
         address = scene.service.address
         async with address.dial() as one, address.dial() as other:
             session_id = (await _sessions(scene, 1))[0]
@@ -84,17 +84,17 @@ async def two_sockets(world: World, size: Size) -> list[Row]:
     ]
 
 
-async def two_instances(world: World, size: Size) -> list[Row]:
+async def two_instances(deployment: Deployment, size: Size) -> list[Row]:
     """A11 with two instances on one database (`replicas: many`)."""
     rounds = size.pick(5, 100)
     persistence = {"ack": "db", "replicas": "many"}
-    database = await world.database()
-    one = Service(world, database, model="mock;ttft=20;tokens=3", persistence=persistence)
-    other = Service(world, database, model="mock;ttft=20;tokens=3", persistence=persistence)
+    database = await deployment.database()
+    one = Service(deployment, database, model="mock;ttft=20;tokens=3", persistence=persistence)
+    other = Service(deployment, database, model="mock;ttft=20;tokens=3", persistence=persistence)
     try:
         await one.start()
         await other.start()
-        async with stage(world, "A11-many", _NOBODY, sessions=0, service=one) as scene:
+        async with stage(deployment, "A11-many", _NOBODY, sessions=0, service=one) as scene:
             session_id = (await _sessions(scene, 1))[0]
             async with one.address.dial() as left, other.address.dial() as right:
                 odd = [await _compete(scene, (left, right), session_id, number) for number in range(rounds)]
@@ -102,7 +102,7 @@ async def two_instances(world: World, size: Size) -> list[Row]:
     finally:
         await one.close()
         await other.close()
-        await world.drop(database)
+        await deployment.drop(database)
     return [
         exactly("A11", f"asks without one end, 50 at once x {rounds} on two instances", sum(odd), 0),
         loss_row("A11", "two instances, replicas: many", report),
@@ -117,9 +117,9 @@ POISON = (
 )
 
 
-async def poison(world: World, size: Size) -> list[Row]:
+async def poison(deployment: Deployment, size: Size) -> list[Row]:
     """A12 at the door: what Postgres would refuse, among good turns."""
-    async with stage(world, "A12", Habits(40.0), sessions=20, model=INSTANT) as scene:
+    async with stage(deployment, "A12", Habits(40.0), sessions=20, model=INSTANT) as scene:
         address = scene.service.address
         session_id = (await _sessions(scene, 1))[0]
         taken = 0
@@ -145,22 +145,22 @@ async def poison(world: World, size: Size) -> list[Row]:
     ]
 
 
-async def deletes(world: World, size: Size) -> list[Row]:
+async def deletes(deployment: Deployment, size: Size) -> list[Row]:
     """A16: deleted while its turns wait for Postgres; kill -9; nothing of it comes back."""
     count = size.pick(10, 50)
-    async with stage(world, "A16", _NOBODY, sessions=0, model=INSTANT) as scene:
+    async with stage(deployment, "A16", _NOBODY, sessions=0, model=INSTANT) as scene:
         sessions = await _sessions(scene, count)
         for session_id in sessions:
             await _turns(scene, session_id, ["first"])
         await scene.service.drained()
-        await world.stop_postgres()
+        await deployment.stop_postgres()
         for session_id in sessions:
             await _turns(scene, session_id, ["second"])
         taken = await asyncio.gather(*(_delete(scene, session_id) for session_id in sessions))
         deleted = [session_id for session_id, good in zip(sessions, taken, strict=True) if good]
         await scene.service.kill()
         await scene.service.start("/healthz")
-        await world.start_postgres()
+        await deployment.start_postgres()
         await scene.service.answers("/ready")
         await scene.service.drained()
         rows, known = await asyncio.to_thread(scene.service.database.stored)

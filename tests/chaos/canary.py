@@ -17,10 +17,10 @@ from agentic_backend.settings import AgenticSettings
 from backend_kit.settings.load import load
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
 from tests.chaos.careless import DOCUMENT, KF_BASE, MARKS, QUESTION, Careless
+from tests.chaos.deployment import Database, Deployment, Size, Stage, stage
 from tests.chaos.kills import loss_row
 from tests.chaos.load import Habits, create_session
 from tests.chaos.rows import Row, at_least, none_of
-from tests.chaos.world import Database, Size, Stage, World, stage
 from tests.support.issuer import CLIENT, Issuer, issuer
 from tests.support.odd_agent import odd
 from tests.support.ports import free_port
@@ -54,7 +54,7 @@ class _Knowledge:
             return await response.read()
 
 
-async def canary(world: World, size: Size) -> list[Row]:
+async def canary(deployment: Deployment, size: Size) -> list[Row]:
     """Access tokens, refresh tokens, keys and passwords appear nowhere, at DEBUG, while the faults run."""
     frames: list[str] = []
     async with issuer() as made:
@@ -62,9 +62,9 @@ async def canary(world: World, size: Size) -> list[Row]:
         planted = _token(made, "planted")
         security = {"user": {"enabled": True, "client_id": CLIENT, "realm_url": made.url}}
         async with (
-            _knowledge_flow(world, security) as knowledge,
+            _knowledge_flow(deployment, security) as knowledge,
             stage(
-                world,
+                deployment,
                 "canary",
                 Habits(20.0),
                 sessions=10,
@@ -77,33 +77,35 @@ async def canary(world: World, size: Size) -> list[Row]:
             ) as scene,
         ):
             careless = Careless(scene, tokens, knowledge.port, frames)
-            places = await _faults(world, size, careless, made, planted)
+            places = await _faults(deployment, size, careless, made, planted)
             report = await scene.settle()
             places |= await _places(careless, knowledge)
     keys = {f"{name} of {owner}": value for owner, env in _owned() for name, value in env.items()}
     return [*_found(tokens | keys, planted, places, frames), loss_row("canary", "both services, under faults", report)]
 
 
-async def _faults(world: World, size: Size, careless: Careless, made: Issuer, planted: str) -> dict[str, bytes]:
+async def _faults(
+    deployment: Deployment, size: Size, careless: Careless, made: Issuer, planted: str
+) -> dict[str, bytes]:
     """Show everything well, without the model, without issuer and Postgres, and after kill -9."""
     scene, service = careless.scene, careless.scene.service
     await scene.crowd.answered(10)
     await careless.show_everything()
     await careless.give_away(planted)
-    await world.to_postgres.tell("delay down 150 50")
+    await deployment.to_postgres.tell("delay down 150 50")
     await scene.crowd.answered(20)
-    await world.to_model.tell("refuse", "reset")
+    await deployment.to_model.tell("refuse", "reset")
     await careless.show_everything()
-    await world.to_model.tell("normal")
+    await deployment.to_model.tell("normal")
     made.status = 503
-    await world.stop_postgres()
+    await deployment.stop_postgres()
     await careless.show_everything()
     await scene.crowd.answered(size.pick(20, 200))
     early = {"metrics before kill -9": (await service.metrics_text()).encode()}
     await service.kill()
     early["spool while Postgres is down"] = await asyncio.to_thread(_bytes_below, service.spool)
     made.status = 200
-    await world.normal()
+    await deployment.normal()
     await service.start()
     await careless.show_everything()
     return early
@@ -187,12 +189,12 @@ def _agents(knowledge_port: int) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def _knowledge_flow(world: World, security: Mapping[str, Any]) -> AsyncIterator[_Knowledge]:
+async def _knowledge_flow(deployment: Deployment, security: Mapping[str, Any]) -> AsyncIterator[_Knowledge]:
     """Knowledge flow on a database of its own; its embedder and its reranker are the mock model."""
-    database = await world.database()
+    database = await deployment.database()
     port, metrics_port = free_port(), free_port()
-    model = {"base_url": f"http://127.0.0.1:{world.to_model.port}/v1"}
-    postgres = {"host": "127.0.0.1", "port": world.to_postgres.port, "database": database.name, "username": USER}
+    model = {"base_url": f"http://127.0.0.1:{deployment.to_model.port}/v1"}
+    postgres = {"host": "127.0.0.1", "port": deployment.to_postgres.port, "database": database.name, "username": USER}
     settings = {
         "app": {"port": port, "metrics_port": metrics_port, "metrics_enabled": True, "log_level": "debug"},
         "security": security,
@@ -201,17 +203,17 @@ async def _knowledge_flow(world: World, security: Mapping[str, Any]) -> AsyncIte
         "storage": {"postgres": postgres},
         "deadlines": {"drain_s": 5},
     }
-    file = world.directory / f"{port}.yaml"
+    file = deployment.directory / f"{port}.yaml"
     file.write_text(yaml.safe_dump(settings))
     env = {"CONFIG_FILE": str(file), "ENV_FILE": "", "OPENAI_BASE_URL": "", **_KNOWLEDGE_KEYS}
     process = ModuleProcess("knowledge_flow_backend", env=env, traceback_allowed=True)
-    await world.do(process.__enter__)
+    await deployment.do(process.__enter__)
     try:
         await asyncio.to_thread(process.wait_for_http, f"http://127.0.0.1:{port}{KF_BASE}/ready")
         yield _Knowledge(port, metrics_port, database, file, process)
     finally:
         await asyncio.to_thread(process.kill)
-        await world.drop(database)
+        await deployment.drop(database)
 
 
 async def _read_all(scene: Stage, careless: Careless) -> None:

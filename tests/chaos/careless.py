@@ -11,9 +11,9 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 from backend_kit.wire import dumps
+from tests.chaos.deployment import Stage
 from tests.chaos.ledger import Asked
 from tests.chaos.load import BASE, CUT, ask_text, hear
-from tests.chaos.world import Stage
 
 KF_BASE = "/knowledge-flow/v1"
 QUESTION = "Where is the bird that sings?"

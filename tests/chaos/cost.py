@@ -4,10 +4,10 @@ import asyncio
 from dataclasses import dataclass
 from statistics import median
 
+from tests.chaos.deployment import Deployment, Size, Stage, stage
 from tests.chaos.load import Habits
 from tests.chaos.outages import percentile
 from tests.chaos.rows import Row, at_most
-from tests.chaos.world import Size, Stage, World, stage
 
 _RATE = 50.0
 _SESSIONS = 40
@@ -23,15 +23,15 @@ class _Window:
     cpu: float
 
 
-async def cost(world: World, size: Size) -> list[Row]:
+async def cost(deployment: Deployment, size: Size) -> list[Row]:
     """A18: `ack: spool` against `none`, interleaved, the order turned round in every other pair."""
     pairs, seconds = (4, 2.0) if size.short else (12, 5.0)
     habits = Habits(_RATE)
     more: list[_Window] = []
     async with (
-        stage(world, "A18 spool", habits, sessions=_SESSIONS, model=_MODEL, direct=True) as spool,
+        stage(deployment, "A18 spool", habits, sessions=_SESSIONS, model=_MODEL, direct=True) as spool,
         stage(
-            world, "A18 none", habits, sessions=_SESSIONS, model=_MODEL, direct=True, persistence={"ack": "none"}
+            deployment, "A18 none", habits, sessions=_SESSIONS, model=_MODEL, direct=True, persistence={"ack": "none"}
         ) as none,
     ):
         for scene in (spool, none):

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import psutil
 
+from tests.chaos.deployment import Deployment, Size, Stage, stage
 from tests.chaos.load import BASE, Habits, ask_text, create_session, crowd
 from tests.chaos.outages import percentile
 from tests.chaos.rows import Row, at_least, at_most, exactly, none_of
 from tests.chaos.until import until_it
-from tests.chaos.world import Size, Stage, World, stage
 from tests.support.raw import TEXT, frame, head, peer
 
 _RATE = 30.0
@@ -21,7 +21,7 @@ _AT_ONCE = 20
 _NATIVE = "Sec-WebSocket-Protocol: turnwise.v1"
 
 
-async def bulkhead(world: World, size: Size) -> list[Row]:
+async def bulkhead(deployment: Deployment, size: Size) -> list[Row]:
     """C11: half of the clients wait for a model that stalls in every answer; the others must not notice."""
     seconds = size.pick(5, 20)
     agents = [
@@ -30,13 +30,13 @@ async def bulkhead(world: World, size: Size) -> list[Row]:
     ]
     models = [{"id": "stalled", "title": "Stalled", "name": _STALLS}]
     async with stage(
-        world, "C11", Habits(_RATE), sessions=_SESSIONS, direct=True, ai={"agents": agents, "chat_models": models}
+        deployment, "C11", Habits(_RATE), sessions=_SESSIONS, direct=True, ai={"agents": agents, "chat_models": models}
     ) as scene:
         await scene.crowd.answered(_SESSIONS * 2)
         before = await _p95_ms(scene, seconds)
         ids = [await create_session(scene.http, scene.service.address, "Stalled") for _ in range(_SESSIONS)]
         habits = Habits(_RATE, agent="Stalled")
-        async with crowd(scene.service.address, scene.ledger, habits, world.draw("stalled"), ids) as held:
+        async with crowd(scene.service.address, scene.ledger, habits, deployment.draw("stalled"), ids) as held:
             await asyncio.sleep(_SESSIONS / _RATE)
             waiting = held.waiting
             beside = await _p95_ms(scene, seconds)
@@ -46,10 +46,10 @@ async def bulkhead(world: World, size: Size) -> list[Row]:
     ]
 
 
-async def flood(world: World, size: Size) -> list[Row]:
+async def flood(deployment: Deployment, size: Size) -> list[Row]:
     """D11: one client sends 1,000 frames a second and comes back whenever it is ended; the others must not notice."""
     seconds = size.pick(5, 20)
-    async with stage(world, "D11", Habits(_RATE), sessions=_SESSIONS, direct=True) as scene:
+    async with stage(deployment, "D11", Habits(_RATE), sessions=_SESSIONS, direct=True) as scene:
         await scene.crowd.answered(_SESSIONS * 2)
         before, metrics = await _p95_ms(scene, seconds), await scene.service.metrics()
         flooding = asyncio.create_task(_flood(scene))
@@ -102,12 +102,12 @@ class _Left:
     rss_mb: float
 
 
-async def cycles(world: World, size: Size) -> list[Row]:
+async def cycles(deployment: Deployment, size: Size) -> list[Row]:
     """D12: connect, ask, drop, thousands of times; then nothing of them is left but their history."""
     count = size.pick(400, 10_000)
     model = "mock;ttft=20;gap=5;tokens=8"
     counted = "tests.chaos.counted"
-    async with stage(world, "D12", Habits(1.0), sessions=0, model=model, direct=True, module=counted) as scene:
+    async with stage(deployment, "D12", Habits(1.0), sessions=0, model=model, direct=True, module=counted) as scene:
         sessions = [await create_session(scene.http, scene.service.address) for _ in range(_AT_ONCE)]
         await _drop(scene, sessions, _AT_ONCE * 5)
         before = await _left(scene)

@@ -20,11 +20,11 @@ import psycopg
 from agentic_backend.persist.spool import Spool
 from agentic_backend.persist.spoolfile import connect
 from tests.chaos.answers import INSTANT
+from tests.chaos.deployment import Deployment, Service, Size, Stage, stage
 from tests.chaos.kills import SLOW_ANSWERS, loss_row
 from tests.chaos.load import Habits, create_session, take_turn
 from tests.chaos.rows import Row, at_least, at_most, exactly, left_out, none_of
 from tests.chaos.until import until, until_it
-from tests.chaos.world import Service, Size, Stage, World, stage
 from tests.support.patience import HANGS_S
 from tests.support.small_disk import Neighbour, NoRight, fill, small_disk
 
@@ -32,20 +32,20 @@ _TURNS = 40
 _RATE = 30.0
 
 
-async def damage(world: World, size: Size) -> list[Row]:
+async def damage(deployment: Deployment, size: Size) -> list[Row]:
     """A13: a spool full of waiting turns, damaged at seeded places; each time a service is started on it."""
     places = size.pick(10, 200)
     outcomes: list[_Outcome] = []
-    async with stage(world, "A13", Habits(1.0), sessions=0, model=INSTANT) as scene:
+    async with stage(deployment, "A13", Habits(1.0), sessions=0, model=INSTANT) as scene:
         service = scene.service
-        keep = world.directory / "spool-kept"
-        await _fill(world, scene, keep)
+        keep = deployment.directory / "spool-kept"
+        await _fill(deployment, scene, keep)
         for number in range(places):
             shutil.rmtree(service.spool)
             shutil.copytree(keep, service.spool)
             if number % 2:  # what waits lies in the log until it is folded into the database: both must be hit
                 _fold(service.spool)
-            readable, sound = _damage(service.spool, world.draw(f"A13 {number}"))
+            readable, sound = _damage(service.spool, deployment.draw(f"A13 {number}"))
             await asyncio.to_thread(_forget_turns, service.database.dsn)
             await service.start()
             await service.drained()
@@ -91,15 +91,15 @@ class _Outcome:
     alarm: bool
 
 
-async def _fill(world: World, scene: Stage, keep: Path) -> None:
+async def _fill(deployment: Deployment, scene: Stage, keep: Path) -> None:
     """Leave turns in the spool by kill -9 with Postgres away, and keep a copy of its directory."""
     sessions = [await create_session(scene.http, scene.service.address) for _ in range(4)]
     await _talk(scene, sessions, "first", 1)  # what the service knows needs no Postgres
     await scene.service.drained()
-    await world.stop_postgres()
+    await deployment.stop_postgres()
     await _talk(scene, sessions, "waiting", _TURNS // len(sessions))
     await scene.service.kill()
-    await world.start_postgres()
+    await deployment.start_postgres()
     shutil.copytree(scene.service.spool, keep)
 
 
@@ -160,11 +160,11 @@ def _forget_turns(dsn: str) -> None:
         connection.execute("UPDATE session SET version = 1")
 
 
-async def dead_letter(world: World, size: Size) -> list[Row]:
+async def dead_letter(deployment: Deployment, size: Size) -> list[Row]:
     """A12 past the door: one of the turns that wait becomes a record that Postgres refuses; the others go on."""
-    async with stage(world, "A12-dead", Habits(1.0), sessions=0, model=INSTANT) as scene:
+    async with stage(deployment, "A12-dead", Habits(1.0), sessions=0, model=INSTANT) as scene:
         service = scene.service
-        await _fill(world, scene, world.directory / "spool-good")
+        await _fill(deployment, scene, deployment.directory / "spool-good")
         victim = await asyncio.to_thread(_poison, service.spool)
         scene.ledger.asks.pop(victim)
         await service.start()
@@ -203,42 +203,46 @@ def _database(spool: Path) -> Path:
     return next(path for path in spool.iterdir() if path.suffix == ".sqlite")
 
 
-async def no_space(world: World, size: Size) -> list[Row]:
+async def no_space(deployment: Deployment, size: Size) -> list[Row]:
     """A14: the disk of the spool fills up under load, with Postgres away; then there is space again."""
-    place = world.directory / "small"
+    place = deployment.directory / "small"
     with ExitStack() as stack:
         try:
             await asyncio.to_thread(stack.enter_context, small_disk(place, 4))
         except NoRight:
             return [left_out("A14", "a full tmpfs", "no right to mount one")]
-        return await _without_space(world, size, "a full tmpfs", place / "spool", lambda _: fill(place).unlink)
+        return await _without_space(deployment, size, "a full tmpfs", place / "spool", lambda _: fill(place).unlink)
 
 
-async def no_growth(world: World, size: Size) -> list[Row]:
+async def no_growth(deployment: Deployment, size: Size) -> list[Row]:
     """A14 by a limit on the size of files."""
-    return await _without_space(world, size, "a file-size limit of 0", None, _limit_files)
+    return await _without_space(deployment, size, "a file-size limit of 0", None, _limit_files)
 
 
 async def _without_space(
-    world: World, size: Size, what: str, directory: Path | None, take: "Callable[[Service], Callable[[], None]]"
+    deployment: Deployment,
+    size: Size,
+    what: str,
+    directory: Path | None,
+    take: "Callable[[Service], Callable[[], None]]",
 ) -> list[Row]:
     changes: dict[str, Any] = {"persistence": {"spool_dir": str(directory)}} if directory else {}
-    async with stage(world, f"A14 {what}", Habits(_RATE), sessions=20, **changes) as scene:
+    async with stage(deployment, f"A14 {what}", Habits(_RATE), sessions=20, **changes) as scene:
         await scene.crowd.answered(40)
-        await world.stop_postgres()
+        await deployment.stop_postgres()
         await scene.crowd.answered(20)
         give_back = take(scene.service)
         await until(lambda: scene.ledger.errors["storage_full"] > 0)
         await asyncio.sleep(1.5)  # what ran when the disk filled up has ended, or is about to be refused
-        calls = (await world.model_stats())["requests"]["chat"]
+        calls = (await deployment.model_stats())["requests"]["chat"]
         refused = scene.ledger.errors["storage_full"]
         await until(lambda: scene.ledger.errors["storage_full"] >= refused + 10)
-        calls = (await world.model_stats())["requests"]["chat"] - calls
+        calls = (await deployment.model_stats())["requests"]["chat"] - calls
         status, body = await scene.service.ask_status("/ready")
         give_back()
         await scene.service.answers("/ready")
         await scene.crowd.answered(40)
-        await world.start_postgres()
+        await deployment.start_postgres()
         report = await scene.settle()
     return [
         exactly("A14", f"{what}: model calls for 10 refused asks (storage_full)", calls, 0),
@@ -254,49 +258,49 @@ def _limit_files(service: Service) -> Callable[[], None]:
     return lambda: resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, (hard, hard)) and None
 
 
-async def killed_without_space(world: World, size: Size) -> list[Row]:
+async def killed_without_space(deployment: Deployment, size: Size) -> list[Row]:
     """A14+A1: kill -9 while somebody takes every byte of the spool's disk, with Postgres there."""
-    return await _crammed(world, away=False)
+    return await _crammed(deployment, away=False)
 
 
-async def killed_without_space_and_postgres(world: World, size: Size) -> list[Row]:
+async def killed_without_space_and_postgres(deployment: Deployment, size: Size) -> list[Row]:
     """A14+A1: the same with Postgres away."""
-    return await _crammed(world, away=True)
+    return await _crammed(deployment, away=True)
 
 
-async def _crammed(world: World, *, away: bool) -> list[Row]:
-    place = world.directory / f"crammed-{away}"
+async def _crammed(deployment: Deployment, *, away: bool) -> list[Row]:
+    place = deployment.directory / f"crammed-{away}"
     with ExitStack() as stack:
         try:
             await asyncio.to_thread(stack.enter_context, small_disk(place, 16))
         except NoRight:
             return [left_out("A14+A1", "kill -9 on a full tmpfs", "no right to mount one")]
-        return await _killed_without_space(world, place, away=away)
+        return await _killed_without_space(deployment, place, away=away)
 
 
-async def _killed_without_space(world: World, place: Path, *, away: bool) -> list[Row]:
+async def _killed_without_space(deployment: Deployment, place: Path, *, away: bool) -> list[Row]:
     changes: dict[str, Any] = {"persistence": {"spool_dir": str(place / "spool")}}
     name = "kill -9 on a full disk, Postgres away" if away else "kill -9 on a full disk, Postgres there"
-    async with stage(world, f"A14+A1 {name}", Habits(_RATE), sessions=20, **changes) as scene:
+    async with stage(deployment, f"A14+A1 {name}", Habits(_RATE), sessions=20, **changes) as scene:
         service = scene.service
         await scene.crowd.answered(40)
         if away:
-            await world.stop_postgres()
+            await deployment.stop_postgres()
         else:
-            await world.to_postgres.tell(SLOW_ANSWERS)
+            await deployment.to_postgres.tell(SLOW_ANSWERS)
         await scene.crowd.answered(20)
         with Neighbour(place):
             await until(lambda: scene.ledger.errors["storage_full"] > 0)
             await service.kill()
-            await world.to_postgres.tell("normal")
+            await deployment.to_postgres.tell("normal")
             await service.start("/healthz")
             found = (await service.metrics())["app_persist_replayed_total"]
-            told = await _refused(world, scene)
+            told = await _refused(deployment, scene)
             readable = await _readable_sessions(scene) if away else 0
             await service.kill()
             await service.start("/healthz")
             if away:
-                await world.start_postgres()
+                await deployment.start_postgres()
             await service.drained()
             crammed = await scene.compared(scene.ledger)
             await asyncio.sleep(3)  # what Postgres has is marked with the writer's next attempt, each 2 s at most
@@ -335,11 +339,11 @@ class _Refusals:
         ]
 
 
-async def _refused(world: World, scene: Stage) -> _Refusals:
+async def _refused(deployment: Deployment, scene: Stage) -> _Refusals:
     refused = scene.ledger.errors["storage_full"]
-    calls = (await world.model_stats())["requests"]["chat"]
+    calls = (await deployment.model_stats())["requests"]["chat"]
     await until(lambda: scene.ledger.errors["storage_full"] >= refused + 10)
-    calls = (await world.model_stats())["requests"]["chat"] - calls
+    calls = (await deployment.model_stats())["requests"]["chat"] - calls
     status, body = await scene.service.ask_status("/ready")
     return _Refusals(calls, status, str(body.get("status", "nothing")))
 
@@ -365,16 +369,16 @@ class _FailingConnection(sqlite3.Connection):
         return super().execute(statement, *arguments)  # type: ignore[arg-type]
 
 
-async def failed_flush(world: World, size: Size) -> list[Row]:
+async def failed_flush(deployment: Deployment, size: Size) -> list[Row]:
     """A15: EIO on a flush, by the spool's own seam for connections: what was acknowledged is in the next file."""
     rounds = size.pick(5, 50)
     acked: set[int] = set()
     found: set[int] = set()
     aside = 0
     failed_acks = 0
-    draw = world.draw("A15")
+    draw = deployment.draw("A15")
     for number in range(rounds):
-        directory = world.directory / f"flush-{number}"
+        directory = deployment.directory / f"flush-{number}"
         now, then, put, corrupt = await _flush_round(directory, draw)
         acked |= {id_ + number * 10_000 for id_ in now}
         found |= {id_ + number * 10_000 for id_ in then}
@@ -432,24 +436,24 @@ async def _flush_round(directory: Path, draw: random.Random) -> tuple[set[int], 
     return acked, found, put, aside
 
 
-async def bounded(world: World, size: Size) -> list[Row]:
+async def bounded(deployment: Deployment, size: Size) -> list[Row]:
     """A17: Postgres never comes back; the bound is small by configuration, and what is refused costs no model call."""
     limit = size.pick(200, 2000)
     rules: dict[str, Any] = {"persistence": {"max_records": limit}, "limits": {"max_turns": 50}}
-    async with stage(world, "A17", Habits(100.0), sessions=50, model=INSTANT, **rules) as scene:
+    async with stage(deployment, "A17", Habits(100.0), sessions=50, model=INSTANT, **rules) as scene:
         await scene.crowd.answered(60)
         await scene.service.drained()
         rss = scene.service.rss_mb()
-        await world.stop_postgres()
+        await deployment.stop_postgres()
         await until(lambda: scene.ledger.errors["storage_full"] >= 50)
-        calls = (await world.model_stats())["requests"]["chat"]
+        calls = (await deployment.model_stats())["requests"]["chat"]
         await until(lambda: scene.ledger.errors["storage_full"] >= 150)
-        calls = (await world.model_stats())["requests"]["chat"] - calls
+        calls = (await deployment.model_stats())["requests"]["chat"] - calls
         pending, grown = await scene.service.pending(), scene.service.rss_mb() - rss
         fill = (await scene.service.metrics())["app_persist_fill_ratio"]
         warned = scene.service.log.count("of its bound")
         status, _ = await scene.service.ask_status("/ready")
-        await world.start_postgres()
+        await deployment.start_postgres()
         await scene.service.answers("/ready")
         report = await scene.settle()
     return [
@@ -463,12 +467,12 @@ async def bounded(world: World, size: Size) -> list[Row]:
     ]
 
 
-async def one_owner(world: World, size: Size) -> list[Row]:
+async def one_owner(deployment: Deployment, size: Size) -> list[Row]:
     """A19: a second process on the same spool directory, or on the same database."""
-    database = await world.database()
-    first = Service(world, database)
-    same_spool = Service(world, await world.database(), persistence={"spool_dir": str(first.spool)})
-    same_database = Service(world, database)
+    database = await deployment.database()
+    first = Service(deployment, database)
+    same_spool = Service(deployment, await deployment.database(), persistence={"spool_dir": str(first.spool)})
+    same_database = Service(deployment, database)
     rows = []
     try:
         await first.start()
@@ -489,8 +493,8 @@ async def one_owner(world: World, size: Size) -> list[Row]:
     finally:
         for service in (first, same_spool, same_database):
             await service.close()
-        await world.drop(database)
-        await world.drop(same_spool.database)
+        await deployment.drop(database)
+        await deployment.drop(same_spool.database)
     return rows
 
 

@@ -9,10 +9,10 @@ import aiohttp
 
 from tests.chaos.control import ProxyProcess
 from tests.chaos.crowding import late_looks
+from tests.chaos.deployment import Deployment, Size, Stage, stage
 from tests.chaos.load import Habits
 from tests.chaos.rows import Row, at_most, none_lost, none_of
 from tests.chaos.until import until_it
-from tests.chaos.world import Size, Stage, World, stage
 from tests.support.issuer import CLIENT, JWKS, Issuer, issuer, rsa_key
 
 _RATE = 20.0
@@ -22,26 +22,26 @@ _UNAUTHENTICATED = 401
 
 
 @asynccontextmanager
-async def _distant(world: World) -> AsyncIterator[tuple[Issuer, ProxyProcess]]:
+async def _distant(deployment: Deployment) -> AsyncIterator[tuple[Issuer, ProxyProcess]]:
     """An issuer, and the fault proxy through which everybody knows it."""
     async with issuer() as made:
         proxy = ProxyProcess(int(made.url.split("/")[2].rpartition(":")[2]))
-        await world.do(proxy.__enter__)
+        await deployment.do(proxy.__enter__)
         try:
             await asyncio.to_thread(proxy.start)
             made.url = f"http://127.0.0.1:{proxy.port}/realms/test"
             yield made, proxy
         finally:
-            await world.do(proxy.__exit__, None, None, None)
+            await deployment.do(proxy.__exit__, None, None, None)
 
 
-async def troubled_issuer(world: World, size: Size) -> list[Row]:
+async def troubled_issuer(deployment: Deployment, size: Size) -> list[Row]:
     """Turns go on and the loop stays free while the issuer fails; keys that nobody knows make nobody ask it often."""
     seconds = size.pick(5, 30)
-    async with _distant(world) as (made, proxy):
+    async with _distant(deployment) as (made, proxy):
         security = {"user": {"enabled": True, "client_id": CLIENT, "realm_url": made.url}, "allow_query_token": True}
         async with stage(
-            world, "E8", Habits(_RATE), sessions=_SESSIONS, direct=True, token=made.token(), security=security
+            deployment, "E8", Habits(_RATE), sessions=_SESSIONS, direct=True, token=made.token(), security=security
         ) as scene:
             await scene.crowd.answered(_SESSIONS)
             before = await scene.service.metrics()

@@ -3,21 +3,21 @@
 import asyncio
 import contextlib
 
+from tests.chaos.deployment import Deployment, Size, Stage, stage
 from tests.chaos.ledger import Report
 from tests.chaos.load import Habits
 from tests.chaos.rows import Row, at_least, none_lost, none_of
 from tests.chaos.until import until
-from tests.chaos.world import Size, Stage, World, stage
 
 SLOW_ANSWERS = "delay down 150 50"
 """Postgres answers in 150 ± 50 ms."""
 
 
-async def kill_at_random(world: World, size: Size) -> list[Row]:
+async def kill_at_random(deployment: Deployment, size: Size) -> list[Row]:
     """A1 and A2: Postgres answers slowly, the service is killed in mid-stream, again and again."""
     times = size.pick(3, 20)
-    async with stage(world, "A1", Habits(size.rate, resend=0.5), sessions=size.sessions) as scene:
-        reports = [await _kill_once(world, scene) for _ in range(times)]
+    async with stage(deployment, "A1", Habits(size.rate, resend=0.5), sessions=size.sessions) as scene:
+        reports = [await _kill_once(deployment, scene) for _ in range(times)]
         again = await _ask_everyone(scene)
     last = reports[-1]
     return [
@@ -29,26 +29,26 @@ async def kill_at_random(world: World, size: Size) -> list[Row]:
     ]
 
 
-async def kill_without_spool(world: World, size: Size) -> list[Row]:
+async def kill_without_spool(deployment: Deployment, size: Size) -> list[Row]:
     """A1's control: with `ack: none` the same harness must see losses, or it proves nothing."""
     habits = Habits(size.rate, resend=0.0)
     persistence = {"ack": "none"}
-    async with stage(world, "A1-none", habits, sessions=size.sessions, persistence=persistence) as scene:
-        report = await _kill_once(world, scene)
+    async with stage(deployment, "A1-none", habits, sessions=size.sessions, persistence=persistence) as scene:
+        report = await _kill_once(deployment, scene)
     what = "control: losses that the harness sees with ack: none, kill -9"
     return [at_least("A1-none", f"{what} (of {report.acked} acked)", report.lost, 1, "turns")]
 
 
-async def kill_while_down(world: World, size: Size) -> list[Row]:
+async def kill_while_down(deployment: Deployment, size: Size) -> list[Row]:
     """A6: Postgres away and kill -9; the service comes back first, lives, and is ready once Postgres answered."""
-    async with stage(world, "A6", Habits(size.rate), sessions=size.sessions) as scene:
+    async with stage(deployment, "A6", Habits(size.rate), sessions=size.sessions) as scene:
         await scene.crowd.answered(size.sessions)
-        await world.stop_postgres()
+        await deployment.stop_postgres()
         await scene.crowd.answered(size.sessions)
         await scene.service.kill()
         await scene.service.start("/healthz")
         ready, body = await scene.service.ask_status("/ready")
-        await world.start_postgres()
+        await deployment.start_postgres()
         await scene.service.answers("/ready")
         report = await scene.settle()
     early = int(ready == 200)
@@ -65,14 +65,14 @@ def loss_row(row: str, what: str, report: Report) -> Row:
     return none_lost(row, what, report.lost, report.wrong, of=report.acked, words=report.words())
 
 
-async def _kill_once(world: World, scene: Stage) -> Report:
-    draw = world.draw(f"moment {len(scene.checked)}")
-    await world.to_postgres.tell(SLOW_ANSWERS)
+async def _kill_once(deployment: Deployment, scene: Stage) -> Report:
+    draw = deployment.draw(f"moment {len(scene.checked)}")
+    await deployment.to_postgres.tell(SLOW_ANSWERS)
     scene.crowd.resume()
     await scene.crowd.answered(scene.crowd.size)
     await asyncio.sleep(draw.uniform(0.2, 1.5))
     await scene.service.kill()
-    await world.to_postgres.tell("normal")
+    await deployment.to_postgres.tell("normal")
     await scene.service.start()
     return await scene.settle()
 

@@ -16,12 +16,12 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from backend_kit.aio import TaskRegistry
+from tests.chaos.deployment import QUICK, Deployment, Service, Size, Stage, stage
 from tests.chaos.kills import loss_row
 from tests.chaos.ledger import Asked
 from tests.chaos.load import Habits, ask_text, create_session, hear, hear_end
 from tests.chaos.rows import Row, all_of, at_least, at_most, exactly, not_run
 from tests.chaos.until import until_it
-from tests.chaos.world import QUICK, Service, Size, Stage, World, stage
 from tests.checks.source import modules, stray_tasks
 from tests.support.patience import HANGS_S
 
@@ -36,9 +36,9 @@ _SILENT = "mock;ttft=30000"
 _UNTIDY = re.compile(r"pool is closed|was destroyed but it is pending|never retrieved|never awaited|Unclosed ")
 
 
-async def drain(world: World, size: Size) -> list[Row]:
+async def drain(deployment: Deployment, size: Size) -> list[Row]:
     """B1 and B2: SIGTERM with 150 streams and idle sockets; every answer ends, in the order of TRUST 4.3."""
-    async with stage(world, "B1", _NOBODY, sessions=0, model=_MODEL) as scene:
+    async with stage(deployment, "B1", _NOBODY, sessions=0, model=_MODEL) as scene:
         service = scene.service
         streams = await _streams(scene, _STREAMS)
         idle = [await service.address.dial() for _ in range(20)]
@@ -75,11 +75,11 @@ async def drain(world: World, size: Size) -> list[Row]:
     ]
 
 
-async def drain_without_postgres(world: World, size: Size) -> list[Row]:
+async def drain_without_postgres(deployment: Deployment, size: Size) -> list[Row]:
     """B3: the same with Postgres away; the next process replays."""
-    async with stage(world, "B3", _NOBODY, sessions=0, model=_MODEL) as scene:
+    async with stage(deployment, "B3", _NOBODY, sessions=0, model=_MODEL) as scene:
         streams = await _streams(scene, _STREAMS)
-        await world.stop_postgres()
+        await deployment.stop_postgres()
         begun = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             for socket, asked in streams:
@@ -87,7 +87,7 @@ async def drain_without_postgres(world: World, size: Size) -> list[Row]:
             scene.service.send(signal.SIGTERM)
             code = await scene.service.ended()
             took_s = time.perf_counter() - begun
-        await world.start_postgres()
+        await deployment.start_postgres()
         await scene.service.start()
         report = await scene.settle()
     finals = sum(bool(asked.answer) for _, asked in streams)
@@ -98,13 +98,13 @@ async def drain_without_postgres(world: World, size: Size) -> list[Row]:
     ]
 
 
-async def second_signal(world: World, size: Size) -> list[Row]:
+async def second_signal(deployment: Deployment, size: Size) -> list[Row]:
     """B4: a second signal ends it at once; what was acknowledged is in the spool."""
     rows = []
     for name in (signal.SIGINT,) if size.short else (signal.SIGTERM, signal.SIGINT):
-        async with stage(world, f"B4 {name}", Habits(30.0), sessions=60, model=_HELD) as scene:
+        async with stage(deployment, f"B4 {name}", Habits(30.0), sessions=60, model=_HELD) as scene:
             await scene.crowd.answered(30)
-            await world.stop_postgres()
+            await deployment.stop_postgres()
             await scene.crowd.answered(60)
             scene.service.send(signal.SIGTERM)
             await scene.service.line("drain 2/5")
@@ -112,7 +112,7 @@ async def second_signal(world: World, size: Size) -> list[Row]:
             scene.service.send(name)
             code = await scene.service.ended()
             took_s = time.perf_counter() - begun
-            await world.start_postgres()
+            await deployment.start_postgres()
             await scene.service.start()
             report = await scene.settle()
         rows += [
@@ -122,13 +122,13 @@ async def second_signal(world: World, size: Size) -> list[Row]:
     return rows
 
 
-async def live_and_ready(world: World, size: Size) -> list[Row]:
+async def live_and_ready(deployment: Deployment, size: Size) -> list[Row]:
     """B5 and B6: what is down is told, and takes nobody out; a start without Postgres waits for it."""
-    database = await world.database()
-    service = Service(world, database)
+    database = await deployment.database()
+    service = Service(deployment, database)
     rows = []
     try:
-        await world.stop_postgres()
+        await deployment.stop_postgres()
         begun = time.perf_counter()
         await service.start("/healthz")
         rows.append(
@@ -136,23 +136,23 @@ async def live_and_ready(world: World, size: Size) -> list[Row]:
         )
         status, body = await service.ask_status("/ready")
         rows.append(exactly("B6", f"/ready until Postgres answered once ({body.get('status')})", status, 503))
-        await world.start_postgres()
+        await deployment.start_postgres()
         await service.answers("/ready")
         rows.append(exactly("B6", "/ready after Postgres answered", (await service.ask_status("/ready"))[0], 200))
-        async with stage(world, "B5", Habits(20.0), sessions=10, service=service) as scene:
+        async with stage(deployment, "B5", Habits(20.0), sessions=10, service=service) as scene:
             await scene.crowd.answered(10)
-            rows += await _dependency(scene, "Postgres", world.stop_postgres, world.start_postgres, "down")
+            rows += await _dependency(scene, "Postgres", deployment.stop_postgres, deployment.start_postgres, "down")
             rows += await _dependency(
                 scene,
                 "the model",
-                lambda: world.to_model.tell("refuse", "reset"),
-                lambda: world.to_model.tell("normal"),
+                lambda: deployment.to_model.tell("refuse", "reset"),
+                lambda: deployment.to_model.tell("normal"),
             )
             rows.append(loss_row("B5", "dependencies that went and came", await scene.settle()))
     finally:
-        await world.normal()
+        await deployment.normal()
         await service.close()
-        await world.drop(database)
+        await deployment.drop(database)
     return rows
 
 
@@ -177,7 +177,7 @@ async def _dependency(
     ]
 
 
-async def tasks(world: World, size: Size) -> list[Row]:
+async def tasks(deployment: Deployment, size: Size) -> list[Row]:
     """B7: every task has a holder, and one that dies is seen, counted and started again."""
     ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "RUF006", "agentic_backend", "backend_kit"]
     done = await asyncio.to_thread(subprocess.run, ruff, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -216,17 +216,17 @@ async def tasks(world: World, size: Size) -> list[Row]:
     ]
 
 
-async def stopped(world: World, size: Size) -> list[Row]:
+async def stopped(deployment: Deployment, size: Size) -> list[Row]:
     """B8: three ways to stop a turn during a slow first token; the model's connection must close."""
     rows = []
-    async with stage(world, "B8", _NOBODY, sessions=0, model=_SILENT) as scene:
+    async with stage(deployment, "B8", _NOBODY, sessions=0, model=_SILENT) as scene:
         ways: dict[str, tuple[bool, dict[str, str], Callable[[ClientConnection, str], Awaitable[None]]]] = {
             "cancel": (True, {}, _send_cancel),
             "on_disconnect: cancel": (True, {"on_disconnect": "cancel"}, lambda socket, _: socket.close()),
             "close 4000 (compatible)": (False, {}, lambda socket, _: socket.close(4000)),
         }
         for way, (native, more, stop) in ways.items():
-            cut = (await world.model_stats())["streams"]["cut"]
+            cut = (await deployment.model_stats())["streams"]["cut"]
             async with scene.service.address.dial(native=native) as socket:
                 asked = await _begin(scene, socket, way, **more)
                 await asyncio.sleep(0.3)
@@ -234,7 +234,7 @@ async def stopped(world: World, size: Size) -> list[Row]:
                 await stop(socket, asked.exchange_id)
 
                 async def is_cut(before: int = cut) -> bool:
-                    return bool((await world.model_stats())["streams"]["cut"] > before)
+                    return bool((await deployment.model_stats())["streams"]["cut"] > before)
 
                 await until_it(is_cut)
                 took_ms = (time.perf_counter() - begun) * 1e3
@@ -257,12 +257,12 @@ def _token(expires_in_s: int) -> str:
     return jwt.encode({"sub": "ann", "iat": now - 600, "exp": now + expires_in_s}, _SECRET, algorithm="HS256")
 
 
-async def clock_jumps(world: World, size: Size) -> list[Row]:
+async def clock_jumps(deployment: Deployment, size: Size) -> list[Row]:
     """B9: the wall clock jumps an hour ahead and back under load; the monotonic one does not."""
     library = _faketime()
     if library is None:
         return [not_run("B9", "clock jumps of one hour under load", "needs faketime")]
-    file = world.directory / "clock"
+    file = deployment.directory / "clock"
     file.write_text("+0")
     env = {
         "LD_PRELOAD": library,
@@ -274,7 +274,7 @@ async def clock_jumps(world: World, size: Size) -> list[Row]:
     }
     token = _token(12 * 3600)
     async with stage(
-        world, "B9", Habits(40.0), sessions=20, model=QUICK, env=env, token=token, security=_SECURITY
+        deployment, "B9", Habits(40.0), sessions=20, model=QUICK, env=env, token=token, security=_SECURITY
     ) as scene:
         leeway = [await _status_with(scene, _token(seconds)) for seconds in (-20, -70)]
         await scene.crowd.answered(40)

@@ -26,12 +26,12 @@ import uvloop
 from aiohttp import web
 
 from tests.agentic_backend.knowledge.fake import Answer, answers, fake_knowledge, hit, raw, resets, silent
+from tests.chaos.deployment import QUICK, Deployment, Stage, stage
 from tests.chaos.kills import loss_row
 from tests.chaos.ledger import Report
 from tests.chaos.load import Crowd, Habits, create_session, crowd
 from tests.chaos.rows import MISSED, Row, at_least, at_most, exactly, none_of
 from tests.chaos.strangers import DEEDS, Strangers
-from tests.chaos.world import QUICK, Stage, World, stage
 
 _TERMINAL = ("final", "error", "cancelled", "awaiting_human")
 _GROWTH_PCT = 5.0
@@ -80,26 +80,30 @@ SHORT = Extent(
     seconds=45.0, warm_s=15.0, clients=50, strangers=6, rate=20.0, memory_pct=20.0, rest_s=45.0, quiet_s=12.0
 )
 
-Fault = tuple[str, Callable[[World], Awaitable[None]], Callable[[World], Awaitable[None]]]
+Fault = tuple[str, Callable[[Deployment], Awaitable[None]], Callable[[Deployment], Awaitable[None]]]
 
 
 def _tells(what: str, *, model: bool, heal: str = "normal") -> Fault:
     """A fault of the network before the model or before Postgres."""
     where = "model" if model else "Postgres"
 
-    def proxy(world: World) -> Any:
-        return world.to_model if model else world.to_postgres
+    def proxy(deployment: Deployment) -> Any:
+        return deployment.to_model if model else deployment.to_postgres
 
-    return (f"{where}: {what}", lambda world: proxy(world).tell(what), lambda world: proxy(world).tell(heal))
+    return (
+        f"{where}: {what}",
+        lambda deployment: proxy(deployment).tell(what),
+        lambda deployment: proxy(deployment).tell(heal),
+    )
 
 
-async def _start_postgres(world: World) -> None:
-    await world.start_postgres()
+async def _start_postgres(deployment: Deployment) -> None:
+    await deployment.start_postgres()
 
 
 FAULTS: tuple[Fault, ...] = (
-    ("Postgres crashes", lambda world: world.stop_postgres(signal.SIGQUIT), _start_postgres),
-    ("Postgres restarts", lambda world: world.stop_postgres(), _start_postgres),
+    ("Postgres crashes", lambda deployment: deployment.stop_postgres(signal.SIGQUIT), _start_postgres),
+    ("Postgres restarts", lambda deployment: deployment.stop_postgres(), _start_postgres),
     _tells("delay down 200 100", model=False),
     _tells("hold", model=False),
     _tells("reset", model=False),
@@ -160,20 +164,20 @@ async def held(scene: Stage) -> Holds:
     return Holds(psutil.Process(service.process.pid).num_fds(), await service.tasks(), service.rss_mb())
 
 
-async def break_things(world: World, seconds: float, done: Counter[str]) -> None:
+async def break_things(deployment: Deployment, seconds: float, done: Counter[str]) -> None:
     """One fault after the other, now and then two at once, each healed after some seconds."""
-    draw = world.draw("mixed faults")
+    draw = deployment.draw("mixed faults")
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         chosen = draw.sample(FAULTS, draw.choice([1, 1, 2]))
         if sum("Postgres" in name for name, _, _ in chosen) > 1 or sum("model" in name for name, _, _ in chosen) > 1:
             continue
         for name, breaks, _ in chosen:
-            await breaks(world)
+            await breaks(deployment)
             done[name] += 1
         await asyncio.sleep(draw.uniform(*_HEALS_S))
         for _, _, heals in chosen:
-            await heals(world)
+            await heals(deployment)
         await asyncio.sleep(draw.uniform(*_HEALS_S) / 2)
 
 
@@ -198,14 +202,14 @@ def failing_documents(draw: random.Random) -> Answer:
 
 
 @asynccontextmanager
-async def troubled(scene: Stage, extent: Extent, ends: Ends, world: World) -> AsyncIterator[list[Crowd]]:
+async def troubled(scene: Stage, extent: Extent, ends: Ends, deployment: Deployment) -> AsyncIterator[list[Crowd]]:
     """A fifth of the clients, divided among the agents whose models or documents fail, while the block runs."""
     each = max(1, extent.clients // 5 // len(_TROUBLED))
     async with AsyncExitStack() as stack:
         crowds = []
         for name in _TROUBLED:
             ids = [await create_session(scene.http, scene.service.address, name) for _ in range(each)]
-            draw = world.draw(f"mixed {name}")
+            draw = deployment.draw(f"mixed {name}")
             habits = Habits(each / 5, agent=name)
             crowds.append(
                 await stack.enter_async_context(
@@ -215,14 +219,14 @@ async def troubled(scene: Stage, extent: Extent, ends: Ends, world: World) -> As
         yield crowds
 
 
-async def mixed(world: World, extent: Extent) -> list[Row]:
+async def mixed(deployment: Deployment, extent: Extent) -> list[Row]:
     """The rows of C12."""
     ends, faults = Ends(), Counter[str]()
     async with fake_knowledge(_PASSAGE) as knowledge:
-        knowledge.search = failing_documents(world.draw("mixed documents"))
+        knowledge.search = failing_documents(deployment.draw("mixed documents"))
         async with (
             stage(
-                world,
+                deployment,
                 "mixed",
                 Habits(extent.rate),
                 sessions=extent.clients - extent.clients // 5,
@@ -233,19 +237,19 @@ async def mixed(world: World, extent: Extent) -> list[Row]:
                 deadlines=_DEADLINES,
                 history={"cache_mb": 8},
             ) as scene,
-            troubled(scene, extent, ends, world) as others,
+            troubled(scene, extent, ends, deployment) as others,
         ):
-            stranger = Strangers(scene.service.address, world.draw("mixed strangers"))
-            await _beside(stranger, extent.strangers, _warm(world, extent.warm_s))
+            stranger = Strangers(scene.service.address, deployment.draw("mixed strangers"))
+            await _beside(stranger, extent.strangers, _warm(deployment, extent.warm_s))
             await _settled(scene, others)
             await asyncio.sleep(extent.quiet_s)
             before, told = await held(scene), scene.ledger.told_count
             begun = time.monotonic()
             for asking in (scene.crowd, *others):
                 asking.resume()
-            await _beside(stranger, extent.strangers, break_things(world, extent.seconds, faults))
+            await _beside(stranger, extent.strangers, break_things(deployment, extent.seconds, faults))
             took_s, told = time.monotonic() - begun, scene.ledger.told_count - told
-            await world.normal()
+            await deployment.normal()
             report = await _settled(scene, others)
             after = await _as_before(scene, before, extent)
             theirs = await scene.compared(stranger.ledger)
@@ -285,14 +289,14 @@ def _agents(knowledge_flow_url: str) -> dict[str, Any]:
     return {"agents": agents, "chat_models": models, "knowledge_flow_url": knowledge_flow_url}
 
 
-async def _warm(world: World, seconds: float) -> None:
+async def _warm(deployment: Deployment, seconds: float) -> None:
     """No fault, but for a third of the time a model so slow that every client is in a turn, as they will be beside
     faults: what so many turns hold at once is not given back to the system as a whole, and is no growth
     (docs/perf-log.md)."""
     await asyncio.sleep(seconds * 2 / 3)
-    await world.to_model.tell(f"rate down {_SLOW_BYTES}")
+    await deployment.to_model.tell(f"rate down {_SLOW_BYTES}")
     await asyncio.sleep(seconds / 3)
-    await world.to_model.tell("normal")
+    await deployment.to_model.tell("normal")
 
 
 async def _settled(scene: Stage, others: list[Crowd]) -> Report:
@@ -354,8 +358,8 @@ def main() -> int:
     extent = SHORT if options.short else FULL
     if options.seconds is not None:
         extent = replace(extent, seconds=options.seconds)
-    with World(options.seed) as world:
-        rows = uvloop.run(mixed(world, extent))
+    with Deployment(options.seed) as deployment:
+        rows = uvloop.run(mixed(deployment, extent))
     for row in rows:
         print(row.line())
     return int(any(row.verdict == MISSED for row in rows))

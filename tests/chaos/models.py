@@ -11,9 +11,9 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection
 
 from tests.agentic_backend.llm.scripted import SSE_HEAD, Write, scripted
+from tests.chaos.deployment import Deployment, Service, Size, Stage, stage
 from tests.chaos.load import Habits, ask_text, create_session, hear, hear_end
 from tests.chaos.rows import Row, all_of, at_most
-from tests.chaos.world import Service, Size, Stage, World, stage
 
 _FIRST_S, _INTER_S = 3, 2
 _FAILURES = 5
@@ -35,16 +35,16 @@ class _End:
     took_s: float
 
 
-async def told_in_time(world: World, size: Size) -> list[Row]:
+async def told_in_time(deployment: Deployment, size: Size) -> list[Row]:
     """C2 to C4: how soon after its deadline a turn is told, how soon where the breaker is open, how soon it heals."""
     deadlines = {"first_token_s": _FIRST_S, "inter_token_s": _INTER_S}
     async with stage(
-        world, "C2", Habits(1.0), sessions=0, model="mock;tokens=8", ai=_agents(_MODELS), deadlines=deadlines
+        deployment, "C2", Habits(1.0), sessions=0, model="mock;tokens=8", ai=_agents(_MODELS), deadlines=deadlines
     ) as scene:
         silent = await _at_once(scene, "Silent", 10)
         stalled = await _at_once(scene, "Stalled", 10)
-        held = await _black_hole(world, scene)
-        open_ends, healed_s = await _breaker(world, scene, size.pick(50, 500))
+        held = await _black_hole(deployment, scene)
+        open_ends, healed_s = await _breaker(deployment, scene, size.pick(50, 500))
     late = [*stalled, *held]
     quick = [end.took_s * 1e3 for end in open_ends]
     return [
@@ -58,7 +58,7 @@ async def told_in_time(world: World, size: Size) -> list[Row]:
     ]
 
 
-async def bounded_memory(world: World, size: Size) -> list[Row]:
+async def bounded_memory(deployment: Deployment, size: Size) -> list[Row]:
     """C5 and C7: what an answer and an event without end cost in memory."""
     turns = size.pick(20, 50)
 
@@ -71,7 +71,7 @@ async def bounded_memory(world: World, size: Size) -> list[Row]:
         ai = _agents({"Endless": _ENDLESS, "Huge": "huge"})
         next(one for one in ai["chat_models"] if one["id"] == "huge")["settings"] = {"base_url": model.base_url}
         history = {"cache_mb": 1}
-        async with stage(world, "C5", Habits(1.0), sessions=0, direct=True, ai=ai, history=history) as scene:
+        async with stage(deployment, "C5", Habits(1.0), sessions=0, direct=True, ai=ai, history=history) as scene:
             rows = []
             for row, agent, code, most in (
                 ("C5", "Endless", "final", size.pick(4, 2) * _MAX_CHARS / _MIB),
@@ -125,7 +125,7 @@ async def _turn(scene: Stage, socket: ClientConnection, session_id: str, agent: 
     return _End(str(frame.get("code", frame["type"])), time.perf_counter() - begun)
 
 
-async def _black_hole(world: World, scene: Stage) -> list[_End]:
+async def _black_hole(deployment: Deployment, scene: Stage) -> list[_End]:
     """Turns in mid-stream when the network before the model swallows everything; timed from that moment."""
 
     async def one() -> _End:
@@ -146,22 +146,22 @@ async def _black_hole(world: World, scene: Stage) -> list[_End]:
         tasks = [group.create_task(one()) for _ in range(count)]
         for _ in range(count):
             await streaming.acquire()
-        await world.to_model.tell("hold")
+        await deployment.to_model.tell("hold")
         held.set()
-    await world.to_model.tell("normal")
+    await deployment.to_model.tell("normal")
     return [task.result() for task in tasks]
 
 
-async def _breaker(world: World, scene: Stage, count: int) -> tuple[list[_End], float]:
+async def _breaker(deployment: Deployment, scene: Stage, count: int) -> tuple[list[_End], float]:
     """The model goes away until the breaker is open: so many turns behind it, and how long it takes to heal."""
     session_id = await create_session(scene.http, scene.service.address)
     async with scene.service.address.dial() as socket:
-        await world.to_model.tell("refuse")
-        await world.to_model.tell("reset")
+        await deployment.to_model.tell("refuse")
+        await deployment.to_model.tell("reset")
         for _ in range(_FAILURES):
             await _turn(scene, socket, session_id)
         ends = [await _turn(scene, socket, session_id) for _ in range(count)]
-        await world.to_model.tell("accept")
+        await deployment.to_model.tell("accept")
         begun = time.perf_counter()
         while (await _turn(scene, socket, session_id)).code != "final":  # noqa: ASYNC110 - another process has no event
             await asyncio.sleep(0.1)

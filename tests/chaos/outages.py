@@ -12,12 +12,12 @@ from statistics import median, quantiles
 
 import psycopg
 
+from tests.chaos.deployment import Deployment, Size, Stage, stage
 from tests.chaos.kills import loss_row
 from tests.chaos.ledger import Asked
 from tests.chaos.load import Habits, create_session
 from tests.chaos.rows import Row, all_of, at_least, at_most, exactly, none_of
 from tests.chaos.until import until_it
-from tests.chaos.world import Size, Stage, World, stage
 
 RATE = 50.0
 Metrics = Mapping[str, float]
@@ -25,27 +25,27 @@ _RSS_MB = 100.0
 _SMALL_POOL = {"postgres": {"pool_size": 2, "max_overflow": 0}}
 
 
-async def crash(world: World, size: Size) -> list[Row]:
+async def crash(deployment: Deployment, size: Size) -> list[Row]:
     """A3: `-m immediate`, in the middle of whatever it does."""
     times = size.pick(2, 10)
-    async with stage(world, "A3", Habits(RATE), sessions=size.sessions) as scene:
+    async with stage(deployment, "A3", Habits(RATE), sessions=size.sessions) as scene:
         for number in range(times):
             await scene.crowd.answered(size.sessions)
-            await asyncio.sleep(world.draw(f"A3 {number}").uniform(0, 0.5))
-            await world.stop_postgres(signal.SIGQUIT)
+            await asyncio.sleep(deployment.draw(f"A3 {number}").uniform(0, 0.5))
+            await deployment.stop_postgres(signal.SIGQUIT)
             await scene.crowd.answered(int(RATE))
-            await world.start_postgres()
+            await deployment.start_postgres()
         return [loss_row("A3", f"Postgres crash (-m immediate) x {times}", await scene.settle())]
 
 
-async def restart(world: World, size: Size) -> list[Row]:
+async def restart(deployment: Deployment, size: Size) -> list[Row]:
     """A4: `restart -m fast`; sessions that the service knows must not notice."""
-    async with stage(world, "A4", Habits(RATE), sessions=size.sessions) as scene:
+    async with stage(deployment, "A4", Habits(RATE), sessions=size.sessions) as scene:
         await scene.crowd.answered(size.sessions * 2)
         before = await _window(scene, 3.0)
         begun = time.perf_counter()
-        await world.stop_postgres()
-        await world.start_postgres()
+        await deployment.stop_postgres()
+        await deployment.start_postgres()
         await _window(scene, 2.0)
         during = scene.ledger.within(begun, time.perf_counter())
         errors = sum(scene.ledger.errors.values())
@@ -58,28 +58,28 @@ async def restart(world: World, size: Size) -> list[Row]:
     ]
 
 
-async def absence(world: World, size: Size) -> list[Row]:
+async def absence(deployment: Deployment, size: Size) -> list[Row]:
     """A5: away for a minute (10 s in the short form), then both at once with kill -9."""
     away_s = 10.0 if size.short else 60.0
-    async with stage(world, "A5", Habits(RATE), sessions=size.sessions) as scene:
+    async with stage(deployment, "A5", Habits(RATE), sessions=size.sessions) as scene:
         await scene.crowd.answered(size.sessions * 2)
-        rows = await _away(world, scene, size, away_s)
+        rows = await _away(deployment, scene, size, away_s)
         if not size.short:
-            rows += await _away(world, scene, size, 300.0)
+            rows += await _away(deployment, scene, size, 300.0)
     return rows
 
 
-async def absence_and_kill(world: World, size: Size) -> list[Row]:
+async def absence_and_kill(deployment: Deployment, size: Size) -> list[Row]:
     """Both at once: away as long as in A5, and kill -9 in the middle of it."""
     away_s = 6.0 if size.short else 60.0
-    async with stage(world, "A5+A1", Habits(RATE), sessions=size.sessions) as scene:
+    async with stage(deployment, "A5+A1", Habits(RATE), sessions=size.sessions) as scene:
         await scene.crowd.answered(size.sessions)
-        await world.stop_postgres()
+        await deployment.stop_postgres()
         await asyncio.sleep(away_s / 2)
         await scene.service.kill()
         await scene.service.start("/healthz")
         await asyncio.sleep(away_s / 2)
-        await world.start_postgres()
+        await deployment.start_postgres()
         await scene.service.answers("/ready")
         report = await scene.settle()
         replayed = (await scene.service.metrics())["app_persist_replayed_total"]
@@ -91,18 +91,18 @@ async def absence_and_kill(world: World, size: Size) -> list[Row]:
         ]
 
 
-async def _away(world: World, scene: Stage, size: Size, away_s: float) -> list[Row]:
+async def _away(deployment: Deployment, scene: Stage, size: Size, away_s: float) -> list[Row]:
     what = f"Postgres down {away_s:.0f} s, {RATE:.0f} turns/s"
     begun, answers, errors = time.perf_counter(), scene.ledger.told_count, sum(scene.ledger.errors.values())
     logged = len(scene.service.log)
     rss = scene.service.rss_mb()
     metrics = await scene.service.metrics()
-    await world.stop_postgres()
+    await deployment.stop_postgres()
     await asyncio.sleep(away_s)
     told = scene.ledger.told_count - answers
     grown = scene.service.rss_mb() - rss
     away = await scene.service.metrics()
-    await world.start_postgres()
+    await deployment.start_postgres()
     down_s = time.perf_counter() - begun
     lag_s = await _caught_up(scene)
     lines = most_lines_a_cause(scene.service.log[logged:])
@@ -177,13 +177,13 @@ async def _caught_up(scene: Stage) -> float:
     return time.perf_counter() - begun
 
 
-async def slowness(world: World, size: Size) -> list[Row]:
+async def slowness(deployment: Deployment, size: Size) -> list[Row]:
     """A7: windows with slow answers between windows without; only the batches may show it."""
     rows: list[Row] = []
-    async with stage(world, "A7", Habits(RATE), sessions=size.sessions) as scene:
+    async with stage(deployment, "A7", Habits(RATE), sessions=size.sessions) as scene:
         await scene.crowd.answered(size.sessions * 3)
         for delay_ms in (500,) if size.short else (500, 5000):
-            pairs = [await _pair(world, scene, delay_ms) for _ in range(size.pick(2, 5))]
+            pairs = [await _pair(deployment, scene, delay_ms) for _ in range(size.pick(2, 5))]
             what = f"p95 of final, Postgres {delay_ms} ms slower: median of {len(pairs)} pairs"
             rows.append(at_most("A7", what, median(pair.more_ms for pair in pairs), 5 * size.slack, "ms"))
             if delay_ms == 500:  # 5 s is beyond the statement's deadline: nothing is written until it passes
@@ -201,13 +201,13 @@ class _Pair:
     batch_grown: float
 
 
-async def _pair(world: World, scene: Stage, delay_ms: int) -> _Pair:
-    await world.to_postgres.tell("normal")
+async def _pair(deployment: Deployment, scene: Stage, delay_ms: int) -> _Pair:
+    await deployment.to_postgres.tell("normal")
     await _caught_up(scene)
     quick, quick_batch = await _batch_window(scene)
-    await world.to_postgres.tell(f"delay down {delay_ms} 0")
+    await deployment.to_postgres.tell(f"delay down {delay_ms} 0")
     slow, slow_batch = await _batch_window(scene)
-    await world.to_postgres.tell("normal")
+    await deployment.to_postgres.tell("normal")
     more_ms = (percentile(slow, 95) - percentile(quick, 95)) * 1e3
     return _Pair(more_ms, slow_batch / quick_batch if quick_batch else 0.0)
 
@@ -224,10 +224,10 @@ async def _batch_window(scene: Stage) -> tuple[list[Asked], float]:
     return answers, total / count if count else 0.0
 
 
-async def no_connection(world: World, size: Size) -> list[Row]:
+async def no_connection(deployment: Deployment, size: Size) -> list[Row]:
     """A8: readers hold every connection of the pool behind a lock; turns go on, other readers are told soon."""
     hold_s = 6.0 if size.short else 60.0
-    async with stage(world, "A8", Habits(RATE), sessions=size.sessions, storage=_SMALL_POOL) as scene:
+    async with stage(deployment, "A8", Habits(RATE), sessions=size.sessions, storage=_SMALL_POOL) as scene:
         await scene.crowd.answered(size.sessions * 2)
         others = [await create_session(scene.http, scene.service.address) for _ in range(2)]
         before = await _window(scene, 3.0)

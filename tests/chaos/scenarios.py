@@ -4,8 +4,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from tests.chaos import answers, canary, cost, crowding, disk, identity, kills, lifecycle, models, outages
+from tests.chaos.deployment import Deployment, Size
 from tests.chaos.rows import Row
-from tests.chaos.world import Size, World
 
 ALONE, PAIRED, FREE = 1, 2, 4
 
@@ -19,7 +19,7 @@ class Scenario:
     """
 
     ids: tuple[str, ...]
-    run: Callable[[World, Size], Awaitable[list[Row]]]
+    run: Callable[[Deployment, Size], Awaitable[list[Row]]]
     about_s: float = 20.0
     at_once: int = FREE
 

@@ -34,11 +34,11 @@ class Echo:
             writer.close()
 
 
-Lab = tuple[FaultProxy, Echo]
+ProxyAndEcho = tuple[FaultProxy, Echo]
 
 
 @pytest.fixture
-async def lab() -> AsyncIterator[Lab]:
+async def proxy_and_echo() -> AsyncIterator[ProxyAndEcho]:
     echo = Echo()
     server = await asyncio.start_server(echo.serve, "127.0.0.1", 0)
     proxy = FaultProxy(server.sockets[0].getsockname()[1], seed=7)
@@ -60,8 +60,8 @@ async def order(proxy: FaultProxy, line: str) -> None:
     assert await proxy.command(line) == "ok"
 
 
-async def test_bytes_pass_unchanged_both_ways_and_the_end_is_passed_on(lab: Lab) -> None:
-    proxy, echo = lab
+async def test_bytes_pass_unchanged_both_ways_and_the_end_is_passed_on(proxy_and_echo: ProxyAndEcho) -> None:
+    proxy, echo = proxy_and_echo
     data = bytes(range(256)) * 4096
     async with dialled(proxy) as (reader, writer):
         writer.write(data)
@@ -71,8 +71,8 @@ async def test_bytes_pass_unchanged_both_ways_and_the_end_is_passed_on(lab: Lab)
     assert await proxy.command("status") in (f"open={n} up={len(data)} down={len(data)}" for n in (0, 1))
 
 
-async def test_jitter_never_changes_the_order(lab: Lab) -> None:
-    proxy, _ = lab
+async def test_jitter_never_changes_the_order(proxy_and_echo: ProxyAndEcho) -> None:
+    proxy, _ = proxy_and_echo
     await order(proxy, "delay both 5 5")
     async with dialled(proxy) as (reader, writer):
         for number in range(100):
@@ -83,8 +83,8 @@ async def test_jitter_never_changes_the_order(lab: Lab) -> None:
         assert await reader.readexactly(200) == expected
 
 
-async def test_a_black_hole_holds_everything_and_lets_it_go_again(lab: Lab) -> None:
-    proxy, echo = lab
+async def test_a_black_hole_holds_everything_and_lets_it_go_again(proxy_and_echo: ProxyAndEcho) -> None:
+    proxy, echo = proxy_and_echo
     async with dialled(proxy) as (reader, writer):
         writer.write(b"before")
         assert await reader.readexactly(6) == b"before"
@@ -100,8 +100,8 @@ async def test_a_black_hole_holds_everything_and_lets_it_go_again(lab: Lab) -> N
         assert await reader.readexactly(6) == b"inside"
 
 
-async def test_a_refused_port_refuses_new_connections_only(lab: Lab) -> None:
-    proxy, _ = lab
+async def test_a_refused_port_refuses_new_connections_only(proxy_and_echo: ProxyAndEcho) -> None:
+    proxy, _ = proxy_and_echo
     async with dialled(proxy) as (reader, writer):
         writer.write(b"a")
         assert await reader.readexactly(1) == b"a"
@@ -114,8 +114,8 @@ async def test_a_refused_port_refuses_new_connections_only(lab: Lab) -> None:
     await echoes(proxy)
 
 
-async def test_a_reset_breaks_what_is_open_and_nothing_to_come(lab: Lab) -> None:
-    proxy, echo = lab
+async def test_a_reset_breaks_what_is_open_and_nothing_to_come(proxy_and_echo: ProxyAndEcho) -> None:
+    proxy, echo = proxy_and_echo
     async with dialled(proxy) as (reader, writer):
         writer.write(b"a")
         assert await reader.readexactly(1) == b"a"
@@ -126,8 +126,8 @@ async def test_a_reset_breaks_what_is_open_and_nothing_to_come(lab: Lab) -> None
     await echoes(proxy)
 
 
-async def test_a_limited_way_lets_the_rest_pass_when_the_limit_goes(lab: Lab) -> None:
-    proxy, echo = lab
+async def test_a_limited_way_lets_the_rest_pass_when_the_limit_goes(proxy_and_echo: ProxyAndEcho) -> None:
+    proxy, echo = proxy_and_echo
     await order(proxy, "rate up 1000")
     data = b"z" * 200_000
     async with dialled(proxy) as (reader, writer):
@@ -138,7 +138,7 @@ async def test_a_limited_way_lets_the_rest_pass_when_the_limit_goes(lab: Lab) ->
         assert await reader.readexactly(len(data)) == data
 
 
-async def test_a_target_that_is_away_breaks_the_connection(lab: Lab) -> None:
+async def test_a_target_that_is_away_breaks_the_connection(proxy_and_echo: ProxyAndEcho) -> None:
     nobody = FaultProxy(await unused(), seed=1)
     await nobody.accept()
     async with dialled(nobody) as (reader, _):
@@ -148,8 +148,8 @@ async def test_a_target_that_is_away_breaks_the_connection(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("line", ["", "fly", "delay up 1", "delay sideways 1 1", "rate up much", "hold on"])
-async def test_a_command_that_makes_no_sense_is_answered_with_words(lab: Lab, line: str) -> None:
-    proxy, _ = lab
+async def test_a_command_that_makes_no_sense_is_answered_with_words(proxy_and_echo: ProxyAndEcho, line: str) -> None:
+    proxy, _ = proxy_and_echo
     assert (await proxy.command(line)).startswith("error ")
     await echoes(proxy)
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.__main__ import BEGIN, END, carry_out, choose, write_table
+from tests.chaos.deployment import SHORT, Deployment, Size
 from tests.chaos.rows import MISSED, OK, Row, all_of, at_least, at_most, broken, exactly, none_lost, none_of
 from tests.chaos.scenarios import SCENARIOS, Scenario
-from tests.chaos.world import SHORT, Size, World
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ async def test_a_scenario_that_breaks_off_misses_all_its_rows() -> None:
         async def normal(self) -> None:
             pass
 
-    async def breaks(_world: World, _size: Size) -> list[Row]:
+    async def breaks(_deployment: Deployment, _size: Size) -> list[Row]:
         raise ZeroDivisionError("in the middle")
 
     rows = await carry_out(Nothing(), SHORT, Scenario(("A1", "A2"), breaks))  # type: ignore[arg-type]

@@ -4,7 +4,15 @@ import json
 from typing import Any
 
 from tests.integration.test_rico_and_knowledge_flow import agents
-from tests.knowledge_flow_backend.access.world import DOCUMENTS, PEOPLE, TEXT, World, readable, token_of, world_on
+from tests.knowledge_flow_backend.access.filled import (
+    DOCUMENTS,
+    PEOPLE,
+    TEXT,
+    FilledService,
+    filled_service_on,
+    readable,
+    token_of,
+)
 from tests.knowledge_flow_backend.service import start_on
 from tests.support.mock_llm import MockModel
 from tests.support.people import SECURITY
@@ -39,12 +47,12 @@ async def claim(service: RunningService, user: str, session_id: str, **claimed: 
         return heard
 
 
-def cited(world: World, final: dict[str, Any]) -> set[str]:
+def cited(filled_service: FilledService, final: dict[str, Any]) -> set[str]:
     """The documents that an answer was made of, or links to."""
     answer = final["messages"][-1]
     uids = {source["uid"] for source in answer["metadata"].get("sources", [])}
     uids |= {part["document_uid"] for part in answer["parts"] if part.get("document_uid")}
-    return {world.name(uid) for uid in uids}
+    return {filled_service.name(uid) for uid in uids}
 
 
 def foreign(user: str, heard: object) -> list[str]:
@@ -57,23 +65,23 @@ async def test_rico_cites_nothing_that_its_user_may_not_read(
     start_service: StartService, database: Database, mock_llm: MockModel
 ) -> None:
     async with (
-        world_on(start_on(database, mock_llm.base_url), {"postgres": database.settings()}) as world,
-        start_service(**agents(world.service.port), security=SECURITY) as service,
+        filled_service_on(start_on(database, mock_llm.base_url), {"postgres": database.settings()}) as filled_service,
+        start_service(**agents(filled_service.service.port), security=SECURITY) as service,
     ):
-        private = world.documents["private"]
-        every = {"selected_document_uids": [*world.documents.values()]}
+        private = filled_service.documents["private"]
+        every = {"selected_document_uids": [*filled_service.documents.values()]}
         for user in PEOPLE:
             session_id = await session_of(service, user)
-            for context in ({}, every, {"selected_document_libraries_ids": [*world.libraries.values()]}):
+            for context in ({}, every, {"selected_document_libraries_ids": [*filled_service.libraries.values()]}):
                 final = await ask(service, user, session_id, **context)
-                assert cited(world, final) <= readable(user)
-                assert cited(world, final), (user, context)
+                assert cited(filled_service, final) <= readable(user)
+                assert cited(filled_service, final), (user, context)
                 assert foreign(user, final) == []
             only = await ask(service, user, session_id, selected_document_uids=[private])
-            assert cited(world, only) == {"private"} & readable(user)
+            assert cited(filled_service, only) == {"private"} & readable(user)
             claims = {"user_id": "ada", "user_groups": ["/team"], "access_token": token_of("ada"), **every}
             frames = await claim(service, user, session_id, runtime_context=claims, access_token=token_of("ada"))
-            assert cited(world, frames[-1]) <= readable(user)
+            assert cited(filled_service, frames[-1]) <= readable(user)
             assert foreign(user, frames) == []
 
 
@@ -81,14 +89,14 @@ async def test_a_citation_opens_for_those_who_may_read_it_and_for_nobody_else(
     start_service: StartService, database: Database, mock_llm: MockModel
 ) -> None:
     async with (
-        world_on(start_on(database, mock_llm.base_url), {"postgres": database.settings()}) as world,
-        start_service(**agents(world.service.port), security=SECURITY) as service,
+        filled_service_on(start_on(database, mock_llm.base_url), {"postgres": database.settings()}) as filled_service,
+        start_service(**agents(filled_service.service.port), security=SECURITY) as service,
     ):
         for user in PEOPLE:
             headers = {"Authorization": f"Bearer {token_of(user)}"}
             opened = set()
-            for name, uid in world.documents.items():
-                for path in (f"/documents/{uid}/markdown", f"/documents/{uid}/chunks/{world.passages[name]}"):
+            for name, uid in filled_service.documents.items():
+                for path in (f"/documents/{uid}/markdown", f"/documents/{uid}/chunks/{filled_service.passages[name]}"):
                     async with service.http.get(BASE + path, headers=headers) as response:
                         assert response.status == (200 if name in readable(user) else 404)
                         opened |= {name} if response.status == 200 else set()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.ws_bench.dice import dice
-from tests.ws_bench.lab import Exchange, Lab, answer, bench, lab
+from tests.ws_bench.scripted import Exchange, ScriptedService, answer, bench, scripted_service
 from ws_bench.distributions import Distribution
 from ws_bench.results import percentile
 
@@ -35,7 +35,7 @@ async def test_counts_and_percentiles_are_those_of_the_services_own_log(tmp_path
     out = tmp_path / "out.json"
     times, random = Distribution("lognormal", 300.0, 900.0), dice(11)
 
-    async def slow(service: Lab, exchange: Exchange) -> None:
+    async def slow(service: ScriptedService, exchange: Exchange) -> None:
         began = time.perf_counter()
         await asyncio.sleep(times.draw(random) / 1000)
         exchange.total_ms = (time.perf_counter() - began) * 1e3
@@ -43,7 +43,7 @@ async def test_counts_and_percentiles_are_those_of_the_services_own_log(tmp_path
         await answer(service, exchange)
 
     log: list[float] = []
-    async with lab(slow) as service:
+    async with scripted_service(slow) as service:
         done = await bench("-url", service.url, *load, "-json", str(out), *QUICK)
     assert done.code == 0
     result = result_of(out)
@@ -70,7 +70,7 @@ class Frozen:
         self.thawed = asyncio.Event()
         self.thawed.set()
 
-    async def __call__(self, service: Lab, exchange: Exchange) -> None:
+    async def __call__(self, service: ScriptedService, exchange: Exchange) -> None:
         if exchange.number == 100:
             self.thawed.clear()
             asyncio.get_running_loop().call_later(1.0, self.thawed.set)
@@ -80,7 +80,7 @@ class Frozen:
 
 async def test_an_open_loop_counts_the_turns_that_a_frozen_service_kept_from_being_asked(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    async with lab(Frozen()) as service:
+    async with scripted_service(Frozen()) as service:
         done = await bench("-url", service.url, "-clients=10", "-rate=100/s", "-duration=4s", "-json", str(out), *QUICK)
     assert done.code == 0
     result = result_of(out)
@@ -103,7 +103,7 @@ async def test_an_open_loop_counts_the_turns_that_a_frozen_service_kept_from_bei
 
 async def test_a_closed_loop_is_corrected_by_the_interval_at_which_it_would_have_asked(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    async with lab(Frozen()) as service:
+    async with scripted_service(Frozen()) as service:
         done = await bench(
             "-url", service.url, "-clients=1", "-requests-per-client=200", "-expected-interval=10ms", "-json", str(out),
             *QUICK,
@@ -127,11 +127,11 @@ async def test_a_closed_loop_is_corrected_by_the_interval_at_which_it_would_have
 async def test_what_no_client_was_free_for_is_dropped_and_counted(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
 
-    async def slow(service: Lab, exchange: Exchange) -> None:
+    async def slow(service: ScriptedService, exchange: Exchange) -> None:
         await asyncio.sleep(0.4)
         await answer(service, exchange)
 
-    async with lab(slow) as service:
+    async with scripted_service(slow) as service:
         done = await bench(
             "-url", service.url, "-clients=1", "-rate=20/s", "-duration=2s", "-json", str(out), "-ramp-duration=0s",
             "-timeout=800ms", "-no-live",
@@ -146,7 +146,7 @@ async def test_what_no_client_was_free_for_is_dropped_and_counted(tmp_path: Path
 async def test_the_first_token_the_gaps_and_the_tail_are_told_apart(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
 
-    async def paced(service: Lab, exchange: Exchange) -> None:
+    async def paced(service: ScriptedService, exchange: Exchange) -> None:
         head = {"session_id": exchange.ask["session_id"], "exchange_id": exchange.ask["client_exchange_id"]}
         messages = [exchange.message("user", "q"), exchange.message("assistant", "abc")]
         await exchange.send("accepted", seq=0, **head)
@@ -156,7 +156,7 @@ async def test_the_first_token_the_gaps_and_the_tail_are_told_apart(tmp_path: Pa
             await asyncio.sleep(pause)
         await exchange.send("final", seq=9, messages=messages, session={}, ledger=[], **head)
 
-    async with lab(paced) as service:
+    async with scripted_service(paced) as service:
         done = await bench(
             "-native", "-url", service.url, "-clients=2", "-requests-per-client=3", "-json", str(out), *QUICK
         )

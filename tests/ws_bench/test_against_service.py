@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.agentic import StartProcess
 from tests.support.service import StartService
-from tests.ws_bench.lab import bench
+from tests.ws_bench.scripted import bench
 
 AGREE = 0.02
 """How far two views of the same turns may be apart."""

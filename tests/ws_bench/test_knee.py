@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.ws_bench.dice import dice
-from tests.ws_bench.lab import Exchange, Lab, answer, bench, lab
+from tests.ws_bench.scripted import Exchange, ScriptedService, answer, bench, scripted_service
 from ws_bench.arrivals import schedule, steady_stages
 from ws_bench.flags import config_as_json, parse_run_flags
 from ws_bench.knee import Knee, Probe, knee_text, over_saturated, search
@@ -106,7 +106,7 @@ class Server:
         self.each = 1 / per_s
         self.free = 0.0
 
-    async def __call__(self, service: Lab, exchange: Exchange) -> None:
+    async def __call__(self, service: ScriptedService, exchange: Exchange) -> None:
         now = asyncio.get_running_loop().time()
         self.free = max(self.free, now) + self.each
         await asyncio.sleep(self.free - now)
@@ -115,7 +115,7 @@ class Server:
 
 async def test_the_knee_of_a_planted_capacity_is_found(tmp_path: Path) -> None:
     out = tmp_path / "knee.json"
-    async with lab(Server(80.0)) as service:
+    async with scripted_service(Server(80.0)) as service:
         done = await bench(
             "find-knee", "-url", service.url, "-clients=60", "-start=50/s", "-step=3s", "-tolerance=8%",
             "-ramp-duration=0s", "-no-live", "-json", str(out),
@@ -127,7 +127,7 @@ async def test_the_knee_of_a_planted_capacity_is_found(tmp_path: Path) -> None:
 
 
 async def test_an_objective_ends_the_search_too() -> None:
-    async with lab(Server(200.0)) as service:
+    async with scripted_service(Server(200.0)) as service:
         done = await bench(
             "find-knee", "-url", service.url, "-clients=20", "-start=8/s", "-max-rate=8/s", "-step=1s",
             "-slo", "turn_p50<1ms", "-ramp-duration=0s", "-no-live",

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 
 from backend_kit.kpi import Kpi
-from tests.ws_bench.lab import Exchange, Lab, answer, bench, finish, lab, start_bench
+from tests.ws_bench.scripted import Exchange, ScriptedService, answer, bench, finish, scripted_service, start_bench
 
 QUICK = ("-ramp-duration", "0s", "-timeout", "20s", "-no-live")
 
@@ -24,14 +24,14 @@ def result_of(path: Path) -> dict[str, Any]:
     return result
 
 
-async def paced(service: Lab, exchange: Exchange) -> None:
+async def paced(service: ScriptedService, exchange: Exchange) -> None:
     await asyncio.sleep(0.02)
     await answer(service, exchange)
 
 
 async def test_a_gate_that_does_not_hold_is_exit_code_1_and_one_that_does_is_0(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    async with lab(paced) as service:
+    async with scripted_service(paced) as service:
         run = ("-url", service.url, "-clients=2", "-requests-per-client=5", "-json", str(out), *QUICK)
         good = await bench(*run, "-threshold", "turn_latency:p95<60s", "-threshold", "errors:count<1")
         bad = await bench(*run, "-threshold", "turn_p50<1ms", "-threshold", "errors:rate<1%", "-goodput", "turn:60s")
@@ -45,7 +45,7 @@ async def test_a_gate_that_does_not_hold_is_exit_code_1_and_one_that_does_is_0(t
 
 async def test_a_run_that_fails_its_gate_early_ends_early(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    async with lab(paced) as service:
+    async with scripted_service(paced) as service:
         done = await bench(
             "-url", service.url, "-clients=4", "-requests-per-client=100000", "-threshold=turn_p50<1ms",
             "-abort-on-fail", "-json", str(out), *QUICK,
@@ -60,7 +60,7 @@ async def test_a_run_that_fails_its_gate_early_ends_early(tmp_path: Path) -> Non
 
 async def test_a_duration_decides_how_many_turns_there_are(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    async with lab(paced) as service:
+    async with scripted_service(paced) as service:
         done = await bench("-url", service.url, "-clients=3", "-duration=1s", "-json", str(out), *QUICK)
     assert done.code == 0
     result = result_of(out)
@@ -69,7 +69,7 @@ async def test_a_duration_decides_how_many_turns_there_are(tmp_path: Path) -> No
 
 
 async def test_a_client_thinks_between_its_turns_but_not_before_the_first() -> None:
-    async with lab() as service:
+    async with scripted_service() as service:
         process = await start_bench("-url", service.url, "-clients=2", "-think=1h", "-requests-per-client=2", *QUICK)
         while len(service.asks) < 2:
             service.asked.clear()
@@ -81,7 +81,7 @@ async def test_a_client_thinks_between_its_turns_but_not_before_the_first() -> N
 
 async def test_warm_up_and_cool_down_shorten_the_steady_window(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    async with lab(paced) as service:
+    async with scripted_service(paced) as service:
         await bench(
             "-url", service.url, "-clients=10", "-rate=50/s", "-duration=2s", "-warmup=500ms", "-cooldown=25%",
             "-json", str(out), *QUICK,
@@ -95,13 +95,13 @@ async def test_warm_up_and_cool_down_shorten_the_steady_window(tmp_path: Path) -
 async def test_an_open_loop_connects_again_after_a_break_and_counts_each_turn(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
 
-    async def every_tenth_breaks(service: Lab, exchange: Exchange) -> None:
+    async def every_tenth_breaks(service: ScriptedService, exchange: Exchange) -> None:
         if exchange.number % 10 == 9:
             exchange.cut()
         else:
             await answer(service, exchange)
 
-    async with lab(every_tenth_breaks) as service:
+    async with scripted_service(every_tenth_breaks) as service:
         done = await bench("-url", service.url, "-clients=5", "-rate=50/s", "-duration=1s", "-json", str(out), *QUICK)
     assert done.code == 0
     result = result_of(out)
@@ -114,13 +114,13 @@ async def test_an_open_loop_connects_again_after_a_break_and_counts_each_turn(tm
 async def test_a_second_final_is_an_error_whenever_it_comes(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
 
-    async def twice(service: Lab, exchange: Exchange) -> None:
+    async def twice(service: ScriptedService, exchange: Exchange) -> None:
         await answer(service, exchange)
         messages = [exchange.message("assistant", "again")]
         head = {"session_id": exchange.ask["session_id"], "exchange_id": exchange.ask["client_exchange_id"]}
         await exchange.send("final", seq=9, messages=messages, session={}, **head)
 
-    async with lab(twice) as service:
+    async with scripted_service(twice) as service:
         last = await bench(
             "-native", "-url", service.url, "-clients=1", "-requests-per-client=1", "-json", str(out), *QUICK
         )
@@ -137,11 +137,11 @@ async def test_a_second_final_is_an_error_whenever_it_comes(tmp_path: Path) -> N
 async def test_anothers_answer_is_cross_talk_in_the_compatible_protocol_too(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
 
-    async def mixed_up(service: Lab, exchange: Exchange) -> None:
+    async def mixed_up(service: ScriptedService, exchange: Exchange) -> None:
         exchange.ask["client_exchange_id"] = "somebody-elses"
         await answer(service, exchange)
 
-    async with lab(mixed_up) as service:
+    async with scripted_service(mixed_up) as service:
         done = await bench("-url", service.url, "-clients=1", "-requests-per-client=1", "-json", str(out), *QUICK)
     assert done.code == 3
     assert result_of(out)["errors_by_class"] == {"protocol_cross_talk": 1}
@@ -150,12 +150,12 @@ async def test_anothers_answer_is_cross_talk_in_the_compatible_protocol_too(tmp_
 async def test_history_is_verified_before_sessions_are_deleted(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
 
-    async def forgetful(service: Lab, exchange: Exchange) -> None:
+    async def forgetful(service: ScriptedService, exchange: Exchange) -> None:
         await answer(service, exchange)
         if exchange.number == 2:
             service.kept[exchange.ask["session_id"]] = []
 
-    async with lab() as service:
+    async with scripted_service() as service:
         run = (
             "-clients=2",
             "-requests-per-client=2",
@@ -169,7 +169,7 @@ async def test_history_is_verified_before_sessions_are_deleted(tmp_path: Path) -
         assert (done.code, result_of(out)["history"]["missing"]) == (0, 0)
         assert "History: 4 acknowledged turns: all found" in done.stdout
         assert sorted(service.deleted) == sorted(service.created)
-    async with lab(forgetful) as service:
+    async with scripted_service(forgetful) as service:
         done = await bench("-url", service.url, *run, "-timeout=2s")
     assert done.code == 1
     result = result_of(out)
@@ -181,11 +181,11 @@ async def test_history_is_verified_before_sessions_are_deleted(tmp_path: Path) -
 async def test_misbehaving_clients_come_beside_the_measured_ones(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
 
-    async def slow(service: Lab, exchange: Exchange) -> None:
+    async def slow(service: ScriptedService, exchange: Exchange) -> None:
         await asyncio.sleep(0.05)
         await answer(service, exchange)
 
-    async with lab(slow) as service:
+    async with scripted_service(slow) as service:
         done = await bench(
             "-native", "-url", service.url, "-clients=10", "-requests-per-client=8", "-idle-clients=7", "-burst=6",
             "-slow-reader=20%:20KB/s", "-hangup-rate=50%", "-seed=3", "-json", str(out), *QUICK,
@@ -210,7 +210,7 @@ async def test_who_hangs_up_can_come_back_and_resume(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     finals: dict[str, dict[str, Any]] = {}
 
-    async def resumable(service: Lab, exchange: Exchange) -> None:
+    async def resumable(service: ScriptedService, exchange: Exchange) -> None:
         if exchange.ask["type"] == "resume":
             assert exchange.ask["after_seq"] >= 0
             await exchange.send("final", **finals[exchange.ask["exchange_id"]])
@@ -227,7 +227,7 @@ async def test_who_hangs_up_can_come_back_and_resume(tmp_path: Path) -> None:
         if not exchange.socket.closed:
             await exchange.send("final", **finals[head["exchange_id"]])
 
-    async with lab(resumable) as service:
+    async with scripted_service(resumable) as service:
         done = await bench(
             "-native", "-url", service.url, "-clients=2", "-requests-per-client=6", "-hangup-rate=100%", "-reconnect",
             "-json", str(out), *QUICK,
@@ -260,7 +260,7 @@ async def test_the_services_metrics_are_joined_over_the_steady_window(tmp_path: 
     metrics.turns.labels("ok").inc(1000)
     metrics.kpi.record_phase("llm_invoke", 5)
 
-    async def counted(service: Lab, exchange: Exchange) -> None:
+    async def counted(service: ScriptedService, exchange: Exchange) -> None:
         await asyncio.sleep(0.02)
         metrics.kpi.record_phase("llm_invoke", 0.02)
         metrics.wait.observe(0.5)
@@ -271,7 +271,9 @@ async def test_the_services_metrics_are_joined_over_the_steady_window(tmp_path: 
         await exchange.send("final", seq=1, messages=messages, session={}, ledger=rows, **head)
 
     verdict = {"bound_by": "llm_floor", "share": 0.97, "ms_per_turn": 2994.1}
-    async with lab(counted, metrics=metrics, distributions=metrics.kpi.distributions, verdict=verdict) as service:
+    async with scripted_service(
+        counted, metrics=metrics, distributions=metrics.kpi.distributions, verdict=verdict
+    ) as service:
         done = await bench(
             "-native", "-url", service.url, "-clients=4", "-requests-per-client=40", "-server-metrics",
             service.metrics_url, "-server-interval=100ms", "-json", str(out), "-html", str(tmp_path / "r.html"), *QUICK,
@@ -303,7 +305,7 @@ async def test_the_services_metrics_are_joined_over_the_steady_window(tmp_path: 
 
 async def test_a_service_without_metrics_or_verdict_changes_nothing(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    async with lab(paced) as service:
+    async with scripted_service(paced) as service:
         done = await bench(
             "-url", service.url, "-clients=2", "-requests-per-client=3", "-server-metrics", service.metrics_url,
             "-json", str(out), *QUICK,
@@ -315,7 +317,7 @@ async def test_a_service_without_metrics_or_verdict_changes_nothing(tmp_path: Pa
 async def test_without_a_steady_window_the_verdict_is_of_the_whole_run(tmp_path: Path) -> None:
     """It was asked when the first client was done: of a part of the turns, and of what came before the run."""
     out = tmp_path / "out.json"
-    async with lab(paced, metrics=lambda: "# EOF\n", verdict={"bound_by": "llm_floor"}) as service:
+    async with scripted_service(paced, metrics=lambda: "# EOF\n", verdict={"bound_by": "llm_floor"}) as service:
         done = await bench(
             "-url", service.url, "-clients=4", "-requests-per-client=1", "-ramp-duration=1s", "-server-metrics",
             service.metrics_url, "-json", str(out), *QUICK,
@@ -330,7 +332,7 @@ async def test_without_a_steady_window_the_verdict_is_of_the_whole_run(tmp_path:
 
 async def test_a_verdict_that_is_for_operators_is_missed_with_words(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    async with lab(paced, metrics=lambda: "# EOF\n", verdict=403) as service:
+    async with scripted_service(paced, metrics=lambda: "# EOF\n", verdict=403) as service:
         done = await bench(
             "-url", service.url, "-clients=2", "-requests-per-client=3", "-server-metrics", service.metrics_url,
             "-json", str(out), *QUICK,
@@ -343,7 +345,7 @@ async def test_a_verdict_that_is_for_operators_is_missed_with_words(tmp_path: Pa
 
 async def test_a_process_is_watched_and_turns_are_listed(tmp_path: Path) -> None:
     out, rows, words = tmp_path / "out.json", tmp_path / "out.csv", tmp_path / "out.md"
-    async with lab(paced) as service:
+    async with scripted_service(paced) as service:
         done = await bench(
             "-url", service.url, "-clients=2", "-duration=2500ms", "-watch-pid", str(os.getpid()), "-json", str(out),
             "-csv", str(rows), "-md", str(words), *QUICK,
@@ -362,7 +364,7 @@ async def test_a_process_is_watched_and_turns_are_listed(tmp_path: Path) -> None
 
 async def test_metadata_says_where_and_by_what_and_holds_no_secret(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    async with lab() as service:
+    async with scripted_service() as service:
         await bench(
             "-url", service.url, "-clients=1", "-requests-per-client=1", "-token", "s3cret", "-json", str(out), *QUICK
         )
@@ -385,7 +387,7 @@ async def test_metadata_says_where_and_by_what_and_holds_no_secret(tmp_path: Pat
 
 
 async def test_elsewhere_than_on_a_terminal_a_line_comes_now_and_then() -> None:
-    async with lab(paced) as service:
+    async with scripted_service(paced) as service:
         done = await bench(
             "-url", service.url, "-clients=2", "-duration=1200ms", "-ramp-duration=0s", "-live-interval=300ms"
         )

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from tests.support.postgres import Database
-from tests.ws_bench.lab import Exchange, Lab, answer, bench, lab
+from tests.ws_bench.scripted import Exchange, ScriptedService, answer, bench, scripted_service
 
 RESET = "SELECT stats_reset FROM pg_stat_statements_info"
 CANARY = "SELECT query FROM pg_stat_activity WHERE application_name = 'ws_bench' AND query = 'SELECT 1'"
@@ -31,7 +31,7 @@ class Persisting:
     async def remember(self) -> None:
         self.before = await self.look()
 
-    async def __call__(self, service: Lab, exchange: Exchange) -> None:
+    async def __call__(self, service: ScriptedService, exchange: Exchange) -> None:
         while await self.look() == self.before:  # noqa: ASYNC110 - Postgres is asked
             await asyncio.sleep(0.01)
         await self.connection.execute(STATEMENT)
@@ -43,7 +43,7 @@ async def run_against(dsn: str, out: Path, window: str) -> tuple[str, dict[str, 
         for _ in range(50):
             await connection.execute(STATEMENT)
         persisting = Persisting(connection, window)
-        async with lab(persisting, creating=persisting.remember) as service:
+        async with scripted_service(persisting, creating=persisting.remember) as service:
             done = await bench(
                 "-url", service.url, "-clients=2", "-requests-per-client=40", "-ramp-duration=0s", "-no-live",
                 "-postgres", dsn, "-json", str(out),
@@ -86,7 +86,7 @@ async def test_without_the_extension_a_canary_is_timed_and_said_so(database: Dat
 @pytest.mark.postgres
 async def test_a_run_that_is_over_before_its_window_says_so(debian_postgres: str, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    async with lab(create_status=503) as service:
+    async with scripted_service(create_status=503) as service:
         done = await bench(
             "-url", service.url, "-clients=1", "-requests-per-client=1", "-no-live", "-postgres", debian_postgres,
             "-json", str(out),

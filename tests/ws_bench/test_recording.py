@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from backend_kit.wire import dumps, loads
-from tests.ws_bench.lab import Exchange, Lab, answer, bench, finish, lab, start_bench
 from tests.ws_bench.recordings import closed_run
+from tests.ws_bench.scripted import Exchange, ScriptedService, answer, bench, finish, scripted_service, start_bench
 from ws_bench.errors import UsageError
 from ws_bench.flags import parse_run_flags
 from ws_bench.recording import Recording, load_recording, merge_recordings
@@ -84,14 +84,14 @@ def test_the_progress_of_workers_is_added() -> None:
     assert (joined.done, joined.total, joined.errors, joined.p95_ms, joined.left_s) == (6, 20, {"x": 2}, 50, 4.0)
 
 
-async def paced(service: Lab, exchange: Exchange) -> None:
+async def paced(service: ScriptedService, exchange: Exchange) -> None:
     await asyncio.sleep(0.03)
     await answer(service, exchange)
 
 
 async def test_workers_make_one_result_and_one_exit_code(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    async with lab(paced) as service:
+    async with scripted_service(paced) as service:
         done = await bench(
             "-url", service.url, "-workers=2", "-clients=5", "-requests-per-client=12", "-ramp-duration=0s", "-json",
             str(out), "-threshold=turn_p50<1ms", "-live-interval=500ms", "-native",
@@ -108,7 +108,7 @@ async def test_workers_make_one_result_and_one_exit_code(tmp_path: Path) -> None
 
 async def test_an_interrupt_reaches_the_workers_and_their_sessions_are_deleted(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    async with lab(paced) as service:
+    async with scripted_service(paced) as service:
         process = await start_bench(
             "-url",
             service.url,
@@ -135,7 +135,7 @@ async def test_an_interrupt_reaches_the_workers_and_their_sessions_are_deleted(t
 
 async def test_an_interrupt_while_a_worker_still_starts_keeps_what_the_others_measured(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    async with lab(paced) as service:
+    async with scripted_service(paced) as service:
         process = await start_bench(
             "-url", service.url, "-workers=2", "-clients=2", "-duration=1h", "-ramp-duration=0s", "-json", str(out),
             "-no-live",
@@ -159,7 +159,7 @@ async def test_an_interrupt_while_a_worker_still_starts_keeps_what_the_others_me
 
 
 async def test_a_worker_that_cannot_begin_is_exit_code_2() -> None:
-    async with lab(create_status=500) as service:
+    async with scripted_service(create_status=500) as service:
         done = await bench(
             "-url", service.url, "-workers=2", "-clients=2", "-requests-per-client=1", "-prepare-sessions", "-no-live"
         )
@@ -169,7 +169,7 @@ async def test_a_worker_that_cannot_begin_is_exit_code_2() -> None:
 
 async def test_results_of_two_generators_are_merged_and_shown_again(tmp_path: Path) -> None:
     files = [tmp_path / f"{name}.json" for name in ("a", "b", "whole")]
-    async with lab(paced) as service:
+    async with scripted_service(paced) as service:
         both = [
             await start_bench(
                 "-url", service.url, "-clients=2", "-duration=3s", "-ramp-duration=0s", "-no-live", "-json", str(path)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.ports import free_port
-from tests.ws_bench.lab import Exchange, Lab, answer, bench, finish, lab, start_bench
+from tests.ws_bench.scripted import Exchange, ScriptedService, answer, bench, finish, scripted_service, start_bench
 
 QUICK = ("-ramp-duration", "0s", "-timeout", "20s")
 
@@ -25,7 +25,7 @@ def result_of(path: Path) -> dict[str, Any]:
 
 async def test_flags_alone_run_clients_on_their_own_sockets_and_sessions(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    async with lab() as service:
+    async with scripted_service() as service:
         done = await bench("-url", service.url, "-clients", "2", "-requests-per-client=3", "-json", str(out), *QUICK)
     assert (done.code, done.stderr) == (0, "")
     assert "\nWS BENCH SUMMARY\nOutcome: OK\n" in done.stdout
@@ -47,7 +47,7 @@ async def test_flags_alone_run_clients_on_their_own_sockets_and_sessions(tmp_pat
 
 async def test_native_protocol_measures_first_token_and_gaps(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    async with lab() as service:
+    async with scripted_service() as service:
         done = await bench(
             "run", "--native", "--url", service.url, "--clients", "2", "--requests-per-client", "2",
             "--json", str(out), *QUICK,
@@ -61,7 +61,7 @@ async def test_native_protocol_measures_first_token_and_gaps(tmp_path: Path) -> 
 
 async def test_a_service_without_the_native_protocol_is_told_apart(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    async with lab(protocols=()) as service:
+    async with scripted_service(protocols=()) as service:
         done = await bench(
             "-native", "-url", service.url, "-clients=1", "-requests-per-client=1", "-json", str(out), *QUICK
         )
@@ -94,7 +94,7 @@ async def test_a_refused_handshake_is_counted_by_its_status(tmp_path: Path) -> N
 
 
 async def test_total_mode_opens_a_session_and_a_socket_a_request() -> None:
-    async with lab() as service:
+    async with scripted_service() as service:
         done = await bench(
             "-url", service.url, "-clients", "2", "-requests-per-client", "0", "-requests", "5", "-token-in-query",
             "-token", "abc", *QUICK,
@@ -108,7 +108,7 @@ async def test_total_mode_opens_a_session_and_a_socket_a_request() -> None:
 
 
 async def test_a_given_session_is_shared_and_left_alone() -> None:
-    async with lab() as service:
+    async with scripted_service() as service:
         done = await bench("-url", service.url, "-session", "mine", "-clients=2", "-requests-per-client=1", *QUICK)
     assert done.code == 0
     assert (service.created, service.deleted) == ([], [])
@@ -119,12 +119,12 @@ async def test_prepared_sessions_are_created_first_and_deleted_last() -> None:
     created_at_first_ask: list[int] = []
     deleted_at_last_ask: list[int] = []
 
-    async def watch(service: Lab, exchange: Exchange) -> None:
+    async def watch(service: ScriptedService, exchange: Exchange) -> None:
         created_at_first_ask.append(len(service.created))
         deleted_at_last_ask.append(len(service.deleted))
         await answer(service, exchange)
 
-    async with lab(watch) as service:
+    async with scripted_service(watch) as service:
         done = await bench(
             "-url", service.url, "-prepare-sessions", "-prepare-concurrency=2", "-clients=3", "-requests-per-client=1",
             *QUICK,
@@ -136,7 +136,7 @@ async def test_prepared_sessions_are_created_first_and_deleted_last() -> None:
 
 
 async def test_sessions_stay_where_deleting_is_off() -> None:
-    async with lab() as service:
+    async with scripted_service() as service:
         await bench("-url", service.url, "-delete-session=false", "-clients=1", "-requests-per-client=1", *QUICK)
     assert (len(service.created), service.deleted) == (1, [])
 
@@ -144,12 +144,12 @@ async def test_sessions_stay_where_deleting_is_off() -> None:
 async def test_a_truncated_stream_is_never_a_success(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
 
-    async def cut(_: Lab, exchange: Exchange) -> None:
+    async def cut(_: ScriptedService, exchange: Exchange) -> None:
         await exchange.send("stream", message=exchange.message("user", "x"))
         await exchange.send("stream", message=exchange.message("assistant", "half an ans"))
         exchange.cut()
 
-    async with lab(cut) as service:
+    async with scripted_service(cut) as service:
         done = await bench("-url", service.url, "-clients=2", "-requests-per-client=3", "-json", str(out), *QUICK)
     assert done.code == 3
     assert "Outcome: FAILED" in done.stdout
@@ -163,10 +163,10 @@ async def test_a_truncated_stream_is_never_a_success(tmp_path: Path) -> None:
 async def test_a_polite_close_before_the_final_is_no_success_either(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
 
-    async def leave(_: Lab, exchange: Exchange) -> None:
+    async def leave(_: ScriptedService, exchange: Exchange) -> None:
         await exchange.socket.close(code=1000)
 
-    async with lab(leave) as service:
+    async with scripted_service(leave) as service:
         done = await bench("-url", service.url, "-clients=1", "-requests-per-client=1", "-json", str(out), *QUICK)
     assert done.code == 3
     assert result_of(out)["errors_by_class"] == {"ws_close_1000": 1}
@@ -175,14 +175,14 @@ async def test_a_polite_close_before_the_final_is_no_success_either(tmp_path: Pa
 async def test_one_error_frame_degrades_a_run_and_ends_that_client(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
 
-    async def second_fails(service: Lab, exchange: Exchange) -> None:
+    async def second_fails(service: ScriptedService, exchange: Exchange) -> None:
         if exchange.number == 1:
             await exchange.send("error", content="Try again.", session_id="s", code="overloaded")
             await exchange.socket.close(code=1011)
         else:
             await answer(service, exchange)
 
-    async with lab(second_fails) as service:
+    async with scripted_service(second_fails) as service:
         done = await bench("-url", service.url, "-clients=1", "-requests-per-client=4", "-json", str(out), *QUICK)
     assert done.code == 0
     assert "Outcome: DEGRADED" in done.stdout
@@ -194,14 +194,14 @@ async def test_one_error_frame_degrades_a_run_and_ends_that_client(tmp_path: Pat
 async def test_a_final_that_only_apologises_is_an_error_and_the_client_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
 
-    async def apologise(service: Lab, exchange: Exchange) -> None:
+    async def apologise(service: ScriptedService, exchange: Exchange) -> None:
         if exchange.number == 0:
             sorry = exchange.message("assistant", "Sorry.", extras={"error": "llm_unavailable"}, finish_reason="other")
             await exchange.send("final", messages=[exchange.message("user", "x"), sorry], session={})
         else:
             await answer(service, exchange)
 
-    async with lab(apologise) as service:
+    async with scripted_service(apologise) as service:
         done = await bench("-url", service.url, "-clients=1", "-requests-per-client=3", "-json", str(out), *QUICK)
     assert done.code == 0
     result = result_of(out)
@@ -213,13 +213,13 @@ async def test_a_final_that_only_apologises_is_an_error_and_the_client_goes_on(t
 async def test_a_native_error_event_leaves_the_socket_usable(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
 
-    async def first_fails(service: Lab, exchange: Exchange) -> None:
+    async def first_fails(service: ScriptedService, exchange: Exchange) -> None:
         if exchange.number == 0:
             await exchange.send("error", code="llm_timeout", message="late", exchange_id="x", seq=0)
         else:
             await answer(service, exchange)
 
-    async with lab(first_fails) as service:
+    async with scripted_service(first_fails) as service:
         done = await bench(
             "-native", "-url", service.url, "-clients=1", "-requests-per-client=2", "-json", str(out), *QUICK
         )
@@ -230,11 +230,11 @@ async def test_a_native_error_event_leaves_the_socket_usable(tmp_path: Path) -> 
 async def test_silence_is_a_timeout_that_stops_the_turn(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
 
-    async def silent(_: Lab, exchange: Exchange) -> None:
+    async def silent(_: ScriptedService, exchange: Exchange) -> None:
         if exchange.ask["message"] == "begin":
             await exchange.send("stream", message=exchange.message("user", "x"))
 
-    async with lab(silent) as service:
+    async with scripted_service(silent) as service:
         for message, kind in (("Hello", "ask_timeout"), ("begin", "turn_timeout")):
             done = await bench(
                 "-url", service.url, "-clients=1", "-requests-per-client=2", "-ramp-duration=0", "-timeout=1s",
@@ -261,7 +261,7 @@ async def test_nobody_listening_is_a_failed_run(tmp_path: Path) -> None:
 async def test_a_session_that_cannot_be_created_is_an_error_of_its_own(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     refusal = {"detail": {"code": "limit_reached", "message": "At most 3 conversations.", "request_id": "r"}}
-    async with lab(create_status=403, refusal=refusal) as service:
+    async with scripted_service(create_status=403, refusal=refusal) as service:
         done = await bench("-url", service.url, "-clients=2", "-requests-per-client=2", "-json", str(out), *QUICK)
     assert "- session_create_403: limit_reached, At most 3 conversations.\n" in done.stdout
     assert done.code == 3
@@ -271,7 +271,7 @@ async def test_a_session_that_cannot_be_created_is_an_error_of_its_own(tmp_path:
 
 
 async def test_failed_preparation_is_exit_code_2_with_one_line() -> None:
-    async with lab(create_status=500) as service:
+    async with scripted_service(create_status=500) as service:
         done = await bench("-url", service.url, "-prepare-sessions", "-clients=2", *QUICK)
     assert done.code == 2
     assert done.stderr == "ws_bench: prepare sessions failed: session_create_500\n"
@@ -310,11 +310,11 @@ async def test_an_interrupt_lets_turns_end_deletes_sessions_and_reports(tmp_path
     out = tmp_path / "out.json"
     release = asyncio.Event()
 
-    async def held(service: Lab, exchange: Exchange) -> None:
+    async def held(service: ScriptedService, exchange: Exchange) -> None:
         await release.wait()
         await answer(service, exchange)
 
-    async with lab(held) as service:
+    async with scripted_service(held) as service:
         process = await start_bench(
             "-url", service.url, "-clients=2", "-requests-per-client=50", "-json", str(out), *QUICK, "-grace=20s"
         )
@@ -336,10 +336,10 @@ async def test_an_interrupt_lets_turns_end_deletes_sessions_and_reports(tmp_path
 async def test_after_the_grace_time_running_turns_are_cancelled_and_counted(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
 
-    async def never(_: Lab, __: Exchange) -> None:
+    async def never(_: ScriptedService, __: Exchange) -> None:
         return
 
-    async with lab(never) as service:
+    async with scripted_service(never) as service:
         process = await start_bench(
             "-url", service.url, "-clients=1", "-requests-per-client=3", "-json", str(out), *QUICK, "-grace=0s"
         )
@@ -355,10 +355,10 @@ async def test_after_the_grace_time_running_turns_are_cancelled_and_counted(tmp_
 
 
 async def test_a_second_interrupt_stops_at_once() -> None:
-    async def never(_: Lab, __: Exchange) -> None:
+    async def never(_: ScriptedService, __: Exchange) -> None:
         return
 
-    async with lab(never) as service:
+    async with scripted_service(never) as service:
         process = await start_bench("-url", service.url, "-clients=1", *QUICK, "-grace=1h")
         await asyncio.wait_for(service.asked.wait(), 30)
         process.send_signal(signal.SIGINT)
@@ -371,14 +371,14 @@ async def test_a_second_interrupt_stops_at_once() -> None:
 
 
 async def test_debug_events_go_to_stderr() -> None:
-    async with lab() as service:
+    async with scripted_service() as service:
         done = await bench("-url", service.url, "-clients=1", "-requests-per-client=1", "-debug-events", *QUICK)
     assert done.stderr.count("event raw: ") == 3
 
 
 async def test_an_event_above_the_read_limit_breaks_the_turn(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    async with lab() as service:
+    async with scripted_service() as service:
         done = await bench(
             "-url", service.url, "-clients=1", "-requests-per-client=1", "-read-limit-bytes=100", "-json", str(out),
             *QUICK,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.ws_bench.lab import Exchange, Lab, answer, bench, lab
 from tests.ws_bench.recordings import closed_run
+from tests.ws_bench.scripted import Exchange, ScriptedService, answer, bench, scripted_service
 from tests.ws_bench.test_knee import Server
 from ws_bench.report import Style
 from ws_bench.summary import build_report
@@ -39,7 +39,7 @@ def test_the_page_has_a_chart_for_rate_and_latency() -> None:
 
 async def test_a_sweep_shows_where_the_rate_stops_growing_and_whether_it_recovers(tmp_path: Path) -> None:
     out = tmp_path / "sweep.json"
-    async with lab(Server(50.0)) as service:
+    async with scripted_service(Server(50.0)) as service:
         done = await bench(
             "sweep", "-url", service.url, "-levels=1,4,8", "-requests-per-client=12", "-ramp-duration=0s", "-no-live",
             "-json", str(out), "-html", str(tmp_path / "s.html"), "-md", str(tmp_path / "s.md"),
@@ -56,13 +56,13 @@ async def test_a_sweep_shows_where_the_rate_stops_growing_and_whether_it_recover
 
 
 async def test_a_service_that_does_not_recover_is_told(tmp_path: Path) -> None:
-    async def tires(service: Lab, exchange: Exchange) -> None:
+    async def tires(service: ScriptedService, exchange: Exchange) -> None:
         if exchange.number > 30:
             await Server(1 / 0.05)(service, exchange)
         else:
             await answer(service, exchange)
 
-    async with lab(tires) as service:
+    async with scripted_service(tires) as service:
         done = await bench(
             "sweep", "-url", service.url, "-levels=1,5", "-requests-per-client=6", "-ramp-duration=0s", "-no-live"
         )
@@ -71,10 +71,10 @@ async def test_a_service_that_does_not_recover_is_told(tmp_path: Path) -> None:
 
 
 async def test_a_sweep_in_which_nothing_succeeds_is_exit_code_3() -> None:
-    async def cut(_: Lab, exchange: Exchange) -> None:
+    async def cut(_: ScriptedService, exchange: Exchange) -> None:
         exchange.cut()
 
-    async with lab(cut) as service:
+    async with scripted_service(cut) as service:
         done = await bench("sweep", "-url", service.url, "-levels=1,2", "-requests-per-client=1", "-no-live")
     assert done.code == 3
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from backend_kit.http import CannotListen, ServeSettings, listen
-from tests.backend_kit.http.lab import Lab, close_code, connect, frame, handshake, read_frame, running
+from tests.backend_kit.http.socket_app import SocketApp, close_code, connect, frame, handshake, read_frame, running
 from tests.support.ports import free_port
 from tests.support.processes import ModuleProcess
 
@@ -116,7 +116,7 @@ HEAD = ServeSettings(head_timeout_s=0.6)
     ],
 )
 def test_a_connection_without_a_whole_head_is_ended(sent: bytes, answer: bytes) -> None:
-    with running(Lab(), HEAD) as server, connect(server.port) as sock:
+    with running(SocketApp(), HEAD) as server, connect(server.port) as sock:
         sock.sendall(sent)
         received = b""
         while chunk := _received(sock):
@@ -126,7 +126,7 @@ def test_a_connection_without_a_whole_head_is_ended(sent: bytes, answer: bytes) 
 
 
 def test_a_second_request_has_the_same_time_for_its_head() -> None:
-    with running(Lab(), HEAD) as server, connect(server.port) as sock:
+    with running(SocketApp(), HEAD) as server, connect(server.port) as sock:
         for _ in range(2):
             sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
             assert sock.recv(4096).endswith(b"ok")
@@ -136,8 +136,8 @@ def test_a_second_request_has_the_same_time_for_its_head() -> None:
 
 
 def test_what_has_its_head_is_not_timed() -> None:
-    lab = Lab()
-    with running(lab, HEAD) as server, connect(server.port) as sock, connect(server.port) as silent:
+    socket_app = SocketApp()
+    with running(socket_app, HEAD) as server, connect(server.port) as sock, connect(server.port) as silent:
         handshake(sock, "/echo")
         assert _received(silent) == b""
         sock.sendall(frame(1, b"still here"))

@@ -18,12 +18,21 @@ from websockets.server import ServerProtocol
 
 from backend_kit.http.head import HandshakeTimeoutHttp
 from backend_kit.http.redact import LOGGERS, RedactTokens
-from tests.backend_kit.http.lab import Lab, at_end, close_code, connect, frame, handshake, plain, read_frame
+from tests.backend_kit.http.socket_app import (
+    SocketApp,
+    at_end,
+    close_code,
+    connect,
+    frame,
+    handshake,
+    plain,
+    read_frame,
+)
 
 
 @pytest.fixture
-def lab() -> Lab:
-    return Lab()
+def socket_app() -> SocketApp:
+    return SocketApp()
 
 
 @pytest.fixture
@@ -34,29 +43,29 @@ def unfiltered() -> None:
             logger.removeFilter(existing)
 
 
-def test_u1_shutdown_closes_sockets_before_the_lifespan_hears_of_it(lab: Lab) -> None:
-    with plain(lab) as running, connect(running.port) as sock:
+def test_u1_shutdown_closes_sockets_before_the_lifespan_hears_of_it(socket_app: SocketApp) -> None:
+    with plain(socket_app) as running, connect(running.port) as sock:
         handshake(sock, "/echo")
         running.server.handle_exit(15, None)
         running.server._captured_signals.clear()
         assert close_code(sock) == 1012
-        assert lab.next() == ("disconnect", 1012)
-        assert lab.next() == ("lifespan", "shutdown")
+        assert socket_app.next() == ("disconnect", 1012)
+        assert socket_app.next() == ("lifespan", "shutdown")
 
 
-def test_u2_the_lifespan_ends_while_cancelled_handlers_still_run(lab: Lab) -> None:
-    with plain(lab, timeout_graceful_shutdown=1) as running, connect(running.port) as sock:
+def test_u2_the_lifespan_ends_while_cancelled_handlers_still_run(socket_app: SocketApp) -> None:
+    with plain(socket_app, timeout_graceful_shutdown=1) as running, connect(running.port) as sock:
         handshake(sock, "/stubborn")
-        assert lab.next() == ("accepted",)
+        assert socket_app.next() == ("accepted",)
         running.server.should_exit = True
-        assert lab.next() == ("lifespan", "shutdown")
+        assert socket_app.next() == ("lifespan", "shutdown")
 
 
 @pytest.mark.parametrize(("sent", "code"), [(b"", None), (frame(1, b"a stop"), 1011)], ids=["nothing", "a message"])
 def test_u3_one_unread_message_kills_a_connection_that_answers_its_pings(
-    lab: Lab, sent: bytes, code: int | None
+    socket_app: SocketApp, sent: bytes, code: int | None
 ) -> None:
-    with plain(lab, ws_ping_interval=0.2, ws_ping_timeout=0.5) as running, connect(running.port) as sock:
+    with plain(socket_app, ws_ping_interval=0.2, ws_ping_timeout=0.5) as running, connect(running.port) as sock:
         handshake(sock, "/deaf")
         sock.sendall(sent)
         for _ in range(5):
@@ -68,29 +77,29 @@ def test_u3_one_unread_message_kills_a_connection_that_answers_its_pings(
         assert (int.from_bytes(payload[:2], "big") if opcode == 8 else None) == code
 
 
-def test_u4_a_peer_that_never_reads_keeps_its_task_and_socket(lab: Lab) -> None:
-    with plain(lab, ws_ping_interval=0.2, ws_ping_timeout=0.2) as running, connect(running.port) as sock:
+def test_u4_a_peer_that_never_reads_keeps_its_task_and_socket(socket_app: SocketApp) -> None:
+    with plain(socket_app, ws_ping_interval=0.2, ws_ping_timeout=0.2) as running, connect(running.port) as sock:
         handshake(sock, "/flood")
-        assert lab.next() == ("accepted",)
+        assert socket_app.next() == ("accepted",)
         state = running.server.server_state
-        running.until(lab, lambda: all(item.transport.is_closing() for item in state.connections))
+        running.until(socket_app, lambda: all(item.transport.is_closing() for item in state.connections))
         # The keepalive gave up and closed the transport; the flush never ends, so neither does the handler.
-        assert running.on_loop(lab, lambda: (len(state.connections), len(state.tasks))) == (1, 1)
-        assert lab.seen.empty()
+        assert running.on_loop(socket_app, lambda: (len(state.connections), len(state.tasks))) == (1, 1)
+        assert socket_app.seen.empty()
         sock.close()
-        assert lab.next()[0] == "send failed"
+        assert socket_app.next()[0] == "send failed"
 
 
-def test_u5_a_handler_that_only_sends_is_not_told_that_its_client_left(lab: Lab) -> None:
-    with plain(lab) as running:
+def test_u5_a_handler_that_only_sends_is_not_told_that_its_client_left(socket_app: SocketApp) -> None:
+    with plain(socket_app) as running:
         with connect(running.port) as sock:
             handshake(sock, "/deaf")
-            assert lab.next() == ("accepted",)
+            assert socket_app.next() == ("accepted",)
         state = running.server.server_state
-        running.until(lab, lambda: not state.connections)
-        assert running.on_loop(lab, lambda: len(state.tasks)) == 1
-        lab.let_go()
-        assert lab.next() == ("receive", {"type": "websocket.disconnect", "code": 1005})
+        running.until(socket_app, lambda: not state.connections)
+        assert running.on_loop(socket_app, lambda: len(state.tasks)) == 1
+        socket_app.let_go()
+        assert socket_app.next() == ("receive", {"type": "websocket.disconnect", "code": 1005})
 
 
 def test_u6_the_defaults_are_16_mib_and_compression() -> None:
@@ -98,15 +107,15 @@ def test_u6_the_defaults_are_16_mib_and_compression() -> None:
     assert (config.ws_max_size, config.ws_per_message_deflate) == (16 * 1024 * 1024, True)
 
 
-def test_u6_as_delivered_ten_megabytes_are_taken_and_compression_is_agreed_to(lab: Lab) -> None:
-    with plain(lab) as running, connect(running.port) as sock:
+def test_u6_as_delivered_ten_megabytes_are_taken_and_compression_is_agreed_to(socket_app: SocketApp) -> None:
+    with plain(socket_app) as running, connect(running.port) as sock:
         assert b"permessage-deflate" in handshake(sock, "/echo", "Sec-WebSocket-Extensions: permessage-deflate")
         sock.sendall(frame(2, bytes(10_000_000)))
-        assert lab.next() == ("binary", 10_000_000)
+        assert socket_app.next() == ("binary", 10_000_000)
 
 
-def test_u7_limit_concurrency_lets_sockets_in_and_shuts_health_out(lab: Lab) -> None:
-    with plain(lab, limit_concurrency=2) as running:
+def test_u7_limit_concurrency_lets_sockets_in_and_shuts_health_out(socket_app: SocketApp) -> None:
+    with plain(socket_app, limit_concurrency=2) as running:
         sockets = [connect(running.port) for _ in range(4)]
         assert all(handshake(sock, "/echo").startswith(b"HTTP/1.1 101") for sock in sockets)
         with connect(running.port) as sock:
@@ -117,19 +126,19 @@ def test_u7_limit_concurrency_lets_sockets_in_and_shuts_health_out(lab: Lab) -> 
 
 
 @pytest.mark.usefixtures("unfiltered")
-def test_u8_the_token_of_the_query_is_logged_in_clear(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO), plain(lab, access_log=False) as running, connect(running.port) as sock:
+def test_u8_the_token_of_the_query_is_logged_in_clear(socket_app: SocketApp, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO), plain(socket_app, access_log=False) as running, connect(running.port) as sock:
         handshake(sock, "/echo?token=CANARY")
         sock.sendall(frame(8, b""))
-        assert lab.next() == ("disconnect", 1005)
+        assert socket_app.next() == ("disconnect", 1005)
     # The loggers that our filter sits on: from another one the token would get past it.
     assert (
         {record.name for record in caplog.records if "CANARY" in record.getMessage()} == {"uvicorn.error"} <= {*LOGGERS}
     )
 
 
-def test_u9_a_foreign_origin_is_let_in(lab: Lab) -> None:
-    with plain(lab) as running, connect(running.port) as sock:
+def test_u9_a_foreign_origin_is_let_in(socket_app: SocketApp) -> None:
+    with plain(socket_app) as running, connect(running.port) as sock:
         assert b" 101 " in handshake(sock, "/echo", "Origin: https://evil.example")
 
 
@@ -189,8 +198,8 @@ def test_the_private_parts_that_we_extend_are_there() -> None:
     assert {"events", "parser_exc", "handshake_exc", "debug", "logger"} <= codec.keys()
 
 
-async def test_the_wait_for_a_ping_is_the_interval_less_the_last_round_trip(lab: Lab) -> None:
-    config = uvicorn.Config(lab, ws_ping_interval=20.0)
+async def test_the_wait_for_a_ping_is_the_interval_less_the_last_round_trip(socket_app: SocketApp) -> None:
+    config = uvicorn.Config(socket_app, ws_ping_interval=20.0)
     config.load()
     protocol = WebSocketsSansIOProtocol(config, ServerState(), {}, asyncio.get_running_loop())
     protocol.last_ping_rtt = 15.0
@@ -201,21 +210,28 @@ async def test_the_wait_for_a_ping_is_the_interval_less_the_last_round_trip(lab:
     protocol.stop_keepalive()
 
 
-def test_u12_half_a_head_is_waited_for(lab: Lab) -> None:
-    with plain(lab, timeout_keep_alive=1) as running, connect(running.port) as sock, connect(running.port) as other:
+def test_u12_half_a_head_is_waited_for(socket_app: SocketApp) -> None:
+    with (
+        plain(socket_app, timeout_keep_alive=1) as running,
+        connect(running.port) as sock,
+        connect(running.port) as other,
+    ):
         sock.sendall(b"GET / HTTP/1.1\r\nHost:")
         other.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert at_end(other)
         state = running.server.server_state
-        running.until(lab, lambda: len(state.connections) == 1)
+        running.until(socket_app, lambda: len(state.connections) == 1)
         (waiting,) = state.connections
         # No timer of any kind is set for it.
         assert "timeout_keep_alive_task" in vars(waiting)
-        assert running.on_loop(lab, lambda: [name for name, it in vars(waiting).items() if hasattr(it, "when")]) == []
+        assert (
+            running.on_loop(socket_app, lambda: [name for name, it in vars(waiting).items() if hasattr(it, "when")])
+            == []
+        )
 
 
-def test_u13_a_close_before_accept_is_a_403_and_one_after_it_has_its_code(lab: Lab) -> None:
-    with plain(lab) as running:
+def test_u13_a_close_before_accept_is_a_403_and_one_after_it_has_its_code(socket_app: SocketApp) -> None:
+    with plain(socket_app) as running:
         with connect(running.port) as sock:
             assert handshake(sock, "/refuse").startswith(b"HTTP/1.1 403")
         with connect(running.port) as sock:
@@ -224,9 +240,9 @@ def test_u13_a_close_before_accept_is_a_403_and_one_after_it_has_its_code(lab: L
 
 
 def test_u13_a_denial_has_its_status_and_headers_and_is_logged_as_a_failure(
-    lab: Lab, caplog: pytest.LogCaptureFixture
+    socket_app: SocketApp, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with plain(lab) as running, connect(running.port) as sock:
+    with plain(socket_app) as running, connect(running.port) as sock:
         answer = handshake(sock, "/deny")
         assert answer.startswith(b"HTTP/1.1 429")
         assert b"retry-after: 2" in answer.lower()

@@ -10,9 +10,9 @@ import pytest
 
 from backend_kit.http import ServeSettings
 from backend_kit.http.ws import HardenedWS
-from tests.backend_kit.http.lab import (
-    Lab,
+from tests.backend_kit.http.socket_app import (
     Running,
+    SocketApp,
     at_end,
     close_code,
     connect,
@@ -27,50 +27,50 @@ SMALL_BUFFER = 4096
 
 
 @pytest.fixture
-def lab() -> Lab:
-    return Lab()
+def socket_app() -> SocketApp:
+    return SocketApp()
 
 
-def all_gone(server: Running, lab: Lab) -> None:
+def all_gone(server: Running, socket_app: SocketApp) -> None:
     """Return once the server holds neither connection nor task."""
     state = server.server.server_state
-    server.until(lab, lambda: not state.connections and not state.tasks)
+    server.until(socket_app, lambda: not state.connections and not state.tasks)
 
 
-def test_a_peer_that_never_reads_is_dropped_with_its_task(lab: Lab) -> None:
-    with running(lab, KEEPALIVE) as server, connect(server.port, receive_buffer=SMALL_BUFFER) as sock:
+def test_a_peer_that_never_reads_is_dropped_with_its_task(socket_app: SocketApp) -> None:
+    with running(socket_app, KEEPALIVE) as server, connect(server.port, receive_buffer=SMALL_BUFFER) as sock:
         handshake(sock, "/flood")
-        assert lab.next() == ("accepted",)
-        assert lab.next()[0] == "send failed"
-        all_gone(server, lab)
+        assert socket_app.next() == ("accepted",)
+        assert socket_app.next()[0] == "send failed"
+        all_gone(server, socket_app)
 
 
-def test_the_abort_handle_drops_a_peer_that_never_reads(lab: Lab) -> None:
-    with running(lab) as server, connect(server.port, receive_buffer=SMALL_BUFFER) as sock:
+def test_the_abort_handle_drops_a_peer_that_never_reads(socket_app: SocketApp) -> None:
+    with running(socket_app) as server, connect(server.port, receive_buffer=SMALL_BUFFER) as sock:
         handshake(sock, "/abort")
-        assert lab.next() == ("aborted",)
-        all_gone(server, lab)
+        assert socket_app.next() == ("aborted",)
+        all_gone(server, socket_app)
 
 
-def test_a_request_has_the_same_handle(lab: Lab) -> None:
-    with running(lab) as server, connect(server.port, receive_buffer=SMALL_BUFFER) as sock:
+def test_a_request_has_the_same_handle(socket_app: SocketApp) -> None:
+    with running(socket_app) as server, connect(server.port, receive_buffer=SMALL_BUFFER) as sock:
         sock.sendall(b"GET /abort HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert lab.next() == ("aborted",)
-        all_gone(server, lab)
+        assert socket_app.next() == ("aborted",)
+        all_gone(server, socket_app)
 
 
-def test_a_peer_that_does_not_answer_our_close_is_dropped(lab: Lab) -> None:
-    with running(lab, ServeSettings(ws_linger_s=0.2)) as server, connect(server.port) as sock:
+def test_a_peer_that_does_not_answer_our_close_is_dropped(socket_app: SocketApp) -> None:
+    with running(socket_app, ServeSettings(ws_linger_s=0.2)) as server, connect(server.port) as sock:
         handshake(sock, "/unwelcome")
-        assert lab.next() == ("closed",)
-        all_gone(server, lab)
+        assert socket_app.next() == ("closed",)
+        all_gone(server, socket_app)
         assert close_code(sock) == 4401
 
 
-def test_a_healthy_peer_stays_through_many_pings(lab: Lab) -> None:
+def test_a_healthy_peer_stays_through_many_pings(socket_app: SocketApp) -> None:
     # All of them together outlast the time for one answer.
     settings = ServeSettings(ws_ping_interval_s=0.2, ws_ping_timeout_s=0.8)
-    with running(lab, settings) as server, connect(server.port) as sock:
+    with running(socket_app, settings) as server, connect(server.port) as sock:
         handshake(sock, "/echo")
         for _ in range(6):
             opcode, payload = read_frame(sock)
@@ -80,8 +80,8 @@ def test_a_healthy_peer_stays_through_many_pings(lab: Lab) -> None:
         assert read_frame(sock) == (1, b"still here")
 
 
-def test_sockets_that_are_opened_together_are_not_pinged_together(lab: Lab) -> None:
-    with running(lab) as server, contextlib.ExitStack() as stack:
+def test_sockets_that_are_opened_together_are_not_pinged_together(socket_app: SocketApp) -> None:
+    with running(socket_app) as server, contextlib.ExitStack() as stack:
         for _ in range(20):
             handshake(stack.enter_context(connect(server.port)), "/echo")
 
@@ -90,18 +90,18 @@ def test_sockets_that_are_opened_together_are_not_pinged_together(lab: Lab) -> N
             timers = [sock.ping_timer for sock in sockets if isinstance(sock, HardenedWS) and sock.ping_timer]
             return [timer.when() - asyncio.get_running_loop().time() for timer in timers]
 
-        server.until(lab, lambda: len(waits_s()) == 20)
-        waits = server.on_loop(lab, waits_s)
+        server.until(socket_app, lambda: len(waits_s()) == 20)
+        waits = server.on_loop(socket_app, waits_s)
         assert len({round(wait) for wait in waits}) > 5
         assert max(waits) <= ServeSettings().ws_ping_interval_s
 
 
-def test_a_silent_peer_is_told_1011(lab: Lab) -> None:
-    with running(lab, KEEPALIVE) as server, connect(server.port) as sock:
+def test_a_silent_peer_is_told_1011(socket_app: SocketApp) -> None:
+    with running(socket_app, KEEPALIVE) as server, connect(server.port) as sock:
         handshake(sock, "/echo")
         assert close_code(sock) == 1011
-        assert lab.next()[0] == "disconnect"
-        all_gone(server, lab)
+        assert socket_app.next()[0] == "disconnect"
+        all_gone(server, socket_app)
 
 
 SIZE = 4096
@@ -130,27 +130,27 @@ VIOLATIONS = {
 
 @pytest.mark.parametrize(("sent", "code"), VIOLATIONS.values(), ids=VIOLATIONS.keys())
 def test_a_violation_is_answered_with_its_code(
-    lab: Lab, sent: bytes, code: int, caplog: pytest.LogCaptureFixture
+    socket_app: SocketApp, sent: bytes, code: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with running(lab, SETTINGS) as server, connect(server.port) as sock:
+    with running(socket_app, SETTINGS) as server, connect(server.port) as sock:
         handshake(sock, "/echo")
         sock.sendall(sent)
         assert close_code(sock) == code
         assert at_end(sock)
         sock.close()
-        assert lab.next()[0] == "disconnect"
-        all_gone(server, lab)
+        assert socket_app.next()[0] == "disconnect"
+        all_gone(server, socket_app)
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-def test_the_code_reaches_a_peer_that_is_still_sending(lab: Lab) -> None:
-    with running(lab, SETTINGS) as server, connect(server.port) as sock:
+def test_the_code_reaches_a_peer_that_is_still_sending(socket_app: SocketApp) -> None:
+    with running(socket_app, SETTINGS) as server, connect(server.port) as sock:
         handshake(sock, "/echo")
         sock.sendall(frame(1, b"x" * 10_000_000))
         assert close_code(sock) == 1009
 
 
-def test_what_inflates_beyond_the_limit_is_1009(lab: Lab) -> None:
+def test_what_inflates_beyond_the_limit_is_1009(socket_app: SocketApp) -> None:
     settings = ServeSettings(ws_max_size=SIZE, ws_deflate=True)
     deflate = zlib.compressobj(wbits=-12)
     bomb = (deflate.compress(b"\0" * 10_000_000) + deflate.flush(zlib.Z_SYNC_FLUSH))[:-4]
@@ -160,28 +160,28 @@ def test_what_inflates_beyond_the_limit_is_1009(lab: Lab) -> None:
         frame(1 if index == 0 else 0, piece, fin=index == len(pieces) - 1, reserved=0x40 if index == 0 else 0)
         for index, piece in enumerate(pieces)
     ]
-    with running(lab, settings) as server, connect(server.port) as sock:
+    with running(socket_app, settings) as server, connect(server.port) as sock:
         answer = handshake(sock, "/echo", "Sec-WebSocket-Extensions: permessage-deflate; client_max_window_bits=12")
         assert b"permessage-deflate" in answer
         sock.sendall(b"".join(frames))
         assert close_code(sock) == 1009
 
 
-def test_compression_is_off_unless_it_is_asked_for(lab: Lab) -> None:
-    with running(lab) as server, connect(server.port) as sock:
+def test_compression_is_off_unless_it_is_asked_for(socket_app: SocketApp) -> None:
+    with running(socket_app) as server, connect(server.port) as sock:
         assert b"permessage-deflate" not in handshake(sock, "/echo", "Sec-WebSocket-Extensions: permessage-deflate")
 
 
-def test_binary_frames_reach_the_application(lab: Lab) -> None:
-    with running(lab) as server, connect(server.port) as sock:
+def test_binary_frames_reach_the_application(socket_app: SocketApp) -> None:
+    with running(socket_app) as server, connect(server.port) as sock:
         handshake(sock, "/echo")
         sock.sendall(frame(2, b"\0\1"))
-        assert lab.next() == ("binary", 2)
+        assert socket_app.next() == ("binary", 2)
         assert close_code(sock) == 1003
 
 
-def test_fragments_and_control_frames_between_them_are_one_message(lab: Lab) -> None:
-    with running(lab) as server, connect(server.port) as sock:
+def test_fragments_and_control_frames_between_them_are_one_message(socket_app: SocketApp) -> None:
+    with running(socket_app) as server, connect(server.port) as sock:
         handshake(sock, "/echo")
         whole = "déjà".encode()
         sock.sendall(frame(1, whole[:2], fin=False) + frame(9, b"are you there") + frame(0, whole[2:]))
@@ -189,12 +189,12 @@ def test_fragments_and_control_frames_between_them_are_one_message(lab: Lab) -> 
         assert read_frame(sock) == (1, whole)
 
 
-def test_the_close_code_of_the_peer_reaches_the_application(lab: Lab) -> None:
-    with running(lab) as server, connect(server.port) as sock:
+def test_the_close_code_of_the_peer_reaches_the_application(socket_app: SocketApp) -> None:
+    with running(socket_app) as server, connect(server.port) as sock:
         handshake(sock, "/echo")
         sock.sendall(frame(8, (4000).to_bytes(2, "big") + b"client_stop"))
         assert close_code(sock) == 4000
-        assert lab.next() == ("disconnect", 4000)
+        assert socket_app.next() == ("disconnect", 4000)
 
 
 @pytest.mark.parametrize(
@@ -205,20 +205,22 @@ def test_the_close_code_of_the_peer_reaches_the_application(lab: Lab) -> None:
         ("/echo", "Sec-WebSocket-Key: again", b"400"),
     ],
 )
-def test_a_head_that_the_codec_refuses_is_answered_and_ended(lab: Lab, path: str, header: str, status: bytes) -> None:
-    with running(lab) as server, connect(server.port) as sock:
+def test_a_head_that_the_codec_refuses_is_answered_and_ended(
+    socket_app: SocketApp, path: str, header: str, status: bytes
+) -> None:
+    with running(socket_app) as server, connect(server.port) as sock:
         assert handshake(sock, path, header).split(b" ")[1] == status
         assert at_end(sock)
-        all_gone(server, lab)
+        all_gone(server, socket_app)
 
 
-def test_the_shutdown_survives_sockets_in_every_state(lab: Lab) -> None:
-    with running(lab, ServeSettings(ws_linger_s=0.2)) as server:
+def test_the_shutdown_survives_sockets_in_every_state(socket_app: SocketApp) -> None:
+    with running(socket_app, ServeSettings(ws_linger_s=0.2)) as server:
         closing, stuck, open_one, half = (connect(server.port, receive_buffer=SMALL_BUFFER) for _ in range(4))
         handshake(closing, "/unwelcome")
-        assert lab.next() == ("closed",)
+        assert socket_app.next() == ("closed",)
         handshake(stuck, "/flood")
-        assert lab.next() == ("accepted",)
+        assert socket_app.next() == ("accepted",)
         handshake(open_one, "/echo")
         half.sendall(b"GET / HTTP/1.1\r\nHo")
         server.server.should_exit = True
@@ -226,16 +228,16 @@ def test_the_shutdown_survives_sockets_in_every_state(lab: Lab) -> None:
         server.join()
         for sock in (closing, stuck, open_one, half):
             sock.close()
-    kinds = {item[0] for item in _drained(lab)}
+    kinds = {item[0] for item in _drained(socket_app)}
     assert kinds == {"send failed", "disconnect", "lifespan"}
 
 
-def _drained(lab: Lab) -> list[tuple[object, ...]]:
-    return [lab.seen.get_nowait() for _ in range(lab.seen.qsize())]
+def _drained(socket_app: SocketApp) -> list[tuple[object, ...]]:
+    return [socket_app.seen.get_nowait() for _ in range(socket_app.seen.qsize())]
 
 
-def test_the_socket_has_its_options(lab: Lab) -> None:
-    with running(lab) as server, connect(server.port) as sock:
+def test_the_socket_has_its_options(socket_app: SocketApp) -> None:
+    with running(socket_app) as server, connect(server.port) as sock:
         handshake(sock, "/echo")
         (protocol,) = server.server.server_state.connections
         served = protocol.transport.get_extra_info("socket")
@@ -244,9 +246,9 @@ def test_the_socket_has_its_options(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("level", [5, logging.DEBUG, logging.INFO])
-def test_no_token_is_logged_at_any_level(lab: Lab, level: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_token_is_logged_at_any_level(socket_app: SocketApp, level: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(level)
-    with running(lab) as server, connect(server.port) as sock:
+    with running(socket_app) as server, connect(server.port) as sock:
         handshake(
             sock,
             "/echo?%74oken=CANARY1&x=1&access_token=CANARY2",

@@ -38,7 +38,7 @@ class Gate:
             self.go.release()
 
 
-class Lab:
+class GatedModel:
     def __init__(self, tasks: TaskRegistry) -> None:
         self.tasks = tasks
         self.gate = Gate()
@@ -52,9 +52,9 @@ class Lab:
 
 
 @pytest.fixture
-async def lab() -> AsyncIterator[Lab]:
+async def gated_model() -> AsyncIterator[GatedModel]:
     tasks = TaskRegistry()
-    yield Lab(tasks)
+    yield GatedModel(tasks)
     await tasks.aclose()
 
 
@@ -64,60 +64,60 @@ async def turns(count: int = 10) -> None:
         await asyncio.sleep(0)
 
 
-async def test_an_idle_model_gets_a_text_at_once_and_a_busy_one_what_piled_up(lab: Lab) -> None:
-    batcher = lab.batcher()
+async def test_an_idle_model_gets_a_text_at_once_and_a_busy_one_what_piled_up(gated_model: GatedModel) -> None:
+    batcher = gated_model.batcher()
     async with asyncio.TaskGroup() as group:
         asked = [group.create_task(batcher.embed_query(f"q{number}")) for number in range(7)]
         await turns()
-        assert lab.gate.batches == [["q0"]]
+        assert gated_model.gate.batches == [["q0"]]
         assert batcher.waiting == 6
-        lab.gate.open()
-    assert lab.gate.batches == [["q0"], ["q1", "q2", "q3", "q4"], ["q5", "q6"]]
+        gated_model.gate.open()
+    assert gated_model.gate.batches == [["q0"], ["q1", "q2", "q3", "q4"], ["q5", "q6"]]
     for number, task in enumerate(asked):
         assert (task.result() == vector(f"q{number}")).all()
-    assert lab.registry.get_sample_value("app_embed_batch_size_count") == 3
-    assert lab.registry.get_sample_value("app_embed_batch_size_sum") == 7
-    assert lab.registry.get_sample_value("app_embed_queue_seconds_count") == 7
-    assert lab.registry.get_sample_value("app_embed_seconds_count") == 3
+    assert gated_model.registry.get_sample_value("app_embed_batch_size_count") == 3
+    assert gated_model.registry.get_sample_value("app_embed_batch_size_sum") == 7
+    assert gated_model.registry.get_sample_value("app_embed_queue_seconds_count") == 7
+    assert gated_model.registry.get_sample_value("app_embed_seconds_count") == 3
 
 
-async def test_a_question_overtakes_passages(lab: Lab) -> None:
-    batcher = lab.batcher()
+async def test_a_question_overtakes_passages(gated_model: GatedModel) -> None:
+    batcher = gated_model.batcher()
     async with asyncio.TaskGroup() as group:
         passages = group.create_task(batcher.embed_documents([f"p{number}" for number in range(6)]))
         await turns()
         group.create_task(batcher.embed_query("q"))
         await turns()
-        lab.gate.open()
-    assert lab.gate.batches == [["p0", "p1"], ["q"], ["p2", "p3"], ["p4", "p5"]]
+        gated_model.gate.open()
+    assert gated_model.gate.batches == [["p0", "p1"], ["q"], ["p2", "p3"], ["p4", "p5"]]
     assert len(passages.result()) == 6
 
 
-async def test_passages_leave_half_of_the_slots_to_questions(lab: Lab) -> None:
-    batcher = lab.batcher(slots=4)
+async def test_passages_leave_half_of_the_slots_to_questions(gated_model: GatedModel) -> None:
+    batcher = gated_model.batcher(slots=4)
     async with asyncio.TaskGroup() as group:
         group.create_task(batcher.embed_documents([f"p{number}" for number in range(8)]))
         await turns()
-        assert len(lab.gate.batches) == 2
+        assert len(gated_model.gate.batches) == 2
         group.create_task(batcher.embed_query("q"))
         await turns()
-        assert lab.gate.batches[2] == ["q"]
-        lab.gate.open()
+        assert gated_model.gate.batches[2] == ["q"]
+        gated_model.gate.open()
 
 
-async def test_a_full_queue_refuses_at_once(lab: Lab) -> None:
-    batcher = lab.batcher(waiting=2)
+async def test_a_full_queue_refuses_at_once(gated_model: GatedModel) -> None:
+    batcher = gated_model.batcher(waiting=2)
     async with asyncio.TaskGroup() as group:
         for number in range(3):
             group.create_task(batcher.embed_query(f"q{number}"))
         await turns()
         with pytest.raises(EmbeddingUnavailable, match="too many"):
             await batcher.embed_query("one too many")
-        lab.gate.open()
+        gated_model.gate.open()
 
 
-async def test_who_has_gone_is_not_embedded(lab: Lab) -> None:
-    batcher = lab.batcher()
+async def test_who_has_gone_is_not_embedded(gated_model: GatedModel) -> None:
+    batcher = gated_model.batcher()
     async with asyncio.TaskGroup() as group:
         group.create_task(batcher.embed_query("first"))
         gone = group.create_task(batcher.embed_query("gone"))
@@ -125,45 +125,45 @@ async def test_who_has_gone_is_not_embedded(lab: Lab) -> None:
         await turns()
         gone.cancel()
         await turns()
-        lab.gate.open()
+        gated_model.gate.open()
         await stays
-    assert lab.gate.batches == [["first"], ["stays"]]
+    assert gated_model.gate.batches == [["first"], ["stays"]]
 
 
-async def test_a_document_that_is_given_up_takes_its_passages_out_of_the_queue(lab: Lab) -> None:
-    batcher = lab.batcher(slots=2, documents=2)
+async def test_a_document_that_is_given_up_takes_its_passages_out_of_the_queue(gated_model: GatedModel) -> None:
+    batcher = gated_model.batcher(slots=2, documents=2)
     async with asyncio.TaskGroup() as group:
         document = group.create_task(batcher.embed_documents([f"p{number}" for number in range(9)]))
         await turns()
         document.cancel()
         await turns()
-        lab.gate.open()
+        gated_model.gate.open()
         await batcher.embed_query("q")
-    assert lab.gate.batches == [["p0", "p1"], ["q"]]
+    assert gated_model.gate.batches == [["p0", "p1"], ["q"]]
 
 
-async def test_a_batch_that_fails_fails_for_its_callers_only(lab: Lab) -> None:
-    batcher = lab.batcher()
-    lab.gate.failure = EmbeddingUnavailable("HTTP 500")
-    lab.gate.open()
+async def test_a_batch_that_fails_fails_for_its_callers_only(gated_model: GatedModel) -> None:
+    batcher = gated_model.batcher()
+    gated_model.gate.failure = EmbeddingUnavailable("HTTP 500")
+    gated_model.gate.open()
     with pytest.raises(EmbeddingUnavailable, match="HTTP 500"):
         await batcher.embed_query("q")
     with pytest.raises(EmbeddingUnavailable):
         await batcher.embed_documents(["p0", "p1", "p2"])
-    lab.gate.failure = None
+    gated_model.gate.failure = None
     assert (await batcher.embed_query("again") == vector("again")).all()
 
 
-async def test_a_mistake_in_the_model_leaves_nobody_waiting(lab: Lab) -> None:
-    batcher = lab.batcher()
-    lab.gate.failure = KeyError("a mistake of ours")
-    lab.gate.open()
+async def test_a_mistake_in_the_model_leaves_nobody_waiting(gated_model: GatedModel) -> None:
+    batcher = gated_model.batcher()
+    gated_model.gate.failure = KeyError("a mistake of ours")
+    gated_model.gate.open()
     with pytest.raises(EmbeddingUnavailable, match="the model failed"):
         await batcher.embed_query("q")
     await turns()
-    assert lab.tasks.failures == {"embed-batch": 1}
+    assert gated_model.tasks.failures == {"embed-batch": 1}
 
 
-async def test_no_text_is_no_batch(lab: Lab) -> None:
-    assert await lab.batcher().embed_documents([]) == []
-    assert lab.gate.batches == []
+async def test_no_text_is_no_batch(gated_model: GatedModel) -> None:
+    assert await gated_model.batcher().embed_documents([]) == []
+    assert gated_model.gate.batches == []

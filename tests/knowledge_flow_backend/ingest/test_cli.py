@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from knowledge_flow_backend.cli import find, main
-from tests.knowledge_flow_backend.ingest.lab import BASE, Lab
+from tests.knowledge_flow_backend.ingest.ingestion import BASE, Ingestion
 from tests.support.ports import free_port
 from tests.support.processes import ROOT
 
@@ -45,8 +45,8 @@ def docs(tmp_path: Path) -> Path:
     return root
 
 
-def url(lab: Lab) -> str:
-    return f"http://127.0.0.1:{lab.port}{BASE}"
+def url(ingestion: Ingestion) -> str:
+    return f"http://127.0.0.1:{ingestion.port}{BASE}"
 
 
 def test_files_are_found_by_their_type_and_hidden_ones_are_left_out(docs: Path) -> None:
@@ -60,45 +60,57 @@ def test_files_are_found_by_their_type_and_hidden_ones_are_left_out(docs: Path) 
     assert found.skipped == 1
 
 
-async def test_a_directory_goes_to_a_library_and_a_second_time_changes_nothing(lab: Lab, docs: Path) -> None:
-    code, out, err = await run("ingest", str(docs), "--library", "guides/Docs", "--url", url(lab))
+async def test_a_directory_goes_to_a_library_and_a_second_time_changes_nothing(
+    ingestion: Ingestion, docs: Path
+) -> None:
+    code, out, err = await run("ingest", str(docs), "--library", "guides/Docs", "--url", url(ingestion))
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert sorted(lines[:-1]) == sorted(
         ["ok        README.md", "ok        a/README.md", "ok        a/é \"quoted\" 'name'.txt", "ok        b/page.html"]
     )
     assert lines[-1].startswith("4 ingested, 0 unchanged, 0 failed, 1 of other types left out in ")
-    (tag,) = await lab.call("GET", "/tags")
+    (tag,) = await ingestion.call("GET", "/tags")
     assert (tag["full_path"], tag["document_count"]) == ("guides/Docs", 4)
-    listed = await lab.call(
+    listed = await ingestion.call(
         "POST", "/documents/browse", json={"sort_by": "file_name", "filters": {"tag_ids": [tag["id"]]}}
     )
     paths = {document["file_path"] for document in listed["documents"]}
     assert paths == {"README.md", "a/README.md", "a/é 'quoted' 'name'.txt", "b/page.html"}
-    code, out, _ = await run("ingest", str(docs), "--library", "guides/Docs", "--url", url(lab))
+    code, out, _ = await run("ingest", str(docs), "--library", "guides/Docs", "--url", url(ingestion))
     assert code == 0
     assert out.splitlines()[-1].startswith("0 ingested, 4 unchanged, 0 failed")
 
 
-async def test_one_file_may_be_named(lab: Lab, docs: Path) -> None:
-    code, out, _ = await run("ingest", str(docs / "a" / "README.md"), "--library", "Docs", "--url", url(lab))
+async def test_one_file_may_be_named(ingestion: Ingestion, docs: Path) -> None:
+    code, out, _ = await run("ingest", str(docs / "a" / "README.md"), "--library", "Docs", "--url", url(ingestion))
     assert (code, out.splitlines()[0]) == (0, "ok        README.md")
 
 
-async def test_a_file_that_fails_says_why_and_the_exit_code_says_so(lab: Lab, docs: Path) -> None:
+async def test_a_file_that_fails_says_why_and_the_exit_code_says_so(ingestion: Ingestion, docs: Path) -> None:
     (docs / "empty.md").write_bytes(b"")
     (docs / "big.txt").write_bytes(b"x" * 3_000_000)
-    code, out, err = await run("ingest", str(docs), "--library", "Docs", "--url", url(lab))
+    code, out, err = await run("ingest", str(docs), "--library", "Docs", "--url", url(ingestion))
     assert (code, err) == (1, "")
     assert "failed    empty.md: The file is empty." in out
     assert "failed    big.txt: HTTP 413 (The request is too large.)" in out
     assert "4 ingested, 0 unchanged, 2 failed" in out
 
 
-async def test_a_terminal_gets_a_progress_bar(lab: Lab, docs: Path) -> None:
+async def test_a_terminal_gets_a_progress_bar(ingestion: Ingestion, docs: Path) -> None:
     ours, theirs = pty.openpty()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "knowledge_flow_backend.cli", "ingest", str(docs), "--library", "D", "--url", url(lab)),
+        *(
+            sys.executable,
+            "-m",
+            "knowledge_flow_backend.cli",
+            "ingest",
+            str(docs),
+            "--library",
+            "D",
+            "--url",
+            url(ingestion),
+        ),
         cwd=ROOT,
         stdout=theirs,
         env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
@@ -130,8 +142,10 @@ def test_a_service_that_is_not_there_is_said_as_such(docs: Path, capsys: pytest.
     assert f"{where}/tags cannot be reached" in capsys.readouterr().err
 
 
-async def test_another_service_is_not_taken_for_ours(lab: Lab, docs: Path) -> None:
-    code, _, err = await run("ingest", str(docs), "--library", "Docs", "--url", f"http://127.0.0.1:{lab.port}/nothing")
+async def test_another_service_is_not_taken_for_ours(ingestion: Ingestion, docs: Path) -> None:
+    code, _, err = await run(
+        "ingest", str(docs), "--library", "Docs", "--url", f"http://127.0.0.1:{ingestion.port}/nothing"
+    )
     assert code == 2
     assert "HTTP 404 (Not Found)" in err
 

@@ -22,7 +22,7 @@ from knowledge_flow_backend.ingest.staging import Staging
 from knowledge_flow_backend.metrics import PHASES
 from knowledge_flow_backend.search.pgvector_writer import PgVectorWriter
 from tests.knowledge_flow_backend.corpus import Corpus
-from tests.knowledge_flow_backend.ingest.lab import Lab
+from tests.knowledge_flow_backend.ingest.ingestion import Ingestion
 from tests.knowledge_flow_backend.service import BASE, RunningKnowledgeFlow, StartKnowledgeFlow
 from tests.support.people import SECURITY, headers_of
 
@@ -144,24 +144,24 @@ async def received(staging: Staging) -> ReceivedFile:
     return ReceivedFile("pumps.md", folder, len(TEXT), hashlib.sha256(TEXT.encode()).hexdigest())
 
 
-async def test_attachments_that_wait_to_be_written_are_not_in_memory(lab: Lab, tmp_path: Path) -> None:
-    writer = HeldWriter(lab.database, lab.embedder.model)
+async def test_attachments_that_wait_to_be_written_are_not_in_memory(ingestion: Ingestion, tmp_path: Path) -> None:
+    writer = HeldWriter(ingestion.database, ingestion.embedder.model)
     staging = Staging(tmp_path / "attachments")
     await staging.open()
     fast = FastIngest(
-        pool=lab.pool,
+        pool=ingestion.pool,
         writer=writer,
-        embedder=lab.embedder,
+        embedder=ingestion.embedder,
         rules=IngestRules(200, 0, files=6),
         max_chars=20_000,
-        metrics=lab.metrics,
+        metrics=ingestion.metrics,
         kpi=Kpi(CollectorRegistry(), service="test", phases=PHASES),
         held_bytes=2 * len(TEXT),
     )
     async with asyncio.TaskGroup() as tasks:
         files = [await received(staging) for _ in range(6)]
         kept = [tasks.create_task(fast.ingest(file, "s1", Reader("ann"))) for file in files]
-        while len(lab.embedder.texts) < 6 or writer.held < 2:  # noqa: ASYNC110 - they tell nobody
+        while len(ingestion.embedder.texts) < 6 or writer.held < 2:  # noqa: ASYNC110 - they tell nobody
             await asyncio.sleep(0.01)
         for _ in range(20):  # whoever else found room would be there by then
             await asyncio.to_thread(int)

@@ -9,64 +9,66 @@ from sqlalchemy import text
 
 from knowledge_flow_backend.index import Chunk, Document, DocumentContent, IndexWriter, Vector
 from knowledge_flow_backend.ingest.room import Room
-from tests.knowledge_flow_backend.ingest.lab import Lab, running
+from tests.knowledge_flow_backend.ingest.ingestion import Ingestion, running
 from tests.knowledge_flow_backend.ingest.test_ingest import ends
 from tests.support.postgres import Database
 
 WHOLE = "SELECT d.status, d.error, d.version, c.content FROM documents d JOIN chunks c ON c.document_uid = d.uid"
 
 
-async def execute(lab: Lab, statement: str) -> None:
-    async with lab.database.ingest.connection() as connection:
+async def execute(ingestion: Ingestion, statement: str) -> None:
+    async with ingestion.database.ingest.connection() as connection:
         await connection.execute("test", text(statement))
         await connection.commit()
 
 
-async def test_a_received_file_is_durable_before_anything_is_told(lab: Lab) -> None:
+async def test_a_received_file_is_durable_before_anything_is_told(ingestion: Ingestion) -> None:
     data = bytes(range(32, 127)) * 40_000
-    lab.embedder.hold.clear()
+    ingestion.embedder.hold.clear()
     async with asyncio.TaskGroup() as group:
-        upload = group.create_task(lab.upload(("a.txt", b"first"), ("b.txt", data[:1_500_000])))
-        await lab.embedder.entered.wait()
-        pieces = await lab.rows("SELECT j.label, p.data FROM ingest_jobs j JOIN ingest_pieces p USING (document_uid)"
-                                " ORDER BY j.label, p.ordinal")  # fmt: skip
+        upload = group.create_task(ingestion.upload(("a.txt", b"first"), ("b.txt", data[:1_500_000])))
+        await ingestion.embedder.entered.wait()
+        pieces = await ingestion.rows(
+            "SELECT j.label, p.data FROM ingest_jobs j JOIN ingest_pieces p USING (document_uid)"
+            " ORDER BY j.label, p.ordinal"
+        )
         assert [label for label, _ in pieces] == ["a.txt", "b.txt", "b.txt"]
         assert b"".join(piece for _, piece in pieces) == b"first" + data[:1_500_000]
-        lab.embedder.hold.set()
+        ingestion.embedder.hold.set()
     assert [status for _, status, _ in ends(upload.result())] == ["success"] * 2
-    assert await lab.rows("SELECT count(*) FROM ingest_jobs") == [(0,)]
-    assert await lab.rows("SELECT count(*) FROM ingest_pieces") == [(0,)]
+    assert await ingestion.rows("SELECT count(*) FROM ingest_jobs") == [(0,)]
+    assert await ingestion.rows("SELECT count(*) FROM ingest_pieces") == [(0,)]
 
 
 async def test_a_job_is_taken_up_when_its_lease_has_run_out_and_not_before(
-    lab: Lab, database: Database, tmp_path: Path
+    ingestion: Ingestion, database: Database, tmp_path: Path
 ) -> None:
     """The one who had it lives on after all: what it does counts no more."""
-    lab.embedder.hold.clear()
+    ingestion.embedder.hold.clear()
     async with running(database, tmp_path / "other") as other, asyncio.TaskGroup() as group:
-        upload = group.create_task(lab.upload(("a.md", b"Text.")))
-        await lab.embedder.entered.wait()
+        upload = group.create_task(ingestion.upload(("a.md", b"Text.")))
+        await ingestion.embedder.entered.wait()
         assert await other.service.take_up_one() is False
         async with asyncio.timeout(20):
             taken = False
             while not taken:  # the one who has it may renew its lease in between
-                await execute(lab, "UPDATE ingest_jobs SET leased_until = now() - interval '1 second'")
+                await execute(ingestion, "UPDATE ingest_jobs SET leased_until = now() - interval '1 second'")
                 taken = await other.service.take_up_one()
-        assert await lab.rows(WHOLE) == [("ready", None, 1, "Text.")]
-        lab.embedder.hold.set()
+        assert await ingestion.rows(WHOLE) == [("ready", None, 1, "Text.")]
+        ingestion.embedder.hold.set()
     assert ends(upload.result()) == [("a.md", "error", "superseded")]
-    assert await lab.rows(WHOLE) == [("ready", None, 1, "Text.")]
+    assert await ingestion.rows(WHOLE) == [("ready", None, 1, "Text.")]
 
 
-async def test_a_process_does_not_take_up_what_it_has_in_its_own_hands(lab: Lab) -> None:
+async def test_a_process_does_not_take_up_what_it_has_in_its_own_hands(ingestion: Ingestion) -> None:
     """Its leases run out where Postgres is away for longer than they last."""
-    lab.embedder.hold.clear()
+    ingestion.embedder.hold.clear()
     async with asyncio.TaskGroup() as group:
-        upload = group.create_task(lab.upload(("a.md", b"Text.")))
-        await lab.embedder.entered.wait()
-        await execute(lab, "UPDATE ingest_jobs SET leased_until = now() - interval '1 second'")
-        assert await lab.service.take_up_one() is False
-        lab.embedder.hold.set()
+        upload = group.create_task(ingestion.upload(("a.md", b"Text.")))
+        await ingestion.embedder.entered.wait()
+        await execute(ingestion, "UPDATE ingest_jobs SET leased_until = now() - interval '1 second'")
+        assert await ingestion.service.take_up_one() is False
+        ingestion.embedder.hold.set()
     assert [status for _, status, _ in ends(upload.result())] == ["success"]
 
 
@@ -84,70 +86,74 @@ async def left_by_a_dead_process(
 
 
 async def test_a_replacement_that_was_left_keeps_the_old_version_until_it_is_whole(
-    lab: Lab, database: Database, tmp_path: Path
+    ingestion: Ingestion, database: Database, tmp_path: Path
 ) -> None:
-    await lab.put("a.md", "Old.")
+    await ingestion.put("a.md", "Old.")
     await left_by_a_dead_process(database, tmp_path / "dying", data=b"New.")
-    assert await lab.rows(WHOLE) == [("ready", None, 1, "Old.")]
-    await lab.take_up_all()
-    assert await lab.rows(WHOLE) == [("ready", None, 2, "New.")]
+    assert await ingestion.rows(WHOLE) == [("ready", None, 1, "Old.")]
+    await ingestion.take_up_all()
+    assert await ingestion.rows(WHOLE) == [("ready", None, 2, "New.")]
 
 
-async def test_what_was_deleted_meanwhile_stays_deleted(lab: Lab, database: Database, tmp_path: Path) -> None:
+async def test_what_was_deleted_meanwhile_stays_deleted(
+    ingestion: Ingestion, database: Database, tmp_path: Path
+) -> None:
     await left_by_a_dead_process(database, tmp_path / "dying")
-    (uid,) = (await lab.rows("SELECT uid FROM documents"))[0]
-    await lab.call("DELETE", f"/documents/{uid}", status=204)
-    assert await lab.rows("SELECT count(*) FROM ingest_jobs") == [(0,)]
-    assert await lab.rows("SELECT count(*) FROM ingest_pieces") == [(0,)]
-    assert await lab.service.take_up_one() is False
+    (uid,) = (await ingestion.rows("SELECT uid FROM documents"))[0]
+    await ingestion.call("DELETE", f"/documents/{uid}", status=204)
+    assert await ingestion.rows("SELECT count(*) FROM ingest_jobs") == [(0,)]
+    assert await ingestion.rows("SELECT count(*) FROM ingest_pieces") == [(0,)]
+    assert await ingestion.service.take_up_one() is False
 
 
 async def test_a_newer_upload_takes_the_place_of_a_job_that_was_left(
-    lab: Lab, database: Database, tmp_path: Path
+    ingestion: Ingestion, database: Database, tmp_path: Path
 ) -> None:
     await left_by_a_dead_process(database, tmp_path / "dying", data=b"Old.")
-    await lab.put("a.md", "New.")
-    assert await lab.service.take_up_one() is False
-    assert await lab.rows(WHOLE) == [("ready", None, 1, "New.")]
+    await ingestion.put("a.md", "New.")
+    assert await ingestion.service.take_up_one() is False
+    assert await ingestion.rows(WHOLE) == [("ready", None, 1, "New.")]
 
 
-async def test_a_file_that_kills_whoever_reads_it_is_given_up(lab: Lab, database: Database, tmp_path: Path) -> None:
+async def test_a_file_that_kills_whoever_reads_it_is_given_up(
+    ingestion: Ingestion, database: Database, tmp_path: Path
+) -> None:
     await left_by_a_dead_process(database, tmp_path / "dying")
-    await execute(lab, "UPDATE ingest_jobs SET deaths = 2")
-    assert await lab.service.take_up_one() is True
-    assert await lab.rows("SELECT status, error FROM documents") == [("failed", "internal")]
-    assert await lab.rows("SELECT count(*) FROM ingest_jobs") == [(0,)]
+    await execute(ingestion, "UPDATE ingest_jobs SET deaths = 2")
+    assert await ingestion.service.take_up_one() is True
+    assert await ingestion.rows("SELECT status, error FROM documents") == [("failed", "internal")]
+    assert await ingestion.rows("SELECT count(*) FROM ingest_jobs") == [(0,)]
 
 
 async def test_a_file_whose_bytes_cannot_be_fetched_leaves_nothing_on_disk(
-    lab: Lab, database: Database, tmp_path: Path
+    ingestion: Ingestion, database: Database, tmp_path: Path
 ) -> None:
     await left_by_a_dead_process(database, tmp_path / "dying")
-    await execute(lab, "ALTER TABLE ingest_pieces RENAME TO elsewhere")
-    assert await lab.service.take_up_one() is True
-    assert await lab.rows("SELECT status, error FROM documents") == [("failed", "index_failed")]
-    assert lab.staged() == []
+    await execute(ingestion, "ALTER TABLE ingest_pieces RENAME TO elsewhere")
+    assert await ingestion.service.take_up_one() is True
+    assert await ingestion.rows("SELECT status, error FROM documents") == [("failed", "index_failed")]
+    assert ingestion.staged() == []
 
 
 async def test_files_that_only_waited_are_not_blamed_for_the_death(
-    lab: Lab, database: Database, tmp_path: Path
+    ingestion: Ingestion, database: Database, tmp_path: Path
 ) -> None:
     await left_by_a_dead_process(database, tmp_path / "dying")
-    await execute(lab, "UPDATE ingest_jobs SET deaths = 2")
-    await execute(lab, "UPDATE documents SET stages = stages - 'parse' - 'embed'")
-    await lab.take_up_all()
-    assert await lab.rows(WHOLE) == [("ready", None, 1, "Text.")]
+    await execute(ingestion, "UPDATE ingest_jobs SET deaths = 2")
+    await execute(ingestion, "UPDATE documents SET stages = stages - 'parse' - 'embed'")
+    await ingestion.take_up_all()
+    assert await ingestion.rows(WHOLE) == [("ready", None, 1, "Text.")]
 
 
 async def test_what_was_written_before_its_process_died_is_not_written_again(
-    lab: Lab, database: Database, tmp_path: Path
+    ingestion: Ingestion, database: Database, tmp_path: Path
 ) -> None:
     await left_by_a_dead_process(database, tmp_path / "dying")
-    uid = (await lab.rows("SELECT document_uid FROM ingest_jobs"))[0][0]
-    await execute(lab, "CREATE TABLE kept AS SELECT * FROM ingest_jobs")
-    await lab.take_up_all()
-    await execute(lab, "INSERT INTO ingest_jobs SELECT * FROM kept")
-    await execute(lab, """UPDATE documents SET stages = jsonb_set(stages, '{index,status}', '"running"')""")
+    uid = (await ingestion.rows("SELECT document_uid FROM ingest_jobs"))[0][0]
+    await execute(ingestion, "CREATE TABLE kept AS SELECT * FROM ingest_jobs")
+    await ingestion.take_up_all()
+    await execute(ingestion, "INSERT INTO ingest_jobs SELECT * FROM kept")
+    await execute(ingestion, """UPDATE documents SET stages = jsonb_set(stages, '{index,status}', '"running"')""")
     async with running(database, tmp_path / "later") as later:
         await later.take_up_all()
         assert later.embedder.texts == []
@@ -156,20 +162,20 @@ async def test_what_was_written_before_its_process_died_is_not_written_again(
         assert {stage["status"] for stage in document["stages"].values()} == {"done"}
 
 
-async def test_the_same_bytes_again_count_while_another_version_is_on_its_way(lab: Lab) -> None:
-    await lab.put("a.md", "One.")
-    lab.embedder.hold.clear()
-    lab.embedder.entered.clear()
+async def test_the_same_bytes_again_count_while_another_version_is_on_its_way(ingestion: Ingestion) -> None:
+    await ingestion.put("a.md", "One.")
+    ingestion.embedder.hold.clear()
+    ingestion.embedder.entered.clear()
     async with asyncio.TaskGroup() as group:
-        second = group.create_task(lab.upload(("a.md", b"Two.")))
-        await lab.embedder.entered.wait()
-        lab.embedder.entered.clear()
-        third = group.create_task(lab.upload(("a.md", b"One.")))
-        await lab.embedder.entered.wait()
-        lab.embedder.hold.set()
+        second = group.create_task(ingestion.upload(("a.md", b"Two.")))
+        await ingestion.embedder.entered.wait()
+        ingestion.embedder.entered.clear()
+        third = group.create_task(ingestion.upload(("a.md", b"One.")))
+        await ingestion.embedder.entered.wait()
+        ingestion.embedder.hold.set()
     assert ends(second.result()) == [("a.md", "error", "superseded")]
     assert ends(third.result()) == [("a.md", "success", None)]
-    assert await lab.rows("SELECT content FROM chunks") == [("One.",)]
+    assert await ingestion.rows("SELECT content FROM chunks") == [("One.",)]
 
 
 class DeletesFirst:
@@ -192,14 +198,14 @@ class DeletesFirst:
 async def test_what_is_deleted_in_the_moment_of_its_writing_does_not_come_back(
     database: Database, tmp_path: Path
 ) -> None:
-    async with running(database, tmp_path / "staging", wrapped=DeletesFirst) as lab:
-        assert ends(await lab.upload(("a.md", b"Text."))) == [("a.md", "error", "superseded")]
-        assert await lab.rows("SELECT count(*) FROM documents") == [(0,)]
+    async with running(database, tmp_path / "staging", wrapped=DeletesFirst) as ingestion:
+        assert ends(await ingestion.upload(("a.md", b"Text."))) == [("a.md", "error", "superseded")]
+        assert await ingestion.rows("SELECT count(*) FROM documents") == [(0,)]
 
 
-async def test_an_upload_tells_its_figures(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_upload_tells_its_figures(ingestion: Ingestion, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "knowledge_flow_backend.ingest.progress")
-    done = (await lab.upload(("a.md", b"Text."), ("b.md", b"More."), ("c.png", b"x")))[-1]
+    done = (await ingestion.upload(("a.md", b"Text."), ("b.md", b"More."), ("c.png", b"x")))[-1]
     assert (done["bytes"], done["chunks"], done["total"]) == (10, 2, 3)
     assert set(done["stages"]) == {"store", "parse", "embed", "index"}
     assert all(spent > 0 for spent in done["stages"].values())

@@ -8,7 +8,7 @@ import pytest
 from knowledge_flow_backend.errors import BadRequest, MissingFilename, TooLarge
 from knowledge_flow_backend.ingest.receive import Upload, UploadLimits, receive
 from knowledge_flow_backend.ingest.staging import PREFIX, Staging
-from tests.knowledge_flow_backend.ingest.lab import BASE, LIMITS, Lab
+from tests.knowledge_flow_backend.ingest.ingestion import BASE, LIMITS, Ingestion
 
 BOUNDARY = "a-boundary"
 TYPE = f"multipart/form-data; boundary={BOUNDARY}"
@@ -163,9 +163,9 @@ async def test_staging_removes_what_killed_processes_left_and_nothing_of_living_
     assert not folder.path.parent.exists()
 
 
-async def test_an_upload_that_is_too_large_is_answered_while_it_is_sent(lab: Lab) -> None:
+async def test_an_upload_that_is_too_large_is_answered_while_it_is_sent(ingestion: Ingestion) -> None:
     """The client sends for as long as it can: what the service takes is bounded, and it says why."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", lab.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", ingestion.port)
     head = (
         f"POST {BASE}/upload-process-documents HTTP/1.1\r\nHost: x\r\nContent-Type: {TYPE}\r\n"
         "Transfer-Encoding: chunked\r\n\r\n"
@@ -184,16 +184,16 @@ async def test_an_upload_that_is_too_large_is_answered_while_it_is_sent(lab: Lab
             await writer.drain()
     assert (await answer).startswith(b"HTTP/1.1 413")
     writer.close()
-    assert lab.staged() == []
+    assert ingestion.staged() == []
 
 
-async def test_a_client_that_reads_late_still_learns_that_it_was_too_large(lab: Lab) -> None:
-    lines = await lab.upload(("a.md", bytes(3 * LIMITS.file_bytes)), status=413)
+async def test_a_client_that_reads_late_still_learns_that_it_was_too_large(ingestion: Ingestion) -> None:
+    lines = await ingestion.upload(("a.md", bytes(3 * LIMITS.file_bytes)), status=413)
     assert lines[0]["detail"]["code"] == "too_large"
 
 
-async def test_a_declared_length_above_the_limit_is_refused_at_once(lab: Lab) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", lab.port)
+async def test_a_declared_length_above_the_limit_is_refused_at_once(ingestion: Ingestion) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", ingestion.port)
     head = (
         f"POST {BASE}/upload-process-documents HTTP/1.1\r\nHost: x\r\nContent-Type: {TYPE}\r\nContent-Length: {10**9}"
     )
@@ -202,30 +202,32 @@ async def test_a_declared_length_above_the_limit_is_refused_at_once(lab: Lab) ->
     writer.close()
 
 
-async def test_broken_bodies_do_not_fill_the_log(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+async def test_broken_bodies_do_not_fill_the_log(ingestion: Ingestion, caplog: pytest.LogCaptureFixture) -> None:
     for body in (b"no form", b"--a-boundary\r\nContent-\x01: x\r\n\r\nx", file_part("a.md", b"cut")):
         headers = {"Content-Type": TYPE}
-        answer = await lab.call("POST", "/upload-process-documents", data=body, headers=headers, status=422)
+        answer = await ingestion.call("POST", "/upload-process-documents", data=body, headers=headers, status=422)
         assert answer["detail"]["code"] == "bad_request"
     assert [record for record in caplog.records if record.levelname != "INFO"] == []
 
 
-async def test_a_client_that_hangs_up_in_the_middle_leaves_nothing(lab: Lab) -> None:
-    _, writer = await asyncio.open_connection("127.0.0.1", lab.port)
+async def test_a_client_that_hangs_up_in_the_middle_leaves_nothing(ingestion: Ingestion) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", ingestion.port)
     head = f"POST {BASE}/upload-process-documents HTTP/1.1\r\nHost: x\r\nContent-Type: {TYPE}\r\nContent-Length: 90000"
     writer.write(f"{head}\r\n\r\n".encode() + file_part("a.md", bytes(1000)))
     await writer.drain()
     writer.close()
     await writer.wait_closed()
     # Served after the other has ended: uploads leave nothing either way.
-    assert (await lab.upload(("b.md", b"Fine.")))[-1]["status"] == "success"
-    documents = await lab.call("POST", "/documents/browse", json={})
+    assert (await ingestion.upload(("b.md", b"Fine.")))[-1]["status"] == "success"
+    documents = await ingestion.call("POST", "/documents/browse", json={})
     assert [document["file_name"] for document in documents["documents"]] == ["b.md"]
 
 
 @pytest.mark.parametrize("tags", ['{"tags": "x"}', '{"tags": [1]}', '{"tags": [""]}', '{"source_tag": 1}', "[]"])
-async def test_metadata_of_another_shape_is_refused(lab: Lab, tags: str) -> None:
+async def test_metadata_of_another_shape_is_refused(ingestion: Ingestion, tags: str) -> None:
     body = file_part("a.md", b"x") + part('Content-Disposition: form-data; name="metadata_json"', tags.encode()) + END
-    answer = await lab.call("POST", "/upload-process-documents", data=body, headers={"Content-Type": TYPE}, status=422)
+    answer = await ingestion.call(
+        "POST", "/upload-process-documents", data=body, headers={"Content-Type": TYPE}, status=422
+    )
     assert answer["detail"]["code"] == "bad_request"
-    assert lab.staged() == []
+    assert ingestion.staged() == []

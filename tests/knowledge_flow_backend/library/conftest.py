@@ -1,5 +1,5 @@
-"""The same lab as ingestion's: a library is filled by uploads."""
+"""The same service as ingestion's tests have: a library is filled by uploads."""
 
-from tests.knowledge_flow_backend.ingest.conftest import lab
+from tests.knowledge_flow_backend.ingest.conftest import ingestion
 
-__all__ = ["lab"]
+__all__ = ["ingestion"]

@@ -25,7 +25,7 @@ async def no_drain() -> None:
 
 
 @dataclass
-class Lab:
+class SocketApp:
     """An ASGI application. `seen` gets what happened, in order; `release` lets the waiting handlers go on."""
 
     seen: "queue.Queue[tuple[Any, ...]]" = field(default_factory=queue.Queue)
@@ -161,16 +161,16 @@ class Running:
         """The address of its sockets."""
         return f"ws://127.0.0.1:{self.port}"
 
-    def on_loop(self, lab: Lab, question: Callable[[], Any]) -> Any:
+    def on_loop(self, socket_app: SocketApp, question: Callable[[], Any]) -> Any:
         """The answer to a question about the server's own state, asked on its loop."""
 
         async def ask() -> Any:
             return question()
 
-        assert lab.loop is not None
-        return asyncio.run_coroutine_threadsafe(ask(), lab.loop).result(WAIT_S)
+        assert socket_app.loop is not None
+        return asyncio.run_coroutine_threadsafe(ask(), socket_app.loop).result(WAIT_S)
 
-    def until(self, lab: Lab, question: Callable[[], bool]) -> None:
+    def until(self, socket_app: SocketApp, question: Callable[[], bool]) -> None:
         """Return once the answer is yes."""
 
         async def ask() -> None:
@@ -178,8 +178,8 @@ class Running:
                 while not question():  # noqa: ASYNC110 - uvicorn's own state has no event
                     await asyncio.sleep(0.02)
 
-        assert lab.loop is not None
-        asyncio.run_coroutine_threadsafe(ask(), lab.loop).result(WAIT_S + 1)
+        assert socket_app.loop is not None
+        asyncio.run_coroutine_threadsafe(ask(), socket_app.loop).result(WAIT_S + 1)
 
     def join(self) -> None:
         """Wait for its end."""

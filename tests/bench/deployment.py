@@ -1,4 +1,4 @@
-"""The stage of the comparing benches: who runs on which core, what a process has used, and the servers themselves.
+"""The deployment of the comparing benches: who runs on which core, what a process has used, and the servers themselves.
 
 The service under test has the first core to itself; model, Postgres and the load share the others. Everything listens
 on free loopback ports and is stopped by the process in hand.
@@ -55,7 +55,7 @@ class Server:
         return replace(self, target=replace(self.target, native=False))
 
 
-class Rig:
+class Deployment:
     """Postgres, the mock model, and servers beside them. Closed with the `ExitStack` it is given."""
 
     def __init__(self, stack: ExitStack) -> None:
@@ -82,7 +82,7 @@ class Rig:
         return self.postgres.dsn_of(name)
 
     def start(self, module: str, *arguments: str, ready: str, environment: dict[str, str]) -> ModuleProcess:
-        """A server on the core of services, once it answers at `ready`; stopped with the rig."""
+        """A server on the core of services, once it answers at `ready`; stopped with the deployment."""
         with pinned_to(self.service_cores):
             return self.start_beside(module, *arguments, ready=ready, environment=environment)
 
@@ -133,12 +133,12 @@ class Rig:
 
 
 @contextmanager
-def rig() -> Iterator[Rig]:
-    """A rig, whose bench runs beside the model; everything ends with the block."""
+def deployed() -> Iterator[Deployment]:
+    """A deployment, whose bench runs beside the model; everything ends with the block."""
     with ExitStack() as stack:
-        built = Rig(stack)
-        with pinned_to(built.other_cores):
-            yield built
+        deployment = Deployment(stack)
+        with pinned_to(deployment.other_cores):
+            yield deployment
 
 
 def cpu_s(pid: int) -> float:

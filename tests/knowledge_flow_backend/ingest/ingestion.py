@@ -79,7 +79,7 @@ class HashingEmbedder:
 
 
 @dataclass(slots=True, kw_only=True)
-class Lab:
+class Ingestion:
     """A running service and a client of it. `user` of a request comes from the header X-User, admin without it."""
 
     port: int
@@ -151,7 +151,7 @@ async def running(
     timeout_s: float = 60.0,
     wrapped: Callable[[IndexWriter], IndexWriter] = lambda writer: writer,
     raw_piece_bytes: int = RAW_PIECE_BYTES,
-) -> AsyncIterator[Lab]:
+) -> AsyncIterator[Ingestion]:
     """The service on a free port; everything is closed in reverse. `wrapped` puts something around its writer."""
     async with AsyncExitStack() as stack:
         registry = CollectorRegistry()
@@ -189,7 +189,7 @@ async def running(
         app.include_router(library_router.build_router(lambda: library, identify), prefix=BASE)
         port = await stack.enter_async_context(_served(app))
         http = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
-        yield Lab(
+        yield Ingestion(
             port=port,
             http=http,
             database=database,

@@ -58,7 +58,7 @@ SHORT = Size(short=True, slack=5.0, sessions=60, rate=60.0)
 FULL = Size(short=False, slack=1.0, sessions=150, rate=60.0)
 
 
-class World:
+class Deployment:
     """A context manager. Processes are made by one thread that lives as long as it: they die with their maker."""
 
     def __init__(self, seed: int) -> None:
@@ -66,7 +66,7 @@ class World:
         self._stack = ExitStack()
         self._hands = ThreadPoolExecutor(1, "hands")
 
-    def __enter__(self) -> "World":
+    def __enter__(self) -> "Deployment":
         with ExitStack() as stack:
             stack.callback(self._hands.shutdown)
             self.directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="turnwise-chaos-")))
@@ -187,7 +187,7 @@ class Service:
 
     def __init__(
         self,
-        world: World,
+        deployment: Deployment,
         database: Database,
         *,
         model: str = QUICK,
@@ -197,24 +197,24 @@ class Service:
         module: str = "agentic_backend",
         **sections: Any,
     ) -> None:
-        self.world = world
+        self.deployment = deployment
         self._module = module
         self.database = database
         self.address = Address(free_port(), token)
         self.metrics_port = free_port()
-        self.spool = world.directory / f"spool-{secrets.token_hex(4)}"
+        self.spool = deployment.directory / f"spool-{secrets.token_hex(4)}"
         self.outputs: list[str] = []
         settings = merge(self._settings(model, direct=direct), sections)
         self.ack: str = settings["persistence"]["ack"]
-        self.file = world.directory / f"{self.address.port}.yaml"
+        self.file = deployment.directory / f"{self.address.port}.yaml"
         self.file.write_text(yaml.safe_dump(settings))
         self._env = {"CONFIG_FILE": str(self.file), **_CLEAN, **(env or {})}
         self._process: ModuleProcess | None = None
 
     def _settings(self, model: str, *, direct: bool) -> dict[str, Any]:
-        world = self.world
-        port = world.postgres.port if direct else world.to_postgres.port
-        model_url = world.model_url if direct else f"http://127.0.0.1:{world.to_model.port}"
+        deployment = self.deployment
+        port = deployment.postgres.port if direct else deployment.to_postgres.port
+        model_url = deployment.model_url if direct else f"http://127.0.0.1:{deployment.to_model.port}"
         return {
             "app": {
                 "port": self.address.port,
@@ -262,7 +262,7 @@ class Service:
             self.outputs.append(self._process.output)
         process = ModuleProcess(self._module, env=self._env, traceback_allowed=True)
         self._process = process
-        await self.world.do(process.__enter__)
+        await self.deployment.do(process.__enter__)
         if path is not None:
             await self.answers(path)
 
@@ -390,7 +390,7 @@ class Stage:
 
 @asynccontextmanager
 async def stage(
-    world: World,
+    deployment: Deployment,
     name: str,
     habits: Habits,
     *,
@@ -400,10 +400,10 @@ async def stage(
     **sections: Any,
 ) -> AsyncIterator[Stage]:
     """A service on a database of its own, with clients; all of it is gone after the block, and faults are undone."""
-    database = await world.database() if service is None else service.database
-    running = service or Service(world, database, **sections)
+    database = await deployment.database() if service is None else service.database
+    running = service or Service(deployment, database, **sections)
     ledger = Ledger()
-    draw = world.draw(name)
+    draw = deployment.draw(name)
     try:
         if not running.running:
             await running.start()
@@ -412,10 +412,10 @@ async def stage(
             async with crowd(running.address, ledger, habits, draw, ids, on_frame) as clients:
                 yield Stage(running, clients, ledger, http)
     finally:
-        await world.normal()
+        await deployment.normal()
         if service is None:
             await running.close()
-            await world.drop(database)
+            await deployment.drop(database)
 
 
 def merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -431,4 +431,4 @@ def merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-__all__ = ["BASE", "FULL", "QUICK", "SHORT", "Database", "Service", "Size", "Stage", "World", "merge", "stage"]
+__all__ = ["BASE", "FULL", "QUICK", "SHORT", "Database", "Deployment", "Service", "Size", "Stage", "merge", "stage"]

@@ -146,7 +146,7 @@ class Answer:
 
 
 @dataclass(slots=True)
-class World:
+class FilledService:
     """The running service, and which ids it gave to what."""
 
     service: RunningKnowledgeFlow
@@ -214,51 +214,51 @@ def ids(known: Mapping[str, str], names: Iterable[str] | None) -> list[str] | No
 
 
 @asynccontextmanager
-async def world_on(start: StartKnowledgeFlow, storage: dict[str, Any]) -> AsyncIterator[World]:
+async def filled_service_on(start: StartKnowledgeFlow, storage: dict[str, Any]) -> AsyncIterator[FilledService]:
     """Start the service, and let everybody make their libraries and upload their documents, all over its routes."""
     async with start(security=SECURITY, storage=storage) as service:
-        world = World(service)
-        await _fill(world)
-        yield world
+        filled_service = FilledService(service)
+        await _fill(filled_service)
+        yield filled_service
 
 
-async def _fill(world: World) -> None:
+async def _fill(filled_service: FilledService) -> None:
     for name, library in LIBRARIES.items():
         body = {"name": f"name-of-{name}-", "path": "shelf"}
-        tag = (await world.done(library.owner, "POST", "/tags", json=body))["id"]
+        tag = (await filled_service.done(library.owner, "POST", "/tags", json=body))["id"]
         readers = {"everyone": library.everyone, "users": library.users, "groups": library.groups}
-        await world.done(library.owner, "PUT", f"/tags/{tag}/access", json=readers)
-        world.libraries[name] = tag
-    await asyncio.gather(*(_put(world, name, document) for name, document in DOCUMENTS.items()))
+        await filled_service.done(library.owner, "PUT", f"/tags/{tag}/access", json=readers)
+        filled_service.libraries[name] = tag
+    await asyncio.gather(*(_put(filled_service, name, document) for name, document in DOCUMENTS.items()))
 
 
-async def _put(world: World, name: str, document: DocumentOf) -> None:
-    uid = await (_uploaded if document.session is None else _attached)(world, name, document)
-    world.documents[name] = uid
-    chunks = await world.done(document.owner, "GET", f"/documents/{uid}/chunks")
-    world.passages[name] = chunks[0]["chunk_uid"]
+async def _put(filled_service: FilledService, name: str, document: DocumentOf) -> None:
+    uid = await (_uploaded if document.session is None else _attached)(filled_service, name, document)
+    filled_service.documents[name] = uid
+    chunks = await filled_service.done(document.owner, "GET", f"/documents/{uid}/chunks")
+    filled_service.passages[name] = chunks[0]["chunk_uid"]
     if not document.retrievable:
-        await world.done(document.owner, "PUT", f"/document/metadata/{uid}?retrievable=false")
+        await filled_service.done(document.owner, "PUT", f"/document/metadata/{uid}?retrievable=false")
 
 
-async def upload(world: World, name: str, document: DocumentOf, *, more: str = "") -> Answer:
+async def upload(filled_service: FilledService, name: str, document: DocumentOf, *, more: str = "") -> Answer:
     """Ingest a document into its libraries; `more` stands at its end."""
     form = _form(name, more=more)
-    form.add_field("metadata_json", json.dumps({"tags": ids(world.libraries, document.libraries)}))
-    return await world.ask(document.owner, "POST", "/upload-process-documents", data=form)
+    form.add_field("metadata_json", json.dumps({"tags": ids(filled_service.libraries, document.libraries)}))
+    return await filled_service.ask(document.owner, "POST", "/upload-process-documents", data=form)
 
 
-async def _uploaded(world: World, name: str, document: DocumentOf) -> str:
-    answer = await upload(world, name, document)
+async def _uploaded(filled_service: FilledService, name: str, document: DocumentOf) -> str:
+    answer = await upload(filled_service, name, document)
     (end,) = [line for line in map(json.loads, answer.body.splitlines()) if line["step"] == "finished"]
     assert end["status"] == "success", end
     return str(end["document_uid"])
 
 
-async def _attached(world: World, name: str, document: DocumentOf) -> str:
+async def _attached(filled_service: FilledService, name: str, document: DocumentOf) -> str:
     form = _form(name, "file")
     form.add_field("session_id", document.session)
-    return str((await world.done(document.owner, "POST", "/fast/ingest", data=form))["document_uid"])
+    return str((await filled_service.done(document.owner, "POST", "/fast/ingest", data=form))["document_uid"])
 
 
 def _form(name: str, part: str = "files", *, more: str = "") -> aiohttp.FormData:

@@ -18,10 +18,10 @@ ROOT = Path(__file__).parents[2]
 
 
 @dataclass
-class Lab:
+class ScriptedService:
     """What the service was asked, and how it answers: `behave` gets each ask with its number (from 0)."""
 
-    behave: "Callable[[Lab, Exchange], Awaitable[None]]"
+    behave: "Callable[[ScriptedService, Exchange], Awaitable[None]]"
     create_status: int = 200
     refusal: object = ""
     """What a refused creation says."""
@@ -92,7 +92,7 @@ class Exchange:
             transport.close()
 
 
-async def answer(service: Lab, exchange: Exchange) -> None:
+async def answer(service: ScriptedService, exchange: Exchange) -> None:
     """A good turn in the protocol of the socket: two deltas, or one message."""
     told = {} if exchange.total_ms is None else {"extras": {"total_ms": exchange.total_ms}}
     messages = [exchange.message("user", exchange.ask["message"]), exchange.message("assistant", "Hello back", **told)]
@@ -111,9 +111,11 @@ async def answer(service: Lab, exchange: Exchange) -> None:
 
 
 @asynccontextmanager
-async def lab(behave: Callable[[Lab, Exchange], Awaitable[None]] = answer, **options: Any) -> AsyncIterator[Lab]:
+async def scripted_service(
+    behave: Callable[[ScriptedService, Exchange], Awaitable[None]] = answer, **options: Any
+) -> AsyncIterator[ScriptedService]:
     """The service on a free loopback port."""
-    state = Lab(behave, **options)
+    state = ScriptedService(behave, **options)
     app = web.Application()
     app.add_routes(
         [
@@ -137,7 +139,7 @@ async def lab(behave: Callable[[Lab, Exchange], Awaitable[None]] = answer, **opt
         await runner.cleanup()
 
 
-async def _create(state: Lab, request: web.Request) -> web.Response:
+async def _create(state: ScriptedService, request: web.Request) -> web.Response:
     if state.create_status != 200:
         return web.json_response(state.refusal, status=state.create_status)
     if state.creating is not None:
@@ -147,33 +149,33 @@ async def _create(state: Lab, request: web.Request) -> web.Response:
     return web.json_response({"id": state.created[-1]})
 
 
-async def _delete(state: Lab, request: web.Request) -> web.Response:
+async def _delete(state: ScriptedService, request: web.Request) -> web.Response:
     state.deleted.append(request.match_info["id"])
     return web.json_response(True)
 
 
-async def _history(state: Lab, request: web.Request) -> web.Response:
+async def _history(state: ScriptedService, request: web.Request) -> web.Response:
     return web.json_response(state.kept.get(request.match_info["id"], []))
 
 
-async def _verdict(state: Lab, request: web.Request) -> web.Response:
+async def _verdict(state: ScriptedService, request: web.Request) -> web.Response:
     if isinstance(state.verdict, dict):
         window_s = float(request.query.get("window_s", "60"))
         return web.json_response({**state.verdict, "window_s": window_s, "turns": len(state.served_ms)})
     return web.Response(status=state.verdict or 404)
 
 
-async def _metrics(state: Lab, _: web.Request) -> web.Response:
+async def _metrics(state: ScriptedService, _: web.Request) -> web.Response:
     return web.Response(status=404) if state.metrics is None else web.Response(text=state.metrics())
 
 
-async def _distributions(state: Lab, _: web.Request) -> web.Response:
+async def _distributions(state: ScriptedService, _: web.Request) -> web.Response:
     if state.distributions is None:
         return web.Response(status=404)
     return web.json_response({"unit": "ms", "started": 1.0, "distributions": state.distributions()})
 
 
-async def _socket(state: Lab, request: web.Request) -> web.WebSocketResponse:
+async def _socket(state: ScriptedService, request: web.Request) -> web.WebSocketResponse:
     socket = web.WebSocketResponse(protocols=state.protocols, compress=False)
     await socket.prepare(request)
     state.sockets += 1
