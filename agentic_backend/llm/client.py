@@ -38,13 +38,24 @@ class CompletionsClient:
     """Chat completions of one endpoint. Raises the `TurnFailed` family of `agentic_backend.errors` and nothing else.
 
     Has the methods of the OpenAI SDK's `chat.completions` that langchain-openai uses. The session is shared with
-    other endpoints and not closed here. The API key is in no attribute that `repr` shows.
+    other endpoints and not closed here. The API key is in no attribute that `repr` shows. `clock` (monotonic, seconds)
+    times calls, retries and the circuit breaker; `sleep` is how a retry is waited for.
     """
 
-    def __init__(self, session: aiohttp.ClientSession, endpoint: Endpoint, observer: LlmObserver) -> None:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        endpoint: Endpoint,
+        observer: LlmObserver,
+        *,
+        clock: Callable[[], float] = perf_counter,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self.endpoint = endpoint
         self.observer = observer
-        self.breaker = Breaker(perf_counter, _circuit_open)
+        self.clock = clock
+        self.breaker = Breaker(clock, _circuit_open)
+        self._sleep = sleep
         self._session = session
         self._url = URL(endpoint.base_url.rstrip("/") + "/chat/completions")
         self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
@@ -85,18 +96,18 @@ class CompletionsClient:
     async def retrying(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Make attempts until one succeeds, fails for good, or the retry budget is used up (`AttemptFailed`)."""
         policy = self.endpoint.retries
-        started = perf_counter()
+        started = self.clock()
         retries = 0
         while True:
             try:
                 return await attempt()
             except AttemptFailed as failure:
                 delay_s = policy.delay_s(retries, failure.error.retry_after_s)
-                late = perf_counter() - started + delay_s > policy.budget_s
+                late = self.clock() - started + delay_s > policy.budget_s
                 if not failure.retry or retries >= policy.max_retries or late:
                     raise
             retries += 1
-            await asyncio.sleep(delay_s)
+            await self._sleep(delay_s)
 
     def begun(self, seconds: float) -> None:
         """Account for the first token of a stream. A probe has shown enough then: its end may be minutes away."""
@@ -123,14 +134,14 @@ class CompletionsClient:
 
     def say(self, failure: AttemptFailed) -> TurnFailed:
         """Log a failed call, at most once a second and cause, and return the error to raise for it."""
-        now = perf_counter()
+        now = self.clock()
         if now - self._said.get(failure.cause, -1.0) >= 1.0:
             self._said[failure.cause] = now
             logger.warning("model %s failed: %s: %s", self.endpoint.model, failure.cause, str(failure.error))
         return failure.take()
 
     async def _complete(self, body: bytes) -> dict[str, Any]:
-        started = perf_counter()
+        started = self.clock()
         error: BaseException | None = TurnFailed("unfinished")
         answer: dict[str, Any] = {}
         self.breaker.admit()
@@ -149,7 +160,7 @@ class CompletionsClient:
             error = cancelled
             raise
         finally:
-            self.settle(error, perf_counter() - started, wire.usage_of(answer))
+            self.settle(error, self.clock() - started, wire.usage_of(answer))
             del error  # its traceback holds this frame
 
     async def _whole(self, body: bytes) -> dict[str, Any]:
@@ -232,13 +243,14 @@ class CompletionStream:
         self._room = self._endpoint.max_answer_chars
 
     async def _run(self) -> AsyncGenerator[wire.Chunk]:
-        started = perf_counter()
+        clock = self._client.clock
+        started = clock()
         # What stands here at the end is what the call is counted as: a failure of our own included.
         error: BaseException | None = TurnFailed("unfinished")
         self._client.breaker.admit()
         try:
             response, chunks = await self._begin()
-            self._client.begun(perf_counter() - started)
+            self._client.begun(clock() - started)
             while True:
                 for chunk in chunks:
                     yield chunk
@@ -255,7 +267,7 @@ class CompletionStream:
             raise
         finally:
             self._close()
-            self._client.settle(error, perf_counter() - started, self._usage)
+            self._client.settle(error, clock() - started, self._usage)
             del error  # its traceback holds this frame
 
     async def _begin(self) -> tuple[aiohttp.ClientResponse, list[wire.Chunk]]:

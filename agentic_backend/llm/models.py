@@ -1,6 +1,7 @@
 """The chat models of a process: one per endpoint, all over one HTTP session."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
@@ -69,9 +70,13 @@ class ModelPool:
         observer: LlmObserver | None = None,
         *,
         pool_wait: Callable[[float], None] | None = None,
+        clock: Callable[[], float] = perf_counter,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`pool_wait` is told the seconds of each wait for a free connection."""
+        """`pool_wait` is told the seconds of each wait for a free connection; `clock` and `sleep` are the clients'."""
         limits = connections or Connections()
+        self._clock = clock
+        self._sleep = sleep
         self._observer = observer or Unobserved()
         self._models: dict[Endpoint, StreamingChatModel] = {}
         self._session = aiohttp.ClientSession(
@@ -96,7 +101,7 @@ class ModelPool:
         """The model of the endpoint, made on first use."""
         model = self._models.get(endpoint)
         if model is None:
-            client = CompletionsClient(self._session, endpoint, self._observer)
+            client = CompletionsClient(self._session, endpoint, self._observer, clock=self._clock, sleep=self._sleep)
             model = self._models[endpoint] = chat_openai(client)
         return model
 

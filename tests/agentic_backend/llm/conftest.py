@@ -3,6 +3,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agentic_backend.llm import CallStatus, ModelPool
+from tests.support.clock import Clock
 
 
 class Watched:
@@ -33,5 +34,18 @@ def watched() -> Watched:
 @pytest.fixture
 async def pool(watched: Watched) -> AsyncIterator[ModelPool]:
     pool = ModelPool(observer=watched)
+    yield pool
+    await pool.aclose()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+async def clocked_pool(clock: Clock) -> AsyncIterator[ModelPool]:
+    """Models whose retries and circuit breakers go by the test's clock."""
+    pool = ModelPool(clock=clock, sleep=clock.sleep)
     yield pool
     await pool.aclose()

@@ -18,25 +18,22 @@ from tests.agentic_backend.llm.scripted import (
     streams,
     token,
 )
+from tests.support.clock import Clock
 
 GOOD = streams(token("Hello"), finish(), DONE)
 
 
-async def about_to_probe(pool: ModelPool, base_url: str, monkeypatch: pytest.MonkeyPatch) -> StreamingChatModel:
+async def about_to_probe(clocked_pool: ModelPool, base_url: str, clock: Clock) -> StreamingChatModel:
     """A model whose circuit five failures opened, and whose pause is over: its next call is the probe."""
-    now = 1000.0
-    model = pool.chat_model(Endpoint(base_url, "m", retries=Retries(max_retries=0)))
-    monkeypatch.setattr(model.async_client.breaker, "_clock", lambda: now)
+    model = clocked_pool.chat_model(Endpoint(base_url, "m", retries=Retries(max_retries=0)))
     for _ in range(5):
         with pytest.raises(LlmUnavailable):
             await model.ainvoke("Hi")
-    now += 5
+    clock.now += 5
     return model
 
 
-async def test_the_first_token_of_a_probe_lets_the_others_through(
-    pool: ModelPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_first_token_of_a_probe_lets_the_others_through(clocked_pool: ModelPool, clock: Clock) -> None:
     """An answer takes a minute: who asks in that minute must not be told that the model is unavailable."""
     go_on = asyncio.Event()
 
@@ -47,7 +44,7 @@ async def test_the_first_token_of_a_probe_lets_the_others_through(
         await write(token("lo") + finish() + DONE)
 
     async with scripted(*[status(500)] * 5, long_answer, GOOD) as server:
-        model = await about_to_probe(pool, server.base_url, monkeypatch)
+        model = await about_to_probe(clocked_pool, server.base_url, clock)
         probe = model.astream("Hi")
         assert (await anext(probe)).content == "Hel"
         assert (await model.ainvoke("Hi")).content == "Hello"
@@ -56,9 +53,7 @@ async def test_the_first_token_of_a_probe_lets_the_others_through(
         assert len(server.requests) == 7
 
 
-async def test_until_a_probe_has_a_token_the_others_fail_at_once(
-    pool: ModelPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_until_a_probe_has_a_token_the_others_fail_at_once(clocked_pool: ModelPool, clock: Clock) -> None:
     asked, go_on = asyncio.Event(), asyncio.Event()
 
     async def late(write: Write) -> None:
@@ -67,7 +62,7 @@ async def test_until_a_probe_has_a_token_the_others_fail_at_once(
         await GOOD(write)
 
     async with scripted(*[status(500)] * 5, late) as server:
-        model = await about_to_probe(pool, server.base_url, monkeypatch)
+        model = await about_to_probe(clocked_pool, server.base_url, clock)
         async with asyncio.TaskGroup() as group:
             probe = group.create_task(model.ainvoke("Hi"))
             await asked.wait()

@@ -32,6 +32,7 @@ from tests.agentic_backend.llm.scripted import (
     token,
     usage,
 )
+from tests.support.clock import Clock
 from tests.support.ports import free_port
 
 QUICK = Retries(base_s=0.001, cap_s=0.002)
@@ -131,16 +132,10 @@ async def test_a_refused_connection_is_unavailable(pool: ModelPool) -> None:
         await ask(pool, f"http://127.0.0.1:{free_port()}/v1")
 
 
-async def test_retry_after_is_waited_for(pool: ModelPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
-
-    async def no_wait(seconds: float) -> None:
-        waits.append(seconds)
-
+async def test_retry_after_is_waited_for(clocked_pool: ModelPool, clock: Clock) -> None:
     async with scripted(status(429, "Retry-After: 3"), GOOD) as model:
-        monkeypatch.setattr("agentic_backend.llm.client.asyncio.sleep", no_wait)
-        assert await ask(pool, model.base_url) == "Hello"
-    assert [round(wait) for wait in waits] == [3]
+        assert await ask(clocked_pool, model.base_url) == "Hello"
+    assert [round(wait) for wait in clock.slept] == [3]
 
 
 async def test_a_retry_after_beyond_the_budget_fails_at_once_and_is_passed_on(pool: ModelPool) -> None:
@@ -151,23 +146,13 @@ async def test_a_retry_after_beyond_the_budget_fails_at_once_and_is_passed_on(po
     assert raised.value.retry_after_s == 30
 
 
-async def test_waits_that_together_leave_the_budget_are_not_begun(
-    pool: ModelPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 1000.0
-
-    async def pass_time(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-
-    monkeypatch.setattr("agentic_backend.llm.client.perf_counter", lambda: now)
-    monkeypatch.setattr("agentic_backend.llm.client.asyncio.sleep", pass_time)
+async def test_waits_that_together_leave_the_budget_are_not_begun(clocked_pool: ModelPool, clock: Clock) -> None:
     async with scripted(status(429, "Retry-After: 6")) as model:
         with pytest.raises(LlmRateLimited) as raised:
-            await ask(pool, model.base_url)
+            await ask(clocked_pool, model.base_url)
         assert len(model.requests) == 2
     assert raised.value.retry_after_s == 6
-    assert 1006 <= now <= 1010
+    assert 6 <= sum(clock.slept) <= 10
 
 
 @pytest.mark.parametrize("code", [301, 400, 401, 404])
@@ -464,22 +449,19 @@ async def test_leaving_a_stream_early_closes_the_connection(pool: ModelPool, wat
     assert watched.requests == [("m", "cancelled")]
 
 
-async def test_a_dead_endpoint_fails_fast_until_it_is_back(pool: ModelPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
+async def test_a_dead_endpoint_fails_fast_until_it_is_back(clocked_pool: ModelPool, clock: Clock) -> None:
     async with scripted(*[status(500)] * 15, GOOD) as model:
-        client = pool.chat_model(Endpoint(model.base_url, "m", SecretStr(KEY), retries=QUICK, max_answer_chars=1000))
-        monkeypatch.setattr(client.async_client.breaker, "_clock", lambda: now)
         for _ in range(5):
             with pytest.raises(LlmUnavailable):
-                await ask(pool, model.base_url)
+                await ask(clocked_pool, model.base_url)
         assert len(model.requests) == 15
         with pytest.raises(LlmUnavailable) as raised:
-            await ask(pool, model.base_url)
+            await ask(clocked_pool, model.base_url)
         assert raised.value.retry_after_s == 5
         assert len(model.requests) == 15
-        now += 5
-        assert await ask(pool, model.base_url) == "Hello"
-        assert await ask(pool, model.base_url) == "Hello"
+        clock.now += 5
+        assert await ask(clocked_pool, model.base_url) == "Hello"
+        assert await ask(clocked_pool, model.base_url) == "Hello"
 
 
 @pytest.mark.parametrize(
