@@ -2,7 +2,7 @@
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from agentic_backend.persist.pending import Key
@@ -59,7 +59,7 @@ class _Entry:
     depth: int
     whole: bool
     exchanges: list[RememberedExchange]
-    used_at: float = field(default_factory=time.monotonic)
+    used_at: float
 
     @property
     def size(self) -> int:
@@ -69,10 +69,12 @@ class _Entry:
 class HistoryCache:
     """The last exchanges of recently used sessions within `max_bytes`, least recently used out first.
 
-    It is right only where this process writes the sessions alone. `max_bytes` 0 keeps nothing.
+    It is right only where this process writes the sessions alone. `max_bytes` 0 keeps nothing. `clock` is monotonic,
+    in seconds.
     """
 
-    def __init__(self, max_bytes: int, depth: int) -> None:
+    def __init__(self, max_bytes: int, depth: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._max_bytes = max_bytes
         self._depth = depth
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()
@@ -91,18 +93,18 @@ class HistoryCache:
             self.misses += 1
             return None
         self.hits += 1
-        entry.used_at = time.monotonic()
+        entry.used_at = self._clock()
         self._entries.move_to_end(key)
         return entry.exchanges[max(0, len(entry.exchanges) - exchanges) :]
 
     def used_within(self, key: Key, seconds: float) -> bool:
         """Whether the session is here and was used in the last `seconds`."""
         entry = self._entries.get(key)
-        return entry is not None and time.monotonic() - entry.used_at < seconds
+        return entry is not None and self._clock() - entry.used_at < seconds
 
     def begin(self, key: Key) -> None:
         """A session was created: it has no exchange yet, and what it gets will all be seen."""
-        self._put(key, _Entry(self._depth, True, []))
+        self._put(key, _Entry(self._depth, True, [], self._clock()))
 
     def load(self, key: Key, depth: int, pending: Iterable[TurnRecord]) -> Loading:
         """A read begins that will find the last `depth` exchanges, perhaps without the pending ones."""
@@ -115,7 +117,8 @@ class HistoryCache:
         known = {exchange.exchange_id for exchange in stored}
         exchanges = [*stored, *(exchange for exchange in loading.appended if exchange.exchange_id not in known)]
         if not loading.dead:
-            self._put(loading.key, _Entry(loading.depth, False, exchanges[max(0, len(exchanges) - loading.depth) :]))
+            last = exchanges[max(0, len(exchanges) - loading.depth) :]
+            self._put(loading.key, _Entry(loading.depth, False, last, self._clock()))
         return exchanges[max(0, len(exchanges) - loading.depth) :]
 
     def end(self, loading: Loading) -> None:
@@ -137,7 +140,7 @@ class HistoryCache:
             return
         kept = [*entry.exchanges, exchange]
         whole = entry.whole and len(kept) <= entry.depth
-        self._put(key, _Entry(entry.depth, whole, kept[max(0, len(kept) - entry.depth) :]))
+        self._put(key, _Entry(entry.depth, whole, kept[max(0, len(kept) - entry.depth) :], self._clock()))
 
     def forget(self, key: Key) -> None:
         """The session is deleted."""

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from agentic_backend.session.models import AskRecord, Session, TurnRecord
 from agentic_backend.settings import AgenticSettings
 from backend_kit.aio import TaskRegistry
 from backend_kit.kpi import Kpi
+from backend_kit.settings import Postgres
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +44,21 @@ _WARN_FILL = 0.8
 _READ_AT_ONCE = 200
 
 
+@dataclass(frozen=True, slots=True)
+class PersistenceRules:
+    """How long is waited for Postgres, in seconds, and how much of what waits for it is kept in memory."""
+
+    ack_s: float = 4.0
+    """A `final` that the disk did not take waits so long for its commit."""
+    commit_s: float = 5.0
+    """A delete or a change waits so long for its commit."""
+    keep_bytes: int = 16 * _MIB
+    """Bodies above it in all are let go once they are in the spool."""
+
+
+_RULES = PersistenceRules()
+
+
 class Persistence:
     """Owns the pools, the spool, the queue and the batcher; gives out the ports of the session layer.
 
@@ -50,7 +67,8 @@ class Persistence:
     say. `on_state` is told how the search for the database goes; after `refused` the service can never become ready and
     should end, and so it should when `on_taken` is told that another process has the database. `possessions` is what
     this process took at its start. Construct it on the loop: what an earlier process left in the spool is counted then,
-    and written to Postgres in the background once that is there.
+    and written to Postgres in the background once that is there. `spool` and `database` make the two places that are
+    written to; `clock` (monotonic, seconds) says how long a session has not been used here.
 
     Raises `SpoolTaken` or `SpoolUnusable`.
     """
@@ -65,33 +83,41 @@ class Persistence:
         on_state: Callable[[DatabaseState], None] | None = None,
         on_taken: Callable[[], None] = lambda: None,
         possessions: Possessions | None = None,
+        rules: PersistenceRules = _RULES,
+        spool: Callable[..., Spool] = Spool,
+        database: Callable[[Postgres, AgenticMetrics], Database] = Database,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         possessions = possessions or Possessions()
         chosen = settings.persistence
         many = chosen.replicas == "many"
         self.state = DatabaseState("connecting")
-        self.database = Database(settings.storage.postgres, metrics)
+        self.database = database(settings.storage.postgres, metrics)
         claim = possessions.database
         self.owner = Owner(settings.storage.postgres, shared=many, on_taken=on_taken, claim=claim)
         self.spool: Spool | None = None
         if chosen.ack == "spool":
             on_commit = metrics.spool_commit.observe
-            self.spool = Spool(Path(chosen.spool_dir), on_commit, lock=possessions.spool, vigil=tasks.vigil)
+            self.spool = spool(Path(chosen.spool_dir), on_commit, lock=possessions.spool, vigil=tasks.vigil)
             self.spool.start()
-        self.pending = Pending(None if self.spool is None else self.spool.read)
+        self.pending = Pending(None if self.spool is None else self.spool.read, keep_bytes=rules.keep_bytes)
         # Another instance writes where sessions are shared: what is remembered here would be old.
         cache_mb = 0 if many else settings.history.cache_mb
-        self.cache = HistoryCache(cache_mb * _MIB, settings.ai.restore_max_exchanges)
+        self.cache = HistoryCache(cache_mb * _MIB, settings.ai.restore_max_exchanges, clock=clock)
         self.leases = SessionLeases(self.database, self.pending, length_s=lease_s(settings)) if many else None
-        rules = batch_rules(settings)
-        self.batcher = Batcher(self.database, self.owner, self.pending, self.spool, rules, kpi=kpi, metrics=metrics)
+        queue = batch_rules(settings)
+        self.batcher = Batcher(self.database, self.owner, self.pending, self.spool, queue, kpi=kpi, metrics=metrics)
         queries = Queries(self.database)
         self.attachments = PostgresAttachments(queries, self.pending)
         self.feedback = PostgresFeedback(queries, self.pending)
         self.agents = PostgresAgents(queries)
         self.figures = PostgresFigures(queries)
-        self.store = PostgresSessionStore(queries, self.pending, self.batcher, self.cache, metrics=metrics)
-        self.log = PersistentTurnLog(chosen.ack, self.batcher, self.pending, self.spool, self.cache, metrics)
+        self.store = PostgresSessionStore(
+            queries, self.pending, self.batcher, self.cache, metrics=metrics, commit_s=rules.commit_s
+        )
+        self.log = PersistentTurnLog(
+            chosen.ack, self.batcher, self.pending, self.spool, self.cache, metrics, database_s=rules.ack_s
+        )
         self.checkpoints = PostgresCheckpoints(settings.storage.postgres)
         self._metrics = metrics
         self._tasks = tasks

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from agentic_backend.persist.faults import Backoff, QuietLog
 from agentic_backend.persist.spooldir import RESERVE_BYTES, SpoolLock
@@ -27,6 +28,16 @@ _FREE_BYTES = 1024**3
 
 OnCommit = Callable[[float], None]
 """Told, on the loop, how many seconds a commit took."""
+
+
+class DiskUsage(Protocol):
+    """How large the disk of a directory is, and how much of it is free for us, in bytes."""
+
+    @property
+    def total(self) -> int: ...
+
+    @property
+    def free(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -62,7 +73,8 @@ class Spool:
     by nobody: they ride with the next commit, at most 50 ms later. A group is written until it holds: where the disk
     is full its reserve is given up and the same file tried again, after any other error a new file is begun with all
     that could be read. `waiting` is what an earlier process left, in order; it can be read where the disk lets nothing
-    be written, and `usable` tells when it does. Opening blocks.
+    be written, and `usable` tells when it does. Opening blocks. `connect_to` opens its files, `disk_usage` looks at
+    their disk.
     """
 
     def __init__(
@@ -72,8 +84,10 @@ class Spool:
         *,
         lock: SpoolLock | None = None,
         connect_to: Connect = connect,
+        disk_usage: Callable[[Path], DiskUsage] = shutil.disk_usage,
         vigil: Vigil | None = None,
     ) -> None:
+        self._disk_usage = disk_usage
         self._lock = lock or SpoolLock(directory)
         self._file = SpoolFile(directory, connect_to)
         self.directory = directory
@@ -109,7 +123,7 @@ class Spool:
         for new ones. Blocks for system calls, on a failing disk for as long as those take.
         """
         self.size_bytes = self._file.size_bytes
-        disk = shutil.disk_usage(self.directory)
+        disk = self._disk_usage(self.directory)
         least, size = min(_FREE_SHARE * disk.total, _FREE_BYTES), min(RESERVE_BYTES, int(_FREE_SHARE * disk.total))
         reserve = self._file.reserve
         if reserve.held or disk.free >= least + size:

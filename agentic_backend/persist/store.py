@@ -31,7 +31,6 @@ from agentic_backend.session.store import ALL_SESSIONS
 from backend_kit.wire import dumps
 
 _RANK_LIMIT = 2**31 - 1
-_COMMIT_WAIT_S = 5.0
 
 
 class PostgresSessionStore:
@@ -40,6 +39,8 @@ class PostgresSessionStore:
     Reads and small writes take one connection of the main pool for one statement. Where Postgres does not answer
     they raise `HistoryUnavailable`: at once where it refuses, after `pool_timeout` where no connection comes free.
     What is pending is laid over what is stored, so a reader finds a turn as soon as its `final` was sent.
+
+    A delete or a change waits `commit_s` seconds for its commit.
 
     Its callers time the phases (session_read, history_get and so on): they know what a read belongs to.
     """
@@ -52,7 +53,9 @@ class PostgresSessionStore:
         cache: HistoryCache,
         *,
         metrics: AgenticMetrics,
+        commit_s: float = 5.0,
     ) -> None:
+        self._commit_s = commit_s
         self._queries = queries
         self._sessions = SessionList(queries, pending)
         self._pending = pending
@@ -110,7 +113,7 @@ class PostgresSessionStore:
     async def delete(self, session_id: str, user_id: str) -> bool:
         """Delete the session and all that hangs on it, in order after its turns. False where it is unknown.
 
-        Returns after the commit. Where that takes over 5 s the spool is enough: the session is hidden from its
+        Returns after the commit. Where that takes over `commit_s` the spool is enough: the session is hidden from its
         readers and is deleted as soon as Postgres can. Without a spool it raises `HistoryUnavailable` then.
         """
         if not _is_id(session_id):
@@ -118,7 +121,7 @@ class PostgresSessionStore:
         key = (session_id, user_id)
         committed, on_disk = self._batcher.delete(key)
         self._cache.forget(key)
-        return await _decided(committed, on_disk)
+        return await self._decided(committed, on_disk)
 
     async def change(
         self,
@@ -134,7 +137,7 @@ class PostgresSessionStore:
             return None
         change = Change((session_id, user_id), utc_now(), title, preferences)
         committed, on_disk = self._batcher.change(change)
-        return change.of(session) if await _decided(committed, on_disk) else None
+        return change.of(session) if await self._decided(committed, on_disk) else None
 
     async def exchange_ids(self, session_id: str, user_id: str, most: int) -> set[str]:
         """See `SessionStore`."""
@@ -153,7 +156,7 @@ class PostgresSessionStore:
             return []
         if any(op.exchange_id == exchange_id and not op.kept for op in self._pending.turns(key)):
             # It ended with `storage_full`: told again, its end would be one that lasts, and it may still be lost.
-            raise StorageFull(retry_after_s=_COMMIT_WAIT_S)
+            raise StorageFull(retry_after_s=self._commit_s)
         for record in await self._pending.records(key):
             if record.exchange_id == exchange_id:
                 return [message.json for message in record.messages]
@@ -233,6 +236,16 @@ class PostgresSessionStore:
     def _may_exist(self, key: Key) -> bool:
         return _is_id(key[0]) and self._pending.deletion(key) is None
 
+    async def _decided(self, committed: "asyncio.Future[bool]", on_disk: "asyncio.Future[None] | None") -> bool:
+        """Whether an operation found its session. True too where its commit is only sure to come."""
+        try:
+            async with asyncio.timeout(self._commit_s):
+                return await asyncio.shield(committed)
+        except TimeoutError:
+            if on_disk is not None and on_disk.done():
+                return True
+            raise HistoryUnavailable("an operation waits for Postgres") from None
+
 
 def _of(key: Key) -> dict[str, object]:
     return {"session_id": key[0], "user_id": key[1]}
@@ -241,17 +254,6 @@ def _of(key: Key) -> dict[str, object]:
 def _is_id(session_id: str) -> bool:
     """Whether it may be a session's id: all of ours are printable ASCII; others, with a NUL say, Postgres refuses."""
     return session_id.isascii() and session_id.isprintable()
-
-
-async def _decided(committed: "asyncio.Future[bool]", on_disk: "asyncio.Future[None] | None") -> bool:
-    """Whether an operation found its session. True too where its commit is only sure to come."""
-    try:
-        async with asyncio.timeout(_COMMIT_WAIT_S):
-            return await asyncio.shield(committed)
-    except TimeoutError:
-        if on_disk is not None and on_disk.done():
-            return True
-        raise HistoryUnavailable("an operation waits for Postgres") from None
 
 
 def _exchanges(rows: Sequence[Row[Any]]) -> list[RememberedExchange]:

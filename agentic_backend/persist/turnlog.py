@@ -16,7 +16,6 @@ from agentic_backend.session.models import AskRecord, Durability, TurnRecord
 Ack = Literal["spool", "db", "none"]
 
 _SPOOL_S = 1.0
-_DATABASE_S = 4.0
 _BEHIND_S = 5.0
 
 
@@ -24,7 +23,8 @@ class PersistentTurnLog:
     """Implements `TurnLog`: with `spool`, `final` waits for its disk (about 0.5 ms); with `db`, for Postgres.
 
     Where the disk does not take a turn, its commit in Postgres is as good. Where neither comes in time the turn is
-    not called final, and is tried on all the same.
+    not called final, and is tried on all the same. `database_s` is how many seconds Postgres is waited for where the
+    disk does not take it.
     """
 
     def __init__(
@@ -35,8 +35,11 @@ class PersistentTurnLog:
         spool: Spool | None,
         cache: HistoryCache,
         metrics: AgenticMetrics,
+        *,
+        database_s: float = 4.0,
     ) -> None:
         self._ack = ack
+        self._database_s = database_s
         self._batcher = batcher
         self._pending = pending
         self._spool = spool
@@ -90,7 +93,7 @@ class PersistentTurnLog:
                     await asyncio.shield(on_disk)
                     return "spool"
         places: set[asyncio.Future[Any]] = {committed} if on_disk is None else {committed, on_disk}
-        done, _ = await asyncio.wait(places, timeout=_DATABASE_S, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(places, timeout=self._database_s, return_when=asyncio.FIRST_COMPLETED)
         if not done:
             return "none"
         return "spool" if on_disk in done else "db"

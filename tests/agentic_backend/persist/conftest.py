@@ -12,7 +12,8 @@ from prometheus_client import CollectorRegistry
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.claim import Possessions, claim_at_start
 from agentic_backend.persist.database import DatabaseState
-from agentic_backend.persist.persistence import Persistence
+from agentic_backend.persist.persistence import Persistence, PersistenceRules
+from agentic_backend.persist.spool import Spool
 from backend_kit.aio import TaskRegistry
 from backend_kit.kpi import Kpi
 from tests.agentic_backend.persist.support import settings_for
@@ -50,6 +51,8 @@ async def build(
             *,
             on_state: Callable[[DatabaseState], None] | None = None,
             own_kpi: Kpi | None = None,
+            rules: PersistenceRules | None = None,
+            spool: Callable[..., Spool] = Spool,
             **sections: Any,
         ) -> Persistence:
             chosen = own_kpi or kpi
@@ -66,6 +69,8 @@ async def build(
                 tasks=tasks,
                 on_state=on_state,
                 possessions=Possessions(database=claim),
+                rules=rules or PersistenceRules(),
+                spool=spool,
             )
             stack.push_async_callback(made.aclose)
             return made

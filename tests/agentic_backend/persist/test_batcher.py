@@ -336,11 +336,12 @@ async def test_the_queue_refuses_new_turns_but_not_those_that_run(build: Build, 
     assert persistence.log.has_room()
 
 
-async def test_the_queue_is_bounded_in_bytes(held: Persistence) -> None:
-    held.batcher._rules = BatchRules(queue_max_bytes=10_000)
+async def test_the_queue_is_bounded_in_bytes(build: Build, database: Database) -> None:
+    held = build(database.settings(), persistence={"max_bytes_mb": 1})
+    await held.database.connect_until_ready(lambda _state: None)
     session = await new_session(held)
     assert held.log.has_room()
-    await held.log.append(turn(session, "x1", "q", "x" * 10_000))
+    await held.log.append(turn(session, "x1", "q", "x" * (1 << 20)))
     assert not held.log.has_room()
 
 

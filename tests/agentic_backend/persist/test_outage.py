@@ -10,6 +10,7 @@ import pytest
 
 from agentic_backend.errors import HistoryUnavailable
 from agentic_backend.persist.database import DatabaseState
+from agentic_backend.persist.persistence import PersistenceRules
 from agentic_backend.session.models import HistoryWindow
 from backend_kit.wire import loads
 from tests.agentic_backend.persist.conftest import Build
@@ -119,16 +120,13 @@ async def test_closing_without_postgres_ends_at_the_deadline(server: EmbeddedPos
 
 
 @pytest.mark.parametrize("ack", ["none", "spool"])
-async def test_a_delete_during_an_outage_is_done_afterwards(
-    server: EmbeddedPostgres, build: Build, monkeypatch: pytest.MonkeyPatch, ack: str
-) -> None:
+async def test_a_delete_during_an_outage_is_done_afterwards(server: EmbeddedPostgres, build: Build, ack: str) -> None:
     await asyncio.to_thread(server.start)
-    persistence = build(where(server), persistence={"ack": ack})
+    persistence = build(where(server), rules=PersistenceRules(commit_s=0.1), persistence={"ack": ack})
     await persistence.database.connect_until_ready(lambda _state: None)
     persistence.start()
     session = await new_session(persistence)
     await asyncio.to_thread(server.stop)
-    monkeypatch.setattr("agentic_backend.persist.store._COMMIT_WAIT_S", 0.1)
     if ack == "spool":
         assert await persistence.store.delete(session.id, USER)
     else:

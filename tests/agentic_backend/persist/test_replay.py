@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from agentic_backend.events import ChatMessage, iso_z
-from agentic_backend.persist.persistence import Persistence
+from agentic_backend.persist.persistence import Persistence, PersistenceRules
 from agentic_backend.session.models import AskRecord, HistoryWindow, TurnRecord
 from backend_kit.kpi import Kpi
 from backend_kit.wire import loads
@@ -34,6 +34,13 @@ def kill(tmp_path: Path) -> Kill:
         return str(left)
 
     return take
+
+
+async def held_briefly(build: Build, database: Database) -> Persistence:
+    """`held`, where a delete or a change does not wait for its commit long."""
+    persistence = build(database.settings(), rules=PersistenceRules(commit_s=0.05))
+    await persistence.database.connect_until_ready(lambda _state: None)
+    return persistence
 
 
 async def successor(build: Build, database: Database, spool_dir: str) -> Persistence:
@@ -207,10 +214,8 @@ async def test_what_waits_for_a_person_is_overwritten_by_what_it_became(
     assert held.batcher.stats.rank_conflicts == 0
 
 
-async def test_a_deleted_session_does_not_come_back(
-    held: Persistence, build: Build, database: Database, kill: Kill, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("agentic_backend.persist.store._COMMIT_WAIT_S", 0.05)
+async def test_a_deleted_session_does_not_come_back(build: Build, database: Database, kill: Kill) -> None:
+    held = await held_briefly(build, database)
     session, other = await new_session(held), await new_session(held)
     for record in turns(session, 2):
         await held.log.append(record)
@@ -227,10 +232,8 @@ async def test_a_deleted_session_does_not_come_back(
     assert rows(database.dsn, "SELECT DISTINCT session_id FROM session_history") == [(other.id,)]
 
 
-async def test_changes_and_turns_do_not_undo_each_other(
-    held: Persistence, build: Build, database: Database, kill: Kill, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("agentic_backend.persist.store._COMMIT_WAIT_S", 0.05)
+async def test_changes_and_turns_do_not_undo_each_other(build: Build, database: Database, kill: Kill) -> None:
+    held = await held_briefly(build, database)
     session = await new_session(held)
     first, second = turns(session, 2)
     await held.log.append(first)
@@ -265,12 +268,9 @@ async def test_a_change_of_an_unknown_session_changes_nothing(persistence: Persi
     assert same.title == ""
 
 
-async def test_bodies_beyond_what_is_kept_in_memory_come_from_the_disk(
-    build: Build, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held = build(database.settings())
+async def test_bodies_beyond_what_is_kept_in_memory_come_from_the_disk(build: Build, database: Database) -> None:
+    held = build(database.settings(), rules=PersistenceRules(keep_bytes=1000))
     await held.database.connect_until_ready(lambda _state: None)
-    monkeypatch.setattr(held.pending, "_keep_bytes", 1000)
     session = await new_session(held)
     for record in turns(session, 100):
         await held.log.append(record)
@@ -287,10 +287,11 @@ async def test_bodies_beyond_what_is_kept_in_memory_come_from_the_disk(
 
 
 async def test_a_record_that_the_disk_changed_is_set_aside_with_an_alarm(
-    held: Persistence, kpi: Kpi, database: Database, caplog: pytest.LogCaptureFixture
+    build: Build, kpi: Kpi, database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
+    held = build(database.settings(), rules=PersistenceRules(keep_bytes=0))
+    await held.database.connect_until_ready(lambda _state: None)
     session, other = await new_session(held), await new_session(held)
-    held.pending._keep_bytes = 0
     await held.log.append(turn(session, "changed"))
     await held.log.append(turn(other, "whole"))
     assert held.spool is not None

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agentic_backend.persist.spool import Spool, _Work
+from agentic_backend.persist.spool import Spool
 from agentic_backend.persist.spooldir import SpoolTaken
 from agentic_backend.persist.spoolfile import Connect, SpoolFile, connect
-from agentic_backend.persist.spoolrows import Row
 from backend_kit.aio import Vigil
 
 KEY = ("session", "ada")
@@ -67,11 +66,10 @@ async def test_what_has_landed_is_found_after_a_kill(open_spool: Open, tmp_path:
 class HeldConnection(sqlite3.Connection):
     """Its commits say that they have come, and go on when they are let."""
 
-    held = False
     come, let = threading.Event(), threading.Event()
 
     def execute(self, sql: str, *parameters: object) -> sqlite3.Cursor:
-        if sql == "COMMIT" and HeldConnection.held:
+        if sql == "COMMIT":
             HeldConnection.come.set()
             HeldConnection.let.wait(30)
         return super().execute(sql, *parameters)  # type: ignore[arg-type]
@@ -82,10 +80,7 @@ def connect_held(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=HeldConnection)
 
 
-async def test_nothing_has_landed_before_its_commit_has(
-    open_spool: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(HeldConnection, "held", True)
+async def test_nothing_has_landed_before_its_commit_has(open_spool: Open, tmp_path: Path) -> None:
     spool = open_spool(connect_to=connect_held)
     id_, future = spool.put("turn", KEY, "x", b"body")
     assert await asyncio.to_thread(HeldConnection.come.wait, 30)
@@ -229,6 +224,28 @@ def connect_odd(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=OddConnection)
 
 
+class HeldThenOddConnection(sqlite3.Connection):
+    """Its first commit says that it has come and goes on when it is let, its second fails of what nobody foresaw."""
+
+    commits = 0
+    come, let = threading.Event(), threading.Event()
+
+    def execute(self, sql: str, *parameters: object) -> sqlite3.Cursor:
+        if sql == "COMMIT":
+            HeldThenOddConnection.commits += 1
+            if HeldThenOddConnection.commits == 1:
+                HeldThenOddConnection.come.set()
+                HeldThenOddConnection.let.wait(30)
+            if HeldThenOddConnection.commits == 2:
+                raise MemoryError
+        return super().execute(sql, *parameters)  # type: ignore[arg-type]
+
+
+def connect_held_then_odd(path: Path) -> sqlite3.Connection:
+    connect(path).close()
+    return sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=HeldThenOddConnection)
+
+
 async def test_a_writer_that_dies_of_what_nobody_foresaw_goes_on_with_what_it_had(open_spool: Open) -> None:
     vigil = Vigil()
     spool = open_spool(connect_to=connect_odd, vigil=vigil)
@@ -259,17 +276,21 @@ async def test_closing_writes_what_a_writer_had_in_hand_that_has_just_died(open_
     file.close()
 
 
-async def test_a_writer_that_died_of_its_last_group_ends_all_the_same(tmp_path: Path) -> None:
-    spool = Spool(tmp_path / "spool", lambda _seconds: None)
-    # As its second attempt finds it: the word of its owner to end has been taken with the group that it died of.
-    spool._loop = asyncio.get_running_loop()
-    spool._in_hand = _Work(rows=[Row.of(1, "turn", KEY, "x1", b"last")])
-    spool._closing.set()
-    again = threading.Thread(target=spool._write_all, daemon=True)
-    again.start()
-    await asyncio.to_thread(again.join, 20)
-    assert not again.is_alive()
-    assert [row.exchange_id for row in await spool.read([1])] == ["x1"]
+async def test_a_writer_that_died_of_its_last_group_ends_all_the_same(open_spool: Open) -> None:
+    vigil = Vigil()
+    spool = open_spool(connect_to=connect_held_then_odd, vigil=vigil)
+    spool.put("turn", KEY, "x1", b"first")
+    assert await asyncio.to_thread(HeldThenOddConnection.come.wait, 30)
+    # What follows is its next group: the word of its owner to end is taken with it.
+    spool.put("turn", KEY, "x2", b"last")
+    async with asyncio.TaskGroup() as group:
+        group.create_task(spool.aclose())
+        await asyncio.sleep(0)
+        HeldThenOddConnection.let.set()
+    assert vigil.failures == {"spool-writer": 1}
+    file = SpoolFile(spool.directory)
+    assert [entry.exchange_id for entry in file.entries] == ["x1", "x2"]
+    file.close()
 
 
 def connect_small(path: Path) -> sqlite3.Connection:

@@ -1,44 +1,57 @@
 """What `final` waits for, and what it is told when the disk or Postgres fails."""
 
 import asyncio
+import shutil
 import sqlite3
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from agentic_backend.errors import StorageFull
-from agentic_backend.persist import spool as spool_module
+from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist import spoolfile
-from agentic_backend.persist.persistence import Persistence
+from agentic_backend.persist.persistence import Persistence, PersistenceRules
+from agentic_backend.persist.spool import DiskUsage, Spool
+from agentic_backend.persist.turnlog import PersistentTurnLog
+from backend_kit.kpi import Kpi
 from tests.agentic_backend.persist.conftest import Build
 from tests.agentic_backend.persist.support import USER, new_session, stored_ranks, turn, turns, until
 from tests.support.postgres import Database
 
 
-class Stuck(sqlite3.Connection):
-    """Its commits fail as an unplugged disk's do, while `stuck` says so."""
+class BadDisk:
+    """A disk whose commits fail as an unplugged one's do, while it is `broken`."""
 
-    stuck = False
+    def __init__(self) -> None:
+        self.broken = False
 
-    def execute(self, sql: str, *parameters: object) -> sqlite3.Cursor:
-        if sql == "COMMIT" and Stuck.stuck:
-            raise sqlite3.OperationalError("disk I/O error")
-        return super().execute(sql, *parameters)  # type: ignore[arg-type]
-
-
-@pytest.fixture
-async def on_a_bad_disk(build: Build, database: Database, monkeypatch: pytest.MonkeyPatch) -> Persistence:
-    """Persistence that runs, on a disk that can be made to fail."""
-
-    def connect(path: Path) -> sqlite3.Connection:
+    def connect(self, path: Path) -> sqlite3.Connection:
+        """Open a spool file on it."""
         spoolfile.connect(path).close()
+
+        class Stuck(sqlite3.Connection):
+            def execute(_, sql: str, *parameters: object) -> sqlite3.Cursor:  # noqa: N805 - `self` is the disk
+                if sql == "COMMIT" and self.broken:
+                    raise sqlite3.OperationalError("disk I/O error")
+                return super().execute(sql, *parameters)  # type: ignore[arg-type]
+
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=Stuck)
         connection.execute("PRAGMA journal_mode = WAL")
         return connection
 
-    monkeypatch.setattr(Stuck, "stuck", False)
-    monkeypatch.setattr(spool_module.Spool.__init__, "__kwdefaults__", {"lock": None, "connect_to": connect})
-    persistence = build(database.settings())
+
+@pytest.fixture
+def bad_disk() -> BadDisk:
+    return BadDisk()
+
+
+@pytest.fixture
+async def on_a_bad_disk(build: Build, database: Database, bad_disk: BadDisk) -> Persistence:
+    """Persistence that runs, on a disk that can be made to fail."""
+    persistence = build(database.settings(), spool=partial(Spool, connect_to=bad_disk.connect))
     await persistence.database.connect_until_ready(lambda _state: None)
     return persistence
 
@@ -62,11 +75,8 @@ async def test_with_db_a_turn_is_in_postgres_before_it_is_final(build: Build, da
     assert persistence.spool is None
 
 
-async def test_with_db_nothing_is_final_that_postgres_did_not_take(
-    build: Build, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("agentic_backend.persist.turnlog._DATABASE_S", 0.05)
-    held = build(database.settings(), persistence={"ack": "db"})
+async def test_with_db_nothing_is_final_that_postgres_did_not_take(build: Build, database: Database) -> None:
+    held = build(database.settings(), rules=PersistenceRules(ack_s=0.05), persistence={"ack": "db"})
     await held.database.connect_until_ready(lambda _state: None)
     session = await new_session(held)
     with pytest.raises(StorageFull):
@@ -87,45 +97,53 @@ async def test_what_the_spool_has_is_told_again_while_postgres_has_it_not(held: 
     assert await held.store.exchange(session.id, USER, "x1") == [message.json for message in record.messages]
 
 
-async def test_where_the_disk_fails_postgres_is_as_good(on_a_bad_disk: Persistence, database: Database) -> None:
+async def test_where_the_disk_fails_postgres_is_as_good(
+    on_a_bad_disk: Persistence, bad_disk: BadDisk, database: Database
+) -> None:
     on_a_bad_disk.start()
     session = await new_session(on_a_bad_disk)
     assert on_a_bad_disk.log.has_room()
-    Stuck.stuck = True
+    bad_disk.broken = True
     await failing(on_a_bad_disk)
     assert not on_a_bad_disk.log.has_room()
     record = turn(session, "x1")
     assert await on_a_bad_disk.log.append(record) == "db"
     assert len(stored_ranks(database.dsn, session)) == 2
-    Stuck.stuck = False
+    bad_disk.broken = False
     await until(on_a_bad_disk.log.has_room)
     assert await on_a_bad_disk.log.append(turn(record.session, "x2")) == "spool"
 
 
 async def test_where_both_fail_nothing_is_final_and_the_turn_is_tried_on(
-    on_a_bad_disk: Persistence, database: Database, monkeypatch: pytest.MonkeyPatch
+    on_a_bad_disk: Persistence, bad_disk: BadDisk, database: Database, kpi: Kpi
 ) -> None:
     session = await new_session(on_a_bad_disk)
-    Stuck.stuck = True
+    bad_disk.broken = True
     await failing(on_a_bad_disk)
-    with monkeypatch.context() as short:
-        short.setattr("agentic_backend.persist.turnlog._DATABASE_S", 0.05)
-        with pytest.raises(StorageFull):
-            await on_a_bad_disk.log.append(turn(session, "x1"))
+    on = on_a_bad_disk
+    metrics = AgenticMetrics(CollectorRegistry(), kpi)
+    impatient = PersistentTurnLog("spool", on.batcher, on.pending, on.spool, on.cache, metrics, database_s=0.05)
+    with pytest.raises(StorageFull):
+        await impatient.append(turn(session, "x1"))
     waiting = asyncio.ensure_future(on_a_bad_disk.log.append(turn(session, "x1")))
     await asyncio.sleep(0)
-    Stuck.stuck = False
+    bad_disk.broken = False
     assert await waiting == "spool"
     on_a_bad_disk.start()
     assert await on_a_bad_disk.flush(30) == 0
     assert stored_ranks(database.dsn, session) == [(0, "x1"), (1, "x1")]
 
 
-async def test_a_disk_with_little_room_takes_no_new_turn(held: Persistence, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert held.spool is not None
-    held.spool.look_at_disk()
-    assert held.log.has_room()
-    monkeypatch.setattr(spool_module, "_FREE_SHARE", 1.1)
-    monkeypatch.setattr(spool_module, "_FREE_BYTES", 2**62)
-    held.spool.look_at_disk()
-    assert not held.log.has_room()
+async def test_a_disk_with_little_room_takes_no_new_turn(build: Build, database: Database) -> None:
+    free = [1 << 40]
+
+    def usage(directory: Path) -> DiskUsage:
+        return SimpleNamespace(total=shutil.disk_usage(directory).total, free=free[0])
+
+    persistence = build(database.settings(), spool=partial(Spool, disk_usage=usage))
+    assert persistence.spool is not None
+    persistence.spool.look_at_disk()
+    assert persistence.log.has_room()
+    free[0] = 1 << 20
+    persistence.spool.look_at_disk()
+    assert not persistence.log.has_room()
