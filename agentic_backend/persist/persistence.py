@@ -56,9 +56,6 @@ class PersistenceRules:
     """Bodies above it in all are let go once they are in the spool."""
 
 
-_RULES = PersistenceRules()
-
-
 class Persistence:
     """Owns the pools, the spool, the queue and the batcher; gives out the ports of the session layer.
 
@@ -83,12 +80,12 @@ class Persistence:
         on_state: Callable[[DatabaseState], None] | None = None,
         on_taken: Callable[[], None] = lambda: None,
         possessions: Possessions | None = None,
-        rules: PersistenceRules = _RULES,
+        rules: PersistenceRules | None = None,
         spool: Callable[..., Spool] = Spool,
         database: Callable[[Postgres, AgenticMetrics], Database] = Database,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        possessions = possessions or Possessions()
+        possessions, rules = possessions or Possessions(), rules or PersistenceRules()
         chosen = settings.persistence
         many = chosen.replicas == "many"
         self.state = DatabaseState("connecting")

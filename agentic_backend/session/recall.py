@@ -1,8 +1,8 @@
 """An exchange that ended before this process, or longer ago than its registry remembers: found and told again."""
 
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agentic_backend.events import ChatMessage
@@ -24,9 +24,26 @@ from backend_kit.wire import Code
 
 AWAITING = "awaiting_human"
 """`metadata.extras.status` of the message that holds the place of an answer while a person is waited for."""
-EXCHANGES_KEPT = 1024
-"""How many exchanges of a session are kept in mind (8 KiB). In a session that has more, each id is looked up."""
 _HASH_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """How a process keeps sessions in mind."""
+
+    exchanges: int = 1024
+    """How many exchanges of a session (8 KiB). In a session that has more, each id is looked up."""
+    clock: Callable[[], float] = time.monotonic
+    """Monotonic, in seconds: no correction of the time moves it."""
+
+    def know(self, session: Session, hashes: bytes | None = b"") -> "KnownSession":
+        """A session that is used now, and the hashes of its exchanges, None where not all are known."""
+        kept = hashes if hashes is not None and len(hashes) <= self.exchanges * _HASH_BYTES else None
+        return KnownSession(session, kept, self.clock(), self)
+
+    def read(self, session: Session, exchange_ids: Iterable[str]) -> "KnownSession":
+        """As storage has it, by all its ids or more of them than are kept."""
+        return self.know(session, b"".join(map(_hashed, exchange_ids)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +52,17 @@ class KnownSession:
 
     An id without its hash here is new, and storage need not be asked. One that only seems to be here costs a look-up.
     The hashes, 8 bytes each, stand side by side: 64 are searched in 1 µs, 1,024 in 12 µs. `used_at` is when this
-    process used it last, on the monotonic clock, which no correction of the time moves.
+    process used it last, on the clock of its `memory`, which makes it.
     """
 
     session: Session
-    hashes: bytes | None = b""
-    used_at: float = field(default_factory=time.monotonic)
-
-    @classmethod
-    def read(cls, session: Session, exchange_ids: Iterable[str]) -> "KnownSession":
-        """As storage has it, by all its ids or more of them than are kept."""
-        return cls(session, _kept(b"".join(map(_hashed, exchange_ids))))
+    hashes: bytes | None
+    used_at: float
+    memory: Memory
 
     def used_within(self, seconds: float) -> bool:
         """Whether this process has used it in the last `seconds`."""
-        return time.monotonic() - self.used_at < seconds
+        return self.memory.clock() - self.used_at < seconds
 
     def may_have(self, exchange_id: str) -> bool:
         """Whether an exchange of that id may have been; False is certain."""
@@ -58,16 +71,12 @@ class KnownSession:
     def after(self, session: Session, exchange_id: str) -> "KnownSession":
         """The same after one more turn, which may have been one of them that ran again."""
         if self.hashes is None or self.may_have(exchange_id):
-            return KnownSession(session, self.hashes)
-        return KnownSession(session, _kept(self.hashes + _hashed(exchange_id)))
+            return self.memory.know(session, self.hashes)
+        return self.memory.know(session, self.hashes + _hashed(exchange_id))
 
 
 def _hashed(exchange_id: str) -> bytes:
     return hash(exchange_id).to_bytes(_HASH_BYTES, "little", signed=True)
-
-
-def _kept(hashes: bytes) -> bytes | None:
-    return hashes if len(hashes) <= EXCHANGES_KEPT * _HASH_BYTES else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,14 +29,24 @@ from backend_kit.wire import Code, ServiceError
 
 logger = logging.getLogger(__name__)
 
-_KEPT_AFTER_END_S = 120.0
-_KEPT_BYTES = 16 * 1024 * 1024
-_IDLE_SESSIONS_KEPT = 10_000
-_QUEUED_PER_SESSION = 8
-_CANCELLED_END_S = 5.0
-
 _Key = tuple[str, str]
 """(user id, session or exchange id): another user's id is another key, so it can neither be seen nor blocked."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryRules:
+    """What a registry keeps, and how long it waits."""
+
+    kept_s: float = 120.0
+    """Seconds that an ended turn is kept for those who come back."""
+    kept_bytes: int = 16 * 1024 * 1024
+    """Bytes of ended turns in all; the oldest go first."""
+    idle_sessions: int = 10_000
+    """Sessions without a turn that are kept in mind."""
+    queued_per_session: int = 8
+    """Asks that wait for the same session."""
+    cancelled_end_s: float = 5.0
+    """Seconds that a drain waits for turns that it has cancelled."""
 
 
 @dataclass(slots=True)
@@ -49,9 +59,18 @@ class _Slot:
 
 
 class TurnRegistry:
-    """Starts turns, one at a time a session, and keeps what they emitted for 120 s after their end (16 MiB in all)."""
+    """Starts turns, one at a time a session, and keeps what they emitted for a while after their end."""
 
-    def __init__(self, *, runner: TurnRunner, admission: Admission, log: TurnLog, tasks: TaskRegistry) -> None:
+    def __init__(
+        self,
+        *,
+        runner: TurnRunner,
+        admission: Admission,
+        log: TurnLog,
+        tasks: TaskRegistry,
+        rules: RegistryRules | None = None,
+    ) -> None:
+        self._rules = rules or RegistryRules()
         self._runner = runner
         self._admission = admission
         self._log = log
@@ -144,7 +163,7 @@ class TurnRegistry:
         if slot is not None and slot.known is not None:
             slot.known = replace(slot.known, session=session)
         elif session.next_rank == 0:
-            self._slot(key).known = KnownSession(session)
+            self._slot(key).known = self._runner.memory.know(session)
         # Else its first turn reads it, and with it which exchanges it has.
 
     def knows(self, session_id: str, user_id: str, within_s: float) -> bool:
@@ -177,10 +196,10 @@ class TurnRegistry:
 
     def expire(self) -> None:
         """Drop ended turns that are over the age or the byte bound."""
-        horizon = time.monotonic() - _KEPT_AFTER_END_S
+        horizon = time.monotonic() - self._rules.kept_s
         while self._ended:
             key, turn = next(iter(self._ended.items()))
-            if turn.ended_at > horizon and self._ended_bytes <= _KEPT_BYTES:
+            if turn.ended_at > horizon and self._ended_bytes <= self._rules.kept_bytes:
                 return
             del self._ended[key]
             self._ended_bytes -= turn.bytes_held
@@ -195,7 +214,7 @@ class TurnRegistry:
             left = list(self._turns.values())
             for turn in left:
                 turn.cancel()
-            await self._wait_quiet(_CANCELLED_END_S)
+            await self._wait_quiet(self._rules.cancelled_end_s)
             return len(left)
         return 0
 
@@ -221,7 +240,7 @@ class TurnRegistry:
         """Raise SessionBusy where an ask may not wait for its session, which runs another turn."""
         if ask.if_busy == "reject":
             raise SessionBusy(retry_after_s=1.0)
-        if len(slot.waiting) >= _QUEUED_PER_SESSION:
+        if len(slot.waiting) >= self._rules.queued_per_session:
             self._admission.hit("asks_per_session")
             raise SessionBusy(retry_after_s=1.0)
 
@@ -298,7 +317,7 @@ class TurnRegistry:
         return slot
 
     def _trim_slots(self) -> None:
-        for key in list(self._slots)[: max(0, len(self._slots) - _IDLE_SESSIONS_KEPT)]:
+        for key in list(self._slots)[: max(0, len(self._slots) - self._rules.idle_sessions)]:
             slot = self._slots[key]
             if slot.running is None and not slot.waiting:
                 del self._slots[key]

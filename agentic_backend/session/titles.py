@@ -15,7 +15,6 @@ logger = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 4
 _WAITING: Final = 100
-_DEADLINE_S: Final = 30.0
 _MARKUP: Final = " \t#*_`\"'«»“”.…"
 
 
@@ -30,12 +29,19 @@ class Titles:
     """Gives sessions better titles than their first question, at most four at once; `renamed` is told of each.
 
     A session keeps the title that it has where no better one comes: the model fails or says nothing, a hundred wait
-    already, or the service ends.
+    already, it takes over `deadline_s` seconds, or the service ends.
     """
 
     def __init__(
-        self, writer: Writer, store: SessionStore, tasks: TaskRegistry, renamed: Callable[[Session], None]
+        self,
+        writer: Writer,
+        store: SessionStore,
+        tasks: TaskRegistry,
+        renamed: Callable[[Session], None],
+        *,
+        deadline_s: float = 30.0,
     ) -> None:
+        self._deadline_s = deadline_s
         self._writer = writer
         self._store = store
         self._tasks = tasks
@@ -52,7 +58,7 @@ class Titles:
 
     async def _title(self, session: Session, question: str, answer: str) -> None:
         try:
-            async with self._slots, asyncio.timeout(_DEADLINE_S):
+            async with self._slots, asyncio.timeout(self._deadline_s):
                 title = tidy(await self._writer.write(question, answer))
                 if not title or title == session.title:
                     return

@@ -25,7 +25,7 @@ from agentic_backend.session.admission import Admission
 from agentic_backend.session.exchange import Exchange
 from agentic_backend.session.models import AskRecord, Durability, Remembered, Session, TurnRecord
 from agentic_backend.session.ownership import load_owned
-from agentic_backend.session.recall import AWAITING, EXCHANGES_KEPT, KnownSession, StoredExchange
+from agentic_backend.session.recall import AWAITING, KnownSession, Memory, StoredExchange
 from agentic_backend.session.store import Lease, Leases, SessionStore, TurnLog
 from agentic_backend.session.stream import Accepted, Ask, Awaiting, Cancelled, Failed, Final, SessionChanged, Turn
 from agentic_backend.session.titles import Titles
@@ -79,7 +79,7 @@ class TurnRunner:
     """Runs turns. Stateless between them; `run` may be called any number of times at once.
 
     With `leases` other instances run turns of the same sessions: each turn then begins with a lease, and reads its
-    session anew.
+    session anew. `memory` is how sessions are kept in mind between turns.
     """
 
     def __init__(
@@ -95,7 +95,9 @@ class TurnRunner:
         rules: TurnRules,
         leases: Leases | None = None,
         titles: Titles | None = None,
+        memory: Memory | None = None,
     ) -> None:
+        self.memory = memory or Memory()
         self._store = store
         self._log = log
         self._catalog = catalog
@@ -175,11 +177,11 @@ class TurnRunner:
             if session.rested and not await self._store.touch(ask.session_id, ask.user_id):
                 raise SessionNotFound
             if session.next_rank == 0:
-                return KnownSession(session)
+                return self.memory.know(session)
             if lease is not None:
-                return KnownSession(session, None)
-            ids = await self._store.exchange_ids(ask.session_id, ask.user_id, EXCHANGES_KEPT + 1)
-        return KnownSession.read(session, ids)
+                return self.memory.know(session, None)
+            ids = await self._store.exchange_ids(ask.session_id, ask.user_id, self.memory.exchanges + 1)
+        return self.memory.read(session, ids)
 
     async def _stored(self, ask: Ask, known: KnownSession) -> StoredExchange | None:
         """The exchange of this ask where it has ended before; raises Conflict where it cannot be answered again."""

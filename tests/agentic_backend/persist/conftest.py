@@ -69,7 +69,7 @@ async def build(
                 tasks=tasks,
                 on_state=on_state,
                 possessions=Possessions(database=claim),
-                rules=rules or PersistenceRules(),
+                rules=rules,
                 spool=spool,
             )
             stack.push_async_callback(made.aclose)

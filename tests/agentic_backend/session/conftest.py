@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from agentic_backend.session.registry import RegistryRules
 from backend_kit.aio import TaskRegistry
 from tests.agentic_backend.session.lab import Lab, LabFactory
 
@@ -17,8 +18,8 @@ async def tasks() -> AsyncIterator[TaskRegistry]:
 
 @pytest.fixture
 def make_lab(tasks: TaskRegistry) -> LabFactory:
-    def make(**limits: int) -> Lab:
-        return Lab(tasks, **limits)
+    def make(rules: RegistryRules | None = None, **limits: int) -> Lab:
+        return Lab(tasks, rules, **limits)
 
     return make
 

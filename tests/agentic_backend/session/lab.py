@@ -8,8 +8,8 @@ from agentic_backend.events import Delta
 from agentic_backend.session.admission import Admission, TurnLimits
 from agentic_backend.session.exchange import Exchange
 from agentic_backend.session.models import AskRecord, Durability, Session, TurnRecord
-from agentic_backend.session.recall import KnownSession
-from agentic_backend.session.registry import TurnRegistry
+from agentic_backend.session.recall import KnownSession, Memory
+from agentic_backend.session.registry import RegistryRules, TurnRegistry
 from agentic_backend.session.stream import Accepted, Ask, Cancelled, Final, Turn
 from backend_kit.aio import TaskRegistry
 
@@ -38,6 +38,7 @@ class Runner:
     """Runs a turn until its exchange is let go or stopped. `order` is who ran, in order of the beginnings."""
 
     def __init__(self) -> None:
+        self.memory = Memory()
         self.order: list[str] = []
         self.stubborn = False
         self.failure: Exception | None = None
@@ -58,7 +59,7 @@ class Runner:
         if self.failure is not None:
             raise self.failure
         turn.publish(Accepted())
-        known = known or KnownSession(Session(ask.session_id, ask.user_id, ask.agent_id, "t", ""))
+        known = known or self.memory.know(Session(ask.session_id, ask.user_id, ask.agent_id, "t", ""))
         exchange = Exchange(turn, known.session)
         exchange.open()
         try:
@@ -85,17 +86,18 @@ class Runner:
 class Lab:
     """A registry and what it stands on."""
 
-    def __init__(self, tasks: TaskRegistry, **limits: Any) -> None:
+    def __init__(self, tasks: TaskRegistry, rules: RegistryRules | None = None, **limits: Any) -> None:
         self.runner = Runner()
         self.log = Log()
         self.tasks = tasks
         given = {"max_turns": 0, "queue_length": 0, "queue_deadline_s": 5.0, **limits}
         self.admission = Admission(TurnLimits(**given))
         self.registry = TurnRegistry(
-            runner=self.runner,  # type: ignore[arg-type] # its one method
+            runner=self.runner,  # type: ignore[arg-type] # what the registry needs of it
             admission=self.admission,
             log=self.log,
             tasks=tasks,
+            rules=rules,
         )
 
     def ask(self, exchange_id: str, session_id: str = "s1", message: str = "Hello", **more: Any) -> Turn:

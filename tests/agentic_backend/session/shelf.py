@@ -14,6 +14,7 @@ from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.account import TurnAccounts
 from agentic_backend.session.admission import Admission, TurnLimits
 from agentic_backend.session.models import AskRecord, Durability, Remembered, Session, TurnRecord
+from agentic_backend.session.recall import Memory
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.session.store import Leases
 from agentic_backend.session.stream import Ask, Turn
@@ -106,6 +107,7 @@ class Process:
         tasks: TaskRegistry,
         leases: Leases | None = None,
         checkpoints: Checkpoints | None = None,
+        memory: Memory | None = None,
     ) -> None:
         kpi = Kpi(CollectorRegistry(), service="agentic")
         self.admission = admission = Admission(TurnLimits(max_turns=0, queue_length=0, queue_deadline_s=5.0))
@@ -125,6 +127,7 @@ class Process:
             accounts=TurnAccounts(kpi, metrics, Windows(), acked_by_database=False),
             rules=TurnRules(turn_s=30.0, restore_max_exchanges=20),
             leases=leases,
+            memory=memory,
         )
         self.registry = TurnRegistry(runner=runner, admission=admission, log=shelf, tasks=tasks)
 

@@ -7,15 +7,14 @@ from collections.abc import Callable
 import pytest
 
 from agentic_backend.chat import relay
-from agentic_backend.session import recall as recall_module
-from agentic_backend.session import registry as registry_module
-from agentic_backend.session.recall import EXCHANGES_KEPT, KnownSession, StoredExchange
+from agentic_backend.session.recall import Memory, StoredExchange
+from agentic_backend.session.registry import RegistryRules
 from agentic_backend.session.stream import Accepted, Cancelled, Cited, Failed, Final, TextDelta, Whole
 from backend_kit.wire import Code, loads
 from tests.agentic_backend.session.lab import ended
 from tests.agentic_backend.session.shelf import SESSION, USER, Process, Shelf
 
-Start = Callable[[], Process]
+Start = Callable[..., Process]
 
 
 @pytest.fixture
@@ -25,7 +24,7 @@ def shelf():
 
 @pytest.fixture
 def start(shelf, tasks) -> Start:
-    return lambda: Process(shelf, tasks)
+    return lambda **parts: Process(shelf, tasks, **parts)
 
 
 def kinds(turn):
@@ -69,7 +68,7 @@ async def test_what_the_registry_has_dropped_is_told_from_storage(shelf, start):
     turn = process.ask("e1")
     original = await ended(turn)
     await ended(process.ask("e2"))
-    turn.ended_at = time.monotonic() - registry_module._KEPT_AFTER_END_S - 1
+    turn.ended_at = time.monotonic() - RegistryRules().kept_s - 1
     process.registry.expire()
     assert process.registry.find("e1", USER) is None
     again = await ended(process.ask("e1"))
@@ -82,24 +81,22 @@ async def forgotten(process, *turns):
     """Let the registry drop turns as it does 120 s after their end."""
     for turn in turns:
         await ended(turn)
-        turn.ended_at = time.monotonic() - registry_module._KEPT_AFTER_END_S - 1
+        turn.ended_at = time.monotonic() - RegistryRules().kept_s - 1
     process.registry.expire()
 
 
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("kept", [70, 3])
-async def test_an_exchange_that_many_have_followed_is_told_again_and_never_runs_twice(
-    shelf, start, monkeypatch, restarted, kept
-):
-    monkeypatch.setattr(recall_module, "EXCHANGES_KEPT", kept, raising=False)
-    process = start()
+async def test_an_exchange_that_many_have_followed_is_told_again_and_never_runs_twice(shelf, start, restarted, kept):
+    memory = Memory(exchanges=kept)
+    process = start(memory=memory)
     process.registry.update(SESSION)
     first = process.ask("e0")
     original = await ended(first)
     await forgotten(process, first, *(process.ask(f"e{number}", if_busy="queue") for number in range(1, 6)))
     for number in range(6, 71):
         await forgotten(process, process.ask(f"e{number}"))
-    process = start() if restarted else process
+    process = start(memory=memory) if restarted else process
     stored = shelf.history()
     assert (await ended(process.ask("e0", "else"))).code is Code.CONFLICT
     again = process.ask("e0")
@@ -245,7 +242,7 @@ async def test_an_exchange_that_is_gone_from_storage_runs_as_new(shelf, start):
     turns = [process.ask("e1"), process.ask("e2", if_busy="queue")]
     for turn in turns:
         await ended(turn)
-        turn.ended_at = time.monotonic() - registry_module._KEPT_AFTER_END_S - 1
+        turn.ended_at = time.monotonic() - RegistryRules().kept_s - 1
     process.registry.expire()
     for rank in range(3):
         del shelf.rows[SESSION.id, USER][rank]
@@ -269,7 +266,8 @@ async def test_what_storage_did_not_take_is_not_called_final(shelf, start, caplo
 
 
 def test_exchanges_are_known_each_once_and_within_a_bound():
-    known = KnownSession.read(SESSION, [f"x{number}" for number in range(EXCHANGES_KEPT - 1)])
+    memory = Memory(exchanges=1024)
+    known = memory.read(SESSION, [f"x{number}" for number in range(1023)])
     assert known.may_have("x0")
     assert not known.may_have("new")
     assert known.after(SESSION, "x0").hashes == known.hashes
@@ -279,14 +277,13 @@ def test_exchanges_are_known_each_once_and_within_a_bound():
     assert not full.may_have("newer")
     assert not known.may_have("new")
     # From here on nothing is certain without storage, whatever comes.
-    for more in (full.after(SESSION, "newer"), KnownSession.read(SESSION, map(str, range(EXCHANGES_KEPT + 1)))):
+    for more in (full.after(SESSION, "newer"), memory.read(SESSION, map(str, range(1025)))):
         assert more.may_have("never seen")
         assert more.after(SESSION, "another").may_have("never seen")
 
 
-async def test_a_session_of_more_exchanges_than_are_kept_looks_each_id_up(shelf, start, monkeypatch):
-    monkeypatch.setattr(recall_module, "EXCHANGES_KEPT", 2)
-    process = start()
+async def test_a_session_of_more_exchanges_than_are_kept_looks_each_id_up(shelf, start):
+    process = start(memory=Memory(exchanges=2))
     process.registry.update(SESSION)
     for number in range(3):
         await ended(process.ask(f"e{number}"))

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from agentic_backend.session import registry as module
 from agentic_backend.session.models import Session
+from agentic_backend.session.registry import RegistryRules
 from agentic_backend.session.stream import Cancelled, Failed, Final
 from backend_kit.wire import Code
 from tests.agentic_backend.session.lab import USER, ended, ticks
@@ -124,7 +124,7 @@ async def test_ended_turns_are_kept_for_a_while(lab):
     await lab.finish(old, young)
     assert lab.registry.replay_events == len(old.events) + len(young.events)
     assert lab.registry.replay_bytes == old.bytes_held + young.bytes_held
-    old.ended_at = time.monotonic() - module._KEPT_AFTER_END_S - 1
+    old.ended_at = time.monotonic() - RegistryRules().kept_s - 1
     lab.registry.expire()
     assert lab.registry.find("old", USER) is None
     assert lab.registry.find("young", USER) is young
@@ -142,17 +142,22 @@ async def test_an_ended_turn_that_is_kept_keeps_no_task(lab):
     assert task() is None
 
 
-async def test_ended_turns_are_kept_within_a_bound_of_bytes(lab, monkeypatch):
-    turns = [lab.ask(f"e{number}", session_id=f"s{number}", message="x" * 1000) for number in range(5)]
-    await lab.finish(turns[0])
-    monkeypatch.setattr(module, "_KEPT_BYTES", int(turns[0].bytes_held * 2.5))
-    await lab.finish(*turns[1:])
+async def test_ended_turns_are_kept_within_a_bound_of_bytes(make_lab):
+    def asked(lab, number):
+        return lab.ask(f"e{number}", session_id=f"s{number}", message="x" * 1000)
+
+    unbounded = make_lab()
+    measured = asked(unbounded, 0)
+    await unbounded.finish(measured)
+    lab = make_lab(RegistryRules(kept_bytes=int(measured.bytes_held * 2.5)))
+    turns = [asked(lab, number) for number in range(5)]
+    await lab.finish(*turns)
     assert [lab.registry.find(f"e{number}", USER) is not None for number in range(5)] == [False] * 3 + [True] * 2
     assert lab.registry.replay_bytes == turns[3].bytes_held + turns[4].bytes_held
 
 
-async def test_idle_sessions_are_forgotten_and_busy_ones_never(lab, monkeypatch):
-    monkeypatch.setattr(module, "_IDLE_SESSIONS_KEPT", 2)
+async def test_idle_sessions_are_forgotten_and_busy_ones_never(make_lab):
+    lab = make_lab(RegistryRules(idle_sessions=2))
     busy = lab.ask("busy", session_id="busy")
     await ticks()
     for number in range(5):
@@ -191,8 +196,8 @@ async def test_a_drain_cancels_what_is_left_at_its_deadline(lab):
     assert await lab.registry.drain(0.01) == 0
 
 
-async def test_a_drain_ends_though_a_turn_does_not_let_itself_be_stopped(lab, monkeypatch, caplog):
-    monkeypatch.setattr(module, "_CANCELLED_END_S", 0.01)
+async def test_a_drain_ends_though_a_turn_does_not_let_itself_be_stopped(make_lab, caplog):
+    lab = make_lab(RegistryRules(cancelled_end_s=0.01))
     lab.runner.stubborn = True
     turn = lab.ask("e0")
     await ticks()

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from agentic_backend.session import registry as module
 from agentic_backend.session.models import Session
+from agentic_backend.session.registry import RegistryRules
 from agentic_backend.session.stream import Ask, Cancelled, Failed, Final, TextDelta, Turn
 from backend_kit.wire import Code, loads
 from tests.agentic_backend.session.lab import ended, ticks
@@ -27,9 +27,9 @@ async def test_a_thousand_abandoned_turns_end_in_history_and_keep_no_more_than_t
         if len(turns) % 50 == 0:  # all in one tick of the loop would hold it
             assert all([isinstance(await ended(turn), Final) for turn in turns[-50:]])
     await ticks()
-    assert sum(turn.bytes_held for turn in turns) > 2 * module._KEPT_BYTES
+    assert sum(turn.bytes_held for turn in turns) > 2 * RegistryRules().kept_bytes
     kept = [turn for turn in turns if process.registry.find(turn.ask.exchange_id, USER) is turn]
-    assert sum(turn.bytes_held for turn in kept) == process.registry.replay_bytes <= module._KEPT_BYTES
+    assert sum(turn.bytes_held for turn in kept) == process.registry.replay_bytes <= RegistryRules().kept_bytes
     assert sum(len(turn.events) for turn in kept) == process.registry.replay_events
     assert kept == turns[-len(kept) :]  # the newest
     for session in sessions:
@@ -46,7 +46,7 @@ async def test_a_turn_that_is_kept_is_resumed_itself_and_one_that_is_not_is_told
     await ended(turn)
     await ticks()
     assert process.registry.resume("s1", "e1", USER) is turn
-    turn.ended_at = time.monotonic() - module._KEPT_AFTER_END_S - 1
+    turn.ended_at = time.monotonic() - RegistryRules().kept_s - 1
     process.registry.expire()
     told = process.registry.resume("s1", "e1", USER)
     final = await ended(told)
@@ -75,16 +75,19 @@ async def test_what_is_not_the_users_exchange_of_that_session_is_not_found(tasks
     )
 
 
-async def test_history_that_cannot_be_read_and_a_failure_that_nobody_foresaw_are_told(tasks, monkeypatch, caplog):
-    shelf = Shelf(SESSION)
-    process = Process(shelf, tasks)
-    shelf.away = True
-    assert (await ended(process.registry.resume("s1", "e1", USER))).code is Code.HISTORY_UNAVAILABLE
+class Odd(Shelf):
+    """Storage whose look-up of an exchange fails as nobody foresaw."""
 
-    async def fail(_turn):
+    async def exchange(self, _session_id, _user_id, _exchange_id):
         raise ZeroDivisionError("while telling")
 
-    monkeypatch.setattr(process.registry._runner, "tell", fail)
+
+async def test_history_that_cannot_be_read_and_a_failure_that_nobody_foresaw_are_told(tasks, caplog):
+    shelf = Shelf(SESSION)
+    shelf.away = True
+    process = Process(shelf, tasks)
+    assert (await ended(process.registry.resume("s1", "e1", USER))).code is Code.HISTORY_UNAVAILABLE
+    process = Process(Odd(SESSION), tasks)
     assert (await ended(process.registry.resume("s1", "e1", USER))).code is Code.INTERNAL
     await ticks()
     assert "while telling" in caplog.text

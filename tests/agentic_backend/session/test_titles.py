@@ -105,10 +105,9 @@ async def test_a_session_that_is_gone_is_not_told(tasks):
     assert told == []
 
 
-async def test_a_model_that_never_answers_is_given_up(tasks, monkeypatch):
-    monkeypatch.setattr(titles, "_DEADLINE_S", 0.01)
+async def test_a_model_that_never_answers_is_given_up(tasks):
     store = Store()
-    Titles(Writer(), store, tasks, pytest.fail).begin(store.add(1), "Why?", "Because.")
+    Titles(Writer(), store, tasks, pytest.fail, deadline_s=0.01).begin(store.add(1), "Why?", "Because.")
     await ended(tasks)
     assert store.sessions["s1"].title == "Question 1"
 

@@ -1,26 +1,26 @@
 """Sessions that were not used for a long time, preferences that are set meanwhile, sessions that are deleted."""
 
 import asyncio
-import time
 from dataclasses import replace
 
 import pytest
 
+from agentic_backend.session.models import Remembered, Session
+from agentic_backend.session.recall import Memory
 from agentic_backend.session.stream import Cancelled, Failed, Final
 from backend_kit.aio import TaskRegistry
 from backend_kit.wire import Code
 from tests.agentic_backend.session.lab import USER, Lab, ended, ticks
 from tests.agentic_backend.session.shelf import SESSION, Process, Shelf
+from tests.support.clock import Clock
 
 OLD = replace(SESSION, rested=True)
 
 
-def know_from_long_ago(process: Process) -> None:
+def know_from_long_ago(process: Process, clock: Clock) -> None:
     """Let the process know the session by a turn that was 13 hours ago."""
     process.registry.update(SESSION)
-    slot = process.registry._slots[USER, SESSION.id]
-    assert slot.known is not None
-    slot.known = replace(slot.known, used_at=time.monotonic() - 13 * 3600)
+    clock.now += 13 * 3600
 
 
 @pytest.fixture
@@ -29,8 +29,13 @@ def shelf() -> Shelf:
 
 
 @pytest.fixture
-def process(shelf: Shelf, tasks: TaskRegistry) -> Process:
-    return Process(shelf, tasks)
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def process(shelf: Shelf, tasks: TaskRegistry, clock: Clock) -> Process:
+    return Process(shelf, tasks, memory=Memory(clock=clock))
 
 
 async def test_an_old_session_is_marked_as_used_before_its_turn_and_only_then(shelf, process):
@@ -39,14 +44,14 @@ async def test_an_old_session_is_marked_as_used_before_its_turn_and_only_then(sh
     assert (shelf.reads["get"], shelf.reads["touch"]) == (1, 1)
 
 
-async def test_a_session_that_this_process_knows_from_long_ago_is_read_again(shelf, process):
-    know_from_long_ago(process)
+async def test_a_session_that_this_process_knows_from_long_ago_is_read_again(shelf, process, clock):
+    know_from_long_ago(process, clock)
     assert isinstance(await ended(process.ask("e1")), Final)
     assert (shelf.reads["get"], shelf.reads["touch"]) == (1, 1)
 
 
-async def test_a_known_session_that_was_pruned_gets_no_turn_and_is_not_known_any_more(shelf, process):
-    know_from_long_ago(process)
+async def test_a_known_session_that_was_pruned_gets_no_turn_and_is_not_known_any_more(shelf, process, clock):
+    know_from_long_ago(process, clock)
     shelf.sessions.clear()
     for exchange_id in ("e1", "e2"):
         refused = await ended(process.ask(exchange_id))
@@ -54,18 +59,22 @@ async def test_a_known_session_that_was_pruned_gets_no_turn_and_is_not_known_any
     assert (shelf.asks, process.registry._slots) == ([], {})
 
 
-async def test_a_session_that_is_pruned_while_it_is_read_gets_no_turn(shelf, process, monkeypatch):
-    async def gone(_session_id: str, _user_id: str) -> bool:
+class Pruned(Shelf):
+    """Its sessions go between the read and the mark of a use."""
+
+    async def touch(self, _session_id: str, _user_id: str) -> bool:
         return False
 
-    monkeypatch.setattr(shelf, "touch", gone)
-    assert (await ended(process.ask("e1"))).code is Code.SESSION_NOT_FOUND
+
+async def test_a_session_that_is_pruned_while_it_is_read_gets_no_turn(tasks):
+    shelf = Pruned(OLD)
+    assert (await ended(Process(shelf, tasks).ask("e1"))).code is Code.SESSION_NOT_FOUND
     assert shelf.asks == []
 
 
-async def test_without_storage_an_old_session_waits_and_a_lately_used_one_goes_on(shelf, process):
+async def test_without_storage_an_old_session_waits_and_a_lately_used_one_goes_on(shelf, process, clock):
     shelf.away = True
-    know_from_long_ago(process)
+    know_from_long_ago(process, clock)
     assert (await ended(process.ask("e1"))).code is Code.HISTORY_UNAVAILABLE
     process.registry.update(SESSION)
     assert isinstance(await ended(process.ask("e2")), Final)
@@ -84,19 +93,26 @@ async def test_preferences_that_are_set_while_a_turn_runs_stand_at_its_end_and_a
     assert third.events[-1].payload.session.preferences == {}
 
 
-async def test_the_end_of_a_turn_shows_the_preferences_that_were_set_meanwhile(shelf, process, monkeypatch):
-    reached, go_on = asyncio.Event(), asyncio.Event()
+class SlowToRemember(Shelf):
+    """What an agent is reminded of is read when the test says so."""
 
-    async def slow_read(*_: object) -> list[object]:
-        reached.set()
-        await go_on.wait()
+    def __init__(self, *sessions: Session) -> None:
+        super().__init__(*sessions)
+        self.reached, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def remembered(self, _session_id: str, _user_id: str, _max_exchanges: int) -> list[Remembered]:
+        self.reached.set()
+        await self.go_on.wait()
         return []
 
-    monkeypatch.setattr(shelf, "remembered", slow_read)
+
+async def test_the_end_of_a_turn_shows_the_preferences_that_were_set_meanwhile(tasks):
+    shelf = SlowToRemember(OLD)
+    process = Process(shelf, tasks)
     turn = process.ask("e1")
-    await reached.wait()
+    await shelf.reached.wait()
     process.registry.prefer(SESSION.id, USER, {"theme": "dark"})
-    go_on.set()
+    shelf.go_on.set()
     assert (await ended(turn)).session.preferences == {"theme": "dark"}
     assert shelf.sessions[SESSION.id, USER].preferences == {"theme": "dark"}
 
