@@ -5,9 +5,10 @@ import gc
 import logging
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,8 @@ from agentic_backend.session.admission import Admission, TurnLimits
 from agentic_backend.session.attachments import Leftovers
 from agentic_backend.session.baseline import BaselineTurns
 from agentic_backend.session.models import Session
-from agentic_backend.session.registry import TurnRegistry
+from agentic_backend.session.recall import Memory
+from agentic_backend.session.registry import RegistryRules, TurnRegistry
 from agentic_backend.session.titles import Titles
 from agentic_backend.session.turn import TurnRules, TurnRunner
 from agentic_backend.settings import DEFAULT_MODEL, AgenticSettings
@@ -84,6 +86,21 @@ _LAG_NOT_READY_FOR_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
+class Parts:
+    """What the service makes some of its parts with, and bounds that are no settings. The defaults are production's."""
+
+    persistence: Callable[..., Persistence] = Persistence
+    direct: Callable[[AgentKit], DirectAnswer] = DirectAnswer
+    registry: RegistryRules = field(default_factory=RegistryRules)
+    knowledge_s: float = 5.0
+    """The deadline of a whole call to knowledge flow."""
+    clock: Callable[[], float] = time.monotonic
+    """Says how long a session has not been used here; in seconds."""
+    keys: KeyWaits | None = None
+    """How long the issuer's keys are waited for."""
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """What the lifespan built, each with its one owner."""
 
@@ -109,18 +126,15 @@ class AgenticService:
         settings: AgenticSettings,
         possessions: Possessions | None = None,
         end: Callable[[], None] = lambda: None,
-        *,
-        key_waits: KeyWaits | None = None,
+        parts: Parts | None = None,
     ) -> None:
-        """`possessions` is what the process took at its start; `end` begins the drain, as a signal does.
-
-        `key_waits` are those for the issuer's keys.
-        """
+        """`possessions` is what the process took at its start; `end` begins the drain, as a signal does."""
         self.disowned = False
+        self._parts = parts or Parts()
         self._possessions = possessions
         self._end = end
         self._settings = settings
-        self._verifier = make_verifier(settings, key_waits)
+        self._verifier = make_verifier(settings, self._parts.keys)
         self._registry = CollectorRegistry()
         self._state: State | None = None
         self._draining = False
@@ -237,7 +251,7 @@ class AgenticService:
         stack.push_async_callback(persistence.aclose)
         models = make_models(settings, metrics)
         stack.push_async_callback(models.aclose)
-        knowledge = make_knowledge(settings, metrics)
+        knowledge = make_knowledge(settings, metrics, self._parts.knowledge_s)
         stack.push_async_callback(knowledge.aclose)
         toolbox = await asyncio.to_thread(make_toolbox, settings, tasks, metrics)  # it would hold the loop
         if toolbox is not None:
@@ -258,9 +272,11 @@ class AgenticService:
             rules=TurnRules(settings.deadlines.turn_s, settings.ai.restore_max_exchanges),
             leases=persistence.leases,
             titles=self._make_titles(models, persistence, tasks, kpi),
+            memory=Memory(clock=self._parts.clock),
         )
-        registry = TurnRegistry(runner=runner, admission=admission, log=persistence.log, tasks=tasks)
-        baseline = BaselineTurns(DirectAnswer(kit), admission, tasks, turn_s=settings.deadlines.turn_s)
+        rules = self._parts.registry
+        registry = TurnRegistry(runner=runner, admission=admission, log=persistence.log, tasks=tasks, rules=rules)
+        baseline = BaselineTurns(self._parts.direct(kit), admission, tasks, turn_s=settings.deadlines.turn_s)
         hub = self._make_hub(metrics, windows)
         chat = ChatServices(
             hub=hub,
@@ -316,13 +332,14 @@ class AgenticService:
         return hub
 
     def _make_persistence(self, kpi: Kpi, metrics: AgenticMetrics, tasks: TaskRegistry) -> Persistence:
-        return Persistence(
+        return self._parts.persistence(
             self._settings,
             kpi=kpi,
             metrics=metrics,
             tasks=tasks,
             on_taken=self._give_way,
             possessions=self._possessions,
+            clock=self._parts.clock,
         )
 
     def _make_titles(self, models: ModelPool, persistence: Persistence, tasks: TaskRegistry, kpi: Kpi) -> Titles | None:
@@ -366,10 +383,10 @@ def make_models(settings: AgenticSettings, metrics: AgenticMetrics) -> ModelPool
     return ModelPool(connections, Metered(metrics, settings.ai.prices), pool_wait=metrics.http_pool_wait("llm").observe)
 
 
-def make_knowledge(settings: AgenticSettings, metrics: AgenticMetrics) -> KnowledgeClient:
-    """The client of knowledge flow; `ai.timeout` bounds the parts of a call, the client's own deadline the whole."""
-    timeout = settings.ai.timeout
-    endpoint = KnowledgeEndpoint(settings.ai.knowledge_flow_url, connect_s=timeout.connect, read_s=timeout.read)
+def make_knowledge(settings: AgenticSettings, metrics: AgenticMetrics, deadline_s: float) -> KnowledgeClient:
+    """The client of knowledge flow; `ai.timeout` bounds the parts of a call, `deadline_s` the whole."""
+    url, timeout = settings.ai.knowledge_flow_url, settings.ai.timeout
+    endpoint = KnowledgeEndpoint(url, deadline_s, connect_s=timeout.connect, read_s=timeout.read)
     return KnowledgeClient(endpoint, KnowledgeMetered(metrics))
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
 import zstandard
@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 Mode = Literal["none", "gzip", "zstd", "auto"]
 Encoding = Literal["gzip", "zstd"]
+Compressors = Mapping[Encoding, Callable[[bytes], bytes]]
 
 MIN_BYTES: Final = 1024
 """A smaller body fits into one packet with its head: compressing it saves nothing."""
@@ -32,8 +33,9 @@ _STREAMED: Final = "text/event-stream"
 class Compression:
     """Compresses whole answers of text with status 200; what is sent in pieces (SSE, large files) passes as it is."""
 
-    def __init__(self, app: ASGIApp, mode: Mode) -> None:
+    def __init__(self, app: ASGIApp, mode: Mode, *, compressors: Compressors | None = None) -> None:
         self._app = app
+        self._compressors = compressors or COMPRESSORS
         self._offered = _OFFERED[mode]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -42,15 +44,18 @@ class Compression:
             await self._app(scope, receive, send)
             return
         encoding = chosen(Headers(scope=scope).get("accept-encoding", ""), self._offered)
-        await self._app(scope, receive, _Answer(send, encoding, whole=scope["method"] != "HEAD").send)
+        await self._app(
+            scope, receive, _Answer(send, encoding, self._compressors, whole=scope["method"] != "HEAD").send
+        )
 
 
 class _Answer:
     """One answer on its way: its head is held back until the first piece of its body shows whether it is the last."""
 
-    def __init__(self, send: Send, encoding: Encoding | None, *, whole: bool) -> None:
+    def __init__(self, send: Send, encoding: Encoding | None, compressors: Compressors, *, whole: bool) -> None:
         self._send = send
         self._encoding = encoding
+        self._compressors = compressors
         self._whole = whole
         self._head: Message | None = None
 
@@ -68,7 +73,7 @@ class _Answer:
             headers.add_vary_header("Accept-Encoding")
             body: bytes = message.get("body", b"")
             if self._encoding and self._whole and self._worth_it(head, headers, message):
-                message = {**message, "body": await _compressed(body, self._encoding)}
+                message = {**message, "body": await _compressed(body, self._compressors[self._encoding])}
                 _describe(headers, self._encoding, len(message["body"]))
         head["headers"] = headers.raw
         await self._send(head)
@@ -108,8 +113,7 @@ def _is_text(headers: MutableHeaders) -> bool:
     return kind.startswith(_TYPES) and not kind.startswith(_STREAMED)
 
 
-async def _compressed(body: bytes, encoding: Encoding) -> bytes:
-    compress = _COMPRESS[encoding]
+async def _compressed(body: bytes, compress: Callable[[bytes], bytes]) -> bytes:
     # Both libraries let go of the interpreter while they work.
     return compress(body) if len(body) <= OFF_LOOP_BYTES else await asyncio.to_thread(compress, body)
 
@@ -124,7 +128,8 @@ def _zstd(body: bytes) -> bytes:
     return zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(body)
 
 
-_COMPRESS: Final[dict[Encoding, Callable[[bytes], bytes]]] = {"gzip": _gzip, "zstd": _zstd}
+COMPRESSORS: Final[Compressors] = {"gzip": _gzip, "zstd": _zstd}
+"""What makes a whole body smaller; called on the loop or, for a large body, in a thread."""
 
 
 def _describe(headers: MutableHeaders, encoding: Encoding, length: int) -> None:

@@ -123,10 +123,13 @@ class AgentBench:
         return await self._run(run)
 
     async def answer(self, said: Any) -> Outcome:
-        """What a person says to the question of the turn before, which goes on. Raises `NotAwaiting` where none is."""
+        """What a person says to the question of the turn before, which goes on.
+
+        Raises `NotAwaiting` where that was answered already, `AssertionError` where there was none.
+        """
         if self._waiting is None:
             raise AssertionError("the agent asked nothing")
-        (run, run_id), self._waiting = self._waiting, None
+        run, run_id = self._waiting
         saved = await self._agent.claim(run.session_id, run_id)
         return await self._run(replace(run, resume=Resume(saved, said)))
 

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import psycopg
 import pytest
+from aiohttp import web
 
 from backend_kit.http import listen
 from tests.agentic_backend.persist.support import until
@@ -326,20 +327,45 @@ async def test_without_attachments_or_without_knowledge_flow(start_service: Star
         assert (await service.get("/chatbot/sessions"))[0]["attachments"] == []
 
 
+@asynccontextmanager
+async def way_to(port: int, taken: asyncio.Event, go_on: asyncio.Event) -> AsyncIterator[int]:
+    """A port that passes all on to another; the answer to a POST, which has been `taken`, comes when it may `go_on`."""
+
+    async def pass_on(request: web.Request) -> web.Response:
+        headers = {name: value for name, value in request.headers.items() if name != "Transfer-Encoding"}
+        url = f"http://127.0.0.1:{port}{request.rel_url}"
+        async with http.request(request.method, url, data=await request.read(), headers=headers) as answer:
+            body = await answer.read()
+        if request.method == "POST":
+            taken.set()
+            await go_on.wait()
+        return web.Response(body=body, status=answer.status, content_type=answer.content_type)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", pass_on)
+    runner = web.AppRunner(app)
+    async with aiohttp.ClientSession() as http:
+        await runner.setup()
+        sock = listen("127.0.0.1", 0)
+        await web.SockSite(runner, sock).start()
+        try:
+            yield sock.getsockname()[1]
+        finally:
+            await runner.cleanup()
+
+
 async def test_a_session_that_is_deleted_meanwhile_keeps_nothing(
     start_service: StartService, knowledge: RunningKnowledgeFlow, database: Database
 ) -> None:
-    async with start_service(**settings(knowledge.port)) as service:
+    taken, go_on = asyncio.Event(), asyncio.Event()
+    async with way_to(knowledge.port, taken, go_on) as port, start_service(**settings(port)) as service:
         session_id = await service.create_session(agent_id="Rico")
-        ingest = service.service.running.chat.attachments.documents.ingest
-
-        async def deleted_first(*given: Any) -> Any:
-            found = await ingest(*given)
+        async with asyncio.TaskGroup() as group:
+            uploading = group.create_task(upload(service, session_id))
+            await taken.wait()
             assert await call(service, "DELETE", f"session/{session_id}") == (200, "true")
-            return found
-
-        service.service.running.chat.attachments.documents.ingest = deleted_first  # type: ignore[method-assign,assignment]
-        status, detail = await upload(service, session_id)
+            go_on.set()
+        status, detail = uploading.result()
         assert (status, detail["code"]) == (403, "session_not_found")
         await until(lambda: not service.service.running.chat.attachments.leftovers._now.is_set())
         await settled(database, 0, 0, 0)

@@ -6,9 +6,13 @@ test makes its rows happen in one service, over real connections, and compares w
 
 import asyncio
 import json
+import shutil
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
@@ -16,6 +20,9 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Origin
 
+from agentic_backend.app import Parts
+from agentic_backend.persist.persistence import Persistence
+from agentic_backend.persist.spool import DiskUsage, Spool
 from agentic_backend.session.models import Session
 from agentic_backend.session.stream import TextDelta
 from backend_kit.wire import CODES, Code, message_for
@@ -228,9 +235,15 @@ async def test_what_is_over_a_limit(start_service: StartService, limits: Frame, 
         assert (await hear(busy))["type"] == "cancelled"
 
 
-async def test_what_storage_stands_against(start_service: StartService, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_storage_stands_against(start_service: StartService) -> None:
     small = {"postgres": {"pool_size": 1, "max_overflow": 0, "pool_timeout": 0.2}}
-    async with start_service(storage=small) as service:
+    free = [1 << 40]
+
+    def usage(directory: Path) -> DiskUsage:
+        return SimpleNamespace(total=shutil.disk_usage(directory).total, free=free[0])
+
+    parts = Parts(persistence=partial(Persistence, spool=partial(Spool, disk_usage=usage)))
+    async with start_service(storage=small, parts=parts) as service:
         persistence = service.service.running.persistence
         # Made behind the back of the process, so that they have to be read.
         sessions = {channel: Session.new("admin", "Georges", "A title") for channel in ANSWERED}
@@ -242,10 +255,13 @@ async def test_what_storage_stands_against(start_service: StartService, monkeypa
             seen = await table(service, {"": row}, lambda _name, channel: cells[channel])
         assert seen == {"": row}
         row = refused(Code.STORAGE_FULL, later=True)
-        with monkeypatch.context() as full:
-            full.setattr(persistence.log, "has_room", lambda: False)
-            seen = await table(service, {"": row}, lambda _name, channel: cells[channel])
+        assert persistence.spool is not None
+        free[0] = 0
+        await asyncio.to_thread(persistence.spool.look_at_disk)
+        seen = await table(service, {"": row}, lambda _name, channel: cells[channel])
         assert seen == {"": row}
+        free[0] = 1 << 40
+        await asyncio.to_thread(persistence.spool.look_at_disk)
         for session in sessions.values():
             assert await service.history(session.id) == []
         assert await table(service, {"": ANSWERED}, lambda _name, channel: cells[channel]) == {"": ANSWERED}

@@ -2,17 +2,17 @@
 
 import asyncio
 import sqlite3
-import time
-from dataclasses import replace
 from pathlib import Path
 
 import psycopg
 import pytest
 from psycopg import sql
 
-from agentic_backend.app import make_retention
+from agentic_backend.app import Parts, make_retention
 from agentic_backend.chat.follow import Follow
+from agentic_backend.session.registry import RegistryRules
 from tests.agentic_backend.persist.support import until, until_waiting
+from tests.support.clock import Clock
 from tests.support.service import BASE, hear, hear_until, say
 
 FILL = {
@@ -194,22 +194,16 @@ def age(database, session_id):
         )
 
 
-def let_rest(service, session_id, seconds=31 * 86_400.0):
-    """As if the process had used the session last so long ago."""
-    slot = service.turns._slots["admin", session_id]
-    slot.known = replace(slot.known, used_at=time.monotonic() - seconds)
-    service.service.running.persistence.cache._entries[session_id, "admin"].used_at -= seconds
-
-
 async def test_retention_deletes_as_much_and_leaves_the_young(start_service, database):
-    async with start_service(history={"retention_days": 30}) as service:
+    clock = Clock()
+    async with start_service(history={"retention_days": 30}, parts=Parts(clock=clock)) as service:
         old, young = await service.create_session(), await service.create_session()
         for session_id in (old, young):
             await say_and_hear(service, session_id, f"{session_id}-e1")
         await service.service.running.persistence.flush(10)
         await asyncio.to_thread(fill, database, old)
         await asyncio.to_thread(age, database, old)
-        let_rest(service, old)
+        clock.now += 31 * 86_400.0  # the process has used both last so long ago; Postgres says it of one alone
         bury(service, old)
         await retention_of(service).prune()
         await nothing_left(service, database, old)
@@ -245,7 +239,8 @@ async def test_retention_leaves_a_session_whose_turn_is_on_its_way(start_service
 
 @pytest.mark.parametrize("known_by", ["registry", "cache"])
 async def test_retention_leaves_what_this_process_has_used_whatever_postgres_says(start_service, database, known_by):
-    async with start_service(history={"retention_days": 30}) as service:
+    kept = RegistryRules(idle_sessions=1)
+    async with start_service(history={"retention_days": 30}, parts=Parts(registry=kept)) as service:
         session_id = await service.create_session()
         await say_and_hear(service, session_id, "e1")
         await service.service.running.persistence.flush(10)
@@ -253,7 +248,8 @@ async def test_retention_leaves_what_this_process_has_used_whatever_postgres_say
         if known_by == "registry":
             service.service.running.persistence.cache.forget((session_id, "admin"))
         else:
-            service.turns._slots.clear()
+            await service.create_session()  # the only one that the registry now has in mind
+            assert not service.turns.knows(session_id, "admin", 30 * 86_400.0)
         await retention_of(service).prune()
         assert len(await service.history(session_id)) == 2
 

@@ -4,6 +4,9 @@ import asyncio
 
 import pytest
 
+from agentic_backend.agent import DirectAnswer
+from agentic_backend.app import Parts
+from agentic_backend.persist.persistence import Persistence
 from tests.support.odd_agent import odd
 from tests.support.service import hear, hear_until, say
 
@@ -65,12 +68,14 @@ async def test_a_baseline_call_that_fails_says_its_code(start_service):
         assert answer["metadata"]["extras"]["error"] == "turn_deadline"
 
 
-async def test_a_baseline_call_fails_as_internal_where_nobody_foresaw_it(service, monkeypatch, caplog):
-    async def fail(_run):
+class FailingAnswer(DirectAnswer):
+    async def run(self, _run):
         raise ZeroDivisionError("in the call")
 
-    monkeypatch.setattr(service.service.running.baseline._direct, "run", fail)
-    answer = await baseline_answer(service)
+
+async def test_a_baseline_call_fails_as_internal_where_nobody_foresaw_it(start_service, caplog):
+    async with start_service(parts=Parts(direct=FailingAnswer)) as service:
+        answer = await baseline_answer(service)
     assert answer["metadata"]["extras"]["error"] == "internal"
     assert "in the call" in caplog.text
 
@@ -111,27 +116,39 @@ async def test_an_ask_that_waits_for_a_slot_can_be_cancelled(start_service):
         assert await service.history(second) == []
 
 
-async def test_a_stop_while_a_turn_is_being_recorded_comes_too_late(service, monkeypatch):
-    log = service.service.running.persistence.log
-    append, recording, go_on = log.append, asyncio.Event(), asyncio.Event()
+class SlowLog:
+    """A log that takes finished turns when the test says so."""
 
-    async def slow_append(record):
-        recording.set()
-        await go_on.wait()
-        return await append(record)
+    def __init__(self, log):
+        self._log = log
+        self.has_room, self.begin = log.has_room, log.begin
+        self.recording, self.go_on = asyncio.Event(), asyncio.Event()
 
-    monkeypatch.setattr(log, "append", slow_append)
-    session_id = await service.create_session()
-    async with service.native() as socket:
+    async def append(self, record):
+        self.recording.set()
+        await self.go_on.wait()
+        return await self._log.append(record)
+
+
+class SlowPersistence(Persistence):
+    def __init__(self, *given, **named):
+        super().__init__(*given, **named)
+        self.log = SlowLog(self.log)
+
+
+async def test_a_stop_while_a_turn_is_being_recorded_comes_too_late(start_service):
+    async with start_service(parts=Parts(persistence=SlowPersistence)) as service, service.native() as socket:
+        log = service.service.running.persistence.log
+        session_id = await service.create_session()
         await say(socket, **ask(session_id, client_exchange_id="e1"))
         await hear_until(socket, "delta")
         async with asyncio.timeout(5):
-            await recording.wait()
+            await log.recording.wait()
         await say(socket, type="cancel", exchange_id="e1")
         await say(socket, type="ping")
         await hear_until(socket, "pong")
-        go_on.set()
+        log.go_on.set()
         await hear_until(socket, "final")
         await say(socket, **ask(session_id, client_exchange_id="e2"))
         await hear_until(socket, "final")
-    assert [message["rank"] for message in await service.history(session_id)] == [0, 1, 2, 3]
+        assert [message["rank"] for message in await service.history(session_id)] == [0, 1, 2, 3]

@@ -8,6 +8,7 @@ from dataclasses import replace
 import aiohttp
 import pytest
 
+from agentic_backend.app import Parts
 from backend_kit.auth import KeyWaits
 from tests.chaos.control import ProxyProcess
 from tests.support.issuer import CLIENT, issuer
@@ -29,7 +30,7 @@ async def asked(service, token, path="/chatbot/sessions"):
 async def test_a_service_starts_while_its_issuer_is_away_and_lets_in_once_it_is_back(start_service):
     async with issuer() as made:
         made.status = 503
-        async with start_service(security=security_of(made), key_waits=PATIENT) as service:
+        async with start_service(security=security_of(made), parts=Parts(keys=PATIENT)) as service:
             assert await asked(service, made.token()) == (401, {"detail": "Invalid token signature"})
             async with service.http.get(f"{BASE}/ready") as response:
                 assert response.status == 200
@@ -41,7 +42,7 @@ async def test_a_service_starts_while_its_issuer_is_away_and_lets_in_once_it_is_
 
 
 async def test_a_socket_is_renewed_by_a_key_that_is_new(start_service):
-    async with issuer() as made, start_service(security=security_of(made), key_waits=PATIENT) as service:
+    async with issuer() as made, start_service(security=security_of(made), parts=Parts(keys=PATIENT)) as service:
         async with service.native(made.token()) as socket:
             made.keys = [made.public("k2")]
             await say(socket, type="auth", access_token=made.token("k2"))
@@ -102,7 +103,7 @@ async def let_in(service, token):
 async def test_an_issuer_behind_a_bad_network_holds_up_nobody_with_a_known_key(start_service):
     """TRUST E8: it hangs, answers after 30 s, or is gone. Issuer and service share this loop, which is watched."""
     async with distant_issuer() as (made, proxy):
-        async with start_service(security=security_of(made), key_waits=PATIENT) as service:
+        async with start_service(security=security_of(made), parts=Parts(keys=PATIENT)) as service:
             assert (await asked(service, made.token()))[0] == 200
             made.keys.append(made.public("k2"))
             await proxy.tell("hold")
@@ -113,7 +114,7 @@ async def test_an_issuer_behind_a_bad_network_holds_up_nobody_with_a_known_key(s
             assert (await new)[0] == 200, "the first who shows the new key is let in"
 
         impatient = replace(PATIENT, fetch_s=0.5)
-        async with start_service(security=security_of(made), key_waits=impatient) as service:
+        async with start_service(security=security_of(made), parts=Parts(keys=impatient)) as service:
             await let_in(service, made.token())
             for fault in ("delay down 30000 0", "refuse"):
                 await proxy.tell(fault, "reset")

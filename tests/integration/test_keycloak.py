@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from agentic_backend.app import Parts
 from backend_kit.auth import KeyWaits
 from tests.support.keycloak import Administrator, claims_of, security_of, tokens_of
 from tests.support.service import BASE, hear, hear_until, say
@@ -75,7 +76,7 @@ async def test_a_socket_ends_with_its_token_unless_a_newer_one_comes(keycloak, s
 
 async def test_a_new_key_works_at_once_and_the_one_before_it_still_does(keycloak, start_service):
     waits = KeyWaits(cool_down_s=0.0, fetch_s=60.0, find_s=60.0)
-    starting = start_service(security=security_of(keycloak), key_waits=waits)
+    starting = start_service(security=security_of(keycloak), parts=Parts(keys=waits))
     async with starting as service, Administrator(keycloak) as admin:
         before = (await tokens_of(keycloak, "eve"))["access_token"]
         assert (await status_of(service, before))[0] == 200

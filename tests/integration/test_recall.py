@@ -5,7 +5,8 @@ import re
 import psycopg
 import pytest
 
-from agentic_backend.session import registry
+from agentic_backend.app import Parts
+from agentic_backend.session.registry import RegistryRules
 from tests.support.agentic import start_process
 from tests.support.service import hear, hear_until, say
 
@@ -70,9 +71,9 @@ async def test_an_answer_is_told_again_after_a_restart_in_both_protocols_without
 
 
 @pytest.mark.parametrize("persistence", [{}, {"ack": "db", "replicas": "many"}], ids=["one instance", "many"])
-async def test_an_ask_that_many_have_followed_is_still_answered_once(start_service, monkeypatch, persistence):
-    monkeypatch.setattr(registry, "_KEPT_AFTER_END_S", 0.0)
-    async with start_service(persistence=persistence) as service:
+async def test_an_ask_that_many_have_followed_is_still_answered_once(start_service, persistence):
+    parts = Parts(registry=RegistryRules(kept_s=0.0))
+    async with start_service(persistence=persistence, parts=parts) as service:
         session_id = await service.create_session()
         first = (await answered(service, session_id, exchange_id="e0"))[-1]
         for number in range(1, 70):

@@ -5,7 +5,6 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator
-from functools import partial
 from typing import Any
 
 import jwt
@@ -13,7 +12,7 @@ import pytest
 from aiohttp import web
 from websockets.asyncio.client import connect
 
-from agentic_backend.knowledge import KnowledgeEndpoint
+from agentic_backend.app import Parts
 from tests.agentic_backend.knowledge.fake import FakeKnowledge, answers, fake_knowledge, hit, silent
 from tests.support.service import NATIVE, RunningService, StartService, hear, hear_until, say
 
@@ -149,13 +148,13 @@ async def test_an_agent_that_requires_documents_fails_with_its_code_in_both_prot
 
 
 async def test_turns_that_wait_for_documents_hold_up_no_other(
-    start_service: StartService, knowledge: FakeKnowledge, monkeypatch: pytest.MonkeyPatch
+    start_service: StartService, knowledge: FakeKnowledge
 ) -> None:
     knowledge.search = silent
     # On a slow machine too, they wait for as long as the others are answered.
-    monkeypatch.setattr("agentic_backend.app.KnowledgeEndpoint", partial(KnowledgeEndpoint, deadline_s=60.0))
+    patient = Parts(knowledge_s=60.0)
     unlimited = {"per_user": {"sockets": 0, "turns": 0, "asks_per_min": 0, "burst": 0}}
-    async with start_service(**rico_on(knowledge), limits=unlimited) as service:
+    async with start_service(**rico_on(knowledge), limits=unlimited, parts=patient) as service:
         waiting = [await service.create_session(agent_id="Rico") for _ in range(30)]
         other = await service.create_session()
         async with service.native() as slow, service.native() as socket:

@@ -1,7 +1,14 @@
 """A background task or thread that the service cannot do without fails: what /ready, /metrics and the log say of it."""
 
-from agentic_backend.persist.batcher import Batcher
-from tests.agentic_backend.persist.support import until
+from contextlib import asynccontextmanager
+from functools import partial
+
+from agentic_backend.app import Parts
+from agentic_backend.persist.database import Database
+from agentic_backend.persist.engines import Pool, PoolRules
+from agentic_backend.persist.persistence import Persistence
+from agentic_backend.persist.spool import Spool
+from tests.agentic_backend.persist.support import BadDisk, until
 from tests.integration.test_deletion import say_and_hear
 from tests.support.service import BASE
 
@@ -17,48 +24,61 @@ ESSENTIAL = [
 ]
 
 
+class OddPool(Pool):
+    """Gives no connection, for a reason that nobody foresaw, while it is `odd`."""
+
+    odd = False
+
+    @asynccontextmanager
+    async def connection(self):
+        if self.odd:
+            raise ZeroDivisionError("on purpose")
+        async with super().connection() as connection:
+            yield connection
+
+
+class OddDatabase(Database):
+    def __init__(self, settings, metrics):
+        super().__init__(settings, metrics)
+        self.batch = OddPool("batch", settings, PoolRules.for_batches(settings), metrics, autocommit=False)
+
+
 async def ready(service):
     async with service.http.get(f"{BASE}/ready") as response:
         return response.status, await response.json()
 
 
 async def test_a_batcher_that_keeps_failing_takes_its_instance_out_and_what_it_holds_is_written_later(
-    start_service, monkeypatch, caplog
+    start_service, caplog
 ):
-    async with start_service() as service:
+    async with start_service(parts=Parts(persistence=partial(Persistence, database=OddDatabase))) as service:
         running = service.service.running
         essential = set(running.tasks.vigil._essential)
         assert essential - {"kpi-metrics"} == set(ESSENTIAL)
         session_id = await service.create_session()
-        with monkeypatch.context() as broken:
-
-            async def fails(_batcher, _batch):
-                raise ZeroDivisionError("on purpose")
-
-            broken.setattr(Batcher, "_write", fails)
-            await say_and_hear(service, session_id, "e1")
-            await until(lambda: bool(running.tasks.vigil.down))
-            status, told = await ready(service)
-            assert (status, told["status"]) == (503, "task_down")
-            assert told["dependencies"]["tasks"] == {"status": "down", "down": ["persist-batcher"]}
+        running.persistence.database.batch.odd = True
+        await say_and_hear(service, session_id, "e1")
+        await until(lambda: bool(running.tasks.vigil.down))
+        status, told = await ready(service)
+        assert (status, told["status"]) == (503, "task_down")
+        assert told["dependencies"]["tasks"] == {"status": "down", "down": ["persist-batcher"]}
+        running.persistence.database.batch.odd = False
         assert running.tasks.failures["persist-batcher"] >= 3
         await running.persistence.flush(20)
         assert len(await service.history(session_id)) == 2
     assert "task persist-batcher failed" in caplog.text
 
 
-async def test_a_spool_writer_that_keeps_failing_is_down(start_service, monkeypatch):
-    async with start_service() as service:
+async def test_a_spool_writer_that_keeps_failing_is_down(start_service):
+    disk = BadDisk(ZeroDivisionError("on purpose"))
+    spool = partial(Spool, connect_to=disk.connect)
+    async with start_service(parts=Parts(persistence=partial(Persistence, spool=spool))) as service:
         running = service.service.running
-        with monkeypatch.context() as broken:
-
-            def fails(_work):
-                raise ZeroDivisionError("on purpose")
-
-            broken.setattr(running.persistence.spool, "_commit", fails)
-            running.persistence.spool.done([])
-            await until(lambda: running.tasks.vigil.down == ["spool-writer"])
-            assert (await ready(service))[1]["status"] == "task_down"
-            assert not running.persistence.spool.usable
+        disk.broken = True
+        running.persistence.spool.done([])
+        await until(lambda: running.tasks.vigil.down == ["spool-writer"])
+        assert (await ready(service))[1]["status"] == "task_down"
+        assert not running.persistence.spool.usable
+        disk.broken = False
         await until(lambda: running.persistence.spool.usable)
         assert await service.create_session()

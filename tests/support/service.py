@@ -14,11 +14,10 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
-from agentic_backend.app import AgenticService
+from agentic_backend.app import AgenticService, Parts
 from agentic_backend.persist.spooldir import SpoolLock, SpoolTaken
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.settings import AgenticSettings
-from backend_kit.auth import KeyWaits
 from backend_kit.http import ServeSettings, build_server, listen
 from tests.support.mock_llm import MockModel
 from tests.support.postgres import Database
@@ -153,10 +152,10 @@ def configuration(model: str, database: Database, mock_llm: MockModel) -> dict[s
 
 
 @asynccontextmanager
-async def run_service(settings: AgenticSettings, *, key_waits: KeyWaits | None = None) -> AsyncIterator[RunningService]:
+async def run_service(settings: AgenticSettings, parts: Parts | None = None) -> AsyncIterator[RunningService]:
     """Serve until the block ends, then drain and close."""
     # Its routes take long to make on a busy machine: that is not what the detector of blocked loops looks for.
-    service = await asyncio.to_thread(AgenticService, settings, key_waits=key_waits)
+    service = await asyncio.to_thread(AgenticService, settings, parts=parts)
     sock = listen("127.0.0.1", 0)
     port = sock.getsockname()[1]
     limits = ServeSettings(
@@ -182,14 +181,17 @@ async def run_service(settings: AgenticSettings, *, key_waits: KeyWaits | None =
 
 @pytest.fixture
 def start_service(database: Database, mock_llm: MockModel, tmp_path: Path) -> StartService:
-    """Start a service on the test's database: `async with start_service(model="mock;gap=20", limits={…})`."""
+    """Start a service on the test's database: `async with start_service(model="mock;gap=20", limits={…})`.
+
+    With `parts` some of what it is made of is the test's.
+    """
 
     def start(
-        model: str = "mock", *, key_waits: KeyWaits | None = None, **changes: Any
+        model: str = "mock", *, parts: Parts | None = None, **changes: Any
     ) -> AbstractAsyncContextManager[RunningService]:
         own = {"server": {"gc_freeze": False}, "persistence": {"spool_dir": free_spool(tmp_path)}}
         base = {**configuration(model, database, mock_llm), **own}
-        return run_service(AgenticSettings.model_validate(merge(base, changes)), key_waits=key_waits)
+        return run_service(AgenticSettings.model_validate(merge(base, changes)), parts)
 
     return start
 

@@ -121,15 +121,24 @@ class Peer:
 
 
 class ToldTurns:
-    """Turns that do nothing by themselves: the test publishes their events."""
+    """Turns that do nothing by themselves: the test publishes their events.
+
+    An ask gets a new turn, or `same` where the test names one, or is met by `failure`.
+    """
 
     def __init__(self) -> None:
+        self.same: Turn | None = None
+        self.failure: Exception | None = None
         self.asks: list[Ask] = []
         self.turns: dict[str, Turn] = {}
         self.refusal: Code | None = None
         self._new = asyncio.Event()
 
     def submit(self, ask: Ask) -> Turn:
+        if self.failure is not None:
+            raise self.failure
+        if self.same is not None:
+            return self.same
         self.asks.append(ask)
         turn = self.turns[ask.exchange_id] = Turn(ask)
         if self.refusal is not None:

@@ -10,8 +10,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from agentic_backend.chat import compression
-from agentic_backend.chat.compression import MIN_BYTES, OFF_LOOP_BYTES, Compression, chosen
+from agentic_backend.chat.compression import COMPRESSORS, MIN_BYTES, OFF_LOOP_BYTES, Compression, chosen
 
 BOTH = ("zstd", "gzip")
 DECODE = {"gzip": gzip.decompress, "zstd": lambda body: zstandard.ZstdDecompressor().decompress(body)}
@@ -58,10 +57,10 @@ ROUTES = [
 ]
 
 
-async def get(path, accepted="gzip, zstd", mode="auto", method="GET"):
+async def get(path, accepted="gzip, zstd", mode="auto", method="GET", compressors=None):
     """The answer with its body as it is on the wire."""
     app = Starlette(routes=ROUTES)
-    transport = httpx.ASGITransport(Compression(app, mode))
+    transport = httpx.ASGITransport(Compression(app, mode, compressors=compressors))
     async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
         request = client.build_request(method, path, headers={"Accept-Encoding": accepted})
         response = await client.send(request, stream=True)
@@ -154,16 +153,14 @@ async def test_the_head_alone_is_not_described_as_compressed():
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
 @pytest.mark.parametrize("size", [OFF_LOOP_BYTES, OFF_LOOP_BYTES + 1])
-async def test_a_large_answer_is_compressed_beside_the_loop(monkeypatch, encoding, size):
+async def test_a_large_answer_is_compressed_beside_the_loop(encoding, size):
     threads = []
-    compress = compression._COMPRESS[encoding]
 
     def seen(body):
         threads.append(threading.current_thread())
-        return compress(body)
+        return COMPRESSORS[encoding](body)
 
-    monkeypatch.setitem(compression._COMPRESS, encoding, seen)
-    _, body = await get(f"/text?size={size}", accepted=encoding)
+    _, body = await get(f"/text?size={size}", accepted=encoding, compressors={encoding: seen})
     assert len(DECODE[encoding](body)) == size
     assert (threads == [threading.main_thread()]) == (size == OFF_LOOP_BYTES)
     assert len(threads) == 1

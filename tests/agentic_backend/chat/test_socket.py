@@ -68,7 +68,7 @@ async def test_a_slow_reader_delays_nobody_who_follows_the_same_turn():
     async with lab() as it:
         slow, quick = await it.opened(), await it.opened()
         turn = await it.asked(slow, "e1")
-        it.turns.submit = lambda _ask: turn  # the same ask again, from another socket
+        it.turns.same = turn  # the same ask again, from another socket
         quick.say(type="ask", session_id="s", agent_id="Georges", message="Hello", client_exchange_id="e1")
         slow.reads.clear()
         accept(turn)
@@ -143,11 +143,7 @@ async def test_a_socket_that_closes_may_lose_its_peer_meanwhile():
 
 async def test_a_failure_of_the_socket_is_logged_and_closes_with_1011(caplog):
     async with lab() as it:
-
-        def fail(_ask):
-            raise ZeroDivisionError("in submit")
-
-        it.turns.submit = fail
+        it.turns.failure = ZeroDivisionError("in submit")
         peer = await it.opened()
         peer.say(type="ask", session_id="s", agent_id="Georges", message="Hello")
         assert await peer.close_code() == 1011

@@ -116,7 +116,7 @@ async def test_one_of_two_readers_that_leaves_cancels_nothing():
     async with lab() as it:
         one = Reader(it, ASK | {"on_disconnect": "cancel"})
         turn = await it.turns.asked("e1")
-        it.turns.submit = lambda _ask: turn
+        it.turns.same = turn
         other = Reader(it, ASK | {"on_disconnect": "cancel"})
         await until(lambda: len(turn._followers) == 2)
         one.leave()

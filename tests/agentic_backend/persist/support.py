@@ -1,18 +1,44 @@
 """What the tests of persistence share: settings for a database, turns to store, a look into the tables."""
 
 import asyncio
+import sqlite3
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psycopg
 
 from agentic_backend.events import ChatMessage, text_part
+from agentic_backend.persist import spoolfile
 from agentic_backend.persist.persistence import Persistence
 from agentic_backend.session.models import Session, TurnRecord
 from agentic_backend.settings import AgenticSettings
 from backend_kit.kpi import Kpi
 
 USER = "ada"
+
+
+class BadDisk:
+    """A disk whose commits fail with an error while it is `broken`, as those of an unplugged one do."""
+
+    def __init__(self, error: Exception) -> None:
+        self.broken = False
+        self._error = error
+
+    def connect(self, path: Path) -> sqlite3.Connection:
+        """Open a spool file on it."""
+        spoolfile.connect(path).close()
+        disk = self
+
+        class Connection(sqlite3.Connection):
+            def execute(self, sql: str, *parameters: object) -> sqlite3.Cursor:
+                if sql == "COMMIT" and disk.broken:
+                    raise disk._error
+                return super().execute(sql, *parameters)  # type: ignore[arg-type]
+
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=Connection)
+        connection.execute("PRAGMA journal_mode = WAL")
+        return connection
 
 
 def settings_for(where: dict[str, Any], **sections: Any) -> AgenticSettings:

@@ -12,40 +12,18 @@ from prometheus_client import CollectorRegistry
 
 from agentic_backend.errors import StorageFull
 from agentic_backend.metrics import AgenticMetrics
-from agentic_backend.persist import spoolfile
 from agentic_backend.persist.persistence import Persistence, PersistenceRules
 from agentic_backend.persist.spool import DiskUsage, Spool
 from agentic_backend.persist.turnlog import PersistentTurnLog
 from backend_kit.kpi import Kpi
 from tests.agentic_backend.persist.conftest import Build
-from tests.agentic_backend.persist.support import USER, new_session, stored_ranks, turn, turns, until
+from tests.agentic_backend.persist.support import USER, BadDisk, new_session, stored_ranks, turn, turns, until
 from tests.support.postgres import Database
-
-
-class BadDisk:
-    """A disk whose commits fail as an unplugged one's do, while it is `broken`."""
-
-    def __init__(self) -> None:
-        self.broken = False
-
-    def connect(self, path: Path) -> sqlite3.Connection:
-        """Open a spool file on it."""
-        spoolfile.connect(path).close()
-
-        class Stuck(sqlite3.Connection):
-            def execute(_, sql: str, *parameters: object) -> sqlite3.Cursor:  # noqa: N805 - `self` is the disk
-                if sql == "COMMIT" and self.broken:
-                    raise sqlite3.OperationalError("disk I/O error")
-                return super().execute(sql, *parameters)  # type: ignore[arg-type]
-
-        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=Stuck)
-        connection.execute("PRAGMA journal_mode = WAL")
-        return connection
 
 
 @pytest.fixture
 def bad_disk() -> BadDisk:
-    return BadDisk()
+    return BadDisk(sqlite3.OperationalError("disk I/O error"))
 
 
 @pytest.fixture

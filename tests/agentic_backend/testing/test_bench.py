@@ -95,9 +95,7 @@ async def test_a_run_is_claimed_once() -> None:
         tools, FakeModel(wants(("note", {"text": "a"})), "x"), tools=FakeToolbox(note, ask_before=["note"])
     )
     await bench.ask("Note a")
-    waiting = bench._waiting
     await bench.answer({"choice_id": "allow"})
-    bench._waiting = waiting
     with pytest.raises(NotAwaiting):
         await bench.answer({"choice_id": "allow"})
 
