@@ -91,7 +91,7 @@ class Parts:
 
     persistence: Callable[..., Persistence] = Persistence
     direct: Callable[[AgentKit], DirectAnswer] = DirectAnswer
-    registry: RegistryRules = field(default_factory=RegistryRules)
+    turns: RegistryRules = field(default_factory=RegistryRules)
     knowledge_s: float = 5.0
     """The deadline of a whole call to knowledge flow."""
     clock: Callable[[], float] = time.monotonic
@@ -241,7 +241,7 @@ class AgenticService:
 
     async def _build(self, stack: AsyncExitStack) -> State:
         """Build in order; the stack closes in reverse."""
-        settings = self._settings
+        settings, parts = self._settings, self._parts
         kpi = make_kpi(settings, self._registry)
         metrics = AgenticMetrics(self._registry, kpi, currency=settings.ai.currency)
         runtime = KpiRuntime(kpi, kpi_options(settings)).start()
@@ -251,7 +251,7 @@ class AgenticService:
         stack.push_async_callback(persistence.aclose)
         models = make_models(settings, metrics)
         stack.push_async_callback(models.aclose)
-        knowledge = make_knowledge(settings, metrics, self._parts.knowledge_s)
+        knowledge = make_knowledge(settings, metrics, parts.knowledge_s)
         stack.push_async_callback(knowledge.aclose)
         toolbox = await asyncio.to_thread(make_toolbox, settings, tasks, metrics)  # it would hold the loop
         if toolbox is not None:
@@ -272,11 +272,10 @@ class AgenticService:
             rules=TurnRules(settings.deadlines.turn_s, settings.ai.restore_max_exchanges),
             leases=persistence.leases,
             titles=self._make_titles(models, persistence, tasks, kpi),
-            memory=Memory(clock=self._parts.clock),
+            memory=Memory(clock=parts.clock),
         )
-        rules = self._parts.registry
-        registry = TurnRegistry(runner=runner, admission=admission, log=persistence.log, tasks=tasks, rules=rules)
-        baseline = BaselineTurns(self._parts.direct(kit), admission, tasks, turn_s=settings.deadlines.turn_s)
+        registry = TurnRegistry(runner=runner, admission=admission, log=persistence.log, tasks=tasks, rules=parts.turns)
+        baseline = BaselineTurns(parts.direct(kit), admission, tasks, turn_s=settings.deadlines.turn_s)
         hub = self._make_hub(metrics, windows)
         chat = ChatServices(
             hub=hub,
@@ -298,13 +297,13 @@ class AgenticService:
         state = State(
             tasks, runtime, metrics, models, knowledge, catalog, persistence, admission, registry, baseline, hub, chat
         )
-        stack.push_async_callback(tasks.aclose)
-        self._start(state, windows)
+        self._start(state, windows, stack)
         return state
 
-    def _start(self, state: State, windows: Windows) -> None:
-        """Begin the work that goes on in the background."""
+    def _start(self, state: State, windows: Windows, stack: AsyncExitStack) -> None:
+        """Begin the work that goes on in the background until the stack closes."""
         tasks, persistence = state.tasks, state.persistence
+        stack.push_async_callback(tasks.aclose)
         if isinstance(self._verifier, IssuerVerifier):
             tasks.spawn("issuer-keys", self._verifier.keys.run, restart=True, essential=True)
         persistence.start()

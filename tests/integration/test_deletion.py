@@ -240,7 +240,7 @@ async def test_retention_leaves_a_session_whose_turn_is_on_its_way(start_service
 @pytest.mark.parametrize("known_by", ["registry", "cache"])
 async def test_retention_leaves_what_this_process_has_used_whatever_postgres_says(start_service, database, known_by):
     kept = RegistryRules(idle_sessions=1)
-    async with start_service(history={"retention_days": 30}, parts=Parts(registry=kept)) as service:
+    async with start_service(history={"retention_days": 30}, parts=Parts(turns=kept)) as service:
         session_id = await service.create_session()
         await say_and_hear(service, session_id, "e1")
         await service.service.running.persistence.flush(10)

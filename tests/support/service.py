@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from agentic_backend.persist.spooldir import SpoolLock, SpoolTaken
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.settings import AgenticSettings
 from backend_kit.http import ServeSettings, build_server, listen
+from backend_kit.http.server import DrainServer
 from tests.support.mock_llm import MockModel
 from tests.support.postgres import Database
 from tests.support.schema import validate_compatible, validate_native
@@ -151,6 +152,14 @@ def configuration(model: str, database: Database, mock_llm: MockModel) -> dict[s
     }
 
 
+class SilentServer(DrainServer):
+    """A server that leaves the signals of the process to the test run."""
+
+    def capture_signals(self) -> AbstractContextManager[None]:
+        """Take over none."""
+        return nullcontext()
+
+
 @asynccontextmanager
 async def run_service(settings: AgenticSettings, parts: Parts | None = None) -> AsyncIterator[RunningService]:
     """Serve until the block ends, then drain and close."""
@@ -164,8 +173,7 @@ async def run_service(settings: AgenticSettings, parts: Parts | None = None) -> 
         ws_ping_timeout_s=settings.server.ping_timeout_s,
         loop="none",
     )
-    server = build_server(service.app, service.drain, limits)
-    server.capture_signals = _no_signals  # type: ignore[method-assign]  # the test run keeps its own handlers
+    server = SilentServer(build_server(service.app, service.drain, limits).config, service.drain)
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(server.serve(sockets=[sock]))
         headers = {"Authorization": "Bearer local"}
@@ -210,11 +218,3 @@ async def _wait_ready(http: aiohttp.ClientSession, serving: "asyncio.Task[None]"
                 if response.status == 200:
                     return
             await asyncio.sleep(0.02)
-
-
-class _no_signals:  # noqa: N801 - stands in for a method
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        pass
