@@ -56,7 +56,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class _Shelf:
+class _MemoryCheckpoints:
     """Runs that wait, in memory: the `Checkpoints` of a test."""
 
     kept: dict[str, SavedRun] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class AgentBench:
         models = {DEFAULT_MODEL: model, **(further_models or {})}
         named = {model_id: NamedModel(one, model_id, model_id) for model_id, one in models.items()}
         kit = AgentKit(model, "scripted", knowledge, tools, named)
-        catalog = Catalog([settings], kit, recursion_limit=recursion_limit, checkpoints=_Shelf())
+        catalog = Catalog([settings], kit, recursion_limit=recursion_limit, checkpoints=_MemoryCheckpoints())
         self._agent: Agent = catalog.get("agent")
         self._history: list[Earlier] = []
         self._waiting: tuple[AgentRun, str] | None = None

@@ -29,7 +29,7 @@ from agentic_backend.session.models import Session, TurnRecord
 from agentic_backend.session.stream import Ask, Final, TextDelta, Turn, TurnEvent
 from backend_kit.auth import HmacVerifier, NoAuth
 from backend_kit.settings import Postgres
-from tests.agentic_backend.chat.lab import RULES, Peer, ToldTurns, until
+from tests.agentic_backend.chat.told_hub import RULES, Peer, ToldTurns, until
 from tests.support.ports import free_port
 from tests.support.postgres import public_directory
 from turnwise.postgres import USER, EmbeddedPostgres

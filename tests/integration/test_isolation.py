@@ -138,15 +138,15 @@ def filled(value, ids):
 
 
 @pytest.fixture
-async def world(start_service, database):
+async def belongings(start_service, database):
     """A service with three users: ann, who has one of each thing and a turn that runs, and two who look for it."""
     # Turns last until somebody stops them.
     async with start_service("mock;gap=50;tokens=5000", security=SECURITY, deadlines={"drain_s": 0.1}) as service:
-        yield await World.made(service, database)
+        yield await Belongings.made(service, database)
 
 
 @dataclass(frozen=True)
-class World:
+class Belongings:
     service: object
     ids: dict
     """Of ann's things."""
@@ -273,8 +273,8 @@ def test_every_operation_route_and_frame_has_its_place_here():
     assert streamed == {request["json"]["type"] for request in OPERATIONS["POST /chatbot/query/stream"].requests}
 
 
-async def test_every_operation_of_the_document_and_every_socket_is_in_the_table(world):
-    app = world.service.service.app
+async def test_every_operation_of_the_document_and_every_socket_is_in_the_table(belongings):
+    app = belongings.service.service.app
     document = {
         f"{method.upper()} {path.removeprefix(BASE)}"
         for path, operations in app.openapi()["paths"].items()
@@ -292,60 +292,60 @@ async def test_every_operation_of_the_document_and_every_socket_is_in_the_table(
 
 
 @pytest.mark.parametrize("user", OTHERS)
-async def test_what_is_anothers_is_answered_as_what_is_not_there(world, user):
-    before = await world.seen_by_ann()
+async def test_what_is_anothers_is_answered_as_what_is_not_there(belongings, user):
+    before = await belongings.seen_by_ann()
     for operation, kind in OPERATIONS.items():
         for request in kind.requests if isinstance(kind, Named) else ():
-            unknown = await world.answer(user, operation, request, world.unknown(user))
+            unknown = await belongings.answer(user, operation, request, belongings.unknown(user))
             assert unknown[0] in kind.refused, (operation, request, unknown)
-            for ids in world.anns(user):
-                assert await world.answer(user, operation, request, ids) == unknown, (operation, request)
-    assert await world.seen_by_ann() == before
-    assert world.ann_is_answered()
+            for ids in belongings.anns(user):
+                assert await belongings.answer(user, operation, request, ids) == unknown, (operation, request)
+    assert await belongings.seen_by_ann() == before
+    assert belongings.ann_is_answered()
 
 
 @pytest.mark.parametrize("user", OTHERS)
-async def test_a_frame_that_names_anothers_is_answered_as_one_that_names_nothing(world, user):
-    before = await world.seen_by_ann()
+async def test_a_frame_that_names_anothers_is_answered_as_one_that_names_nothing(belongings, user):
+    before = await belongings.seen_by_ann()
     for table, native in ((NATIVE, True), (COMPATIBLE, False)):
         for frame in (frame for of_type in table.values() for frame in of_type):
-            unknown = await world.heard(user, frame, world.unknown(user), native=native)
+            unknown = await belongings.heard(user, frame, belongings.unknown(user), native=native)
             assert "not_found" in unknown[0], (frame, unknown)
             assert unknown[1] == ('{"type":"pong"}' if native else 1011)
-            for ids in world.anns(user):
-                assert await world.heard(user, frame, ids, native=native) == unknown, frame
-    assert await world.seen_by_ann() == before
-    assert world.ann_is_answered()
+            for ids in belongings.anns(user):
+                assert await belongings.heard(user, frame, ids, native=native) == unknown, frame
+    assert await belongings.seen_by_ann() == before
+    assert belongings.ann_is_answered()
 
 
-async def test_lists_and_figures_are_of_the_caller_alone(world):
+async def test_lists_and_figures_are_of_the_caller_alone(belongings):
     figures = {"params": {"start": "2025-06-01T00:00:00Z", "end": "2030-06-01T00:00:00Z", "precision": "day"}}
     for operation in (operation for operation, kind in OPERATIONS.items() if kind is Kind.OWN and "GET" in operation):
         request = figures if "numerical" in operation else {}
-        mine, *others = [await world.answer(user, operation, request, {}) for user in ("ann", *OTHERS)]
+        mine, *others = [await belongings.answer(user, operation, request, {}) for user in ("ann", *OTHERS)]
         assert [status for status, *_ in (mine, *others)] == [200] * 3, operation
         assert mine[2] not in [body for *_, body in others], operation
-        told = [value for name, value in world.ids.items() if name != "rank" and value in str(others)]
+        told = [value for name, value in belongings.ids.items() if name != "rank" and value in str(others)]
         assert told == [], operation
     for user in OTHERS:
-        _, _, body = await world.answer(user, "GET /chatbot/sessions", {"params": {"q": SECRET_WORD}}, {})
-        assert [session["id"] for session in json.loads(body)] == [world.own[user]]
+        _, _, body = await belongings.answer(user, "GET /chatbot/sessions", {"params": {"q": SECRET_WORD}}, {})
+        assert [session["id"] for session in json.loads(body)] == [belongings.own[user]]
 
 
-async def test_what_is_for_operators_is_refused_before_anything_is_read(world):
+async def test_what_is_for_operators_is_refused_before_anything_is_read(belongings):
     for operation in (operation for operation, kind in OPERATIONS.items() if kind is Kind.OPERATOR):
         for user in ("ann", *OTHERS):
             for request in ({}, {"params": {"window_s": "nonsense"}}):
-                status, _, body = await world.answer(user, operation, request, {})
+                status, _, body = await belongings.answer(user, operation, request, {})
                 assert (status, json.loads(body)["detail"]["code"]) == (403, "forbidden"), operation
 
 
-async def test_the_name_of_anothers_exchange_is_free_for_a_turn_of_ones_own(world):
-    async with world.service.native(bearer("bob")) as socket:
-        await say(socket, **ASK | {"session_id": world.own["bob"], "client_exchange_id": "ann-runs"})
+async def test_the_name_of_anothers_exchange_is_free_for_a_turn_of_ones_own(belongings):
+    async with belongings.service.native(bearer("bob")) as socket:
+        await say(socket, **ASK | {"session_id": belongings.own["bob"], "client_exchange_id": "ann-runs"})
         first = await hear(socket)
-        assert (first["type"], first["seq"], first["session_id"]) == ("accepted", 1, world.own["bob"])
+        assert (first["type"], first["seq"], first["session_id"]) == ("accepted", 1, belongings.own["bob"])
         await say(socket, type="cancel", exchange_id="ann-runs")
         while (await hear(socket))["type"] != "cancelled":
             pass
-    assert world.ann_is_answered()
+    assert belongings.ann_is_answered()

@@ -179,7 +179,7 @@ def test_a_taken_port_is_one_line_and_exit_code_2(database, mock_llm, tmp_path):
 
 
 @pytest.fixture
-def server():
+def own_postgres():
     """A Postgres of the test's own, prepared but not started."""
     directory = public_directory("turnwise-lifecycle-pg-")
     postgres = EmbeddedPostgres(directory, free_port())
@@ -189,12 +189,12 @@ def server():
     shutil.rmtree(directory)
 
 
-def where(server):
-    return {"postgres": Database(server.host, server.port, server.database, "postgres").settings()}
+def where(own_postgres):
+    return {"postgres": Database(own_postgres.host, own_postgres.port, own_postgres.database, "postgres").settings()}
 
 
-async def test_a_start_before_postgres_is_live_and_becomes_ready_with_it(start_process, server):
-    async with start_process(storage=where(server), path="/healthz") as service:
+async def test_a_start_before_postgres_is_live_and_becomes_ready_with_it(start_process, own_postgres):
+    async with start_process(storage=where(own_postgres), path="/healthz") as service:
         await service.line("Postgres at .* is not ready: sqlstate=None")
         code, body = await status(service, "/ready")
         assert (code, body["status"]) == (503, "starting")
@@ -202,7 +202,7 @@ async def test_a_start_before_postgres_is_live_and_becomes_ready_with_it(start_p
         async with service.http.post(f"{BASE}/chatbot/session") as response:
             assert response.status == 503
             assert (await response.json())["detail"]["code"] == "history_unavailable"
-        await asyncio.to_thread(server.start)
+        await asyncio.to_thread(own_postgres.start)
         await service.answers("/ready")
         session_id = await service.create_session()
         async with service.native() as socket:
@@ -211,15 +211,15 @@ async def test_a_start_before_postgres_is_live_and_becomes_ready_with_it(start_p
         assert await service.history(session_id) == final["messages"]
 
 
-async def test_known_sessions_go_on_while_postgres_is_away(start_service, server):
-    await asyncio.to_thread(server.start)
-    async with start_service(storage=where(server)) as service:
+async def test_known_sessions_go_on_while_postgres_is_away(start_service, own_postgres):
+    await asyncio.to_thread(own_postgres.start)
+    async with start_service(storage=where(own_postgres)) as service:
         known, silent, idle = [await service.create_session() for _ in range(3)]
         async with service.native() as socket:
             await say(socket, **ask(known, "My name is Ada."))
             finals = [(await hear_until(socket, "final"))[-1]]
             assert await service.service.running.persistence.flush(10) == 0
-            await asyncio.to_thread(server.stop)
+            await asyncio.to_thread(own_postgres.stop)
 
             await say(socket, **ask(known, "What is my name?"))
             finals.append((await hear_until(socket, "final"))[-1])
@@ -237,12 +237,12 @@ async def test_known_sessions_go_on_while_postgres_is_away(start_service, server
             assert (code, body["dependencies"]["postgres"]["status"]) == (200, "down")
             assert body["dependencies"]["postgres"]["pending_records"] == 2
 
-            await asyncio.to_thread(server.start)
+            await asyncio.to_thread(own_postgres.start)
             assert (await service.service.running.persistence.batcher.flush(60)).left == 0
             assert await service.history(known) == finals[0]["messages"] + finals[1]["messages"]
             code, body = await status(service, "/ready")
             assert body["dependencies"]["postgres"] == {"status": "up", "pending_records": 0}
-    rows = stored(server.dsn)
+    rows = stored(own_postgres.dsn)
     assert [row[0] for row in rows[known]] == [0, 1, 2, 3]
     assert [row[0] for row in rows[silent]] == [0, 1]
     assert idle not in rows

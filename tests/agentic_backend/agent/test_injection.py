@@ -8,7 +8,7 @@ import pytest
 from agentic_backend.agent.toolbox import Tool, ToolAnswer, ToolCaller
 from agentic_backend.llm import ModelPool
 from tests.agentic_backend.agent.helpers import Turn
-from tests.agentic_backend.agent.test_rag import lab, prompts
+from tests.agentic_backend.agent.test_rag import asked_rico, prompts
 from tests.agentic_backend.agent.test_tools import ANSWER, Box, offered, sammy
 from tests.agentic_backend.knowledge.fake import FakeKnowledge, fake_knowledge, hit
 from tests.agentic_backend.llm.scripted import DONE, event, finish, scripted, streams, token
@@ -46,7 +46,7 @@ async def test_an_order_in_a_passage_stays_a_passage(pool: ModelPool, text: str)
     calls = event({"choices": [{"index": 0, "delta": {"tool_calls": [call]}, "finish_reason": None}]})
     obeys = streams(token("As you wish [1]."), calls, finish("tool_calls"), DONE)
     async with fake_knowledge(hit("evil", text)) as fake, scripted(obeys) as model:
-        async with lab(pool, model.base_url, fake.base_url) as rag:
+        async with asked_rico(pool, model.base_url, fake.base_url) as rag:
             answer = await rag.ask("Is it safe?", context={"selected_document_libraries_ids": ["mine"]})
         (request,) = model.requests
         system, user = prompts(model)

@@ -1,10 +1,10 @@
 """How long a socket takes to take the end of a turn is told once a turn, also of a socket that never takes it."""
 
-from tests.agentic_backend.chat.lab import accept, delta, finish, lab, until
+from tests.agentic_backend.chat.told_hub import accept, delta, finish, told_hub, until
 
 
 async def test_the_end_of_a_turn_that_is_read_is_told_once() -> None:
-    async with lab() as room:
+    async with told_hub() as room:
         peer = await room.opened()
         turn = await room.asked(peer, "e1")
         accept(turn)
@@ -18,7 +18,7 @@ async def test_the_end_of_a_turn_that_is_read_is_told_once() -> None:
 
 
 async def test_a_socket_that_goes_before_the_end_has_none_to_take() -> None:
-    async with lab() as room:
+    async with told_hub() as room:
         peer = await room.opened()
         turn = await room.asked(peer, "e1")
         accept(turn)
@@ -29,7 +29,7 @@ async def test_a_socket_that_goes_before_the_end_has_none_to_take() -> None:
 
 
 async def test_an_end_that_nobody_reads_waits_and_is_told_when_the_socket_is_cut() -> None:
-    async with lab() as room:
+    async with told_hub() as room:
         peer = await room.opened()
         turn = await room.asked(peer, "e1")
         peer.reads.clear()

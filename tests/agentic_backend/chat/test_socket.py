@@ -8,7 +8,7 @@ from agentic_backend.chat import follow
 from agentic_backend.chat import socket as module
 from backend_kit.auth import AuthError, Identity
 from backend_kit.wire import Code
-from tests.agentic_backend.chat.lab import RULES, Peer, accept, cancel, delta, finish, lab, until
+from tests.agentic_backend.chat.told_hub import RULES, Peer, accept, cancel, delta, finish, told_hub, until
 
 
 class Names:
@@ -22,7 +22,7 @@ class Names:
 
 
 async def test_fragments_that_piled_up_go_out_as_one_and_lose_nothing():
-    async with lab() as it:
+    async with told_hub() as it:
         peer = await it.opened()
         turn = await it.asked(peer, "e1")
         accept(turn)
@@ -48,7 +48,7 @@ async def test_fragments_that_piled_up_go_out_as_one_and_lose_nothing():
 
 
 async def test_a_frame_of_joined_fragments_is_bounded():
-    async with lab() as it:
+    async with told_hub() as it:
         peer = await it.opened()
         turn = await it.asked(peer, "e1")
         peer.reads.clear()
@@ -65,7 +65,7 @@ async def test_a_frame_of_joined_fragments_is_bounded():
 
 
 async def test_a_slow_reader_delays_nobody_who_follows_the_same_turn():
-    async with lab() as it:
+    async with told_hub() as it:
         slow, quick = await it.opened(), await it.opened()
         turn = await it.asked(slow, "e1")
         it.turns.same = turn  # the same ask again, from another socket
@@ -83,7 +83,7 @@ async def test_a_slow_reader_delays_nobody_who_follows_the_same_turn():
 
 
 async def test_a_peer_that_never_reads_is_aborted_at_the_send_deadline_and_its_turn_goes_on():
-    async with lab() as it:
+    async with told_hub() as it:
         peer = await it.opened()
         turn = await it.asked(peer, "e1")
         peer.reads.clear()
@@ -101,7 +101,7 @@ async def test_a_peer_that_never_reads_is_aborted_at_the_send_deadline_and_its_t
 
 
 async def test_a_peer_that_lets_answers_pile_up_is_aborted():
-    async with lab() as it:
+    async with told_hub() as it:
         peer = await it.opened()
         peer.reads.clear()
         for _ in range(module._OUTBOX_FRAMES + 2):
@@ -111,7 +111,7 @@ async def test_a_peer_that_lets_answers_pile_up_is_aborted():
 
 
 async def test_a_peer_that_vanishes_while_it_is_written_to_ends_its_socket():
-    async with lab() as it:
+    async with told_hub() as it:
         for close in (False, True):
             peer = await it.opened()
             turn = await it.asked(peer, f"e{close}")
@@ -131,7 +131,7 @@ async def test_a_peer_that_vanishes_while_it_is_written_to_ends_its_socket():
 
 
 async def test_a_socket_that_closes_may_lose_its_peer_meanwhile():
-    async with lab() as it:
+    async with told_hub() as it:
         peer = await it.opened()
         (sock,) = it.hub._sockets
         peer.gone = True
@@ -142,7 +142,7 @@ async def test_a_socket_that_closes_may_lose_its_peer_meanwhile():
 
 
 async def test_a_failure_of_the_socket_is_logged_and_closes_with_1011(caplog):
-    async with lab() as it:
+    async with told_hub() as it:
         it.turns.failure = ZeroDivisionError("in submit")
         peer = await it.opened()
         peer.say(type="ask", session_id="s", agent_id="Georges", message="Hello")
@@ -157,7 +157,7 @@ async def test_a_failure_of_the_socket_is_logged_and_closes_with_1011(caplog):
 
 
 async def test_a_binary_frame_closes_with_1003_at_once_and_the_turn_goes_on():
-    async with lab() as it:
+    async with told_hub() as it:
         peer = await it.opened()
         turn = await it.asked(peer, "e1")
         peer.say_raw(bytes=b"\x00")
@@ -169,7 +169,7 @@ async def test_a_binary_frame_closes_with_1003_at_once_and_the_turn_goes_on():
 
 
 async def test_4000_cancels_every_followed_turn_and_another_code_none():
-    async with lab() as it:
+    async with told_hub() as it:
         for code in (4000, 1001, 4001):
             peer = await it.opened()
             turns = [await it.asked(peer, f"{code}-{number}") for number in range(2)]
@@ -179,7 +179,7 @@ async def test_4000_cancels_every_followed_turn_and_another_code_none():
 
 
 async def test_on_disconnect_cancel_holds_only_when_nobody_else_listens():
-    async with lab() as it:
+    async with told_hub() as it:
         one = await it.opened()
         turn = await it.asked(one, "e1", on_disconnect="cancel")
         turn.follow(wake := lambda: None)
@@ -195,7 +195,7 @@ async def test_on_disconnect_cancel_holds_only_when_nobody_else_listens():
 
 
 async def test_a_socket_follows_so_many_turns_and_no_more():
-    async with lab() as it:
+    async with told_hub() as it:
         peer = await it.opened()
         turns = [await it.asked(peer, f"e{number}") for number in range(module._FOLLOWED_TURNS)]
         peer.say(type="ask", session_id="s", agent_id="Georges", message="Hello")
@@ -207,7 +207,7 @@ async def test_a_socket_follows_so_many_turns_and_no_more():
 
 
 async def test_a_compatible_socket_asks_the_next_only_after_the_end_of_the_one_before():
-    async with lab() as it:
+    async with told_hub() as it:
         peer = await it.opened(native=False)
         first = await it.asked(peer, "e1")
         for number in (2, 3):
@@ -230,7 +230,7 @@ async def test_a_compatible_socket_asks_the_next_only_after_the_end_of_the_one_b
 
 
 async def test_a_compatible_socket_that_leaves_drops_the_asks_that_wait():
-    async with lab() as it:
+    async with told_hub() as it:
         peer = await it.opened(native=False)
         first = await it.asked(peer, "e1")
         peer.say(session_id="s", agent_id="Georges", message="Hello", client_exchange_id="e2")
@@ -242,7 +242,7 @@ async def test_a_compatible_socket_that_leaves_drops_the_asks_that_wait():
 
 
 async def test_a_refusal_ends_a_compatible_socket_and_not_a_native_one():
-    async with lab() as it:
+    async with told_hub() as it:
         it.turns.refusal = Code.OVERLOADED
         compatible = await it.opened(native=False)
         await it.asked(compatible, "e1")
@@ -258,7 +258,7 @@ async def test_a_refusal_ends_a_compatible_socket_and_not_a_native_one():
 
 
 async def test_a_token_renews_the_same_user_only():
-    async with lab(verifier=Names()) as it:
+    async with told_hub(verifier=Names()) as it:
         native = await it.opened(token="ok-ann")
         for token, code in (("ok-ann", None), ("ok-bob", "unauthenticated"), ("bad", "unauthenticated")):
             native.say(type="auth", access_token=token)
@@ -277,7 +277,7 @@ async def test_a_token_renews_the_same_user_only():
 
 
 async def test_turns_that_run_have_the_newest_token_of_their_socket():
-    async with lab(verifier=Names()) as it:
+    async with told_hub(verifier=Names()) as it:
         peer = await it.opened(token="ok-ann")
         turn = await it.asked(peer, "e1")
         before = turn.ask.credentials.reveal()
@@ -294,7 +294,7 @@ async def test_turns_that_run_have_the_newest_token_of_their_socket():
 
 @pytest.mark.parametrize("native", [True, False])
 async def test_a_socket_without_a_turn_ends_with_its_token(native):
-    async with lab(verifier=Names()) as it:
+    async with told_hub(verifier=Names()) as it:
         late, lasting = await it.opened(native=native, token="old-ann"), await it.opened(native=native, token="ok-ann")
         await it.hub.tick(time.monotonic())
         assert await late.close_code() == 4401
@@ -303,7 +303,7 @@ async def test_a_socket_without_a_turn_ends_with_its_token(native):
 
 
 async def test_a_turn_ends_before_its_socket_does_and_nothing_new_begins():
-    async with lab(verifier=Names()) as it:
+    async with told_hub(verifier=Names()) as it:
         peer = await it.opened(token="ok-ann")
         turn = await it.asked(peer, "e1")
         peer.say(type="auth", access_token="old-ann")
@@ -326,7 +326,7 @@ async def test_a_turn_ends_before_its_socket_does_and_nothing_new_begins():
 
 
 async def test_a_newer_token_keeps_a_socket_whose_turn_outlived_the_older_one():
-    async with lab(verifier=Names()) as it:
+    async with told_hub(verifier=Names()) as it:
         peer = await it.opened(token="old-ann")
         peer.say(type="ping")
         assert (await peer.hear())["type"] == "pong"
@@ -340,7 +340,7 @@ async def test_a_newer_token_keeps_a_socket_whose_turn_outlived_the_older_one():
 
 
 async def test_the_compatible_socket_ends_with_4401_in_place_of_a_further_answer():
-    async with lab(verifier=Names()) as it:
+    async with told_hub(verifier=Names()) as it:
         waiting = await it.opened(native=False, token="ok-ann")
         turn = await it.asked(waiting, "e1")
         ask = {"session_id": "s", "agent_id": "Georges", "message": "Hello"}
@@ -362,7 +362,7 @@ async def test_the_compatible_socket_ends_with_4401_in_place_of_a_further_answer
 
 
 async def test_the_hub_speaks_up_in_silence_and_closes_who_says_nothing():
-    async with lab(replace(RULES, idle_s=100.0, heartbeat_s=15.0)) as it:
+    async with told_hub(replace(RULES, idle_s=100.0, heartbeat_s=15.0)) as it:
         idle, busy, old = await it.opened(), await it.opened(), await it.opened(native=False)
         turn = await it.asked(busy, "e1")
         now = max(sock.clock.last_sent for sock in it.hub._sockets)
@@ -381,7 +381,7 @@ async def test_the_hub_speaks_up_in_silence_and_closes_who_says_nothing():
 
 
 async def test_a_tick_lets_turns_go_on_before_it_has_looked_at_everyone():
-    async with lab(replace(RULES, heartbeat_s=15.0)) as it:
+    async with told_hub(replace(RULES, heartbeat_s=15.0)) as it:
         peers = [await it.opened() for _ in range(250)]
         now = max(sock.clock.last_sent for sock in it.hub._sockets)
         tick = asyncio.ensure_future(it.hub.tick(now + 14.0))
@@ -394,7 +394,7 @@ async def test_a_tick_lets_turns_go_on_before_it_has_looked_at_everyone():
 
 
 async def test_a_drain_closes_idle_sockets_at_once_and_busy_ones_after_their_turn():
-    async with lab() as it:
+    async with told_hub() as it:
         idle, busy = await it.opened(), await it.opened()
         turn = await it.asked(busy, "e1")
         accept(turn)
@@ -411,7 +411,7 @@ async def test_a_drain_closes_idle_sockets_at_once_and_busy_ones_after_their_tur
 
 
 async def test_sockets_that_do_not_leave_a_drain_are_cut():
-    async with lab() as it:
+    async with told_hub() as it:
         peer = await it.opened()
         await it.asked(peer, "e1")
         it.hub.begin_drain()
@@ -420,7 +420,7 @@ async def test_sockets_that_do_not_leave_a_drain_are_cut():
 
 
 async def test_a_handshake_that_was_accepted_while_the_drain_began_is_closed():
-    async with lab() as it:
+    async with told_hub() as it:
         peer = it.connect()
         peer.reads.clear()
         await until(lambda: peer.sending == 1)
@@ -430,7 +430,7 @@ async def test_a_handshake_that_was_accepted_while_the_drain_began_is_closed():
 
 
 async def test_an_accept_that_fails_leaves_nothing_behind():
-    async with lab() as it:
+    async with told_hub() as it:
         peer = Peer()
         peer.gone = True
         with pytest.raises(OSError, match="gone"):  # the server's own sign of it, which it takes back
@@ -440,7 +440,7 @@ async def test_an_accept_that_fails_leaves_nothing_behind():
 
 
 async def test_credentials_that_do_not_verify_close_with_4401():
-    async with lab(verifier=Names()) as it:
+    async with told_hub(verifier=Names()) as it:
         for token in ("bad", ""):
             for native in (True, False):
                 assert await it.connect(native=native, token=token).close_code() == 4401
@@ -448,7 +448,7 @@ async def test_credentials_that_do_not_verify_close_with_4401():
 
 async def test_sockets_over_the_limits_are_refused_before_they_open():
     limits = replace(RULES, max_sockets=3, sockets_per_address=2)
-    async with lab(limits) as it:
+    async with told_hub(limits) as it:
         peers = [await it.opened(host=host) for host in ("10.0.0.1", "10.0.0.1", "10.0.0.2")]
         for host, status in (("10.0.0.1", 503), ("10.0.0.3", 503)):
             late = it.connect(host=host)
@@ -476,7 +476,7 @@ async def test_no_more_sockets_get_in_while_their_credentials_are_looked_at():
             return await super().verify(token)
 
     keys = asyncio.Event()
-    async with lab(replace(RULES, max_sockets=3), Waiting()) as it:
+    async with told_hub(replace(RULES, max_sockets=3), Waiting()) as it:
         peers = [it.connect(token=f"ok-{number}") for number in range(20)]
         await until(lambda: sum(peer.accepted or peer.denied == 503 for peer in peers) == 20)
         keys.set()
@@ -487,7 +487,7 @@ async def test_no_more_sockets_get_in_while_their_credentials_are_looked_at():
 
 
 async def test_the_newest_socket_of_a_user_wins():
-    async with lab(replace(RULES, sockets_per_user=2), Names()) as it:
+    async with told_hub(replace(RULES, sockets_per_user=2), Names()) as it:
         first = await it.opened(token="ok-ann")
         other = await it.opened(token="ok-bob")
         second = await it.opened(token="ok-ann")
@@ -500,7 +500,7 @@ async def test_the_newest_socket_of_a_user_wins():
 
 
 async def test_the_outbox_is_measured():
-    async with lab() as it:
+    async with told_hub() as it:
         peer = await it.opened()
         turn = await it.asked(peer, "e1")
         peer.reads.clear()

@@ -12,7 +12,7 @@ from agentic_backend.errors import BadRequest, MessageTooLong, UnknownType
 from agentic_backend.session.stream import Failed
 from backend_kit.auth import Identity
 from backend_kit.wire import Code
-from tests.agentic_backend.chat.lab import RULES, accept, delta, finish, lab, until
+from tests.agentic_backend.chat.told_hub import RULES, accept, delta, finish, told_hub, until
 
 ASK = {"type": "ask", "session_id": "s", "agent_id": "Georges", "message": "Hello", "client_exchange_id": "e1"}
 
@@ -77,7 +77,7 @@ class Reader:
 
 
 async def test_a_reader_that_takes_nothing_is_cut_at_the_send_deadline_and_its_turn_goes_on():
-    async with lab() as it:
+    async with told_hub() as it:
         reader = Reader(it)
         turn = await it.turns.asked("e1")
         accept(turn)
@@ -102,7 +102,7 @@ async def test_a_reader_that_takes_nothing_is_cut_at_the_send_deadline_and_its_t
 
 @pytest.mark.parametrize("policy", ["continue", "cancel"])
 async def test_a_reader_that_leaves_before_the_first_event_is_followed_by_its_policy(policy):
-    async with lab() as it:
+    async with told_hub() as it:
         reader = Reader(it, ASK | {"on_disconnect": policy})
         turn = await it.turns.asked("e1")
         await until(lambda: turn.followed)
@@ -113,7 +113,7 @@ async def test_a_reader_that_leaves_before_the_first_event_is_followed_by_its_po
 
 
 async def test_one_of_two_readers_that_leaves_cancels_nothing():
-    async with lab() as it:
+    async with told_hub() as it:
         one = Reader(it, ASK | {"on_disconnect": "cancel"})
         turn = await it.turns.asked("e1")
         it.turns.same = turn
@@ -130,7 +130,7 @@ async def test_one_of_two_readers_that_leaves_cancels_nothing():
 
 
 async def test_a_refusal_after_a_long_silence_is_an_event_without_a_number():
-    async with lab() as it:
+    async with told_hub() as it:
         reader = Reader(it)
         turn = await it.turns.asked("e1")
         await until(lambda: turn.followed)
@@ -145,7 +145,7 @@ async def test_a_refusal_after_a_long_silence_is_an_event_without_a_number():
 
 
 async def test_a_refusal_is_an_answer_in_the_language_of_the_request():
-    async with lab() as it:
+    async with told_hub() as it:
         it.turns.refusal = Code.SESSION_BUSY
         reader = Reader(it, **{"accept-language": "fr"})
         await reader.ended.wait()
@@ -154,7 +154,7 @@ async def test_a_refusal_is_an_answer_in_the_language_of_the_request():
 
 
 async def test_streams_count_where_sockets_do():
-    async with lab(replace(RULES, sockets_per_user=2, sockets_per_address=3, max_sockets=4)) as it:
+    async with told_hub(replace(RULES, sockets_per_user=2, sockets_per_address=3, max_sockets=4)) as it:
         peer = await it.opened()
         reader = Reader(it)
         await it.turns.asked("e1")

@@ -28,7 +28,7 @@ async def titles(persistence: Persistence, words: str = "", user_id: str = USER,
 
 
 @pytest.fixture
-async def library(persistence: Persistence) -> Persistence:
+async def conversations(persistence: Persistence) -> Persistence:
     """Three conversations, the last one newest, all of it committed."""
     await talked(persistence, "Holidays", "Where is it warm in March?", "Try **Lisbon**, or the Canaries.")
     await talked(persistence, "Émigré cooking", "How long do lentils boil?", "Twenty minutes.\nNot the red ones.")
@@ -42,12 +42,12 @@ async def library(persistence: Persistence) -> Persistence:
 ALL = ["Steuern", "Émigré cooking", "Holidays"]
 
 
-async def test_pages_follow_one_another(library: Persistence) -> None:
-    assert await titles(library) == ALL
-    assert await titles(library, limit=2) == ALL[:2]
-    assert await titles(library, limit=2, offset=2) == ALL[2:]
-    assert await titles(library, offset=1) == ALL[1:]
-    assert await titles(library, limit=5, offset=3) == []
+async def test_pages_follow_one_another(conversations: Persistence) -> None:
+    assert await titles(conversations) == ALL
+    assert await titles(conversations, limit=2) == ALL[:2]
+    assert await titles(conversations, limit=2, offset=2) == ALL[2:]
+    assert await titles(conversations, offset=1) == ALL[1:]
+    assert await titles(conversations, limit=5, offset=3) == []
 
 
 @pytest.mark.parametrize(
@@ -77,23 +77,23 @@ async def test_pages_follow_one_another(library: Persistence) -> None:
     ],
 )
 async def test_a_search_looks_into_titles_questions_and_answers(
-    library: Persistence, words: str, found: list[str]
+    conversations: Persistence, words: str, found: list[str]
 ) -> None:
-    assert await titles(library, words) == found
+    assert await titles(conversations, words) == found
 
 
-async def test_a_search_is_paged_too(library: Persistence) -> None:
-    assert await titles(library, "in", limit=1) == ["Steuern"]
-    assert await titles(library, "in", limit=1, offset=1) == ["Holidays"]
+async def test_a_search_is_paged_too(conversations: Persistence) -> None:
+    assert await titles(conversations, "in", limit=1) == ["Steuern"]
+    assert await titles(conversations, "in", limit=1, offset=1) == ["Holidays"]
 
 
-async def test_nobody_finds_what_is_anothers(library: Persistence) -> None:
-    assert await titles(library, "again") == []
-    assert await titles(library, "again", "bob") == ["Holidays"]
-    assert await titles(library, "lisbon", "mallory") == []
+async def test_nobody_finds_what_is_anothers(conversations: Persistence) -> None:
+    assert await titles(conversations, "again") == []
+    assert await titles(conversations, "again", "bob") == ["Holidays"]
+    assert await titles(conversations, "lisbon", "mallory") == []
 
 
-async def test_a_search_can_use_its_index(library: Persistence, database: Database) -> None:
+async def test_a_search_can_use_its_index(conversations: Persistence, database: Database) -> None:
     statement = str(SEARCH_SESSIONS.compile(dialect=PGDialect_psycopg()))  # type: ignore[no-untyped-call]
     asked = {"user_id": USER, "pending": "[]", "limit": None, "offset": 0, "words": "lisbon", "beginning": ":*"}
     with psycopg.connect(database.dsn) as connection:

@@ -21,7 +21,7 @@ from turnwise.postgres import EmbeddedPostgres
 
 
 @pytest.fixture
-def server() -> Iterator[EmbeddedPostgres]:
+def own_postgres() -> Iterator[EmbeddedPostgres]:
     """A server of the test's own, prepared but not started. Durable, as it is going to be killed."""
     directory = public_directory("turnwise-outage-pg-")
     postgres = EmbeddedPostgres(directory, free_port())
@@ -31,16 +31,21 @@ def server() -> Iterator[EmbeddedPostgres]:
     shutil.rmtree(directory)
 
 
-def where(server: EmbeddedPostgres) -> dict[str, str | int]:
-    return {"host": server.host, "port": server.port, "database": server.database, "username": "postgres"}
+def where(own_postgres: EmbeddedPostgres) -> dict[str, str | int]:
+    return {
+        "host": own_postgres.host,
+        "port": own_postgres.port,
+        "database": own_postgres.database,
+        "username": "postgres",
+    }
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
 async def test_an_outage_in_mid_stream_loses_nothing(
-    server: EmbeddedPostgres, build: Build, how: str, caplog: pytest.LogCaptureFixture
+    own_postgres: EmbeddedPostgres, build: Build, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await asyncio.to_thread(server.start)
-    persistence = build(where(server))
+    await asyncio.to_thread(own_postgres.start)
+    persistence = build(where(own_postgres))
     await persistence.database.connect_until_ready(lambda _state: None)
     persistence.start()
     sessions = [await new_session(persistence) for _ in range(20)]
@@ -50,7 +55,7 @@ async def test_an_outage_in_mid_stream_loses_nothing(
         for record in records:
             await persistence.log.append(record)
         if number == 10:
-            await asyncio.to_thread(server.stop if how == "stop" else server.kill)
+            await asyncio.to_thread(own_postgres.stop if how == "stop" else own_postgres.kill)
         if number == 20:
             # Readers of a pending session are served; of others, told at once that history is not available.
             with pytest.raises(HistoryUnavailable):
@@ -61,13 +66,13 @@ async def test_an_outage_in_mid_stream_loses_nothing(
             assert known is not None
             assert known.next_rank == 42
             assert persistence.dependencies()["postgres"]["status"] == "down"
-            await asyncio.to_thread(server.start)
+            await asyncio.to_thread(own_postgres.start)
         await asyncio.sleep(0.005)
     assert (await persistence.batcher.flush(60)).left == 0
     elapsed_s = time.perf_counter() - begun
 
     for session in sessions:
-        assert stored_ranks(server.dsn, session) == [(rank, f"x{rank // 2 + 1}") for rank in range(60)]
+        assert stored_ranks(own_postgres.dsn, session) == [(rank, f"x{rank // 2 + 1}") for rank in range(60)]
     assert persistence.batcher.stats.lost == persistence.batcher.stats.poison == 0
     assert persistence.batcher.stats.rank_conflicts == 0
     assert persistence.batcher.stats.retries > 0
@@ -80,33 +85,33 @@ async def test_an_outage_in_mid_stream_loses_nothing(
 
 
 async def test_the_service_starts_before_postgres(
-    server: EmbeddedPostgres, build: Build, caplog: pytest.LogCaptureFixture
+    own_postgres: EmbeddedPostgres, build: Build, caplog: pytest.LogCaptureFixture
 ) -> None:
     states: asyncio.Queue[DatabaseState] = asyncio.Queue()
-    persistence = build(where(server), on_state=states.put_nowait)
+    persistence = build(where(own_postgres), on_state=states.put_nowait)
     persistence.start()
     assert await asyncio.wait_for(states.get(), 30) == DatabaseState("connecting", "unclaimed")
     assert not persistence.schema_known
     with pytest.raises(HistoryUnavailable):
         await persistence.store.list_for(USER)
 
-    await asyncio.to_thread(server.start)
+    await asyncio.to_thread(own_postgres.start)
     async with asyncio.timeout(60):
         while (await states.get()).status != "ready":
             pass
     session = await new_session(persistence)
     await persistence.log.append(turn(session, "x1"))
     assert await persistence.flush(30) == 0
-    assert len(stored_ranks(server.dsn, session)) == 2
-    assert f"Postgres at 127.0.0.1:{server.port} is not ready: sqlstate=None; trying on" in caplog.text
+    assert len(stored_ranks(own_postgres.dsn, session)) == 2
+    assert f"Postgres at 127.0.0.1:{own_postgres.port} is not ready: sqlstate=None; trying on" in caplog.text
 
 
-async def test_closing_without_postgres_ends_at_the_deadline(server: EmbeddedPostgres, build: Build) -> None:
-    await asyncio.to_thread(server.start)
-    persistence = build(where(server), persistence={"ack": "none"})
+async def test_closing_without_postgres_ends_at_the_deadline(own_postgres: EmbeddedPostgres, build: Build) -> None:
+    await asyncio.to_thread(own_postgres.start)
+    persistence = build(where(own_postgres), persistence={"ack": "none"})
     await persistence.database.connect_until_ready(lambda _state: None)
     session = await new_session(persistence)
-    await asyncio.to_thread(server.stop)
+    await asyncio.to_thread(own_postgres.stop)
     persistence.start()
     for record in turns(session, 3):
         await persistence.log.append(record)
@@ -114,25 +119,27 @@ async def test_closing_without_postgres_ends_at_the_deadline(server: EmbeddedPos
     report = await persistence.batcher.aclose(0.2)
     assert (report.flushed, report.left) == (0, 3)
 
-    await asyncio.to_thread(server.start)
+    await asyncio.to_thread(own_postgres.start)
     await persistence.aclose()
-    assert len(stored_ranks(server.dsn, session)) == 6
+    assert len(stored_ranks(own_postgres.dsn, session)) == 6
 
 
 @pytest.mark.parametrize("ack", ["none", "spool"])
-async def test_a_delete_during_an_outage_is_done_afterwards(server: EmbeddedPostgres, build: Build, ack: str) -> None:
-    await asyncio.to_thread(server.start)
-    persistence = build(where(server), rules=PersistenceRules(commit_s=0.1), persistence={"ack": ack})
+async def test_a_delete_during_an_outage_is_done_afterwards(
+    own_postgres: EmbeddedPostgres, build: Build, ack: str
+) -> None:
+    await asyncio.to_thread(own_postgres.start)
+    persistence = build(where(own_postgres), rules=PersistenceRules(commit_s=0.1), persistence={"ack": ack})
     await persistence.database.connect_until_ready(lambda _state: None)
     persistence.start()
     session = await new_session(persistence)
-    await asyncio.to_thread(server.stop)
+    await asyncio.to_thread(own_postgres.stop)
     if ack == "spool":
         assert await persistence.store.delete(session.id, USER)
     else:
         with pytest.raises(HistoryUnavailable):
             await persistence.store.delete(session.id, USER)
     assert await persistence.store.get(session.id, USER) is None
-    await asyncio.to_thread(server.start)
+    await asyncio.to_thread(own_postgres.start)
     assert (await persistence.batcher.flush(60)).left == 0
-    assert rows(server.dsn, "SELECT count(*) FROM session") == [(0,)]
+    assert rows(own_postgres.dsn, "SELECT count(*) FROM session") == [(0,)]

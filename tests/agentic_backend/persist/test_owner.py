@@ -28,7 +28,7 @@ def settings(database: Database) -> Postgres:
 
 
 @pytest.fixture
-def server() -> Iterator[EmbeddedPostgres]:
+def own_postgres() -> Iterator[EmbeddedPostgres]:
     """A server of the test's own, not yet started."""
     directory = public_directory("turnwise-test-owner-")
     made = EmbeddedPostgres(directory, free_port(), durable=False)
@@ -37,12 +37,12 @@ def server() -> Iterator[EmbeddedPostgres]:
     shutil.rmtree(directory)
 
 
-class Lab:
+class Owners:
     """Owners that run, and which of them were told to end."""
 
     def __init__(self) -> None:
         self.tasks = TaskRegistry()
-        self.owners: list[Owner] = []
+        self.all: list[Owner] = []
         self.told: list[Owner] = []
         self.ended = asyncio.Event()
 
@@ -60,18 +60,18 @@ class Lab:
             self.ended.set()
 
         made = Owner(settings, shared=shared, on_taken=taken, claim=claim, wait_s=wait_s)
-        self.owners.append(made)
+        self.all.append(made)
         if run:
             self.tasks.spawn("owner", made.run, restart=True)
         return made
 
 
 @pytest.fixture
-async def lab() -> AsyncIterator[Lab]:
-    made = Lab()
+async def owners() -> AsyncIterator[Owners]:
+    made = Owners()
     yield made
     await made.tasks.aclose()
-    for owner in made.owners:
+    for owner in made.all:
         owner.close()
     assert made.tasks.failures == {}
 
@@ -138,26 +138,26 @@ def test_without_postgres_the_claim_is_left_for_later(settings: Postgres) -> Non
 
 
 async def test_a_claim_of_the_start_is_kept_and_given_up_at_the_end(
-    settings: Postgres, database: Database, lab: Lab
+    settings: Postgres, database: Database, owners: Owners
 ) -> None:
-    owner = lab.owner(settings, claim=attempt(settings, shared=False), run=False)
+    owner = owners.owner(settings, claim=attempt(settings, shared=False), run=False)
     assert owner.held
-    lab.tasks.spawn("owner", owner.run)
+    owners.tasks.spawn("owner", owner.run)
     await within(5, owner)
     ((mode, name),) = rows(database.dsn, HOLDERS)
     assert mode == "ExclusiveLock"
     assert name.startswith("turnwise-agentic-owner ")
 
-    await lab.tasks.aclose()
+    await owners.tasks.aclose()
     owner.close()
     assert not is_held(owner)
     await until(lambda: rows(database.dsn, HOLDERS) == [])
 
 
 async def test_a_claim_whose_connection_is_cut_is_noticed_at_once_and_taken_again(
-    settings: Postgres, database: Database, lab: Lab, caplog: pytest.LogCaptureFixture
+    settings: Postgres, database: Database, owners: Owners, caplog: pytest.LogCaptureFixture
 ) -> None:
-    owner = lab.owner(settings)
+    owner = owners.owner(settings)
     await within(10, owner)
     for _ in range(3):
         # The stop is on the wire when this returns, and nothing of the owner has run since.
@@ -166,13 +166,15 @@ async def test_a_claim_whose_connection_is_cut_is_noticed_at_once_and_taken_agai
         await within(10, owner)
         assert len(rows(database.dsn, HOLDERS)) == 1
     assert "the claim on the database is lost" in caplog.text
-    assert lab.told == []
+    assert owners.told == []
 
 
-async def test_what_the_server_says_in_passing_is_not_a_loss(settings: Postgres, database: Database, lab: Lab) -> None:
+async def test_what_the_server_says_in_passing_is_not_a_loss(
+    settings: Postgres, database: Database, owners: Owners
+) -> None:
     claim = attempt(settings, shared=False)
     claim.execute("LISTEN rumour")
-    owner = lab.owner(settings, claim=claim)
+    owner = owners.owner(settings, claim=claim)
     await within(10, owner)
     asked = "SELECT pid, query_start FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory'"
     await until(lambda: "SELECT 1" in str(rows(database.dsn, asked.replace("query_start", "query"))))
@@ -185,57 +187,59 @@ async def test_what_the_server_says_in_passing_is_not_a_loss(settings: Postgres,
 
 
 async def test_a_service_that_starts_before_postgres_claims_at_the_first_contact(
-    server: EmbeddedPostgres, lab: Lab
+    own_postgres: EmbeddedPostgres, owners: Owners
 ) -> None:
-    settings = Postgres(host=server.host, port=server.port, database=server.database, username="postgres")
-    owner = lab.owner(settings)
+    settings = Postgres(
+        host=own_postgres.host, port=own_postgres.port, database=own_postgres.database, username="postgres"
+    )
+    owner = owners.owner(settings)
     with pytest.raises(TimeoutError):
         await within(0.1, owner)
-    await asyncio.to_thread(server.start)
+    await asyncio.to_thread(own_postgres.start)
     await within(30, owner)
     # And over a restart, without being told to end: nobody else was there.
-    await asyncio.to_thread(server.stop)
+    await asyncio.to_thread(own_postgres.stop)
     await until(lambda: not owner.held)
-    await asyncio.to_thread(server.start)
+    await asyncio.to_thread(own_postgres.start)
     await within(30, owner)
-    assert lab.told == []
+    assert owners.told == []
 
 
 async def test_a_claim_that_another_process_took_meanwhile_ends_the_service(
-    settings: Postgres, database: Database, lab: Lab, caplog: pytest.LogCaptureFixture
+    settings: Postgres, database: Database, owners: Owners, caplog: pytest.LogCaptureFixture
 ) -> None:
-    owner = lab.owner(settings, wait_s=0.5)
+    owner = owners.owner(settings, wait_s=0.5)
     await within(10, owner)
     assert rows(database.dsn, CUT) == [(True,)]
     with attempt(settings, shared=False):
         async with asyncio.timeout(20):
-            await lab.ended.wait()
+            await owners.ended.wait()
         assert not owner.held
-        assert lab.told == [owner]
+        assert owners.told == [owner]
         critical = [record.getMessage() for record in caplog.records if record.levelno == logging.CRITICAL]
         assert len(critical) == 1
         assert critical[0].startswith("another process (turnwise-agentic-owner ")
     # What is pending may still be written where the other one goes.
     await within(10, owner)
-    assert lab.told == [owner]
+    assert owners.told == [owner]
 
 
-async def test_a_holder_that_leaves_in_time_ends_nobody(settings: Postgres, lab: Lab) -> None:
+async def test_a_holder_that_leaves_in_time_ends_nobody(settings: Postgres, owners: Owners) -> None:
     with attempt(settings, shared=False):
-        owner = lab.owner(settings)
+        owner = owners.owner(settings)
         with pytest.raises(TimeoutError):
             await within(0.6, owner)
     await within(10, owner)
-    assert lab.told == []
+    assert owners.told == []
 
 
 async def test_a_claim_that_comes_after_the_close_is_given_back(
-    settings: Postgres, database: Database, lab: Lab
+    settings: Postgres, database: Database, owners: Owners
 ) -> None:
     # With one thread, what is put into it later runs later.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
-    owner = lab.owner(settings, run=False)
-    task = lab.tasks.spawn("owner", owner.run)
+    owner = owners.owner(settings, run=False)
+    task = owners.tasks.spawn("owner", owner.run)
     await asyncio.sleep(0)  # it is in its thread now, which no cancellation ends
     task.cancel()
     owner.close()

@@ -60,7 +60,7 @@ async def known(where: Where, metrics: AgenticMetrics) -> AsyncIterator[Database
 
 
 @pytest.fixture
-def pool(known: Database) -> Pool:
+def main_pool(known: Database) -> Pool:
     return known.main
 
 
@@ -109,15 +109,15 @@ def noting(told: list[Key]) -> Callable[[Key], Awaitable[None]]:
     return forget
 
 
-async def test_old_sessions_go_with_all_that_hangs_on_them_and_young_ones_stay(where: Where, pool: Pool) -> None:
+async def test_old_sessions_go_with_all_that_hangs_on_them_and_young_ones_stay(where: Where, main_pool: Pool) -> None:
     young = {f"young{number}" for number in range(5)}
     add(where, *(f"old{number}" for number in range(5)), days=31)
     add(where, *young, days=29)
     told: list[Key] = []
-    assert await Pruner(pool, NO_REST, forget=noting(told)).prune(30) == 5
+    assert await Pruner(main_pool, NO_REST, forget=noting(told)).prune(30) == 5
     assert {table: left(where, table) for table in TABLES} == dict.fromkeys(TABLES, young)
     assert sorted(told) == [(f"old{number}", USER) for number in range(5)]
-    assert await Pruner(pool, NO_REST).prune(30) == 0
+    assert await Pruner(main_pool, NO_REST).prune(30) == 0
 
 
 @pytest.mark.parametrize(
@@ -131,23 +131,25 @@ async def test_old_sessions_go_with_all_that_hangs_on_them_and_young_ones_stay(w
     ],
 )
 async def test_a_statement_deletes_a_bounded_part(
-    where: Where, pool: Pool, kpi: Kpi, rules: PruneRules, statements: int
+    where: Where, main_pool: Pool, kpi: Kpi, rules: PruneRules, statements: int
 ) -> None:
     add(where, *(f"s{number}" for number in range(10)), days=100)
     busy: list[int] = []
 
     async def forget(_key: Key) -> None:
-        busy.append(pool.stats().in_use)
+        busy.append(main_pool.stats().in_use)
 
-    pruner = Pruner(pool, rules, forget=forget)
+    pruner = Pruner(main_pool, rules, forget=forget)
     assert (await pruner.prune(30), pruner.pruned, left(where)) == (10, 10, set())
     assert observations(kpi, "app_db_statement_seconds", pool="main", op="prune") == statements
     assert busy == [0] * 10  # between two statements the pool has its connection back
 
 
-async def test_a_session_that_somebody_writes_to_or_that_is_in_use_is_left_standing(where: Where, pool: Pool) -> None:
+async def test_a_session_that_somebody_writes_to_or_that_is_in_use_is_left_standing(
+    where: Where, main_pool: Pool
+) -> None:
     add(where, "free", "held", "pending", days=100)
-    pruner = Pruner(pool, PruneRules(page=1, pause_s=0.0), in_use={("pending", USER)}.intersection)
+    pruner = Pruner(main_pool, PruneRules(page=1, pause_s=0.0), in_use={("pending", USER)}.intersection)
     with psycopg.connect(where.dsn) as writer:
         # As a batch of turns holds it.
         writer.execute("SELECT FROM session WHERE session_id = 'held' FOR NO KEY UPDATE")
@@ -155,14 +157,14 @@ async def test_a_session_that_somebody_writes_to_or_that_is_in_use_is_left_stand
     assert left(where) == {"held", "pending"}
 
 
-async def test_a_session_that_is_used_while_others_are_deleted_stays(where: Where, pool: Pool) -> None:
+async def test_a_session_that_is_used_while_others_are_deleted_stays(where: Where, main_pool: Pool) -> None:
     add(where, "a", "b", "c", days=100)
 
     async def forget(key: Key) -> None:
         if key[0] == "a":
             execute(where, "UPDATE session SET agent_id = 'rico' WHERE session_id = 'b'")
 
-    assert await Pruner(pool, PruneRules(sessions=1, pause_s=0.0), forget=forget).prune(30) == 2
+    assert await Pruner(main_pool, PruneRules(sessions=1, pause_s=0.0), forget=forget).prune(30) == 2
     assert left(where) == {"b"}
 
 
@@ -238,7 +240,7 @@ async def test_while_the_clocks_differ_nothing_is_deleted_and_it_is_said_once(
     assert tasks.failures == {}
 
 
-async def test_a_clock_that_jumps_while_it_deletes_ends_it(where: Where, pool: Pool) -> None:
+async def test_a_clock_that_jumps_while_it_deletes_ends_it(where: Where, main_pool: Pool) -> None:
     add(where, "a", "b", "c", days=100)
     wrong = [0.0]
 
@@ -246,7 +248,7 @@ async def test_a_clock_that_jumps_while_it_deletes_ends_it(where: Where, pool: P
         wrong[0] = -7200.0
 
     clocks = Clocks(lambda: time.time() + wrong[0])
-    pruner = Pruner(pool, PruneRules(sessions=1, pause_s=0.0), forget=forget, clocks=clocks)
+    pruner = Pruner(main_pool, PruneRules(sessions=1, pause_s=0.0), forget=forget, clocks=clocks)
     with pytest.raises(ClocksDiffer, match="7200 s behind"):
         await pruner.prune(30)
     assert (pruner.pruned, left(where)) == (1, {"b", "c"})
@@ -279,13 +281,13 @@ async def test_two_pruners_delete_each_session_once(where: Where, known: Databas
     assert left(where) == set()
 
 
-async def test_what_would_go_is_counted_and_stays(where: Where, pool: Pool) -> None:
-    none = await Pruner(pool).expired(30)
+async def test_what_would_go_is_counted_and_stays(where: Where, main_pool: Pool) -> None:
+    none = await Pruner(main_pool).expired(30)
     assert (none.sessions, none.messages, none.oldest) == (0, 0, "")
     add(where, "old", days=40, messages=4)
     add(where, "older", days=50, messages=6)
     add(where, "young", days=1)
-    found = await Pruner(pool).expired(30)
+    found = await Pruner(main_pool).expired(30)
     ((oldest,),) = rows(where.dsn, "SELECT min(used_at) FROM session")
     assert (found.sessions, found.messages, found.oldest) == (2, 10, oldest.isoformat())
     assert left(where) == {"old", "older", "young"}

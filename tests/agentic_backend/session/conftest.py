@@ -6,7 +6,7 @@ import pytest
 
 from agentic_backend.session.registry import RegistryRules
 from backend_kit.aio import TaskRegistry
-from tests.agentic_backend.session.lab import Lab, LabFactory
+from tests.agentic_backend.session.gated_turns import GatedTurns, MakeGatedTurns
 
 
 @pytest.fixture
@@ -17,13 +17,13 @@ async def tasks() -> AsyncIterator[TaskRegistry]:
 
 
 @pytest.fixture
-def make_lab(tasks: TaskRegistry) -> LabFactory:
-    def make(rules: RegistryRules | None = None, **limits: int) -> Lab:
-        return Lab(tasks, rules, **limits)
+def make_gated_turns(tasks: TaskRegistry) -> MakeGatedTurns:
+    def make(rules: RegistryRules | None = None, **limits: int) -> GatedTurns:
+        return GatedTurns(tasks, rules, **limits)
 
     return make
 
 
 @pytest.fixture
-def lab(make_lab: LabFactory) -> Lab:
-    return make_lab()
+def gated_turns(make_gated_turns: MakeGatedTurns) -> GatedTurns:
+    return make_gated_turns()

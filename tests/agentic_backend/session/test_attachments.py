@@ -13,7 +13,7 @@ from backend_kit.wire import ServiceError
 
 
 @dataclass
-class Shelf(AttachmentStore):
+class MemoryAttachments(AttachmentStore):
     """The list of leftovers in memory; `asked` counts the looks."""
 
     left: list[Leftover] = field(default_factory=list)
@@ -72,8 +72,8 @@ def leftover(uid: str, user: str = "ann", session: str = "s1", *, whole: bool = 
 
 
 @pytest.fixture
-def shelf() -> Shelf:
-    return Shelf()
+def attachments() -> MemoryAttachments:
+    return MemoryAttachments()
 
 
 @pytest.fixture
@@ -82,34 +82,34 @@ def knowledge() -> Knowledge:
 
 
 @pytest.fixture
-def leftovers(shelf: Shelf, knowledge: Knowledge) -> Leftovers:
-    return Leftovers(shelf, knowledge)
+def leftovers(attachments: MemoryAttachments, knowledge: Knowledge) -> Leftovers:
+    return Leftovers(attachments, knowledge)
 
 
 async def test_only_of_users_that_were_seen_and_a_session_at_once(
-    leftovers: Leftovers, shelf: Shelf, knowledge: Knowledge
+    leftovers: Leftovers, attachments: MemoryAttachments, knowledge: Knowledge
 ) -> None:
-    shelf.left = [
+    attachments.left = [
         leftover("d1"),
         leftover("d2", session="s2", whole=True),
         leftover("d3", session="s2", whole=True),
         leftover("d4", "bob"),
     ]
     await leftovers.look()
-    assert shelf.asked == 0
+    assert attachments.asked == 0
     leftovers.seen("ann", Credentials("of ann"))
     await leftovers.look()
     assert knowledge.deleted == [("s1/d1", "of ann"), ("s2", "of ann")]
-    assert shelf.left == [leftover("d4", "bob")]
+    assert attachments.left == [leftover("d4", "bob")]
     # Nothing is left of hers: she is not looked after until she is seen again.
     await leftovers.look()
-    assert shelf.asked == 1
+    assert attachments.asked == 1
 
 
 async def test_one_users_failure_is_tried_again_and_keeps_nobody_else(
-    leftovers: Leftovers, shelf: Shelf, knowledge: Knowledge
+    leftovers: Leftovers, attachments: MemoryAttachments, knowledge: Knowledge
 ) -> None:
-    shelf.left = [leftover("d1"), leftover("d2", "bob")]
+    attachments.left = [leftover("d1"), leftover("d2", "bob")]
     knowledge.failures["of ann"] = KfUnavailable("away")
     for user in ("ann", "bob"):
         leftovers.seen(user, Credentials(f"of {user}"))
@@ -118,37 +118,41 @@ async def test_one_users_failure_is_tried_again_and_keeps_nobody_else(
     knowledge.failures.clear()
     await leftovers.look()
     assert knowledge.deleted[1:] == [("s1/d1", "of ann")]
-    assert shelf.left == []
+    assert attachments.left == []
 
 
 async def test_a_token_that_has_run_out_is_not_tried_again_but_a_new_one_is(
-    leftovers: Leftovers, shelf: Shelf, knowledge: Knowledge
+    leftovers: Leftovers, attachments: MemoryAttachments, knowledge: Knowledge
 ) -> None:
-    shelf.left = [leftover("d1")]
+    attachments.left = [leftover("d1")]
     knowledge.failures["old"] = Unauthenticated()
     leftovers.seen("ann", Credentials("old"))
     await leftovers.look()
     await leftovers.look()
-    assert (shelf.asked, shelf.left) == (1, [leftover("d1")])
+    assert (attachments.asked, attachments.left) == (1, [leftover("d1")])
     leftovers.seen("ann", Credentials("new"))
     await leftovers.look()
     assert knowledge.deleted == [("s1/d1", "new")]
 
 
-async def test_without_postgres_it_is_looked_at_again(leftovers: Leftovers, shelf: Shelf, knowledge: Knowledge) -> None:
-    shelf.left, shelf.away = [leftover("d1")], True
+async def test_without_postgres_it_is_looked_at_again(
+    leftovers: Leftovers, attachments: MemoryAttachments, knowledge: Knowledge
+) -> None:
+    attachments.left, attachments.away = [leftover("d1")], True
     leftovers.seen("ann", None)
     await leftovers.look()
-    shelf.away = False
+    attachments.away = False
     await leftovers.look()
     assert knowledge.deleted == [("s1/d1", "")]
 
 
-async def test_a_deletion_is_followed_at_once(leftovers: Leftovers, shelf: Shelf, knowledge: Knowledge) -> None:
-    shelf.left = [leftover("d1")]
+async def test_a_deletion_is_followed_at_once(
+    leftovers: Leftovers, attachments: MemoryAttachments, knowledge: Knowledge
+) -> None:
+    attachments.left = [leftover("d1")]
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
         running = group.create_task(leftovers.run())
         leftovers.seen("ann", None, at_once=True)
-        await shelf.looked.wait()
+        await attachments.looked.wait()
         running.cancel()
-    assert shelf.asked == 1
+    assert attachments.asked == 1

@@ -7,8 +7,8 @@ import pytest
 from agentic_backend.errors import HistoryUnavailable, SessionBusy
 from agentic_backend.session.stream import Cancelled, Failed, Final, TextDelta, Turn
 from backend_kit.wire import Code, loads
-from tests.agentic_backend.session.lab import ended
-from tests.agentic_backend.session.shelf import SESSION, Process, Shelf
+from tests.agentic_backend.session.gated_turns import ended
+from tests.agentic_backend.session.memory_storage import SESSION, MemoryStorage, TurnProcess
 
 
 class Table:
@@ -51,8 +51,8 @@ class Instance:
 
 
 @pytest.fixture
-def shelf():
-    return Shelf(SESSION)
+def storage():
+    return MemoryStorage(SESSION)
 
 
 @pytest.fixture
@@ -61,8 +61,8 @@ def table():
 
 
 @pytest.fixture
-def instances(shelf, tasks, table):
-    return [Process(shelf, tasks, Instance(table, name)) for name in "ab"]
+def instances(storage, tasks, table):
+    return [TurnProcess(storage, tasks, Instance(table, name)) for name in "ab"]
 
 
 def ask(process, table, *given, **more):
@@ -70,18 +70,18 @@ def ask(process, table, *given, **more):
     return table.turn
 
 
-async def test_turns_at_either_instance_go_on_from_one_another(shelf, table, instances):
+async def test_turns_at_either_instance_go_on_from_one_another(storage, table, instances):
     for number in range(6):
         final = await ended(ask(instances[number % 2], table, f"e{number}", f"question {number}"))
         assert isinstance(final, Final)
-    assert [loads(row)["rank"] for row in shelf.history()] == list(range(18))
-    assert shelf.reads["get"] == 6
-    assert shelf.fences == [1, 2, 3, 4, 5, 6]
+    assert [loads(row)["rank"] for row in storage.history()] == list(range(18))
+    assert storage.reads["get"] == 6
+    assert storage.fences == [1, 2, 3, 4, 5, 6]
     # Whoever hears of an end finds the session free.
     assert table.told == [False] * 6
 
 
-async def test_while_one_instance_runs_a_turn_the_other_is_busy_even_for_who_would_queue(shelf, table, instances):
+async def test_while_one_instance_runs_a_turn_the_other_is_busy_even_for_who_would_queue(storage, table, instances):
     running = instances[0].ask("e1", "wait")
     spoken = asyncio.Event()
     running.follow(lambda: spoken.set() if isinstance(running.events[-1].payload, TextDelta) else None)
@@ -103,33 +103,33 @@ async def test_a_turn_that_fails_gives_the_session_back_before_it_says_so(table,
     assert table.told == [False]
 
 
-async def test_a_turn_that_could_not_be_stored_gives_the_session_back(shelf, table, instances):
-    shelf.full = True
+async def test_a_turn_that_could_not_be_stored_gives_the_session_back(storage, table, instances):
+    storage.full = True
     turn = ask(instances[0], table, "e1")
     assert (await ended(turn)).code == Code.STORAGE_FULL
     await asyncio.sleep(0)
     assert table.holder is None
 
 
-async def test_an_ask_that_is_told_again_or_refused_gives_the_session_back(shelf, table, instances):
+async def test_an_ask_that_is_told_again_or_refused_gives_the_session_back(storage, table, instances):
     await ended(instances[0].ask("e1", "hello"))
     assert isinstance(await ended(instances[1].ask("e1", "hello")), Final)
-    assert len(shelf.asks) == 1
+    assert len(storage.asks) == 1
     await asyncio.sleep(0)
     assert table.holder is None
-    del shelf.sessions[SESSION.id, SESSION.user_id]
+    del storage.sessions[SESSION.id, SESSION.user_id]
     assert (await ended(instances[1].ask("e2"))).code == Code.SESSION_NOT_FOUND
     await asyncio.sleep(0)
     assert table.holder is None
 
 
-async def test_without_a_lease_nothing_is_read_or_run(shelf, table, instances):
+async def test_without_a_lease_nothing_is_read_or_run(storage, table, instances):
     table.away = True
     assert (await ended(instances[0].ask("e1"))).code == Code.HISTORY_UNAVAILABLE
-    assert shelf.reads == {}
-    assert shelf.asks == []
+    assert storage.reads == {}
+    assert storage.asks == []
 
 
-async def test_alone_no_record_has_a_fence(shelf, tasks):
-    await ended(Process(shelf, tasks).ask("e1"))
-    assert shelf.fences == [None]
+async def test_alone_no_record_has_a_fence(storage, tasks):
+    await ended(TurnProcess(storage, tasks).ask("e1"))
+    assert storage.fences == [None]

@@ -8,8 +8,8 @@ from agentic_backend.agent.interrupts import SavedRun
 from agentic_backend.session.stream import Awaiting, Cited, Failed, Final, HumanAnswer
 from backend_kit.aio import TaskRegistry
 from backend_kit.wire import Code, loads
-from tests.agentic_backend.session.lab import ended
-from tests.agentic_backend.session.shelf import SESSION, Process, Shelf
+from tests.agentic_backend.session.gated_turns import ended
+from tests.agentic_backend.session.memory_storage import SESSION, MemoryStorage, TurnProcess
 
 
 @dataclass
@@ -24,31 +24,31 @@ class Unreadable:
 
 
 @pytest.fixture
-def shelf() -> Shelf:
-    return Shelf(SESSION)
+def storage() -> MemoryStorage:
+    return MemoryStorage(SESSION)
 
 
 @pytest.mark.parametrize("question", ["answer oddly", "cite oddly", "step oddly"])
 async def test_what_an_agent_leaves_that_is_no_json_is_a_failure_that_is_recorded(
-    shelf: Shelf, tasks: TaskRegistry, question: str
+    storage: MemoryStorage, tasks: TaskRegistry, question: str
 ) -> None:
-    process = Process(shelf, tasks)
+    process = TurnProcess(storage, tasks)
     turn = process.ask("e1", question)
     failed = await ended(turn)
     assert isinstance(failed, Failed)
     assert (failed.code, failed.refused) == (Code.INTERNAL, False)
     assert not any(isinstance(event.payload, Cited) for event in turn.events)
     assert [event.seq for event in turn.events] == list(range(1, len(turn.events) + 1))
-    stored = [loads(row) for row in shelf.history()]
-    assert [message.json for message in failed.messages] == shelf.history()
+    stored = [loads(row) for row in storage.history()]
+    assert [message.json for message in failed.messages] == storage.history()
     assert [row["rank"] for row in stored] == [0, 1, 2]
     assert stored[0]["parts"][0]["text"] == question
     assert stored[-1]["metadata"]["extras"]["error"] == "internal"
     assert [message.rank for message in (await ended(process.ask("e2"))).messages] == [3, 4, 5]
 
 
-async def test_a_saved_run_that_cannot_be_read_keeps_no_slot(shelf: Shelf, tasks: TaskRegistry) -> None:
-    process = Process(shelf, tasks, checkpoints=Unreadable())
+async def test_a_saved_run_that_cannot_be_read_keeps_no_slot(storage: MemoryStorage, tasks: TaskRegistry) -> None:
+    process = TurnProcess(storage, tasks, checkpoints=Unreadable())
     assert isinstance(await ended(process.ask("e1", "ask")), Awaiting)
     failed = await ended(process.ask("e1", "", human=HumanAnswer("yes")))
     assert (failed.code, process.admission.running) == (Code.INTERNAL, 0)
@@ -57,13 +57,13 @@ async def test_a_saved_run_that_cannot_be_read_keeps_no_slot(shelf: Shelf, tasks
 
 
 async def test_an_id_that_could_break_a_line_of_the_log_stands_in_none(
-    shelf: Shelf, tasks: TaskRegistry, caplog: pytest.LogCaptureFixture
+    storage: MemoryStorage, tasks: TaskRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    process = Process(shelf, tasks)
+    process = TurnProcess(storage, tasks)
     forged = "e1\nALARM all is lost"
     for question in ("fail", "answer oddly"):
         assert isinstance(await ended(process.ask(f"{forged} {question}", question)), Failed)
-    shelf.full = True
+    storage.full = True
     assert isinstance(await ended(process.ask(forged)), Failed)
     assert [record.getMessage().partition(" code=")[0] for record in caplog.records if record.levelname != "INFO"] == [
         "turn failed exchange_id=unprintable",

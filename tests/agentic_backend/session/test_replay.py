@@ -9,16 +9,16 @@ from agentic_backend.session.models import Session
 from agentic_backend.session.registry import RegistryRules
 from agentic_backend.session.stream import Ask, Cancelled, Failed, Final, TextDelta, Turn
 from backend_kit.wire import Code, loads
-from tests.agentic_backend.session.lab import ended, ticks
-from tests.agentic_backend.session.shelf import SESSION, USER, Process, Shelf
+from tests.agentic_backend.session.gated_turns import ended, ticks
+from tests.agentic_backend.session.memory_storage import SESSION, USER, MemoryStorage, TurnProcess
 
 ABANDONED = 1000
 
 
 async def test_a_thousand_abandoned_turns_end_in_history_and_keep_no_more_than_the_bound(tasks):
     sessions = [Session(f"s{number}", USER, "Echo", "t", SESSION.updated_at) for number in range(ABANDONED)]
-    shelf = Shelf(*sessions)
-    process = Process(shelf, tasks)
+    storage = MemoryStorage(*sessions)
+    process = TurnProcess(storage, tasks)
     question = "why " * 2500
     turns = []
     for session in sessions:
@@ -33,15 +33,15 @@ async def test_a_thousand_abandoned_turns_end_in_history_and_keep_no_more_than_t
     assert sum(len(turn.events) for turn in kept) == process.registry.replay_events
     assert kept == turns[-len(kept) :]  # the newest
     for session in sessions:
-        assert [loads(row)["role"] for row in shelf.history(session.id)] == ["user", "assistant", "assistant"]
+        assert [loads(row)["role"] for row in storage.history(session.id)] == ["user", "assistant", "assistant"]
     first = process.registry.resume("s0", "e-s0", USER)
     assert first is not turns[0]
     assert (await ended(first)).messages == turns[0].events[-1].payload.messages
 
 
 async def test_a_turn_that_is_kept_is_resumed_itself_and_one_that_is_not_is_told_once_and_not_kept(tasks):
-    shelf = Shelf(SESSION)
-    process = Process(shelf, tasks)
+    storage = MemoryStorage(SESSION)
+    process = TurnProcess(storage, tasks)
     turn = process.ask("e1")
     await ended(turn)
     await ticks()
@@ -61,8 +61,8 @@ async def test_a_turn_that_is_kept_is_resumed_itself_and_one_that_is_not_is_told
     [("s1", "other", USER), ("s2", "e1", USER), ("none", "e1", USER), ("s1", "e1", "bob")],
 )
 async def test_what_is_not_the_users_exchange_of_that_session_is_not_found(tasks, session_id, exchange_id, user_id):
-    shelf = Shelf(SESSION, Session("s2", USER, "Echo", "t", SESSION.updated_at))
-    process = Process(shelf, tasks)
+    storage = MemoryStorage(SESSION, Session("s2", USER, "Echo", "t", SESSION.updated_at))
+    process = TurnProcess(storage, tasks)
     await ended(process.ask("e1"))
     turn = process.registry.resume(session_id, exchange_id, user_id, "r1")
     failed = await ended(turn)
@@ -75,7 +75,7 @@ async def test_what_is_not_the_users_exchange_of_that_session_is_not_found(tasks
     )
 
 
-class Odd(Shelf):
+class Odd(MemoryStorage):
     """Storage whose look-up of an exchange fails as nobody foresaw."""
 
     async def exchange(self, _session_id, _user_id, _exchange_id):
@@ -83,20 +83,20 @@ class Odd(Shelf):
 
 
 async def test_history_that_cannot_be_read_and_a_failure_that_nobody_foresaw_are_told(tasks, caplog):
-    shelf = Shelf(SESSION)
-    shelf.away = True
-    process = Process(shelf, tasks)
+    storage = MemoryStorage(SESSION)
+    storage.away = True
+    process = TurnProcess(storage, tasks)
     assert (await ended(process.registry.resume("s1", "e1", USER))).code is Code.HISTORY_UNAVAILABLE
-    process = Process(Odd(SESSION), tasks)
+    process = TurnProcess(Odd(SESSION), tasks)
     assert (await ended(process.registry.resume("s1", "e1", USER))).code is Code.INTERNAL
     await ticks()
     assert "while telling" in caplog.text
 
 
 async def test_a_cut_off_turn_is_told_as_it_stands_and_heard_from_the_first_once_it_runs_again(tasks):
-    shelf = Shelf(SESSION)
-    await shelf.cut_off("e1", "wait")
-    process = Process(shelf, tasks)
+    storage = MemoryStorage(SESSION)
+    await storage.cut_off("e1", "wait")
+    process = TurnProcess(storage, tasks)
     told = process.registry.resume("s1", "e1", USER)
     assert isinstance(await ended(told), Cancelled)
     again = process.ask("e1", "wait")

@@ -29,7 +29,7 @@ USER = "ann"
 SESSION = Session("s1", USER, "Echo", "A title", utc_now())
 
 
-class Shelf:
+class MemoryStorage:
     """Both ports of storage. `asks` are the turns that began, `reads` counts the reads by name."""
 
     def __init__(self, *sessions: Session) -> None:
@@ -98,12 +98,12 @@ class Shelf:
             raise HistoryUnavailable
 
 
-class Process:
-    """What one process runs over the shelf."""
+class TurnProcess:
+    """What one process runs over the storage."""
 
     def __init__(
         self,
-        shelf: Shelf,
+        storage: MemoryStorage,
         tasks: TaskRegistry,
         leases: Leases | None = None,
         checkpoints: Checkpoints | None = None,
@@ -118,8 +118,8 @@ class Process:
         kit = AgentKit(FakeListChatModel(responses=[]), "none")
         metrics = AgenticMetrics(CollectorRegistry(), kpi)
         runner = TurnRunner(
-            store=shelf,  # type: ignore[arg-type] # the reads of a turn
-            log=shelf,
+            store=storage,  # type: ignore[arg-type] # the reads of a turn
+            log=storage,
             catalog=Catalog(agents, kit, checkpoints=checkpoints),
             admission=admission,
             metrics=metrics,
@@ -129,7 +129,7 @@ class Process:
             leases=leases,
             memory=memory,
         )
-        self.registry = TurnRegistry(runner=runner, admission=admission, log=shelf, tasks=tasks)
+        self.registry = TurnRegistry(runner=runner, admission=admission, log=storage, tasks=tasks)
 
     def ask(self, exchange_id: str, message: str = "hello", agent_id: str = "Echo", **more: Any) -> Turn:
         return self.registry.submit(Ask(SESSION.id, agent_id, message, exchange_id, USER, received_at=0.0, **more))

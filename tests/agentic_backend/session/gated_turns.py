@@ -83,7 +83,7 @@ class Runner:
                 return
 
 
-class Lab:
+class GatedTurns:
     """A registry and what it stands on."""
 
     def __init__(self, tasks: TaskRegistry, rules: RegistryRules | None = None, **limits: Any) -> None:
@@ -111,7 +111,7 @@ class Lab:
             await ended(turn)
 
 
-LabFactory = Callable[..., Lab]
+MakeGatedTurns = Callable[..., GatedTurns]
 
 
 async def ended(turn: Turn) -> Any:

@@ -159,7 +159,7 @@ class ToldTurns:
         return self.turns[exchange_id]
 
 
-class Lab:
+class ToldHub:
     """A hub with turns of the test's making."""
 
     def __init__(self, group: asyncio.TaskGroup, rules: SocketRules, verifier: Verifier | None) -> None:
@@ -194,14 +194,11 @@ class Lab:
         return await self.turns.asked(exchange_id)
 
 
-OpenLab = Callable[..., Any]
-
-
 @asynccontextmanager
-async def lab(rules: SocketRules = RULES, verifier: Verifier | None = None) -> AsyncIterator[Lab]:
+async def told_hub(rules: SocketRules = RULES, verifier: Verifier | None = None) -> AsyncIterator[ToldHub]:
     """A hub whose sockets have all ended at the end of the block."""
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
-        yield Lab(group, rules, verifier)
+        yield ToldHub(group, rules, verifier)
 
 
 async def until(condition: Callable[[], bool]) -> None:
