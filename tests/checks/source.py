@@ -13,6 +13,8 @@ PACKAGES = ("agentic_backend", "backend_kit", "deploy", "knowledge_flow_backend"
 SERVICES = ("agentic_backend", "knowledge_flow_backend")
 
 _EXPLAINED = re.compile(r"noqa: [A-Z]+[0-9]+(, [A-Z]+[0-9]+)* +[-#] ?\w")
+_ASSIGNED_METHOD = re.compile(r"type: ignore\[[a-z,-]*method-assign")
+_PATCHING = ("setattr", "delattr", "setitem", "delitem")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 _LAYOUT = (
     tokenize.COMMENT,
@@ -125,6 +127,24 @@ def unexplained(module: Module) -> list[str]:
     ]
 
 
+def patches(module: Module) -> list[str]:
+    """Where a test changes what is not its own: monkeypatch (but for its environment and directory), `unittest.mock`,
+    a method that is assigned to, a private attribute that is set from outside."""
+    found = []
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            is_patch = "unittest.mock" in ast.unparse(node).replace("unittest import mock", "unittest.mock")
+        elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            is_patch = any(map(_is_anothers, targets)) or bool(_ASSIGNED_METHOD.search(module.lines(node, 1)))
+        else:
+            called = node.func if isinstance(node, ast.Call) else None
+            is_patch = isinstance(called, ast.Attribute) and called.attr in _PATCHING
+        if is_patch:
+            found.append(node)
+    return [f"{module.at(node)}: {ast.unparse(node).splitlines()[0]}" for node in found]
+
+
 def code_lines(module: Module) -> int:
     """Lines that hold code: no blank lines, no comments, no docstrings."""
     told = {
@@ -140,6 +160,22 @@ def code_lines(module: Module) -> int:
         for line in range(token.start[0], token.end[0] + 1)
     }
     return len(written - told)
+
+
+def _is_anothers(target: ast.expr) -> bool:
+    """Whether what is assigned to is private to something other than `self`: `service._x`, `store._rows[1].at`."""
+    private = False
+    while not isinstance(target, ast.Name):
+        if isinstance(target, ast.Attribute):
+            private = private or (target.attr.startswith("_") and not target.attr.startswith("__"))
+            target = target.value
+        elif isinstance(target, ast.Subscript | ast.Starred):
+            target = target.value
+        elif isinstance(target, ast.Call):
+            target = target.func
+        else:
+            return private
+    return private and target.id not in ("self", "cls")
 
 
 def _task_group_names(tree: ast.Module) -> set[str]:

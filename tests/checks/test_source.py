@@ -14,6 +14,7 @@ from tests.checks.source import (
     length,
     module_of,
     modules,
+    patches,
     prints,
     stray_tasks,
     unexplained,
@@ -114,6 +115,35 @@ def test_services_log_and_never_print() -> None:
 
 def test_a_print_is_found() -> None:
     assert prints(module_of("def f():\n    print(1)")) == ["agentic_backend/sample.py:2"]
+
+
+def test_tests_patch_nothing() -> None:
+    """What a test changes is handed over where the object is built: a clock, a wait, a bound, a double of a part."""
+    assert [place for m in modules("tests") for place in patches(m)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("monkeypatch.setattr(store, '_WAIT_S', 0.1)", 1),
+        ("with monkeypatch.context() as short:\n short.setattr('store._WAIT_S', 0.1)", 1),
+        ("monkeypatch.setitem(CODECS, 'gzip', seen)", 1),
+        ("monkeypatch.delattr(store, 'close')", 1),
+        ("from unittest.mock import patch", 1),
+        ("from unittest import mock", 1),
+        ("import unittest.mock", 1),
+        ("store._wait_s = 0.1", 1),
+        ("service.store._rows['a'].at -= 5", 1),
+        ("service.store.append = fails  # type: ignore[method-assign]", 1),
+        ("monkeypatch.setenv('A', 'b')\nmonkeypatch.delenv('C')\nmonkeypatch.chdir(path)", 0),
+        ("setattr(fake, 'answers', 500)", 0),
+        ("store.wait_s = 0.1", 0),
+        ("class Fake:\n def __init__(self):\n  self._wait_s = 0.1\n  self._of.rows = []", 0),
+        ("assert store._wait_s == 0.1", 0),
+    ],
+)
+def test_a_patch_is_found(text: str, count: int) -> None:
+    assert len(patches(module_of(text))) == count
 
 
 def test_the_kit_stays_small() -> None:
