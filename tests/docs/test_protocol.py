@@ -3,7 +3,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
+from jsonschema_rs import meta
 
 from agentic_backend.chat.frames import parse_compatible, parse_native
 from agentic_backend.errors import BadRequest, UnknownType
@@ -63,7 +63,7 @@ def test_each_frame_has_an_example_on_the_page(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_schema_is_one(name: str) -> None:
-    Draft202012Validator.check_schema(schema(name))
+    meta.validate(schema(name))
 
 
 @pytest.mark.parametrize("name", ["native-server", "compatible-server"])
