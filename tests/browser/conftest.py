@@ -3,14 +3,17 @@
 from collections.abc import AsyncIterator
 
 import pytest
-from playwright.async_api import Browser, BrowserContext, Page, Request, async_playwright
+from playwright.async_api import Browser, BrowserContext, Page, Request, async_playwright, expect
 
 from tests.browser.fake_server import FakeServer, fake_server
+from tests.support.patience import PATIENCE_S
 from tests.support.service import service, start_service
 
 __all__ = ["service", "start_service"]
 
 CHROMIUM = "/usr/bin/chromium"
+PATIENCE_MS = 1000 * PATIENCE_S
+expect.set_options(timeout=PATIENCE_MS)
 QUIET = [
     "--no-sandbox",
     "--disable-gpu",
@@ -26,7 +29,7 @@ QUIET = [
 async def browser() -> AsyncIterator[Browser]:
     """A headless Chromium that keeps to itself."""
     async with async_playwright() as playwright:
-        chromium = await playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+        chromium = await playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET, timeout=PATIENCE_MS)
         yield chromium
         await chromium.close()
 
@@ -35,7 +38,7 @@ async def browser() -> AsyncIterator[Browser]:
 async def context(browser: Browser) -> AsyncIterator[BrowserContext]:
     """A profile of its own, wide enough for the list of conversations."""
     context = await browser.new_context(viewport={"width": 1200, "height": 800}, reduced_motion="reduce")
-    context.set_default_timeout(15_000)
+    context.set_default_timeout(PATIENCE_MS)
     yield context
     await context.close()
 

@@ -20,6 +20,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from backend_kit.http import listen
 from backend_kit.wire import dumps, loads
+from tests.support.patience import PATIENCE_S
 
 WEB = Path(__file__).parents[2] / "agentic_backend" / "web"
 BASE = "/agentic/v1"
@@ -50,7 +51,7 @@ class Peer:
 
     async def heard(self, kind: str) -> dict[str, Any]:
         """The next frame, which is of this type."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             frame = await self._heard.get()
         assert frame["type"] == kind, frame
         return frame
@@ -156,7 +157,7 @@ class FakeServer:
 
     async def peer(self) -> Peer:
         """The next socket that the page opens."""
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(PATIENCE_S):
             return await self.peers.get()
 
     async def told(self, peer: Peer) -> Told:

@@ -136,7 +136,7 @@ async def test_an_answer_goes_on_over_the_death_of_the_service(page, database, m
         return ModuleProcess("agentic_backend", env={"CONFIG_FILE": str(file), "ENV_FILE": ""})
 
     ready = f"http://127.0.0.1:{port}/agentic/v1/ready"
-    with service("mock;tokens=1000;gap=20") as process:
+    with service("mock;tokens=100;stall=50") as process:
         await process.until(process.wait_for_http, ready)
         await page.goto(f"http://127.0.0.1:{port}/")
         await page.get_by_label("Your message").fill("Will you be there?")

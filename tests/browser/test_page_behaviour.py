@@ -19,7 +19,15 @@ LEDGER = [
 async def open_page(page: Page, fake: FakeServer, path: str = "") -> Peer:
     """The page, loaded and connected."""
     await page.goto(fake.url + path)
-    return await fake.peer()
+    peer = await fake.peer()
+    await expect(page.locator("#connection")).to_have_text("Connected")
+    return peer
+
+
+async def hold_clock(page: Page) -> None:
+    """The time of what the page loads from here on stands still, but for what the test lets pass."""
+    await page.clock.install(time="2030-01-01T00:00:00Z")
+    await page.clock.pause_at("2030-01-01T01:00:00Z")
 
 
 async def ask(page: Page, fake: FakeServer, peer: Peer, text: str = "Why?") -> Told:
@@ -112,14 +120,18 @@ async def test_a_failed_answer_keeps_its_part_and_can_be_tried_again(page, fake)
 
 
 async def test_a_refused_ask_waits_as_long_as_the_server_says_and_is_replaced_by_the_next(page, fake):
-    await page.clock.install()
-    peer = await open_page(page, fake)
+    await hold_clock(page)
+    async with page.expect_websocket() as opening:
+        peer = await open_page(page, fake)
     told = await ask(page, fake, peer)
-    await told.refuse(
-        "overloaded", message="The service is overloaded. Try again.", retryable=True, retry_after_ms=3000
-    )
+    async with (await opening.value).expect_event("framereceived"):
+        await told.refuse(
+            "overloaded", message="The service is overloaded. Try again.", retryable=True, retry_after_ms=3000
+        )
+    await page.clock.run_for(100)  # a moment to draw it
     await expect(page.get_by_role("button", name="Try again in 3 s")).to_be_disabled()
     await page.clock.run_for(3500)
+    await page.clock.resume()
     await page.get_by_role("button", name="Try again").click()
     again = await fake.told(peer)
     await again.begin()
@@ -176,17 +188,14 @@ async def test_an_answer_that_was_finished_during_the_break_comes_from_the_histo
 
 
 async def test_an_ask_made_without_a_connection_is_sent_once_there_is_one(page, fake):
-    await page.clock.install()
-    peer = await open_page(page, fake)
+    await hold_clock(page)
     fake.add_session("old", "Old one")
-    await page.goto(fake.url + "#/c/old")
-    await page.reload()
-    peer = await fake.peer()
+    peer = await open_page(page, fake, "#/c/old")
     await peer.close(1012)
     await expect(page.locator("#connection")).to_have_text("Reconnecting…")
-    await page.clock.pause_at("2030-01-01")
     await page.get_by_label("Your message").fill("Are you there?")
     await page.keyboard.press("Enter")
+    await page.clock.run_for(3_000)
     told = await fake.told(await fake.peer())
     assert told.ask["message"] == "Are you there?"
 
@@ -246,7 +255,7 @@ async def test_a_history_that_asks_for_patience_is_not_looked_at_again_before(pa
 
 
 async def test_a_replaced_page_does_not_fight_for_its_place(page, fake):
-    await page.clock.install()
+    await hold_clock(page)
     peer = await open_page(page, fake)
     await peer.close(4409)
     await expect(page.locator("#connection")).to_have_text("Open elsewhere")
@@ -256,6 +265,7 @@ async def test_a_replaced_page_does_not_fight_for_its_place(page, fake):
     await fake.peer()
     await expect(page.locator("#connection")).to_have_text("Connected")
     await expect(page.locator("#connection-banner")).to_be_hidden()
+    assert fake.peers.empty()
 
 
 async def test_refused_credentials_are_said_and_not_retried(page, fake):
@@ -265,11 +275,13 @@ async def test_refused_credentials_are_said_and_not_retried(page, fake):
 
 
 async def test_a_silent_connection_is_asked_for_a_sign_and_given_up(page, fake):
-    await page.clock.install()
-    peer = await open_page(page, fake)
+    await hold_clock(page)
+    async with page.expect_websocket() as opening:
+        peer = await open_page(page, fake)
     await page.clock.run_for(21_500)
     await peer.heard("ping")
-    await peer.say(type="pong")
+    async with (await opening.value).expect_event("framereceived"):
+        await peer.say(type="pong")
     await expect(page.locator("#connection")).to_have_text("Connected")
     await page.clock.run_for(21_500)
     await peer.heard("ping")
@@ -400,8 +412,7 @@ async def test_the_agent_picker_is_there_only_where_there_is_a_choice(page, fake
     fake.agents = [*fake.agents, rico, off]
     await page.reload()
     peer = await fake.peer()
-    peer = peer if fake.peers.empty() else await fake.peer()
-    assert await page.locator("#agent option").all_text_contents() == ["Georges", "Rico"]
+    await expect(page.locator("#agent option")).to_have_text(["Georges", "Rico"])
     await page.get_by_label("Agent").select_option("Rico")
     assert (await ask(page, fake, peer)).ask["agent_id"] == "Rico"
 

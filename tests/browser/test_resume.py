@@ -2,20 +2,23 @@
 
 import asyncio
 import re
+import signal
 from pathlib import Path
 
 import pytest
 import yaml
 from playwright.async_api import expect
 
+from tests.support.held_model import held_model
+from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.support.processes import ModuleProcess
 from tests.support.service import configuration, merge
 
 pytestmark = pytest.mark.chromium
 
-SLOW = "mock;tokens=150;gap=40"
-"""Six seconds of an answer."""
+BEGINNING = "It goes into waiting for what others do, which is most of all that there is to wait for: "
+"""What an answer has said when the test interrupts it."""
 SOME_TEXT = re.compile(r".{60}", re.DOTALL)
 
 
@@ -34,7 +37,7 @@ async def said_some(page):
 
 async def transcript(page):
     """The whole of what the page shows of its finished turn."""
-    await expect(page.locator(".turn")).to_have_attribute("data-status", "done", timeout=30_000)
+    await expect(page.locator(".turn")).to_have_attribute("data-status", "done")
     return (
         await page.locator(".question").all_inner_texts(),
         await page.locator(".markdown").all_inner_texts(),
@@ -59,7 +62,7 @@ async def as_stored(page, service):
 
 
 async def test_a_reload_in_mid_answer_goes_on_with_it(page, start_service):
-    async with start_service(SLOW) as service:
+    async with held_model(BEGINNING) as model, start_service(ai=model.ai) as service:
         await page.goto(url(service))
         await ask(page)
         await said_some(page)
@@ -67,12 +70,13 @@ async def test_a_reload_in_mid_answer_goes_on_with_it(page, start_service):
         await page.reload()
         await expect(page.locator(".markdown")).to_contain_text(before)
         await expect(page.locator(".turn")).to_have_attribute("data-status", "running")
+        model.go.set()
         assert await transcript(page) == await as_stored(page, service)
         assert service.turns.running == 0
 
 
-async def test_ten_seconds_offline_while_the_answer_ends(page, context, start_service):
-    async with start_service(SLOW) as service:
+async def test_offline_while_the_answer_ends(page, context, start_service):
+    async with held_model(BEGINNING) as model, start_service(ai=model.ai) as service:
         await page.goto(url(service))
         await ask(page)
         await said_some(page)
@@ -80,7 +84,10 @@ async def test_ten_seconds_offline_while_the_answer_ends(page, context, start_se
         await expect(page.locator("#connection")).to_have_text("Reconnecting…")
         await expect(page.locator(".turn")).to_contain_text("Waiting for the connection…")
         await expect(page.locator("#connection-text")).to_contain_text("The connection is down.")
-        await asyncio.sleep(10)
+        model.go.set()
+        async with asyncio.timeout(PATIENCE_S):
+            while service.turns.running:  # noqa: ASYNC110 - whose turn it is only the page knows
+                await asyncio.sleep(0.02)
         assert await page.locator(".turn").get_attribute("data-status") == "running"
         await context.set_offline(False)
         assert await transcript(page) == await as_stored(page, service)
@@ -88,7 +95,7 @@ async def test_ten_seconds_offline_while_the_answer_ends(page, context, start_se
 
 
 async def test_two_tabs_follow_one_answer_and_a_third_that_comes_late(page, context, start_service):
-    async with start_service(SLOW) as service:
+    async with held_model(BEGINNING) as model, start_service(ai=model.ai) as service:
         await page.goto(url(service))
         await ask(page)
         await said_some(page)
@@ -96,8 +103,10 @@ async def test_two_tabs_follow_one_answer_and_a_third_that_comes_late(page, cont
         await second.goto(page.url)
         await said_some(second)
         await expect(second.locator(".turn")).to_have_attribute("data-status", "running")
+        model.go.set()
         shown = await transcript(page)
         assert await transcript(second) == shown == await as_stored(page, service)
+        model.go.clear()
         await ask(second, "And again?")  # the tab that was told tells in its turn
         await expect(page.locator(".question")).to_have_text(["Where does the time go?", "And again?"])
         await page.get_by_role("button", name="Stop").click()
@@ -111,25 +120,30 @@ async def test_a_restart_of_the_service_lets_the_answer_end_and_the_next_one_has
     port = free_port()
     file = tmp_path / "service.yaml"
 
-    def service(model):
+    def service(model, **sections):
         places = {"app": {"port": port}, "persistence": {"spool_dir": str(tmp_path / "spool")}}
-        file.write_text(yaml.safe_dump(merge(configuration(model, database, mock_llm), places)))
+        settings = merge(configuration(model, database, mock_llm), places)
+        file.write_text(yaml.safe_dump(merge(settings, sections)))
         return ModuleProcess("agentic_backend", env={"CONFIG_FILE": str(file), "ENV_FILE": ""})
 
     async def ready(process):
         await process.until(process.wait_for_http, f"http://127.0.0.1:{port}/agentic/v1/ready")
 
-    with service("mock;tokens=80;gap=40") as process:
-        await ready(process)
-        await page.goto(f"http://127.0.0.1:{port}/")
-        await ask(page)
-        await said_some(page)
-        await process.until(process.stop)  # its drain is longer than the answer
+    async with held_model(BEGINNING) as model:
+        with service("held", ai=model.ai, deadlines={"drain_s": 600}) as process:
+            await ready(process)
+            await page.goto(f"http://127.0.0.1:{port}/")
+            await ask(page)
+            await said_some(page)
+            process.send(signal.SIGTERM)
+            await process.until(process.wait_for_line, "drain 2/5")
+            model.go.set()
+            assert await process.until(process.wait) == 0
     shown = await transcript(page)
     await expect(page.locator("#connection")).to_have_text("Reconnecting…")
     with service("mock;status=500") as process:
         await ready(process)
-        await expect(page.locator("#connection")).to_have_text("Connected", timeout=40_000)
+        await expect(page.locator("#connection")).to_have_text("Connected")
         assert await transcript(page) == shown
         await page.reload()
         assert await transcript(page) == shown

@@ -11,7 +11,7 @@ from tests.agentic_backend.llm.scripted import DONE, SSE_HEAD, Write, finish, sc
 
 @dataclass(frozen=True, slots=True)
 class HeldModel:
-    """Every call waits until `go` is set, then streams `one two three`."""
+    """Every call streams what it begins with, waits until `go` is set, then streams `one two three`."""
 
     base_url: str
     go: asyncio.Event = field(default_factory=asyncio.Event)
@@ -28,12 +28,14 @@ class HeldModel:
 
 
 @asynccontextmanager
-async def held_model() -> AsyncIterator[HeldModel]:
-    """Serve it on a free port until the block ends."""
+async def held_model(begins: str = "") -> AsyncIterator[HeldModel]:
+    """Serve it on a free port until the block ends. `begins` is what it says before it waits."""
     go = asyncio.Event()
 
     async def answer(write: Write) -> None:
         await write(SSE_HEAD)
+        if begins:
+            await write(token(begins))
         await go.wait()
         for piece in (token("one"), token(" two"), token(" three"), finish(), DONE):
             await write(piece)
