@@ -17,6 +17,7 @@ from tests.agentic_backend.persist.support import until
 from tests.knowledge_flow_backend.service import BASE as KNOWLEDGE_BASE
 from tests.knowledge_flow_backend.service import RunningKnowledgeFlow, start_on
 from tests.support.mock_llm import MockModel
+from tests.support.patience import PATIENCE_S
 from tests.support.people import SECURITY, headers_of
 from tests.support.postgres import Database
 from tests.support.service import BASE, RunningService, StartService, hear_until, hits, say
@@ -108,7 +109,7 @@ async def stored(database: Database) -> tuple[int, int, int]:
 
 async def settled(database: Database, *counts: int) -> None:
     """Wait until attachments, leftovers and documents are so many."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while await stored(database) != counts:  # noqa: ASYNC110 # what is waited for happens in Postgres
             await asyncio.sleep(0.02)
 

@@ -9,6 +9,7 @@ import pytest
 from starlette.routing import Mount, WebSocketRoute
 from websockets.exceptions import ConnectionClosed
 
+from tests.support.patience import PATIENCE_S
 from tests.support.people import SECURITY, headers_of, token_of
 from tests.support.routes import routes_below
 from tests.support.service import BASE, hear_until, say
@@ -61,7 +62,7 @@ async def guarded(start_service, database):
             ask = {"type": "ask", "session_id": session_id, "agent_id": "Georges", "message": "Secret"}
             await say(socket, **ask, client_exchange_id="e1")
             await hear_until(socket, "final")
-        await service.service.running.persistence.flush(10)
+        await service.service.running.persistence.flush(PATIENCE_S)
         body = {"rating": 5, "messageId": "1", "sessionId": session_id, "agentName": "Georges", "comment": "Secret"}
         async with post(f"{BASE}/chatbot/feedback", json=body, headers=ann) as response:
             assert response.status == 204

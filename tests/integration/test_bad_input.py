@@ -7,6 +7,7 @@ import pytest
 
 from tests.agentic_backend.chat.test_frames import HOSTILE
 from tests.support.held_model import held_model
+from tests.support.patience import PATIENCE_S
 from tests.support.service import hear, hear_until, say
 
 UNKNOWN_TYPE = {"an unknown type": '{"type":"dance"}'}
@@ -17,7 +18,7 @@ ENDED_BY_THE_SERVER = {
 
 
 async def close_code(socket):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await socket.wait_closed()
     return socket.close_code
 
@@ -69,7 +70,7 @@ async def test_a_binary_frame_closes_at_once_although_a_turn_runs_which_goes_on(
         turn = service.turns.find("e1", "admin")
         assert not turn.ended
         model.go.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await turn.done.wait()
         assert len(await service.history(session_id)) == 2
 

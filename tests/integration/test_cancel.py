@@ -7,9 +7,10 @@ import time
 import pytest
 
 from tests.support.following import ask_frame, heard, over_socket
+from tests.support.patience import PATIENCE_S
 from tests.support.service import hear, hear_until, say
 
-SLOW = "mock;ttft=30000"
+SLOW = "mock;ttft=600000"
 """A first token that within the time of a test only a stop can forestall."""
 ASKS = 1000
 CLIENTS = 25
@@ -24,7 +25,7 @@ async def stats(service, mock_llm):
 async def until_open(service, mock_llm, count):
     """Ask the model until it has so many streams open; the milliseconds that it took."""
     began = time.monotonic()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while (await stats(service, mock_llm))["streams"]["open"] != count:
             pass
     return (time.monotonic() - began) * 1e3

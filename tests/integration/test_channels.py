@@ -28,14 +28,15 @@ from agentic_backend.session.stream import TextDelta
 from backend_kit.wire import CODES, Code, message_for
 from tests.support.following import ask_frame, stream_events
 from tests.support.odd_agent import odd
+from tests.support.patience import PATIENCE_S
 from tests.support.people import SECURITY, token_of
 from tests.support.ports import free_port
 from tests.support.schema import validate_native
-from tests.support.service import BASE, NATIVE, RunningService, StartService, hear, say
+from tests.support.service import BASE, NATIVE, PATIENT_CLIENT, RunningService, StartService, hear, say
 
 Frame = dict[str, Any]
 STREAM: Final = f"{BASE}/chatbot/query/stream"
-SLOW: Final = "mock;ttft=60000"
+SLOW: Final = "mock;ttft=600000"
 STALLS: Final = "mock;tokens=9;stall=3"
 PLAIN: Final = "agentic_backend.agent.plain"
 ENDS: Final = {"final", "error", "cancelled"}
@@ -126,7 +127,7 @@ async def over_socket(socket: ClientConnection, sent: str, then: str | int) -> S
     heard = [await hear(socket)]
     while heard[-1]["type"] not in ENDS:
         heard.append(await hear(socket))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         if then == STAYS:
             await (await socket.ping())
             return of_end(heard, STAYS)
@@ -254,6 +255,8 @@ async def test_what_storage_stands_against(start_service: StartService) -> None:
         async with persistence.database.main.connection():
             seen = await table(service, {"": row}, lambda _name, channel: cells[channel])
         assert seen == {"": row}
+    async with start_service() as service:
+        persistence = service.service.running.persistence
         row = refused(Code.STORAGE_FULL, later=True)
         assert persistence.spool is not None
         free[0] = 0
@@ -315,9 +318,15 @@ def kept_of(rows: dict[str, Row]) -> dict[str, Seen]:
     return cells
 
 
-async def test_what_fails_in_a_turn(start_service: StartService) -> None:
+WAITED_FOR: Final = {"silence": {"first_token_s": 1}, "stall": {"inter_token_s": 1}}
+"""Failures that only a deadline ends, which the others must not meet."""
+
+
+@pytest.mark.parametrize("late", [None, *WAITED_FOR])
+async def test_what_fails_in_a_turn(start_service: StartService, late: str | None) -> None:
     rows = {name: row for name, (_, row) in FAILURES.items()} | OTHERS
-    waits = {"first_token_s": 2, "inter_token_s": 2, "drain_s": 5}
+    rows = {name: row for name, row in rows.items() if (name == late if late else name not in WAITED_FOR)}
+    waits = WAITED_FOR[late] if late else {}
     async with start_service(ai=failing_agents(), deadlines=waits) as service:
         sessions = await sessions_for(service, rows, lambda name: name)
 
@@ -331,7 +340,7 @@ async def test_what_fails_in_a_turn(start_service: StartService) -> None:
 
 async def test_what_takes_too_long(start_service: StartService) -> None:
     rows = {"deadline": failed(Code.TURN_DEADLINE, partial=True)}
-    async with start_service(STALLS, deadlines={"turn_s": 2, "drain_s": 5}) as service:
+    async with start_service(STALLS, deadlines={"turn_s": 10}) as service:
         sessions = await sessions_for(service, rows, lambda _name: "Georges")
         cells = {channel: ask_frame(sessions[f"deadline/{channel}"], channel) for channel in ANSWERED}
         assert await table(service, rows, lambda _name, channel: cells[channel]) == rows
@@ -340,7 +349,7 @@ async def test_what_takes_too_long(start_service: StartService) -> None:
 
 async def told_something(service: RunningService, exchange_id: str) -> None:
     """Return once a turn has a part of its answer."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while (turn := service.turns.find(exchange_id, "admin")) is None:  # noqa: ASYNC110 - it is on its way
             await asyncio.sleep(0.01)
         heard = asyncio.Event()
@@ -402,7 +411,7 @@ def door(service: RunningService, channel: str, token: str | None, origin: str |
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     page = Origin(origin) if origin else None
     protocols = [NATIVE] if channel == "native" else None
-    return connect(service.ws_url, additional_headers=headers, subprotocols=protocols, origin=page, compression=None)
+    return connect(service.ws_url, additional_headers=headers, subprotocols=protocols, origin=page, **PATIENT_CLIENT)
 
 
 async def knocked(service: RunningService, origin: str | None = None) -> dict[str, Knock]:
@@ -434,7 +443,7 @@ async def test_one_socket_too_many_of_a_user(start_service: StartService) -> Non
         oldest = await stack.enter_async_context(service.compatible())
         for channel in ("native", "compatible"):
             newest = await stack.enter_async_context(door(service, channel, "local"))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 await oldest.wait_closed()
                 await (await newest.ping())
             assert oldest.close_code == 4409
@@ -449,7 +458,7 @@ async def test_without_credentials(start_service: StartService, token: str | Non
     async with start_service(security=SECURITY) as service:
         shown = token_of("ann")[:-3] + "abc" if token == "forged" else token
         for channel in ("native", "compatible"):
-            async with door(service, channel, shown) as socket, asyncio.timeout(20):
+            async with door(service, channel, shown) as socket, asyncio.timeout(PATIENCE_S):
                 await socket.wait_closed()
             assert socket.close_code == 4401
         headers = {"Authorization": f"Bearer {shown}" if shown else ""}

@@ -8,6 +8,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from tests.support.held_model import held_model
+from tests.support.patience import PATIENCE_S
 from tests.support.service import BASE, hear, hear_until, hits, say
 
 
@@ -17,7 +18,7 @@ def ask(session_id, message="Hello", **more):
 
 async def closed_with(socket):
     """Read to the end of the socket; its close code."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await socket.wait_closed()
     return socket.close_code
 
@@ -77,7 +78,7 @@ async def test_the_ninth_ask_that_waits_is_refused_after_the_others_are_answered
         async with service.compatible() as socket:
             for number in range(10):
                 await say(socket, **ask(session_id, f"question {number}"))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 while not hits(service, "asks_per_socket"):  # noqa: ASYNC110 - a metric tells nobody
                     await asyncio.sleep(0.01)
             model.go.set()
@@ -112,7 +113,7 @@ async def test_close_4000_cancels_whatever_is_being_written(start_service):
             for number in range(30):
                 group.create_task(ask_and_stop(number))
         turns = [service.turns.find(f"e{number}", "admin") for number in range(30)]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             for turn in turns:
                 if turn is not None:  # stopped before its first step
                     await turn.done.wait()
@@ -141,14 +142,14 @@ async def test_a_foreign_origin_is_refused_before_the_socket_opens(service):
 
 
 async def test_close_4000_cancels_and_the_turn_is_in_history_as_interrupted(start_service):
-    async with start_service(model="mock;ttft=30000") as service:
+    async with start_service(model="mock;ttft=600000") as service:
         session_id = await service.create_session()
         async with service.compatible() as socket:
             await say(socket, **ask(session_id, client_exchange_id="e1"))
             await hear(socket)
             await socket.close(4000, "client_stop")
         turn = service.turns.find("e1", "admin")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await turn.done.wait()
         messages = await service.history(session_id)
     assert [message["role"] for message in messages] == ["user", "assistant"]
@@ -163,7 +164,7 @@ async def test_any_other_close_lets_the_turn_finish_into_history(start_service):
             await say(socket, **ask(session_id, client_exchange_id="e1"))
             await hear(socket)
         turn = service.turns.find("e1", "admin")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await turn.done.wait()
         messages = await service.history(session_id)
     assert messages[1]["metadata"]["finish_reason"] == "stop"

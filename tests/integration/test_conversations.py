@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.support.patience import PATIENCE_S
 from tests.support.service import BASE, hear_until, say
 
 
@@ -31,7 +32,7 @@ async def test_pages_and_search_with_and_without_what_is_committed(service):
         assert await listed(service, "?q=ostri") == ["What about ostriches?"]
         assert await listed(service, "?q=ABOUT%20two") == ["Two"]
         assert await listed(service, "?q=nothing%20of%20it") == []
-        await service.service.running.persistence.flush(10)
+        await service.service.running.persistence.flush(PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ async def test_there_are_two_formats(service, query):
 
 async def test_a_long_history_is_compressed_and_the_same(service):
     session_id = await talk(service, "Long", *(f"Question {number} " * 50 for number in range(3)))
-    await service.service.running.persistence.flush(10)
+    await service.service.running.persistence.flush(PATIENCE_S)
     path = f"{BASE}/chatbot/session/{session_id}/history"
     answers = {}
     for encoding in ("identity", "gzip"):

@@ -13,6 +13,7 @@ from agentic_backend.chat.follow import Follow
 from agentic_backend.session.registry import RegistryRules
 from tests.agentic_backend.persist.support import until, until_waiting
 from tests.support.clock import Clock
+from tests.support.patience import PATIENCE_S
 from tests.support.service import BASE, hear, hear_until, say
 
 FILL = {
@@ -117,7 +118,7 @@ async def test_what_was_stored_is_gone_also_after_a_restart(start_service, datab
         session_id, other = await service.create_session(), await service.create_session()
         for one in (session_id, other):
             await say_and_hear(service, one, f"{one}-e1")
-        await service.service.running.persistence.flush(10)
+        await service.service.running.persistence.flush(PATIENCE_S)
         await asyncio.to_thread(fill, database, session_id)
         assert 0 not in (await left(database, session_id)).values()
         for one in (session_id, other):
@@ -142,7 +143,7 @@ async def test_turns_that_are_still_on_their_way_go_too_and_do_not_come_back(sta
     async with start_service() as service:
         session_id = await service.create_session()
         await say_and_hear(service, session_id, "e1")
-        await service.service.running.persistence.flush(10)
+        await service.service.running.persistence.flush(PATIENCE_S)
         await asyncio.to_thread(fill, database, session_id)
         async with await psycopg.AsyncConnection.connect(database.dsn) as slow:
             await slow.execute("SELECT FROM session WHERE session_id = %s FOR UPDATE", (session_id,))
@@ -161,14 +162,14 @@ async def test_turns_that_are_still_on_their_way_go_too_and_do_not_come_back(sta
                 assert not deleting.done()
                 await slow.rollback()
         assert deleting.result() == (200, True)
-        await service.service.running.persistence.flush(10)
+        await service.service.running.persistence.flush(PATIENCE_S)
         await nothing_left(service, database, session_id)
     async with start_service() as service:
         await nothing_left(service, database, session_id)
 
 
 async def test_a_turn_that_runs_is_stopped_and_leaves_nothing(start_service, database):
-    async with start_service("mock;tokens=1000;gap=20") as service:
+    async with start_service("mock;tokens=9;stall=3") as service:
         session_id = await service.create_session()
         await asyncio.to_thread(fill, database, session_id)
         async with service.native() as socket:
@@ -177,7 +178,7 @@ async def test_a_turn_that_runs_is_stopped_and_leaves_nothing(start_service, dat
             assert await delete(service, session_id) == (200, True)
             assert (await hear_until(socket, "cancelled"))[-1]["exchange_id"] == "e1"
         assert service.turns.find("e1", "admin") is None
-        await service.service.running.persistence.flush(10)
+        await service.service.running.persistence.flush(PATIENCE_S)
         await nothing_left(service, database, session_id)
 
 
@@ -200,7 +201,7 @@ async def test_retention_deletes_as_much_and_leaves_the_young(start_service, dat
         old, young = await service.create_session(), await service.create_session()
         for session_id in (old, young):
             await say_and_hear(service, session_id, f"{session_id}-e1")
-        await service.service.running.persistence.flush(10)
+        await service.service.running.persistence.flush(PATIENCE_S)
         await asyncio.to_thread(fill, database, old)
         await asyncio.to_thread(age, database, old)
         clock.now += 31 * 86_400.0  # the process has used both last so long ago; Postgres says it of one alone
@@ -232,7 +233,7 @@ async def test_retention_leaves_a_session_whose_turn_is_on_its_way(start_service
             await retention_of(service).prune()
             assert persistence.pending.holds((session_id, "admin"))
             await slow.rollback()
-        await persistence.flush(10)
+        await persistence.flush(PATIENCE_S)
         await retention_of(service).prune()
         assert [message["rank"] for message in await service.history(session_id)] == [0, 1]
 
@@ -243,7 +244,7 @@ async def test_retention_leaves_what_this_process_has_used_whatever_postgres_say
     async with start_service(history={"retention_days": 30}, parts=Parts(turns=kept)) as service:
         session_id = await service.create_session()
         await say_and_hear(service, session_id, "e1")
-        await service.service.running.persistence.flush(10)
+        await service.service.running.persistence.flush(PATIENCE_S)
         await asyncio.to_thread(age, database, session_id)
         if known_by == "registry":
             service.service.running.persistence.cache.forget((session_id, "admin"))
@@ -280,12 +281,12 @@ async def test_retention_leaves_a_session_that_is_used_again(start_service, data
         session_id = await service.create_session()
         await say_and_hear(service, session_id, "e1")
     await asyncio.to_thread(age, database, session_id)
-    async with start_service("mock;tokens=1000;gap=20", history={"retention_days": 30}) as service:
+    async with start_service("mock;tokens=9;stall=3", history={"retention_days": 30}) as service:
         async with service.native() as socket:
             await say(socket, **ask(session_id, "e2"))
             await hear_until(socket, "delta")
             await retention_of(service).prune()
             await say(socket, type="cancel", exchange_id="e2")
             await hear_until(socket, "cancelled")
-        await service.service.running.persistence.flush(10)
+        await service.service.running.persistence.flush(PATIENCE_S)
         assert [message["rank"] for message in await service.history(session_id)] == [0, 1, 2, 3]

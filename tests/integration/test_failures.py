@@ -8,6 +8,7 @@ from agentic_backend.agent import DirectAnswer
 from agentic_backend.app import Parts
 from agentic_backend.persist.persistence import Persistence
 from tests.support.odd_agent import odd
+from tests.support.patience import PATIENCE_S
 from tests.support.service import hear, hear_until, say
 
 
@@ -63,7 +64,7 @@ async def test_a_baseline_call_that_fails_says_its_code(start_service):
     async with start_service("mock;status=500", ai=once) as service:
         answer = await baseline_answer(service)
         assert answer["metadata"]["extras"]["error"] == "llm_unavailable"
-    async with start_service("mock;ttft=30000", deadlines={"turn_s": 0.2}) as service:
+    async with start_service("mock;ttft=600000", deadlines={"turn_s": 0.2}) as service:
         answer = await baseline_answer(service)
         assert answer["metadata"]["extras"]["error"] == "turn_deadline"
 
@@ -81,14 +82,14 @@ async def test_a_baseline_call_fails_as_internal_where_nobody_foresaw_it(start_s
 
 
 async def test_a_baseline_call_is_stopped_by_4000_and_by_cancel(start_service):
-    async with start_service("mock;ttft=30000") as service:
+    async with start_service("mock;ttft=600000") as service:
         baseline = service.service.running.baseline
         async with service.compatible("-baseline") as socket:
             await say(socket, **ask("anything", client_exchange_id="e1"))
             await hear(socket)
             turn = baseline.find("e1", "admin")
             await socket.close(4000)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await turn.done.wait()
         assert baseline.find("e1", "admin") is None
 
@@ -101,7 +102,7 @@ async def test_a_baseline_call_during_a_drain_is_refused(service):
 
 
 async def test_an_ask_that_waits_for_a_slot_can_be_cancelled(start_service):
-    async with start_service("mock;ttft=30000", limits={"max_turns": 1, "queue_deadline_s": 30}) as service:
+    async with start_service("mock;ttft=600000", limits={"max_turns": 1, "queue_deadline_s": 600}) as service:
         first, second = [await service.create_session() for _ in range(2)]
         async with service.native() as socket:
             await say(socket, **ask(first, client_exchange_id="e1"))
@@ -142,7 +143,7 @@ async def test_a_stop_while_a_turn_is_being_recorded_comes_too_late(start_servic
         session_id = await service.create_session()
         await say(socket, **ask(session_id, client_exchange_id="e1"))
         await hear_until(socket, "delta")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await log.recording.wait()
         await say(socket, type="cancel", exchange_id="e1")
         await say(socket, type="ping")

@@ -18,6 +18,7 @@ from websockets.exceptions import ConnectionClosed
 
 from agentic_backend.chat import frames
 from agentic_backend.chat.sse import read_body
+from tests.support.patience import PATIENCE_S
 from tests.support.people import SECRET, SECURITY
 from tests.support.routes import routes_below
 from tests.support.service import BASE, hear, hear_until, say
@@ -167,7 +168,7 @@ class Belongings:
             await say(socket, type="cancel", exchange_id="ann-exchange")
             while (await hear(socket))["type"] != "cancelled":
                 pass
-        await service.service.running.persistence.flush(10)
+        await service.service.running.persistence.flush(PATIENCE_S)
         await asyncio.to_thread(attach, database, sessions[0])
         body = {"rating": 5, "messageId": "1", "sessionId": sessions[0], "agentName": "Georges", "comment": SECRET_WORD}
         async with http.post(f"{BASE}/chatbot/feedback", json=body, headers=ann) as response:
@@ -234,7 +235,7 @@ class Belongings:
         async with connect as socket:
             await socket.send(json.dumps(filled(frame, ids)))
             try:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(PATIENCE_S):
                     heard.append(unsigned((await socket.recv()).encode(), ids))
                     if native:
                         await say(socket, type="ping")

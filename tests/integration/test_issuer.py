@@ -12,6 +12,7 @@ from agentic_backend.app import Parts
 from backend_kit.auth import KeyWaits
 from tests.chaos.control import ProxyProcess
 from tests.support.issuer import CLIENT, issuer
+from tests.support.patience import PATIENCE_S
 from tests.support.service import BASE, hear, hear_until, say
 
 PATIENT = KeyWaits(cool_down_s=0.0, fetch_s=60.0, find_s=60.0)
@@ -130,7 +131,7 @@ async def test_an_issuer_behind_a_bad_network_holds_up_nobody_with_a_known_key(s
 
 
 async def closed_with(socket):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await socket.wait_closed()
     return socket.close_code
 

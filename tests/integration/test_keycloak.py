@@ -7,6 +7,7 @@ import pytest
 from agentic_backend.app import Parts
 from backend_kit.auth import KeyWaits
 from tests.support.keycloak import Administrator, claims_of, security_of, tokens_of
+from tests.support.patience import PATIENCE_S
 from tests.support.service import BASE, hear, hear_until, say
 
 # The first of them waits for Keycloak's start, on a new machine also for its download.
@@ -19,7 +20,7 @@ async def status_of(service, token, path="/chatbot/sessions"):
 
 
 async def close_code_of(socket):
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         await socket.wait_closed()
     return socket.close_code
 

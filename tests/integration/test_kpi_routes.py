@@ -32,7 +32,7 @@ def closed(service: RunningService) -> None:
 
 
 async def test_the_verdict_counts_the_turns_of_its_window(start_service: StartService) -> None:
-    async with start_service(model="mock;floor=300") as service:
+    async with start_service(model="mock;floor=3000") as service:
         await a_turn(service)
         closed(service)
         verdict = await service.get("/kpi/verdict?window_s=300")

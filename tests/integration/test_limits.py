@@ -7,10 +7,11 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from tests.support.following import ask_frame, over_stream
+from tests.support.patience import PATIENCE_S
 from tests.support.people import SECURITY, headers_of, token_of
 from tests.support.service import BASE, hear, hear_until, hits, say
 
-SLOW = "mock;ttft=30000"
+SLOW = "mock;ttft=600000"
 STREAM = f"{BASE}/chatbot/query/stream"
 
 
@@ -77,7 +78,7 @@ async def test_of_many_event_streams_at_once_exactly_those_within_a_limit_are_an
 
 
 async def _until(true):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while not true():  # noqa: ASYNC110 - tasks of which any may end
             await asyncio.sleep(0.01)
 
@@ -99,7 +100,7 @@ async def test_what_is_too_long_is_counted_on_every_channel(start_service):
             with pytest.raises(ConnectionClosed):
                 await hear(socket)
             assert socket.close_code == 1009
-        assert await service.service.running.hub.wait_empty(5) == 0
+        assert await service.service.running.hub.wait_empty(PATIENCE_S) == 0
         assert hits(service, "max_frame_bytes") == 1
 
 

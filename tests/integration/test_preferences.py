@@ -10,10 +10,11 @@ import pytest
 
 from agentic_backend.chat.frames import MAX_DEPTH
 from agentic_backend.chat.preferences import MAX_BYTES
+from tests.support.patience import PATIENCE_S
 from tests.support.service import BASE, hear_until, say
 
 SECRET = "a secret of at least thirty-two bytes"
-SLOW = "mock;tokens=1000;gap=20"
+SLOW = "mock;tokens=9;stall=3"
 
 
 def path(session_id):
@@ -60,7 +61,7 @@ async def test_a_following_turn_does_not_overwrite_them_and_its_frames_show_them
         await say(socket, **ask(session_id, "e2"))
         final = (await hear_until(socket, "final"))[-1]
     assert final["session"]["preferences"] == {"theme": "dark"}
-    await service.service.running.persistence.flush(10)
+    await service.service.running.persistence.flush(PATIENCE_S)
     data = stored(database, session_id)
     assert (data["preferences"], data["next_rank"], data["title"]) == ({"theme": "dark"}, 4, "Hello")
 
@@ -79,7 +80,7 @@ async def test_a_running_turn_does_not_overwrite_them(start_service, database, k
             await say(socket, type="cancel", exchange_id="e2")
             assert (await hear_until(socket, "cancelled"))[-1]["session"]["preferences"] == {"theme": "dark"}
             assert await preferences(service, session_id) == {"theme": "dark"}
-        await service.service.running.persistence.flush(10)
+        await service.service.running.persistence.flush(PATIENCE_S)
         assert stored(database, session_id)["preferences"] == {"theme": "dark"}
     async with start_service() as service:
         assert await preferences(service, session_id) == {"theme": "dark"}
@@ -101,7 +102,7 @@ async def test_many_changes_between_turns_keep_order_and_ranks(service, database
 
     await asyncio.gather(change(), talk())
     assert await preferences(service, session_id) == {"number": 19}
-    await service.service.running.persistence.flush(10)
+    await service.service.running.persistence.flush(PATIENCE_S)
     assert stored(database, session_id)["preferences"] == {"number": 19}
     assert [message["rank"] for message in await service.history(session_id)] == list(range(20))
 

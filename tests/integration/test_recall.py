@@ -14,7 +14,8 @@ __all__ = ["start_process"]
 
 DEAD_MODEL = "mock;status=500"
 """Whoever asks this one anything fails: an answer of such a service is not the model's."""
-SLOW = "mock;tokens=1000;gap=20"
+SLOW = "mock;tokens=9;stall=3"
+"""An answer that begins and never ends."""
 
 
 def ask(session_id, exchange_id="e1", message="Hello", **more):
@@ -95,7 +96,7 @@ async def test_failures_and_stops_are_told_again_as_what_they_were(start_service
         async with service.native() as socket:
             await say(socket, **ask(session_id, "broken"))
             broken = (await hear_until(socket, "error"))[-1]
-    async with start_service("mock;ttft=30000") as service, service.native() as socket:
+    async with start_service("mock;ttft=600000") as service, service.native() as socket:
         await say(socket, **ask(session_id, "stopped"))
         await hear_until(socket, "message")
         await say(socket, type="cancel", exchange_id="stopped")

@@ -11,6 +11,7 @@ import yaml
 from agentic_backend.persist.claim import LOCK_KEY
 from tests.agentic_backend.persist.support import until, until_waiting
 from tests.support.agentic import start_process
+from tests.support.held_model import held_model
 from tests.support.ports import free_port
 from tests.support.processes import ModuleProcess
 from tests.support.service import configuration, hear, hear_until, merge, say
@@ -204,7 +205,7 @@ async def test_a_conversation_goes_on_at_whichever_instance(start_process):
 
 
 async def test_the_session_of_a_killed_instance_is_had_when_its_lease_has_expired(start_process, database):
-    async with two_instances(start_process, "mock;ttft=30000") as (one, other):
+    async with two_instances(start_process, "mock;ttft=600000") as (one, other):
         session_id = await other.create_session()
         async with one.native() as socket, other.native() as waiting:
             await say(socket, **ask(session_id, "Lost", client_exchange_id="lost"))
@@ -226,7 +227,7 @@ async def test_the_session_of_a_killed_instance_is_had_when_its_lease_has_expire
 
 
 async def test_a_turn_that_outlived_its_lease_is_told_to_have_failed(start_process, database):
-    async with two_instances(start_process, "mock;ttft=1500") as (one, other):
+    async with held_model() as model, two_instances(start_process, ai=model.ai) as (one, other):
         session_id = await one.create_session()
         async with one.native() as late, other.native() as socket:
             await say(late, **ask(session_id, "Slow", client_exchange_id="slow"))
@@ -234,6 +235,8 @@ async def test_a_turn_that_outlived_its_lease_is_told_to_have_failed(start_proce
                 pass
             query(database.dsn, "UPDATE session_lease SET expires_at = now() RETURNING 1")
             await say(socket, **ask(session_id, "Fast", client_exchange_id="fast"))
+            await hear_until(socket, "message")
+            model.go.set()
             slow = await end_of(late, "slow")
             assert (slow["type"], slow["code"]) == ("error", "storage_full")
             assert (await end_of(socket, "fast"))["type"] == "final"
@@ -243,7 +246,8 @@ async def test_a_turn_that_outlived_its_lease_is_told_to_have_failed(start_proce
 
 
 async def test_turns_that_were_never_run_leave_no_lease(start_process, database):
-    async with two_instances(start_process, "mock;ttft=30000", limits={"max_turns": 1}) as (one, other):
+    limits = {"max_turns": 1, "queue_deadline_s": 600}
+    async with two_instances(start_process, "mock;ttft=600000", limits=limits) as (one, other):
         busy, session_id = await one.create_session(), await one.create_session()
         async with one.native() as socket:
             await say(socket, **ask(busy, client_exchange_id="busy"))

@@ -14,7 +14,8 @@ from websockets.asyncio.client import connect
 
 from agentic_backend.app import Parts
 from tests.agentic_backend.knowledge.fake import FakeKnowledge, answers, fake_knowledge, hit, silent
-from tests.support.service import NATIVE, RunningService, StartService, hear, hear_until, say
+from tests.support.patience import PATIENCE_S
+from tests.support.service import NATIVE, PATIENT_CLIENT, RunningService, StartService, hear, hear_until, say
 
 QUESTION = "Where is a finished turn appended?"
 PASSAGE = "A finished turn is appended to the spool, and then final is sent."
@@ -186,10 +187,10 @@ async def test_stopping_a_turn_ends_its_search(start_service: StartService, know
         session_id = await service.create_session(agent_id="Rico")
         async with service.compatible() as socket:
             await say(socket, session_id=session_id, agent_id="Rico", message=QUESTION)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 await arrived.wait()
             await socket.close(4000)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await gone.wait()
 
 
@@ -199,7 +200,7 @@ async def test_the_trace_and_each_asks_own_id_go_along(start_service: StartServi
         session_id = await service.create_session(agent_id="Rico")
         for given in (trace, "00-evil"):
             headers = {"Authorization": "Bearer local", "traceparent": given}
-            async with connect(service.ws_url, additional_headers=headers, compression=None) as socket:
+            async with connect(service.ws_url, additional_headers=headers, **PATIENT_CLIENT) as socket:
                 await say(socket, session_id=session_id, agent_id="Rico", message=QUESTION)
                 await hear_until(socket, "final")
     assert [call.headers.get("traceparent") for call in knowledge.calls] == [trace, trace, None, None]

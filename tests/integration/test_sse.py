@@ -23,6 +23,7 @@ from tests.support.following import (
     transcript,
 )
 from tests.support.held_model import held_model
+from tests.support.patience import PATIENCE_S
 from tests.support.service import BASE, hear_until, say
 
 __all__ = ["start_process"]
@@ -159,8 +160,7 @@ async def test_a_reader_that_leaves_stops_the_turn_only_where_the_ask_says_so(st
 
 
 async def test_silence_is_broken_by_comments(start_service):
-    deadlines = {"heartbeat_s": 3, "drain_s": 5}
-    async with held_model() as model, start_service(ai=model.ai, deadlines=deadlines) as service:
+    async with held_model() as model, start_service(ai=model.ai, deadlines={"heartbeat_s": 1}) as service:
         session_id = await service.create_session()
         async with service.http.post(STREAM, json=ask_frame(session_id)) as response:
             kinds = []
@@ -168,12 +168,14 @@ async def test_silence_is_broken_by_comments(start_service):
                 kinds.append(event.get("event") or event[""])
                 if kinds[-1] == "heartbeat":
                     model.go.set()
-    assert kinds[:3] == ["accepted", "message", "heartbeat"]
-    assert kinds[-1] == "final"
+    # Until it came, the model was held; a machine that hesitates has more of them.
+    assert "heartbeat" in kinds
+    told = [kind for kind in kinds if kind != "heartbeat"]
+    assert (told[:2], told[-1]) == (["accepted", "message"], "final")
 
 
 async def test_a_drain_ends_a_stream_after_its_turn_and_refuses_new_ones(start_process):
-    async with held_model() as model, start_process(ai=model.ai) as service:
+    async with held_model() as model, start_process(ai=model.ai, deadlines={"drain_s": 600}) as service:
         session_id, other_id = [await service.create_session() for _ in range(2)]
         async with aclosing(over_stream(service, ask_frame(session_id))) as frames:
             await anext(frames)
@@ -203,7 +205,7 @@ async def test_limits_of_sockets_count_streams(start_service):
                     assert response.status == 429
             model.go.set()
             assert [json.loads(text)["type"] async for text in frames][-1] == "final"
-        assert await service.service.running.hub.wait_empty(5) == 0
+        assert await service.service.running.hub.wait_empty(PATIENCE_S) == 0
         assert await heard(over_stream(service, ask_frame(other_id, "e2"))) != []
 
 
@@ -220,10 +222,10 @@ async def test_a_reader_that_takes_nothing_is_cut_and_its_turn_ends_in_history(s
             await loop.sock_connect(client, ("127.0.0.1", service.port))
             await loop.sock_sendall(client, head + body)
             hub = service.service.running.hub
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_S):
                 while (turn := service.turns.find("e1", "admin")) is None:
                     await service.get("/ready")
                 await turn.done.wait()
             assert len(hub) == 1
-            assert await hub.wait_empty(20) == 0
+            assert await hub.wait_empty(PATIENCE_S) == 0
         assert (await service.history(session_id))[1]["metadata"]["finish_reason"] == "length"

@@ -10,6 +10,7 @@ from agentic_backend.persist.persistence import Persistence
 from agentic_backend.persist.spool import Spool
 from tests.agentic_backend.persist.support import BadDisk, until
 from tests.integration.test_deletion import say_and_hear
+from tests.support.patience import PATIENCE_S
 from tests.support.service import BASE
 
 ESSENTIAL = [
@@ -64,7 +65,7 @@ async def test_a_batcher_that_keeps_failing_takes_its_instance_out_and_what_it_h
         assert told["dependencies"]["tasks"] == {"status": "down", "down": ["persist-batcher"]}
         running.persistence.database.batch.odd = False
         assert running.tasks.failures["persist-batcher"] >= 3
-        await running.persistence.flush(20)
+        await running.persistence.flush(PATIENCE_S)
         assert len(await service.history(session_id)) == 2
     assert "task persist-batcher failed" in caplog.text
 

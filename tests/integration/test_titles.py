@@ -2,6 +2,8 @@
 
 import asyncio
 
+from tests.support.held_model import held_model
+from tests.support.patience import PATIENCE_S
 from tests.support.people import SECURITY, headers_of, token_of
 from tests.support.service import BASE, hear, hear_until, say
 
@@ -33,20 +35,32 @@ async def test_the_title_comes_after_the_final_and_stays(start_service, mock_llm
             assert [event for event in heard if event["type"] == "session"] == []
             assert heard[-1]["session"]["title"] == title
         assert (await service.get("/chatbot/sessions"))[0]["title"] == title
-        await service.service.running.persistence.flush(10)
+        await service.service.running.persistence.flush(PATIENCE_S)
         assert (await service.get("/chatbot/sessions"))[0]["title"] == title
     async with start_service() as service:
         assert (await service.get("/chatbot/sessions"))[0]["title"] == title
 
 
-async def test_a_slow_title_delays_nothing_and_is_taken_by_the_turn_that_runs(start_service, mock_llm):
-    async with start_service("mock;tokens=60;gap=20", ai=titled(mock_llm, "mock;ttft=500;tokens=3")) as service:
+async def test_a_slow_title_delays_nothing_and_is_taken_by_the_turn_that_runs(start_service):
+    async with (
+        held_model() as answers,
+        held_model() as titles,
+        start_service(ai={**answers.ai, "default_language_model": titles.named}) as service,
+    ):
         session_id = await service.create_session(title=None)
         async with service.native() as socket:
-            for exchange_id in ("e1", "e2"):
-                await say(socket, **ask(session_id, exchange_id))
-                heard = await hear_until(socket, "final")
-            (late,) = [event for event in heard if event["type"] == "session"]
+            answers.go.set()
+            await say(socket, **ask(session_id, "e1"))
+            await hear_until(socket, "final")
+            answers.go.clear()
+            await say(socket, **ask(session_id, "e2"))
+            await hear_until(socket, "message")
+            titles.go.set()
+            late = await hear(socket)
+            assert late["type"] == "session"
+            answers.go.set()
+            heard = await hear_until(socket, "final")
+            assert "session" not in [event["type"] for event in heard]
             assert "seq" not in late
             assert heard[-1]["session"]["title"] == late["session"]["title"]
         assert (await service.get("/chatbot/sessions"))[0]["title"] == late["session"]["title"]
@@ -86,7 +100,7 @@ async def test_a_model_that_fails_leaves_the_first_title(start_service, mock_llm
         async with service.native() as socket:
             await say(socket, **ask(session_id, "e1"))
             await hear_until(socket, "final")
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 while any(name.startswith("title") for name in service.service.running.tasks.names):  # noqa: ASYNC110 - no event
                     await asyncio.sleep(0.01)
         assert (await service.get("/chatbot/sessions"))[0]["title"] == "How long do lentils boil?"

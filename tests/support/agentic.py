@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from tests.support.mock_llm import MockModel
+from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.support.postgres import Database
 from tests.support.processes import ModuleProcess
@@ -53,7 +54,7 @@ class ServiceProcess(ServiceClient):
 
     async def ask_on_disk(self, exchange_id: str) -> None:
         """Return once its spool holds that the exchange was asked, which is a moment after its turn began."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while not await asyncio.to_thread(_holds_ask, self.spool, exchange_id):  # noqa: ASYNC110 - a file is asked
                 await asyncio.sleep(0.02)
 

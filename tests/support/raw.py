@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-WAIT_S = 20.0
-"""Patience with a server that should answer at once."""
+from tests.support.patience import PATIENCE_S
+
 TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
 NO_CODE, NO_CLOSE = 1005, 1006
 """What `Peer.close_code` says of a close frame without a code, and of a stream that ended without one."""
@@ -65,7 +65,7 @@ def head(
 
 @dataclass(slots=True)
 class Peer:
-    """An open TCP connection. Every wait gives up after `WAIT_S` with TimeoutError."""
+    """An open TCP connection. Every wait gives up after `PATIENCE_S` with TimeoutError."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -75,14 +75,14 @@ class Peer:
         """Send bytes; a server that has closed already is no failure, what it said stands in the stream."""
         with contextlib.suppress(ConnectionError):
             self.writer.write(data)
-            async with asyncio.timeout(WAIT_S):
+            async with asyncio.timeout(PATIENCE_S):
                 await self.writer.drain()
 
     async def upgrade(self, sent: bytes) -> bytes:
         """Send a handshake; the head of the answer, b"" where the connection ended without one."""
         await self.send(sent)
         try:
-            async with asyncio.timeout(WAIT_S):
+            async with asyncio.timeout(PATIENCE_S):
                 return await self.reader.readuntil(b"\r\n\r\n")
         except (asyncio.IncompleteReadError, ConnectionError):
             return b""
@@ -90,7 +90,7 @@ class Peer:
     async def hear(self) -> tuple[int, bytes]:
         """The next frame of the server: opcode and inflated payload. Raises EOFError at the end of the stream."""
         try:
-            async with asyncio.timeout(WAIT_S):
+            async with asyncio.timeout(PATIENCE_S):
                 first, second = await self.reader.readexactly(2)
                 size = second & 0x7F
                 if size == 126:
@@ -117,7 +117,7 @@ class Peer:
     async def ended(self) -> None:
         """Return once the server has ended the connection; what it still says is dropped."""
         with contextlib.suppress(ConnectionError):
-            async with asyncio.timeout(WAIT_S):
+            async with asyncio.timeout(PATIENCE_S):
                 while await self.reader.read(65536):
                     pass
 

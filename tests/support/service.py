@@ -21,11 +21,16 @@ from agentic_backend.settings import AgenticSettings
 from backend_kit.http import ServeSettings, build_server, listen
 from backend_kit.http.server import DrainServer
 from tests.support.mock_llm import MockModel
+from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 from tests.support.schema import validate_compatible, validate_native
 
 BASE = "/agentic/v1"
 NATIVE = Subprotocol("turnwise.v1")
+PATIENT_CLIENT: dict[str, Any] = {"compression": None, "open_timeout": PATIENCE_S, "ping_interval": None}
+"""A client that does not mind how long the service takes: it shares the machine with it."""
+_PATIENT_S = 600
+"""Longer than any test: what a deadline does is asked only where a test sets its own."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,12 +67,12 @@ class ServiceClient:
         """A socket in the native protocol."""
         protocols = [NATIVE, Subprotocol(f"bearer.{token}")]
         origin = f"http://127.0.0.1:{self.port}"
-        return connect(self.ws_url, subprotocols=protocols, origin=origin, compression=None)  # type: ignore[arg-type]
+        return connect(self.ws_url, subprotocols=protocols, origin=origin, **PATIENT_CLIENT)  # type: ignore[arg-type]
 
     def compatible(self, path: str = "", token: str | None = "local") -> connect:
         """A socket in the compatible protocol."""
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        return connect(self.ws_url + path, additional_headers=headers, compression=None)
+        return connect(self.ws_url + path, additional_headers=headers, **PATIENT_CLIENT)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,13 +98,13 @@ async def say(socket: ClientConnection, **frame: Any) -> None:
 
 
 async def hear_raw(socket: ClientConnection) -> str:
-    """The text of the next frame, within 20 s."""
-    async with asyncio.timeout(20):
+    """The text of the next frame."""
+    async with asyncio.timeout(PATIENCE_S):
         return await socket.recv(decode=True)
 
 
 async def hear(socket: ClientConnection) -> dict[str, Any]:
-    """The next frame, within 20 s, valid by the published schema of its protocol."""
+    """The next frame, valid by the published schema of its protocol."""
     frame: dict[str, Any] = json.loads(await hear_raw(socket))
     (validate_native if socket.subprotocol == NATIVE else validate_compatible)(frame)
     return frame
@@ -147,8 +152,16 @@ def configuration(model: str, database: Database, mock_llm: MockModel) -> dict[s
             "default_chat_model": {"name": model, "settings": {"base_url": mock_llm.base_url}},
             "agents": [{"name": "Georges", "class_path": "agentic_backend.agent.plain"}],
         },
-        "storage": {"postgres": database.settings()},
-        "deadlines": {"drain_s": 5},
+        "storage": {"postgres": {**database.settings(), "pool_timeout": _PATIENT_S}},
+        "deadlines": {
+            "first_token_s": _PATIENT_S,
+            "inter_token_s": _PATIENT_S,
+            "send_s": _PATIENT_S,
+            "heartbeat_s": _PATIENT_S,
+            "drain_s": 5,
+        },
+        "server": {"ping_timeout_s": _PATIENT_S},
+        "mcp": {"discover_s": _PATIENT_S, "call_s": _PATIENT_S},
     }
 
 
@@ -184,7 +197,7 @@ async def run_service(settings: AgenticSettings, parts: Parts | None = None) -> 
         finally:
             # Before the group cancels it: a server that is cancelled never ends its lifespan.
             server.stop()
-            await asyncio.wait([serving], timeout=30)
+            await asyncio.wait([serving], timeout=PATIENCE_S)
 
 
 @pytest.fixture
@@ -198,7 +211,7 @@ def start_service(database: Database, mock_llm: MockModel, tmp_path: Path) -> St
         model: str = "mock", *, parts: Parts | None = None, **changes: Any
     ) -> AbstractAsyncContextManager[RunningService]:
         own = {"server": {"gc_freeze": False}, "persistence": {"spool_dir": free_spool(tmp_path)}}
-        base = {**configuration(model, database, mock_llm), **own}
+        base = merge(configuration(model, database, mock_llm), own)
         return run_service(AgenticSettings.model_validate(merge(base, changes)), parts)
 
     return start
@@ -212,7 +225,7 @@ async def service(start_service: StartService) -> AsyncIterator[RunningService]:
 
 
 async def _wait_ready(http: aiohttp.ClientSession, serving: "asyncio.Task[None]") -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while not serving.done():
             async with http.get(f"{BASE}/ready") as response:
                 if response.status == 200:

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.patience import PATIENCE_S
 from tests.support.raw import head, peer
 
 CANARY = "CANARYofastranger"
@@ -32,7 +33,7 @@ async def answered(port: int, request: bytes) -> bytes:
     """The first bytes of the answer."""
     async with peer(port) as stranger:
         await stranger.send(request)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             return await stranger.reader.readuntil(b"\r\n")
 
 
