@@ -1,6 +1,7 @@
 """Memory is handed back in a quiet second, once a minute, and what lies in a cycle goes with it."""
 
 import gc
+import math
 import time
 import weakref
 from collections.abc import Iterator
@@ -17,7 +18,8 @@ class Turns:
         self.running = 0
         self.released = 0
         self.upkeep = Upkeep(lambda: self.running, self._release)
-        self.begun = time.monotonic()
+        self.later = math.ceil(time.monotonic()) + 3600.0
+        """Long after the start, in whole seconds: their sums and differences are exact."""
 
     def _release(self) -> None:
         self.released += 1
@@ -25,22 +27,30 @@ class Turns:
 
 def test_memory_is_handed_back_once_a_minute() -> None:
     turns = Turns()
-    for second in range(1, 60):
-        turns.upkeep.tick(turns.begun + second - 1)
+    for second in range(60):
+        turns.upkeep.tick(turns.later + second)
+    assert turns.released == 1
+    turns.upkeep.tick(turns.later + 60)
+    assert turns.released == 2
+    for second in range(61, 181):
+        turns.upkeep.tick(turns.later + second)
+    assert turns.released == 4
+
+
+def test_no_memory_is_handed_back_in_the_first_minute() -> None:
+    turns = Turns()
+    turns.upkeep.tick(time.monotonic())
     assert turns.released == 0
-    for second in range(60, 181):
-        turns.upkeep.tick(turns.begun + second)
-    assert turns.released == 3
 
 
 def test_no_turn_waits_for_it() -> None:
     turns = Turns()
     turns.running = 1
     for second in range(300):
-        turns.upkeep.tick(turns.begun + second)
+        turns.upkeep.tick(turns.later + second)
     assert turns.released == 0
     turns.running = 0
-    turns.upkeep.tick(turns.begun + 300)
+    turns.upkeep.tick(turns.later + 300)
     assert turns.released == 1
 
 

@@ -13,6 +13,7 @@ from agentic_backend.agent.toolbox import Offer, Tool, ToolCaller
 from agentic_backend.settings import Mcp, McpServer
 from backend_kit.aio import TaskRegistry
 from backend_kit.auth import Credentials
+from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.support.tool_server import ToolServer, counts, started, tool_server
 
@@ -101,7 +102,7 @@ async def test_a_tool_that_fails_or_refuses_is_an_answer(tool_server: ToolServer
 
 async def test_a_slow_tool_is_left_at_the_deadline_and_takes_no_other_call_with_it(tool_server: ToolServer) -> None:
     seen = Seen()
-    async with toolbox(at(tool_server.url), seen=seen, call_s=1.0) as box:
+    async with toolbox(at(tool_server.url), seen=seen, call_s=8.0) as box:
         stall, add = await tool(box, "stall"), await tool(box, "add")
         slow = asyncio.ensure_future(box.call(stall, {}, NOBODY))
         while (await counts(tool_server))["counts"].get("stall") is None:  # noqa: ASYNC110 - the server is asked
@@ -190,7 +191,7 @@ async def test_a_server_that_says_its_tools_have_changed_is_listed_again(refuse:
     async with started(free_port(), refuse) as server, toolbox(at(server.url), call_s=5) as box:
         learn = await tool(box, "learn")
         # Until the server hears somebody listen, what it says is lost.
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             for number in itertools.count():
                 await box.call(learn, {"name": f"learned_{number}"}, NOBODY)
                 await asyncio.sleep(0.1)  # the server is another process: what it has told cannot be awaited
@@ -205,7 +206,7 @@ async def test_a_server_that_tells_of_no_changes_is_used_all_the_same() -> None:
     async with started(free_port(), "subscriptions/listen") as server, toolbox(at(server.url)) as box:
         add = await tool(box, "add")
         assert (await box.call(add, {"a": 1, "b": 2}, NOBODY)).ok
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while "subscriptions/listen" not in (told := (await counts(server))["counts"]):  # noqa: ASYNC110 - the server is asked
                 await asyncio.sleep(0.02)
     assert told["tools/list"] == 1

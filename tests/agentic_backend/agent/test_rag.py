@@ -88,7 +88,7 @@ class AskedRico:
 
 @asynccontextmanager
 async def asked_rico(
-    pool: ModelPool, model_url: str, knowledge_url: str, deadline_s: float = 5.0
+    pool: ModelPool, model_url: str, knowledge_url: str, deadline_s: float = 600.0
 ) -> AsyncIterator[AskedRico]:
     client = KnowledgeClient(KnowledgeEndpoint(knowledge_url, deadline_s=deadline_s))
     try:

@@ -9,6 +9,7 @@ from agentic_backend.chat import socket as module
 from backend_kit.auth import AuthError, Identity
 from backend_kit.wire import Code
 from tests.agentic_backend.chat.told_hub import RULES, Peer, accept, cancel, delta, finish, told_hub, until
+from tests.support.patience import PATIENCE_S
 
 
 class Names:
@@ -407,7 +408,7 @@ async def test_a_drain_closes_idle_sockets_at_once_and_busy_ones_after_their_tur
         finish(turn)
         assert [f["type"] for f in await busy.hear_until("final")] == ["accepted", "final"]
         assert await busy.close_code() == 1012
-        assert await it.hub.wait_empty(5) == 0
+        assert await it.hub.wait_empty(PATIENCE_S) == 0
 
 
 async def test_sockets_that_do_not_leave_a_drain_are_cut():
@@ -514,5 +515,5 @@ async def test_the_outbox_is_measured():
         await peer.hear_until("final")
         await until(lambda: sock.outbox_bytes == 0)
         peer.leave()
-        async with asyncio.timeout(5):
-            assert await it.hub.wait_empty(5) == 0
+        async with asyncio.timeout(PATIENCE_S):
+            assert await it.hub.wait_empty(PATIENCE_S) == 0

@@ -17,6 +17,7 @@ from agentic_backend.session.stream import Accepted, Ask, Cancelled, Failed, Fin
 from backend_kit.auth import NoAuth, Verifier
 from backend_kit.kpi import Kpi
 from backend_kit.wire import Code
+from tests.support.patience import PATIENCE_S
 
 RULES = SocketRules(
     authorized_origins=(),
@@ -87,7 +88,7 @@ class Peer:
             self.leave(1006)
 
     async def hear(self) -> dict[str, Any]:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             return await self._frames.get()
 
     async def hear_until(self, *types: str) -> list[dict[str, Any]]:
@@ -97,7 +98,7 @@ class Peer:
         return heard
 
     async def close_code(self) -> int | None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await self._closed.wait()
         return self.closed_with
 
@@ -152,7 +153,7 @@ class ToldTurns:
 
     async def asked(self, exchange_id: str) -> Turn:
         """The turn, once its ask has come."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while exchange_id not in self.turns:
                 self._new.clear()
                 await self._new.wait()
@@ -197,7 +198,7 @@ class ToldHub:
 @asynccontextmanager
 async def told_hub(rules: SocketRules = RULES, verifier: Verifier | None = None) -> AsyncIterator[ToldHub]:
     """A hub whose sockets have all ended at the end of the block."""
-    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         yield ToldHub(group, rules, verifier)
 
 

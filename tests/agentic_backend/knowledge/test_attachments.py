@@ -54,7 +54,7 @@ async def client(knowledge: Knowledge) -> AsyncIterator[AttachmentClient]:
     await runner.setup()
     sock = listen("127.0.0.1", 0)
     await web.SockSite(runner, sock).start()
-    made = AttachmentClient(AttachmentEndpoint(f"http://127.0.0.1:{sock.getsockname()[1]}/kf", ingest_s=5))
+    made = AttachmentClient(AttachmentEndpoint(f"http://127.0.0.1:{sock.getsockname()[1]}/kf", ingest_s=600))
     yield made
     await made.aclose()
     await runner.cleanup()

@@ -1,6 +1,7 @@
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -24,6 +25,7 @@ from tests.agentic_backend.knowledge.fake import (
     resets,
     silent,
 )
+from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 
 QUERY = SearchQuery("how?", 3)
@@ -143,12 +145,15 @@ async def test_each_call_is_a_phase_with_its_outcome(fake: FakeKnowledge) -> Non
     registry = CollectorRegistry()
     ledger = Ledger(Kpi(registry, service="agentic"))
     with ledger.activate():
-        async with client_of(fake.base_url, deadline_s=1.0) as client:
+        async with (
+            client_of(fake.base_url, deadline_s=PATIENCE_S) as client,
+            client_of(fake.base_url, deadline_s=0.2) as hasty,
+        ):
             hits = await client.search(QUERY, Caller())
             await client.rerank("how?", hits, 2, Caller())
             fake.search = silent
             with pytest.raises(KfUnavailable):
-                await client.search(QUERY, Caller())
+                await hasty.search(QUERY, Caller())
             fake.search = answers(503)
             with pytest.raises(KfUnavailable):
                 await client.search(QUERY, Caller())
@@ -179,16 +184,17 @@ async def test_the_deadline_is_over_the_whole_call(fake: FakeKnowledge, answer: 
     fake.search = answer
     async with client_of(fake.base_url, deadline_s=0.2) as client:
         with pytest.raises(KfUnavailable):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 await client.search(QUERY, Caller())
-    assert len(fake.calls) == 1
+    assert len(fake.calls) <= 1  # a busy machine may not even get there
 
 
-async def test_a_call_may_have_less_than_the_deadline(fake: FakeKnowledge, client: KnowledgeClient) -> None:
+async def test_a_call_may_have_less_than_the_deadline(fake: FakeKnowledge) -> None:
     fake.rerank = silent
-    with pytest.raises(KfUnavailable):
-        async with asyncio.timeout(4):
-            await client.rerank("how?", fake.hits, 2, Caller(), within_s=0.1)
+    async with client_of(fake.base_url, deadline_s=10 * PATIENCE_S) as client:
+        with pytest.raises(KfUnavailable):
+            async with asyncio.timeout(PATIENCE_S):
+                await client.rerank("how?", fake.hits, 2, Caller(), within_s=0.1)
 
 
 async def test_a_reset_connection_is_tried_once_more(fake: FakeKnowledge, client: KnowledgeClient) -> None:
@@ -343,11 +349,12 @@ async def test_a_slow_service_is_no_longer_waited_for(fake: FakeKnowledge) -> No
         for _ in range(5):
             with pytest.raises(KfUnavailable, match="late"):
                 await client.search(QUERY, Caller())
+        asked = len(fake.calls)
         with pytest.raises(KfUnavailable, match="circuit open") as raised:
             await client.search(QUERY, Caller())
         assert not client.reachable
     assert raised.value.retry_after_s is not None
-    assert len(fake.calls) == 5
+    assert len(fake.calls) == asked <= 5
 
 
 async def test_refusals_of_single_requests_do_not_open_the_breaker(
@@ -375,7 +382,7 @@ async def test_a_cancelled_call_closes_its_connection(fake: FakeKnowledge, clien
         call = group.create_task(client.search(QUERY, Caller()))
         await arrived.wait()
         call.cancel()
-    await asyncio.wait_for(gone.wait(), 5)
+    await asyncio.wait_for(gone.wait(), PATIENCE_S)
     assert client.reachable
 
 
@@ -383,10 +390,13 @@ async def test_failures_are_said_once_a_second_without_what_was_asked(
     fake: FakeKnowledge, client: KnowledgeClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake.search = answers(500, {"detail": "canary-body"})
+    begun = time.perf_counter()
     for _ in range(4):
         with pytest.raises(KfUnavailable):
             await client.search(SearchQuery("canary-question", 3), Caller())
-    assert [record.getMessage() for record in caplog.records] == ["knowledge flow failed: kf_vector_search: HTTP 500"]
+    said = [record.getMessage() for record in caplog.records]
+    assert set(said) == {"knowledge flow failed: kf_vector_search: HTTP 500"}
+    assert len(said) <= 1 + (time.perf_counter() - begun)
     assert "canary" not in caplog.text
 
 

@@ -331,13 +331,13 @@ async def test_comments_are_no_tokens(pool: ModelPool) -> None:
 async def test_a_slow_but_steady_stream_outlives_the_deadline(pool: ModelPool) -> None:
     async def slow(write: Write) -> None:
         await write(SSE_HEAD)
-        for _ in range(6):
+        for _ in range(10):
             await write(token("x"))
-            await asyncio.sleep(0.25)
+            await asyncio.sleep(0.5)
         await write(finish() + DONE)
 
     async with scripted(slow) as model:
-        assert await ask(pool, model.base_url, deadlines=Deadlines(inter_token_s=1.0)) == "xxxxxx"
+        assert await ask(pool, model.base_url, deadlines=Deadlines(inter_token_s=4.0)) == "x" * 10
 
 
 async def test_a_consumer_that_takes_its_time_is_no_stall(pool: ModelPool) -> None:
@@ -353,10 +353,11 @@ async def test_a_consumer_that_takes_its_time_is_no_stall(pool: ModelPool) -> No
 
     text = ""
     async with scripted(on_demand) as model:
-        endpoint = Endpoint(model.base_url, "m", deadlines=Deadlines(inter_token_s=0.1))
+        endpoint = Endpoint(model.base_url, "m", deadlines=Deadlines(inter_token_s=4.0))
         async for chunk in pool.chat_model(endpoint).astream("Hi"):
+            if not text:
+                await asyncio.sleep(4.5)
             text += str(chunk.content)
-            await asyncio.sleep(0.25)
             taken.set()
     assert text == "xxx"
 

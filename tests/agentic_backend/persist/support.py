@@ -14,6 +14,7 @@ from agentic_backend.persist.persistence import Persistence
 from agentic_backend.session.models import Session, TurnRecord
 from agentic_backend.settings import AgenticSettings
 from backend_kit.kpi import Kpi
+from tests.support.patience import PATIENCE_S
 
 USER = "ada"
 
@@ -135,7 +136,7 @@ def total(kpi: Kpi, metric: str, **labels: str) -> float:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for something that no event tells of, in another process say."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while not await asyncio.to_thread(condition):  # noqa: ASYNC110 - nothing to wait for
             await asyncio.sleep(0.02)
 

@@ -23,6 +23,7 @@ from tests.agentic_backend.persist.support import (
     until_waiting,
     with_bytes,
 )
+from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 
 
@@ -36,7 +37,7 @@ async def test_a_turn_becomes_rows_with_real_json(persistence: Persistence, data
     record = turn(session, "x1", "wie spät?", "quarter past €")
     persistence.log.begin(AskRecord(session, record.messages[0]))
     await persistence.log.append(record)
-    assert await persistence.flush(30) == 0
+    assert await persistence.flush(PATIENCE_S) == 0
 
     found = rows(
         database.dsn,
@@ -57,7 +58,7 @@ async def test_several_turns_of_a_session_fit_one_transaction(held: Persistence,
     records = turns(session, 5)
     await append_all(held, records)
     held.start()
-    assert await held.flush(30) == 0
+    assert await held.flush(PATIENCE_S) == 0
 
     assert held.batcher.stats.transactions == 1
     assert stored_ranks(database.dsn, session) == [(n, f"x{n // 2 + 1}") for n in range(10)]
@@ -73,7 +74,7 @@ async def test_a_long_queue_goes_in_order_in_transactions_of_at_most_64(held: Pe
     made = [turns(session, 50) for session in sessions]
     await append_all(held, [record for group in zip(*made, strict=True) for record in group])
     held.start()
-    assert await held.flush(30) == 0
+    assert await held.flush(PATIENCE_S) == 0
 
     assert held.batcher.stats.transactions == 3
     assert held.batcher.stats.turns == 150
@@ -89,7 +90,7 @@ async def test_a_batch_is_bounded_in_bytes(build: Build, database: Database) -> 
     first = turn(session, "x1", "q", big)
     await append_all(persistence, [first, turn(first.session, "x2", "q", big)])
     persistence.start()
-    assert await persistence.flush(30) == 0
+    assert await persistence.flush(PATIENCE_S) == 0
 
     assert persistence.batcher.stats.transactions == 2
     assert len(stored_ranks(database.dsn, session)) == 4
@@ -100,9 +101,9 @@ async def test_the_same_record_twice_is_stored_once(held: Persistence, database:
     record = turn(session, "x1")
     await append_all(held, [record, record])
     held.start()
-    assert await held.flush(30) == 0
+    assert await held.flush(PATIENCE_S) == 0
     await held.log.append(record)
-    assert await held.flush(30) == 0
+    assert await held.flush(PATIENCE_S) == 0
 
     assert stored_ranks(database.dsn, session) == [(0, "x1"), (1, "x1")]
     assert held.batcher.stats.rank_conflicts == 0
@@ -114,9 +115,9 @@ async def test_an_older_turn_that_comes_late_does_not_take_the_session_back(
     session = await new_session(persistence)
     older, newer = turns(session, 2)
     await persistence.log.append(newer)
-    assert await persistence.flush(30) == 0
+    assert await persistence.flush(PATIENCE_S) == 0
     await persistence.log.append(older)
-    assert await persistence.flush(30) == 0
+    assert await persistence.flush(PATIENCE_S) == 0
 
     assert rows(database.dsn, "SELECT version, session_data->>'next_rank' FROM session") == [(2, "4")]
     assert len(stored_ranks(database.dsn, session)) == 4
@@ -131,7 +132,7 @@ async def test_a_turn_does_not_overwrite_preferences(persistence: Persistence, d
     )
     await persistence.log.append(turn(session, "x1"))
     while_pending = await persistence.store.get(session.id, USER)
-    assert await persistence.flush(30) == 0
+    assert await persistence.flush(PATIENCE_S) == 0
     stored = await persistence.store.get(session.id, USER)
 
     assert while_pending is not None
@@ -155,7 +156,7 @@ async def test_data_that_postgres_refuses_is_dropped_alone(
     after = turn(bad.session, "after")
     await append_all(held, [turn(other, "good"), bad, after])
     held.start()
-    assert await held.flush(30) == 0
+    assert await held.flush(PATIENCE_S) == 0
 
     assert stored_ranks(database.dsn, other) == [(0, "good"), (1, "good")]
     assert stored_ranks(database.dsn, session) == [(2, "after"), (3, "after")]
@@ -173,7 +174,7 @@ async def test_a_poison_row_among_a_thousand_turns(held: Persistence, database: 
     records[437] = with_bytes(records[437], b"1.5", rb'"\u0000"')
     await append_all(held, records)
     held.start()
-    assert await held.flush(60) == 0
+    assert await held.flush(PATIENCE_S) == 0
 
     ranks = [rank for rank, _ in stored_ranks(database.dsn, session)]
     assert ranks == [rank for rank in range(2000) if rank not in (874, 875)]
@@ -185,7 +186,7 @@ async def test_a_row_that_lacks_a_column_is_dropped_alone(held: Persistence, dat
     first, second = turns(session, 2)
     await append_all(held, [with_bytes(first, b'"role":', b'"rule":'), second])
     held.start()
-    assert await held.flush(30) == 0
+    assert await held.flush(PATIENCE_S) == 0
 
     assert stored_ranks(database.dsn, session) == [(2, "x2"), (3, "x2")]
     assert held.batcher.stats.poison == 1
@@ -203,9 +204,9 @@ async def test_a_rank_of_another_exchange_is_never_overwritten(
     else:
         held.start()
         await append_all(held, [mine])
-        assert await held.flush(30) == 0
+        assert await held.flush(PATIENCE_S) == 0
         await append_all(held, [theirs])
-    assert await held.flush(30) == 0
+    assert await held.flush(PATIENCE_S) == 0
 
     # Not one row of it: rank 2 was free, but half a turn is no turn.
     assert stored_ranks(database.dsn, session) == [(0, "mine"), (1, "mine")]
@@ -226,7 +227,7 @@ async def test_a_rank_taken_by_another_writer_meanwhile_is_a_conflict_too(
         )
         await persistence.log.append(turn(session, "mine"))
         await until_waiting(database.dsn, 1)  # the batch has its snapshot and waits for this transaction
-    assert await persistence.flush(30) == 0
+    assert await persistence.flush(PATIENCE_S) == 0
 
     assert stored_ranks(database.dsn, session) == [(1, "theirs")]
     assert persistence.batcher.stats.rank_conflicts == 1
@@ -242,9 +243,9 @@ async def test_a_deleted_session_is_not_resurrected(held: Persistence, database:
     await append_all(held, [second, turn(other, "kept")])
     held.start()
     assert await delete is True
-    assert await held.flush(30) == 0
+    assert await held.flush(PATIENCE_S) == 0
     await append_all(held, [third])
-    assert await held.flush(30) == 0
+    assert await held.flush(PATIENCE_S) == 0
 
     assert rows(database.dsn, "SELECT session_id FROM session") == [(other.id,)]
     assert stored_ranks(database.dsn, session) == []
@@ -271,7 +272,7 @@ async def test_a_turn_behind_the_delete_of_its_session_is_left_out(held: Persist
 async def test_delete_takes_everything_that_hangs_on_the_session(persistence: Persistence, database: Database) -> None:
     session = await new_session(persistence)
     await persistence.log.append(turn(session, "x1"))
-    assert await persistence.flush(30) == 0
+    assert await persistence.flush(PATIENCE_S) == 0
     rows(
         database.dsn,
         "INSERT INTO session_attachments (attachment_id, session_id, user_id, name, size_bytes)"
@@ -302,7 +303,7 @@ async def test_nobody_deletes_the_session_of_another(held: Persistence, database
     held.start()
 
     assert await attempt is False
-    assert await held.flush(30) == 0
+    assert await held.flush(PATIENCE_S) == 0
     assert len(stored_ranks(database.dsn, session)) == 2
 
 
@@ -332,7 +333,7 @@ async def test_the_queue_refuses_new_turns_but_not_those_that_run(build: Build, 
         await persistence.store.delete(session.id, USER)
 
     persistence.start()
-    assert await persistence.flush(30) == 0
+    assert await persistence.flush(PATIENCE_S) == 0
     assert persistence.log.has_room()
 
 
@@ -399,7 +400,7 @@ async def test_history_is_readable_while_a_batch_is_refused(held: Persistence, d
         assert held.schema_known
         assert len(await held.store.history(session.id, USER, HistoryWindow())) == 2
         operator.execute("ALTER TABLE session_history RENAME COLUMN part TO role")
-    assert await held.flush(30) == 0
+    assert await held.flush(PATIENCE_S) == 0
 
     assert len(stored_ranks(database.dsn, session)) == 2
     assert held.dependencies()["postgres"] == {"status": "up", "pending_records": 0}

@@ -16,6 +16,7 @@ from backend_kit.kpi import Kpi
 from backend_kit.settings import Postgres
 from tests.agentic_backend.persist.conftest import Build
 from tests.agentic_backend.persist.support import USER, new_session, observations, rows, total, turns
+from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 
 ONE = text("SELECT 1 AS one")
@@ -94,7 +95,7 @@ async def test_a_pool_without_a_free_connection_answers_history_unavailable(
         persistence.start()
         for record in turns(session, 3):
             await persistence.log.append(record)
-        assert await persistence.flush(30) == 0
+        assert await persistence.flush(PATIENCE_S) == 0
 
     # The waits that failed were timed too.
     assert observations(kpi, "app_db_pool_wait_seconds", pool="main") == waits + 7
@@ -122,7 +123,7 @@ async def test_nothing_is_compiled_after_warm_up(persistence: Persistence) -> No
         session = await new_session(persistence)
         for record in turns(session, 2):
             await persistence.log.append(record)
-        assert await persistence.flush(30) == 0
+        assert await persistence.flush(PATIENCE_S) == 0
         persistence.cache.forget((session.id, USER))
         await persistence.store.remembered(session.id, USER, 5)
         await persistence.store.history(session.id, USER, HistoryWindow())

@@ -30,6 +30,7 @@ from backend_kit.kpi import Kpi
 from backend_kit.wire import loads
 from tests.agentic_backend.persist.conftest import Build
 from tests.agentic_backend.persist.support import USER, new_session, stored_ranks, turn, turns
+from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.support.postgres import Database
 from tests.support.processes import ROOT
@@ -269,7 +270,7 @@ def test_the_lock_is_made_with_the_room_of_the_reserve(disk: Path) -> None:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110 - told by the writer's thread
             await asyncio.sleep(0.01)
 
@@ -285,7 +286,7 @@ async def test_a_spool_recovers_by_itself_when_there_is_room(tmp_path: Path, dis
     assert len(await spool.read([1, 5])) == 2
     assert not landed.done()
     filler.unlink()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         await landed
     spool.look_at_disk()
     assert (spool.usable, spool.disk_low) == (True, False)
@@ -314,7 +315,7 @@ async def test_turns_that_run_are_kept_by_the_reserve_and_no_new_one_is_let_in(d
     assert not spool.disk_low
     filler = fill(disk)
     for number in range(20):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             await spool.put("turn", KEY, f"x{number}", b"b" * 20_000)[1]
     spool.look_at_disk()
     assert (spool.usable, spool.disk_low, (disk / "spool" / "reserve").exists()) == (True, True, False)
@@ -422,7 +423,7 @@ def test_the_service_starts_where_no_file_can_be_written_at_all(tmp_path: Path) 
             body = told(f"http://127.0.0.1:{port}/agentic/v1/ready", process)
         finally:
             process.terminate()
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_S) == 0
     assert body["status"] == "storage_full"
     assert body["dependencies"]["spool"] == {"status": "down", "dead_letters": 0}
     assert body["dependencies"]["postgres"]["pending_records"] == 1
@@ -496,7 +497,7 @@ async def test_turns_go_to_postgres_from_a_full_disk_and_a_further_start_changes
         seen = await first.store.history(session.id, USER, HistoryWindow())
         assert [loads(message)["rank"] for message in seen] == list(range(8))
         first.start()
-        assert await first.flush(30) == 0
+        assert await first.flush(PATIENCE_S) == 0
         assert [rank for rank, _ in stored_ranks(database.dsn, session)] == list(range(8))
         assert await first.store.change(session.id, USER, title="A new title") is not None
         await until(lambda: Mark(directory / "newest").done >= 5)
@@ -504,7 +505,7 @@ async def test_turns_go_to_postgres_from_a_full_disk_and_a_further_start_changes
     second = await heir(again)
     assert second.dependencies()["postgres"]["pending_records"] == 0
     second.start()
-    assert await second.flush(30) == 0
+    assert await second.flush(PATIENCE_S) == 0
     found = await second.store.get(session.id, USER)
     assert found is not None
     assert found.title == "A new title"

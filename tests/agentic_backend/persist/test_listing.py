@@ -12,6 +12,7 @@ from agentic_backend.persist.listing import _PENDING_BYTES, SEARCH_SESSIONS
 from agentic_backend.persist.persistence import Persistence
 from agentic_backend.session.models import HistoryWindow, Session, SessionsWanted
 from tests.agentic_backend.persist.support import USER, new_session, turn
+from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 
 
@@ -34,7 +35,7 @@ async def conversations(persistence: Persistence) -> Persistence:
     await talked(persistence, "Émigré cooking", "How long do lentils boil?", "Twenty minutes.\nNot the red ones.")
     await talked(persistence, "Steuern", "Wie lange muss ich Belege aufheben?", "Zehn Jahre, in der Regel.")
     await talked(persistence, "Holidays", "Lisbon, again", "Lisbon.", user_id="bob")
-    await persistence.flush(10)
+    await persistence.flush(PATIENCE_S)
     assert not len(persistence.pending)
     return persistence
 
@@ -152,7 +153,7 @@ async def test_of_much_that_waits_a_search_reads_the_newest(held: Persistence) -
     await held.log.append(turn(late, "e2", "needle", "x" * (_PENDING_BYTES // 2)))
     assert await titles(held, "needle") == ["Late"]
     held.start()
-    await held.flush(10)
+    await held.flush(PATIENCE_S)
     assert await titles(held, "needle") == ["Late", "Early"]
 
 
@@ -161,7 +162,7 @@ async def test_a_message_of_any_size_and_kind_is_stored(persistence: Persistence
     session = await talked(persistence, "Large", "one", words)
     odd = turn(session, "e2", "x" * 5000, "")
     await persistence.log.append(odd)
-    await persistence.flush(10)
+    await persistence.flush(PATIENCE_S)
     assert len(rows_of := await persistence.store.history(session.id, USER, HistoryWindow())) == 4
     assert b"word299999" in rows_of[1]
     assert await titles(persistence, "word100") == ["Large"]

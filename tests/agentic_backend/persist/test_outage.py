@@ -15,6 +15,7 @@ from agentic_backend.session.models import HistoryWindow
 from backend_kit.wire import loads
 from tests.agentic_backend.persist.conftest import Build
 from tests.agentic_backend.persist.support import USER, new_session, rows, stored_ranks, turn, turns
+from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.support.postgres import public_directory
 from turnwise.postgres import EmbeddedPostgres
@@ -68,7 +69,7 @@ async def test_an_outage_in_mid_stream_loses_nothing(
             assert persistence.dependencies()["postgres"]["status"] == "down"
             await asyncio.to_thread(own_postgres.start)
         await asyncio.sleep(0.005)
-    assert (await persistence.batcher.flush(60)).left == 0
+    assert (await persistence.batcher.flush(PATIENCE_S)).left == 0
     elapsed_s = time.perf_counter() - begun
 
     for session in sessions:
@@ -90,18 +91,18 @@ async def test_the_service_starts_before_postgres(
     states: asyncio.Queue[DatabaseState] = asyncio.Queue()
     persistence = build(where(own_postgres), on_state=states.put_nowait)
     persistence.start()
-    assert await asyncio.wait_for(states.get(), 30) == DatabaseState("connecting", "unclaimed")
+    assert await asyncio.wait_for(states.get(), PATIENCE_S) == DatabaseState("connecting", "unclaimed")
     assert not persistence.schema_known
     with pytest.raises(HistoryUnavailable):
         await persistence.store.list_for(USER)
 
     await asyncio.to_thread(own_postgres.start)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while (await states.get()).status != "ready":
             pass
     session = await new_session(persistence)
     await persistence.log.append(turn(session, "x1"))
-    assert await persistence.flush(30) == 0
+    assert await persistence.flush(PATIENCE_S) == 0
     assert len(stored_ranks(own_postgres.dsn, session)) == 2
     assert f"Postgres at 127.0.0.1:{own_postgres.port} is not ready: sqlstate=None; trying on" in caplog.text
 
@@ -141,5 +142,5 @@ async def test_a_delete_during_an_outage_is_done_afterwards(
             await persistence.store.delete(session.id, USER)
     assert await persistence.store.get(session.id, USER) is None
     await asyncio.to_thread(own_postgres.start)
-    assert (await persistence.batcher.flush(60)).left == 0
+    assert (await persistence.batcher.flush(PATIENCE_S)).left == 0
     assert rows(own_postgres.dsn, "SELECT count(*) FROM session") == [(0,)]

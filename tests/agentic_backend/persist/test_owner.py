@@ -14,6 +14,7 @@ from agentic_backend.persist.schema import LOCK_KEY as MIGRATION_KEY
 from backend_kit.aio import TaskRegistry
 from backend_kit.settings import Postgres
 from tests.agentic_backend.persist.support import rows, until
+from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.support.postgres import Database, public_directory
 from turnwise.postgres import EmbeddedPostgres
@@ -143,7 +144,7 @@ async def test_a_claim_of_the_start_is_kept_and_given_up_at_the_end(
     owner = owners.owner(settings, claim=attempt(settings, shared=False), run=False)
     assert owner.held
     owners.tasks.spawn("owner", owner.run)
-    await within(5, owner)
+    await within(PATIENCE_S, owner)
     ((mode, name),) = rows(database.dsn, HOLDERS)
     assert mode == "ExclusiveLock"
     assert name.startswith("turnwise-agentic-owner ")
@@ -158,12 +159,12 @@ async def test_a_claim_whose_connection_is_cut_is_noticed_at_once_and_taken_agai
     settings: Postgres, database: Database, owners: Owners, caplog: pytest.LogCaptureFixture
 ) -> None:
     owner = owners.owner(settings)
-    await within(10, owner)
+    await within(PATIENCE_S, owner)
     for _ in range(3):
         # The stop is on the wire when this returns, and nothing of the owner has run since.
         assert rows(database.dsn, CUT) == [(True,)]
         assert not owner.held
-        await within(10, owner)
+        await within(PATIENCE_S, owner)
         assert len(rows(database.dsn, HOLDERS)) == 1
     assert "the claim on the database is lost" in caplog.text
     assert owners.told == []
@@ -175,14 +176,14 @@ async def test_what_the_server_says_in_passing_is_not_a_loss(
     claim = attempt(settings, shared=False)
     claim.execute("LISTEN rumour")
     owner = owners.owner(settings, claim=claim)
-    await within(10, owner)
+    await within(PATIENCE_S, owner)
     asked = "SELECT pid, query_start FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory'"
     await until(lambda: "SELECT 1" in str(rows(database.dsn, asked.replace("query_start", "query"))))
     ((pid, before),) = rows(database.dsn, asked)
 
     rows(database.dsn, "SELECT pg_notify('rumour', 'of no matter')")
     await until(lambda: bool(rows(database.dsn, asked)[0][1] > before))
-    await within(10, owner)
+    await within(PATIENCE_S, owner)
     assert rows(database.dsn, asked)[0][0] == pid
 
 
@@ -196,12 +197,12 @@ async def test_a_service_that_starts_before_postgres_claims_at_the_first_contact
     with pytest.raises(TimeoutError):
         await within(0.1, owner)
     await asyncio.to_thread(own_postgres.start)
-    await within(30, owner)
+    await within(PATIENCE_S, owner)
     # And over a restart, without being told to end: nobody else was there.
     await asyncio.to_thread(own_postgres.stop)
     await until(lambda: not owner.held)
     await asyncio.to_thread(own_postgres.start)
-    await within(30, owner)
+    await within(PATIENCE_S, owner)
     assert owners.told == []
 
 
@@ -209,10 +210,10 @@ async def test_a_claim_that_another_process_took_meanwhile_ends_the_service(
     settings: Postgres, database: Database, owners: Owners, caplog: pytest.LogCaptureFixture
 ) -> None:
     owner = owners.owner(settings, wait_s=0.5)
-    await within(10, owner)
+    await within(PATIENCE_S, owner)
     assert rows(database.dsn, CUT) == [(True,)]
     with attempt(settings, shared=False):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await owners.ended.wait()
         assert not owner.held
         assert owners.told == [owner]
@@ -220,7 +221,7 @@ async def test_a_claim_that_another_process_took_meanwhile_ends_the_service(
         assert len(critical) == 1
         assert critical[0].startswith("another process (turnwise-agentic-owner ")
     # What is pending may still be written where the other one goes.
-    await within(10, owner)
+    await within(PATIENCE_S, owner)
     assert owners.told == [owner]
 
 
@@ -229,7 +230,7 @@ async def test_a_holder_that_leaves_in_time_ends_nobody(settings: Postgres, owne
         owner = owners.owner(settings)
         with pytest.raises(TimeoutError):
             await within(0.6, owner)
-    await within(10, owner)
+    await within(PATIENCE_S, owner)
     assert owners.told == []
 
 

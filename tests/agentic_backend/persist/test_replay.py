@@ -17,6 +17,7 @@ from backend_kit.kpi import Kpi
 from backend_kit.wire import loads
 from tests.agentic_backend.persist.conftest import Build
 from tests.agentic_backend.persist.support import USER, new_session, rows, stored_ranks, total, turn, turns
+from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 
 Kill = Callable[[Persistence], str]
@@ -67,7 +68,7 @@ async def test_acknowledged_turns_are_read_and_written_after_a_kill(
     remembered = await heir.store.remembered(session.id, USER, 20)
     assert [one.text for one in remembered][-1] == "answer 2"
     heir.start()
-    assert await heir.flush(30) == 0
+    assert await heir.flush(PATIENCE_S) == 0
     assert stored_ranks(database.dsn, session) == [(n, f"x{n // 2 + 1}") for n in range(6)]
 
 
@@ -81,7 +82,7 @@ async def test_a_turn_that_was_written_but_not_taken_out_is_written_once(
     await held.aclose()
     heir = await successor(build, database, left)
     heir.start()
-    assert await heir.flush(30) == 0
+    assert await heir.flush(PATIENCE_S) == 0
     assert stored_ranks(database.dsn, session) == [(0, "x1"), (1, "x1"), (2, "x2"), (3, "x2")]
     assert heir.batcher.stats.rank_conflicts == 0
 
@@ -98,7 +99,7 @@ async def test_an_ask_without_its_turn_becomes_an_interrupted_turn(
     await held.log.append(turn(await new_session(held), "carries the ask to the disk"))
     heir = await successor(build, database, kill(held))
     heir.start()
-    assert await heir.flush(30) == 0
+    assert await heir.flush(PATIENCE_S) == 0
 
     assert stored_ranks(database.dsn, session) == [(0, "done"), (1, "done"), (2, "cut"), (3, "cut")]
     question, answer = map(loads, await heir.store.exchange(session.id, USER, "cut"))
@@ -125,16 +126,16 @@ async def test_an_interrupted_exchange_that_ran_again_takes_its_own_place(
     await held.log.append(interrupted)
     if stored:
         held.start()
-        assert await held.flush(30) == 0
+        assert await held.flush(PATIENCE_S) == 0
     newer = turn(session.advanced(0, ""), "cut", "why?", "a thought", "because")
     await held.log.append(newer)
     seen = [loads(message) for message in await held.store.history(session.id, USER, HistoryWindow())]
     if not stored:
         held.start()
-    assert await held.flush(30) == 0
+    assert await held.flush(PATIENCE_S) == 0
     # A late replay of what it was before changes nothing.
     await held.log.append(interrupted)
-    assert await held.flush(30) == 0
+    assert await held.flush(PATIENCE_S) == 0
 
     assert [message["rank"] for message in seen] == [0, 1, 2]
     assert stored_ranks(database.dsn, session) == [(0, "cut"), (1, "cut"), (2, "cut")]
@@ -148,11 +149,11 @@ async def test_an_answer_is_never_overwritten_by_its_own_exchange(held: Persiste
     held.start()
     await held.log.append(turn(session, "x1", "q", "the answer that was seen"))
     await held.log.append(turn(session, "x1", "q", "another"))
-    assert await held.flush(30) == 0
+    assert await held.flush(PATIENCE_S) == 0
     texts = rows(database.dsn, "SELECT parts_json->0->>'text' FROM session_history ORDER BY rank")
     assert texts == [("q",), ("the answer that was seen",)]
     await held.log.append(turn(session, "x1", "q", "late"))
-    assert await held.flush(30) == 0
+    assert await held.flush(PATIENCE_S) == 0
     assert rows(database.dsn, "SELECT parts_json->0->>'text' FROM session_history ORDER BY rank") == texts
 
 
@@ -174,10 +175,10 @@ async def test_an_exchange_is_never_stored_twice(held: Persistence, database: Da
         # The spool has it, so whoever asked is told; what no reader may see is kept for the operator.
         assert await held.log.append(record) == "spool"
         if apart:
-            assert await held.flush(30) == 0
+            assert await held.flush(PATIENCE_S) == 0
     if not apart:
         held.start()
-        assert await held.flush(30) == 0
+        assert await held.flush(PATIENCE_S) == 0
     assert stored_ranks(database.dsn, session) == [(0, "x1"), (1, "x1"), (2, "x2"), (3, "x2")]
     assert (held.batcher.stats.poison, held.spool.dead_letters) == (1, 1)
 
@@ -202,13 +203,13 @@ async def test_what_waits_for_a_person_is_overwritten_by_what_it_became(
     for record in (first, again, last):
         await held.log.append(record)
         if apart:
-            assert await held.flush(30) == 0
+            assert await held.flush(PATIENCE_S) == 0
     if not apart:
         held.start()
-        assert await held.flush(30) == 0
+        assert await held.flush(PATIENCE_S) == 0
     # A late replay of what it was before changes nothing.
     await held.log.append(again)
-    assert await held.flush(30) == 0
+    assert await held.flush(PATIENCE_S) == 0
     texts = rows(database.dsn, "SELECT parts_json->0->>'text' FROM session_history ORDER BY rank")
     assert texts == [("note it",), ("kept",), ("noted",)]
     assert held.batcher.stats.rank_conflicts == 0
@@ -227,7 +228,7 @@ async def test_a_deleted_session_does_not_come_back(build: Build, database: Data
     assert await heir.store.history(session.id, USER, HistoryWindow()) == []
     assert [one.id for one in await heir.store.list_for(USER)] == [other.id]
     heir.start()
-    assert await heir.flush(30) == 0
+    assert await heir.flush(PATIENCE_S) == 0
     assert rows(database.dsn, "SELECT session_id FROM session") == [(other.id,)]
     assert rows(database.dsn, "SELECT DISTINCT session_id FROM session_history") == [(other.id,)]
 
@@ -249,7 +250,7 @@ async def test_changes_and_turns_do_not_undo_each_other(build: Build, database: 
         assert found is not None
         assert (found.title, found.preferences, found.next_rank) == ("Renamed", {"tone": "kind"}, 4)
     heir.start()
-    assert await heir.flush(30) == 0
+    assert await heir.flush(PATIENCE_S) == 0
     assert rows(
         database.dsn,
         "SELECT session_data->>'title', session_data->'preferences'->>'tone', session_data->>'next_rank' FROM session",
@@ -281,7 +282,7 @@ async def test_bodies_beyond_what_is_kept_in_memory_come_from_the_disk(build: Bu
     assert message is not None
     assert loads(message)["exchange_id"] == "x51"
     held.start()
-    assert await held.flush(30) == 0
+    assert await held.flush(PATIENCE_S) == 0
     assert [rank for rank, _ in stored_ranks(database.dsn, session)] == list(range(200))
     assert held.pending._kept_bytes == held.pending.bytes == 0
 
@@ -299,7 +300,7 @@ async def test_a_record_that_the_disk_changed_is_set_aside_with_an_alarm(
     assert connection is not None
     connection.execute("UPDATE record SET body = CAST('{}' AS BLOB) WHERE exchange_id = 'changed'")
     held.start()
-    assert await held.flush(30) == 0
+    assert await held.flush(PATIENCE_S) == 0
     assert stored_ranks(database.dsn, other) == [(0, "whole"), (1, "whole")]
     assert stored_ranks(database.dsn, session) == []
     assert total(kpi, "app_persist_dead_letters_total") == 1

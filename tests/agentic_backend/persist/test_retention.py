@@ -33,6 +33,7 @@ from tests.agentic_backend.persist.support import (
     turn,
     until,
 )
+from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database as Where
 
 NO_REST = PruneRules(pause_s=0.0)
@@ -177,7 +178,7 @@ async def test_a_service_whose_clock_is_behind_loses_no_conversation_in_use(
         record = turn(session, f"e{number}")
         session = replace(record.session, updated_at=a_day_ago)
         assert await persistence.log.append(replace(record, session=session)) == "spool"
-    assert await persistence.flush(30) == 0
+    assert await persistence.flush(PATIENCE_S) == 0
     assert await Pruner(persistence.database.main, NO_REST).prune(1) == 0
     assert len(stored_ranks(database.dsn, session)) == 56
     # What it told its clients is what it tells them again.
@@ -200,7 +201,7 @@ async def test_each_write_is_a_use_by_the_clock_of_the_server(
             assert await persistence.store.change(session.id, USER, title="Another")
         case "turn":
             await persistence.log.append(turn(session, "e1"))
-            assert await persistence.flush(30) == 0
+            assert await persistence.flush(PATIENCE_S) == 0
         case "touch":
             assert await persistence.store.touch(session.id, USER)
         case "by hand":
@@ -336,7 +337,7 @@ async def test_the_background_task_prunes_and_measures(
     rules = RetentionRules(7, first_s=0.0, every_s=0.0, measure_every_s=0.01)
     Retention(known, Pruner(known.main, NO_REST, forget=forget), rules, metrics).start(tasks)
     for again in ("once", "twice"):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await gone.wait()
         gone.clear()
         assert left(where) == {"young"}

@@ -10,6 +10,7 @@ from agentic_backend.persist.database import DatabaseState
 from agentic_backend.persist.schema import LOCK_KEY, SchemaTooNew, migrate
 from tests.agentic_backend.persist.conftest import Build
 from tests.agentic_backend.persist.support import rows, settings_for, until_waiting
+from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 
 TABLES = {
@@ -137,7 +138,7 @@ async def test_a_newer_schema_is_refused_with_words(database: Database, build: B
     states: asyncio.Queue[DatabaseState] = asyncio.Queue()
     persistence = build(database.settings(), on_state=states.put_nowait)
     persistence.start()
-    state = await asyncio.wait_for(states.get(), 30)
+    state = await asyncio.wait_for(states.get(), PATIENCE_S)
     assert state.status == "refused"
     assert "9999" in state.reason
     assert not persistence.schema_known

@@ -11,6 +11,7 @@ from agentic_backend.persist.spool import Spool
 from agentic_backend.persist.spooldir import SpoolTaken
 from agentic_backend.persist.spoolfile import Connect, SpoolFile, connect
 from backend_kit.aio import Vigil
+from tests.support.patience import PATIENCE_S
 
 KEY = ("session", "ada")
 Open = Callable[..., Spool]
@@ -50,7 +51,7 @@ def on_disk(directory: Path, copies: Path) -> list[tuple[int, str]]:
 
 
 async def landed(future: "asyncio.Future[None]") -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         await future
 
 
@@ -105,7 +106,7 @@ async def test_an_ask_is_written_without_another_record(open_spool: Open, tmp_pa
     commits: list[float] = []
     spool = open_spool(commits)
     spool.note("ask", KEY, "x1", b"asked")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while not commits:  # noqa: ASYNC110 - the commit is the writer's, nobody is told of it
             await asyncio.sleep(0.01)
     assert on_disk(spool.directory, tmp_path / "now") == [(1, "ask")]
@@ -266,7 +267,7 @@ async def test_closing_writes_what_a_writer_had_in_hand_that_has_just_died(open_
     spool = open_spool(connect_to=connect_odd, vigil=vigil)
     OddConnection.odd = 1
     spool.put("turn", KEY, "x1", b"held")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while not vigil.failures:  # noqa: ASYNC110 - told by the writer's thread
             await asyncio.sleep(0)
         spool.put("turn", KEY, "x2", b"after")
@@ -307,7 +308,7 @@ async def test_a_full_disk_holds_back_acknowledgements_until_there_is_room(
     first, future = spool.put("turn", KEY, "x1", b"b" * 20_000)
     await landed(future)
     second, waiting = spool.put("turn", KEY, "x2", b"b" * 20_000)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while spool.usable:  # noqa: ASYNC110 - told by the writer's thread
             await asyncio.sleep(0.01)
     assert spool.trouble == "SQLITE_FULL"
@@ -326,7 +327,7 @@ async def test_closing_does_not_wait_for_a_disk_that_fails(open_spool: Open) -> 
     spool = open_spool(connect_to=connect_failing)
     FailingConnection.failing = 10_000
     _, future = spool.put("turn", KEY, "x1", b"body")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while spool.usable:  # noqa: ASYNC110 - told by the writer's thread
             await asyncio.sleep(0.01)
         await spool.aclose()

@@ -16,6 +16,7 @@ from backend_kit.kpi import Kpi
 from backend_kit.wire import loads
 from tests.agentic_backend.persist.conftest import Build
 from tests.agentic_backend.persist.support import USER, new_session, rows, total, turn, turns
+from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 
 WINDOWS = [
@@ -72,7 +73,7 @@ async def test_a_message_comes_back_as_it_was_written(persistence: Persistence) 
         timestamp="2026-02-03T04:05:06.000700Z",
     )
     await persistence.log.append(TurnRecord(session.advanced(1, "t"), 'x"1', (message,)))
-    assert await persistence.flush(30) == 0
+    assert await persistence.flush(PATIENCE_S) == 0
 
     (stored,) = await persistence.store.history(session.id, USER, HistoryWindow())
     assert loads(stored) == loads(message.json)
@@ -94,7 +95,7 @@ async def test_a_reader_sees_its_own_writes_at_every_moment(persistence: Persist
         assert found.next_rank == listed.next_rank == 2 * number
         assert found.version == listed.version == number
         assert message == record.messages[1].json or loads(message or b"") == loads(record.messages[1].json)
-    assert await persistence.flush(30) == 0
+    assert await persistence.flush(PATIENCE_S) == 0
 
 
 async def test_sessions_are_listed_newest_first_with_pending_turns(held: Persistence) -> None:
@@ -143,7 +144,7 @@ async def test_a_session_that_another_process_is_about_to_make_takes_its_place(
         columns = "session_id, user_id, agent_id, session_data, updated_at"
         other.execute(f"INSERT INTO session ({columns}) VALUES ('theirs', %s, 'georges', '{{}}', now())", [USER])  # noqa: S608 - constants
         late = asyncio.ensure_future(held.store.create(Session.new(USER, "georges", ""), 1))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while not late.done():
                 waiting = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
                 if looking.execute(waiting).fetchone() is not None:
@@ -159,7 +160,7 @@ async def test_another_users_session_is_an_unknown_one(held: Persistence, pendin
     await held.log.append(turn(session, "x1"))
     if not pending:
         held.start()
-        assert await held.flush(30) == 0
+        assert await held.flush(PATIENCE_S) == 0
     store = held.store
     assert await store.get(session.id, "mallory") is None
     assert await store.history(session.id, "mallory", HistoryWindow()) == []
@@ -247,7 +248,7 @@ async def test_an_agent_is_reminded_of_the_last_exchanges(held: Persistence, dat
     everything = spoken(*((f"question {n}", f"answer {n}") for n in range(5)))
     assert await held.store.remembered(session.id, USER, 20) == everything
     held.start()
-    assert await held.flush(30) == 0
+    assert await held.flush(PATIENCE_S) == 0
 
     for forget in (False, True):
         if forget:
@@ -262,7 +263,7 @@ async def test_a_restored_session_is_read_once(persistence: Persistence, kpi: Kp
     session = await new_session(persistence)
     first, second = turns(session, 2)
     await persistence.log.append(first)
-    assert await persistence.flush(30) == 0
+    assert await persistence.flush(PATIENCE_S) == 0
     persistence.cache.forget((session.id, USER))
 
     for _ in range(3):
@@ -299,7 +300,7 @@ async def test_failed_and_interrupted_exchanges_are_not_remembered(held: Persist
     record = turn(record.session, "x4", "fourth", "half an", metadata={"extras": {"status": "interrupted"}})
     await held.log.append(record)
     held.start()
-    assert await held.flush(30) == 0
+    assert await held.flush(PATIENCE_S) == 0
     if restored:
         held.cache.forget((session.id, USER))
 

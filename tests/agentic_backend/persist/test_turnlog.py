@@ -18,6 +18,7 @@ from agentic_backend.persist.turnlog import PersistentTurnLog
 from backend_kit.kpi import Kpi
 from tests.agentic_backend.persist.conftest import Build
 from tests.agentic_backend.persist.support import USER, BadDisk, new_session, stored_ranks, turn, turns, until
+from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 
 
@@ -63,7 +64,7 @@ async def test_with_db_nothing_is_final_that_postgres_did_not_take(build: Build,
     with pytest.raises(StorageFull):
         await held.store.exchange(session.id, USER, "x1")
     held.start()
-    assert await held.flush(30) == 0
+    assert await held.flush(PATIENCE_S) == 0
     assert len(stored_ranks(database.dsn, session)) == 2
     assert len(await held.store.exchange(session.id, USER, "x1")) == 2
 
@@ -108,7 +109,7 @@ async def test_where_both_fail_nothing_is_final_and_the_turn_is_tried_on(
     bad_disk.broken = False
     assert await waiting == "spool"
     on_a_bad_disk.start()
-    assert await on_a_bad_disk.flush(30) == 0
+    assert await on_a_bad_disk.flush(PATIENCE_S) == 0
     assert stored_ranks(database.dsn, session) == [(0, "x1"), (1, "x1")]
 
 

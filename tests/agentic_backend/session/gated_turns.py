@@ -12,6 +12,7 @@ from agentic_backend.session.recall import KnownSession, Memory
 from agentic_backend.session.registry import RegistryRules, TurnRegistry
 from agentic_backend.session.stream import Accepted, Ask, Cancelled, Final, Turn
 from backend_kit.aio import TaskRegistry
+from tests.support.patience import PATIENCE_S
 
 USER = "ann"
 
@@ -49,7 +50,7 @@ class Runner:
         return self._gates.setdefault(exchange_id, asyncio.Event())
 
     async def began(self, exchange_id: str) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await self._began.setdefault(exchange_id, asyncio.Event()).wait()
 
     async def run(self, turn: Turn, known: KnownSession | None) -> KnownSession:
@@ -90,7 +91,7 @@ class GatedTurns:
         self.runner = Runner()
         self.log = Log()
         self.tasks = tasks
-        given = {"max_turns": 0, "queue_length": 0, "queue_deadline_s": 5.0, **limits}
+        given = {"max_turns": 0, "queue_length": 0, "queue_deadline_s": 600.0, **limits}
         self.admission = Admission(TurnLimits(**given))
         self.registry = TurnRegistry(
             runner=self.runner,  # type: ignore[arg-type] # what the registry needs of it
@@ -116,7 +117,7 @@ MakeGatedTurns = Callable[..., GatedTurns]
 
 async def ended(turn: Turn) -> Any:
     """The payload of the turn's terminal event."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await turn.done.wait()
     return turn.events[-1].payload
 

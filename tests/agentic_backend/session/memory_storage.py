@@ -110,7 +110,7 @@ class TurnProcess:
         memory: Memory | None = None,
     ) -> None:
         kpi = Kpi(CollectorRegistry(), service="agentic")
-        self.admission = admission = Admission(TurnLimits(max_turns=0, queue_length=0, queue_deadline_s=5.0))
+        self.admission = admission = Admission(TurnLimits(max_turns=0, queue_length=0, queue_deadline_s=600.0))
         agents = [
             AgentSettings(id=name, name=name, class_path="tests.agentic_backend.session.echo")
             for name in ("Echo", "Other")

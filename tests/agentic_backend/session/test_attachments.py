@@ -10,6 +10,7 @@ from agentic_backend.knowledge import Caller
 from agentic_backend.session.attachments import Attachment, AttachmentStore, Leftover, Leftovers, Verdict
 from backend_kit.auth import Credentials
 from backend_kit.wire import ServiceError
+from tests.support.patience import PATIENCE_S
 
 
 @dataclass
@@ -150,7 +151,7 @@ async def test_a_deletion_is_followed_at_once(
     leftovers: Leftovers, attachments: MemoryAttachments, knowledge: Knowledge
 ) -> None:
     attachments.left = [leftover("d1")]
-    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         running = group.create_task(leftovers.run())
         leftovers.seen("ann", None, at_once=True)
         await attachments.looked.wait()

@@ -9,6 +9,7 @@ from agentic_backend.session.stream import Cancelled, Failed, Final, TextDelta, 
 from backend_kit.wire import Code, loads
 from tests.agentic_backend.session.gated_turns import ended
 from tests.agentic_backend.session.memory_storage import SESSION, MemoryStorage, TurnProcess
+from tests.support.patience import PATIENCE_S
 
 
 class Table:
@@ -85,7 +86,7 @@ async def test_while_one_instance_runs_a_turn_the_other_is_busy_even_for_who_wou
     running = instances[0].ask("e1", "wait")
     spoken = asyncio.Event()
     running.follow(lambda: spoken.set() if isinstance(running.events[-1].payload, TextDelta) else None)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await spoken.wait()
     for policy in ("reject", "queue", "replace"):
         refused = await ended(instances[1].ask(f"other-{policy}", if_busy=policy))

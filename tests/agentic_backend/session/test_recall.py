@@ -13,6 +13,7 @@ from agentic_backend.session.stream import Accepted, Cancelled, Cited, Failed, F
 from backend_kit.wire import Code, loads
 from tests.agentic_backend.session.gated_turns import ended
 from tests.agentic_backend.session.memory_storage import SESSION, USER, MemoryStorage, TurnProcess
+from tests.support.patience import PATIENCE_S
 
 Start = Callable[..., TurnProcess]
 
@@ -308,6 +309,6 @@ async def follow(turn):
     """Wait for the turn's next event."""
     woken = asyncio.Event()
     turn.follow(woken.set)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await woken.wait()
     turn.unfollow(woken.set)

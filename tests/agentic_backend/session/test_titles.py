@@ -9,6 +9,7 @@ from agentic_backend.session import titles
 from agentic_backend.session.models import Session
 from agentic_backend.session.titles import Titles, tidy
 from backend_kit.aio import TaskRegistry
+from tests.support.patience import PATIENCE_S
 
 
 class Writer:
@@ -64,7 +65,7 @@ async def tasks():
 
 
 async def ended(tasks):
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while len(tasks):  # noqa: ASYNC110 - nothing tells of the end of a task that nobody awaits
             await asyncio.sleep(0)
 
