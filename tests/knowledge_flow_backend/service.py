@@ -11,6 +11,7 @@ import aiohttp
 from backend_kit.http import ServeSettings, build_server, listen
 from knowledge_flow_backend.app import KnowledgeFlowService
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
+from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 
 BASE = "/knowledge-flow/v1"
@@ -37,7 +38,7 @@ class RunningKnowledgeFlow:
 
     async def wait_state(self, word: str) -> None:
         """Wait until the service says this of its readiness."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while self.service.state()[1] != word:  # noqa: ASYNC110 - readiness tells nobody
                 await asyncio.sleep(0.01)
 
@@ -56,8 +57,9 @@ def settings_on(database: Database, base_url: str, **changes: dict[str, Any]) ->
         "security": {"user": {"enabled": False}},
         "embedding_model": {"provider": "openai", "name": "mock", "settings": {"base_url": base_url, "max_retries": 0}},
         "crossencoder_model": {"provider": "local"},
-        "storage": {"postgres": database.settings()},
-        "deadlines": {"drain_s": 5},
+        "storage": {"postgres": {**database.settings(), "pool_timeout": 600}},
+        # A search and a rerank are as slow as the machine: their deadlines are for the tests that set them.
+        "deadlines": {"search_s": 600, "rerank_s": 600, "drain_s": 5},
     }
     for name, keys in changes.items():
         sections[name] = {**sections.get(name, {}), **keys}
@@ -69,7 +71,8 @@ async def run_knowledge_flow(
     settings: KnowledgeFlowSettings, *, ready: bool = True
 ) -> AsyncIterator[RunningKnowledgeFlow]:
     """Serve until the block ends, then drain and close. `ready`: wait until it is."""
-    service = KnowledgeFlowService(settings)
+    # Its routes take long to make on a busy machine: that is not what the detector of blocked loops looks for.
+    service = await asyncio.to_thread(KnowledgeFlowService, settings)
     sock = listen("127.0.0.1", 0)
     port = sock.getsockname()[1]
     server = build_server(service.app, service.drain, ServeSettings(loop="none"))
@@ -83,7 +86,7 @@ async def run_knowledge_flow(
         finally:
             # Before the group cancels it: a server that is cancelled never ends its lifespan.
             server.stop()
-            await asyncio.wait([serving], timeout=30)
+            await asyncio.wait([serving], timeout=PATIENCE_S)
 
 
 def start_on(database: Database, base_url: str) -> StartKnowledgeFlow:
@@ -96,7 +99,7 @@ def start_on(database: Database, base_url: str) -> StartKnowledgeFlow:
 
 
 async def _wait(http: aiohttp.ClientSession, serving: "asyncio.Task[None]", path: str) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while not serving.done():
             async with http.get(BASE + path) as response:
                 if response.status == 200:

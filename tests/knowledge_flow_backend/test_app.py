@@ -15,6 +15,7 @@ from knowledge_flow_backend.settings import LOCAL_MODEL
 from tests.knowledge_flow_backend.corpus import Corpus
 from tests.knowledge_flow_backend.service import BASE, RunningKnowledgeFlow, StartKnowledgeFlow, start_on
 from tests.support.mock_llm import MockModel
+from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.support.postgres import Database
 from tests.support.weights import no_index
@@ -44,7 +45,7 @@ async def test_what_a_service_cannot_do_without_is_named_while_it_is_down(servic
         raise OSError(24, "Too many open files")
 
     tasks.spawn("follower", fails, restart=True, essential=True)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         await failed.wait()
     async with service.http.get(f"{BASE}/ready") as response:
         assert response.status == 503
@@ -84,7 +85,7 @@ async def test_an_index_of_another_model_is_refused_at_start_and_at_each_search(
     await corpus.put("doc", "the spool")
     model = {"provider": "openai", "name": "other", "settings": {"base_url": mock_llm.base_url}}
     async with start_knowledge_flow(ready=False, embedding_model=model) as service:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while await ready(service) != (503, "schema_mismatch"):  # noqa: ASYNC110 - what an operator's probe does
                 await asyncio.sleep(0.02)
         answer = await service.post("/vector/search", {"question": "the spool"}, status=409)
@@ -103,7 +104,7 @@ async def test_while_all_files_are_written_another_one_can_be_received(
         pool = state.database.ingest
         for _ in range(4):  # one more than parsers
             await writers.enter_async_context(pool.connection())
-        async with asyncio.timeout(20), pool.connection() as receiving:
+        async with asyncio.timeout(PATIENCE_S), pool.connection() as receiving:
             assert await receiving.execute("test", text("SELECT 1")) == [(1,)]
 
 

@@ -13,6 +13,7 @@ from tests.knowledge_flow_backend.corpus import Corpus
 from tests.knowledge_flow_backend.service import BASE, RunningKnowledgeFlow, StartKnowledgeFlow
 from tests.support.mock_llm import MockModel
 from tests.support.opensearch import OpenSearchIndex
+from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
@@ -44,7 +45,7 @@ async def test_it_is_refused_at_start_in_a_search_and_in_an_ingestion(
     settings = {"base_url": mock_llm.base_url, "max_retries": 0, **change.get("settings", {})}
     model = {"provider": "openai", "name": "mock", **change, "settings": settings}
     async with start_knowledge_flow(ready=False, embedding_model=model) as service:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while await _ready(service) != "schema_mismatch":  # noqa: ASYNC110 - what an operator's probe does
                 await asyncio.sleep(0.02)
         for policy in ("hybrid", "semantic"):

@@ -5,7 +5,6 @@ import importlib.util
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from knowledge_flow_backend.errors import EmbeddingUnavailable
 from knowledge_flow_backend.index.models import Vector
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 from tests.knowledge_flow_backend.corpus import vector
+from tests.support.patience import PATIENCE_S
 from tests.support.weights import weights
 
 RULES = BatchRules(slots=1, queries=32, documents=4, waiting=100)
@@ -101,7 +101,7 @@ async def test_the_model_is_made_and_loaded_in_the_background(tmp_path: Path, ta
     with pytest.raises(EmbeddingUnavailable, match="loading"):
         await made.embed_query("too early")
     made.start()
-    async with asyncio.timeout(100):
+    async with asyncio.timeout(PATIENCE_S):
         while made.state in ("loading", "building"):  # noqa: ASYNC110 - a state that /ready asks for
             await asyncio.sleep(0.05)
     assert made.state == "ready"
@@ -137,33 +137,34 @@ async def test_weights_that_are_not_these_are_refused_for_good(
 
 
 class Blocking:
-    """A model that holds its thread for a second."""
+    """A model that holds its thread until `let` is set."""
 
     threads: set[int] = set()
+    let = threading.Event()
 
     def __init__(self, _file: Path) -> None:
         self.threads.clear()
+        self.let.clear()
 
     def encode(self, texts: list[str]) -> list[Vector]:
         self.threads.add(threading.get_ident())
-        time.sleep(1.0)
+        assert self.let.wait(PATIENCE_S)
         return [vector(text) for text in texts]
 
 
 async def test_the_loop_does_not_notice_a_model_that_blocks(tmp_path: Path, tasks: TaskRegistry) -> None:
-    """That it does not is what the stall detector of every test says."""
+    """It goes on while the model holds its thread, which only the loop lets go."""
     file = model_file(tmp_path)
     file.parent.mkdir()
     file.touch()
     tokenizer_file(file).touch()
     made = embedder(tmp_path, tasks, Blocking)
     await made.load()
-    beats = 0
-    async with asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         asked = [group.create_task(made.embed_query(f"q{number}")) for number in range(3)]
-        while not all(task.done() for task in asked):
-            beats += 1
+        while not Blocking.threads:  # noqa: ASYNC110 - told by the model's thread
             await asyncio.sleep(0.01)
+        assert not any(task.done() for task in asked)
+        Blocking.let.set()
     assert threading.get_ident() not in Blocking.threads
-    assert beats > 20
     await made.aclose()

@@ -30,6 +30,7 @@ from knowledge_flow_backend.embed.weights import (
     put_weights,
 )
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
+from tests.support.patience import PATIENCE_S
 from tests.support.processes import ROOT
 from tests.support.weights import no_index, weights
 
@@ -194,7 +195,7 @@ async def test_while_it_cannot_be_fetched_the_service_says_so_and_tries_again(
         await asyncio.sleep(0.05)
     assert made.state == "fetching"
     network.touch()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while made.state != "ready":  # noqa: ASYNC110 - a state that /ready asks for
             await asyncio.sleep(0.05)
     await tasks.aclose()

@@ -37,6 +37,7 @@ from knowledge_flow_backend.library.store import RAW_PIECE_BYTES, Library, State
 from knowledge_flow_backend.metrics import PHASES, KnowledgeFlowMetrics
 from knowledge_flow_backend.search.pgvector_writer import PgVectorWriter
 from tests.support import postgres
+from tests.support.patience import PATIENCE_S
 
 BASE = "/knowledge-flow/v1"
 DIMENSION = 64
@@ -148,7 +149,7 @@ async def running(
     directory: Path,
     *,
     command: Sequence[str] = WORKER,
-    timeout_s: float = 60.0,
+    timeout_s: float = PATIENCE_S,
     wrapped: Callable[[IndexWriter], IndexWriter] = lambda writer: writer,
     raw_piece_bytes: int = RAW_PIECE_BYTES,
 ) -> AsyncIterator[Ingestion]:

@@ -18,6 +18,7 @@ import yaml
 from aiohttp import web
 
 from tests.knowledge_flow_backend.service import BASE
+from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.support.postgres import Database
 from tests.support.processes import ModuleProcess
@@ -87,7 +88,7 @@ class Scene:
 
     async def until(self, statement: str, wanted: list[tuple[Any, ...]]) -> None:
         """Look until this is so: what another process does to its database tells nobody here."""
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 if await self.rows(statement) == wanted:
                     return

@@ -24,6 +24,7 @@ from knowledge_flow_backend.search.pgvector_writer import PgVectorWriter
 from tests.knowledge_flow_backend.corpus import Corpus
 from tests.knowledge_flow_backend.ingest.ingestion import Ingestion
 from tests.knowledge_flow_backend.service import BASE, RunningKnowledgeFlow, StartKnowledgeFlow
+from tests.support.patience import PATIENCE_S
 from tests.support.people import SECURITY, headers_of
 
 TEXT = "# Pumps\n\n## Cleaning\n\nRinse the filter once a week with warm water.\n"
@@ -281,7 +282,7 @@ async def test_nobody_without_a_token_sends_or_deletes(service: RunningKnowledge
 
 
 async def test_an_end_of_the_service_refuses_new_ones(service: RunningKnowledgeFlow) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await service.service.drain()
     answer = await send(service, TEXT, session_id="s1", status=503)
     assert answer["detail"]["code"] == "draining"

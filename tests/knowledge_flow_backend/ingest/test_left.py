@@ -11,6 +11,7 @@ from knowledge_flow_backend.index import Chunk, Document, DocumentContent, Index
 from knowledge_flow_backend.ingest.room import Room
 from tests.knowledge_flow_backend.ingest.ingestion import Ingestion, running
 from tests.knowledge_flow_backend.ingest.test_ingest import ends
+from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 
 WHOLE = "SELECT d.status, d.error, d.version, c.content FROM documents d JOIN chunks c ON c.document_uid = d.uid"
@@ -49,7 +50,7 @@ async def test_a_job_is_taken_up_when_its_lease_has_run_out_and_not_before(
         upload = group.create_task(ingestion.upload(("a.md", b"Text.")))
         await ingestion.embedder.entered.wait()
         assert await other.service.take_up_one() is False
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             taken = False
             while not taken:  # the one who has it may renew its lease in between
                 await execute(ingestion, "UPDATE ingest_jobs SET leased_until = now() - interval '1 second'")

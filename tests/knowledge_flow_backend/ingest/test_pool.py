@@ -11,9 +11,9 @@ from knowledge_flow_backend.ingest.pool import ParserPool, PoolRules
 from knowledge_flow_backend.ingest.work import Job
 from knowledge_flow_backend.library.reasons import Reason, Refused
 from tests.knowledge_flow_backend.ingest import files
+from tests.support.patience import PATIENCE_S
 
 ODD = (sys.executable, "-m", "tests.knowledge_flow_backend.ingest.odd_worker")
-WAIT_S = 20.0
 
 
 def job(directory: Path, content: bytes | str, *, format_: str = "text", name: str = "a.txt") -> Job:
@@ -25,15 +25,15 @@ def job(directory: Path, content: bytes | str, *, format_: str = "text", name: s
 
 @pytest.fixture
 async def odd() -> AsyncIterator[ParserPool]:
-    """One child that misbehaves on demand, with 20 s for a file."""
-    pool = ParserPool(PoolRules(1, 512, WAIT_S), command=ODD)
+    """One child that misbehaves on demand, with all the time for a file."""
+    pool = ParserPool(PoolRules(1, 512, PATIENCE_S), command=ODD)
     yield pool
     await pool.aclose()
 
 
 @pytest.fixture
 async def real() -> AsyncIterator[ParserPool]:
-    pool = ParserPool(PoolRules(1, 1024, 60.0))
+    pool = ParserPool(PoolRules(1, 1024, PATIENCE_S))
     yield pool
     await pool.aclose()
 
@@ -46,7 +46,7 @@ def pipe(directory: Path) -> Path:
 
 
 async def pid_from(made: Path) -> int:
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(PATIENCE_S):
         return int(await asyncio.to_thread(made.read_text))
 
 
@@ -98,7 +98,7 @@ async def test_a_file_that_cannot_be_read_says_why_in_one_word(
 
 
 async def test_a_second_of_cpu_in_a_parser_does_not_hold_the_loop(odd: ParserPool, tmp_path: Path) -> None:
-    """The stall detector of the session watches."""
+    """It burns it in a process of its own; the stall detector of the session watches."""
     await asyncio.gather(*(odd.read(job(tmp_path / str(at), "block")) for at in range(2)))
     assert odd.stats.waited_s > 0
 
@@ -106,12 +106,26 @@ async def test_a_second_of_cpu_in_a_parser_does_not_hold_the_loop(odd: ParserPoo
 async def test_a_child_is_killed_at_the_deadline_and_replaced(tmp_path: Path) -> None:
     pool = ParserPool(PoolRules(1, 512, 6.0), command=ODD)
     mark = tmp_path / "pid"
-    assert (await pool.read(job(tmp_path / "w", "fine"))).chunks == 1  # its start takes part of a deadline
+    await _read_in_the_end(pool, job(tmp_path / "w", "fine"))
     assert await refused(pool, job(tmp_path / "x", f"hang {mark}")) is Reason.TIMED_OUT
     assert not psutil.pid_exists(int(mark.read_text()))
-    assert (await pool.read(job(tmp_path / "y", "fine"))).chunks == 1
-    assert (pool.stats.killed, pool.stats.started) == (1, 2)
+    await _read_in_the_end(pool, job(tmp_path / "y", "fine"))
+    assert pool.stats.killed >= 1
+    assert pool.stats.started == pool.stats.killed + 1
     await pool.aclose()
+
+
+async def _read_in_the_end(pool: ParserPool, work: Job) -> None:
+    """A child's start takes part of a deadline: on a busy machine more than there is."""
+    while True:
+        try:
+            read = await pool.read(work)
+        except Refused as refusal:
+            if refusal.reason is not Reason.TIMED_OUT:
+                raise
+        else:
+            break
+    assert read.chunks == 1
 
 
 @pytest.mark.parametrize(
@@ -152,7 +166,7 @@ async def test_a_child_that_dies_while_it_is_idle_costs_no_file(odd: ParserPool,
     await odd.read(job(tmp_path / "x", f"fine {mark}"))
     child = int(mark.read_text())
     os.kill(child, 9)
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(PATIENCE_S):
         while psutil.pid_exists(child):  # noqa: ASYNC110 - until the loop has seen its end
             await asyncio.sleep(0.01)
     assert (await odd.read(job(tmp_path / "y", "fine"))).chunks == 1

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -15,6 +14,7 @@ from knowledge_flow_backend.rerank import Candidate, RerankFailed, RerankService
 from knowledge_flow_backend.rerank.bm25 import bm25
 from knowledge_flow_backend.rerank.local import WAITING, LocalReranker
 from tests.knowledge_flow_backend.corpus import ADMIN, Corpus, vector
+from tests.support.patience import PATIENCE_S
 
 QUESTION = "how is a finished turn written to postgres?"
 BEST = "A finished turn is written to Postgres by the batcher, in spool order."
@@ -45,7 +45,7 @@ async def reranker(
         made.close()
 
 
-def service(corpus: Corpus, reranker: LocalReranker | None, deadline_s: float = 20.0) -> RerankService:
+def service(corpus: Corpus, reranker: LocalReranker | None, deadline_s: float = PATIENCE_S) -> RerankService:
     return RerankService(reranker, deadline_s=deadline_s, metrics=corpus.metrics, kpi=corpus.kpi)
 
 
@@ -126,26 +126,35 @@ async def test_a_chunk_that_is_not_the_readers_is_a_text_like_any_other(corpus: 
 async def test_late_the_order_of_retrieval_is_the_answer(corpus: Corpus) -> None:
     hits = await retrieved(corpus)
 
+    let = threading.Event()
+
     def slow(question: str, texts: Sequence[str]) -> list[float]:
-        time.sleep(1.0)
+        assert let.wait(PATIENCE_S)
         return bm25(question, texts)
 
     async with reranker(corpus, word_scores=slow) as made:
         done = await service(corpus, made, deadline_s=0.05).rerank(QUESTION, candidates(hits), 3, ADMIN)
+        let.set()
     assert done.skipped == "late"
     assert done.order == ((0, None), (1, None), (2, None))
     assert skipped(corpus, "late") == 1
 
 
 async def test_the_loop_does_not_notice_a_reranker_that_blocks(corpus: Corpus) -> None:
-    """That it does not is what the stall detector of every test says."""
+    """It goes on while the scores hold their thread, which only the loop lets go."""
+    entered, let = threading.Event(), threading.Event()
 
     def blocking(question: str, texts: Sequence[str]) -> list[float]:
-        time.sleep(1.0)
+        entered.set()
+        assert let.wait(PATIENCE_S)
         return bm25(question, texts)
 
-    async with reranker(corpus, word_scores=blocking) as made:
-        done = await service(corpus, made).rerank("spool", [Candidate("pool"), Candidate("spool")], 2, ADMIN)
+    async with reranker(corpus, word_scores=blocking) as made, asyncio.TaskGroup() as group:
+        asked = service(corpus, made).rerank("spool", [Candidate("pool"), Candidate("spool")], 2, ADMIN)
+        reranking = group.create_task(asked)
+        assert await asyncio.to_thread(entered.wait, PATIENCE_S)
+        let.set()
+        done = await reranking
     assert [place for place, _ in done.order] == [1, 0]
 
 

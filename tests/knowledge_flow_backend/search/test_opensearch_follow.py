@@ -14,6 +14,7 @@ from knowledge_flow_backend.settings import OpenSearch
 from tests.knowledge_flow_backend.corpus import Corpus, found
 from tests.knowledge_flow_backend.search.faulty import FaultyOpenSearch, holds, says
 from tests.support.opensearch import OpenSearchIndex
+from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 
 pytestmark = pytest.mark.java
@@ -160,7 +161,7 @@ async def test_what_fails_is_tried_again(corpus: Corpus, opensearch: OpenSearchI
             await faulty.asked(3, "_delete_by_query")
             faulty.answer = None
             following.wake()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 while corpus.kpi.registry.get_sample_value("app_index_pending"):  # noqa: ASYNC110 - it tells nobody
                     await asyncio.sleep(0.02)
             running.cancel()

@@ -38,7 +38,7 @@ async def test_a_cluster_in_trouble_is_503_with_advice_and_is_not_flooded(
             "opensearch": {"host": faulty.url, "secure": False},
             "vector_store": {"type": "opensearch", "index": opensearch.name},
         }
-        async with start_knowledge_flow(storage=storage, deadlines={"search_s": 1.0}) as service:
+        async with start_knowledge_flow(storage=storage, deadlines={"search_s": 5.0}) as service:
             for name, (faulty.answer, requests) in FAULTS.items():
                 before = faulty.count("_search")
                 answer = await search(service)

@@ -9,6 +9,7 @@ import pytest
 from knowledge_flow_backend.errors import SchemaMismatch
 from knowledge_flow_backend.search.pgvector import PgVectorIndex
 from tests.knowledge_flow_backend.corpus import POLICIES, Corpus, filled, found, vector
+from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 
 
@@ -77,7 +78,7 @@ async def test_the_words_are_searched_while_the_question_is_embedded(corpus: Cor
             return vector(text)
 
     corpus.embedder = Waiting()  # type: ignore[assignment]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         assert found(await corpus.search("spool"))[0] == "spool"
     assert searched.is_set()
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.knowledge_flow_backend.corpus import Corpus, vector
 from tests.knowledge_flow_backend.service import BASE, RunningKnowledgeFlow, StartKnowledgeFlow
+from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 
 SEARCH, RERANK = "/vector/search", "/vector/rerank"
@@ -189,7 +190,7 @@ async def test_a_rerank_takes_the_four_required_fields(service: RunningKnowledge
 
 async def test_one_embedding_serves_a_search_and_its_rerank(service: RunningKnowledgeFlow, corpus: Corpus) -> None:
     await corpus.put("doc", SPOOL)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while not service.value("app_embed_batch_size_sum"):  # noqa: ASYNC110 - a metric tells nobody
             await asyncio.sleep(0.01)  # at the start one text is embedded, for the length of its vector
     hits = await service.search("the spool")

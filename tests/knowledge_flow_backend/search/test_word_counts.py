@@ -14,6 +14,7 @@ from knowledge_flow_backend.errors import DocumentsUnavailable
 from knowledge_flow_backend.index.schema import migrate
 from knowledge_flow_backend.search.word_counts import WordCounter
 from tests.knowledge_flow_backend.corpus import INDEX, Corpus
+from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 
 VOCABULARY = ("turn", "spool", "pool", "backpressure", "asyncio.gather", "max_size", "o'brien", "the", "rinse", "漢字")
@@ -147,7 +148,7 @@ async def test_writers_of_one_library_do_not_wait_for_each_other(corpus: Corpus)
         # A write that has done everything but end.
         writer.execute("UPDATE documents SET version = version + 1 WHERE uid = 'long'")
         writer.execute("DELETE FROM chunks WHERE document_uid = 'long'")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await corpus.put("short", "the pool", tag_ids=("mine",))
             await counted(corpus)
         words, chunks = kept(corpus)
