@@ -19,20 +19,24 @@ class Upkeep:
     that lives keeps all below it (docs/perf-log.md).
     """
 
-    def __init__(self, running: Callable[[], int], release: Callable[[], None]) -> None:
-        """`running` tells how many turns run now."""
+    def __init__(
+        self, running: Callable[[], int], release: Callable[[], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`running` tells how many turns run now, `clock` the seconds since whenever."""
         self._running = running
         self._release = release
-        self._last = time.monotonic()
+        self._clock = clock
+        self._last = clock()
 
     async def run(self) -> None:
         """Look once a second, for ever."""
         while True:
             await asyncio.sleep(TICK_S)
-            self.tick(time.monotonic())
+            self.tick()
 
-    def tick(self, now: float) -> None:
-        """Look once. `now` is on the monotonic clock."""
+    def tick(self) -> None:
+        """Look once."""
+        now = self._clock()
         if now - self._last >= _EVERY_S and not self._running():
             self._last = now
             self._release()

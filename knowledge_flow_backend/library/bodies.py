@@ -125,8 +125,8 @@ class Browse(_Model):
     """Body of `POST /documents/browse`. `sort_by`: one key, as `title`, `-title` or `[{field, direction}]`."""
 
     filters: Filters = Filters()
-    offset: Annotated[int, Field(ge=0, le=MAX_INT)] = 0
-    limit: Annotated[int, Field(ge=1, le=1000)] = 50
+    offset: Annotated[int, Field(ge=0, le=MAX_INT, strict=True)] = 0
+    limit: Annotated[int, Field(ge=1, le=1000, strict=True)] = 50
     sort_by: str | Annotated[list[Sort], Field(max_length=1)] | None = None
 
     def window(self) -> Window:

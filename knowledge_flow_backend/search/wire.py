@@ -38,7 +38,7 @@ class SearchRequest(BaseModel):
     model_config = ConfigDict(allow_inf_nan=False, hide_input_in_errors=True)
 
     question: Line
-    top_k: Annotated[int, Field(ge=1, le=100)] = 10
+    top_k: Annotated[int, Field(ge=1, le=100, strict=True)] = 10
     document_library_tags_ids: Annotated[list[Id], Field(max_length=MAX_IDS)] | None = None
     document_uids: Annotated[list[Id], Field(max_length=MAX_IDS)] | None = None
     search_policy: Policy | None = None
@@ -50,7 +50,7 @@ class SearchRequest(BaseModel):
 class VectorSearchHit(BaseModel):
     """A hit. A rerank takes any hit that has the four required fields, and gives back whatever else it carried."""
 
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False, hide_input_in_errors=True)
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
 
     content: Line
     uid: str
@@ -101,7 +101,7 @@ class RerankRequest(BaseModel):
 
     question: Line
     documents: Annotated[list[VectorSearchHit], Field(max_length=MAX_DOCUMENTS)]
-    top_r: Annotated[int, Field(ge=1, le=MAX_DOCUMENTS)] = 6
+    top_r: Annotated[int, Field(ge=1, le=MAX_DOCUMENTS, strict=True)] = 6
 
 
 class Provenance:

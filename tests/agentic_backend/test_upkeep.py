@@ -1,8 +1,6 @@
 """Memory is handed back in a quiet second, once a minute, and what lies in a cycle goes with it."""
 
 import gc
-import math
-import time
 import weakref
 from collections.abc import Iterator
 
@@ -17,9 +15,14 @@ class Turns:
     def __init__(self) -> None:
         self.running = 0
         self.released = 0
-        self.upkeep = Upkeep(lambda: self.running, self._release)
-        self.later = math.ceil(time.monotonic()) + 3600.0
-        """Long after the start, in whole seconds: their sums and differences are exact."""
+        self.second = 0.0
+        self.upkeep = Upkeep(lambda: self.running, self._release, clock=lambda: self.second)
+
+    def look_until(self, second: int) -> None:
+        """Once a second, up to and with that one. Whole seconds are exact: 60 after the begin are no less than 60."""
+        while self.second < second:
+            self.second += 1
+            self.upkeep.tick()
 
     def _release(self) -> None:
         self.released += 1
@@ -27,30 +30,19 @@ class Turns:
 
 def test_memory_is_handed_back_once_a_minute() -> None:
     turns = Turns()
-    for second in range(60):
-        turns.upkeep.tick(turns.later + second)
-    assert turns.released == 1
-    turns.upkeep.tick(turns.later + 60)
-    assert turns.released == 2
-    for second in range(61, 181):
-        turns.upkeep.tick(turns.later + second)
-    assert turns.released == 4
-
-
-def test_no_memory_is_handed_back_in_the_first_minute() -> None:
-    turns = Turns()
-    turns.upkeep.tick(time.monotonic())
+    turns.look_until(59)
     assert turns.released == 0
+    turns.look_until(180)
+    assert turns.released == 3
 
 
 def test_no_turn_waits_for_it() -> None:
     turns = Turns()
     turns.running = 1
-    for second in range(300):
-        turns.upkeep.tick(turns.later + second)
+    turns.look_until(299)
     assert turns.released == 0
     turns.running = 0
-    turns.upkeep.tick(turns.later + 300)
+    turns.look_until(300)
     assert turns.released == 1
 
 

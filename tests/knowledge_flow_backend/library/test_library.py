@@ -125,6 +125,10 @@ async def test_a_listing_has_windows_orders_and_filters(ingestion: Ingestion) ->
         {"limit": 0},
         {"limit": 100_000},
         {"offset": -1},
+        {"offset": "1"},
+        {"offset": True},
+        {"limit": "5"},
+        {"limit": True},
     ],
 )
 async def test_what_is_not_on_the_list_is_refused(ingestion: Ingestion, body: dict[str, Any]) -> None:

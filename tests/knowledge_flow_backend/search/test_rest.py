@@ -88,6 +88,7 @@ async def test_an_empty_index_is_an_empty_list(service: RunningKnowledgeFlow) ->
     [
         {"include_session_scope": "yes"}, {"include_corpus_scope": 1},
         {"top_k": 0}, {"top_k": 101}, {"top_k": -1}, {"top_k": 1.5}, {"top_k": "many canary"}, {"top_k": None},
+        {"top_k": "5"}, {"top_k": True},
         {"question": None}, {"question": 5}, {"question": ["canary"]}, {"question": "canary \0"},
         {"search_policy": "canary"}, {"document_uids": "canary"}, {"document_uids": [1]},
         {"document_uids": ["x"] * 1001}, {"document_library_tags_ids": ["canary\0"]}, {"session_id": "x" * 300},
@@ -184,7 +185,16 @@ async def test_a_rerank_takes_the_four_required_fields(service: RunningKnowledge
     for missing in least:
         body = {"question": "q", "documents": [{key: value for key, value in least.items() if key != missing}]}
         assert await code(service, RERANK, body, 422) == "bad_request"
-    for bad in ({"top_r": 0}, {"documents": [least] * 1001}, {"documents": None}):
+    bad_hits = ({"score": "0.5"}, {"score": True}, {"rank": "1"}, {"confidential": "yes"}, {"token_count": True})
+    of_other_types: list[dict[str, Any]] = [{"documents": [{**least, **bad}]} for bad in bad_hits]
+    for bad in (
+        {"top_r": 0},
+        {"top_r": "1"},
+        {"top_r": True},
+        {"documents": [least] * 1001},
+        {"documents": None},
+        *of_other_types,
+    ):
         assert await code(service, RERANK, {"question": "q", "documents": [least], **bad}, 422) == "bad_request"
 
 
