@@ -1,18 +1,22 @@
 """A small service of known behaviour: sessions over REST, and a socket that speaks both protocols by a script."""
 
 import asyncio
+import contextlib
 import functools
+import os
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 from aiohttp import WSMsgType, web
 
 from backend_kit.wire import dumps, loads
+from tests.support.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,6 +51,13 @@ class ScriptedService:
     """What it says of who bounds it, or the status with which it refuses to; None: it has no such route."""
     served_ms: list[float] = field(default_factory=list)
     """From an ask's arrival to the end of its answer, as this service saw it."""
+
+    async def until(self, done: Callable[[], bool]) -> None:
+        """Return once `done()`, which is asked again after each ask."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not done():
+                self.asked.clear()
+                await self.asked.wait()
 
     @property
     def url(self) -> str:
@@ -204,22 +215,30 @@ class Outcome:
     stderr: str
 
 
-async def start_bench(*argv: str) -> asyncio.subprocess.Process:
-    """`python -m ws_bench …` with both outputs as pipes; the caller waits for its end."""
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "ws_bench", *argv,
-        cwd=ROOT, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+@asynccontextmanager
+async def start_bench(
+    *argv: str, environment: Mapping[str, str] | None = None
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """`python -m ws_bench …` with both outputs as pipes. Whatever of it is left when the block ends is killed."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "ws_bench", *argv, cwd=ROOT, env={**os.environ, **(environment or {})},
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                parent = psutil.Process(process.pid)
+                # Its workers are in sessions of their own, and a suspended one answers to nothing else.
+                for one in (*parent.children(recursive=True), parent):
+                    one.kill()
+            await asyncio.wait_for(process.communicate(), PATIENCE_S)
 
 
 async def finish(process: asyncio.subprocess.Process) -> Outcome:
     """Wait for a bench process to end by itself."""
-    try:
-        stdout, stderr = await asyncio.wait_for(process.communicate(), 60)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+    stdout, stderr = await asyncio.wait_for(process.communicate(), PATIENCE_S)
     assert process.returncode is not None
     assert "Traceback" not in stderr.decode(), stderr.decode()
     return Outcome(process.returncode, stdout.decode(), stderr.decode())
@@ -227,4 +246,5 @@ async def finish(process: asyncio.subprocess.Process) -> Outcome:
 
 async def bench(*argv: str) -> Outcome:
     """Run `python -m ws_bench …` to its end."""
-    return await finish(await start_bench(*argv))
+    async with start_bench(*argv) as process:
+        return await finish(process)

@@ -69,11 +69,11 @@ async def test_a_duration_decides_how_many_turns_there_are(tmp_path: Path) -> No
 
 
 async def test_a_client_thinks_between_its_turns_but_not_before_the_first() -> None:
-    async with scripted_service() as service:
-        process = await start_bench("-url", service.url, "-clients=2", "-think=1h", "-requests-per-client=2", *QUICK)
-        while len(service.asks) < 2:
-            service.asked.clear()
-            await asyncio.wait_for(service.asked.wait(), 30)
+    async with (
+        scripted_service() as service,
+        start_bench("-url", service.url, "-clients=2", "-think=1h", "-requests-per-client=2", *QUICK) as process,
+    ):
+        await service.until(lambda: len(service.asks) >= 2)
         process.send_signal(signal.SIGINT)
         done = await finish(process)
     assert (done.code, len(service.asks)) == (130, 2)

@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import os
 import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import psutil
 import pytest
 
 from backend_kit.wire import dumps, loads
+from tests.support.patience import PATIENCE_S
 from tests.ws_bench.recordings import closed_run
 from tests.ws_bench.scripted import Exchange, ScriptedService, answer, bench, finish, scripted_service, start_bench
 from ws_bench.errors import UsageError
@@ -108,21 +112,11 @@ async def test_workers_make_one_result_and_one_exit_code(tmp_path: Path) -> None
 
 async def test_an_interrupt_reaches_the_workers_and_their_sessions_are_deleted(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    async with scripted_service(paced) as service:
-        process = await start_bench(
-            "-url",
-            service.url,
-            "-workers=2",
-            "-clients=4",
-            "-duration=1h",
-            "-ramp-duration=0s",
-            "-json",
-            str(out),
-            "-no-live",
-        )
-        while service.open_sockets < 4 or len(service.asks) < 8:
-            service.asked.clear()
-            await asyncio.wait_for(service.asked.wait(), 30)
+    async with scripted_service(paced) as service, start_bench(
+        "-url", service.url, "-workers=2", "-clients=4", "-duration=1h", "-ramp-duration=0s", "-json", str(out),
+        "-no-live",
+    ) as process:  # fmt: skip
+        await service.until(lambda: service.open_sockets >= 4 and len(service.asks) >= 8)
         process.send_signal(signal.SIGINT)
         done = await finish(process)
     assert done.code == 130
@@ -133,29 +127,68 @@ async def test_an_interrupt_reaches_the_workers_and_their_sessions_are_deleted(t
     assert sorted(service.deleted) == sorted(service.created)
 
 
+HALF_STARTED = """
+import os, signal, sys
+if any(word.endswith("worker-1.json") for word in sys.orig_argv):
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+"""A `sitecustomize` with which the second worker stops itself while its interpreter starts: before any handler."""
+
+
+@asynccontextmanager
+async def with_a_worker_half_started(
+    service: ScriptedService, directory: Path, *argv: str
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, psutil.Process]]:
+    """A run for an hour by two workers of whom one has taken some turns and the other, given too, stands still."""
+    (directory / "sitecustomize.py").write_text(HALF_STARTED)
+    path = os.pathsep.join(filter(None, (str(directory), os.environ.get("PYTHONPATH"))))
+    async with start_bench(
+        "-url", service.url, "-workers=2", "-clients=2", "-duration=1h", "-ramp-duration=0s", "-no-live", *argv,
+        environment={"PYTHONPATH": path},
+    ) as process:  # fmt: skip
+        await service.until(lambda: len(service.asks) >= 4)
+        async with asyncio.timeout(PATIENCE_S):
+            while not (stopped := standing_still(process)):  # noqa: ASYNC110 - the system is asked
+                await asyncio.sleep(0.01)
+        yield process, stopped[0]
+
+
+def standing_still(process: asyncio.subprocess.Process) -> list[psutil.Process]:
+    children = psutil.Process(process.pid).children()
+    return [child for child in children if child.status() == psutil.STATUS_STOPPED]
+
+
+async def interrupt(process: asyncio.subprocess.Process) -> None:
+    """A first interrupt, until it is seen."""
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    assert b"interrupted" in await process.stderr.readline()
+
+
 async def test_an_interrupt_while_a_worker_still_starts_keeps_what_the_others_measured(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    async with scripted_service(paced) as service:
-        process = await start_bench(
-            "-url", service.url, "-workers=2", "-clients=2", "-duration=1h", "-ramp-duration=0s", "-json", str(out),
-            "-no-live",
-        )  # fmt: skip
-        async with asyncio.timeout(30):
-            while len(workers := psutil.Process(process.pid).children()) < 2:  # noqa: ASYNC110 - the system is asked
-                await asyncio.sleep(0.005)
-        workers[1].suspend()
-        while len(service.asks) < 4:
-            service.asked.clear()
-            await asyncio.wait_for(service.asked.wait(), 30)
-        process.send_signal(signal.SIGINT)
-        assert process.stderr is not None
-        assert b"interrupted" in await process.stderr.readline()
-        workers[1].resume()
-        done = await finish(process)
+    async with (
+        scripted_service(paced) as service,
+        with_a_worker_half_started(service, tmp_path, "-json", str(out)) as (run, worker),
+    ):
+        await interrupt(run)
+        worker.resume()
+        done = await finish(run)
     assert done.code == 130
     result = json.loads(out.read_text())
+    assert len(result["recording"]["series"]) == 1
     assert result["counts"]["success"] == result["counts"]["total"] >= 3
     assert sorted(service.deleted) == sorted(service.created)
+
+
+async def test_a_second_interrupt_ends_a_worker_that_hears_nothing(tmp_path: Path) -> None:
+    async with scripted_service(paced) as service, with_a_worker_half_started(service, tmp_path) as (run, worker):
+        await interrupt(run)
+        run.send_signal(signal.SIGINT)
+        done = await finish(run)
+        assert not worker.is_running()
+    assert done.code == 130
+    assert "SUMMARY" not in done.stdout
 
 
 async def test_a_worker_that_cannot_begin_is_exit_code_2() -> None:
@@ -169,13 +202,16 @@ async def test_a_worker_that_cannot_begin_is_exit_code_2() -> None:
 
 async def test_results_of_two_generators_are_merged_and_shown_again(tmp_path: Path) -> None:
     files = [tmp_path / f"{name}.json" for name in ("a", "b", "whole")]
-    async with scripted_service(paced) as service:
+    async with scripted_service(paced) as service, AsyncExitStack() as stack:
         both = [
-            await start_bench(
-                "-url", service.url, "-clients=2", "-duration=3s", "-ramp-duration=0s", "-no-live", "-json", str(path)
+            await stack.enter_async_context(
+                start_bench(
+                    "-url", service.url, "-clients=2", "-ramp-duration=0s", "-no-live", "-duration=3s",
+                    "-json", str(path),
+                )
             )
             for path in files[:2]
-        ]
+        ]  # fmt: skip
         ended = [await finish(process) for process in both]
     assert [one.code for one in ended] == [0, 0]
     done = await bench("merge", str(files[0]), str(files[1]), "-json", str(files[2]), "-html", str(tmp_path / "m.html"))

@@ -314,13 +314,11 @@ async def test_an_interrupt_lets_turns_end_deletes_sessions_and_reports(tmp_path
         await release.wait()
         await answer(service, exchange)
 
-    async with scripted_service(held) as service:
-        process = await start_bench(
-            "-url", service.url, "-clients=2", "-requests-per-client=50", "-json", str(out), *QUICK, "-grace=20s"
-        )
-        while len(service.asks) < 2:
-            service.asked.clear()
-            await asyncio.wait_for(service.asked.wait(), 30)
+    async with scripted_service(held) as service, start_bench(
+        "-url", service.url, "-clients=2", "-requests-per-client=50", "-json", str(out), *QUICK, "-grace=1h",
+        "-timeout=1h",
+    ) as process:  # fmt: skip
+        await service.until(lambda: len(service.asks) >= 2)
         process.send_signal(number)
         assert process.stderr is not None
         assert b"interrupted" in await process.stderr.readline()
@@ -339,11 +337,11 @@ async def test_after_the_grace_time_running_turns_are_cancelled_and_counted(tmp_
     async def never(_: ScriptedService, __: Exchange) -> None:
         return
 
-    async with scripted_service(never) as service:
-        process = await start_bench(
-            "-url", service.url, "-clients=1", "-requests-per-client=3", "-json", str(out), *QUICK, "-grace=0s"
-        )
-        await asyncio.wait_for(service.asked.wait(), 30)
+    async with scripted_service(never) as service, start_bench(
+        "-url", service.url, "-clients=1", "-requests-per-client=3", "-json", str(out), *QUICK, "-grace=0s",
+        "-timeout=1h",
+    ) as process:  # fmt: skip
+        await service.until(lambda: len(service.asks) >= 1)
         process.send_signal(signal.SIGINT)
         done = await finish(process)
     assert done.code == 130
@@ -359,13 +357,13 @@ async def test_a_second_interrupt_stops_at_once() -> None:
         return
 
     async with scripted_service(never) as service:
-        process = await start_bench("-url", service.url, "-clients=1", *QUICK, "-grace=1h")
-        await asyncio.wait_for(service.asked.wait(), 30)
-        process.send_signal(signal.SIGINT)
-        assert process.stderr is not None
-        await process.stderr.readline()
-        process.send_signal(signal.SIGINT)
-        done = await finish(process)
+        async with start_bench("-url", service.url, "-clients=1", *QUICK, "-grace=1h", "-timeout=1h") as process:
+            await service.until(lambda: len(service.asks) >= 1)
+            process.send_signal(signal.SIGINT)
+            assert process.stderr is not None
+            await process.stderr.readline()
+            process.send_signal(signal.SIGINT)
+            done = await finish(process)
     assert done.code == 130
     assert "SUMMARY" not in done.stdout
 
