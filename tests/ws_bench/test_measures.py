@@ -12,9 +12,10 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 
 from backend_kit.kpi import Kpi
+from tests.support.patience import PATIENCE_S
 from tests.ws_bench.scripted import Exchange, ScriptedService, answer, bench, finish, scripted_service, start_bench
 
-QUICK = ("-ramp-duration", "0s", "-timeout", "20s", "-no-live")
+QUICK = ("-ramp-duration", "0s", "-timeout", f"{PATIENCE_S}s", "-no-live")
 
 
 def result_of(path: Path) -> dict[str, Any]:

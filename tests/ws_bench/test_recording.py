@@ -202,12 +202,20 @@ async def test_a_worker_that_cannot_begin_is_exit_code_2() -> None:
 
 async def test_results_of_two_generators_are_merged_and_shown_again(tmp_path: Path) -> None:
     files = [tmp_path / f"{name}.json" for name in ("a", "b", "whole")]
-    async with scripted_service(paced) as service, AsyncExitStack() as stack:
+    both_are_here = asyncio.Event()
+
+    async def together(service: ScriptedService, exchange: Exchange) -> None:
+        if service.open_sockets == 4:
+            both_are_here.set()
+        await both_are_here.wait()
+        await answer(service, exchange)
+
+    async with scripted_service(together) as service, AsyncExitStack() as stack:
         both = [
             await stack.enter_async_context(
                 start_bench(
-                    "-url", service.url, "-clients=2", "-ramp-duration=0s", "-no-live", "-duration=3s",
-                    "-json", str(path),
+                    "-url", service.url, "-clients=2", "-requests-per-client=10", "-ramp-duration=0s",
+                    "-no-live", "-json", str(path),
                 )
             )
             for path in files[:2]

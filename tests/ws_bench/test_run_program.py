@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.ws_bench.scripted import Exchange, ScriptedService, answer, bench, finish, scripted_service, start_bench
 
-QUICK = ("-ramp-duration", "0s", "-timeout", "20s")
+QUICK = ("-ramp-duration", "0s", "-timeout", f"{PATIENCE_S}s")
 
 
 def result_of(path: Path) -> dict[str, Any]:
