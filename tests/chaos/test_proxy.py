@@ -8,6 +8,7 @@ import pytest
 
 from tests.chaos.control import ProxyProcess
 from tests.chaos.proxy import FaultProxy
+from tests.support.patience import PATIENCE_S
 
 Peer = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -50,7 +51,7 @@ async def proxy_and_echo() -> AsyncIterator[ProxyAndEcho]:
 
 @asynccontextmanager
 async def dialled(proxy: FaultProxy) -> AsyncIterator[Peer]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
         yield reader, writer
         writer.transport.abort()

@@ -16,6 +16,7 @@ import aiohttp
 import pytest
 import yaml
 
+from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.support.processes import ROOT
 from turnwise.tether import tethered
@@ -64,7 +65,7 @@ class Prometheus:
         """What a query returns for each second of a span of wall-clock time."""
         return await self._ask("query_range", query=expr, start=str(start), end=str(end), step="1")
 
-    async def until(self, expr: str, timeout_s: float = 30.0) -> list[dict[str, Any]]:
+    async def until(self, expr: str, timeout_s: float = PATIENCE_S) -> list[dict[str, Any]]:
         """The first answer to a query that is not empty."""
         give_up = time.monotonic() + timeout_s
         while time.monotonic() < give_up:
@@ -108,7 +109,7 @@ async def prometheus(file: Path) -> AsyncIterator[Prometheus]:
     ]
     process = _started(command, log)
     try:
-        give_up = time.monotonic() + 30
+        give_up = time.monotonic() + PATIENCE_S
         while "Server is ready to receive web requests" not in log.read_text():
             if process.poll() is not None or time.monotonic() > give_up:
                 pytest.fail(f"Prometheus is not ready:\n{log.read_text()}", pytrace=False)
@@ -118,7 +119,7 @@ async def prometheus(file: Path) -> AsyncIterator[Prometheus]:
     finally:
         process.terminate()
         try:
-            await asyncio.to_thread(process.wait, 10)
+            await asyncio.to_thread(process.wait, PATIENCE_S)
         except subprocess.TimeoutExpired:
             process.kill()
             await asyncio.to_thread(process.wait)

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from markdown_it import MarkdownIt
 
-PRINT_S = 60.0
+from tests.support.patience import PATIENCE_S
+
 STYLE = """
 @page { size: A4; margin: 18mm 17mm; }
 body { font: 10.5pt/1.5 "DejaVu Serif", Georgia, serif; color: #1d2224; }
@@ -46,7 +47,7 @@ def print_pdf(source: Path, target: Path, chromium: str) -> None:
             "--disable-background-networking", f"--user-data-dir={folder}/profile", "--no-pdf-header-footer",
             f"--print-to-pdf={target.absolute()}", page.as_uri(),
         ]  # fmt: skip
-        subprocess.run(command, check=True, timeout=PRINT_S, stderr=subprocess.DEVNULL)
+        subprocess.run(command, check=True, timeout=PATIENCE_S, stderr=subprocess.DEVNULL)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -9,6 +9,7 @@ import yaml
 
 from agentic_backend.settings import Ai
 from tests.docs.pages import ROOT, blocks
+from tests.support.patience import PATIENCE_S
 
 PAGE = ROOT / "docs/agents.md"
 FILES = {block.name: block.text for block in blocks(PAGE, "file")}
@@ -27,7 +28,7 @@ def place(tmp_path: Path) -> Path:
 
 def run(*arguments: str, place: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", *arguments]
-    return subprocess.run(command, cwd=place, capture_output=True, text=True, check=False, timeout=100)
+    return subprocess.run(command, cwd=place, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
 
 
 def test_the_test_of_the_page_passes(place: Path) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import ROOT, Block, blocks, links
+from tests.support.patience import PATIENCE_S
 from tests.support.service import RunningService
 
 README = ROOT / "README.md"
 DEFAULT_ADDRESS = "127.0.0.1:8000"
-RUN_S = 60.0
 
 
 def run(block: Block, address: str, directory: Path) -> "subprocess.CompletedProcess[str]":
@@ -29,7 +29,7 @@ def run(block: Block, address: str, directory: Path) -> "subprocess.CompletedPro
         command = ["bash", "-euc", text.replace(".venv/bin/python", f"'{sys.executable}'")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
     return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=RUN_S, check=False
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
 
 

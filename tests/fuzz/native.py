@@ -30,6 +30,7 @@ from websockets.typing import Subprotocol
 
 from backend_kit.wire import CODES
 from tests.support.following import resume_frame
+from tests.support.patience import PATIENCE_S
 from tests.support.people import headers_of, token_of
 from tests.support.schema import validate_native
 from tests.support.service import BASE
@@ -37,7 +38,6 @@ from tests.support.standing import Standing
 
 TERMINAL = {"final", "error", "cancelled", "awaiting_human"}
 BAD_FRAMES = ("{", "[]", "null", '{"type":"ask"}', '{"type":"ping","extra":1}', '{"type":"ping","type":"ping"}', '"x"')
-PATIENCE_S = 30.0
 SOCKETS = st.integers(0, 1)
 
 

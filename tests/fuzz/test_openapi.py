@@ -29,6 +29,7 @@ from schemathesis.specs.openapi.checks import (
 from tests.fuzz.budget import WITHIN_LIMIT, long, seeds
 from tests.support.agentic import CLEAN
 from tests.support.mock_llm import MockModel
+from tests.support.patience import PATIENCE_S
 from tests.support.people import SECRET, headers_of
 from tests.support.ports import free_port
 from tests.support.postgres import new_database
@@ -89,7 +90,7 @@ def agentic(postgres: EmbeddedPostgres, mock_llm: MockModel, directory: Path) ->
 def known_ids(url: str) -> dict[str, str]:
     """Ids that exist, so that not every answer is `not found`."""
     made = requests.post(
-        f"{url}/agentic/v1/chatbot/session", json={"title": "T"}, headers=headers_of("ann"), timeout=30
+        f"{url}/agentic/v1/chatbot/session", json={"title": "T"}, headers=headers_of("ann"), timeout=PATIENCE_S
     )
     return {"session_id": made.json()["id"]} if made.status_code == 200 else {}
 
@@ -120,9 +121,9 @@ def explore(operation: APIOperation, ids: dict[str, str], number: int, faults: d
         def holds(case: Case) -> None:
             nonlocal sent
             sent += 1
-            answer = case.call(headers=ann, timeout=30)
+            answer = case.call(headers=ann, timeout=PATIENCE_S)
             # It is told which headers are ours: `ignored_auth` asks again without them, and with a wrong token.
-            case.validate_response(answer, checks=CHECKS, headers=ann, transport_kwargs={"timeout": 30})
+            case.validate_response(answer, checks=CHECKS, headers=ann, transport_kwargs={"timeout": PATIENCE_S})
             expect_our_shape(answer.status_code, answer.content)
 
         # A route without parameters has nothing that could be wrong.
@@ -170,7 +171,7 @@ def test_the_service_is_what_its_document_says(
             assert sent >= CASES
             print(f"{path}: {sent} cases, {len(operations)} operations")
             assert faults == {}, "\n\n".join(f"{name}:\n{fault}" for name, fault in faults.items())
-        health = requests.get(f"{url}{path}/healthz", timeout=10)
+        health = requests.get(f"{url}{path}/healthz", timeout=PATIENCE_S)
         assert health.status_code == 200
 
 

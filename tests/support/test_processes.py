@@ -6,6 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.support.processes import ModuleProcess
 
@@ -65,7 +66,7 @@ def test_a_deaf_process_and_its_children_are_gone_after_the_context(module: Path
     with sample(module, text, stop_s=0.2) as process:
         child = psutil.Process(int(process.wait_for_line(r"child (\d+)")[1]))
     assert process.returncode == -signal.SIGKILL
-    assert psutil.wait_procs([child], timeout=20)[1] == []
+    assert psutil.wait_procs([child], timeout=PATIENCE_S)[1] == []
 
 
 async def test_waits_leave_the_loop_free(module: Path) -> None:

@@ -14,6 +14,7 @@ import yaml
 
 from knowledge_flow_backend.embed.local import default_home
 from tests.support.mock_llm import MockModel
+from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_block, free_port
 from tests.support.postgres import public_directory
 from tests.support.processes import ROOT, ModuleProcess
@@ -95,7 +96,7 @@ def stack() -> Iterator[Stack]:
 
 
 def ready(launcher: ModuleProcess, stack: Stack) -> None:
-    line = launcher.wait_for_line("^Turnwise is ready", 90).string
+    line = launcher.wait_for_line("^Turnwise is ready", PATIENCE_S).string
     metrics = f"http://127.0.0.1:{stack.metrics_port}/metrics"
     assert line == f"Turnwise is ready: http://127.0.0.1:{stack.port}  (metrics {metrics}, Ctrl-C stops)\n"
 
@@ -109,7 +110,7 @@ def test_it_answers_a_turn_before_it_says_ready_and_leaves_nothing_behind(stack:
         assert {os.getsid(pid) for pid in leaders} == leaders  # each in a session of its own
         launcher.send(signal.SIGINT)
         assert launcher.wait() == 0
-    assert psutil.wait_procs(children, timeout=20)[1] == []
+    assert psutil.wait_procs(children, timeout=PATIENCE_S)[1] == []
     assert stack.free_ports()
     ends = [line.split("|")[0].strip() for line in stack.log.splitlines() if "shut down" in line or "ended" in line]
     # Both are the last words; the line of Postgres comes through a pipe of its own and may be read later.
@@ -120,7 +121,7 @@ def test_it_answers_a_turn_before_it_says_ready_and_leaves_nothing_behind(stack:
 def test_the_terminal_has_a_dozen_lines_and_the_log_the_rest(stack: Stack) -> None:
     with stack.launch() as launcher:
         ready(launcher, stack)
-        launcher.wait_for_line("the library Turnwise is ready", 120)
+        launcher.wait_for_line("the library Turnwise is ready", PATIENCE_S)
         launcher.send(signal.SIGINT)
         launcher.wait()
     shown = launcher.output.splitlines()
@@ -133,9 +134,9 @@ def test_the_terminal_has_a_dozen_lines_and_the_log_the_rest(stack: Stack) -> No
 def test_a_port_of_ones_own_moves_everything(stack: Stack) -> None:
     port = free_block(6)
     with stack.launch("--no-samples", PORT=str(port)) as launcher:
-        line = launcher.wait_for_line("^Turnwise is ready", 90).string
+        line = launcher.wait_for_line("^Turnwise is ready", PATIENCE_S).string
         assert line.startswith(f"Turnwise is ready: http://127.0.0.1:{port}  (metrics http://127.0.0.1:{port + 1}")
-        launcher.wait_for_http(f"http://127.0.0.1:{port + 2}/knowledge-flow/v1/ready", 60)
+        launcher.wait_for_http(f"http://127.0.0.1:{port + 2}/knowledge-flow/v1/ready", PATIENCE_S)
         assert stack.free_ports()
 
 
@@ -144,7 +145,7 @@ def test_a_model_that_refuses_the_key_ends_the_start_with_that_as_the_last_line(
 ) -> None:
     """A first turn that failed is not ready."""
     with stack.launch(OPENAI_BASE_URL=mock_llm.base_url, OPENAI_MODEL="mock;status=401") as launcher:
-        assert launcher.wait(120) == 1
+        assert launcher.wait(PATIENCE_S) == 1
     last = launcher.output.splitlines()[-1]
     assert last.startswith("turnwise: not ready: the first turn failed; ")
     assert "llm_" in last
@@ -184,7 +185,7 @@ def test_nothing_outlives_a_killed_launcher_and_the_next_start_works(stack: Stac
         ready(launcher, stack)
         children = psutil.Process(launcher.pid).children(recursive=True)
         launcher.kill()
-        assert psutil.wait_procs(children, timeout=60)[1] == []
+        assert psutil.wait_procs(children, timeout=PATIENCE_S)[1] == []
     with stack.launch("--no-samples") as launcher:
         ready(launcher, stack)
 
@@ -206,7 +207,7 @@ def test_a_bad_file_of_either_service_is_said_before_anything_starts(stack: Stac
     file: Path = getattr(stack, service)
     file.write_text(file.read_text() + "\nnonsense: 1\n")
     with stack.launch("--no-samples") as launcher:
-        assert launcher.wait(60) == 1
+        assert launcher.wait(PATIENCE_S) == 1
     (line,) = launcher.output.splitlines()
     assert line.startswith(f"turnwise: {file}:")
     assert "nonsense: unknown key" in line
@@ -218,7 +219,7 @@ def test_a_service_that_cannot_start_ends_the_start_at_once_with_its_reason(stac
     data["ai"]["agents"][0]["class_path"] = "nowhere.to_be.found"
     stack.agentic.write_text(yaml.safe_dump(data))
     with stack.launch(traceback_allowed=True) as launcher:
-        assert launcher.wait(90) == 1
+        assert launcher.wait(PATIENCE_S) == 1
     assert "starts again" not in stack.log
     expected = "turnwise: agentic cannot run: ModuleNotFoundError: No module named 'nowhere'"
     assert launcher.output.splitlines()[-1] == expected
@@ -232,7 +233,7 @@ def test_a_spool_that_another_process_has_ends_the_start_with_who_has_it(stack: 
         (stack.home / "other").mkdir()
         other = Stack(stack.home / "other")
         with other.launch("--no-samples", TURNWISE_SPOOL_DIR=str(spool)) as second:
-            assert second.wait(90) == 1
+            assert second.wait(PATIENCE_S) == 1
         last = second.output.splitlines()[-1]
         assert last.startswith("turnwise: agentic cannot run: ")
         assert str(spool) in last
@@ -244,7 +245,7 @@ def test_a_directory_of_another_postgres_ends_the_start_with_both_versions(stack
         ready(first, stack)
     (stack.home / "data/postgres/data/PG_VERSION").write_text("15\n")
     with stack.launch("--no-samples") as second:
-        assert second.wait(60) == 1
+        assert second.wait(PATIENCE_S) == 1
     assert "was written by Postgres 15, the server here is 18" in second.output.splitlines()[-1]
 
 

@@ -17,6 +17,7 @@ import psutil
 import psycopg
 import pytest
 
+from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.support.postgres import public_directory
 from tests.support.processes import ROOT
@@ -196,7 +197,7 @@ def test_a_tethered_program_ends_with_its_parent_as_soon_as_it_is_tied() -> None
         child = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
     with contextlib.suppress(psutil.NoSuchProcess):
-        child.wait(20)
+        child.wait(PATIENCE_S)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.support.postgres import public_directory
 from tests.support.processes import ROOT
@@ -69,12 +70,12 @@ async def test_a_service_that_never_answers_is_said_and_nothing_is_remembered(ch
 
 def test_the_first_start_fills_the_library_and_the_second_leaves_it_alone(stack):
     with stack.launch() as first:
-        first.wait_for_line("Turnwise is ready: ", 120)
-        first.wait_for_line("sending [0-9]+ documents of ours to the library Turnwise", 120)
-        first.wait_for_line("the library Turnwise is ready: [0-9]+ ingested, 0 unchanged, 0 failed", 120)
+        first.wait_for_line("Turnwise is ready: ", PATIENCE_S)
+        first.wait_for_line("sending [0-9]+ documents of ours to the library Turnwise", PATIENCE_S)
+        first.wait_for_line("the library Turnwise is ready: [0-9]+ ingested, 0 unchanged, 0 failed", PATIENCE_S)
     with stack.launch() as second:
-        second.wait_for_line("Turnwise is ready: ", 120)
+        second.wait_for_line("Turnwise is ready: ", PATIENCE_S)
     assert "documents of ours" not in second.output
     (stack.home / "data" / "samples-ingested").unlink()
     with stack.launch() as third:
-        third.wait_for_line("the library Turnwise is ready: 0 ingested, [0-9]+ unchanged, 0 failed", 120)
+        third.wait_for_line("the library Turnwise is ready: 0 ingested, [0-9]+ unchanged, 0 failed", PATIENCE_S)

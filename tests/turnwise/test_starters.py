@@ -18,6 +18,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.typing import Subprotocol
 
+from tests.support.patience import PATIENCE_S
 from tests.support.postgres import public_directory
 from tests.turnwise.test_launcher import Stack, ready
 
@@ -65,7 +66,7 @@ class Visitor:
         url = f"ws://127.0.0.1:{self.port}{BASE}/chatbot/query/ws"
         allowed: dict[str, Any] | None = None
         async with connect(
-            url, subprotocols=[Subprotocol("turnwise.v1")], additional_headers=HEADERS, open_timeout=30
+            url, subprotocols=[Subprotocol("turnwise.v1")], additional_headers=HEADERS, open_timeout=PATIENCE_S
         ) as socket:
             await socket.send(json.dumps({"type": "ask", "message": question, **frame}))
             async for text in socket:

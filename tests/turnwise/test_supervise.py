@@ -9,6 +9,7 @@ import sys
 import psutil
 import pytest
 
+from tests.support.patience import PATIENCE_S
 from tests.support.processes import ROOT
 from turnwise.console import Console
 from turnwise.errors import StartRefused
@@ -145,7 +146,7 @@ async def test_what_a_dead_child_has_left_behind_is_ended_with_it() -> None:
         left = psutil.Process(int((await screen.line_with("left")).split()[-1]))
         await screen.line_with("was ended by SIGKILL")
         await child.stop()
-    gone, alive = await asyncio.to_thread(psutil.wait_procs, [left], timeout=20)
+    gone, alive = await asyncio.to_thread(psutil.wait_procs, [left], timeout=PATIENCE_S)
     assert (gone, alive) == ([left], [])
 
 

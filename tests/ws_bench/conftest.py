@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from tests.support.agentic import start_process
+from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.support.postgres import public_directory
 from tests.support.service import start_service
@@ -46,13 +47,14 @@ def debian_postgres() -> Iterator[str]:
         yield dsn
     finally:
         server.terminate()
-        server.wait(20)
+        server.wait(PATIENCE_S)
         shutil.rmtree(directory)
 
 
 def _wait_ready(program: Path, port: int) -> None:
     # pg_isready waits by itself only for one answer; a server that starts answers "rejecting" first.
-    for _ in range(100):
+    give_up = time.monotonic() + PATIENCE_S
+    while time.monotonic() < give_up:
         asked = subprocess.run(
             [program, "-h", "127.0.0.1", "-p", str(port), "-t", "5"], capture_output=True, check=False
         )

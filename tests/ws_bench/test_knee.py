@@ -99,30 +99,42 @@ def test_nothing_asked_holds_nothing() -> None:
     assert over_saturated(empty)[0] == "nothing was asked"
 
 
+HESITATES_S = 0.03
+"""A timer that comes so late, on a loop that does next to nothing, was kept from a core."""
+
+
 class Server:
     """Serves exactly `per_s` turns a second, one after the other, however late its timers are."""
 
     def __init__(self, per_s: float) -> None:
         self.each = 1 / per_s
         self.free = 0.0
+        self.late_s = 0.0
+        """How late its timers were at worst: the share of the machine in what it served."""
 
     async def __call__(self, service: ScriptedService, exchange: Exchange) -> None:
         now = asyncio.get_running_loop().time()
         self.free = max(self.free, now) + self.each
-        await asyncio.sleep(self.free - now)
+        due = self.free
+        await asyncio.sleep(due - now)
+        self.late_s = max(self.late_s, asyncio.get_running_loop().time() - due)
         await answer(service, exchange)
 
 
 async def test_the_knee_of_a_planted_capacity_is_found(tmp_path: Path) -> None:
     out = tmp_path / "knee.json"
-    async with scripted_service(Server(80.0)) as service:
+    server = Server(80.0)
+    async with scripted_service(server) as service:
         done = await bench(
             "find-knee", "-url", service.url, "-clients=60", "-start=50/s", "-step=3s", "-tolerance=8%",
             "-ramp-duration=0s", "-no-live", "-json", str(out),
         )  # fmt: skip
     assert done.code == 0, done.stdout + done.stderr
     knee = json.loads(out.read_text())["knee"]
-    assert knee["rate"] == pytest.approx(80, rel=0.10)
+    assert knee["held"] < knee["broke"] <= 1.08 * knee["held"]
+    # No more than what is planted, ever; less only where the machine did not serve as much.
+    assert knee["rate"] < 88
+    assert knee["rate"] > 72 or server.late_s > HESITATES_S
     assert "Knee: " in done.stdout
 
 

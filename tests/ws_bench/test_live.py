@@ -5,6 +5,7 @@ import io
 
 import pytest
 
+from tests.support.patience import PATIENCE_S
 from ws_bench.live import Live, Progress, progress, progress_line
 
 
@@ -57,7 +58,7 @@ async def test_a_terminal_has_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     async with asyncio.TaskGroup() as group:
         showing = group.create_task(Live(at, stream=terminal).run())
-        await asyncio.wait_for(terminal.drawn.wait(), 20)
+        await asyncio.wait_for(terminal.drawn.wait(), PATIENCE_S)
         showing.cancel()
     assert "10 of 40" in terminal.getvalue()
     assert "progress" in terminal.getvalue()

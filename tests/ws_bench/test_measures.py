@@ -166,12 +166,12 @@ async def test_history_is_verified_before_sessions_are_deleted(tmp_path: Path) -
             "-ramp-duration=0s",
             "-no-live",
         )
-        done = await bench("-url", service.url, *run, "-timeout=2s")
+        done = await bench("-url", service.url, *run, *QUICK)
         assert (done.code, result_of(out)["history"]["missing"]) == (0, 0)
         assert "History: 4 acknowledged turns: all found" in done.stdout
         assert sorted(service.deleted) == sorted(service.created)
     async with scripted_service(forgetful) as service:
-        done = await bench("-url", service.url, *run, "-timeout=2s")
+        done = await bench("-url", service.url, *run, "-timeout=5s")
     assert done.code == 1
     result = result_of(out)
     assert result["history"]["missing"] >= 1

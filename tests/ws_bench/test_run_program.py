@@ -357,14 +357,16 @@ async def test_a_second_interrupt_stops_at_once() -> None:
     async def never(_: ScriptedService, __: Exchange) -> None:
         return
 
-    async with scripted_service(never) as service:
-        async with start_bench("-url", service.url, "-clients=1", *QUICK, "-grace=1h", "-timeout=1h") as process:
-            await service.until(lambda: len(service.asks) >= 1)
-            process.send_signal(signal.SIGINT)
-            assert process.stderr is not None
-            await process.stderr.readline()
-            process.send_signal(signal.SIGINT)
-            done = await finish(process)
+    async with (
+        scripted_service(never) as service,
+        start_bench("-url", service.url, "-clients=1", *QUICK, "-grace=1h", "-timeout=1h") as process,
+    ):
+        await service.until(lambda: len(service.asks) >= 1)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        await process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        done = await finish(process)
     assert done.code == 130
     assert "SUMMARY" not in done.stdout
 

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from backend_kit.aio import TaskRegistry, Vigil, WatchedThread
 from backend_kit.aio.vigil import DOWN_AFTER, HEALTHY_S, kind_of
+from tests.support.patience import PATIENCE_S
 
 
 class Clock:
@@ -39,7 +40,7 @@ async def tasks(vigil: Vigil) -> AsyncIterator[TaskRegistry]:
 
 
 async def until(held: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while not held():  # noqa: ASYNC110 - threads tell no loop
             await asyncio.sleep(0.005)
 
@@ -86,7 +87,7 @@ async def test_a_cancellation_that_nobody_asked_for_is_a_failure(tasks: TaskRegi
         await lost
 
     task = tasks.spawn("follower", awaits_what_another_cancelled, restart=True, essential=True)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await began.wait()
     assert tasks.failures == {"follower": 1}
     task.cancel()

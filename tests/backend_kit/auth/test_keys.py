@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from backend_kit.auth import AuthError, IssuerKeys, IssuerVerifier, KeyWaits
 from backend_kit.auth.keys import MAX_BYTES
 from tests.support.issuer import CLIENT, DISCOVERY, JWKS, Issuer, ec_key, issuer, public_jwk, rsa_key
+from tests.support.patience import PATIENCE_S
 
 NO_COOL_DOWN = KeyWaits(cool_down_s=0.0)
 
@@ -16,7 +17,7 @@ NO_COOL_DOWN = KeyWaits(cool_down_s=0.0)
 @asynccontextmanager
 async def kept(keys: IssuerKeys) -> AsyncIterator[IssuerKeys]:
     """Keys that are looked after until the end of the block."""
-    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         running = group.create_task(keys.run())
         try:
             yield keys

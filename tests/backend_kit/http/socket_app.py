@@ -15,9 +15,9 @@ from typing import Any
 import uvicorn
 
 from backend_kit.http import ServeSettings, build_server, listen
+from tests.support.patience import PATIENCE_S
 
 Scope = dict[str, Any]
-WAIT_S = 20.0
 
 
 async def no_drain() -> None:
@@ -140,7 +140,7 @@ class SocketApp:
 
     def next(self) -> tuple[Any, ...]:
         """The next thing that happened."""
-        return self.seen.get(timeout=WAIT_S)
+        return self.seen.get(timeout=PATIENCE_S)
 
     def let_go(self) -> None:
         """Set `release`, from any thread."""
@@ -167,23 +167,23 @@ class Running:
         async def ask() -> Any:
             return question()
 
-        assert socket_app.loop is not None
-        return asyncio.run_coroutine_threadsafe(ask(), socket_app.loop).result(WAIT_S)
+        assert lab.loop is not None
+        return asyncio.run_coroutine_threadsafe(ask(), lab.loop).result(PATIENCE_S)
 
     def until(self, socket_app: SocketApp, question: Callable[[], bool]) -> None:
         """Return once the answer is yes."""
 
         async def ask() -> None:
-            async with asyncio.timeout(WAIT_S):
+            async with asyncio.timeout(PATIENCE_S):
                 while not question():  # noqa: ASYNC110 - uvicorn's own state has no event
                     await asyncio.sleep(0.02)
 
-        assert socket_app.loop is not None
-        asyncio.run_coroutine_threadsafe(ask(), socket_app.loop).result(WAIT_S + 1)
+        assert lab.loop is not None
+        asyncio.run_coroutine_threadsafe(ask(), lab.loop).result(PATIENCE_S + 1)
 
     def join(self) -> None:
         """Wait for its end."""
-        self.thread.join(WAIT_S)
+        self.thread.join(PATIENCE_S)
         assert not self.thread.is_alive()
 
 
@@ -213,7 +213,7 @@ def _run(server: uvicorn.Server, sock: socket.socket, *, force: bool) -> Iterato
         server.should_exit = True
         # As delivered it waits for ever for some of the handlers below.
         server.force_exit = force
-        thread.join(WAIT_S)
+        thread.join(PATIENCE_S)
         logging.getLogger("uvicorn.error").setLevel(logging.NOTSET)
         assert not thread.is_alive()
 
@@ -223,7 +223,7 @@ def connect(port: int, *, receive_buffer: int | None = None) -> socket.socket:
     sock = socket.socket()
     if receive_buffer is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-    sock.settimeout(WAIT_S)
+    sock.settimeout(PATIENCE_S)
     sock.connect(("127.0.0.1", port))
     return sock
 

@@ -22,7 +22,8 @@ from backend_kit.http import (
     install_error_handlers,
 )
 from backend_kit.wire import CODES, Code, ServiceError
-from tests.backend_kit.http.socket_app import Running, connect, running
+from tests.backend_kit.http.lab import Running, connect, running
+from tests.support.patience import PATIENCE_S
 
 LIMIT = 1000
 
@@ -57,7 +58,7 @@ class Site:
         return self.registry.get_sample_value("app_http_request_seconds_count", labels)
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, http.client.HTTPMessage, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=PATIENCE_S)
         try:
             connection.request(method, path, body, {name.replace("_", "-"): text for name, text in headers.items()})
             answer = connection.getresponse()

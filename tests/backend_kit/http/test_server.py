@@ -10,7 +10,8 @@ from contextlib import contextmanager
 import pytest
 
 from backend_kit.http import CannotListen, ServeSettings, listen
-from tests.backend_kit.http.socket_app import SocketApp, close_code, connect, frame, handshake, read_frame, running
+from tests.backend_kit.http.lab import Lab, close_code, connect, frame, handshake, read_frame, running
+from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.support.processes import ModuleProcess
 
@@ -30,7 +31,7 @@ def service(mode: str, *, traceback_allowed: bool = False) -> Iterator[tuple[Mod
 
 def status(port: int, path: str) -> int:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=PATIENCE_S) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
@@ -59,7 +60,7 @@ def test_a_second_signal_ends_a_drain_that_would_not() -> None:
         process.send(signal.SIGTERM)
         process.wait_for_line("drain began")
         process.send(signal.SIGTERM)
-        assert process.wait(5.0) == 1
+        assert process.wait(PATIENCE_S) == 1
         assert "drain ended" not in process.output
 
 
@@ -67,7 +68,7 @@ def test_a_second_signal_ends_a_start_that_would_not() -> None:
     with service("slow-start", traceback_allowed=True) as (process, _):
         process.send(signal.SIGTERM)
         process.send(signal.SIGINT)
-        assert process.wait(5.0) == 1
+        assert process.wait(PATIENCE_S) == 1
 
 
 def test_a_drain_that_fails_still_closes_in_order() -> None:
@@ -103,7 +104,7 @@ def test_both_families_are_listened_on() -> None:
         assert sock.family == socket.AF_INET6
 
 
-HEAD = ServeSettings(head_timeout_s=0.6)
+HEAD = ServeSettings(head_timeout_s=2.0)
 
 
 @pytest.mark.parametrize(

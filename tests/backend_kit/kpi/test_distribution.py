@@ -15,6 +15,7 @@ from backend_kit.kpi import Kpi, buckets
 from backend_kit.kpi.distribution import Distribution, Seen
 from backend_kit.kpi.exposition import MetricsServer
 from backend_kit.kpi.rollup import FOLD_ABOVE, Rollup, nearest_rank
+from tests.support.patience import PATIENCE_S
 
 
 def values_of(seen: Seen) -> list[float]:
@@ -67,7 +68,7 @@ def test_a_look_does_not_touch_the_window() -> None:
 
 
 def read(port: int | None) -> Mapping[str, Seen]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/distributions", timeout=30) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/distributions", timeout=PATIENCE_S) as answer:
         assert answer.headers["Content-Type"] == "application/json"
         told: dict[str, Mapping[str, Seen]] = json.loads(answer.read())
     return told["distributions"]

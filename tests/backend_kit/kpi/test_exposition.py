@@ -16,14 +16,14 @@ from backend_kit.kpi import Kpi, KpiOptions, KpiRuntime
 from backend_kit.kpi.buckets import SHORT
 from backend_kit.kpi.exposition import GcPauses, MetricsPortTaken, MetricsServer
 from tests.backend_kit.kpi.conftest import TellingStream
-from tests.support.threads import no_more_threads
+from tests.support.patience import PATIENCE_S
 
 Value = Callable[..., float | None]
 LEGACY_BUCKETS = [5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 30000, 60000, 120000]
 
 
 def scrape(port: int | None) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S) as answer:
         body: bytes = answer.read()
     return body.decode()
 
@@ -110,7 +110,7 @@ def test_more_clients_than_slots_are_turned_away(kpi: Kpi) -> None:
     port = server.port
     assert port is not None
     silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(16)]
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as late:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as late:
         assert late.recv(1) == b""
     for client in silent:
         client.close()
@@ -122,7 +122,7 @@ def test_a_scrape_that_gets_no_thread_keeps_no_place(kpi: Kpi) -> None:
     server.start()
     with no_more_threads():
         for _ in range(20):
-            with socket.create_connection(("127.0.0.1", server.port or 0), timeout=30) as client:
+            with socket.create_connection(("127.0.0.1", server.port or 0), timeout=PATIENCE_S) as client:
                 assert client.recv(1) == b""
     assert "app_phase_latency_seconds" in scrape(server.port)
     server.close()
@@ -164,6 +164,6 @@ async def test_the_runtime_without_an_endpoint(kpi: Kpi) -> None:
     runtime = KpiRuntime(kpi, KpiOptions(metrics_enabled=False, summary_interval_s=0), stream=stream).start()
     assert runtime.metrics_port is None
     # It is said while the loop is blocked, though summaries are off.
-    assert stream.seen.wait(30)
+    assert stream.seen.wait(PATIENCE_S)
     runtime.close()
     assert "[KPI][SUMMARY]" not in stream.getvalue()

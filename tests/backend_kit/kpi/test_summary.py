@@ -88,19 +88,22 @@ time.sleep(1.0)
 print("free again", kpi.vigil.failures, flush=True)
 for descriptor in taken:
     os.close(descriptor)
-time.sleep(1.0)
+sys.stdin.read()
 summary.close()
 """
 
 
 @pytest.mark.parametrize("when", ["at the start", "later"])
 def test_the_summary_outlives_a_process_without_descriptors(when: str) -> None:
-    program = [sys.executable, "-c", WITHOUT_DESCRIPTORS, when]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True)
-    _, mark, after = done.stdout.partition("free again")
-    assert mark, done.stderr
-    lines = [line.partition("[KPI][SUMMARY] ")[2] for line in after.splitlines() if "[KPI][SUMMARY]" in line]
-    assert any(PROCESS.match(line) and "n/a" not in line for line in lines), done.stderr
+    program = [sys.executable, "-u", "-c", WITHOUT_DESCRIPTORS, when]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        # The limit of a test bounds both waits.
+        said = iter(process.stdout or ())
+        assert any(line.startswith("free again") for line in said)
+        lines = (line.rstrip().partition("[KPI][SUMMARY] ")[2] for line in said)
+        assert any(PROCESS.match(line) and "n/a" not in line for line in lines)
+        process.communicate()
+    assert process.returncode == 0
 
 
 def test_each_summary_starts_the_window_again(kpi: Kpi) -> None:

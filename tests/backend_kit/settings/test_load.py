@@ -25,6 +25,7 @@ from backend_kit.settings import (
 from backend_kit.settings.base import RootSection
 from backend_kit.settings.load import known_keys
 from backend_kit.settings.models import is_loopback
+from tests.support.patience import PATIENCE_S
 
 CANARY = "hunter2-canary"
 
@@ -367,7 +368,7 @@ load_or_exit({name})
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 2
     assert done.stdout == "[]\n"

@@ -16,6 +16,7 @@ import yaml
 from deploy.opensearch.node import OpenSearchNode
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
 from tests.checks.source import ROOT
+from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.support.postgres import public_directory
 from turnwise.errors import PortTaken
@@ -37,7 +38,7 @@ def test_the_command_starts_a_node_and_ends_it() -> None:
         lines = []
         while (line := running.stdout.readline()) and "secure:" not in line:
             lines.append(line)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/_cat/plugins", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/_cat/plugins", timeout=PATIENCE_S) as answer:
             assert b"KNNPlugin" in answer.read()
         printed = "".join([*lines, line])
         told = yaml.safe_load(printed[printed.index("storage:") :])
@@ -47,7 +48,7 @@ def test_the_command_starts_a_node_and_ends_it() -> None:
         KnowledgeFlowSettings.model_validate({**shipped, "storage": {**shipped["storage"], **told["storage"]}})
     finally:
         running.send_signal(signal.SIGINT)
-        rest = running.communicate(timeout=60)[0]
+        rest = running.communicate(timeout=PATIENCE_S)[0]
         shutil.rmtree(home)
     assert (running.returncode, rest.strip()) == (0, "")
     with pytest.raises(urllib.error.URLError, match="refused"):

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from tests.support.patience import PATIENCE_S
 from tests.ws_bench.fakes.conftest import Model, StartModel
 from ws_bench.fakes.http import MAX_BODY
 
@@ -19,7 +20,7 @@ class Raw:
 
     async def response(self) -> tuple[int, bytes]:
         """The next response: status and de-chunked body."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode().lower()
             status = int(head.split()[1])
             if "transfer-encoding: chunked" not in head:
@@ -176,7 +177,7 @@ async def test_a_slow_reader_gets_everything_and_the_server_waits_for_it(start_m
 async def _settled(model: Model) -> int:
     """The number of sent tokens once it no longer grows."""
     before, now = -1, 0
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while before != now or now == 0:
             before = now
             await asyncio.sleep(0.2)

@@ -7,6 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.support.patience import PATIENCE_S
 from tests.ws_bench.fakes.conftest import Model, StartModel
 
 CHAT = "/v1/chat/completions"
@@ -32,7 +33,7 @@ def text_of(found: list[Any]) -> str:
 
 async def until_stats(model: Model, **wanted: int) -> Any:
     """The statistics once the streams have these counts: what the server sees of a leaving client takes a moment."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             stats = await model.stats()
             if all(stats["streams"][key] == value for key, value in wanted.items()):

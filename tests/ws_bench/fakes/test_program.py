@@ -5,6 +5,7 @@ import socket
 
 import pytest
 
+from tests.support.patience import PATIENCE_S
 from tests.support.processes import ModuleProcess
 from ws_bench.errors import UsageError
 from ws_bench.fakes.mock_llm import parse_mock_flags
@@ -25,7 +26,7 @@ def test_it_ends_with_streams_open() -> None:
         where = process.wait_for_line(r"listening on (http://.*:(\d+))$")
         port = int(where.group(2))
         body = b'{"model":"mock","stream":true,"messages":[{"role":"user","content":"x"}]}'
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as client:
             client.sendall(
                 b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
             )

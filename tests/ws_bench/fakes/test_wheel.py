@@ -2,6 +2,7 @@
 
 import asyncio
 
+from tests.support.patience import PATIENCE_S
 from ws_bench.fakes.wheel import EARLY_S, Wheel
 
 
@@ -14,7 +15,7 @@ async def test_calls_come_in_order_of_their_times_and_never_early() -> None:
         due = begin + delay
         wheel.at(due, lambda due=due: called.append((due, wheel.time())))  # type: ignore[misc]
     wheel.at(begin + 0.06, done.set)
-    await asyncio.wait_for(done.wait(), 10)
+    await asyncio.wait_for(done.wait(), PATIENCE_S)
     assert [due for due, _ in called] == sorted(due for due, _ in called)
     assert len(called) == 5
     assert all(now >= due - EARLY_S for due, now in called)
@@ -33,7 +34,7 @@ async def test_a_call_may_ask_for_another_one_and_the_past_is_served_too() -> No
             done.set()
 
     again()
-    await asyncio.wait_for(done.wait(), 10)
+    await asyncio.wait_for(done.wait(), PATIENCE_S)
     assert left == [0]
 
 
@@ -42,4 +43,4 @@ async def test_an_earlier_call_moves_the_timer_forward() -> None:
     done = asyncio.Event()
     wheel.at(wheel.time() + 3600, lambda: None)
     wheel.at(wheel.time() + 0.01, done.set)
-    await asyncio.wait_for(done.wait(), 10)
+    await asyncio.wait_for(done.wait(), PATIENCE_S)
