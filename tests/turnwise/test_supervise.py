@@ -38,7 +38,7 @@ class Screen(io.StringIO):
                 return line
 
 
-def program(script: str, *, name: str = "sample", stop_s: float = 20.0) -> Program:
+def program(script: str, *, name: str = "sample", stop_s: float = PATIENCE_S) -> Program:
     def command() -> list[str]:
         return tethered([sys.executable, "-u", "-c", script], signal.SIGTERM)
 

@@ -73,13 +73,19 @@ async def test_tokens_may_be_drawn_and_the_seed_decides(start_model: StartModel)
 
 
 async def test_a_pause_holds_back_what_comes_after_it(model: Model) -> None:
+    hour = ask("mock;tokens=4;pause=2:3600000", stream=True)
+    async with model.http.post(model.base_url + CHAT, json=hour) as response:
+        first = b""
+        while first.count(b'"delta":{"content":') < 2:
+            first += await response.content.readany()
+        assert first.count(b'"delta":{"content":') == 2
+        assert (await model.stats())["tokens"] == 2
+        response.close()
     begin = time.perf_counter()
     async with model.http.post(model.base_url + CHAT, json=ask("mock;tokens=4;pause=2:300", stream=True)) as response:
-        first = await response.content.readany()
-        assert first.count(b'"delta":{"content":') == 2
         found = await events(response)
     assert time.perf_counter() - begin >= 0.299
-    assert len(text_of(found).split()) == 2
+    assert len(text_of(found).split()) == 4
     assert found[-1] is None
 
 
