@@ -9,7 +9,7 @@ import pytest
 
 from tests.ws_bench.dice import dice
 from tests.ws_bench.fakes.conftest import Model, StartModel
-from tests.ws_bench.fakes.test_mock_llm import CHAT, ask, events, text_of
+from tests.ws_bench.fakes.test_mock_llm import CHAT, TOKEN, ask, events, first_tokens, text_of
 from ws_bench.distributions import Distribution
 from ws_bench.fakes.answers import Turn
 from ws_bench.fakes.completions import Times
@@ -75,10 +75,7 @@ async def test_tokens_may_be_drawn_and_the_seed_decides(start_model: StartModel)
 async def test_a_pause_holds_back_what_comes_after_it(model: Model) -> None:
     hour = ask("mock;tokens=4;pause=2:3600000", stream=True)
     async with model.http.post(model.base_url + CHAT, json=hour) as response:
-        first = b""
-        while first.count(b'"delta":{"content":') < 2:
-            first += await response.content.readany()
-        assert first.count(b'"delta":{"content":') == 2
+        assert (await first_tokens(response, 2)).count(TOKEN) == 2
         assert (await model.stats())["tokens"] == 2
         response.close()
     begin = time.perf_counter()
