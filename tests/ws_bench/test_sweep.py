@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.ws_bench.recordings import closed_run
+from tests.ws_bench.scripted import Exchange, ScriptedService, answer, bench, scripted_service
 from tests.ws_bench.test_knee import HESITATES_S, Server
 from ws_bench.report import Style
 from ws_bench.summary import build_report

@@ -167,8 +167,8 @@ class Running:
         async def ask() -> Any:
             return question()
 
-        assert lab.loop is not None
-        return asyncio.run_coroutine_threadsafe(ask(), lab.loop).result(PATIENCE_S)
+        assert socket_app.loop is not None
+        return asyncio.run_coroutine_threadsafe(ask(), socket_app.loop).result(PATIENCE_S)
 
     def until(self, socket_app: SocketApp, question: Callable[[], bool]) -> None:
         """Return once the answer is yes."""
@@ -178,8 +178,8 @@ class Running:
                 while not question():  # noqa: ASYNC110 - uvicorn's own state has no event
                     await asyncio.sleep(0.02)
 
-        assert lab.loop is not None
-        asyncio.run_coroutine_threadsafe(ask(), lab.loop).result(PATIENCE_S + 1)
+        assert socket_app.loop is not None
+        asyncio.run_coroutine_threadsafe(ask(), socket_app.loop).result(PATIENCE_S + 1)
 
     def join(self) -> None:
         """Wait for its end."""

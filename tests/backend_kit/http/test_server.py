@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from backend_kit.http import CannotListen, ServeSettings, listen
-from tests.backend_kit.http.lab import Lab, close_code, connect, frame, handshake, read_frame, running
+from tests.backend_kit.http.socket_app import SocketApp, close_code, connect, frame, handshake, read_frame, running
 from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.support.processes import ModuleProcess

@@ -65,7 +65,7 @@ def test_u2_the_lifespan_ends_while_cancelled_handlers_still_run(socket_app: Soc
 def test_u3_one_unread_message_kills_a_connection_that_answers_its_pings(
     socket_app: SocketApp, sent: bytes, code: int | None
 ) -> None:
-    with plain(lab, ws_ping_interval=0.2, ws_ping_timeout=2.0) as running, connect(running.port) as sock:
+    with plain(socket_app, ws_ping_interval=0.2, ws_ping_timeout=2.0) as running, connect(running.port) as sock:
         handshake(sock, "/deaf")
         sock.sendall(sent)
         for _ in range(5):

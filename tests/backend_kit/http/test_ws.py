@@ -70,7 +70,7 @@ def test_a_peer_that_does_not_answer_our_close_is_dropped(socket_app: SocketApp)
 def test_a_healthy_peer_stays_through_many_pings(socket_app: SocketApp) -> None:
     # All of them together outlast the time for one answer.
     settings = ServeSettings(ws_ping_interval_s=0.2, ws_ping_timeout_s=3.0)
-    with running(lab, settings) as server, connect(server.port) as sock:
+    with running(socket_app, settings) as server, connect(server.port) as sock:
         handshake(sock, "/echo")
         for _ in range(16):
             opcode, payload = read_frame(sock)

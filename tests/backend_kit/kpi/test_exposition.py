@@ -17,6 +17,7 @@ from backend_kit.kpi.buckets import SHORT
 from backend_kit.kpi.exposition import GcPauses, MetricsPortTaken, MetricsServer
 from tests.backend_kit.kpi.conftest import TellingStream
 from tests.support.patience import PATIENCE_S
+from tests.support.threads import no_more_threads
 
 Value = Callable[..., float | None]
 LEGACY_BUCKETS = [5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 30000, 60000, 120000]
