@@ -146,7 +146,7 @@ def _pool(settings: Postgres) -> "AsyncConnectionPool[AsyncConnection[DictRow]]"
             "autocommit": True,
             "prepare_threshold": 0,
             "row_factory": dict_row,
-            **connect_args("turnwise-agentic-checkpoints"),
+            **connect_args("turnwise-agentic-checkpoints", settings.connect_timeout),
         },
         min_size=0,
         max_size=_CONNECTIONS,

@@ -99,7 +99,7 @@ def take(settings: AgenticSettings) -> Possessions:
 
 
 def _arguments(settings: Postgres) -> dict[str, str | int | None]:
-    arguments = connect_args(f"turnwise-agentic-owner {os.getpid()}@{socket.gethostname()}")
+    arguments = connect_args(f"turnwise-agentic-owner {os.getpid()}@{socket.gethostname()}", settings.connect_timeout)
     return {
         **arguments,
         "options": f"{arguments['options']} {_SERVER_KEEPALIVES}",

@@ -231,7 +231,7 @@ def _engine(application_name: str, settings: Postgres, rules: PoolRules, *, auto
         pool_timeout=rules.timeout_s,
         pool_recycle=rules.recycle_s,
         pool_pre_ping=rules.pre_ping,
-        connect_args=connect_args(application_name),
+        connect_args=connect_args(application_name, settings.connect_timeout),
         hide_parameters=True,  # an error text must not carry what a person wrote
         use_native_hstore=False,  # saves a look-up per engine
         **extra,

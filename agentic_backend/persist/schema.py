@@ -39,7 +39,7 @@ def migrate(settings: Postgres) -> str:
     engine = create_engine(
         database_url(settings),
         poolclass=NullPool,
-        connect_args=connect_args("turnwise-agentic-migrate", STATEMENT_TIMEOUT_MS),
+        connect_args=connect_args("turnwise-agentic-migrate", settings.connect_timeout, STATEMENT_TIMEOUT_MS),
         hide_parameters=True,
         use_native_hstore=False,
     )

@@ -106,6 +106,8 @@ class Postgres(Section):
     """Connections above pool_size that are opened under load and closed after."""
     pool_timeout: Seconds = 2.0
     """Seconds to wait for a connection. 100, as older files have it, makes a reader wait for a pool that is gone."""
+    connect_timeout: Annotated[int, Field(ge=2, le=3600)] = 2
+    """Seconds to open a connection, in whole seconds."""
     pool_recycle: Annotated[int, Field(ge=-1)] = 1800
     """Age in seconds at which a connection is replaced; -1 = never."""
     pool_pre_ping: bool = False

@@ -15,7 +15,6 @@ from backend_kit.kpi import current_ledger
 from backend_kit.settings import Postgres
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 
-CONNECT_TIMEOUT_S = 2
 STATEMENT_TIMEOUT_MS = 5000
 WRITE_TIMEOUT_MS = 120_000
 HNSW_SEARCH = 100
@@ -170,7 +169,7 @@ def database_url(settings: Postgres) -> URL:
 
 
 def connect_args(
-    application_name: str, index: str, *, statement_timeout_ms: int = STATEMENT_TIMEOUT_MS
+    application_name: str, index: str, *, connect_timeout_s: int, statement_timeout_ms: int = STATEMENT_TIMEOUT_MS
 ) -> dict[str, object]:
     """What libpq is told: the schema of the index, deadlines, keepalives, and how vectors are searched."""
     switches = {
@@ -186,7 +185,7 @@ def connect_args(
     }
     return {
         "application_name": application_name,
-        "connect_timeout": CONNECT_TIMEOUT_S,
+        "connect_timeout": connect_timeout_s,
         "options": " ".join(f"-c {name}={value}" for name, value in switches.items()),
         "keepalives": 1,
         "keepalives_idle": 5,
@@ -215,7 +214,12 @@ def _engine(name: PoolName, settings: Postgres, index: str, writers: int) -> Asy
         pool_timeout=settings.pool_timeout if name == "main" else WRITE_TIMEOUT_MS / 1000,
         pool_recycle=settings.pool_recycle,
         pool_pre_ping=settings.pool_pre_ping,
-        connect_args=connect_args(f"turnwise-knowledge-{name}", index, statement_timeout_ms=timeout_ms),
+        connect_args=connect_args(
+            f"turnwise-knowledge-{name}",
+            index,
+            connect_timeout_s=settings.connect_timeout,
+            statement_timeout_ms=timeout_ms,
+        ),
         hide_parameters=True,  # an error text must not carry what a person wrote
         use_native_hstore=False,  # saves a look-up per engine
         **extra,

@@ -39,7 +39,12 @@ def migrate(settings: Postgres, index: str) -> str:
     engine = create_engine(
         database_url(settings),
         poolclass=NullPool,
-        connect_args=connect_args("turnwise-knowledge-migrate", index, statement_timeout_ms=STATEMENT_TIMEOUT_MS),
+        connect_args=connect_args(
+            "turnwise-knowledge-migrate",
+            index,
+            connect_timeout_s=settings.connect_timeout,
+            statement_timeout_ms=STATEMENT_TIMEOUT_MS,
+        ),
         hide_parameters=True,
         use_native_hstore=False,
     )

@@ -107,7 +107,12 @@ def _connect(settings: KnowledgeFlowSettings, *, autocommit: bool = False) -> Co
         user=postgres.username,
         password=postgres.password.get_secret_value() if postgres.password else None,
         autocommit=autocommit,
-        **connect_args("turnwise-seed", settings.storage.vector_store.index, statement_timeout_ms=600_000),  # type: ignore[arg-type]
+        **connect_args(
+            "turnwise-seed",
+            settings.storage.vector_store.index,
+            connect_timeout_s=postgres.connect_timeout,
+            statement_timeout_ms=600_000,
+        ),  # type: ignore[arg-type]
     )
 
 

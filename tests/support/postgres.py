@@ -38,8 +38,9 @@ class Database:
         return f"postgresql+psycopg://{self.username}@{self.host}:{self.port}/{self.database}"
 
     def settings(self) -> dict[str, str | int]:
-        """The part of `storage.postgres` that says where."""
-        return {"host": self.host, "port": self.port, "database": self.database, "username": self.username}
+        """The part of `storage.postgres` that says where, and that only a hang of the server is a failure."""
+        where: dict[str, str | int] = {"host": self.host, "port": self.port, "database": self.database}
+        return {**where, "username": self.username, "connect_timeout": 600}
 
 
 def public_directory(prefix: str) -> Path:
