@@ -120,7 +120,8 @@ class PostgresWatch:
 
     async def end(self) -> None:
         """The steady window ends: keep what was counted, or why nothing was."""
-        if self._connection is None or self._ended:
+        # Again where a first try was cut off: what watches the window is cancelled at the end of the load.
+        if self._connection is None or self.view is not None:
             return
         self._ended = True
         if not self._begun.is_set():

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.postgres import Database
 from tests.ws_bench.scripted import Exchange, ScriptedService, answer, bench, scripted_service
+from ws_bench.postgres import PostgresWatch
 
 RESET = "SELECT stats_reset FROM pg_stat_statements_info"
 CANARY = "SELECT query FROM pg_stat_activity WHERE application_name = 'ws_bench' AND query = 'SELECT 1'"
@@ -60,6 +61,7 @@ def result_without(dsn: str, out: Path) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.servers
 @pytest.mark.postgres
 async def test_statements_are_counted_over_the_steady_window_alone(debian_postgres: str, tmp_path: Path) -> None:
     printed, result = await run_against(debian_postgres, tmp_path / "out.json", RESET)
@@ -74,6 +76,20 @@ async def test_statements_are_counted_over_the_steady_window_alone(debian_postgr
     assert "told_by_the_bench" in printed
 
 
+@pytest.mark.postgres
+async def test_what_was_counted_is_kept_though_the_end_was_cut_off(debian_postgres: str) -> None:
+    async with PostgresWatch(debian_postgres) as watch:
+        await watch.begin()
+        cut_off = asyncio.ensure_future(watch.end())
+        await asyncio.sleep(0)
+        cut_off.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cut_off
+        await watch.end()
+        assert watch.view is not None
+        assert watch.view.without == ""
+
+
 async def test_without_the_extension_a_canary_is_timed_and_said_so(database: Database, tmp_path: Path) -> None:
     printed, result = await run_against(database.dsn, tmp_path / "out.json", CANARY)
     view = result["recording"]["postgres"]
@@ -83,6 +99,7 @@ async def test_without_the_extension_a_canary_is_timed_and_said_so(database: Dat
     assert "instead a canary on a connection of its own" in printed
 
 
+@pytest.mark.servers
 @pytest.mark.postgres
 async def test_a_run_that_is_over_before_its_window_says_so(debian_postgres: str, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
