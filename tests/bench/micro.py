@@ -37,6 +37,16 @@ from tests.bench.micro_cases import Case, Run, service_cases
 SAMPLE_S = 100e-6
 
 
+class PhaseOf3S(PhaseTimer):
+    """Says that its block took three seconds longer than it did."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        self._start -= 3.0
+
+
 class Cases:
     """The operations to time, each as a function over a range of repetitions."""
 
@@ -94,9 +104,9 @@ class Cases:
             with Ledger(self.kpi).activate():
                 for _ in ledger_times:
                     timer = phase("llm_invoke")
-                    assert isinstance(timer, PhaseTimer)
+                    timer.__class__ = PhaseOf3S
                     with timer:
-                        timer._start -= 3.0
+                        pass
 
     def phase_nowhere(self, times: range) -> None:
         for _ in times:

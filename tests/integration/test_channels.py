@@ -244,7 +244,7 @@ async def test_what_storage_stands_against(start_service: StartService) -> None:
         return SimpleNamespace(total=shutil.disk_usage(directory).total, free=free[0])
 
     parts = Parts(persistence=partial(Persistence, spool=partial(Spool, disk_usage=usage)))
-    async with start_service(storage=small, parts=parts) as service:
+    async with start_service(storage=small) as service:
         persistence = service.service.running.persistence
         # Made behind the back of the process, so that they have to be read.
         sessions = {channel: Session.new("admin", "Georges", "A title") for channel in ANSWERED}
@@ -255,7 +255,7 @@ async def test_what_storage_stands_against(start_service: StartService) -> None:
         async with persistence.database.main.connection():
             seen = await table(service, {"": row}, lambda _name, channel: cells[channel])
         assert seen == {"": row}
-    async with start_service() as service:
+    async with start_service(parts=parts) as service:
         persistence = service.service.running.persistence
         row = refused(Code.STORAGE_FULL, later=True)
         assert persistence.spool is not None

@@ -52,19 +52,21 @@ def vector(text: str) -> Vector:
 
 
 class HashEmbedder:
-    """The mock model without its server; counts the questions it was asked."""
+    """The mock model without its server; keeps the questions that it was asked, and the texts of documents."""
 
     model = MODEL
     state = "ready"
 
     def __init__(self) -> None:
         self.questions: list[str] = []
+        self.texts: list[str] = []
 
     async def embed_query(self, text: str) -> Vector:
         self.questions.append(text)
         return vector(text)
 
     async def embed_documents(self, texts: Sequence[str]) -> list[Vector]:
+        self.texts.extend(texts)
         return [vector(text) for text in texts]
 
 
@@ -109,6 +111,13 @@ class Corpus:
                 yield cls(where.dsn, database, chunks, writer, HashEmbedder(), kpi, metrics, cluster, follower)
             finally:
                 await cluster.aclose()
+
+    def stand_on(self, cluster: Cluster) -> None:
+        """Ask and write another way to OpenSearch from now on, by the rules of the service."""
+        model = self.embedder.model
+        self.cluster = cluster
+        self.index = OpenSearchChunks(self.database, cluster, model=model, kpi=self.kpi)
+        self.writer = OpenSearchWriter(self.database, cluster, model=model, bulk_size=3)
 
     async def put(self, uid: str, *texts: str, owner: str = "admin", **fields: Any) -> int:
         """Store a document of one chunk per text; its version."""

@@ -8,11 +8,12 @@ from typing import Any
 
 import aiohttp
 
-from backend_kit.http import ServeSettings, build_server, listen
+from backend_kit.http import ServeSettings, listen
 from knowledge_flow_backend.app import KnowledgeFlowService
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
 from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
+from tests.support.silent_server import silent_server
 
 BASE = "/knowledge-flow/v1"
 
@@ -75,8 +76,7 @@ async def run_knowledge_flow(
     service = await asyncio.to_thread(KnowledgeFlowService, settings)
     sock = listen("127.0.0.1", 0)
     port = sock.getsockname()[1]
-    server = build_server(service.app, service.drain, ServeSettings(loop="none"))
-    server.capture_signals = _no_signals  # type: ignore[method-assign]  # the test run keeps its own handlers
+    server = silent_server(service.app, service.drain, ServeSettings(loop="none"))
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(server.serve(sockets=[sock]))
         try:
@@ -105,11 +105,3 @@ async def _wait(http: aiohttp.ClientSession, serving: "asyncio.Task[None]", path
                 if response.status == 200:
                     return
             await asyncio.sleep(0.02)
-
-
-class _no_signals:  # noqa: N801 - stands in for a method
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        pass

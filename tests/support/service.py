@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,12 @@ from agentic_backend.app import AgenticService, Parts
 from agentic_backend.persist.spooldir import SpoolLock, SpoolTaken
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.settings import AgenticSettings
-from backend_kit.http import ServeSettings, build_server, listen
-from backend_kit.http.server import DrainServer
+from backend_kit.http import ServeSettings, listen
 from tests.support.mock_llm import MockModel
 from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 from tests.support.schema import validate_compatible, validate_native
+from tests.support.silent_server import silent_server
 
 BASE = "/agentic/v1"
 NATIVE = Subprotocol("turnwise.v1")
@@ -165,14 +165,6 @@ def configuration(model: str, database: Database, mock_llm: MockModel) -> dict[s
     }
 
 
-class SilentServer(DrainServer):
-    """A server that leaves the signals of the process to the test run."""
-
-    def capture_signals(self) -> AbstractContextManager[None]:
-        """Take over none."""
-        return nullcontext()
-
-
 @asynccontextmanager
 async def run_service(settings: AgenticSettings, parts: Parts | None = None) -> AsyncIterator[RunningService]:
     """Serve until the block ends, then drain and close."""
@@ -186,7 +178,7 @@ async def run_service(settings: AgenticSettings, parts: Parts | None = None) -> 
         ws_ping_timeout_s=settings.server.ping_timeout_s,
         loop="none",
     )
-    server = SilentServer(build_server(service.app, service.drain, limits).config, service.drain)
+    server = silent_server(service.app, service.drain, limits)
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(server.serve(sockets=[sock]))
         headers = {"Authorization": "Bearer local"}

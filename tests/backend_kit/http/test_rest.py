@@ -22,7 +22,7 @@ from backend_kit.http import (
     install_error_handlers,
 )
 from backend_kit.wire import CODES, Code, ServiceError
-from tests.backend_kit.http.lab import Running, connect, running
+from tests.backend_kit.http.socket_app import Running, connect, running
 from tests.support.patience import PATIENCE_S
 
 LIMIT = 1000

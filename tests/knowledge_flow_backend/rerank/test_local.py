@@ -95,24 +95,16 @@ async def test_equal_candidates_keep_the_order_of_retrieval(corpus: Corpus) -> N
 
 async def test_the_cosines_of_stored_chunks_are_not_computed_again(corpus: Corpus) -> None:
     hits = await retrieved(corpus)
-    embedded: list[str] = []
-    original = corpus.embedder.embed_documents
-
-    async def counting(texts: Sequence[str]) -> list[Vector]:
-        embedded.extend(texts)
-        return await original(texts)
-
-    corpus.embedder.embed_documents = counting  # type: ignore[method-assign]
     vectors = QuestionVectors()
     vectors.leave(QUESTION, vector(QUESTION))
     asked = len(corpus.embedder.questions)
     async with reranker(corpus, vectors) as made:
         stored = await made.score(QUESTION, candidates(hits), ADMIN)
-        assert embedded == []
+        assert corpus.embedder.texts == []
         assert len(corpus.embedder.questions) == asked
         # Texts that are no chunks get the same scores, for the price of embedding them.
         assert await made.score(QUESTION, [Candidate(hit.content) for hit in hits], ADMIN) == pytest.approx(stored)
-    assert embedded == [hit.content for hit in hits]
+    assert corpus.embedder.texts == [hit.content for hit in hits]
     assert len(corpus.embedder.questions) == asked + 1
 
 

@@ -186,11 +186,12 @@ async def test_one_process_follows_at_a_time(corpus: Corpus, opensearch: OpenSea
 async def through(corpus: Corpus, node: OpenSearchIndex) -> AsyncIterator[FaultyOpenSearch]:
     """Let the corpus speak to its cluster through a proxy, for the block."""
     direct = corpus.cluster
+    assert direct is not None
     async with FaultyOpenSearch(node.url) as faulty:
         cluster = Cluster(OpenSearch.model_validate({"host": faulty.url, "secure": False}))
-        corpus.cluster = corpus.index._cluster = corpus.writer._cluster = cluster  # type: ignore[union-attr]
+        corpus.stand_on(cluster)
         try:
             yield faulty
         finally:
             await cluster.aclose()
-            corpus.cluster = corpus.index._cluster = corpus.writer._cluster = direct  # type: ignore[union-attr]
+            corpus.stand_on(direct)
