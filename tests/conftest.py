@@ -1,26 +1,35 @@
-"""What holds for every test: uvloop under a stall detector, shared servers, no test without its program."""
+"""What holds for every test: uvloop under a stall detector, a limit against hangs, shared servers, and which run."""
 
 import asyncio
-import functools
+import contextlib
 import gc
-import inspect
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Generator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist import is_xdist_worker
+from xdist.workermanage import WorkerController
 
+from tests.support.hangs import GRACE_S, LIMIT_S, HangGuard, command_of, end_at_once
 from tests.support.keycloak import keycloak
 from tests.support.mock_llm import mock_llm
 from tests.support.opensearch import opensearch, opensearch_node
 from tests.support.postgres import database, postgres
-from tests.support.programs import Needed, missing_programs
+from tests.support.programs import Choice
+from tests.support.servers import mark, no_servers_here, watch_processes
 from tests.support.stalls import DETECTOR, StallDetector, no_stalled_loop, stall_detector
+from tests.support.workers import FileScheduling, by_length, worker_count
 
 __all__ = [
     "database",
     "keycloak",
     "mock_llm",
+    "no_servers_here",
     "no_stalled_loop",
     "opensearch",
     "opensearch_node",
@@ -28,8 +37,20 @@ __all__ = [
     "stall_detector",
 ]
 
-MISSING = pytest.StashKey[list[Needed]]()
+CHOICE = pytest.StashKey[Choice]()
 DESELECTED = pytest.StashKey[dict[str, int]]()
+"""Tests left out, by program."""
+GUARD = pytest.StashKey[HangGuard]()
+STACKS = pytest.StashKey["TemporaryDirectory[str]"]()
+"""Where workers leave the stacks of what could not be ended."""
+LEFT_BEHIND = pytest.StashKey[list[str]]()
+"""The processes that outlived the tests which had started them."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What a run may set."""
+    parser.addini("test_limit_s", "Seconds that set-up, call and teardown of a test may each take", default=LIMIT_S)
+    parser.addini("hang_grace_s", "Seconds from a hung test's limit to the end of its process", default=GRACE_S)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -37,16 +58,29 @@ def pytest_configure(config: pytest.Config) -> None:
     # A busy machine is no finding: neither how long an example takes nor how long making one does is judged.
     settings.register_profile("turnwise", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("turnwise")
-    config.addinivalue_line("markers", "blocks_loop(reason): blocks its event loop on purpose for over half a second")
-    config.stash[MISSING] = missing_programs()
+    config.stash[CHOICE] = Choice.of()
     config.stash[DESELECTED] = {}
-    config.stash[DETECTOR] = StallDetector()
-    config.stash[DETECTOR].start()
+    config.stash[LEFT_BEHIND] = []
+    config.stash[STACKS] = TemporaryDirectory(prefix="turnwise-test-stacks-")
+    detector = config.stash[DETECTOR] = StallDetector()
+    detector.start()
+    # Tests run with another stderr: this is the one that is seen.
+    place = Path(config.workerinput["stacks"]) if hasattr(config, "workerinput") else os.dup(2)
+    guard = config.stash[GUARD] = HangGuard(
+        detector.running_loops,
+        lambda stacks: end_at_once(stacks, place),
+        grace_s=float(config.getini("hang_grace_s")),
+    )
+    guard.start()
+    watch_processes()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """End the watch."""
-    config.stash[DETECTOR].stop()
+    if GUARD in config.stash:  # not where the configuration was refused
+        config.stash[GUARD].stop()
+        config.stash[DETECTOR].stop()
+        config.stash[STACKS].cleanup()
 
 
 @pytest.hookimpl
@@ -57,35 +91,65 @@ def pytest_asyncio_loop_factories(
     return {"uvloop": config.stash[DETECTOR].new_event_loop}
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Bound each asynchronous test; take out those whose program is missing, unless all are required."""
-    for item in items:
-        if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
-            item.obj = _bounded(item.obj, _timeout_s(item))
-    if _all_required():
-        return
-    missing = {program.name for program in config.stash[MISSING]}
+    """Take out the tests of programs that this run leaves out; mark those that start servers; long files first."""
+    out_names = {program.name for program in config.stash[CHOICE].left_out}
     kept: list[pytest.Item] = []
     out: list[pytest.Item] = []
     for item in items:
-        lacking = sorted(missing & {marker.name for marker in item.iter_markers()})
+        mark(item)
+        lacking = sorted(out_names & {marker.name for marker in item.iter_markers()})
         for name in lacking:
             counts = config.stash[DESELECTED]
             counts[name] = counts.get(name, 0) + 1
         (out if lacking else kept).append(item)
     if out:
         config.hook.pytest_deselected(items=out)
-        items[:] = kept
+    items[:] = sorted(kept, key=lambda item: by_length(item.nodeid)) if hasattr(config, "workerinput") else kept
 
 
 @pytest.fixture(autouse=True)
 def _programs_are_here(request: pytest.FixtureRequest) -> None:
-    """With TURNWISE_REQUIRE=all: a test whose program is missing fails with the package that brings it."""
+    """A test whose program is required and missing fails with the package that brings it."""
     names = {marker.name for marker in request.node.iter_markers()}
-    lacking = [program for program in request.config.stash[MISSING] if program.name in names]
+    lacking = [program for program in request.config.stash[CHOICE].missing if program.name in names]
     if lacking:
         packages = " ".join(program.packages for program in lacking)
         pytest.fail(f"{', '.join(p.name for p in lacking)} is required here: apt-get install {packages}", pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
+    """Under the limit."""
+    with _limited(item, "setup"):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    """Under the limit."""
+    with _limited(item, "call"):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
+    """Under the limit. After each file, take what it leaves behind out of garbage collection.
+
+    What thousands of tests leave would hold the loop of a later one for a second.
+    """
+    with _limited(item, "teardown"):
+        yield
+    if nextitem is not None and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
+def _limited(item: pytest.Item, phase: str) -> "contextlib.AbstractContextManager[None]":
+    marker = item.get_closest_marker("timeout")
+    limit_s = float(marker.args[0] if marker is not None else item.config.getini("test_limit_s"))
+    return item.config.stash[GUARD].phase(item.nodeid, phase, limit_s)
 
 
 def pytest_collection_finish() -> None:
@@ -98,46 +162,72 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """After each file, take what it leaves behind out of garbage collection too: what thousands of tests leave would
-    hold the loop of a later one for a second."""
-    if nextitem is not None and nextitem.path != item.path:
-        gc.collect()
-        gc.freeze()
-
-
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """With TURNWISE_REQUIRE=all a missing program fails the run even where no test of this run needed it."""
-    if _all_required() and session.config.stash[MISSING] and exitstatus == pytest.ExitCode.OK:
+    """A process that its test left behind is ended and fails the run; so does a required program that is missing,
+    even where no test of this run needed it."""
+    config = session.config
+    left = config.stash[LEFT_BEHIND]
+    for process in config.stash[GUARD].left_behind():
+        left.append(f"{process.pid} {command_of(process)}")
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    if is_xdist_worker(session):
+        config.workeroutput.update(deselected=config.stash[DESELECTED], left_behind=left)  # type: ignore[attr-defined]
+    elif (left or config.stash[CHOICE].missing) and exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """One line for each missing program."""
-    if not config.stash[MISSING]:
-        return
-    terminalreporter.section("programs that are not here")
-    for program in config.stash[MISSING]:
+    """One line for each suite that was left out or lacks its program, and for each process that was left behind."""
+    choice = config.stash[CHOICE]
+    if choice.missing or choice.left_out:
+        terminalreporter.section("suites")
+    for program in choice.missing:
+        terminalreporter.line(
+            f"{program.name}: required by TURNWISE_REQUIRE; Debian: apt-get install {program.packages}"
+        )
+    for program in choice.left_out:
         count = config.stash[DESELECTED].get(program.name, 0)
-        fate = "required by TURNWISE_REQUIRE=all" if _all_required() else f"{count} test(s) left out"
-        terminalreporter.line(f"{program.name}: {fate}; Debian: apt-get install {program.packages}")
+        terminalreporter.line(
+            f"{program.name}: {count} test(s) left out; TURNWISE_REQUIRE={program.name} (or all) runs them; "
+            f"Debian: apt-get install {program.packages}"
+        )
+    for process in config.stash[LEFT_BEHIND]:
+        terminalreporter.line(f"left behind by its test, and ended: {process}", red=True)
 
 
-def _all_required() -> bool:
-    return os.environ.get("TURNWISE_REQUIRE") == "all"
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """How many workers `-n auto` is."""
+    return worker_count(os.cpu_count() or 1, psutil.virtual_memory().available)
 
 
-def _timeout_s(item: pytest.Function) -> float:
-    marker = item.get_closest_marker("timeout")
-    return float(marker.args[0] if marker is not None else item.config.getini("timeout"))
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduling:
+    """How the workers get their tests."""
+    return FileScheduling(config, log)
 
 
-def _bounded(test: Callable[..., Awaitable[None]], timeout_s: float) -> Callable[..., Awaitable[None]]:
-    """The test fails, with where it waited, before pytest-timeout ends the whole run."""
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: WorkerController) -> None:
+    """Tell a worker where to leave the stacks of what cannot be ended."""
+    node.workerinput["stacks"] = str(_stacks_of(node))
 
-    @functools.wraps(test)
-    async def bounded(*arguments: object, **named: object) -> None:
-        async with asyncio.timeout(0.9 * timeout_s):
-            await test(*arguments, **named)
 
-    return bounded
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(crashitem: str, report: pytest.TestReport) -> None:
+    """Show the stacks with the failure."""
+    place = _stacks_of(report.node)  # type: ignore[attr-defined]
+    if place.exists():
+        report.longrepr = f"{report.longrepr}\n{place.read_text()}"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: WorkerController, error: object) -> None:
+    """Hear what a worker has to tell at its end."""
+    told = getattr(node, "workeroutput", {})
+    stash = node.config.stash
+    stash[DESELECTED].update(told.get("deselected", {}))  # every worker collects the same tests
+    stash[LEFT_BEHIND].extend(told.get("left_behind", []))
+
+
+def _stacks_of(node: WorkerController) -> Path:
+    return Path(node.config.stash[STACKS].name, f"{node.gateway.id}.txt")

@@ -26,12 +26,14 @@ def checkout(tmp_path: Path) -> Path:
     return place
 
 
+@pytest.mark.servers
 def test_the_checkout_that_runs_these_tests_is_known() -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("these tests do not run from a checkout")
     assert git_sha({}) == git(ROOT, "rev-parse", "HEAD")
 
 
+@pytest.mark.servers
 def test_a_commit_is_found_wherever_git_keeps_it(checkout: Path, tmp_path: Path) -> None:
     sha = git(checkout, "rev-parse", "HEAD")
     assert git_sha({}, checkout) == sha
@@ -46,6 +48,7 @@ def test_a_commit_is_found_wherever_git_keeps_it(checkout: Path, tmp_path: Path)
     assert git_sha({}, worktree) == sha
 
 
+@pytest.mark.servers
 def test_the_variable_wins_unless_it_does_not_know_either(checkout: Path) -> None:
     assert git_sha({"TURNWISE_GIT_SHA": "abc"}, checkout) == "abc"
     for nothing in ("", "unknown"):

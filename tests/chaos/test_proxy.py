@@ -155,6 +155,7 @@ async def test_a_command_that_makes_no_sense_is_answered_with_words(proxy_and_ec
     await echoes(proxy)
 
 
+@pytest.mark.servers
 async def test_the_process_says_its_ports_and_obeys() -> None:
     echo = Echo()
     server = await asyncio.start_server(echo.serve, "127.0.0.1", 0)

@@ -6,7 +6,11 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.checks.source import ROOT
+
+pytestmark = pytest.mark.servers
 
 STAGES = (
     *("programs", "environment", "check", "wheel-test", "gates", "bench-short", "bench-micro", "bench-turn"),

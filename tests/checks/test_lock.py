@@ -35,6 +35,7 @@ def _locked() -> list[dict[str, Any]]:
     return packages
 
 
+@pytest.mark.servers
 def test_the_lock_is_up_to_date() -> None:
     beside = ROOT / ".tools/uv/bin/uv"
     uv = os.environ.get("TURNWISE_UV") or shutil.which("uv") or (str(beside) if beside.exists() else None)

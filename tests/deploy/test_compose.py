@@ -172,6 +172,7 @@ def test_postgres_has_a_connection_for_each_that_the_pools_may_open() -> None:
     assert pools + 20 <= int(allowed)
 
 
+@pytest.mark.servers
 @pytest.mark.prometheus
 def test_prometheus_accepts_what_it_finds_in_its_container(tmp_path: Path) -> None:
     mounted = [volume.split(":")[:2] for volume in SERVICES["prometheus"]["volumes"] if volume.startswith(".")]

@@ -184,6 +184,7 @@ def health(url: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.servers
 def test_the_health_check_succeeds_on_200_alone(answering: str) -> None:
     assert health(f"{answering}/ready").returncode == 0
     draining = health(f"{answering}/draining")
@@ -194,6 +195,7 @@ def test_the_health_check_succeeds_on_200_alone(answering: str) -> None:
     assert health(f"http://127.0.0.1:{free_port()}/ready").returncode == 1
 
 
+@pytest.mark.servers
 def test_the_health_check_asks_no_proxy(answering: str) -> None:
     proxy = f"http://127.0.0.1:{free_port()}"
     assert health(f"{answering}/ready", http_proxy=proxy, HTTP_PROXY=proxy).returncode == 0

@@ -314,6 +314,7 @@ def grafana() -> Iterator[Grafana]:
     server.server_close()
 
 
+@pytest.mark.servers
 def test_a_command_is_marked_from_its_begin_to_its_end(
     grafana: Grafana, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,6 +332,7 @@ def test_a_command_is_marked_from_its_begin_to_its_end(
     assert began[3]["time"] <= ended[3]["timeEnd"]
 
 
+@pytest.mark.servers
 def test_without_grafana_the_command_runs_all_the_same(capfd: pytest.CaptureFixture[str]) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     assert annotate.main(["--url", url, sys.executable, "-c", "print('ran')"]) == 0
@@ -339,6 +341,7 @@ def test_without_grafana_the_command_runs_all_the_same(capfd: pytest.CaptureFixt
     assert said.err.startswith("annotate: the begin is not marked: ")
 
 
+@pytest.mark.servers
 def test_a_command_that_is_not_there_is_said(grafana: Grafana, capfd: pytest.CaptureFixture[str]) -> None:
     assert annotate.main(["--url", grafana.url, "no-such-program"]) == 127
     assert "no-such-program: No such file" in capfd.readouterr().err

@@ -5,10 +5,14 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.checks.source import ROOT
 
+pytestmark = pytest.mark.servers
+
 TARGETS = (
-    *("help", "run", "keycloak", "opensearch", "test", "check", "wheel-test", "gates", "format", "lock"),
+    *("help", "run", "keycloak", "opensearch", "test", "test-fast", "check", "wheel-test", "gates", "format", "lock"),
     *(
         "bench",
         "bench-short",

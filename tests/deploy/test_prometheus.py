@@ -43,6 +43,7 @@ def promtool(*arguments: str | Path, said: str = "") -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.servers
 @pytest.mark.prometheus
 def test_promtool_accepts_configuration_and_rules() -> None:
     promtool("check", "config", PROMETHEUS / "prometheus.yml")
@@ -50,6 +51,7 @@ def test_promtool_accepts_configuration_and_rules() -> None:
     assert sum(int(count) for count in re.findall(r"(\d+) rules found", said)) == len(rules())
 
 
+@pytest.mark.servers
 @pytest.mark.prometheus
 @pytest.mark.parametrize("file", UNIT_TESTS, ids=lambda file: file.stem)
 def test_promtool_passes_the_tests_of_the_rules(file: Path) -> None:

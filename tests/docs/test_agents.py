@@ -11,6 +11,8 @@ from agentic_backend.settings import Ai
 from tests.docs.pages import ROOT, blocks
 from tests.support.patience import PATIENCE_S
 
+pytestmark = pytest.mark.servers
+
 PAGE = ROOT / "docs/agents.md"
 FILES = {block.name: block.text for block in blocks(PAGE, "file")}
 

@@ -26,8 +26,9 @@ _AT_ONCE = (os.cpu_count() or 1) + 1
 """One more than there are cores: each waits a part of its time for the servers that it starts."""
 _OPTIONS = (
     *("-q", "--tb=no", "-rf"),
-    # Plugins that no named test asks for and whose import costs as much as a test.
-    *("-p", "no:cacheprovider", "-p", "no:langsmith_plugin", "-p", "no:schemathesis"),
+    # One that hangs is caught all the same, and sooner than a test that shares the machine with others may take.
+    *("-o", "test_limit_s=120", "-o", "hang_grace_s=5"),
+    *("-p", "no:cacheprovider"),
 )
 
 

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.checks.__main__ import CHECKS
 from tests.checks.source import PACKAGES, ROOT
 from tests.page.__main__ import PAGES, CannotCheckError, install
 from tests.page.frames import declarations
 from tests.support.ports import free_port
+
+pytestmark = pytest.mark.servers
 
 OWN = (
     *("tests/__init__.py", "tests/checks/__init__.py", "tests/checks/source.py"),
@@ -132,7 +135,8 @@ def test_make_check_looks_at_every_script_that_is_shipped() -> None:
     assert shipped == set(PAGES)
     recipe = re.search(r"^check: .*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert recipe is not None
-    assert "\t@$(PYTHON) -m tests.page\n" in recipe[1]
+    assert recipe[1] == "\t@$(PYTHON) -m tests.checks\n"
+    assert [check.command[1:] for check in CHECKS].count(("-m", "tests.page")) == 1
 
 
 def test_types_of_frames_say_what_the_schemas_say(tmp_path: Path) -> None:

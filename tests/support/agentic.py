@@ -37,7 +37,7 @@ class ServiceProcess(ServiceClient):
     metrics_port: int
     spool: Path
 
-    async def line(self, pattern: str, timeout_s: float = 30.0) -> "re.Match[str]":
+    async def line(self, pattern: str, timeout_s: float = PATIENCE_S) -> "re.Match[str]":
         """The first line of its log in which `pattern` is found."""
         return await self.process.until(self.process.wait_for_line, pattern, timeout_s)
 

@@ -18,6 +18,7 @@ from typing import ParamSpec, TypeVar
 
 import pytest
 
+from tests.support.patience import PATIENCE_S
 from turnwise.tether import tethered
 
 P = ParamSpec("P")
@@ -42,7 +43,7 @@ class ModuleProcess:
         *arguments: str,
         env: Mapping[str, str] | None = None,
         cwd: Path = ROOT,
-        stop_s: float = 40.0,
+        stop_s: float = PATIENCE_S,
         traceback_allowed: bool = False,
     ) -> None:
         self._command = tethered([sys.executable, "-m", module, *arguments], signal.SIGKILL)
@@ -92,7 +93,7 @@ class ModuleProcess:
         with self._changed:
             return "".join(self._lines)
 
-    def wait_for_line(self, pattern: str, timeout_s: float = 30.0) -> "re.Match[str]":
+    def wait_for_line(self, pattern: str, timeout_s: float = PATIENCE_S) -> "re.Match[str]":
         """The first line, past or to come, in which `pattern` is found. Fails when the process ends or is silent."""
         searched = 0
         give_up = time.monotonic() + timeout_s
@@ -110,7 +111,7 @@ class ModuleProcess:
                 self._running().wait(2.0)
         pytest.fail(f"no line with {pattern!r} (exit code {self.returncode}):\n{self.output}", pytrace=False)
 
-    def wait_for_http(self, url: str, timeout_s: float = 30.0) -> None:
+    def wait_for_http(self, url: str, timeout_s: float = PATIENCE_S) -> None:
         """Return once `url` answers 200. Fails when the process ends or it takes too long."""
         give_up = time.monotonic() + timeout_s
         while not _answers(url):
@@ -118,7 +119,7 @@ class ModuleProcess:
                 pytest.fail(f"{url} does not answer (exit code {self.returncode}):\n{self.output}", pytrace=False)
             time.sleep(0.05)
 
-    def wait(self, timeout_s: float = 40.0) -> int:
+    def wait(self, timeout_s: float = PATIENCE_S) -> int:
         """The exit code, once it has ended by itself or by `send`."""
         try:
             code = self._running().wait(timeout_s)
@@ -172,7 +173,7 @@ class ModuleProcess:
 
 def _answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=2.0) as answer:  # noqa: S310 - loopback URLs of our own servers
+        with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:  # noqa: S310 - loopback URLs of our own servers
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False

@@ -1,22 +1,28 @@
-"""Which programs outside of Python are here, and which tests must go without them.
+"""Which tests run: those of pip's packages always, those of other programs where they are asked for.
 
-A test that needs one carries the marker of its name; where the program is missing the test is deselected and the end
-of the run says so with the Debian packages that bring it. With `TURNWISE_REQUIRE=all` a missing program is a failure.
+A test that needs a program outside of Python carries the marker of its name. Chromium's run where it is; the others
+only where `TURNWISE_REQUIRE` names them (`java,faketime`, or `all`), so that a run takes as long on a machine that
+happens to have a JDK as on one that has not. What is required and missing is a failure; the end of the run says what
+was left out, with the Debian packages that bring it.
 """
 
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """A program that tests with the marker `name` need."""
+    """A program that tests with the marker `name` need. `runs_where_here`: without being asked for."""
 
     name: str
     packages: str
     is_here: Callable[[], bool]
+    runs_where_here: bool = False
 
 
 def _on_path(*programs: str) -> Callable[[], bool]:
@@ -33,7 +39,7 @@ def _debian_postgres() -> bool:
 
 PROGRAMS = (
     Needed("java", "default-jdk-headless maven", _on_path("java", "mvn")),
-    Needed("chromium", "chromium fonts-dejavu-core", _on_path("chromium")),
+    Needed("chromium", "chromium fonts-dejavu-core", _on_path("chromium"), runs_where_here=True),
     Needed("prometheus", "prometheus", _on_path("prometheus", "promtool")),
     Needed("postgres", "postgresql postgresql-contrib", _debian_postgres),
     Needed("faketime", "faketime", _on_path("faketime")),
@@ -41,6 +47,29 @@ PROGRAMS = (
 )
 
 
-def missing_programs(programs: tuple[Needed, ...] = PROGRAMS) -> list[Needed]:
-    """Those that are not here."""
-    return [program for program in programs if not program.is_here()]
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a run does with the tests of each program."""
+
+    missing: tuple[Needed, ...]
+    """Required, and not here: their tests fail, and the run does."""
+    left_out: tuple[Needed, ...]
+    """Their tests are not run."""
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str] = os.environ, programs: tuple[Needed, ...] = PROGRAMS) -> "Choice":
+        """As `TURNWISE_REQUIRE` says. Raises `pytest.UsageError` where it names what there is not."""
+        asked = environment.get("TURNWISE_REQUIRE", "")
+        names = {program.name for program in programs}
+        required = names if asked == "all" else {name.strip() for name in asked.split(",") if name.strip()}
+        if unknown := sorted(required - names):
+            raise pytest.UsageError(
+                f"TURNWISE_REQUIRE: {', '.join(unknown)} is none of all, {', '.join(sorted(names))}"
+            )
+        missing, left_out = [], []
+        for program in programs:
+            if program.name in required:
+                missing += [] if program.is_here() else [program]
+            elif not (program.runs_where_here and program.is_here()):
+                left_out.append(program)
+        return cls(tuple(missing), tuple(left_out))

@@ -1,6 +1,10 @@
 """`make fuzz` runs the tests that there are, each in a process of its own."""
 
+import pytest
+
 from tests.fuzz.__main__ import names_of
+
+pytestmark = pytest.mark.servers
 
 
 def test_a_word_chooses_tests() -> None:

@@ -10,6 +10,8 @@ from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.support.processes import ModuleProcess
 
+pytestmark = pytest.mark.servers
+
 
 @pytest.fixture
 def module(tmp_path: Path) -> Path:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import ROOT
-from tests.support.programs import PROGRAMS, Needed, missing_programs
+from tests.support.programs import PROGRAMS, Choice, Needed
+
+pytestmark = pytest.mark.servers
 
 TESTS = """
 import pytest
@@ -24,51 +26,63 @@ def test_in_a_browser():
 @pytest.mark.faketime
 def test_in_a_browser_at_another_time():
     pass
+
+@pytest.mark.java
+def test_on_java():
+    pass
 """
 
 
-def run(directory: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
+def run(directory: Path, *options: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     """These tests under the project's conftest, on a machine whose PATH is empty."""
     file = directory / "test_sample.py"
     file.write_text(TESTS)
     command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", str(ROOT / "pyproject.toml"), str(file)]
-    env = {**os.environ, "PATH": str(directory), **environment}
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    env |= {"PATH": str(directory), **environment}
     return subprocess.run(
-        [*command, "-p", "no:cacheprovider"], cwd=ROOT, env=env, capture_output=True, text=True, check=False
+        [*command, *options, "-p", "no:cacheprovider"], cwd=ROOT, env=env, capture_output=True, text=True, check=False
     )
 
 
-def test_tests_without_their_program_are_left_out_and_named_with_the_package_that_brings_it(tmp_path: Path) -> None:
-    done = run(tmp_path, TURNWISE_REQUIRE="")
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_tests_without_their_program_are_left_out_and_named_with_what_brings_it(tmp_path: Path, workers: str) -> None:
+    done = run(tmp_path, "-n", workers, TURNWISE_REQUIRE="")
     assert done.returncode == 0, done.stdout
-    assert "1 passed, 2 deselected" in done.stdout
-    assert "chromium: 2 test(s) left out; Debian: apt-get install chromium fonts-dejavu-core" in done.stdout
-    assert "faketime: 1 test(s) left out; Debian: apt-get install faketime" in done.stdout
-    assert "java: 0 test(s) left out; Debian: apt-get install default-jdk-headless maven" in done.stdout
+    assert "1 passed" in done.stdout
+    for name, count, packages in (
+        ("chromium", 2, "chromium fonts-dejavu-core"),
+        ("faketime", 1, "faketime"),
+        ("java", 1, "default-jdk-headless maven"),
+    ):
+        assert (
+            f"{name}: {count} test(s) left out; TURNWISE_REQUIRE={name} (or all) runs them; "
+            f"Debian: apt-get install {packages}" in done.stdout
+        )
 
 
 def test_where_all_are_required_they_fail(tmp_path: Path) -> None:
     done = run(tmp_path, TURNWISE_REQUIRE="all")
     assert done.returncode == 1, done.stdout
-    assert "1 passed, 2 errors" in done.stdout
+    assert "1 passed, 3 errors" in done.stdout
     assert "chromium is required here: apt-get install chromium fonts-dejavu-core" in done.stdout
-    assert "java: required by TURNWISE_REQUIRE=all; Debian: apt-get install default-jdk-headless maven" in done.stdout
+    assert "java: required by TURNWISE_REQUIRE; Debian: apt-get install default-jdk-headless maven" in done.stdout
+
+
+def test_where_one_is_required_only_that_one_fails(tmp_path: Path) -> None:
+    done = run(tmp_path, TURNWISE_REQUIRE="java")
+    assert done.returncode == 1, done.stdout
+    assert "1 passed, 2 deselected, 1 error" in done.stdout
+
+
+def test_an_unknown_program_is_told_at_once(tmp_path: Path) -> None:
+    done = run(tmp_path, TURNWISE_REQUIRE="jawa")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "TURNWISE_REQUIRE: jawa is none of all, chromium, faketime, java, node, postgres, prometheus" in done.stderr
 
 
 def test_where_all_are_required_a_run_that_needs_none_fails_too(tmp_path: Path) -> None:
-    global_tests = TESTS.split("@pytest", 1)[0]
-    assert "chromium" not in global_tests
-    (tmp_path / "test_only.py").write_text(global_tests)
-    env = {**os.environ, "PATH": str(tmp_path), "TURNWISE_REQUIRE": "all"}
-    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", str(ROOT / "pyproject.toml")]
-    done = subprocess.run(
-        [*command, "-p", "no:cacheprovider", str(tmp_path / "test_only.py")],
-        cwd=ROOT,
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run(tmp_path, "-k", "of_its_own", TURNWISE_REQUIRE="all")
     assert "1 passed" in done.stdout
     assert done.returncode == 1, done.stdout
 
@@ -78,7 +92,16 @@ def test_every_marker_that_stands_for_a_program_is_looked_for(pytestconfig: pyte
     assert {program.name for program in PROGRAMS} == declared
 
 
-def test_a_program_is_missing_when_it_is_not_here() -> None:
+def test_what_is_run_follows_from_what_is_required_and_what_is_here() -> None:
     here = Needed("here", "a", lambda: True)
-    gone = Needed("gone", "b", lambda: False)
-    assert missing_programs((here, gone)) == [gone]
+    common = Needed("common", "b", lambda: True, runs_where_here=True)
+    gone = Needed("gone", "c", lambda: False, runs_where_here=True)
+    programs = (here, common, gone)
+
+    def choice(require: str) -> Choice:
+        return Choice.of({"TURNWISE_REQUIRE": require}, programs)
+
+    assert choice("") == Choice.of({}, programs) == Choice((), (here, gone))
+    assert choice("all") == Choice((gone,), ())
+    assert choice("gone, here") == Choice((gone,), ())
+    assert choice("here") == Choice((), (gone,))

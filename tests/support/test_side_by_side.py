@@ -7,6 +7,8 @@ import pytest
 
 from tests.support.side_by_side import Program, all_good
 
+pytestmark = pytest.mark.servers
+
 
 def program(name: str, code: str, **env: str) -> Program:
     return Program(name, (sys.executable, "-c", code), env)

@@ -21,6 +21,7 @@ def test_bare_it_prints_help_and_run_says_what_it_takes(capsys: pytest.CaptureFi
     assert all(flag in said for flag in ("--port", "--verbose", "--config-agentic", "--no-first-turn"))
 
 
+@pytest.mark.servers
 def test_what_is_not_installed_is_named_with_how_to(tmp_path: Path) -> None:
     """A wheel without its extras: psycopg is what the launcher would need first."""
     (tmp_path / "psycopg.py").write_text("raise ModuleNotFoundError(\"No module named 'psycopg'\", name='psycopg')")

@@ -21,6 +21,8 @@ from tests.support.processes import ROOT, ModuleProcess
 from tests.support.weights import weights
 from turnwise.__main__ import main
 
+pytestmark = pytest.mark.servers
+
 
 class Stack:
     """A launcher with its configuration files, its own ports and its own home."""

@@ -25,6 +25,8 @@ from turnwise.errors import PortTaken, PostgresFailed
 from turnwise.postgres import BINARIES, EmbeddedPostgres, _copy_for_everyone, _runnable_binaries
 from turnwise.tether import tethered
 
+pytestmark = pytest.mark.servers
+
 
 @pytest.fixture
 def directory() -> Iterator[Path]:

@@ -91,6 +91,7 @@ async def test_what_cannot_be_done_is_said_and_changes_nothing(tools: Tools) -> 
         assert tools.file.read_text() == broken
 
 
+@pytest.mark.servers
 async def test_a_page_of_another_place_is_refused(tmp_path: Path) -> None:
     """Nobody signs in to it: a browser must not be led there by a stranger's page, or by a name that is rebound."""
     port = free_port()

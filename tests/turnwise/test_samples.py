@@ -68,6 +68,7 @@ async def test_a_service_that_never_answers_is_said_and_nothing_is_remembered(ch
     assert not samples.are_there()
 
 
+@pytest.mark.servers
 def test_the_first_start_fills_the_library_and_the_second_leaves_it_alone(stack):
     with stack.launch() as first:
         first.wait_for_line("Turnwise is ready: ", PATIENCE_S)

@@ -16,6 +16,8 @@ from turnwise.errors import StartRefused
 from turnwise.supervise import Child, Program, stop_in_turn, useful_line
 from turnwise.tether import tethered
 
+pytestmark = pytest.mark.servers
+
 
 class Screen(io.StringIO):
     """A terminal whose lines can be awaited. Children write to it from their threads."""

@@ -17,6 +17,8 @@ from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.support.tool_server import ToolServer, counts, started, tool_server
 
+pytestmark = pytest.mark.servers
+
 __all__ = ["tool_server"]
 
 NOBODY = ToolCaller()

@@ -37,6 +37,8 @@ from tests.support.processes import ROOT
 from tests.support.small_disk import Neighbour, NoRight, fill, small_disk
 from turnwise.tether import tethered
 
+pytestmark = pytest.mark.servers
+
 KEY = ("session", "ada")
 MIB = 1024 * 1024
 

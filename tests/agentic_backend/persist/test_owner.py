@@ -187,6 +187,7 @@ async def test_what_the_server_says_in_passing_is_not_a_loss(
     assert rows(database.dsn, asked)[0][0] == pid
 
 
+@pytest.mark.servers
 async def test_a_service_that_starts_before_postgres_claims_at_the_first_contact(
     own_postgres: EmbeddedPostgres, owners: Owners
 ) -> None:

@@ -259,6 +259,7 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     file.close()
 
 
+@pytest.mark.servers
 def test_a_person_who_looks_into_a_running_spool_costs_nothing(tmp_path: Path) -> None:
     """A shell that closes last takes the log in and removes it: it must see that it is not the last."""
     look = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('SELECT * FROM record').fetchall()"

@@ -37,6 +37,7 @@ def status(port: int, path: str) -> int:
         return error.code
 
 
+@pytest.mark.servers
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
 def test_the_first_signal_drains_while_everything_goes_on_answering(sig: signal.Signals) -> None:
     with service("normal") as (process, port), connect(port) as sock:
@@ -55,6 +56,7 @@ def test_the_first_signal_drains_while_everything_goes_on_answering(sig: signal.
         assert told == ["started", "drain began", "drain ended", "socket ended with 1012", "closed"]
 
 
+@pytest.mark.servers
 def test_a_second_signal_ends_a_drain_that_would_not() -> None:
     with service("hang", traceback_allowed=True) as (process, _):
         process.send(signal.SIGTERM)
@@ -64,6 +66,7 @@ def test_a_second_signal_ends_a_drain_that_would_not() -> None:
         assert "drain ended" not in process.output
 
 
+@pytest.mark.servers
 def test_a_second_signal_ends_a_start_that_would_not() -> None:
     with service("slow-start", traceback_allowed=True) as (process, _):
         process.send(signal.SIGTERM)
@@ -71,6 +74,7 @@ def test_a_second_signal_ends_a_start_that_would_not() -> None:
         assert process.wait(PATIENCE_S) == 1
 
 
+@pytest.mark.servers
 def test_a_drain_that_fails_still_closes_in_order() -> None:
     with service("broken", traceback_allowed=True) as (process, _):
         process.send(signal.SIGTERM)
@@ -79,6 +83,7 @@ def test_a_drain_that_fails_still_closes_in_order() -> None:
         process.wait_for_line("^closed")
 
 
+@pytest.mark.servers
 def test_a_drain_beyond_its_limit_is_given_up() -> None:
     with service("limited", traceback_allowed=True) as (process, _):
         process.send(signal.SIGTERM)

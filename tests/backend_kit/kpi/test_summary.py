@@ -93,6 +93,7 @@ summary.close()
 """
 
 
+@pytest.mark.servers
 @pytest.mark.parametrize("when", ["at the start", "later"])
 def test_the_summary_outlives_a_process_without_descriptors(when: str) -> None:
     program = [sys.executable, "-u", "-c", WITHOUT_DESCRIPTORS, when]

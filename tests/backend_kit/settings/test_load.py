@@ -349,6 +349,7 @@ def test_without_a_file_the_process_ends_with_one_line(capsys: pytest.CaptureFix
 HEAVY = ("fastapi", "starlette", "uvicorn", "langgraph", "langchain_core", "sqlalchemy", "psycopg", "openai", "aiohttp")
 
 
+@pytest.mark.servers
 @pytest.mark.parametrize(
     ("module", "name"),
     [("agentic_backend.settings", "AgenticSettings"), ("knowledge_flow_backend.settings", "KnowledgeFlowSettings")],

@@ -11,6 +11,8 @@ from deploy.opensearch import jars
 from deploy.opensearch.errors import OpenSearchFailed
 from deploy.opensearch.jars import class_path, find_java
 
+pytestmark = pytest.mark.servers
+
 
 def program(directory: Path, name: str, script: str) -> None:
     path = directory / name

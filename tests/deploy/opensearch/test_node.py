@@ -21,6 +21,8 @@ from tests.support.ports import free_port
 from tests.support.postgres import public_directory
 from turnwise.errors import PortTaken
 
+pytestmark = pytest.mark.servers
+
 
 @pytest.mark.java
 def test_the_command_starts_a_node_and_ends_it() -> None:

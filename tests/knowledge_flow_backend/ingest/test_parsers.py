@@ -167,6 +167,7 @@ def test_pdf_titles_that_a_program_left_are_none(named: str) -> None:
     assert pdf.parse(data).title == "Head"
 
 
+@pytest.mark.servers
 @pytest.mark.chromium
 def test_a_printed_page_is_read_as_it_was_written(tmp_path: Path) -> None:
     source, target = tmp_path / "page.html", tmp_path / "page.pdf"

@@ -10,6 +10,8 @@ from tests.support.processes import ModuleProcess
 from ws_bench.errors import UsageError
 from ws_bench.fakes.mock_llm import parse_mock_flags
 
+pytestmark = pytest.mark.servers
+
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_says_where_it_listens_serves_and_ends_cleanly(number: signal.Signals) -> None:
