@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-FIXTURES = frozenset({"postgres", "mock_llm", "opensearch_node", "keycloak", "browser"})
+FIXTURES = frozenset({"postgres", "mock_llm", "opensearch_node", "keycloak", "browser", "debian_postgres"})
 """The fixtures which start one."""
 
 _started: list[str] = []

@@ -14,7 +14,7 @@ from tests.support.processes import ROOT
 pytestmark = pytest.mark.servers
 
 HEAD = """
-import asyncio, ctypes, os, signal, subprocess, sys, threading, time
+import asyncio, ctypes, os, pathlib, signal, subprocess, sys, threading, time
 import pytest
 pytestmark = pytest.mark.servers
 
@@ -22,6 +22,8 @@ KEPT = []  # Popen warns of a process that it forgets
 
 def start(place):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
+    while b"sleep" not in pathlib.Path(f"/proc/{child.pid}/cmdline").read_bytes():  # comes with its exec
+        time.sleep(0.01)
     child.send_signal(signal.SIGSTOP)
     (place / f"{child.pid}.pid").touch()
     KEPT.append(child)
@@ -138,5 +140,5 @@ def test_forgets_its_child():
 def test_a_process_that_is_left_behind_is_ended_and_fails_the_run(tmp_path: Path, workers: str) -> None:
     out = run(tmp_path, LEFT, "-n", workers)
     assert "1 passed" in out
-    assert re.search(r"left behind by its test, and ended: \d+ .*time\.sleep\(1000\)", out)
+    assert re.search(r"left behind by its test, and ended: \d+ .*time\.sleep\(1000\)", out), out
     assert started_in(tmp_path) == []

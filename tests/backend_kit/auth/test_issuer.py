@@ -16,7 +16,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from backend_kit.auth import AuthError, Identity, IssuerKeys, IssuerVerifier
 from tests.support.issuer import CLIENT, JWKS, Issuer, issuer, public_jwk, rsa_key
 
-NOW = int(time.time())
+
+def now() -> int:
+    """Seconds since the epoch, at the moment: a run lasts longer than a token."""
+    return int(time.time())
 
 
 @pytest.fixture
@@ -36,10 +39,11 @@ async def verifier(made: Issuer) -> AsyncIterator[IssuerVerifier]:
 
 
 async def test_a_good_token_gives_the_identity_of_its_claims(made: Issuer, verifier: IssuerVerifier) -> None:
-    token = made.token(exp=NOW + 900)
+    until = now() + 900
+    token = made.token(exp=until)
     identity = await verifier.verify(token)
     assert identity == Identity(uid="u-1", username="ada", groups=("/staff",), roles=frozenset({"user"}))
-    assert identity.expires_at == NOW + 900
+    assert identity.expires_at == until
     assert await verifier.verify(token) is identity
     assert (verifier.hits, verifier.misses) == (1, 1)
 
@@ -106,9 +110,9 @@ HOSTILE: dict[str, Callable[[Issuer], str]] = {
     "no exp": lambda made: made.token(exp=None),
     "no iat": lambda made: made.token(iat=None),
     "no sub": lambda made: made.token(sub=None),
-    "ten years": lambda made: made.token(exp=NOW + 10 * 365 * 86400),
-    "nbf in the future": lambda made: made.token(nbf=NOW + 3600),
-    "iat in the future": lambda made: made.token(iat=NOW + 3600, exp=NOW + 7200),
+    "ten years": lambda made: made.token(exp=now() + 10 * 365 * 86400),
+    "nbf in the future": lambda made: made.token(nbf=now() + 3600),
+    "iat in the future": lambda made: made.token(iat=now() + 3600, exp=now() + 7200),
     "an ID token": lambda made: made.token(typ="ID"),
     "a refresh token": lambda made: made.token(typ="Refresh"),
     "100 KB": lambda made: made.token(padding="x" * 100_000),
@@ -131,14 +135,13 @@ async def test_hostile_tokens_are_refused(
 
 async def test_an_expired_token_has_its_own_words(made: Issuer, verifier: IssuerVerifier) -> None:
     with pytest.raises(AuthError) as caught:
-        await verifier.verify(made.token(iat=NOW - 600, exp=NOW - 60))
+        await verifier.verify(made.token(iat=now() - 600, exp=now() - 60))
     assert caught.value.detail == "Token has expired"
 
 
 async def test_clocks_may_differ_by_half_a_minute(made: Issuer, verifier: IssuerVerifier) -> None:
-    now = int(time.time())
-    assert (await verifier.verify(made.token(iat=now + 20, exp=now + 120))).uid == "u-1"
-    assert (await verifier.verify(made.token(iat=now - 300, exp=now - 5))).uid == "u-1"
+    assert (await verifier.verify(made.token(iat=now() + 20, exp=now() + 120))).uid == "u-1"
+    assert (await verifier.verify(made.token(iat=now() - 300, exp=now() - 5))).uid == "u-1"
 
 
 async def test_tokens_are_verified_while_the_issuer_is_away(made: Issuer, verifier: IssuerVerifier) -> None:
