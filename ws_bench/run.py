@@ -109,6 +109,7 @@ class _Run:
         self._besides = MisbehavingClients(self._context, _random(seed, "misbehaviour"))
         self._server = ServerWatch(config, self._recorder)
         self._pacer: Pacer = SharedTotal(interrupt, total=0)
+        self._begun = 0.0
         self._ready = 0
         self._all_ready = asyncio.Event()
         self._planned: tuple[float, float] | None = None
@@ -119,6 +120,9 @@ class _Run:
         config, recorder = self._config, self._recorder
         if config.owns_sessions and config.per_client and config.prepare_sessions:
             await self._prepare()
+        if config.outputs.progress:
+            await self._start_together()
+        self._begun = recorder.now()
         self._pacer = self._make_pacer()
         history: HistoryCheck | None = None
         with (
@@ -315,7 +319,7 @@ class _Run:
         await self._edge("begin")
         edge_at = recorder.now()
         if length:
-            last = begin + length if load.open else length
+            last = (begin if load.open else self._begun) + length
             await self._sleep_until(last - _seconds(load.cooldown, length))
         else:
             await recorder.first_done.wait()
@@ -358,9 +362,8 @@ class _Run:
         recorder, load = self._recorder, self._config.load
         ends_at = None
         if load.planned_s:
-            ends_at = (
-                self._planned[0] if self._planned else self._config.ramp_s if load.open else 0.0
-            ) + load.planned_s
+            soonest = self._begun + (self._config.ramp_s if load.open else 0.0)
+            ends_at = (self._planned[0] if self._planned else soonest) + load.planned_s
         return progress(
             elapsed_s=recorder.now(),
             done=len(recorder.turns),
@@ -371,6 +374,20 @@ class _Run:
             errors=dict(recorder.errors.most_common()),
             ends_at_s=ends_at,
         )
+
+    async def _start_together(self) -> None:
+        """Wait until the process that began this one closes its input: every worker is prepared then."""
+        tell({"ready": True})
+        loop, closed = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(sys.stdin.fileno(), closed.set)
+        try:
+            async with asyncio.TaskGroup() as group:
+                stopping = group.create_task(self._interrupt.wait(), name="interrupt")
+                stopping.add_done_callback(lambda _: closed.set())
+                await closed.wait()
+                stopping.cancel()
+        finally:
+            loop.remove_reader(sys.stdin.fileno())
 
     async def _prepare(self) -> None:
         """Create one session a client. On a failure those already created are deleted again."""

@@ -33,8 +33,8 @@ _OFF = ("-html=", "-csv=", "-md=", "-no-live", "-server-metrics=", "-postgres=",
 async def run_workers(config: RunConfig, argv: Sequence[str]) -> Recording:
     """Carry out a run in `config.workers` child processes; this one watches the services and joins the results.
 
-    A first SIGINT or SIGTERM is passed on, a second one kills the children. Raises `PreparationFailed` where a child
-    could not begin.
+    The load begins in all of them once the last one is prepared. A first SIGINT or SIGTERM is passed on, a second one
+    kills the children. Raises `PreparationFailed` where a child could not begin; the others end without a load then.
     """
     if config.gates.abort:
         raise UsageError("-abort-on-fail is for one worker")
@@ -62,6 +62,7 @@ class _Crew:
         self._started_unix = time.time()
         self._server = ServerWatch(config, self._recorder)
         self._progress: dict[int, dict[str, Any]] = {}
+        self._prepared: dict[int, asyncio.subprocess.Process] = {}
         self._begun: set[int] = set()
         self._ended = False
 
@@ -112,7 +113,7 @@ class _Crew:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "ws_bench", "run", *self._argv, *_OFF, *worker_flags(self._config, number),
             f"-json={self._file(number)}", "-progress",
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, start_new_session=True,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
         try:
             async with asyncio.TaskGroup() as group:
@@ -126,6 +127,7 @@ class _Crew:
                 await process.wait()
         too_soon = self._interrupt.requested and process.returncode == -signal.SIGTERM
         if not self._file(number).exists() and not too_soon:
+            self._interrupt.request()  # the others wait for this one, or measure half a load
             raise PreparationFailed(f"worker {number} ended with {process.returncode} and without a result")
 
     async def _pass_on(self, process: asyncio.subprocess.Process) -> None:
@@ -141,10 +143,20 @@ class _Crew:
                 said = loads(line)
             except InvalidJson:
                 continue
-            if said.get("edge"):
+            if said.get("ready"):
+                self._ready(number, process)
+            elif said.get("edge"):
                 await self._edge(number, said["edge"])
             else:
                 self._progress[number] = said
+
+    def _ready(self, number: int, process: asyncio.subprocess.Process) -> None:
+        """Let all begin when the last one is prepared: a child waits until its input is closed."""
+        self._prepared[number] = process
+        if len(self._prepared) == self._config.workers:
+            for one in self._prepared.values():
+                if one.stdin is not None:
+                    one.stdin.close()
 
     async def _edge(self, number: int, which: str) -> None:
         """The whole load is on when the last child's is, and no more when the first one's is not."""

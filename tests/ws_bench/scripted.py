@@ -40,7 +40,7 @@ class ScriptedService:
     sockets: int = 0
     tokens: list[tuple[str | None, str | None]] = field(default_factory=list)
     close_codes: list[int | None] = field(default_factory=list)
-    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    moved: asyncio.Event = field(default_factory=asyncio.Event)
     open_sockets: int = 0
     most_open: int = 0
     kept: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -53,11 +53,11 @@ class ScriptedService:
     """From an ask's arrival to the end of its answer, as this service saw it."""
 
     async def until(self, done: Callable[[], bool]) -> None:
-        """Return once `done()`, which is asked again after each ask."""
+        """Return once `done()`, which is asked again after each new session and each ask."""
         async with asyncio.timeout(PATIENCE_S):
             while not done():
-                self.asked.clear()
-                await self.asked.wait()
+                self.moved.clear()
+                await self.moved.wait()
 
     @property
     def url(self) -> str:
@@ -157,6 +157,7 @@ async def _create(state: ScriptedService, request: web.Request) -> web.Response:
         await state.creating()
     state.bodies.append(await request.json())
     state.created.append(f"session-{len(state.created)}")
+    state.moved.set()
     return web.json_response({"id": state.created[-1]})
 
 
@@ -197,7 +198,7 @@ async def _socket(state: ScriptedService, request: web.Request) -> web.WebSocket
         if frame.type is WSMsgType.TEXT:
             exchange = Exchange(len(state.asks), loads(frame.data), socket, request)
             state.asks.append(exchange.ask)
-            state.asked.set()
+            state.moved.set()
             arrived = time.perf_counter()
             await state.behave(state, exchange)
             state.served_ms.append((time.perf_counter() - arrived) * 1e3)

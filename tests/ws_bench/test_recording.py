@@ -139,14 +139,14 @@ if any(word.endswith("worker-1.json") for word in sys.orig_argv):
 async def with_a_worker_half_started(
     service: ScriptedService, directory: Path, *argv: str
 ) -> AsyncIterator[tuple[asyncio.subprocess.Process, psutil.Process]]:
-    """A run for an hour by two workers of whom one has taken some turns and the other, given too, stands still."""
+    """A run by two workers of whom one has its session and the other, given too, stands still."""
     (directory / "sitecustomize.py").write_text(HALF_STARTED)
     path = os.pathsep.join(filter(None, (str(directory), os.environ.get("PYTHONPATH"))))
     async with start_bench(
-        "-url", service.url, "-workers=2", "-clients=2", "-duration=1h", "-ramp-duration=0s", "-no-live", *argv,
+        "-url", service.url, "-workers=2", "-clients=2", "-prepare-sessions", "-ramp-duration=0s", "-no-live", *argv,
         environment={"PYTHONPATH": path},
     ) as process:  # fmt: skip
-        await service.until(lambda: len(service.asks) >= 4)
+        await service.until(lambda: len(service.created) == 1)
         async with asyncio.timeout(PATIENCE_S):
             while not (stopped := standing_still(process)):  # noqa: ASYNC110 - the system is asked
                 await asyncio.sleep(0.01)
@@ -165,30 +165,58 @@ async def interrupt(process: asyncio.subprocess.Process) -> None:
     assert b"interrupted" in await process.stderr.readline()
 
 
-async def test_an_interrupt_while_a_worker_still_starts_keeps_what_the_others_measured(tmp_path: Path) -> None:
+async def test_no_worker_begins_before_the_last_one_is_prepared(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     async with (
         scripted_service(paced) as service,
-        with_a_worker_half_started(service, tmp_path, "-json", str(out)) as (run, worker),
+        with_a_worker_half_started(service, tmp_path, "-requests-per-client=1", "-json", str(out)) as (run, worker),
+    ):
+        worker.resume()
+        done = await finish(run)
+    assert done.code == 0, done.stderr
+    assert json.loads(out.read_text())["counts"]["success"] == len(service.asks) == 2
+
+
+async def test_an_interrupt_while_a_worker_still_starts_ends_all_and_deletes_their_sessions(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    async with (
+        scripted_service(paced) as service,
+        with_a_worker_half_started(service, tmp_path, "-duration=1h", "-json", str(out)) as (run, worker),
     ):
         await interrupt(run)
         worker.resume()
         done = await finish(run)
-    assert done.code == 130
+    assert done.code == 130, done.stderr
     result = json.loads(out.read_text())
     assert len(result["recording"]["series"]) == 1
-    assert result["counts"]["success"] == result["counts"]["total"] >= 3
-    assert sorted(service.deleted) == sorted(service.created)
+    assert (result["counts"]["total"], service.asks) == (0, [])
+    assert len(service.created) == 1
+    assert service.deleted == service.created
 
 
 async def test_a_second_interrupt_ends_a_worker_that_hears_nothing(tmp_path: Path) -> None:
-    async with scripted_service(paced) as service, with_a_worker_half_started(service, tmp_path) as (run, worker):
+    async with (
+        scripted_service(paced) as service,
+        with_a_worker_half_started(service, tmp_path, "-duration=1h") as (run, worker),
+    ):
         await interrupt(run)
         run.send_signal(signal.SIGINT)
         done = await finish(run)
         assert not worker.is_running()
     assert done.code == 130
     assert "SUMMARY" not in done.stdout
+
+
+async def test_a_worker_that_cannot_begin_ends_the_others(tmp_path: Path) -> None:
+    async with (
+        scripted_service(paced) as service,
+        with_a_worker_half_started(service, tmp_path, "-duration=1h") as (run, worker),
+    ):
+        worker.kill()
+        done = await finish(run)
+    assert done.code == 2
+    assert "worker 1 ended with -9 and without a result" in done.stderr
+    assert service.deleted == service.created
 
 
 async def test_a_worker_that_cannot_begin_is_exit_code_2() -> None:
