@@ -331,11 +331,18 @@ def _make_search(
     if settings.crossencoder_model.provider == "http":
         reranker = _make_http_reranker(settings, stack, metrics)
     elif settings.crossencoder_model.provider == "local":
-        threads = settings.crossencoder_model.settings.threads
-        local = LocalReranker(embedder, index, vectors, threads=threads, metrics=metrics, kpi=kpi)
+        local = LocalReranker(
+            embedder,
+            index,
+            vectors,
+            threads=settings.crossencoder_model.settings.threads,
+            deadline_s=settings.deadlines.rerank_s,
+            metrics=metrics,
+            kpi=kpi,
+        )
         stack.callback(local.close)
         reranker = local
-    reranking = RerankService(reranker, deadline_s=settings.deadlines.rerank_s, metrics=metrics, kpi=kpi)
+    reranking = RerankService(reranker, metrics=metrics, kpi=kpi)
     rules = SearchRules(
         candidates=settings.search.candidates,
         max_running=settings.limits.max_searches,

@@ -1,4 +1,4 @@
-"""The order of hits, decided again: the port, the local default, and the deadline around them."""
+"""The order of hits, decided again: the port, the local default, and what a failure leaves."""
 
 from knowledge_flow_backend.rerank.port import Candidate, Reranker, RerankFailed
 from knowledge_flow_backend.rerank.service import Reranked, RerankService

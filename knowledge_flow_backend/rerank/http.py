@@ -16,15 +16,14 @@ from knowledge_flow_backend.rerank.shapes import BadScores, Shape, request_of, s
 logger = logging.getLogger(__name__)
 
 _SAID_EVERY_S = 1.0
-_LATE_SHARE = 0.95
-"""Of the deadline. A call that is cancelled after that was the server's to answer: nobody went away."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpRerankRules:
     """`batch_texts` documents go into one request, each cut to `text_chars` characters.
 
-    `deadline_s` is when the caller gives up: no attempt begins after it; what is cancelled then is the server's fault.
+    `deadline_s` is for a whole call: an answer that is not there by then is the server's fault, while one that the
+    caller does not wait for says nothing of it.
     """
 
     shape: Shape
@@ -56,14 +55,13 @@ class HttpReranker:
         """See `Reranker`."""
         self._breaker.admit()
         verdict = self._breaker.undecided
-        began = time.perf_counter()
         try:
-            scores = await self._scores(question, candidates)
+            async with asyncio.timeout(self._rules.deadline_s):
+                scores = await self._scores(question, candidates)
             verdict = self._breaker.succeeded
             return scores
-        except asyncio.CancelledError:
-            if time.perf_counter() - began >= self._rules.deadline_s * _LATE_SHARE:
-                verdict = self._breaker.failed
+        except TimeoutError:
+            verdict = self._breaker.failed
             raise
         except BadScores as failure:
             raise self._say("failed", f"the answer makes no sense: {failure}") from None

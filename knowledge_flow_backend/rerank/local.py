@@ -1,5 +1,6 @@
 """The local default: half cosine, half BM25 over the candidates, without a model of its own."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
@@ -36,6 +37,7 @@ class LocalReranker:
         vectors: QuestionVectors,
         *,
         threads: int,
+        deadline_s: float,
         metrics: KnowledgeFlowMetrics,
         kpi: Kpi,
         word_scores: WordScores = bm25,
@@ -45,16 +47,18 @@ class LocalReranker:
         self._vectors = vectors
         self._kpi = kpi
         self._word_scores = word_scores
+        self._deadline_s = deadline_s
         self._threads = WorkerThreads("rerank", threads, WAITING, waited=metrics.rerank_queue.observe)
 
     async def score(self, question: str, candidates: Sequence[Candidate], reader: Reader) -> list[float]:
         """See `Reranker`. Scores are between 0 and 1."""
         texts = [candidate.text for candidate in candidates]
         try:
-            by_vector, by_words = await at_once(
-                self._cosines(question, candidates, reader),
-                self._threads.run(lambda: self._word_scores(question, texts)),
-            )
+            async with asyncio.timeout(self._deadline_s):
+                by_vector, by_words = await at_once(
+                    self._cosines(question, candidates, reader),
+                    self._threads.run(lambda: self._word_scores(question, texts)),
+                )
         except ThreadsBusy:
             raise RerankFailed("busy") from None
         except (DocumentsUnavailable, SchemaMismatch) as failure:

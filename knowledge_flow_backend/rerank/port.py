@@ -24,9 +24,9 @@ class Candidate:
 
 
 class Reranker(Protocol):
-    """Scores texts for a question. Nothing of it holds the event loop; its deadline is the caller's."""
+    """Scores texts for a question. Nothing of it holds the event loop."""
 
     async def score(self, question: str, candidates: Sequence[Candidate], reader: Reader) -> list[float]:
         """One score per candidate, in their order; higher is better, comparable within this call. At least one
-        candidate is given. Raises `RerankFailed`."""
+        candidate is given. Raises `RerankFailed`, or TimeoutError at its deadline."""
         ...

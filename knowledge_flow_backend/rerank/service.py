@@ -1,6 +1,5 @@
 """Reranking under a deadline: late or failed, the order of retrieval is the answer."""
 
-import asyncio
 import logging
 import time
 from collections.abc import Sequence
@@ -29,13 +28,10 @@ class Reranked:
 
 
 class RerankService:
-    """One reranker, or none, and its deadline in seconds. Never an error of the answer's."""
+    """One reranker, or none. Never an error of the answer's."""
 
-    def __init__(
-        self, reranker: Reranker | None, *, deadline_s: float, metrics: KnowledgeFlowMetrics, kpi: Kpi
-    ) -> None:
+    def __init__(self, reranker: Reranker | None, *, metrics: KnowledgeFlowMetrics, kpi: Kpi) -> None:
         self._reranker = reranker
-        self._deadline_s = deadline_s
         self._metrics = metrics
         self._kpi = kpi
         self._said: dict[str, float] = {}
@@ -57,8 +53,7 @@ class RerankService:
         if self._reranker is None:
             raise RerankFailed("off")
         with self._kpi.phase("rerank"):
-            async with asyncio.timeout(self._deadline_s):
-                return await self._reranker.score(question, candidates, reader)
+            return await self._reranker.score(question, candidates, reader)
 
     def _as_retrieved(self, candidates: int, top_r: int, cause: str) -> Reranked:
         self._metrics.rerank_skipped(cause).inc()

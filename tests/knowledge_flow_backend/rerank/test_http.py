@@ -71,7 +71,7 @@ async def reranking(
     assert KEY not in repr(endpoint)
     reranker = HttpReranker(endpoint, rules, metrics=metrics)
     try:
-        yield Reranking(RerankService(reranker, deadline_s=deadline_s, metrics=metrics, kpi=kpi), kpi.registry)
+        yield Reranking(RerankService(reranker, metrics=metrics, kpi=kpi), kpi.registry)
     finally:
         await reranker.aclose()
 

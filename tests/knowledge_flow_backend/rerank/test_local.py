@@ -28,13 +28,14 @@ OTHERS = [
 
 @asynccontextmanager
 async def reranker(
-    corpus: Corpus, vectors: QuestionVectors | None = None, word_scores: object = bm25
+    corpus: Corpus, vectors: QuestionVectors | None = None, word_scores: object = bm25, deadline_s: float = PATIENCE_S
 ) -> AsyncIterator[LocalReranker]:
     made = LocalReranker(
         corpus.embedder,
         corpus.index,
         vectors or QuestionVectors(),
         threads=1,
+        deadline_s=deadline_s,
         metrics=corpus.metrics,
         kpi=corpus.kpi,
         word_scores=word_scores,  # type: ignore[arg-type]
@@ -45,8 +46,8 @@ async def reranker(
         made.close()
 
 
-def service(corpus: Corpus, reranker: LocalReranker | None, deadline_s: float = PATIENCE_S) -> RerankService:
-    return RerankService(reranker, deadline_s=deadline_s, metrics=corpus.metrics, kpi=corpus.kpi)
+def service(corpus: Corpus, reranker: LocalReranker | None) -> RerankService:
+    return RerankService(reranker, metrics=corpus.metrics, kpi=corpus.kpi)
 
 
 def skipped(corpus: Corpus, cause: str) -> float:
@@ -124,8 +125,8 @@ async def test_late_the_order_of_retrieval_is_the_answer(corpus: Corpus) -> None
         assert let.wait(PATIENCE_S)
         return bm25(question, texts)
 
-    async with reranker(corpus, word_scores=slow) as made:
-        done = await service(corpus, made, deadline_s=0.05).rerank(QUESTION, candidates(hits), 3, ADMIN)
+    async with reranker(corpus, word_scores=slow, deadline_s=0.05) as made:
+        done = await service(corpus, made).rerank(QUESTION, candidates(hits), 3, ADMIN)
         let.set()
     assert done.skipped == "late"
     assert done.order == ((0, None), (1, None), (2, None))
