@@ -27,7 +27,7 @@ from agentic_backend.chat.compression import Compression
 from agentic_backend.chat.configuration import PublicSettings
 from agentic_backend.chat.hub import SocketHub, SocketRules
 from agentic_backend.chat.kpi_routes import KpiViews
-from agentic_backend.chat.router import ChatServices, build_router
+from agentic_backend.chat.router import ChatServices, build_routes
 from agentic_backend.errors import LlmTimeout, TurnDeadline
 from agentic_backend.knowledge import AttachmentClient, AttachmentEndpoint, KnowledgeClient, KnowledgeEndpoint
 from agentic_backend.knowledge import Metered as KnowledgeMetered
@@ -217,9 +217,9 @@ class AgenticService:
         base = self._settings.app.base_url
         identify = bearer(self._verifier)
         install_error_handlers(app)
-        app.include_router(health_router(self), prefix=base)
-        router = build_router(lambda: self.running.chat, identify)
-        app.include_router(router, prefix=base)
+        # Not `include_router`: what is included is made once more, on the loop, in the first request.
+        app.router.routes += health_router(self, base).routes
+        app.router.routes += build_routes(lambda: self.running.chat, identify, base)
         ChatPage(sign_in_at(self._settings)).add_to(app)
         if self._settings.app.api_docs:
             add_api_docs(app, identify, chat_page=sign_in_at(self._settings) is not None)

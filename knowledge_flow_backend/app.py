@@ -176,11 +176,12 @@ class KnowledgeFlowService:
         base = self._settings.app.base_url
         identify = bearer(self._verifier)
         install_error_handlers(app)
-        app.include_router(health_router(self), prefix=base)
-        app.include_router(build_search_router(lambda: self.running.search, identify), prefix=base)
-        app.include_router(build_ingest_router(lambda: self.running.ingest, identify), prefix=base)
-        app.include_router(build_fast_router(lambda: self.running.fast, identify), prefix=base)
-        app.include_router(build_library_router(lambda: self.running.library, identify), prefix=base)
+        # Not `include_router`: what is included is made once more, on the loop, in the first request.
+        app.router.routes += health_router(self, base).routes
+        app.router.routes += build_search_router(lambda: self.running.search, identify, base).routes
+        app.router.routes += build_ingest_router(lambda: self.running.ingest, identify, base).routes
+        app.router.routes += build_fast_router(lambda: self.running.fast, identify, base).routes
+        app.router.routes += build_library_router(lambda: self.running.library, identify, base).routes
         if self._settings.app.api_docs:
             add_api_docs(app, identify, chat_page=False)
         app.add_middleware(RequestMetrics, metrics=HttpMetrics(self._registry))

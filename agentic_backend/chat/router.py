@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
 from fastapi import Path as PathParam
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from starlette.routing import BaseRoute
 from starlette.websockets import WebSocket
 
 from agentic_backend.agent import Catalog
@@ -31,6 +32,7 @@ from agentic_backend.session.ownership import load_owned
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.session.store import SessionStore
 from backend_kit.auth import Identity
+from backend_kit.http import refusals
 from backend_kit.kpi import Kpi
 from backend_kit.wire import dumps, loads
 
@@ -75,9 +77,10 @@ class ChatServices:
     limit_hit: Callable[[str], None]
 
 
-def build_router(services: Callable[[], ChatServices], identify: Callable[..., Any]) -> APIRouter:
-    """The routes below the service's base path. `services()` is asked at each request: it exists once the app runs."""
-    chat, agents, documents, kpi, settings = parts = [APIRouter(tags=[tag]) for tag in _TAGS]
+def build_routes(services: Callable[[], ChatServices], identify: Callable[..., Any], base: str) -> list[BaseRoute]:
+    """The routes below the base path. `services()` is asked at each request: it exists once the app runs."""
+    parts = [APIRouter(prefix=base, tags=[tag], responses=refusals()) for tag in _TAGS]
+    chat, agents, documents, kpi, settings = parts
     caller = Annotated[Identity, Depends(identify)]
     _add_sockets(chat, services)
     _add_stream(chat, services, caller)
@@ -92,10 +95,7 @@ def build_router(services: Callable[[], ChatServices], identify: Callable[..., A
     add_export(chat, services, caller)
     add_chat_metrics(kpi, lambda: services().figures, caller)
     add_configuration(settings, lambda: services().public, lambda: services().agents, lambda: services().views, caller)
-    router = APIRouter()
-    for part in parts:
-        router.include_router(part)
-    return router
+    return [route for part in parts for route in part.routes]
 
 
 def _add_sockets(router: APIRouter, services: Callable[[], ChatServices]) -> None:

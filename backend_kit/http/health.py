@@ -4,6 +4,7 @@ from typing import Any, Protocol
 
 from fastapi import APIRouter, Response
 
+from backend_kit.http.errors import refusals
 from backend_kit.wire import dumps
 
 
@@ -15,9 +16,9 @@ class Readiness(Protocol):
         ...
 
 
-def health_router(readiness: Readiness) -> APIRouter:
-    """The two routes, without authentication; the application includes them under its base path."""
-    router = APIRouter(tags=["health"])
+def health_router(readiness: Readiness, base: str) -> APIRouter:
+    """The two routes below the base path, without authentication."""
+    router = APIRouter(prefix=base, tags=["health"], responses=refusals())
 
     @router.get("/healthz")
     async def healthz() -> dict[str, str]:

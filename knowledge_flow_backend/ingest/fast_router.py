@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
 from pydantic import AfterValidator
 
 from backend_kit.auth import Identity
-from backend_kit.http import error_response
+from backend_kit.http import error_response, refusals
 from backend_kit.wire import CODES, Code, dumps
 from knowledge_flow_backend.errors import BadRequest, TooLarge, UploadProcessingFailed
 from knowledge_flow_backend.index import Reader
@@ -46,9 +46,9 @@ class FastServices:
     limits: UploadLimits
 
 
-def build_router(services: Callable[[], FastServices], identify: Callable[..., Any]) -> APIRouter:
-    """The routes below the service's base path. `services()` is asked at each request."""
-    router = APIRouter(prefix="/fast", tags=["attachments"])
+def build_router(services: Callable[[], FastServices], identify: Callable[..., Any], base: str) -> APIRouter:
+    """The routes below the base path. `services()` is asked at each request."""
+    router = APIRouter(prefix=f"{base}/fast", tags=["attachments"], responses=refusals())
     caller = Annotated[Identity, Depends(identify)]
 
     @router.post("/text")

@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from backend_kit.auth import Identity
-from backend_kit.http import error_response
+from backend_kit.http import error_response, refusals
 from backend_kit.wire import dumps
 from knowledge_flow_backend.errors import BadRequest, TooLarge, UploadProcessingFailed
 from knowledge_flow_backend.index import Reader
@@ -41,9 +41,9 @@ class IngestServices:
     limits: UploadLimits
 
 
-def build_router(services: Callable[[], IngestServices], identify: Callable[..., Any]) -> APIRouter:
-    """The route below the service's base path. `services()` is asked at each request."""
-    router = APIRouter(tags=["documents"])
+def build_router(services: Callable[[], IngestServices], identify: Callable[..., Any], base: str) -> APIRouter:
+    """The route below the base path. `services()` is asked at each request."""
+    router = APIRouter(prefix=base, tags=["documents"], responses=refusals())
     # The library writes a line for each broken body: whoever sends them would fill the log.
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
     caller = Annotated[Identity, Depends(identify)]

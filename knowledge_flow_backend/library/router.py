@@ -13,6 +13,7 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Send
 
 from backend_kit.auth import Identity
+from backend_kit.http import refusals
 from backend_kit.wire import ServiceError, dumps
 from knowledge_flow_backend.index import Reader
 from knowledge_flow_backend.library.bodies import (
@@ -54,9 +55,9 @@ class LibraryServices:
     metrics: KnowledgeFlowMetrics
 
 
-def build_router(services: Callable[[], LibraryServices], identify: Callable[..., Any]) -> APIRouter:
-    """The routes below the service's base path. `services()` is asked at each request."""
-    router = APIRouter()
+def build_router(services: Callable[[], LibraryServices], identify: Callable[..., Any], base: str) -> APIRouter:
+    """The routes below the base path. `services()` is asked at each request."""
+    router = APIRouter(prefix=base, responses=refusals())
     caller = Annotated[Identity, Depends(identify)]
     _add_tags(router, services, caller)
     _add_access(router, services, caller)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request, Response
 
 from backend_kit.auth import Identity
-from backend_kit.http import request_id
+from backend_kit.http import refusals, request_id
 from backend_kit.wire import dumps
 from knowledge_flow_backend.index import Reader
 from knowledge_flow_backend.search.calls import call, timing
@@ -19,9 +19,11 @@ RERANK_HEADER = "X-Turnwise-Rerank"
 _HITS: dict[int | str, dict[str, Any]] = {200: {"model": list[VectorSearchHit], "description": "Best first."}}
 
 
-def build_router(service: Callable[[], SearchService], identify: Callable[[Request], Awaitable[Identity]]) -> APIRouter:
-    """The routes, for the caller that `identify` gives."""
-    router = APIRouter(prefix="/vector", tags=["search"])
+def build_router(
+    service: Callable[[], SearchService], identify: Callable[[Request], Awaitable[Identity]], base: str
+) -> APIRouter:
+    """The routes below the base path, for the caller that `identify` gives."""
+    router = APIRouter(prefix=f"{base}/vector", tags=["search"], responses=refusals())
     caller = Annotated[Identity, Depends(identify)]
 
     @router.post("/search", responses=_HITS)

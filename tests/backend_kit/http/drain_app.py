@@ -51,7 +51,7 @@ def build(service: Service) -> FastAPI:
         print("closed", flush=True)
 
     app = FastAPI(lifespan=lifespan)
-    app.include_router(health_router(service))
+    app.include_router(health_router(service, ""))
 
     @app.websocket("/echo")
     async def echo(websocket: WebSocket) -> None:

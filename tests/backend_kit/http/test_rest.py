@@ -46,7 +46,7 @@ class Site:
         self.registry = CollectorRegistry()
         self.ready = Ready()
         self.app = FastAPI()
-        self.app.include_router(health_router(self.ready), prefix="/base")
+        self.app.include_router(health_router(self.ready, "/base"))
         self.app.include_router(_routes(), prefix="/base")
         install_error_handlers(self.app)
         self.app.add_middleware(BodyLimit, limit_bytes=LIMIT, file_paths=["/base/upload"])
