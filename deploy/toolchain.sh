@@ -83,6 +83,8 @@ writable() {
 
 # One Python, ours; never a download, never another environment.
 settle() {
+    # Without bytecode, which some shells forbid, each start of a service compiles all of ours again.
+    unset PYTHONDONTWRITEBYTECODE
     unset PYTHONHOME PYTHONPATH VIRTUAL_ENV CONDA_PREFIX UV_MANAGED_PYTHON UV_SYSTEM_PYTHON
     find_python
     find_uv

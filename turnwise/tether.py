@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 
-PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1
 
 
 def tethered(command: list[str], stop_signal: signal.Signals, ids: tuple[int, int] | None = None) -> list[str]:
@@ -24,6 +24,17 @@ def tethered(command: list[str], stop_signal: signal.Signals, ids: tuple[int, in
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(int(stop_signal)), owner, *command]
 
 
+def tie(parent: int, stop_signal: int) -> None:
+    """Have this process get the signal when its parent dies; exit where that has died already."""
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, stop_signal, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:  # it died before the knot was tied
+        sys.exit(1)
+
+
 def main(arguments: list[str]) -> None:
     """Drop to the user, tie the knot, become the program."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback when it ends while it is still this script
@@ -33,12 +44,7 @@ def main(arguments: list[str]) -> None:
         os.setgroups([])
         os.setgid(gid)
         os.setuid(uid)
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.prctl(PR_SET_PDEATHSIG, int(stop_signal), 0, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-        if os.getppid() != int(parent):  # it died before the knot was tied
-            sys.exit(1)
+    tie(int(parent), int(stop_signal))
     # The interpreter ignores these two; an ignored signal would stay ignored in the program.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)

@@ -35,7 +35,6 @@ from backend_kit.settings import Postgres
 
 logger = logging.getLogger(__name__)
 
-_CLOSE_S = 5.0
 _AWAY_S = 0.5
 _DB_LINGER_MS = 5
 _MIB = 1024 * 1024
@@ -52,6 +51,8 @@ class PersistenceRules:
     """A `final` that the disk did not take waits so long for its commit."""
     commit_s: float = 5.0
     """A delete or a change waits so long for its commit."""
+    close_s: float = 5.0
+    """The end waits so long for what is still pending."""
     keep_bytes: int = 16 * _MIB
     """Bodies above it in all are let go once they are in the spool."""
 
@@ -86,6 +87,7 @@ class Persistence:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         possessions, rules = possessions or Possessions(), rules or PersistenceRules()
+        self._close_s = rules.close_s
         chosen = settings.persistence
         many = chosen.replicas == "many"
         self.state = DatabaseState("connecting")
@@ -172,10 +174,10 @@ class Persistence:
     async def aclose(self) -> None:
         """Write what is still pending, then close the spool and the pools. After the last turn.
 
-        Without a spool it tries for 5 s, because what is left is lost; with one only while Postgres answers.
+        Without a spool it tries for `close_s`, because what is left is lost; with one only while Postgres answers.
         """
         away = self.spool is not None and self.batcher.blocked_by is not None
-        await self.batcher.aclose(0.0 if away else _CLOSE_S)
+        await self.batcher.aclose(0.0 if away else self._close_s)
         if self.leases is not None:
             await self.leases.aclose()
         if self.spool is not None:

@@ -69,6 +69,8 @@ class App {
   #view;
   /** @type {Agent[]} */
   #agents = [];
+  /** Settled once the agents were asked for, also where that failed. */
+  #agentsLoaded = Promise.resolve();
   #agentId = localStorage.getItem(AGENT_KEY);
   /** @type {Map<string, Session>} */
   #sessions = new Map();
@@ -195,11 +197,12 @@ class App {
 
   // ---- agents and sessions ----
 
-  async #loadAgents() {
-    await this.#guarded(async () => {
+  #loadAgents() {
+    this.#agentsLoaded = this.#guarded(async () => {
       this.#agents = await this.#api.agents();
       this.#showAgents();
     }, () => this.#loadAgents());
+    return this.#agentsLoaded;
   }
 
   async #loadSessions() {
@@ -579,6 +582,7 @@ class App {
 
   /** @param {string} text */
   async #send(text) {
+    if (this.#chosenAgentId === null) await this.#agentsLoaded; // who asks at once is not told that there is none
     if (this.#creating || this.#current?.running !== undefined) return;
     const agentId = this.#chosenAgentId;
     if (agentId === null) {
