@@ -15,11 +15,12 @@ from hypothesis import HealthCheck, settings
 from xdist import is_xdist_worker
 from xdist.workermanage import WorkerController
 
+from tests.support.fork_server import FORKS
 from tests.support.hangs import GRACE_S, LIMIT_S, HangGuard, command_of, end_at_once
 from tests.support.keycloak import keycloak
 from tests.support.mock_llm import mock_llm
 from tests.support.opensearch import opensearch, opensearch_node
-from tests.support.postgres import database, postgres
+from tests.support.postgres import database, empty_database, migrated, postgres
 from tests.support.programs import Choice
 from tests.support.servers import mark, no_servers_here, watch_processes
 from tests.support.stalls import DETECTOR, StallDetector, no_stalled_loop, stall_detector
@@ -27,7 +28,9 @@ from tests.support.workers import FileScheduling, by_length, worker_count
 
 __all__ = [
     "database",
+    "empty_database",
     "keycloak",
+    "migrated",
     "mock_llm",
     "no_servers_here",
     "no_stalled_loop",
@@ -55,6 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Look around once, and start to watch."""
+    gc.set_threshold(50_000, 20, 100)  # as in the services: Python's own pace takes a tenth of all CPU
     # A busy machine is no finding: neither how long an example takes nor how long making one does is judged.
     settings.register_profile("turnwise", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("turnwise")
@@ -168,9 +172,12 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     config = session.config
     left = config.stash[LEFT_BEHIND]
     for process in config.stash[GUARD].left_behind():
+        if process.pid == FORKS.pid:
+            continue
         left.append(f"{process.pid} {command_of(process)}")
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
+    FORKS.stop()
     if is_xdist_worker(session):
         config.workeroutput.update(deselected=config.stash[DESELECTED], left_behind=left)  # type: ignore[attr-defined]
     elif (left or config.stash[CHOICE].missing) and exitstatus == pytest.ExitCode.OK:

@@ -31,8 +31,8 @@ TESTS = (
 )
 """Enough for the floor, and no more: every other test only adds to what is measured here.
 
-One process a group, as many at once as there are cores; the fewer services one heap has seen, the shorter are its
-garbage collections.
+One process a group, two at once for each core, since a test mostly waits for its servers; the fewer services one heap
+has seen, the shorter are its garbage collections.
 """
 WITHOUT = ("tests/agentic_backend/persist/test_outage.py", "tests/agentic_backend/persist/test_schema.py")
 """Tests of outages and migrations, which take long and reach little that the others do not."""
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
             for group in TESTS
             for more in [(*arguments, *group, *ignored)]
         ]
-        if not all_good(groups):
+        if not all_good(groups, each_core=2):
             return 1
         combined = _coverage("combine", data, "combine", "-q")
         if not all_good([combined]) or not all_good([_coverage("report", data, "json", "-q", "-o", str(report))]):

@@ -6,12 +6,11 @@ import psycopg
 import pytest
 import yaml
 
-from agentic_backend.persist.schema import migrate
 from agentic_backend.prune import __main__ as prune
-from tests.agentic_backend.persist.support import rows, settings_for
+from tests.agentic_backend.persist.support import rows
 from tests.support.ports import free_port
 from tests.support.postgres import Database
-from tests.support.processes import ModuleProcess
+from tests.support.processes import ForkedModule
 
 
 @pytest.fixture
@@ -27,7 +26,6 @@ def config(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.fixture
 def filled(database: Database, config: Path) -> Database:
     """Three sessions, last used 10, 100 and 200 days ago, of 4 messages each."""
-    migrate(settings_for(database.settings()).storage.postgres)
     with psycopg.connect(database.dsn, autocommit=True) as connection:
         for days in (10, 100, 200):
             connection.execute(
@@ -94,13 +92,16 @@ def test_without_postgres_it_says_so_and_ends_with_1(
     assert capsys.readouterr() == ("", said)
 
 
-def test_a_database_without_the_schema_ends_with_1(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_database_without_the_schema_ends_with_1(
+    config: Path, empty_database: Database, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(config, empty_database.settings())
     assert prune.main(["--older-than", "90", "--dry-run"]) == 1
     assert "cause=statement sqlstate=42P01" in capsys.readouterr().err
 
 
 def test_as_a_process(filled: Database) -> None:
-    with ModuleProcess("agentic_backend.prune", "--older-than", "150") as process:
+    with ForkedModule("agentic_backend.prune", "--older-than", "150") as process:
         assert process.wait() == 0
     assert process.output == "deleted 1 sessions unused for 150 days\n"
     assert sessions(filled) == ["s10", "s100"]

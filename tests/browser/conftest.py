@@ -1,15 +1,21 @@
-"""A Chromium for the module, a page for the test, and the server that the test plays by hand."""
+"""A Chromium for the file, a page for the test, and the server that the test plays by hand.
+
+All of it lives on one event loop a file, as the tests do (`pytest.mark.asyncio(loop_scope="module")`): a browser and
+its driver cannot be used from another one.
+"""
 
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
 
-import pytest
-from playwright.async_api import Browser, BrowserContext, Page, Request, async_playwright, expect
+import pytest_asyncio
+from playwright.async_api import Browser, BrowserContext, Error, Page, Request, async_playwright, expect
 
 from tests.browser.fake_server import FakeServer, fake_server
 from tests.support.patience import PATIENCE_S
-from tests.support.service import service, start_service
+from tests.support.service import RunningService, StartService, start_service
 
-__all__ = ["service", "start_service"]
+__all__ = ["start_service"]
 
 CHROMIUM = "/usr/bin/chromium"
 PATIENCE_MS = 1000 * PATIENCE_S
@@ -25,25 +31,53 @@ QUIET = [
 ]
 
 
-@pytest.fixture
-async def browser() -> AsyncIterator[Browser]:
-    """A headless Chromium that keeps to itself."""
-    async with async_playwright() as playwright:
-        chromium = await playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET, timeout=PATIENCE_MS)
-        yield chromium
-        await chromium.close()
+class Chromium:
+    """A headless Chromium that keeps to itself, from the first profile that is asked for to the end of the file.
+
+    Its driver takes as much CPU to start as it does itself. Where a test that hung took either with it, the next one
+    has another.
+    """
+
+    def __init__(self) -> None:
+        self._ending = AsyncExitStack()
+        self._browser: Browser | None = None
+
+    async def new_context(self, **options: Any) -> BrowserContext:
+        """A profile of its own."""
+        if self._browser is not None:
+            try:
+                return await self._browser.new_context(**options)
+            except Error:
+                await self.close()
+        playwright = await self._ending.enter_async_context(async_playwright())
+        self._browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET, timeout=PATIENCE_MS)
+        self._ending.push_async_callback(self._browser.close)
+        return await self._browser.new_context(**options)
+
+    async def close(self) -> None:
+        """End the browser and its driver."""
+        self._browser = None
+        await self._ending.aclose()
 
 
-@pytest.fixture
-async def context(browser: Browser) -> AsyncIterator[BrowserContext]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def chromium() -> AsyncIterator[Chromium]:
+    """One browser for the tests of a file."""
+    made = Chromium()
+    yield made
+    await made.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def context(chromium: Chromium) -> AsyncIterator[BrowserContext]:
     """A profile of its own, wide enough for the list of conversations."""
-    context = await browser.new_context(viewport={"width": 1200, "height": 800}, reduced_motion="reduce")
+    context = await chromium.new_context(viewport={"width": 1200, "height": 800}, reduced_motion="reduce")
     context.set_default_timeout(PATIENCE_MS)
     yield context
     await context.close()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def page(context: BrowserContext) -> AsyncIterator[Page]:
     """A page that fails its test on any error in the console and on any request to another place."""
     page = await context.new_page()
@@ -63,8 +97,15 @@ async def page(context: BrowserContext) -> AsyncIterator[Page]:
     assert [text for text in problems if "Failed to load resource" not in text and "WebSocket" not in text] == []
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def fake() -> AsyncIterator[FakeServer]:
     """The server played by the test."""
     async with fake_server() as server:
         yield server
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def service(start_service: StartService) -> AsyncIterator[RunningService]:
+    """A service with the defaults."""
+    async with start_service() as running:
+        yield running

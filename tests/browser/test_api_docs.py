@@ -7,7 +7,7 @@ from tests.knowledge_flow_backend.service import start_on
 from tests.support.people import SECURITY, token_of
 from tests.support.service import BASE
 
-pytestmark = pytest.mark.chromium
+pytestmark = [pytest.mark.chromium, pytest.mark.asyncio(loop_scope="module")]
 
 
 async def test_the_interface_is_shown_and_can_be_tried(page, service):

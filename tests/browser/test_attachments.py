@@ -9,7 +9,7 @@ from playwright.async_api import Page, expect
 from tests.knowledge_flow_backend.service import BASE as KNOWLEDGE_BASE
 from tests.knowledge_flow_backend.service import start_on
 
-pytestmark = pytest.mark.chromium
+pytestmark = [pytest.mark.chromium, pytest.mark.asyncio(loop_scope="module")]
 
 PUMPS = "# Pumps\n\n## Cleaning\n\nRinse the filter once a week with warm water.\n"
 

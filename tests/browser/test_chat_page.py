@@ -6,7 +6,7 @@ from playwright.async_api import Page, expect
 
 from tests.support.service import RunningService
 
-pytestmark = pytest.mark.chromium
+pytestmark = [pytest.mark.chromium, pytest.mark.asyncio(loop_scope="module")]
 
 
 async def open_page(page: Page, service: RunningService, path: str = "") -> None:

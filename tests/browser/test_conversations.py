@@ -8,7 +8,7 @@ from playwright.async_api import Page, expect
 from tests.support.held_model import held_model
 from tests.support.service import RunningService, hear_until, say
 
-pytestmark = pytest.mark.chromium
+pytestmark = [pytest.mark.chromium, pytest.mark.asyncio(loop_scope="module")]
 
 
 async def talk(service: RunningService, title: str | None, question: str) -> str:

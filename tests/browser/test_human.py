@@ -6,7 +6,7 @@ from playwright.async_api import expect
 from tests.browser.fake_server import STAMP
 from tests.browser.test_page_behaviour import ask, open_page
 
-pytestmark = pytest.mark.chromium
+pytestmark = [pytest.mark.chromium, pytest.mark.asyncio(loop_scope="module")]
 
 APPROVAL = {
     "stage": "tool_approval",

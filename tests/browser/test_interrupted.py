@@ -10,10 +10,10 @@ from playwright.async_api import expect
 from tests.browser.fake_server import STAMP
 from tests.browser.test_page_behaviour import ask, open_page
 from tests.support.ports import free_port
-from tests.support.processes import ModuleProcess
+from tests.support.processes import ForkedModule
 from tests.support.service import configuration, merge
 
-pytestmark = pytest.mark.chromium
+pytestmark = [pytest.mark.chromium, pytest.mark.asyncio(loop_scope="module")]
 
 CUT_OFF = {"finish_reason": "cancelled", "extras": {"status": "interrupted", "interrupted_by": "restart"}}
 STOPPED = {"finish_reason": "cancelled", "extras": {"status": "interrupted"}}
@@ -133,7 +133,7 @@ async def test_an_answer_goes_on_over_the_death_of_the_service(page, database, m
     def service(model):
         places = {"app": {"port": port}, "persistence": {"spool_dir": str(tmp_path / "spool")}}
         file.write_text(yaml.safe_dump(merge(configuration(model, database, mock_llm), places)))
-        return ModuleProcess("agentic_backend", env={"CONFIG_FILE": str(file), "ENV_FILE": ""})
+        return ForkedModule("agentic_backend", env={"CONFIG_FILE": str(file), "ENV_FILE": ""})
 
     ready = f"http://127.0.0.1:{port}/agentic/v1/ready"
     with service("mock;tokens=100;stall=50") as process:

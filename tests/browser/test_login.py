@@ -9,7 +9,7 @@ from tests.support.keycloak import Administrator, security_of
 from tests.support.ports import free_port
 
 # The first of them may wait for Keycloak's start, on a new machine also for its download.
-pytestmark = [pytest.mark.chromium, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.chromium, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ from playwright.async_api import Page, expect
 
 from tests.browser.fake_server import FakeServer
 
-pytestmark = pytest.mark.chromium
+pytestmark = [pytest.mark.chromium, pytest.mark.asyncio(loop_scope="module")]
 
 RENDER = """async (text) => {
   const { parse, render } = await import("/web/markdown.js");

@@ -7,7 +7,7 @@ from tests.browser.test_chat_page import ask, open_page
 from tests.browser.test_interrupted import DONE, STOPPED, exchange
 from tests.browser.test_page_behaviour import open_page as open_fake
 
-pytestmark = pytest.mark.chromium
+pytestmark = [pytest.mark.chromium, pytest.mark.asyncio(loop_scope="module")]
 
 LARGE = "mock;tokens=3"
 MODELS = {"chat_models": [{"id": "large", "title": "The large one", "name": LARGE}]}

@@ -1,12 +1,14 @@
 """What the page does when the server refuses, fails, drops the connection or answers late."""
 
+import asyncio
+
 import pytest
 from playwright.async_api import Page, expect
 from starlette.responses import JSONResponse
 
 from tests.browser.fake_server import FakeServer, Peer, Told
 
-pytestmark = pytest.mark.chromium
+pytestmark = [pytest.mark.chromium, pytest.mark.asyncio(loop_scope="module")]
 
 LEDGER = [
     {"phase": "history_restore", "depth": 0, "start_ms": 0.2, "ms": 1.3},
@@ -484,3 +486,23 @@ async def test_what_is_suggested_is_the_chosen_agents(page, fake):
     await suggestions.first.click()
     told = await fake.told(peer)
     assert (told.ask["agent_id"], told.ask["message"]) == ("Ada", "Rhyme on <b>bee</b>")
+
+
+async def test_a_question_that_comes_before_the_agents_is_asked_once_they_come(page, fake):
+    arrive = asyncio.Event()
+
+    async def late(route):
+        await arrive.wait()
+        await route.continue_()
+
+    await page.route("**/agents", late)
+    await page.goto(fake.url)
+    peer = await fake.peer()
+    await page.get_by_label("Your message").fill("Who is there?")
+    await page.keyboard.press("Enter")
+    arrive.set()
+    told = await fake.told(peer)
+    await told.begin()
+    await told.finish("I am.")
+    await expect(page.locator(".markdown")).to_have_text("I am.")
+    await expect(page.get_by_text("There is no agent to ask")).to_have_count(0)

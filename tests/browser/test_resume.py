@@ -12,10 +12,10 @@ from playwright.async_api import expect
 from tests.support.held_model import held_model
 from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
-from tests.support.processes import ModuleProcess
+from tests.support.processes import ForkedModule
 from tests.support.service import configuration, merge
 
-pytestmark = pytest.mark.chromium
+pytestmark = [pytest.mark.chromium, pytest.mark.asyncio(loop_scope="module")]
 
 BEGINNING = "It goes into waiting for what others do, which is most of all that there is to wait for: "
 """What an answer has said when the test interrupts it."""
@@ -124,7 +124,7 @@ async def test_a_restart_of_the_service_lets_the_answer_end_and_the_next_one_has
         places = {"app": {"port": port}, "persistence": {"spool_dir": str(tmp_path / "spool")}}
         settings = merge(configuration(model, database, mock_llm), places)
         file.write_text(yaml.safe_dump(merge(settings, sections)))
-        return ModuleProcess("agentic_backend", env={"CONFIG_FILE": str(file), "ENV_FILE": ""})
+        return ForkedModule("agentic_backend", env={"CONFIG_FILE": str(file), "ENV_FILE": ""})
 
     async def ready(process):
         await process.until(process.wait_for_http, f"http://127.0.0.1:{port}/agentic/v1/ready")

@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import pytest_asyncio
 from playwright.async_api import Locator, Page, expect
 
 from tests.knowledge_flow_backend.service import BASE as KNOWLEDGE_BASE
@@ -16,9 +17,12 @@ from tests.support.mock_llm import MockModel
 from tests.support.postgres import Database
 from tests.support.service import RunningService, StartService
 
-pytestmark = pytest.mark.chromium
+pytestmark = [pytest.mark.chromium, pytest.mark.asyncio(loop_scope="module")]
 
 ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+MANUAL = ROOT / "config" / "samples" / "turnwise-operations.pdf"
+OURS = [*sorted((ROOT / "docs").glob("*.md")), README, MANUAL]
 QUESTION = "How does Turnwise persist a turn?"
 AGENTS = [
     {"name": "Georges", "class_path": "agentic_backend.agent.plain"},
@@ -42,7 +46,7 @@ async def ingest(knowledge: RunningKnowledgeFlow, *files: Path) -> dict[str, str
     return uids
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def knowledge(database: Database, mock_llm: MockModel) -> AsyncIterator[RunningKnowledgeFlow]:
     """Knowledge flow with its own embedder."""
     local = {"provider": "local", "name": "all-MiniLM-L6-v2", "settings": {}}
@@ -51,12 +55,17 @@ async def knowledge(database: Database, mock_llm: MockModel) -> AsyncIterator[Ru
 
 
 @pytest.fixture
+def documents() -> list[Path]:
+    """What the library holds; a test that searches among all of ours says so."""
+    return [README, MANUAL]
+
+
+@pytest_asyncio.fixture(loop_scope="module")
 async def library(
-    knowledge: RunningKnowledgeFlow, start_service: StartService
+    knowledge: RunningKnowledgeFlow, start_service: StartService, documents: list[Path]
 ) -> AsyncIterator[tuple[RunningService, dict[str, str]]]:
-    """The agentic service beside a knowledge flow that holds our documents, and their uids."""
-    docs = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
-    uids = await ingest(knowledge, *docs, ROOT / "config" / "samples" / "turnwise-operations.pdf")
+    """The agentic service beside a knowledge flow that holds the documents, and their uids."""
+    uids = await ingest(knowledge, *documents)
     ai: dict[str, Any] = {
         "knowledge_flow_url": f"http://127.0.0.1:{knowledge.port}{KNOWLEDGE_BASE}",
         "agents": AGENTS,
@@ -90,6 +99,7 @@ async def in_sight(node: Locator) -> bool:
     return visible
 
 
+@pytest.mark.parametrize("documents", [OURS], ids=["all of ours"])
 async def test_citations_open_our_documents_at_the_cited_sentence(page, library, tmp_path):
     service, _ = library
     await ask_rico(page, service)

@@ -91,7 +91,6 @@ async def _faults(
     scene, service = careless.scene, careless.scene.service
     await scene.crowd.answered(10)
     await careless.show_everything()
-    await careless.give_away(planted)
     await deployment.to_postgres.tell("delay down 150 50")
     await scene.crowd.answered(20)
     await deployment.to_model.tell("refuse", "reset")
@@ -100,6 +99,7 @@ async def _faults(
     made.status = 503
     await deployment.stop_postgres()
     await careless.show_everything()
+    await careless.give_away(planted)  # now that the spool keeps what is answered
     await scene.crowd.answered(size.pick(20, 200))
     early = {"metrics before kill -9": (await service.metrics_text()).encode()}
     await service.kill()
@@ -206,7 +206,7 @@ async def _knowledge_flow(deployment: Deployment, security: Mapping[str, Any]) -
     file = deployment.directory / f"{port}.yaml"
     file.write_text(yaml.safe_dump(settings))
     env = {"CONFIG_FILE": str(file), "ENV_FILE": "", "OPENAI_BASE_URL": "", **_KNOWLEDGE_KEYS}
-    process = ModuleProcess("knowledge_flow_backend", env=env, traceback_allowed=True)
+    process = deployment.program("knowledge_flow_backend", env=env, traceback_allowed=True)
     await deployment.do(process.__enter__)
     try:
         await asyncio.to_thread(process.wait_for_http, f"http://127.0.0.1:{port}{KF_BASE}/ready")

@@ -63,6 +63,8 @@ class Deployment:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
+        self.program: type[ModuleProcess] = ModuleProcess
+        """What services are started as."""
         self._stack = ExitStack()
         self._hands = ThreadPoolExecutor(1, "hands")
 
@@ -260,7 +262,7 @@ class Service:
         """Start a process on the same state and wait until `path` answers 200."""
         if self._process is not None:
             self.outputs.append(self._process.output)
-        process = ModuleProcess(self._module, env=self._env, traceback_allowed=True)
+        process = self.deployment.program(self._module, env=self._env, traceback_allowed=True)
         self._process = process
         await self.deployment.do(process.__enter__)
         if path is not None:

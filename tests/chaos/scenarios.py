@@ -53,7 +53,7 @@ SCENARIOS = (
     Scenario(("B1", "B2"), lifecycle.drain, at_once=PAIRED),
     Scenario(("B3",), lifecycle.drain_without_postgres, at_once=PAIRED),
     Scenario(("B4",), lifecycle.second_signal, 40, at_once=PAIRED),
-    Scenario(("B5", "B6"), lifecycle.live_and_ready),
+    Scenario(("B5", "B6"), lifecycle.live_and_ready, at_once=PAIRED),
     Scenario(("B7",), lifecycle.tasks),
     Scenario(("B8",), lifecycle.stopped, at_once=PAIRED),
     Scenario(("B9",), lifecycle.clock_jumps),

@@ -1,11 +1,14 @@
 """`.ci/run`: each stage once, its seconds in a table, and the end at the first that fails."""
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.checks.source import ROOT
@@ -13,19 +16,26 @@ from tests.checks.source import ROOT
 pytestmark = pytest.mark.servers
 
 STAGES = (
-    *("programs", "environment", "check", "wheel-test", "gates", "bench-short", "bench-micro", "bench-turn"),
-    *("chaos", "fuzz", "test"),
+    *("programs", "environment", "check", "wheel-test", "fuzz", "gates", "bench-short", "bench-micro", "bench-turn"),
+    *("chaos", "test"),
 )
 
 
-def ci(place: Path, fails: str) -> "tuple[subprocess.CompletedProcess[str], list[str]]":
-    """The script in a tree of its own, where `make` and the rest only say that they were called; one of them fails."""
+def ci(place: Path, fails: str, lasting: str = "nothing") -> "tuple[subprocess.CompletedProcess[str], list[str]]":
+    """The script in a tree of its own, where `make` and the rest only say that they were called; one fails, one lasts.
+
+    What fails does so once the other one has begun.
+    """
     (place / ".ci").mkdir()
     (place / "deploy").mkdir()
     shutil.copy(ROOT / ".ci/run", place / ".ci/run")
     bin_, calls = place / "bin", place / "calls"
     bin_.mkdir()
-    said = f'echo "$(basename "$0") $*" >>{calls}; [ "$1" != "{fails}" ] || exit 7\n'
+    waits = ":" if lasting == "nothing" else f"until grep -q lasts {calls}; do sleep 0.01; done"
+    said = f'''echo "$(basename "$0") $*" >>{calls}
+        [ "$1" != "{lasting}" ] || {{ echo "lasts $$" >>{calls}; exec sleep 600; }}
+        [ "$1" != "{fails}" ] || {{ {waits}; exit 7; }}
+        '''
     installed = f"sed -n 's/.*packages+*=(\\([^)]*\\)).*/\\1/p' {place}/.ci/run | tr ' ' '\\n' | sed 's/^/ii  /'\n"
     programs = {"bin/make": said, "deploy/toolchain.sh": said, "bin/dpkg-query": installed}
     for name in ("java", "mvn", "apt-get"):
@@ -44,12 +54,22 @@ def test_each_stage_runs_once_and_is_in_the_table(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert tuple(re.findall(r"^(\S+) +\d+ s$", done.stdout, re.MULTILINE)) == STAGES
     assert re.search(r"^total +\d+ s  within the bound of 1800 s\n\Z", done.stdout, re.MULTILINE)
-    assert [call.split()[1] for call in calls] == ["sync", *STAGES[2:]]
+    assert sorted(call.split()[1] for call in calls) == sorted(["sync", *STAGES[2:]])
 
 
-def test_what_fails_is_named_ends_the_run_and_is_not_tried_again(tmp_path: Path) -> None:
-    done, calls = ci(tmp_path, fails="gates")
+@pytest.mark.parametrize("fails", ["gates", "fuzz", "check"])
+def test_what_fails_is_named_ends_the_run_and_is_not_tried_again(tmp_path: Path, fails: str) -> None:
+    done, calls = ci(tmp_path, fails)
     assert done.returncode == 7
-    assert re.search(r"^gates +\d+ s  FAILED \(7\)\ntotal ", done.stdout, re.MULTILINE)
-    assert tuple(re.findall(r"^(\S+) +\d+ s$", done.stdout, re.MULTILINE)) == STAGES[: STAGES.index("gates")]
-    assert [call.split()[1] for call in calls] == ["sync", *STAGES[2 : STAGES.index("gates") + 1]]
+    assert re.search(rf"^{fails} +\d+ s  FAILED \(7\)\ntotal ", done.stdout, re.MULTILINE)
+    assert tuple(re.findall(r"^(\S+) +\d+ s$", done.stdout, re.MULTILINE)) == STAGES[: STAGES.index(fails)]
+    assert sorted(call.split()[1] for call in calls) == sorted(["sync", *STAGES[2 : STAGES.index(fails) + 1]])
+
+
+def test_what_runs_beside_a_stage_that_fails_is_ended(tmp_path: Path) -> None:
+    done, calls = ci(tmp_path, fails="wheel-test", lasting="fuzz")
+    assert done.returncode == 7
+    (pid,) = [int(call.split()[1]) for call in calls if call.startswith("lasts ")]
+    with contextlib.suppress(psutil.NoSuchProcess):  # it was told to end; until it has, the test waits
+        while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)

@@ -88,7 +88,7 @@ def test_the_endings_are_those_that_are_read() -> None:
 
 
 def test_every_route_of_libraries_is_in_the_table() -> None:
-    router = library_router(lambda: pytest.fail("no request is made"), lambda: None)
+    router = library_router(lambda: pytest.fail("no request is made"), lambda: None, "")
     routes = {
         (method, route.path)
         for route in router.routes

@@ -33,6 +33,8 @@ NAMES: Final = ("pgvector", "opensearch")
 READER: Final = Reader(OWNER)
 INDEX: Final = "turnwise-eval"
 RERANKED: Final = 30
+_DEADLINE_S: Final = 60.0
+"""Of a rerank: how long one takes is not judged here."""
 """Best hits of a search that are reranked; the others keep their places behind them."""
 _CHECKOUT: Final = Path(__file__).parents[2]
 
@@ -90,7 +92,9 @@ async def filled(
         await asyncio.to_thread(_analyse, server.dsn)
         if isinstance(engine, PgVectorEngine):
             await engine.index.count_common_words()
-        reranker = LocalReranker(embedder, engine.index, QuestionVectors(), threads=1, metrics=metrics, kpi=kpi)
+        reranker = LocalReranker(
+            embedder, engine.index, QuestionVectors(), threads=1, deadline_s=_DEADLINE_S, metrics=metrics, kpi=kpi
+        )
         stack.callback(reranker.close)
         yield FilledEngine(name, engine.index, embedder, reranker, settings.search.candidates, server.dsn)
 

@@ -33,7 +33,7 @@ from tests.support.patience import PATIENCE_S
 from tests.support.people import SECRET, headers_of
 from tests.support.ports import free_port
 from tests.support.postgres import new_database
-from tests.support.processes import ModuleProcess
+from tests.support.processes import ForkedModule
 from tests.support.standing import standing_service
 from turnwise.postgres import EmbeddedPostgres
 
@@ -75,7 +75,7 @@ def knowledge_flow(postgres: EmbeddedPostgres, mock_llm: MockModel, directory: P
         file = directory / "knowledge-flow.yaml"
         file.write_text(yaml.safe_dump(sections))
         environment = {"CONFIG_FILE": str(file), "TEST_SECRET": SECRET, **CLEAN}
-        with ModuleProcess("knowledge_flow_backend", env=environment) as process:
+        with ForkedModule("knowledge_flow_backend", env=environment) as process:
             process.wait_for_http(f"http://127.0.0.1:{port}/knowledge-flow/v1/ready")
             yield f"http://127.0.0.1:{port}"
 

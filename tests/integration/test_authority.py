@@ -11,7 +11,6 @@ from websockets.exceptions import ConnectionClosed
 
 from tests.support.patience import PATIENCE_S
 from tests.support.people import SECURITY, headers_of, token_of
-from tests.support.routes import routes_below
 from tests.support.service import BASE, hear_until, say
 
 PUBLIC = {
@@ -36,14 +35,13 @@ BODIES = {
 def routes(app):
     """(method, path) of each route; a socket's method is WS."""
     found = []
-    for one, included in routes_below(app):
-        path = BASE + one.path if included else one.path
+    for one in app.routes:
         if isinstance(one, WebSocketRoute):
-            found.append(("WS", path))
+            found.append(("WS", one.path))
         elif isinstance(one, Mount):
-            found.append(("GET", f"{path}/index.html"))
+            found.append(("GET", f"{one.path}/index.html"))
         else:
-            found += [(method, path) for method in sorted(one.methods - {"HEAD"})]
+            found += [(method, one.path) for method in sorted(one.methods - {"HEAD"})]
     return found
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.integration.test_deletion import say_and_hear
 from tests.support.agentic import start_process
-from tests.support.processes import ModuleProcess
+from tests.support.processes import ForkedModule
 
 __all__ = ["start_process"]
 
@@ -29,7 +29,7 @@ async def prune(tmp_path: Path, env: dict[str, str] | None = None) -> tuple[int,
     """The exit code and the output of the command, with the configuration of the service that runs."""
     (config,) = tmp_path.glob("*.yaml")  # noqa: ASYNC240 - a test's own directory
     variables = {"CONFIG_FILE": str(config), "ENV_FILE": "", **(env or {})}
-    with ModuleProcess("agentic_backend.prune", "--older-than", "1", env=variables) as process:
+    with ForkedModule("agentic_backend.prune", "--older-than", "1", env=variables) as process:
         return await process.until(process.wait), process.output
 
 

@@ -20,7 +20,6 @@ from agentic_backend.chat import frames
 from agentic_backend.chat.sse import read_body
 from tests.support.patience import PATIENCE_S
 from tests.support.people import SECRET, SECURITY
-from tests.support.routes import routes_below
 from tests.support.service import BASE, hear, hear_until, say
 
 OTHERS = ("bob", "cleo")
@@ -282,9 +281,9 @@ async def test_every_operation_of_the_document_and_every_socket_is_in_the_table(
         for method in operations
     }
     assert document == set(OPERATIONS), "say of a new operation whose it speaks of"
-    served = [route for route, included in routes_below(app) if included]
-    sockets = {route.path for route in served if isinstance(route, WebSocketRoute)}
-    undocumented = {f"{method} {route.path}" for route in served for method in getattr(route, "methods", None) or ()}
+    below = [(route.path.removeprefix(BASE), route) for route in app.routes if route.path.startswith(f"{BASE}/")]
+    sockets = {path for path, route in below if isinstance(route, WebSocketRoute)}
+    undocumented = {f"{method} {path}" for path, route in below for method in getattr(route, "methods", None) or ()}
     assert sockets == SOCKETS
     assert undocumented <= document, "a route below the base path that the document leaves out"
     for operation, kind in OPERATIONS.items():

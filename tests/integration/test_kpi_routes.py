@@ -11,6 +11,7 @@ import jwt
 import pytest
 
 from agentic_backend.verdict import Gauged
+from agentic_backend.verdict.causes import CAUSES, NOBODY
 from backend_kit.kpi.culprit import Sighting
 from tests.support.odd_agent import odd
 from tests.support.service import BASE, RunningService, StartService, hear, hear_until, say
@@ -55,7 +56,8 @@ async def test_the_live_view_has_steps_with_percentiles(service: RunningService)
     step = next(step for step in live["steps"] if step["turns"])
     assert step["turn_latency_ms"]["p50"] == step["turn_latency_ms"]["max"] > 0
     assert step["first_token_ms"]["p95"] <= step["turn_latency_ms"]["max"]
-    assert step["bound_by"] in {"nobody", "loop_cpu", "llm_floor", "agent"}
+    # The model of this turn takes no time: what of the rest took longest is the machine's business.
+    assert step["bound_by"] in {NOBODY, *CAUSES}
 
 
 async def test_stalls_name_who_held_the_loop(start_service: StartService) -> None:

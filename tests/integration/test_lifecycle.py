@@ -18,7 +18,7 @@ from tests.support.held_model import held_model
 from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.support.postgres import Database, public_directory
-from tests.support.processes import ModuleProcess
+from tests.support.processes import ForkedModule
 from tests.support.service import BASE, configuration, hear, hear_until, merge, say
 from turnwise.postgres import EmbeddedPostgres
 
@@ -179,7 +179,7 @@ def test_a_taken_port_is_one_line_and_exit_code_2(database, mock_llm, tmp_path):
         port = taken.getsockname()[1]
         file = tmp_path / "taken.yaml"
         file.write_text(yaml.safe_dump(merge(configuration("mock", database, mock_llm), {"app": {"port": port}})))
-        with ModuleProcess("agentic_backend", env={"CONFIG_FILE": str(file), "ENV_FILE": ""}) as process:
+        with ForkedModule("agentic_backend", env={"CONFIG_FILE": str(file), "ENV_FILE": ""}) as process:
             assert process.wait() == 2
             (line,) = process.output.splitlines()
             assert line.endswith(f"cannot listen on 127.0.0.1:{port}: Address already in use")

@@ -13,7 +13,7 @@ from tests.agentic_backend.persist.support import until, until_waiting
 from tests.support.agentic import start_process
 from tests.support.held_model import held_model
 from tests.support.ports import free_port
-from tests.support.processes import ModuleProcess
+from tests.support.processes import ForkedModule
 from tests.support.service import configuration, hear, hear_until, merge, say
 
 __all__ = ["start_process"]
@@ -45,7 +45,7 @@ def second(database, mock_llm, tmp_path):
         file = tmp_path / f"second-{port}.yaml"
         file.write_text(yaml.safe_dump(merge(merge(settings, {"app": {"port": port}}), sections)))
         variables = {"CONFIG_FILE": str(file), "ENV_FILE": "", "PYTHONPROFILEIMPORTTIME": "1"}
-        return ModuleProcess("agentic_backend", env=variables)
+        return ForkedModule("agentic_backend", env=variables)
 
     return make
 
@@ -242,7 +242,7 @@ async def test_a_turn_that_outlived_its_lease_is_told_to_have_failed(start_proce
             assert (await end_of(socket, "fast"))["type"] == "final"
         history = await one.history(session_id)
         assert [(message["rank"], message["exchange_id"]) for message in history] == [(0, "fast"), (1, "fast")]
-        assert "ALARM record given up: reason=fenced" in one.process.output
+        await one.line("ALARM record given up: reason=fenced")
 
 
 async def test_turns_that_were_never_run_leave_no_lease(start_process, database):

@@ -7,7 +7,7 @@ import yaml
 from agentic_backend.settings import AgenticSettings
 from backend_kit.settings import load
 from tests.support.ports import free_port
-from tests.support.processes import ModuleProcess
+from tests.support.processes import ForkedModule
 from tests.support.service import hear_until, say
 from ws_bench.fakes.answers import NOT_ALLOWED, TOOLS_OUT_OF_REACH
 
@@ -48,7 +48,7 @@ def test_the_shipped_tools_run_without_a_person_only_where_they_only_read():
 async def test_a_person_decides_whether_a_note_is_changed(start_service, tmp_path):
     port = free_port()
     arguments = ("--port", str(port), "--notes", str(tmp_path / "notes.json"))
-    with ModuleProcess("turnwise.sample_tools", *arguments, stop_s=5) as tools:
+    with ForkedModule("turnwise.sample_tools", *arguments, stop_s=5) as tools:
         await tools.until(tools.wait_for_line, "listens on")
         async with start_service(model="mock", **shipped(port)) as service:
             assert text_of(await ask(service, "Sammy", "Add a note: buy milk", "deny")) == NOT_ALLOWED

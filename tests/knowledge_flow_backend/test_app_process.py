@@ -18,7 +18,7 @@ from tests.knowledge_flow_backend.service import BASE
 from tests.support.mock_llm import MockModel
 from tests.support.ports import free_port
 from tests.support.postgres import Database
-from tests.support.processes import ModuleProcess
+from tests.support.processes import ForkedModule, ModuleProcess
 
 ENOUGH = 20
 Configure = Callable[[int], tuple[dict[str, str], int, int]]
@@ -83,7 +83,7 @@ async def searches_of(metrics_port: int) -> float:
 @asynccontextmanager
 async def program(environment: dict[str, str], **options: bool) -> AsyncIterator[ModuleProcess]:
     """The program, ended outside of the event loop."""
-    with ModuleProcess("knowledge_flow_backend", env=environment, **options) as process:  # type: ignore[arg-type]
+    with ForkedModule("knowledge_flow_backend", env=environment, **options) as process:  # type: ignore[arg-type]
         try:
             yield process
         finally:

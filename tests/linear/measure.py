@@ -14,8 +14,8 @@ Work = Callable[[int], Callable[[], object]]
 """`work(n)` makes a text of n units, and returns what is to be measured on it."""
 
 
-def ratio(work: Work, start: int, most: int) -> float:
-    """The least time at 4n by the least at n, of five each.
+def ratio(work: Work, start: int, most: int, *, enough: float = 0.0) -> float:
+    """The least time at 4n by the least at n, of five each; of two, where these are no further apart than `enough`.
 
     n grows from `start` until a run at n takes long enough, or 4n is `most`: beyond that nothing comes from outside. A
     text that is refused sooner the longer it is has a small ratio.
@@ -28,15 +28,19 @@ def ratio(work: Work, start: int, most: int) -> float:
     # Without the collector, which looks at everything that tests have left behind; its share of the work is constant.
     gc.disable()
     try:
-        pairs = [(_seconds(short), _seconds(long)) for _ in range(ROUNDS)]
+        at_n, at_4n = _seconds(short), _seconds(long)
+        for _ in range(ROUNDS - 1):
+            at_n, at_4n = min(at_n, _seconds(short)), min(at_4n, _seconds(long))
+            if at_4n <= enough * at_n:
+                break
     finally:
         gc.enable()
-    return min(pair[1] for pair in pairs) / max(min(pair[0] for pair in pairs), 1e-5)
+    return at_4n / max(at_n, 1e-5)
 
 
 def within(work: Work, start: int, most: int) -> float:
     """`ratio`, measured up to three times where it is above `LIMIT`: a crowded cache makes it larger, nothing less."""
-    seen = ratio(work, start, most)
+    seen = ratio(work, start, most, enough=LIMIT)
     for _ in range(2):
         if seen > LIMIT:
             seen = min(seen, ratio(work, start, most))

@@ -17,7 +17,7 @@ from tests.support.mock_llm import MockModel
 from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.support.postgres import Database
-from tests.support.processes import ModuleProcess
+from tests.support.processes import ForkedModule, ModuleProcess
 from tests.support.service import BASE, ServiceClient, configuration, free_spool, merge
 
 _UNTIDY = re.compile(
@@ -105,7 +105,7 @@ def start_process(database: Database, mock_llm: MockModel, tmp_path: Path) -> St
         file.write_text(yaml.safe_dump(settings))
         variables = {"CONFIG_FILE": str(file), **CLEAN, **(env or {})}
         headers = {"Authorization": f"Bearer {token}"}
-        with ModuleProcess("agentic_backend", env=variables, traceback_allowed=traceback_allowed) as process:
+        with ForkedModule("agentic_backend", env=variables, traceback_allowed=traceback_allowed) as process:
             try:
                 async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", headers=headers) as http:
                     service = ServiceProcess(

@@ -18,6 +18,7 @@ from typing import ParamSpec, TypeVar
 
 import pytest
 
+from tests.support.fork_server import FORKS, Fork, needs_own_interpreter
 from tests.support.patience import PATIENCE_S
 from turnwise.tether import tethered
 
@@ -46,28 +47,20 @@ class ModuleProcess:
         stop_s: float = PATIENCE_S,
         traceback_allowed: bool = False,
     ) -> None:
-        self._command = tethered([sys.executable, "-m", module, *arguments], signal.SIGKILL)
-        self._env = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
+        self._module = module
+        self._arguments = list(arguments)
+        self._added = dict(env or {})
+        self._env = {**os.environ, "PYTHONUNBUFFERED": "1", **self._added}
         self._cwd = cwd
         self._stop_s = stop_s
         self._traceback_allowed = traceback_allowed
         self._changed = threading.Condition()
         self._lines: list[str] = []
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[str] | Fork | None = None
         self._reader: threading.Thread | None = None
 
     def __enter__(self) -> "ModuleProcess":
-        self._process = subprocess.Popen(
-            self._command,
-            env=self._env,
-            cwd=self._cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
+        self._process = self._start()
         self._reader = threading.Thread(target=self._collect, args=(self._process,), daemon=True)
         self._reader.start()
         return self
@@ -154,12 +147,25 @@ class ModuleProcess:
             os.killpg(process.pid, signal.SIGKILL)
         return self.wait()
 
-    def _running(self) -> "subprocess.Popen[str]":
+    def _start(self) -> "subprocess.Popen[str] | Fork":
+        return subprocess.Popen(
+            tethered([sys.executable, "-m", self._module, *self._arguments], signal.SIGKILL),
+            env=self._env,
+            cwd=self._cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+
+    def _running(self) -> "subprocess.Popen[str] | Fork":
         if self._process is None:
             raise RuntimeError("used outside of its context")
         return self._process
 
-    def _collect(self, process: "subprocess.Popen[str]") -> None:
+    def _collect(self, process: "subprocess.Popen[str] | Fork") -> None:
         if process.stdout is None:
             return
         with process.stdout as stream:
@@ -169,6 +175,18 @@ class ModuleProcess:
                     self._changed.notify_all()
         with self._changed:
             self._changed.notify_all()
+
+
+class ForkedModule(ModuleProcess):
+    """The same without the seconds of its imports, by a fork: for a service whose tests do not ask how it starts.
+
+    Where one of its variables can only be given to an interpreter of its own, it has one.
+    """
+
+    def _start(self) -> "subprocess.Popen[str] | Fork":
+        if needs_own_interpreter(self._added):
+            return super()._start()
+        return FORKS.start(self._module, self._arguments, self._env, self._cwd)
 
 
 def _answers(url: str) -> bool:

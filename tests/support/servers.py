@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.fork_server import FORK_EVENT
+
 FIXTURES = frozenset({"postgres", "mock_llm", "opensearch_node", "keycloak", "browser", "debian_postgres"})
 """The fixtures which start one."""
 
@@ -16,7 +18,7 @@ _started: list[str] = []
 
 
 def _note(event: str, arguments: tuple[object, ...]) -> None:
-    if event == "subprocess.Popen":
+    if event in {"subprocess.Popen", FORK_EVENT}:
         _started.append(str(arguments[0]))
 
 

@@ -15,7 +15,7 @@ from tests.support.mock_llm import MockModel
 from tests.support.people import SECRET, headers_of
 from tests.support.ports import free_port
 from tests.support.postgres import Database, new_database
-from tests.support.processes import ModuleProcess
+from tests.support.processes import ForkedModule, ModuleProcess
 from tests.support.service import BASE, configuration, merge
 from turnwise.postgres import EmbeddedPostgres
 
@@ -65,8 +65,6 @@ def standing_service(
         settings = merge(merge(configuration(model, database, mock_llm), own), sections)
         file = directory / f"{port}.yaml"
         file.write_text(yaml.safe_dump(settings))
-        with ModuleProcess(
-            "agentic_backend", env={"CONFIG_FILE": str(file), "TEST_SECRET": SECRET, **CLEAN}
-        ) as process:
+        with ForkedModule("agentic_backend", env={"CONFIG_FILE": str(file), "TEST_SECRET": SECRET, **CLEAN}) as process:
             process.wait_for_http(f"http://127.0.0.1:{port}{BASE}/ready")
             yield Standing(port, metrics_port, database, process)

@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tests.support.ports import free_port
-from tests.support.processes import ModuleProcess
+from tests.support.processes import ForkedModule, ModuleProcess
 
 READS = ToolAnnotations(read_only_hint=True)
 BIG = 10_000_000
@@ -167,7 +167,7 @@ async def counts(server: ToolServer) -> dict[str, Any]:
 
 def _process(port: int, refuse: str = "") -> ModuleProcess:
     # The server logs the failures of its tools with their tracebacks: they are asked for.
-    return ModuleProcess(__name__, "--port", str(port), "--refuse", refuse, traceback_allowed=True, stop_s=5)
+    return ForkedModule(__name__, "--port", str(port), "--refuse", refuse, traceback_allowed=True, stop_s=5)
 
 
 def _server(port: int, process: ModuleProcess) -> ToolServer:

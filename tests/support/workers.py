@@ -13,6 +13,7 @@ SHARED = {"opensearch": ("opensearch",), "keycloak": ("test_keycloak", "test_log
 since a JVM takes half a minute of CPU to start."""
 LONG_FIRST = (
     "tests/turnwise/test_launcher.py",
+    "tests/turnwise/test_starters.py",
     "opensearch",
     "keycloak",
     "tests/support/test_hangs.py",
@@ -29,14 +30,12 @@ LONG_FIRST = (
     "tests/knowledge_flow_backend/search/test_strangers.py",
     "tests/integration/test_human.py",
     "tests/linear/test_parsers.py",
-    "tests/turnwise/test_samples.py",
     "tests/browser/test_interrupted.py",
     "tests/knowledge_flow_backend/ingest/test_ingest.py",
     "tests/integration/test_recall.py",
     "tests/knowledge_flow_backend/test_app_process.py",
     "tests/browser/test_resume.py",
     "tests/browser/test_markdown.py",
-    "tests/turnwise/test_starters.py",
     "tests/deploy/test_prometheus.py",
     "tests/conformance/test_frames.py",
     "tests/agentic_backend/agent/test_mcp.py",

@@ -12,7 +12,7 @@ from mcp.client import Client
 from mcp_types import TextContent
 
 from tests.support.ports import free_port
-from tests.support.processes import ModuleProcess
+from tests.support.processes import ForkedModule
 from turnwise.sample_tools import MOST_CHARS, MOST_NOTES, Notes, sample_tools
 
 SUNDAY = datetime(2026, 11, 22, 16, 41, tzinfo=UTC)
@@ -99,7 +99,7 @@ async def test_a_page_of_another_place_is_refused(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{port}/mcp"
     accept = {"Accept": "application/json, text/event-stream"}
     arguments = ("--port", str(port), "--notes", str(tmp_path / "notes.json"))
-    with ModuleProcess("turnwise.sample_tools", *arguments, stop_s=5) as process:
+    with ForkedModule("turnwise.sample_tools", *arguments, stop_s=5) as process:
         await process.until(process.wait_for_line, "listens on")
         async with aiohttp.ClientSession(headers=accept) as http:
             for strange, status in (({"Origin": "https://evil.example"}, 403), ({"Host": "evil.example"}, 421)):

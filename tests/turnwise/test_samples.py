@@ -1,16 +1,11 @@
 """The documents that a first start sends: which, when again, and what is said where it cannot be done."""
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
-from tests.support.postgres import public_directory
 from tests.support.processes import ROOT
-from tests.turnwise.test_launcher import Stack
 from turnwise.plan import Service
 from turnwise.samples import Samples, SamplesFailed, sample_files
 
@@ -29,13 +24,6 @@ def checkout(tmp_path: Path) -> Path:
     (folder / "docs" / "operations.md").write_text("# Operations\n")
     (folder / "README.md").write_text("# Turnwise\n")
     return folder
-
-
-@pytest.fixture
-def stack() -> Iterator[Stack]:
-    home = public_directory("turnwise-samples-test-")
-    yield Stack(home)
-    shutil.rmtree(home)
 
 
 def test_our_pages_and_a_real_pdf_are_sent():
@@ -66,17 +54,3 @@ async def test_a_service_that_never_answers_is_said_and_nothing_is_remembered(ch
     with pytest.raises(SamplesFailed, match="not ready"):
         await samples.ingest({})
     assert not samples.are_there()
-
-
-@pytest.mark.servers
-def test_the_first_start_fills_the_library_and_the_second_leaves_it_alone(stack):
-    with stack.launch() as first:
-        first.wait_for_line("Turnwise is ready: ", PATIENCE_S)
-        first.wait_for_line("sending [0-9]+ documents of ours to the library Turnwise", PATIENCE_S)
-        first.wait_for_line("the library Turnwise is ready: [0-9]+ ingested, 0 unchanged, 0 failed", PATIENCE_S)
-    with stack.launch() as second:
-        second.wait_for_line("Turnwise is ready: ", PATIENCE_S)
-    assert "documents of ours" not in second.output
-    (stack.home / "data" / "samples-ingested").unlink()
-    with stack.launch() as third:
-        third.wait_for_line("the library Turnwise is ready: 0 ingested, [0-9]+ unchanged, 0 failed", PATIENCE_S)

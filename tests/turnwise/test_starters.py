@@ -1,4 +1,4 @@
-"""The first impression: a fresh start, and everything that the page suggests asked of every agent and judged.
+"""The first impression: a fresh start, all that the page suggests asked of every agent and judged, and the next start.
 
 Nothing is played here: embedded Postgres, both services, the shipped documents with the shipped embedder, the shipped
 configuration, tools and mock model.
@@ -7,6 +7,7 @@ configuration, tools and mock model.
 import json
 import re
 import shutil
+import signal
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,9 +21,10 @@ from websockets.typing import Subprotocol
 
 from tests.support.patience import PATIENCE_S
 from tests.support.postgres import public_directory
+from tests.support.processes import ModuleProcess
 from tests.turnwise.test_launcher import Stack, ready
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(400)]
 HEADERS = {"Authorization": "Bearer local"}
 BASE = "/agentic/v1"
 JUDGED = {
@@ -82,21 +84,36 @@ class Visitor:
         raise AssertionError("the socket was closed")
 
 
+@dataclass(frozen=True, slots=True)
+class FirstStart:
+    """A fresh start that has read its documents."""
+
+    stack: Stack
+    launcher: ModuleProcess
+
+    def end(self) -> str:
+        """End it as Ctrl-C does; what its terminal showed. The tests that do come last in this file."""
+        self.launcher.send(signal.SIGINT)
+        assert self.launcher.wait() == 0
+        return self.launcher.output
+
+
 @pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    """A fresh start with its documents read. One for the file: it takes half a minute."""
+def first_start() -> Iterator[FirstStart]:
+    """One for the file: it takes half a minute."""
     home = public_directory("turnwise-test-first-")
     stack = Stack(home)
     with stack.launch() as launcher:
         ready(launcher, stack)
-        launcher.wait_for_line(r"the library Turnwise is ready: .* 0 failed", 240)
-        yield stack.port
+        launcher.wait_for_line(r"the library Turnwise is ready: .* 0 failed", PATIENCE_S)
+        yield FirstStart(stack, launcher)
     shutil.rmtree(home)
 
 
 @pytest.fixture
-async def visitor(port: int) -> AsyncIterator[Visitor]:
+async def visitor(first_start: FirstStart) -> AsyncIterator[Visitor]:
     """Someone who has come to that start."""
+    port = first_start.stack.port
     async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", headers=HEADERS) as http:
         yield Visitor(port, http)
 
@@ -167,3 +184,22 @@ async def test_every_suggestion_of_the_configuration_is_judged(visitor: Visitor)
     agents = await visitor.agents()
     assert {(agent["id"], starter) for agent in agents for starter in agent["starters"]} == set(JUDGED)
     assert [agent["id"] for agent in agents] == ["Georges", "Rico", "Sammy"]
+
+
+def test_the_terminal_is_short_the_log_has_the_rest_and_the_next_start_reads_no_document_again(
+    first_start: FirstStart,
+) -> None:
+    stack, output = first_start.stack, first_start.end()
+    shown = output.splitlines()
+    assert len(shown) <= 12, output
+    assert not [line for line in shown if "INFO" in line]
+    kept = {line.split("|")[0].strip() for line in stack.log.splitlines()}
+    assert kept >= {"postgres", "knowledge", "agentic", "turnwise"}
+    assert re.search("sending [0-9]+ documents of ours to the library Turnwise", output)
+    assert re.search("the library Turnwise is ready: [0-9]+ ingested, 0 unchanged, 0 failed", output)
+    with stack.launch() as second:
+        second.wait_for_line("Turnwise is ready: ", PATIENCE_S)
+    assert "documents of ours" not in second.output
+    (stack.home / "data" / "samples-ingested").unlink()
+    with stack.launch() as third:
+        third.wait_for_line("the library Turnwise is ready: 0 ingested, [0-9]+ unchanged, 0 failed", PATIENCE_S)

@@ -80,8 +80,8 @@ async def build(
 
 @pytest.fixture
 async def held(build: Build, database: Database) -> Persistence:
-    """Persistence whose batcher has not been started: what is appended stays pending."""
-    persistence = build(database.settings())
+    """Persistence whose batcher has not been started: what is appended stays pending, and its end does not wait."""
+    persistence = build(database.settings(), rules=PersistenceRules(close_s=0.0))
     await persistence.database.connect_until_ready(lambda _state: None)
     return persistence
 

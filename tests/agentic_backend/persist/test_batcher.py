@@ -351,7 +351,9 @@ def test_a_reserve_as_large_as_the_queue_is_refused() -> None:
         BatchRules(queue_max_records=10, reserve_records=10)
 
 
-async def test_closing_writes_what_is_pending_without_a_task(held: Persistence, database: Database) -> None:
+async def test_closing_writes_what_is_pending_without_a_task(build: Build, database: Database) -> None:
+    held = build(database.settings())
+    await held.database.connect_until_ready(lambda _state: None)
     session = await new_session(held)
     await append_all(held, turns(session, 100))
     await held.aclose()

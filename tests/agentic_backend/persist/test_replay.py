@@ -28,18 +28,24 @@ def kill(tmp_path: Path) -> Kill:
     """The directory as a kill at this moment would leave it, where the next process finds it."""
 
     def take(persistence: Persistence) -> str:
-        assert persistence.spool is not None
-        left = tmp_path / "left"
-        shutil.copytree(persistence.spool.directory, left, ignore=shutil.ignore_patterns("*-shm", "lock"))
+        left = spool_as_it_is(persistence, tmp_path)
         persistence.owner.close()
-        return str(left)
+        return left
 
     return take
 
 
+def spool_as_it_is(persistence: Persistence, tmp_path: Path) -> str:
+    """A copy of its directory."""
+    assert persistence.spool is not None
+    left = tmp_path / "left"
+    shutil.copytree(persistence.spool.directory, left, ignore=shutil.ignore_patterns("*-shm", "lock"))
+    return str(left)
+
+
 async def held_briefly(build: Build, database: Database) -> Persistence:
     """`held`, where a delete or a change does not wait for its commit long."""
-    persistence = build(database.settings(), rules=PersistenceRules(commit_s=0.05))
+    persistence = build(database.settings(), rules=PersistenceRules(commit_s=0.05, close_s=0.0))
     await persistence.database.connect_until_ready(lambda _state: None)
     return persistence
 
@@ -73,14 +79,18 @@ async def test_acknowledged_turns_are_read_and_written_after_a_kill(
 
 
 async def test_a_turn_that_was_written_but_not_taken_out_is_written_once(
-    held: Persistence, build: Build, database: Database, kill: Kill
+    held: Persistence, build: Build, database: Database, tmp_path: Path
 ) -> None:
     session = await new_session(held)
     for record in turns(session, 2):
         await held.log.append(record)
-    left = kill(held)
+    left = spool_as_it_is(held, tmp_path)
+    held.start()
+    assert await held.flush(PATIENCE_S) == 0
+    assert len(stored_ranks(database.dsn, session)) == 4
     await held.aclose()
     heir = await successor(build, database, left)
+    assert len(heir.pending) == 2
     heir.start()
     assert await heir.flush(PATIENCE_S) == 0
     assert stored_ranks(database.dsn, session) == [(0, "x1"), (1, "x1"), (2, "x2"), (3, "x2")]

@@ -40,21 +40,14 @@ NO_REST = PruneRules(pause_s=0.0)
 
 
 @pytest.fixture
-def where(database: Where) -> Where:
-    """A database with the schema."""
-    migrate(settings_for(database.settings()).storage.postgres)
-    return database
-
-
-@pytest.fixture
 def metrics(kpi: Kpi) -> AgenticMetrics:
     return AgenticMetrics(kpi.registry, kpi)
 
 
 @pytest.fixture
-async def known(where: Where, metrics: AgenticMetrics) -> AsyncIterator[Database]:
+async def known(database: Where, metrics: AgenticMetrics) -> AsyncIterator[Database]:
     """The database as the service knows it once it has seen the schema."""
-    made = Database(settings_for(where.settings()).storage.postgres, metrics)
+    made = Database(settings_for(database.settings()).storage.postgres, metrics)
     await made.connect_until_ready(lambda _state: None)
     yield made
     await made.aclose()
@@ -65,11 +58,11 @@ def main_pool(known: Database) -> Pool:
     return known.main
 
 
-def add(where: Where, *session_ids: str, days: float, messages: int = 2) -> None:
+def add(database: Where, *session_ids: str, days: float, messages: int = 2) -> None:
     """Sessions that were last used so many days ago by the server's clock, whatever that of a service said, each with
     messages, an attachment and a feedback."""
     values = {"ids": list(session_ids), "user": USER, "days": days, "messages": messages}
-    with psycopg.connect(where.dsn, autocommit=True) as connection:
+    with psycopg.connect(database.dsn, autocommit=True) as connection:
         connection.execute(
             "INSERT INTO session (session_id, user_id, agent_id, session_data, updated_at, used_at)"
             " SELECT id, %(user)s, 'georges', json_build_object('next_rank', %(messages)s::int),"
@@ -93,14 +86,14 @@ def add(where: Where, *session_ids: str, days: float, messages: int = 2) -> None
         )
 
 
-def execute(where: Where, *statements: str) -> None:
-    with psycopg.connect(where.dsn, autocommit=True) as connection:
+def execute(database: Where, *statements: str) -> None:
+    with psycopg.connect(database.dsn, autocommit=True) as connection:
         for statement in statements:
             connection.execute(statement.encode())
 
 
-def left(where: Where, table: str = "session") -> set[str]:
-    return {session_id for (session_id,) in rows(where.dsn, f"SELECT DISTINCT session_id FROM {table}")}  # noqa: S608 - ours
+def left(database: Where, table: str = "session") -> set[str]:
+    return {session_id for (session_id,) in rows(database.dsn, f"SELECT DISTINCT session_id FROM {table}")}  # noqa: S608 - ours
 
 
 def noting(told: list[Key]) -> Callable[[Key], Awaitable[None]]:
@@ -110,13 +103,15 @@ def noting(told: list[Key]) -> Callable[[Key], Awaitable[None]]:
     return forget
 
 
-async def test_old_sessions_go_with_all_that_hangs_on_them_and_young_ones_stay(where: Where, main_pool: Pool) -> None:
+async def test_old_sessions_go_with_all_that_hangs_on_them_and_young_ones_stay(
+    database: Where, main_pool: Pool
+) -> None:
     young = {f"young{number}" for number in range(5)}
-    add(where, *(f"old{number}" for number in range(5)), days=31)
-    add(where, *young, days=29)
+    add(database, *(f"old{number}" for number in range(5)), days=31)
+    add(database, *young, days=29)
     told: list[Key] = []
     assert await Pruner(main_pool, NO_REST, forget=noting(told)).prune(30) == 5
-    assert {table: left(where, table) for table in TABLES} == dict.fromkeys(TABLES, young)
+    assert {table: left(database, table) for table in TABLES} == dict.fromkeys(TABLES, young)
     assert sorted(told) == [(f"old{number}", USER) for number in range(5)]
     assert await Pruner(main_pool, NO_REST).prune(30) == 0
 
@@ -132,41 +127,41 @@ async def test_old_sessions_go_with_all_that_hangs_on_them_and_young_ones_stay(w
     ],
 )
 async def test_a_statement_deletes_a_bounded_part(
-    where: Where, main_pool: Pool, kpi: Kpi, rules: PruneRules, statements: int
+    database: Where, main_pool: Pool, kpi: Kpi, rules: PruneRules, statements: int
 ) -> None:
-    add(where, *(f"s{number}" for number in range(10)), days=100)
+    add(database, *(f"s{number}" for number in range(10)), days=100)
     busy: list[int] = []
 
     async def forget(_key: Key) -> None:
         busy.append(main_pool.stats().in_use)
 
     pruner = Pruner(main_pool, rules, forget=forget)
-    assert (await pruner.prune(30), pruner.pruned, left(where)) == (10, 10, set())
+    assert (await pruner.prune(30), pruner.pruned, left(database)) == (10, 10, set())
     assert observations(kpi, "app_db_statement_seconds", pool="main", op="prune") == statements
     assert busy == [0] * 10  # between two statements the pool has its connection back
 
 
 async def test_a_session_that_somebody_writes_to_or_that_is_in_use_is_left_standing(
-    where: Where, main_pool: Pool
+    database: Where, main_pool: Pool
 ) -> None:
-    add(where, "free", "held", "pending", days=100)
+    add(database, "free", "held", "pending", days=100)
     pruner = Pruner(main_pool, PruneRules(page=1, pause_s=0.0), in_use={("pending", USER)}.intersection)
-    with psycopg.connect(where.dsn) as writer:
+    with psycopg.connect(database.dsn) as writer:
         # As a batch of turns holds it.
         writer.execute("SELECT FROM session WHERE session_id = 'held' FOR NO KEY UPDATE")
         assert await pruner.prune(30) == 1
-    assert left(where) == {"held", "pending"}
+    assert left(database) == {"held", "pending"}
 
 
-async def test_a_session_that_is_used_while_others_are_deleted_stays(where: Where, main_pool: Pool) -> None:
-    add(where, "a", "b", "c", days=100)
+async def test_a_session_that_is_used_while_others_are_deleted_stays(database: Where, main_pool: Pool) -> None:
+    add(database, "a", "b", "c", days=100)
 
     async def forget(key: Key) -> None:
         if key[0] == "a":
-            execute(where, "UPDATE session SET agent_id = 'rico' WHERE session_id = 'b'")
+            execute(database, "UPDATE session SET agent_id = 'rico' WHERE session_id = 'b'")
 
     assert await Pruner(main_pool, PruneRules(sessions=1, pause_s=0.0), forget=forget).prune(30) == 2
-    assert left(where) == {"b"}
+    assert left(database) == {"b"}
 
 
 async def test_a_service_whose_clock_is_behind_loses_no_conversation_in_use(
@@ -212,7 +207,7 @@ async def test_each_write_is_a_use_by_the_clock_of_the_server(
 
 @pytest.mark.parametrize("ahead_s", [26 * 3600.0, -61.0])
 async def test_while_the_clocks_differ_nothing_is_deleted_and_it_is_said_once(
-    where: Where,
+    database: Where,
     known: Database,
     metrics: AgenticMetrics,
     kpi: Kpi,
@@ -221,7 +216,7 @@ async def test_while_the_clocks_differ_nothing_is_deleted_and_it_is_said_once(
     ahead_s: float,
 ) -> None:
     caplog.set_level("INFO")
-    add(where, "old", days=8)
+    add(database, "old", days=8)
     wrong = [ahead_s]
     clocks = Clocks(lambda: time.time() + wrong[0])
     pruner = Pruner(known.main, NO_REST, clocks=clocks)
@@ -232,17 +227,17 @@ async def test_while_the_clocks_differ_nothing_is_deleted_and_it_is_said_once(
     Retention(known, pruner, rules, metrics, clocks=clocks).start(tasks)
     await until(lambda: observations(kpi, "app_db_statement_seconds", pool="main", op="table_sizes") > 5)
     assert total(kpi, "app_clock_difference_seconds") == pytest.approx(ahead_s, abs=20)
-    assert left(where) == {"old"}
+    assert left(database) == {"old"}
     assert [record.levelname for record in caplog.records if "the clock of this host is" in record.message] == ["ERROR"]
     wrong[0] = 0.0
-    await until(lambda: left(where) == set())
+    await until(lambda: left(database) == set())
     await until(lambda: "agree again" in caplog.text)
     assert [record.levelname for record in caplog.records if "agree again" in record.message] == ["INFO"]
     assert tasks.failures == {}
 
 
-async def test_a_clock_that_jumps_while_it_deletes_ends_it(where: Where, main_pool: Pool) -> None:
-    add(where, "a", "b", "c", days=100)
+async def test_a_clock_that_jumps_while_it_deletes_ends_it(database: Where, main_pool: Pool) -> None:
+    add(database, "a", "b", "c", days=100)
     wrong = [0.0]
 
     async def forget(_key: Key) -> None:
@@ -252,11 +247,11 @@ async def test_a_clock_that_jumps_while_it_deletes_ends_it(where: Where, main_po
     pruner = Pruner(main_pool, PruneRules(sessions=1, pause_s=0.0), forget=forget, clocks=clocks)
     with pytest.raises(ClocksDiffer, match="7200 s behind"):
         await pruner.prune(30)
-    assert (pruner.pruned, left(where)) == (1, {"b", "c"})
+    assert (pruner.pruned, left(database)) == (1, {"b", "c"})
 
 
-def test_what_was_there_before_is_as_old_as_its_service_said_but_never_of_the_future(where: Where) -> None:
-    with psycopg.connect(where.dsn, autocommit=True) as connection:
+def test_what_was_there_before_is_as_old_as_its_service_said_but_never_of_the_future(database: Where) -> None:
+    with psycopg.connect(database.dsn, autocommit=True) as connection:
         connection.execute("ALTER TABLE session DROP COLUMN used_at CASCADE")
         connection.execute("DROP FUNCTION note_session_use CASCADE")
         connection.execute("UPDATE alembic_version SET version_num = '0006'")
@@ -264,13 +259,13 @@ def test_what_was_there_before_is_as_old_as_its_service_said_but_never_of_the_fu
             "INSERT INTO session SELECT id, 'ada', 'georges', '{}', now() + days * interval '1 day', 0"
             " FROM (VALUES ('past', -9), ('future', 9)) AS made(id, days)"
         )
-    migrate(settings_for(where.settings()).storage.postgres)
-    ages = rows(where.dsn, "SELECT session_id, round(extract(epoch FROM now() - used_at) / 86400) FROM session")
+    migrate(settings_for(database.settings()).storage.postgres)
+    ages = rows(database.dsn, "SELECT session_id, round(extract(epoch FROM now() - used_at) / 86400) FROM session")
     assert sorted(ages) == [("future", 0), ("past", 9)]
 
 
-async def test_two_pruners_delete_each_session_once(where: Where, known: Database) -> None:
-    add(where, *(f"s{number:02}" for number in range(40)), days=100)
+async def test_two_pruners_delete_each_session_once(database: Where, known: Database) -> None:
+    add(database, *(f"s{number:02}" for number in range(40)), days=100)
     told: list[Key] = []
     rules = PruneRules(sessions=3, pause_s=0.0)
     pruners = [Pruner(known.main, rules, forget=noting(told)) for _ in range(2)]
@@ -279,28 +274,28 @@ async def test_two_pruners_delete_each_session_once(where: Where, known: Databas
             group.create_task(pruner.prune(30))
     assert sum(pruner.pruned for pruner in pruners) == 40
     assert sorted(told) == [(f"s{number:02}", USER) for number in range(40)]
-    assert left(where) == set()
+    assert left(database) == set()
 
 
-async def test_what_would_go_is_counted_and_stays(where: Where, main_pool: Pool) -> None:
+async def test_what_would_go_is_counted_and_stays(database: Where, main_pool: Pool) -> None:
     none = await Pruner(main_pool).expired(30)
     assert (none.sessions, none.messages, none.oldest) == (0, 0, "")
-    add(where, "old", days=40, messages=4)
-    add(where, "older", days=50, messages=6)
-    add(where, "young", days=1)
+    add(database, "old", days=40, messages=4)
+    add(database, "older", days=50, messages=6)
+    add(database, "young", days=1)
     found = await Pruner(main_pool).expired(30)
-    ((oldest,),) = rows(where.dsn, "SELECT min(used_at) FROM session")
+    ((oldest,),) = rows(database.dsn, "SELECT min(used_at) FROM session")
     assert (found.sessions, found.messages, found.oldest) == (2, 10, oldest.isoformat())
-    assert left(where) == {"old", "older", "young"}
+    assert left(database) == {"old", "older", "young"}
 
 
 async def test_what_was_deleted_before_a_failure_is_counted(
-    where: Where, known: Database, metrics: AgenticMetrics, kpi: Kpi
+    database: Where, known: Database, metrics: AgenticMetrics, kpi: Kpi
 ) -> None:
-    add(where, "a", "b", days=100)
+    add(database, "a", "b", days=100)
 
     async def forget(_key: Key) -> None:
-        execute(where, "ALTER TABLE session RENAME TO elsewhere")
+        execute(database, "ALTER TABLE session RENAME TO elsewhere")
 
     pruner = Pruner(known.main, PruneRules(sessions=1, pause_s=0.0), forget=forget)
     with pytest.raises(DBAPIError):
@@ -309,26 +304,26 @@ async def test_what_was_deleted_before_a_failure_is_counted(
 
 
 async def test_the_sizes_of_the_tables_are_published(
-    where: Where, known: Database, metrics: AgenticMetrics, kpi: Kpi
+    database: Where, known: Database, metrics: AgenticMetrics, kpi: Kpi
 ) -> None:
     retention = Retention(known, Pruner(known.main), RetentionRules(0), metrics)
-    add(where, "a", "b", "c", days=1, messages=4)
-    execute(where, "ANALYZE session", "ANALYZE session_history")
+    add(database, "a", "b", "c", days=1, messages=4)
+    execute(database, "ANALYZE session", "ANALYZE session_history")
     await retention.measure()
     assert total(kpi, "app_history_rows", table="session") == 3
     assert total(kpi, "app_history_rows", table="session_history") == 12
     # Never analyzed: what the statistics counted, which may be behind, but is no -1.
     assert total(kpi, "app_history_rows", table="feedbacks") in range(4)
     for table in TABLES:
-        ((size,),) = rows(where.dsn, "SELECT pg_total_relation_size(%s::regclass)", table)
+        ((size,),) = rows(database.dsn, "SELECT pg_total_relation_size(%s::regclass)", table)
         assert total(kpi, "app_history_bytes", table=table) == size > 0
 
 
 async def test_the_background_task_prunes_and_measures(
-    where: Where, known: Database, metrics: AgenticMetrics, kpi: Kpi, tasks: TaskRegistry
+    database: Where, known: Database, metrics: AgenticMetrics, kpi: Kpi, tasks: TaskRegistry
 ) -> None:
-    add(where, "old", days=8)
-    add(where, "young", days=6)
+    add(database, "old", days=8)
+    add(database, "young", days=6)
     gone = asyncio.Event()
 
     async def forget(_key: Key) -> None:
@@ -340,38 +335,38 @@ async def test_the_background_task_prunes_and_measures(
         async with asyncio.timeout(PATIENCE_S):
             await gone.wait()
         gone.clear()
-        assert left(where) == {"young"}
+        assert left(database) == {"young"}
         if again == "once":
-            add(where, "old", days=9)
+            add(database, "old", days=9)
     await until(lambda: total(kpi, "app_pruned_sessions_total") == 2)
     assert tasks.failures == {}
 
 
 async def test_without_an_age_nothing_is_deleted_however_often_it_looks(
-    where: Where, known: Database, metrics: AgenticMetrics, kpi: Kpi, tasks: TaskRegistry
+    database: Where, known: Database, metrics: AgenticMetrics, kpi: Kpi, tasks: TaskRegistry
 ) -> None:
-    add(where, "old", days=10_000)
+    add(database, "old", days=10_000)
     rules = RetentionRules(0, first_s=0.0, every_s=0.0, measure_every_s=0.001)
     Retention(known, Pruner(known.main, NO_REST), rules, metrics).start(tasks)
     await until(lambda: observations(kpi, "app_db_statement_seconds", pool="main", op="table_sizes") > 3)
     assert observations(kpi, "app_db_statement_seconds", pool="main", op="expired_page") == 0
-    assert left(where) == {"old"}
+    assert left(database) == {"old"}
 
 
 async def test_a_failing_database_is_told_and_tried_again(
-    where: Where,
+    database: Where,
     known: Database,
     metrics: AgenticMetrics,
     tasks: TaskRegistry,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    add(where, "old", days=8)
-    execute(where, "ALTER TABLE session RENAME TO elsewhere")
+    add(database, "old", days=8)
+    execute(database, "ALTER TABLE session RENAME TO elsewhere")
     rules = RetentionRules(7, first_s=0.0, measure_every_s=0.01)
     Retention(known, Pruner(known.main, NO_REST), rules, metrics).start(tasks)
     await until(lambda: "retention failed: cause=statement sqlstate=42P01" in caplog.text)
-    execute(where, "ALTER TABLE elsewhere RENAME TO session")
-    await until(lambda: left(where) == set())
+    execute(database, "ALTER TABLE elsewhere RENAME TO session")
+    await until(lambda: left(database) == set())
     assert tasks.failures == {}
 
 

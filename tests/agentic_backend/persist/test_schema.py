@@ -30,6 +30,12 @@ def columns(dsn: str, table: str) -> dict[str, str]:
     return dict(found)
 
 
+@pytest.fixture
+def database(empty_database: Database) -> Database:
+    """One that knows nothing of us yet."""
+    return empty_database
+
+
 async def test_migration_makes_the_tables_of_the_contract(database: Database) -> None:
     revision = await asyncio.to_thread(migrate, settings_for(database.settings()).storage.postgres)
 

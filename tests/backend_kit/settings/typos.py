@@ -28,20 +28,27 @@ def refusals(model: type[RootSection], directory: Path) -> list[str]:
     """What is wrong with how the typos of every key are refused, one line each; empty when all is right."""
     wrong: list[str] = []
     tried = 0
-    for path, section in known_keys(model):
+    known = list(known_keys(model))
+    lists = {path for path, section in known if "tuple[" in str(section.model_fields[path[-1]].annotation)}
+    for path, section in known:
         for typo in typos(path[-1]):
             if not typo or typo in section.model_fields:
                 continue
             tried += 1
-            wrong += _refusal(model, directory / "typo.yaml", path, typo, section)
+            wrong += _refusal(model, directory / "typo.yaml", path, typo, section, lists)
     assert tried > 1000
     return wrong
 
 
 def _refusal(
-    model: type[RootSection], file: Path, path: tuple[str, ...], typo: str, section: type[Section]
+    model: type[RootSection],
+    file: Path,
+    path: tuple[str, ...],
+    typo: str,
+    section: type[Section],
+    lists: set[tuple[str, ...]],
 ) -> list[str]:
-    lists = _lists(model)
+    """`lists` are the keys that hold a list of sections."""
     document: object = {typo: None}
     shown = ""
     for depth in range(len(path) - 1, 0, -1):
@@ -49,7 +56,7 @@ def _refusal(
         document = {path[depth - 1]: inner}
     for depth, name in enumerate(path[:-1], start=1):
         shown += f"{name}[0]." if path[:depth] in lists else f"{name}."
-    text = yaml.safe_dump(document)
+    text = yaml.dump(document, Dumper=yaml.CSafeDumper)
     file.write_text(text)
     line = next(number for number, row in enumerate(text.splitlines(), 1) if re.match(rf"[- ]*{re.escape(typo)}:", row))
     expected = f'{file}:{line}: {shown}{typo}: unknown key (did you mean "{path[-1]}"?)'
@@ -58,11 +65,6 @@ def _refusal(
     except SettingsError as exc:
         return [] if str(exc) == expected else [f"{section.__name__}: {exc} instead of {expected}"]
     return [f"{section.__name__}: {typo} was accepted for {path[-1]}"]
-
-
-def _lists(model: type[RootSection]) -> set[tuple[str, ...]]:
-    """The keys that hold a list of sections."""
-    return {path for path, section in known_keys(model) if "tuple[" in str(section.model_fields[path[-1]].annotation)}
 
 
 def typos_in_file(model: type[RootSection], original: Path, directory: Path, env: dict[str, str]) -> list[str]:

@@ -12,6 +12,12 @@ from tests.support.ports import free_port
 from tests.support.postgres import Database
 
 
+@pytest.fixture
+def database(empty_database: Database) -> Database:
+    """One that knows nothing of us yet."""
+    return empty_database
+
+
 async def test_processes_that_start_together_migrate_once(database: Database) -> None:
     settings = Postgres.model_validate(database.settings())
     revisions = await asyncio.gather(

@@ -21,7 +21,7 @@ from tests.knowledge_flow_backend.service import BASE
 from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.support.postgres import Database
-from tests.support.processes import ModuleProcess
+from tests.support.processes import ForkedModule, ModuleProcess
 
 SEED = 8
 TEXT = "\n\n".join(f"Paragraph {number} of a document that is long enough for several chunks." for number in range(90))
@@ -166,7 +166,7 @@ async def test_a_killed_process_leaves_every_document_whole_or_absent(tmp_path: 
     async with model() as endpoint, aiohttp.ClientSession() as http:
         environment = _environment(tmp_path, database, port, endpoint)
         for number, stage in enumerate([*stages, ""]):
-            with ModuleProcess("knowledge_flow_backend", env=environment) as process:
+            with ForkedModule("knowledge_flow_backend", env=environment) as process:
                 url = f"http://127.0.0.1:{port}{BASE}"
                 await process.until(process.wait_for_http, f"{url}/ready")
                 scene = Scene(process, url, endpoint, database, http)
