@@ -203,11 +203,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.line(f"left behind by its test, and ended: {process}", red=True)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """How many workers `-n auto` is."""
     return worker_count(os.cpu_count() or 1, psutil.virtual_memory().available)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduling:
     """How the workers get their tests."""
     return FileScheduling(config, log)

@@ -4,10 +4,12 @@ All of it lives on one event loop a file, as the tests do (`pytest.mark.asyncio(
 its driver cannot be used from another one.
 """
 
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
+import psutil
 import pytest_asyncio
 from playwright.async_api import Browser, BrowserContext, Error, Page, Request, async_playwright, expect
 
@@ -41,6 +43,7 @@ class Chromium:
     def __init__(self) -> None:
         self._ending = AsyncExitStack()
         self._browser: Browser | None = None
+        self._drivers: set[psutil.Process] = set()
 
     async def new_context(self, **options: Any) -> BrowserContext:
         """A profile of its own."""
@@ -49,7 +52,9 @@ class Chromium:
                 return await self._browser.new_context(**options)
             except Error:
                 await self.close()
+        others = psutil.Process().children()
         playwright = await self._ending.enter_async_context(async_playwright())
+        self._drivers = set(psutil.Process().children()).difference(others)
         self._browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET, timeout=PATIENCE_MS)
         self._ending.push_async_callback(self._browser.close)
         return await self._browser.new_context(**options)
@@ -57,7 +62,13 @@ class Chromium:
     async def close(self) -> None:
         """End the browser and its driver."""
         self._browser = None
-        await self._ending.aclose()
+        with contextlib.suppress(Error):
+            await self._ending.aclose()
+        # Where a test that hung took only the connection with it, both live on, and the loop would wait for them.
+        for driver in self._drivers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for process in [driver, *driver.children(recursive=True)]:
+                    process.kill()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
