@@ -17,7 +17,7 @@ from ws_bench.results import SteadyWindow, percentile
 LAG_SHARE = 0.05
 CPU_LIMIT = 0.80
 _INTERVAL_S = 0.05
-_CPU_EVERY = 10
+_CPU_INTERVAL_S = 0.5
 _MAX_OUTSTANDING = 1200
 _PIECES = 16
 
@@ -109,18 +109,19 @@ class GeneratorWatch:
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         due = clock()
-        wall, cpu, ticks = due, time.process_time(), 0
+        wall, cpu = due, time.process_time()
         while not self._stop.wait(max(due - clock(), 0.0)):
-            due = max(due + _INTERVAL_S, clock())
+            # A thread that slept too long asks as often as it had to: as many clients would be waiting now.
+            due = max(due + _INTERVAL_S, clock() - _MAX_OUTSTANDING * _INTERVAL_S)
             if len(self._outstanding) < _MAX_OUTSTANDING:
                 self._outstanding.append(clock())
                 try:
                     loop.call_soon_threadsafe(self._answered)
                 except RuntimeError:  # the loop is closed
                     return
-            ticks += 1
-            if ticks % _CPU_EVERY == 0:
-                now, used = clock(), time.process_time()
+            now = clock()
+            if now - wall >= _CPU_INTERVAL_S:
+                used = time.process_time()
                 self.series.cpu_at.append(now - self._begin)
                 self.series.cpu.append((used - cpu) / (now - wall))
                 wall, cpu = now, used

@@ -34,8 +34,8 @@ async def test_a_loop_that_is_held_is_seen_for_as_long_as_it_is_held() -> None:
         await asyncio.sleep(0.1)
         gc.collect()
     held = [lag for lag in watch.series.lag_ms if lag > 50]
-    # A sample each 50 ms of it, not one in all: as many clients would have been late. A busy machine skips some.
-    assert len(held) > 2
+    # A sample each 50 ms of it, not one in all: as many clients would have been late.
+    assert len(held) >= 8
     assert set(watch.series.in_flight) == {7.0}
     assert len(watch.series.gc_ms) >= 1
     assert len(watch.series.cpu) >= 1
