@@ -118,6 +118,8 @@ def main() -> int:
         write_table(rows, size)
     missed = [row for row in rows if row.verdict == MISSED]
     skipped = [row for row in rows if row.verdict == NOT_RUN]
+    for row in [*missed, *skipped]:  # once more, where nobody has to look for it among the others
+        print(f"\n{row.line()}", end="")
     print(f"\n{len(rows)} rows in {time.monotonic() - begun:.0f} s: {len(missed)} missed, {len(skipped)} not run")
     required = os.environ.get("TURNWISE_REQUIRE") == "all"
     return 1 if missed or (skipped and required) else 0

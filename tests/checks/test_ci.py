@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -21,10 +22,12 @@ STAGES = (
 )
 
 
-def ci(place: Path, fails: str, lasting: str = "nothing") -> "tuple[subprocess.CompletedProcess[str], list[str]]":
-    """The script in a tree of its own, where `make` and the rest only say that they were called; one fails, one lasts.
+def ci(
+    place: Path, *, fails: str = "nothing", lasting: str = "nothing", killed: str = "nothing"
+) -> "tuple[subprocess.CompletedProcess[str], list[str]]":
+    """The script in a tree of its own, where `make` and the rest only say that they were called.
 
-    What fails does so once the other one has begun.
+    One of them fails, once the one that lasts has begun; one is killed with its process group.
     """
     (place / ".ci").mkdir()
     (place / "deploy").mkdir()
@@ -34,6 +37,7 @@ def ci(place: Path, fails: str, lasting: str = "nothing") -> "tuple[subprocess.C
     waits = ":" if lasting == "nothing" else f"until grep -q lasts {calls}; do sleep 0.01; done"
     said = f'''echo "$(basename "$0") $*" >>{calls}
         [ "$1" != "{lasting}" ] || {{ echo "lasts $$" >>{calls}; exec sleep 600; }}
+        [ "$1" != "{killed}" ] || kill -9 0
         [ "$1" != "{fails}" ] || {{ {waits}; exit 7; }}
         '''
     installed = f"sed -n 's/.*packages+*=(\\([^)]*\\)).*/\\1/p' {place}/.ci/run | tr ' ' '\\n' | sed 's/^/ii  /'\n"
@@ -50,7 +54,7 @@ def ci(place: Path, fails: str, lasting: str = "nothing") -> "tuple[subprocess.C
 
 
 def test_each_stage_runs_once_and_is_in_the_table(tmp_path: Path) -> None:
-    done, calls = ci(tmp_path, fails="nothing")
+    done, calls = ci(tmp_path)
     assert done.returncode == 0, done.stderr
     assert tuple(re.findall(r"^(\S+) +\d+ s$", done.stdout, re.MULTILINE)) == STAGES
     assert re.search(r"^total +\d+ s  within the bound of 1800 s\n\Z", done.stdout, re.MULTILINE)
@@ -59,11 +63,17 @@ def test_each_stage_runs_once_and_is_in_the_table(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fails", ["gates", "fuzz", "check"])
 def test_what_fails_is_named_ends_the_run_and_is_not_tried_again(tmp_path: Path, fails: str) -> None:
-    done, calls = ci(tmp_path, fails)
+    done, calls = ci(tmp_path, fails=fails)
     assert done.returncode == 7
     assert re.search(rf"^{fails} +\d+ s  FAILED \(7\)\ntotal ", done.stdout, re.MULTILINE)
     assert tuple(re.findall(r"^(\S+) +\d+ s$", done.stdout, re.MULTILINE)) == STAGES[: STAGES.index(fails)]
     assert sorted(call.split()[1] for call in calls) == sorted(["sync", *STAGES[2 : STAGES.index(fails) + 1]])
+
+
+def test_what_is_killed_beside_a_stage_is_named_too(tmp_path: Path) -> None:
+    done, _ = ci(tmp_path, killed="fuzz")
+    assert done.returncode == 128 + signal.SIGKILL
+    assert re.search(r"^fuzz +\d+ s  FAILED \(137\)\ntotal ", done.stdout, re.MULTILINE)
 
 
 def test_what_runs_beside_a_stage_that_fails_is_ended(tmp_path: Path) -> None:
