@@ -33,9 +33,9 @@ NAMES: Final = ("pgvector", "opensearch")
 READER: Final = Reader(OWNER)
 INDEX: Final = "turnwise-eval"
 RERANKED: Final = 30
+"""Best hits of a search that are reranked; the others keep their places behind them."""
 _DEADLINE_S: Final = 60.0
 """Of a rerank: how long one takes is not judged here."""
-"""Best hits of a search that are reranked; the others keep their places behind them."""
 _CHECKOUT: Final = Path(__file__).parents[2]
 
 

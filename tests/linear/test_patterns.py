@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.linear.measure import LIMIT, ratio, within
+from tests.linear.measure import LIMIT, within
 from tests.linear.patterns import BOUNDS, HOSTILE, UNREACHED, UNREACHED_FOLDERS, Hostile, attempts
 from tests.linear.uses import Use, uses
 
@@ -57,7 +57,7 @@ def test_texts_of_its_own_signs_take_time_linear_in_their_length(key: str) -> No
     [(r"\s+$", "search", ("", " ", "x")), (r"\s*[\d.,\s]*\d[\d.,\s]*", "fullmatch", ("", "1", "x"))],
 )
 def test_the_measure_tells_a_pattern_that_goes_back(written: str, method: str, hostile: Hostile) -> None:
-    assert ratio(_work(re.compile(written), method, hostile), 500, MOST) > LIMIT
+    assert within(_work(re.compile(written), method, hostile), 500, MOST) > LIMIT
 
 
 def _most(key: str) -> int:

@@ -105,7 +105,7 @@ def first_start() -> Iterator[FirstStart]:
     stack = Stack(home)
     with stack.launch() as launcher:
         ready(launcher, stack)
-        launcher.wait_for_line(r"the library Turnwise is ready: .* 0 failed", PATIENCE_S)
+        launcher.wait_for_line(r"the library Turnwise is ready: .* 0 failed", 2 * PATIENCE_S)
         yield FirstStart(stack, launcher)
     shutil.rmtree(home)
 
