@@ -48,13 +48,15 @@ async def restart(deployment: Deployment, size: Size) -> list[Row]:
         await deployment.start_postgres()
         await _window(scene, 2.0)
         during = scene.ledger.within(begun, time.perf_counter())
+        await scene.service.drained()
+        after = await _window(scene, 3.0)
         errors = sum(scene.ledger.errors.values())
         report = await scene.settle()
-    more_ms = (percentile(during, 99) - percentile(before, 99)) * 1e3
+    more_ms = _more_ms(during, [before, after], 99)
     return [
         loss_row("A4", "Postgres restart -m fast under load", report),
         none_of("A4", "errors of sessions that the service knows", errors, of=len(during), unit="turns"),
-        at_most("A4", "p99 of final, restart less before", more_ms, 20 * size.slack, "ms"),
+        at_most("A4", "p99 of final, restart less before or after", more_ms, 20 * size.slack, "ms"),
     ]
 
 
@@ -99,13 +101,12 @@ async def _away(deployment: Deployment, scene: Stage, size: Size, away_s: float)
     metrics = await scene.service.metrics()
     await deployment.stop_postgres()
     await asyncio.sleep(away_s)
-    told = scene.ledger.told_count - answers
+    told, told_s = scene.ledger.told_count - answers, time.perf_counter() - begun
     grown = scene.service.rss_mb() - rss
     away = await scene.service.metrics()
     await deployment.start_postgres()
-    down_s = time.perf_counter() - begun
     lag_s = await _caught_up(scene)
-    lines = most_lines_a_cause(scene.service.log[logged:])
+    lines, lines_s = most_lines_a_cause(scene.service.log[logged:]), time.perf_counter() - begun
     errors = sum(scene.ledger.errors.values()) - errors
     report = await scene.settle()
     back = await scene.service.metrics()
@@ -114,13 +115,13 @@ async def _away(deployment: Deployment, scene: Stage, size: Size, away_s: float)
         *_metric_rows(what, metrics, away, back),
         loss_row("A5", what, report),
         none_of("A5", f"{what}: errors of sessions that the service knows", errors, of=told, unit="turns"),
-        at_least("A5", f"{what}: conversations go on", told / down_s, RATE * 0.8, "turns/s"),
+        at_least("A5", f"{what}: conversations go on", told / told_s, RATE * 0.8, "turns/s"),
         at_least(
             "A5", f"{what}: age of the oldest record by its metric", away["app_persist_oldest_seconds"], away_s / 2, "s"
         ),
         at_most("A5", f"{what}: until the lag is below 1 s", lag_s, 10 * size.slack, "s"),
         at_most("A5", f"{what}: growth of memory", grown, _RSS_MB, "MiB"),
-        at_most("G7", f"{what}: lines of one cause a second", lines / down_s, 1.0, "lines"),
+        at_most("G7", f"{what}: lines of one cause a second", lines / lines_s, 1.0, "lines"),
     ]
 
 
@@ -183,7 +184,7 @@ async def slowness(deployment: Deployment, size: Size) -> list[Row]:
     async with stage(deployment, "A7", Habits(RATE), sessions=size.sessions) as scene:
         await scene.crowd.answered(size.sessions * 3)
         for delay_ms in (500,) if size.short else (500, 5000):
-            pairs = [await _pair(deployment, scene, delay_ms) for _ in range(size.pick(2, 5))]
+            pairs = [await _pair(deployment, scene, delay_ms) for _ in range(size.pick(3, 5))]
             what = f"p95 of final, Postgres {delay_ms} ms slower: median of {len(pairs)} pairs"
             rows.append(at_most("A7", what, median(pair.more_ms for pair in pairs), 5 * size.slack, "ms"))
             if delay_ms == 500:  # 5 s is beyond the statement's deadline: nothing is written until it passes
@@ -244,12 +245,14 @@ async def no_connection(deployment: Deployment, size: Size) -> list[Row]:
             late_s = max(late_s, *(wait_s for wait_s, _ in waits))
             wrong += sum(not refused for _, refused in waits)
         during = scene.ledger.within(begun, time.perf_counter())
+        await scene.service.drained()
+        after = await _window(scene, 3.0)
         errors = sum(scene.ledger.errors.values())
         report = await scene.settle()
-    more_ms = (percentile(during, 95) - percentile(before, 95)) * 1e3
+    more_ms = _more_ms(during, [before, after], 95)
     return [
         exactly("A8", "errors of turns while no connection is free", errors, 0),
-        at_most("A8", "p95 of final, no connection free less before", more_ms, 5 * size.slack, "ms"),
+        at_most("A8", "p95 of final, no connection free less before or after", more_ms, 5 * size.slack, "ms"),
         at_most("A8", "a reader is told history_unavailable after", late_s, 2.2 * size.slack, "s"),
         exactly("A8", "other answers to readers", wrong, 0),
         loss_row("A8", f"no connection free for {hold_s:.0f} s", report),
@@ -283,6 +286,11 @@ async def _window(scene: Stage, seconds: float) -> list[Asked]:
     ended = time.perf_counter()
     await asyncio.sleep(1.0)
     return scene.ledger.within(begun, ended)
+
+
+def _more_ms(during: list[Asked], beside: list[list[Asked]], percent: int) -> float:
+    """A percentile less that of the slower window beside it: what else the machine does comes and goes."""
+    return (percentile(during, percent) - max(percentile(answers, percent) for answers in beside)) * 1e3
 
 
 def percentile(answers: list[Asked], percent: int) -> float:
