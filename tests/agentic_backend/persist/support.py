@@ -89,7 +89,10 @@ def turns(session: Session, count: int) -> list[TurnRecord]:
 
 
 def with_bytes(record: TurnRecord, old: bytes, new: bytes) -> TurnRecord:
-    """The record with other bytes in its messages' encodings, as no encoder of ours would write them."""
+    """The record with other bytes in its messages' encodings, as no encoder of ours would write them.
+
+    `old` names the key: times and ids hold any digits.
+    """
     messages = tuple(
         ChatMessage(
             m.session_id,

@@ -152,7 +152,7 @@ async def test_data_that_postgres_refuses_is_dropped_alone(
 ) -> None:
     session, other = await new_session(held), await new_session(held)
     held.cache.forget((session.id, USER))  # it would read the bytes, which no encoder of ours would write
-    bad = with_bytes(turn(session, "bad"), b"1.5", poison)
+    bad = with_bytes(turn(session, "bad"), b'"ratio":1.5', b'"ratio":' + poison)
     after = turn(bad.session, "after")
     await append_all(held, [turn(other, "good"), bad, after])
     held.start()
@@ -171,7 +171,7 @@ async def test_data_that_postgres_refuses_is_dropped_alone(
 async def test_a_poison_row_among_a_thousand_turns(held: Persistence, database: Database) -> None:
     session = await new_session(held)
     records = turns(session, 1000)
-    records[437] = with_bytes(records[437], b"1.5", rb'"\u0000"')
+    records[437] = with_bytes(records[437], b'"ratio":1.5', rb'"ratio":"\u0000"')
     await append_all(held, records)
     held.start()
     assert await held.flush(PATIENCE_S) == 0
