@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.ports import free_port, share_of
+from tests.support.ports import Ports, free_port, share_of
 from tests.support.workers import LONG_FIRST, SHARED, FileScheduling, by_length, scope_of, worker_count
 
 
@@ -81,3 +81,12 @@ def test_workers_of_a_run_share_no_port(monkeypatch: pytest.MonkeyPatch) -> None
     assert max(ports[""]) < min(ports["gw0"])
     assert max(ports["gw0"]) < min(ports["gw15"])
     assert min(ports[""]) >= 20_000
+
+
+def test_a_port_is_given_once_also_within_a_block() -> None:
+    ports = Ports(20_000, 60)
+    given = [ports.block(1) for _ in range(8)]
+    given += [port for first in (ports.block(6), ports.block(6)) for port in range(first, first + 6)]
+    assert len(set(given)) == 20
+    assert min(given) >= 20_000
+    assert max(given) < 20_060
