@@ -55,6 +55,8 @@ class SpoolLock:
     def release(self) -> None:
         """Let another process have the directory. A second call has no effect."""
         if self._file is not None:
+            # To close it is not enough: a child that is between fork and exec has it too.
+            fcntl.flock(self._file, fcntl.LOCK_UN)
             os.close(self._file)
             self._file = None
 

@@ -1,3 +1,4 @@
+import os
 import random
 import sqlite3
 import stat
@@ -39,6 +40,27 @@ def test_a_directory_has_one_owner(tmp_path: Path) -> None:
     lock.release()
     lock.release()
     SpoolLock(tmp_path / "spool").release()
+
+
+def test_a_directory_that_is_let_go_is_free_while_a_child_still_has_its_descriptors(tmp_path: Path) -> None:
+    lock = SpoolLock(tmp_path)
+    ours = [path for path in Path("/proc/self/fd").iterdir() if opened(path) == tmp_path / "lock"]
+    inherited = [os.dup(int(path.name)) for path in ours]  # as between fork and exec
+    assert inherited
+    try:
+        lock.release()
+        SpoolLock(tmp_path).release()
+    finally:
+        for fd in inherited:
+            os.close(fd)
+
+
+def opened(descriptor: Path) -> Path | None:
+    """What it is a descriptor of; None where it was closed meanwhile."""
+    try:
+        return descriptor.readlink()
+    except OSError:
+        return None
 
 
 def test_a_directory_that_cannot_be_made_is_said_in_words(tmp_path: Path) -> None:
