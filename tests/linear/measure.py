@@ -28,7 +28,7 @@ def superlinear(work: Work, start: int, most: int) -> str:
     for times, limit in _LIMITS.items():
         least = _ratio(work, start, most, times, limit)
         for _ in range(2):
-            if least > limit:
+            if limit < least < 2 * limit:  # more than that is no neighbour's doing
                 least = min(least, _ratio(work, start, most, times, limit))
         if least <= limit:
             return ""
@@ -37,7 +37,7 @@ def superlinear(work: Work, start: int, most: int) -> str:
 
 
 def _ratio(work: Work, start: int, most: int, times: int, limit: float) -> float:
-    """The least time at `times` n by the least at n, of five each; of two, where these keep within the limit."""
+    """The least time at `times` n by the least at n, of five each; of two, where these are far from doubt."""
     n = min(start, max(most // times, 1))
     while 2 * times * n <= most and _seconds(work(n)) < _ENOUGH_S:
         n *= 2
@@ -49,7 +49,7 @@ def _ratio(work: Work, start: int, most: int, times: int, limit: float) -> float
         at_n, at_more = _seconds(short), _seconds(long)
         for _ in range(_ROUNDS - 1):
             at_n, at_more = min(at_n, _seconds(short)), min(at_more, _seconds(long))
-            if at_more <= limit * at_n:
+            if not limit * at_n < at_more < 2 * limit * at_n:
                 break
     finally:
         gc.enable()
