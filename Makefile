@@ -7,7 +7,7 @@ DEV := ./deploy/toolchain.sh dev
 PYTHON := $(DEV) .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help run keycloak opensearch test test-fast check wheel-test gates format lock bench bench-short bench-micro bench-turn bench-ladder bench-matrix bench-verdict bench-kpi bench-ingest bench-growth bench-strangers profile eval chaos chaos-full chaos-mixed fuzz clean
+.PHONY: help run keycloak opensearch test test-busy test-fast check wheel-test gates format lock bench bench-short bench-micro bench-turn bench-ladder bench-matrix bench-verdict bench-kpi bench-ingest bench-growth bench-strangers profile eval chaos chaos-full chaos-mixed fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -24,8 +24,11 @@ opensearch: ## run an OpenSearch node for knowledge flow (needs a JDK and Maven)
 test: ## run the tests side by side: what pip brings, and Chromium's where it is; TURNWISE_REQUIRE=all runs them all
 	@$(PYTHON) -m pytest -n auto $(ARGS)
 
-test-fast: ## run the tests that start no server, in a minute or so
-	@$(PYTHON) -m pytest -n auto -m "not servers" $(ARGS)
+test-busy: ## the same five times, beside a process that computes on each core and one that writes to the disk
+	@$(PYTHON) -m tests.busy --times 5 $(MAKE) test
+
+test-fast: ## run the tests that start no server nor any other program, in a minute or so
+	@$(PYTHON) -m pytest -n logical -m "not servers" $(ARGS)
 
 check: ## format, lint, types, import contracts, the pages' JavaScript, the project's own checks, side by side
 	@$(PYTHON) -m tests.checks

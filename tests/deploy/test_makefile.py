@@ -12,7 +12,20 @@ from tests.checks.source import ROOT
 pytestmark = pytest.mark.servers
 
 TARGETS = (
-    *("help", "run", "keycloak", "opensearch", "test", "test-fast", "check", "wheel-test", "gates", "format", "lock"),
+    *(
+        "help",
+        "run",
+        "keycloak",
+        "opensearch",
+        "test",
+        "test-busy",
+        "test-fast",
+        "check",
+        "wheel-test",
+        "gates",
+        "format",
+        "lock",
+    ),
     *(
         "bench",
         "bench-short",
