@@ -4,6 +4,7 @@ import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
 
 from ws_bench.errors import UsageError
@@ -66,20 +67,25 @@ def schedule(stages: Sequence[Stage], kind: str, random: Random) -> "array[float
     """Seconds from the start of each arrival, ascending. `kind` is `constant` (evenly spaced) or `poisson`.
 
     Both are the inverse of the expected number of arrivals, so each stage has the share that its rates ask for.
-    Raises `UsageError` above five million arrivals.
+    Raises `UsageError` where more than five million are expected.
     """
     times: array[float] = array("d")
     passed_s, passed, rate = 0.0, 0.0, 0.0
+    if sum(_expected(begin.rate, end) for begin, end in pairwise((Stage(0.0, 0.0), *stages))) > _MAX_ARRIVALS:
+        raise UsageError(f"more than {_MAX_ARRIVALS} turns would arrive")
     mark = random.expovariate(1.0) if kind == "poisson" else 0.0
     for stage in stages:
-        expected = (rate + stage.rate) / 2 * stage.seconds
+        expected = _expected(rate, stage)
         while mark < passed + expected:
             times.append(passed_s + _time_of(mark - passed, rate, stage))
             mark += random.expovariate(1.0) if kind == "poisson" else 1.0
-            if len(times) > _MAX_ARRIVALS:
-                raise UsageError(f"more than {_MAX_ARRIVALS} turns would arrive")
         passed_s, passed, rate = passed_s + stage.seconds, passed + expected, stage.rate
     return times
+
+
+def _expected(rate: float, stage: Stage) -> float:
+    """How many arrive in a stage that begins at this rate."""
+    return (rate + stage.rate) / 2 * stage.seconds
 
 
 def _time_of(arrivals: float, rate: float, stage: Stage) -> float:

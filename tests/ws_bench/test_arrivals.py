@@ -68,3 +68,7 @@ def test_stages_that_are_none_are_refused(text: str) -> None:
 def test_more_arrivals_than_can_be_meant_are_refused() -> None:
     with pytest.raises(UsageError, match="5000000"):
         schedule(steady_stages(1e6, 60), "constant", dice(0))
+    undrawn, drawn = dice(0), dice(0)
+    with pytest.raises(UsageError, match="5000000"):
+        schedule((Stage(0, 0), Stage(1e6, 8), Stage(1e6, 2)), "poisson", drawn)
+    assert drawn.random() == undrawn.random(), "refused before the first is thrown"
