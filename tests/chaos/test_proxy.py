@@ -10,6 +10,8 @@ from tests.chaos.control import ProxyProcess
 from tests.chaos.proxy import FaultProxy
 from tests.support.patience import PATIENCE_S
 
+pytestmark = pytest.mark.servers
+
 Peer = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
