@@ -22,7 +22,7 @@ from tests.support.mock_llm import mock_llm
 from tests.support.opensearch import opensearch, opensearch_node
 from tests.support.postgres import database, empty_database, migrated, postgres
 from tests.support.programs import Choice
-from tests.support.servers import mark, no_servers_here, watch_processes
+from tests.support.servers import forget_processes, mark, no_servers_here, watch_processes
 from tests.support.stalls import DETECTOR, StallDetector, no_stalled_loop, stall_detector
 from tests.support.workers import FileScheduling, by_length, worker_count
 
@@ -126,6 +126,7 @@ def _programs_are_here(request: pytest.FixtureRequest) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
     """Under the limit."""
+    forget_processes()
     with _limited(item, "setup"):
         return (yield)
 
@@ -205,7 +206,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """How many workers `-n auto` is."""
+    """How many workers `-n auto` is; `-n logical` is one a core, for tests that wait for nobody."""
+    if config.option.numprocesses == "logical":
+        return os.cpu_count() or 1
     return worker_count(os.cpu_count() or 1, psutil.virtual_memory().available)
 
 

@@ -42,6 +42,7 @@ def nothing() -> None:
     """At neither edge of the window."""
 
 
+@pytest.mark.servers
 async def test_a_turn_is_its_frames_up_to_the_final_one() -> None:
     async with serving(*FRAMES, FINAL) as (target, _), clients(target, 1) as (client,):
         frames = await client.turn("Hello")
@@ -50,12 +51,14 @@ async def test_a_turn_is_its_frames_up_to_the_final_one() -> None:
 
 
 @pytest.mark.parametrize("last", [FINAL.replace("small", "other"), '{"type":"error","code":"internal"}'])
+@pytest.mark.servers
 async def test_another_text_and_another_end_are_no_turns(last: str) -> None:
     async with serving(*FRAMES, last) as (target, _), clients(target, 1) as (client,):
         with pytest.raises(TurnFailed, match=r"other|internal"):
             await client.turn("Hello")
 
 
+@pytest.mark.servers
 async def test_a_session_is_left_after_ten_turns() -> None:
     async with serving(FINAL) as (target, server), clients(target, 1) as (client,):
         for _ in range(2 * TURNS_A_SESSION + 1):
@@ -64,6 +67,7 @@ async def test_a_session_is_left_after_ten_turns() -> None:
     assert [sessions.count(one) for one in dict.fromkeys(sessions)] == [TURNS_A_SESSION, TURNS_A_SESSION, 1]
 
 
+@pytest.mark.servers
 async def test_every_turn_of_a_closed_load_is_counted_and_the_edges_are_two() -> None:
     edges: list[int] = []
     async with serving(*FRAMES, FINAL) as (target, server):
@@ -77,6 +81,7 @@ async def test_every_turn_of_a_closed_load_is_counted_and_the_edges_are_two() ->
     assert counted.frames == 4 * counted.ended
 
 
+@pytest.mark.servers
 async def test_an_open_load_fails_turns_that_find_no_free_client() -> None:
     async with serving(*FRAMES) as (target, _):  # no end
         load = Load(clients=1, seconds=0.2, warm_s=0.05, rate=50)

@@ -54,7 +54,7 @@ class Chromium:
                 await self.close()
         others = psutil.Process().children()
         playwright = await self._ending.enter_async_context(async_playwright())
-        self._drivers = set(psutil.Process().children()).difference(others)
+        self._drivers |= set(psutil.Process().children()).difference(others)
         self._browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET, timeout=PATIENCE_MS)
         self._ending.push_async_callback(self._browser.close)
         return await self._browser.new_context(**options)

@@ -5,7 +5,7 @@ import io
 import re
 import tokenize
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +40,11 @@ class Module:
         """The top-level package."""
         return self.path.parts[0]
 
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """Every node of its tree. Found once: to walk a tree costs as much as to parse it."""
+        return tuple(ast.walk(self.tree))
+
     def at(self, node: ast.AST) -> str:
         """`file:line` of a node."""
         return f"{self.path}:{getattr(node, 'lineno', 1)}"
@@ -70,7 +75,7 @@ def _read(file: Path) -> Module:
 
 def functions(module: Module) -> list[Function]:
     """Every function and method, nested ones included."""
-    return [node for node in ast.walk(module.tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [node for node in module.nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
 def length(function: Function) -> int:
@@ -80,9 +85,9 @@ def length(function: Function) -> int:
 
 def stray_tasks(module: Module) -> list[str]:
     """Tasks that nobody holds: `create_task` or `ensure_future` on anything but a TaskGroup of this module."""
-    groups = _task_group_names(module.tree)
+    groups = _task_group_names(module)
     strays = []
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if not isinstance(node, ast.Call):
             continue
         called = node.func
@@ -99,7 +104,7 @@ def broad_excepts(module: Module) -> list[ast.ExceptHandler]:
     """Handlers of everything that keep what they caught; one that ends in a bare `raise` only cleans up."""
     return [
         node
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.ExceptHandler) and _is_broad(node.type) and not _raises_again(node)
     ]
 
@@ -108,7 +113,7 @@ def prints(module: Module) -> list[str]:
     """Calls of `print`."""
     return [
         module.at(node)
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
 
@@ -131,7 +136,7 @@ def patches(module: Module) -> list[str]:
     """Where a test changes what is not its own: monkeypatch (but for its environment and directory), `unittest.mock`,
     a method that is assigned to, a private attribute that is set from outside."""
     found = []
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
             is_patch = "unittest.mock" in ast.unparse(node).replace("unittest import mock", "unittest.mock")
         elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
@@ -149,7 +154,7 @@ def code_lines(module: Module) -> int:
     """Lines that hold code: no blank lines, no comments, no docstrings."""
     told = {
         line
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
         for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
     }
@@ -178,10 +183,10 @@ def _is_anothers(target: ast.expr) -> bool:
     return private and target.id not in ("self", "cls")
 
 
-def _task_group_names(tree: ast.Module) -> set[str]:
+def _task_group_names(module: Module) -> set[str]:
     """Names bound by `async with TaskGroup() as name`, or of parameters annotated as one."""
     names = set()
-    for node in ast.walk(tree):
+    for node in module.nodes:
         if isinstance(node, ast.withitem) and isinstance(node.optional_vars, ast.Name):
             if isinstance(node.context_expr, ast.Call) and "TaskGroup" in ast.unparse(node.context_expr.func):
                 names.add(node.optional_vars.id)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 _ROUNDS = 5
-_LIMITS = {4: 6.0, 16: 64.0}
+_LIMITS = {4: 6.0, 16: 48.0}
 """Of the time at so many times n by that at n: linear is 4 and 16, quadratic 16 and 256."""
 _ENOUGH_S = 0.001
 """Of CPU at n: below it what does not depend on n is most of it."""
@@ -39,14 +39,18 @@ def superlinear(work: Work, start: int, most: int) -> str:
 def _ratio(work: Work, start: int, most: int, times: int, limit: float) -> float:
     """The least time at `times` n by the least at n, of five each; of two, where these are far from doubt."""
     n = min(start, max(most // times, 1))
-    while 2 * times * n <= most and _seconds(work(n)) < _ENOUGH_S:
+    short = work(n)
+    at_n = _seconds(short)
+    while 2 * times * n <= most and at_n < _ENOUGH_S:
         n *= 2
-    short, long = work(n), work(times * n)
+        short = work(n)
+        at_n = _seconds(short)
+    long = work(times * n)
     # In turns: a slow moment of the machine meets both.
     # Without the collector, which looks at everything that tests have left behind; its share of the work is constant.
     gc.disable()
     try:
-        at_n, at_more = _seconds(short), _seconds(long)
+        at_more = _seconds(long)
         for _ in range(_ROUNDS - 1):
             at_n, at_more = min(at_n, _seconds(short)), min(at_more, _seconds(long))
             if not limit * at_n < at_more < 2 * limit * at_n:

@@ -11,11 +11,16 @@ from tests.linear.measure import superlinear
 from tests.linear.patterns import BOUNDS, HOSTILE, UNREACHED, UNREACHED_FOLDERS, Hostile, attempts
 from tests.linear.uses import Use, uses
 
-USES = uses()
 START, MOST = 2_000, 512_000
 """Signs of a text: at first, and at the most."""
 _SUSPECT_S = 0.004
 """What a text of 8,000 signs must take before it is measured in earnest; a linear pattern has done in a tenth."""
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Use]:
+    """Every use, looked for by the worker that runs these tests."""
+    return uses()
 
 
 def _reason(key: str) -> str | None:
@@ -24,24 +29,24 @@ def _reason(key: str) -> str | None:
     )
 
 
-def test_each_regular_expression_has_a_hostile_text_or_a_reason_why_it_needs_none() -> None:
-    assert [key for key in USES if key not in HOSTILE and _reason(key) is None] == []
-    assert [key for key in (*HOSTILE, *UNREACHED) if key not in USES] == []
+def test_each_regular_expression_has_a_hostile_text_or_a_reason_why_it_needs_none(found: dict[str, Use]) -> None:
+    assert [key for key in found if key not in HOSTILE and _reason(key) is None] == []
+    assert [key for key in (*HOSTILE, *UNREACHED) if key not in found] == []
     assert [key for key in HOSTILE if _reason(key) is not None] == []
-    assert [key for key in HOSTILE if not USES[key].patterns] == []
+    assert [key for key in HOSTILE if not found[key].patterns] == []
 
 
 @pytest.mark.parametrize("key", HOSTILE)
-def test_a_hostile_text_takes_time_linear_in_its_length(key: str) -> None:
-    for pattern, method in _applied(USES[key]):
+def test_a_hostile_text_takes_time_linear_in_its_length(found: dict[str, Use], key: str) -> None:
+    for pattern, method in _applied(found[key]):
         for hostile in HOSTILE[key]:
             work = _work(pattern, method, hostile)
             assert superlinear(work, START, _most(key)) == "", (pattern.pattern, method, hostile)
 
 
 @pytest.mark.parametrize("key", HOSTILE)
-def test_texts_of_its_own_signs_take_time_linear_in_their_length(key: str) -> None:
-    for pattern, method in _applied(USES[key]):
+def test_texts_of_its_own_signs_take_time_linear_in_their_length(found: dict[str, Use], key: str) -> None:
+    for pattern, method in _applied(found[key]):
         for hostile in attempts(pattern):
             work = _work(pattern, method, hostile)
             began = time.thread_time()

@@ -35,6 +35,11 @@ def uses() -> dict[str, Use]:
 
 
 def _uses_of(module: Module) -> Iterator[Use]:
+    for node in module.nodes:
+        if isinstance(node, ast.ImportFrom) and node.module == "re":
+            raise AssertionError(f"{module.at(node)}: say re.something, so that it is found")
+    if not any(map(_is_use, module.nodes)):
+        return
     names: dict[str, ast.expr] = {}
     named: set[ast.AST] = set()
     for node in module.tree.body:
@@ -43,16 +48,13 @@ def _uses_of(module: Module) -> Iterator[Use]:
         if isinstance(target, ast.Name) and value is not None and any(map(_is_use, ast.walk(value))):
             names[target.id] = value
             named.update(ast.walk(value))
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.ImportFrom) and node.module == "re":
-            raise AssertionError(f"{module.at(node)}: say re.something, so that it is found")
-    inside = {node for scope in ast.walk(module.tree) if isinstance(scope, _SCOPES) for node in ast.walk(scope)}
-    for node in ast.walk(module.tree):
+    inside = {node for scope in module.nodes if isinstance(scope, _SCOPES) for node in ast.walk(scope)}
+    for node in module.nodes:
         assert not _is_use(node) or node in named or node in inside, f"{module.at(node)}: give it a name"
     for name in names:
         patterns = tuple(_patterns(getattr(importlib.import_module(_dotted(module)), name)))
-        yield Use(f"{module.path}::{name}", patterns, _methods(module.tree, name))
-    for scope in ast.walk(module.tree):
+        yield Use(f"{module.path}::{name}", patterns, _methods(module, name))
+    for scope in module.nodes:
         if isinstance(scope, _SCOPES):
             yield from _inline(module, scope, named)
 
@@ -97,11 +99,11 @@ def _written(node: ast.Call) -> ast.expr:
     return words[0] if words else node.args[0]
 
 
-def _methods(tree: ast.Module, name: str) -> set[str]:
+def _methods(module: Module, name: str) -> set[str]:
     """How a constant is applied in its module; `search` where that is not said of it by name."""
     return {
         node.attr
-        for node in ast.walk(tree)
+        for node in module.nodes
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == name
     } & FUNCTIONS or {"search"}
 

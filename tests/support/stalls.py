@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-import uvloop
+
+from tests.support.servers import NotingLoop
 
 THRESHOLD_S = 0.5
 POLL_S = 0.05
@@ -37,7 +38,7 @@ class StallDetector:
     """Watches the loops that it has made, from a thread of its own.
 
     What counts is the CPU time of the loop's thread from the question to the answer: wall time would count what the
-    rest of the machine does. A call that blocks without computing is not its business: see `tests.support.blocking`.
+    rest of the machine does. A call that blocks without computing is not its business.
     """
 
     def __init__(self) -> None:
@@ -58,7 +59,7 @@ class StallDetector:
 
     def new_event_loop(self) -> asyncio.AbstractEventLoop:
         """A uvloop loop, as in production, under watch until it is closed."""
-        loop = uvloop.new_event_loop()
+        loop = NotingLoop()
         with self._lock:
             self._watched.append(_Watched(loop))
         return loop

@@ -71,6 +71,7 @@ def test_a_test_that_ends_its_worker_is_not_run_again_but_the_rest_of_its_file_i
     assert third.sent == [2, 3]
 
 
+@pytest.mark.servers
 def test_workers_of_a_run_share_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
     shares = [share_of(name) for name in ["", *(f"gw{n}" for n in range(16))]]
     assert len(set(shares)) == 17
@@ -83,6 +84,7 @@ def test_workers_of_a_run_share_no_port(monkeypatch: pytest.MonkeyPatch) -> None
     assert min(ports[""]) >= 20_000
 
 
+@pytest.mark.servers
 def test_a_port_is_given_once_also_within_a_block() -> None:
     ports = Ports(20_000, 60)
     given = [ports.block(1) for _ in range(8)]

@@ -8,6 +8,8 @@ from tests.support.ports import free_port
 from turnwise.errors import PortTaken
 from turnwise.ports import Wanted, require_free
 
+pytestmark = pytest.mark.servers
+
 
 def test_free_ports_pass() -> None:
     require_free([Wanted("a", "127.0.0.1", free_port())])

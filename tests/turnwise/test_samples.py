@@ -34,6 +34,7 @@ def test_our_pages_and_a_real_pdf_are_sent():
     assert pdf.stat().st_size < 512_000
 
 
+@pytest.mark.servers
 def test_a_changed_a_new_and_a_renamed_file_are_noticed_and_so_is_another_database(checkout, tmp_path):
     def fingerprint(scope: str = "5543/turnwise") -> str:
         return Samples(checkout, tmp_path, service(tmp_path), scope=scope).fingerprint()
@@ -49,6 +50,7 @@ def test_a_changed_a_new_and_a_renamed_file_are_noticed_and_so_is_another_databa
     assert len(set(seen)) == 5
 
 
+@pytest.mark.servers
 async def test_a_service_that_never_answers_is_said_and_nothing_is_remembered(checkout, tmp_path):
     samples = Samples(checkout, tmp_path, service(tmp_path), scope="x", ready_s=0.3)
     with pytest.raises(SamplesFailed, match="not ready"):

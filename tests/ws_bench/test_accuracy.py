@@ -15,6 +15,8 @@ from tests.ws_bench.scripted import Exchange, ScriptedService, answer, bench, sc
 from ws_bench.distributions import Distribution
 from ws_bench.results import percentile
 
+pytestmark = pytest.mark.servers
+
 QUICK = ("-ramp-duration", "0s", "-timeout", f"{PATIENCE_S}s", "-no-live")
 
 

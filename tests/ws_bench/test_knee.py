@@ -121,6 +121,7 @@ class Server:
         await answer(service, exchange)
 
 
+@pytest.mark.servers
 async def test_the_knee_of_a_planted_capacity_is_found(tmp_path: Path) -> None:
     out = tmp_path / "knee.json"
     server = Server(80.0)
@@ -138,6 +139,7 @@ async def test_the_knee_of_a_planted_capacity_is_found(tmp_path: Path) -> None:
     assert "Knee: " in done.stdout
 
 
+@pytest.mark.servers
 async def test_an_objective_ends_the_search_too() -> None:
     async with scripted_service(Server(200.0)) as service:
         done = await bench(
@@ -150,5 +152,6 @@ async def test_an_objective_ends_the_search_too() -> None:
 
 
 @pytest.mark.parametrize("flag", ["-rate=5/s", "-duration=5s", "-workers=2", "-start=0"])
+@pytest.mark.servers
 async def test_flags_that_find_knee_sets_itself_are_refused(flag: str) -> None:
     assert (await bench("find-knee", flag)).code == 2

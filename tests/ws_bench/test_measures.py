@@ -15,6 +15,8 @@ from backend_kit.kpi import Kpi
 from tests.support.patience import PATIENCE_S
 from tests.ws_bench.scripted import Exchange, ScriptedService, answer, bench, finish, scripted_service, start_bench
 
+pytestmark = pytest.mark.servers
+
 QUICK = ("-ramp-duration", "0s", "-timeout", f"{PATIENCE_S}s", "-no-live")
 
 

@@ -93,6 +93,7 @@ async def paced(service: ScriptedService, exchange: Exchange) -> None:
     await answer(service, exchange)
 
 
+@pytest.mark.servers
 async def test_workers_make_one_result_and_one_exit_code(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     async with scripted_service(paced) as service:
@@ -110,6 +111,7 @@ async def test_workers_make_one_result_and_one_exit_code(tmp_path: Path) -> None
     assert done.stdout.count("WS BENCH SUMMARY") == 1
 
 
+@pytest.mark.servers
 async def test_an_interrupt_reaches_the_workers_and_their_sessions_are_deleted(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     async with scripted_service(paced) as service, start_bench(
@@ -165,6 +167,7 @@ async def interrupt(process: asyncio.subprocess.Process) -> None:
     assert b"interrupted" in await process.stderr.readline()
 
 
+@pytest.mark.servers
 async def test_no_worker_begins_before_the_last_one_is_prepared(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     async with (
@@ -177,6 +180,7 @@ async def test_no_worker_begins_before_the_last_one_is_prepared(tmp_path: Path) 
     assert json.loads(out.read_text())["counts"]["success"] == len(service.asks) == 2
 
 
+@pytest.mark.servers
 async def test_an_interrupt_while_a_worker_still_starts_ends_all_and_deletes_their_sessions(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     async with (
@@ -194,6 +198,7 @@ async def test_an_interrupt_while_a_worker_still_starts_ends_all_and_deletes_the
     assert service.deleted == service.created
 
 
+@pytest.mark.servers
 async def test_a_second_interrupt_ends_a_worker_that_hears_nothing(tmp_path: Path) -> None:
     async with (
         scripted_service(paced) as service,
@@ -207,6 +212,7 @@ async def test_a_second_interrupt_ends_a_worker_that_hears_nothing(tmp_path: Pat
     assert "SUMMARY" not in done.stdout
 
 
+@pytest.mark.servers
 async def test_a_worker_that_cannot_begin_ends_the_others(tmp_path: Path) -> None:
     async with (
         scripted_service(paced) as service,
@@ -219,6 +225,7 @@ async def test_a_worker_that_cannot_begin_ends_the_others(tmp_path: Path) -> Non
     assert service.deleted == service.created
 
 
+@pytest.mark.servers
 async def test_a_worker_that_cannot_begin_is_exit_code_2() -> None:
     async with scripted_service(create_status=500) as service:
         done = await bench(
@@ -228,6 +235,7 @@ async def test_a_worker_that_cannot_begin_is_exit_code_2() -> None:
     assert "without a result" in done.stderr
 
 
+@pytest.mark.servers
 async def test_results_of_two_generators_are_merged_and_shown_again(tmp_path: Path) -> None:
     files = [tmp_path / f"{name}.json" for name in ("a", "b", "whole")]
     both_are_here = asyncio.Event()

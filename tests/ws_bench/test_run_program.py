@@ -12,6 +12,8 @@ from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.ws_bench.scripted import Exchange, ScriptedService, answer, bench, finish, scripted_service, start_bench
 
+pytestmark = pytest.mark.servers
+
 QUICK = ("-ramp-duration", "0s", "-timeout", f"{PATIENCE_S}s")
 
 

@@ -37,6 +37,7 @@ def test_the_page_has_a_chart_for_rate_and_latency() -> None:
     assert "Recovery: yes" in page
 
 
+@pytest.mark.servers
 async def test_a_sweep_shows_where_the_rate_stops_growing_and_whether_it_recovers(tmp_path: Path) -> None:
     out = tmp_path / "sweep.json"
     server = Server(50.0)
@@ -61,6 +62,7 @@ async def test_a_sweep_shows_where_the_rate_stops_growing_and_whether_it_recover
     assert sorted(service.deleted) == sorted(service.created)
 
 
+@pytest.mark.servers
 async def test_a_service_that_does_not_recover_is_told(tmp_path: Path) -> None:
     async def tires(service: ScriptedService, exchange: Exchange) -> None:
         if exchange.number > 30:
@@ -76,6 +78,7 @@ async def test_a_service_that_does_not_recover_is_told(tmp_path: Path) -> None:
     assert "Recovery: NO" in done.stdout
 
 
+@pytest.mark.servers
 async def test_a_sweep_in_which_nothing_succeeds_is_exit_code_3() -> None:
     async def cut(_: ScriptedService, exchange: Exchange) -> None:
         exchange.cut()
@@ -86,5 +89,6 @@ async def test_a_sweep_in_which_nothing_succeeds_is_exit_code_3() -> None:
 
 
 @pytest.mark.parametrize("flag", ["-levels=4,1", "-levels=a", "-rate=5/s", "-requests-per-client=0", "-workers=2"])
+@pytest.mark.servers
 async def test_flags_that_a_sweep_has_no_use_for_are_refused(flag: str) -> None:
     assert (await bench("sweep", flag, "-duration=1s")).code == 2

@@ -40,6 +40,7 @@ def test_the_corpus_is_large_enough() -> None:
 
 
 @pytest.mark.parametrize("text", CORPUS)
+@pytest.mark.servers
 async def test_an_order_in_a_passage_stays_a_passage(pool: ModelPool, text: str) -> None:
     """It stands between its marks and in no other message, changes no search, and offers the model no tool."""
     call = {"index": 0, "id": "c1", "type": "function", "function": {"name": "send_mail", "arguments": "{}"}}
@@ -77,6 +78,7 @@ class Hostile(Box):
 
 
 @pytest.mark.parametrize("text", CORPUS)
+@pytest.mark.servers
 async def test_an_order_in_what_a_tool_returns_reaches_no_other_tool(pool: ModelPool, text: str) -> None:
     """Nor does it leave its message: the model is told of it as the tool's answer, and obeys in vain."""
     box = Hostile(text)

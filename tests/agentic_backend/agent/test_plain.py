@@ -25,6 +25,8 @@ from tests.agentic_backend.llm.scripted import (
 )
 from tests.support.mock_llm import MockModel
 
+pytestmark = pytest.mark.servers
+
 GOOD = streams(token("Hel"), token("lo"), finish(), usage(3, 2), DONE)
 
 

@@ -15,6 +15,8 @@ from tests.agentic_backend.agent.helpers import Turn, kit_for
 from tests.agentic_backend.llm.scripted import ScriptedModel, scripted, status
 from tests.support.tool_model import says, wants
 
+pytestmark = pytest.mark.servers
+
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
 

@@ -172,6 +172,7 @@ async def test_streams_count_where_sockets_do():
         await refused.ended.wait()
         assert refused.status == 503
         assert await newer.close_code() == 1012
+        await until(lambda: len(it.hub) == 1)  # its task is gone too
         assert await it.hub.wait_empty(0.01) == 1
         await reader.ended.wait()
         assert reader.aborted == 1

@@ -14,6 +14,8 @@ from backend_kit.auth import Credentials
 from backend_kit.http import listen
 from tests.support.ports import free_port
 
+pytestmark = pytest.mark.servers
+
 ANSWER = {"document_uid": "d1", "mime_type": "text/plain", "preview": "Hello"}
 
 

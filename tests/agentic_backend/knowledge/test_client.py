@@ -28,6 +28,8 @@ from tests.agentic_backend.knowledge.fake import (
 from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 
+pytestmark = pytest.mark.servers
+
 QUERY = SearchQuery("how?", 3)
 TOKEN = "canary.token.value"
 

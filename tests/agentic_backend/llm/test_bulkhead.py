@@ -20,6 +20,8 @@ from tests.agentic_backend.llm.scripted import (
 )
 from tests.support.clock import Clock
 
+pytestmark = pytest.mark.servers
+
 GOOD = streams(token("Hello"), finish(), DONE)
 
 

@@ -35,6 +35,8 @@ from tests.agentic_backend.llm.scripted import (
 from tests.support.clock import Clock
 from tests.support.ports import free_port
 
+pytestmark = pytest.mark.servers
+
 QUICK = Retries(base_s=0.001, cap_s=0.002)
 GOOD = streams(token("Hel"), token("lo"), finish(), usage(3, 2), DONE)
 KEY = "sk-canary-4711"

@@ -30,6 +30,8 @@ from tests.agentic_backend.llm.scripted import (
     usage,
 )
 
+pytestmark = pytest.mark.servers
+
 
 def tool_chunk(index: int, **call: Any) -> bytes:
     return event({"choices": [{"delta": {"tool_calls": [{"index": index, **call}]}}]})

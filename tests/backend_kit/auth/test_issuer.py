@@ -16,6 +16,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from backend_kit.auth import AuthError, Identity, IssuerKeys, IssuerVerifier
 from tests.support.issuer import CLIENT, JWKS, Issuer, issuer, public_jwk, rsa_key
 
+pytestmark = pytest.mark.servers
+
 
 def now() -> int:
     """Seconds since the epoch, at the moment: a run lasts longer than a token."""

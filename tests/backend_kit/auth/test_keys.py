@@ -11,6 +11,8 @@ from backend_kit.auth.keys import MAX_BYTES
 from tests.support.issuer import CLIENT, DISCOVERY, JWKS, Issuer, ec_key, issuer, public_jwk, rsa_key
 from tests.support.patience import PATIENCE_S
 
+pytestmark = pytest.mark.servers
+
 NO_COOL_DOWN = KeyWaits(cool_down_s=0.0)
 
 

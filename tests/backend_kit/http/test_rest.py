@@ -25,6 +25,8 @@ from backend_kit.wire import CODES, Code, ServiceError
 from tests.backend_kit.http.socket_app import Running, connect, running
 from tests.support.patience import PATIENCE_S
 
+pytestmark = pytest.mark.servers
+
 LIMIT = 1000
 
 

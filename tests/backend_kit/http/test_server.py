@@ -92,6 +92,7 @@ def test_a_drain_beyond_its_limit_is_given_up() -> None:
         process.wait_for_line("^closed")
 
 
+@pytest.mark.servers
 def test_what_cannot_be_listened_on_is_said_in_one_line() -> None:
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
@@ -104,6 +105,7 @@ def test_what_cannot_be_listened_on_is_said_in_one_line() -> None:
         listen("no-such-host.invalid", 0)
 
 
+@pytest.mark.servers
 def test_both_families_are_listened_on() -> None:
     with listen("::1", 0) as sock:
         assert sock.family == socket.AF_INET6
@@ -121,6 +123,7 @@ HEAD = ServeSettings(head_timeout_s=2.0)
         (b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\nGET / HTTP", b"HTTP/1.1 200 "),
     ],
 )
+@pytest.mark.servers
 def test_a_connection_without_a_whole_head_is_ended(sent: bytes, answer: bytes) -> None:
     with running(SocketApp(), HEAD) as server, connect(server.port) as sock:
         sock.sendall(sent)
@@ -131,6 +134,7 @@ def test_a_connection_without_a_whole_head_is_ended(sent: bytes, answer: bytes) 
         assert len(received) == 0 or answer
 
 
+@pytest.mark.servers
 def test_a_second_request_has_the_same_time_for_its_head() -> None:
     with running(SocketApp(), HEAD) as server, connect(server.port) as sock:
         for _ in range(2):
@@ -141,6 +145,7 @@ def test_a_second_request_has_the_same_time_for_its_head() -> None:
         assert _received(sock) == b""
 
 
+@pytest.mark.servers
 def test_what_has_its_head_is_not_timed() -> None:
     socket_app = SocketApp()
     with running(socket_app, HEAD) as server, connect(server.port) as sock, connect(server.port) as silent:
@@ -158,6 +163,7 @@ def _received(sock: socket.socket) -> bytes:
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="the system has no such option")
+@pytest.mark.servers
 def test_the_kernel_takes_little_for_a_peer_that_does_not_read() -> None:
     with listen("127.0.0.1", 0) as listening:
         listening.setblocking(True)

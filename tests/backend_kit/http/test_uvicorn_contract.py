@@ -43,6 +43,7 @@ def unfiltered() -> None:
             logger.removeFilter(existing)
 
 
+@pytest.mark.servers
 def test_u1_shutdown_closes_sockets_before_the_lifespan_hears_of_it(socket_app: SocketApp) -> None:
     with plain(socket_app) as running, connect(running.port) as sock:
         handshake(sock, "/echo")
@@ -53,6 +54,7 @@ def test_u1_shutdown_closes_sockets_before_the_lifespan_hears_of_it(socket_app: 
         assert socket_app.next() == ("lifespan", "shutdown")
 
 
+@pytest.mark.servers
 def test_u2_the_lifespan_ends_while_cancelled_handlers_still_run(socket_app: SocketApp) -> None:
     with plain(socket_app, timeout_graceful_shutdown=1) as running, connect(running.port) as sock:
         handshake(sock, "/stubborn")
@@ -62,6 +64,7 @@ def test_u2_the_lifespan_ends_while_cancelled_handlers_still_run(socket_app: Soc
 
 
 @pytest.mark.parametrize(("sent", "code"), [(b"", None), (frame(1, b"a stop"), 1011)], ids=["nothing", "a message"])
+@pytest.mark.servers
 def test_u3_one_unread_message_kills_a_connection_that_answers_its_pings(
     socket_app: SocketApp, sent: bytes, code: int | None
 ) -> None:
@@ -77,6 +80,7 @@ def test_u3_one_unread_message_kills_a_connection_that_answers_its_pings(
         assert (int.from_bytes(payload[:2], "big") if opcode == 8 else None) == code
 
 
+@pytest.mark.servers
 def test_u4_a_peer_that_never_reads_keeps_its_task_and_socket(socket_app: SocketApp) -> None:
     with plain(socket_app, ws_ping_interval=0.2, ws_ping_timeout=0.2) as running, connect(running.port) as sock:
         handshake(sock, "/flood")
@@ -90,6 +94,7 @@ def test_u4_a_peer_that_never_reads_keeps_its_task_and_socket(socket_app: Socket
         assert socket_app.next()[0] == "send failed"
 
 
+@pytest.mark.servers
 def test_u5_a_handler_that_only_sends_is_not_told_that_its_client_left(socket_app: SocketApp) -> None:
     with plain(socket_app) as running:
         with connect(running.port) as sock:
@@ -107,6 +112,7 @@ def test_u6_the_defaults_are_16_mib_and_compression() -> None:
     assert (config.ws_max_size, config.ws_per_message_deflate) == (16 * 1024 * 1024, True)
 
 
+@pytest.mark.servers
 def test_u6_as_delivered_ten_megabytes_are_taken_and_compression_is_agreed_to(socket_app: SocketApp) -> None:
     with plain(socket_app) as running, connect(running.port) as sock:
         assert b"permessage-deflate" in handshake(sock, "/echo", "Sec-WebSocket-Extensions: permessage-deflate")
@@ -114,6 +120,7 @@ def test_u6_as_delivered_ten_megabytes_are_taken_and_compression_is_agreed_to(so
         assert socket_app.next() == ("binary", 10_000_000)
 
 
+@pytest.mark.servers
 def test_u7_limit_concurrency_lets_sockets_in_and_shuts_health_out(socket_app: SocketApp) -> None:
     with plain(socket_app, limit_concurrency=2) as running:
         sockets = [connect(running.port) for _ in range(4)]
@@ -126,6 +133,7 @@ def test_u7_limit_concurrency_lets_sockets_in_and_shuts_health_out(socket_app: S
 
 
 @pytest.mark.usefixtures("unfiltered")
+@pytest.mark.servers
 def test_u8_the_token_of_the_query_is_logged_in_clear(socket_app: SocketApp, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO), plain(socket_app, access_log=False) as running, connect(running.port) as sock:
         handshake(sock, "/echo?token=CANARY")
@@ -137,6 +145,7 @@ def test_u8_the_token_of_the_query_is_logged_in_clear(socket_app: SocketApp, cap
     )
 
 
+@pytest.mark.servers
 def test_u9_a_foreign_origin_is_let_in(socket_app: SocketApp) -> None:
     with plain(socket_app) as running, connect(running.port) as sock:
         assert b" 101 " in handshake(sock, "/echo", "Origin: https://evil.example")
@@ -210,6 +219,7 @@ async def test_the_wait_for_a_ping_is_the_interval_less_the_last_round_trip(sock
     protocol.stop_keepalive()
 
 
+@pytest.mark.servers
 def test_u12_half_a_head_is_waited_for(socket_app: SocketApp) -> None:
     with (
         plain(socket_app, timeout_keep_alive=1) as running,
@@ -230,6 +240,7 @@ def test_u12_half_a_head_is_waited_for(socket_app: SocketApp) -> None:
         )
 
 
+@pytest.mark.servers
 def test_u13_a_close_before_accept_is_a_403_and_one_after_it_has_its_code(socket_app: SocketApp) -> None:
     with plain(socket_app) as running:
         with connect(running.port) as sock:
@@ -239,6 +250,7 @@ def test_u13_a_close_before_accept_is_a_403_and_one_after_it_has_its_code(socket
             assert close_code(sock) == 4401
 
 
+@pytest.mark.servers
 def test_u13_a_denial_has_its_status_and_headers_and_is_logged_as_a_failure(
     socket_app: SocketApp, caplog: pytest.LogCaptureFixture
 ) -> None:

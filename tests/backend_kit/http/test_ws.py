@@ -22,6 +22,8 @@ from tests.backend_kit.http.socket_app import (
     running,
 )
 
+pytestmark = pytest.mark.servers
+
 KEEPALIVE = ServeSettings(ws_ping_interval_s=0.2, ws_ping_timeout_s=0.2)
 SMALL_BUFFER = 4096
 

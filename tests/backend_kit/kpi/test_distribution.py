@@ -74,6 +74,7 @@ def read(port: int | None) -> Mapping[str, Seen]:
     return told["distributions"]
 
 
+@pytest.mark.servers
 def test_the_endpoint_tells_timers_and_gauged_waits_by_all_their_labels(kpi: Kpi) -> None:
     child = Histogram("app_db_statement_seconds", "x", ["pool", "op"], registry=kpi.registry)
     for op, seconds in (("commit", 0.002), ("select", 0.1)):

@@ -73,6 +73,7 @@ def test_garbage_collections_are_counted_until_closed() -> None:
     assert len(next(iter(pauses.collect())).samples) == len(SHORT) + 3
 
 
+@pytest.mark.servers
 def test_a_taken_port_is_said_with_its_key(kpi: Kpi) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
@@ -84,6 +85,7 @@ def test_a_taken_port_is_said_with_its_key(kpi: Kpi) -> None:
         server.close()
 
 
+@pytest.mark.servers
 async def test_metrics_answer_while_the_loop_is_blocked(kpi: Kpi) -> None:
     server = MetricsServer(kpi.registry, "127.0.0.1", 0)
     server.start()
@@ -93,6 +95,7 @@ async def test_metrics_answer_while_the_loop_is_blocked(kpi: Kpi) -> None:
     assert server.port is None
 
 
+@pytest.mark.servers
 def test_a_client_that_says_nothing_does_not_keep_others_from_the_metrics(kpi: Kpi) -> None:
     server = MetricsServer(kpi.registry, "127.0.0.1", 0)
     server.start()
@@ -105,6 +108,7 @@ def test_a_client_that_says_nothing_does_not_keep_others_from_the_metrics(kpi: K
     server.close()
 
 
+@pytest.mark.servers
 def test_more_clients_than_slots_are_turned_away(kpi: Kpi) -> None:
     server = MetricsServer(kpi.registry, "127.0.0.1", 0)
     server.start()
@@ -118,6 +122,7 @@ def test_more_clients_than_slots_are_turned_away(kpi: Kpi) -> None:
     server.close()
 
 
+@pytest.mark.servers
 def test_a_scrape_that_gets_no_thread_keeps_no_place(kpi: Kpi) -> None:
     server = MetricsServer(kpi.registry, "127.0.0.1", 0)
     server.start()
@@ -129,6 +134,7 @@ def test_a_scrape_that_gets_no_thread_keeps_no_place(kpi: Kpi) -> None:
     server.close()
 
 
+@pytest.mark.servers
 async def test_the_runtime_shows_process_build_and_loop_and_closes_without_a_rest(kpi: Kpi) -> None:
     before = sys.getswitchinterval()
     stream = io.StringIO()

@@ -24,6 +24,8 @@ from tests.knowledge_flow_backend.corpus import vector
 from tests.support.patience import PATIENCE_S
 from tests.support.weights import weights
 
+pytestmark = pytest.mark.servers
+
 RULES = BatchRules(slots=1, queries=32, documents=4, waiting=100)
 
 

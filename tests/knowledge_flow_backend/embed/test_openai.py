@@ -24,6 +24,8 @@ from tests.knowledge_flow_backend.corpus import vector
 from tests.support.mock_llm import MockModel
 from tests.support.ports import free_port
 
+pytestmark = pytest.mark.servers
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 CANARY = "canary-question"
 

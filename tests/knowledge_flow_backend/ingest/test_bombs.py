@@ -13,6 +13,8 @@ from knowledge_flow_backend.library.reasons import Reason
 from tests.knowledge_flow_backend.ingest import files, office
 from tests.knowledge_flow_backend.ingest.test_pool import job, refused
 
+pytestmark = pytest.mark.servers
+
 MB = 1 << 20
 GROWTH_MB = 50
 
@@ -27,8 +29,13 @@ def part() -> bytes:
     return office.repacked(office.workbook(), {"xl/worksheets/sheet1.xml": b"<a>" + b" " * (200 * MB) + b"</a>"})
 
 
-def page(times: int = 1, text: bytes = b" " * (200 * MB)) -> bytes:
-    """A PDF whose only page is 200 MB, packed so many times."""
+def blanks(times: int = 1) -> bytes:
+    """A PDF whose only page is 200 MB of blanks, packed so many times."""
+    return page(b" " * (200 * MB), times)
+
+
+def page(text: bytes, times: int = 1) -> bytes:
+    """A PDF whose only page is this, packed so many times."""
     for _ in range(times):
         text = zlib.compress(text, 9)
     filters = b" ".join([b"/FlateDecode"] * times)
@@ -44,14 +51,14 @@ def page(times: int = 1, text: bytes = b" " * (200 * MB)) -> bytes:
 
 def operators() -> bytes:
     """A PDF whose only page draws a million letters."""
-    return page(text=b"BT /F1 12 Tf (a) Tj ET\n" * (11 * MB // 10))
+    return page(b"BT /F1 12 Tf (a) Tj ET\n" * (11 * MB // 10))
 
 
 BOMBS: dict[str, tuple[str, Callable[[], bytes], Callable[[], bytes]]] = {
     "a picture": ("docx", office.word, media),
     "a sheet": ("xlsx", office.workbook, part),
-    "a page": ("pdf", lambda: files.pdf([["Hello."]]), page),
-    "a page packed twice": ("pdf", lambda: files.pdf([["Hello."]]), lambda: page(2)),
+    "a page": ("pdf", lambda: files.pdf([["Hello."]]), blanks),
+    "a page packed twice": ("pdf", lambda: files.pdf([["Hello."]]), lambda: blanks(2)),
     "a page of operators": ("pdf", lambda: files.pdf([["Hello."]]), operators),
 }
 

@@ -136,6 +136,7 @@ def _all_of(terminal: int) -> str:
             read += piece
 
 
+@pytest.mark.servers
 def test_a_service_that_is_not_there_is_said_as_such(docs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = f"http://127.0.0.1:{free_port()}/x"
     assert main(["ingest", str(docs), "--library", "Docs", "--url", where]) == 2
@@ -174,6 +175,7 @@ def test_a_directory_with_nothing_to_read_is_said_as_such(tmp_path: Path, capsys
     assert "no files to ingest" in capsys.readouterr().err
 
 
+@pytest.mark.servers
 async def test_a_service_that_dies_after_its_answer_has_the_file(docs: Path) -> None:
     async def library(_request: web.Request) -> web.Response:
         return web.json_response({"id": "t"}, status=201)

@@ -13,6 +13,8 @@ from knowledge_flow_backend.library.reasons import Reason, Refused
 from tests.knowledge_flow_backend.ingest import files
 from tests.support.patience import PATIENCE_S
 
+pytestmark = pytest.mark.servers
+
 ODD = (sys.executable, "-m", "tests.knowledge_flow_backend.ingest.odd_worker")
 
 

@@ -21,6 +21,8 @@ from tests.knowledge_flow_backend.corpus import ADMIN
 from tests.knowledge_flow_backend.rerank.servers import KEY, RerankServer, in_shape, rerank_server, score
 from tests.support.ports import free_port
 
+pytestmark = pytest.mark.servers
+
 SHAPES: tuple[Shape, ...] = get_args(Shape)
 QUESTION = "who writes the spool"
 TEXTS = ["nobody knows", "the spool is a file", "who writes the spool", "the batcher"]

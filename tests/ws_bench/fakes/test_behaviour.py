@@ -61,6 +61,7 @@ def test_knobs_hold_distributions_pauses_and_names() -> None:
     assert (knobs.pause, knobs.tool, knobs.retry_s, knobs.garbage) == ((5, 250.0), "search", 2.5, 3)
 
 
+@pytest.mark.servers
 async def test_tokens_may_be_drawn_and_the_seed_decides(start_model: StartModel) -> None:
     counts = []
     for _ in range(2):
@@ -72,6 +73,7 @@ async def test_tokens_may_be_drawn_and_the_seed_decides(start_model: StartModel)
     assert all(5 <= count <= 50 for count in counts[0])
 
 
+@pytest.mark.servers
 async def test_a_pause_holds_back_what_comes_after_it(model: Model) -> None:
     hour = ask("mock;tokens=4;pause=2:3600000", stream=True)
     async with model.http.post(model.base_url + CHAT, json=hour) as response:
@@ -86,6 +88,7 @@ async def test_a_pause_holds_back_what_comes_after_it(model: Model) -> None:
     assert found[-1] is None
 
 
+@pytest.mark.servers
 async def test_garbage_is_an_event_that_no_client_can_read(model: Model) -> None:
     async with model.http.post(model.base_url + CHAT, json=ask("mock;tokens=4;garbage=2", stream=True)) as response:
         raw = await response.read()
@@ -105,6 +108,7 @@ def _is_json(data: bytes) -> bool:
     return True
 
 
+@pytest.mark.servers
 async def test_a_limit_says_when_to_come_back(model: Model) -> None:
     async with model.http.post(model.base_url + CHAT, json=ask("mock;status=429;retry=2.5")) as response:
         assert (response.status, response.headers["retry-after"]) == (429, "2.5")
@@ -112,6 +116,7 @@ async def test_a_limit_says_when_to_come_back(model: Model) -> None:
         assert "retry-after" not in response.headers
 
 
+@pytest.mark.servers
 async def test_a_tool_is_called_with_arguments_that_fit_its_schema(model: Model) -> None:
     body = ask("mock;tool=search", "Where is Paris?", tools=[SEARCH])
     _, whole = await model.post(CHAT, body)
@@ -131,6 +136,7 @@ async def test_a_tool_is_called_with_arguments_that_fit_its_schema(model: Model)
     assert found[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.servers
 async def test_after_the_tools_result_the_model_answers(model: Model) -> None:
     body = ask("mock;tool=*;tokens=6", tools=[SEARCH])
     call = {"id": "c", "type": "function", "function": {"name": "search", "arguments": "{}"}}
@@ -142,12 +148,14 @@ async def test_after_the_tools_result_the_model_answers(model: Model) -> None:
     assert (whole["choices"][0]["finish_reason"], whole["usage"]["completion_tokens"]) == ("stop", 6)
 
 
+@pytest.mark.servers
 async def test_without_the_tool_on_offer_the_model_answers(model: Model) -> None:
     for tools in ([], [{"type": "function", "function": {"name": "other"}}], ["nonsense"]):
         _, whole = await model.post(CHAT, ask("mock;tool=search;tokens=3", tools=tools))
         assert whole["choices"][0]["finish_reason"] == "stop"
 
 
+@pytest.mark.servers
 async def test_openais_own_client_reads_a_streamed_tool_call(model: Model) -> None:
     async with openai.AsyncOpenAI(base_url=f"{model.base_url}/v1", api_key="none", max_retries=0) as client:
         stream = await client.chat.completions.create(

@@ -9,6 +9,8 @@ from tests.support.patience import PATIENCE_S
 from tests.ws_bench.fakes.conftest import Model, StartModel
 from ws_bench.fakes.http import MAX_BODY
 
+pytestmark = pytest.mark.servers
+
 ASK = b'{"model":"mock;tokens=2","stream":true,"messages":[{"role":"user","content":"x"}]}'
 
 

@@ -10,6 +10,8 @@ import pytest
 from tests.support.patience import PATIENCE_S
 from tests.ws_bench.fakes.conftest import Model, StartModel
 
+pytestmark = pytest.mark.servers
+
 CHAT = "/v1/chat/completions"
 
 

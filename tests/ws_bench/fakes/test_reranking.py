@@ -6,6 +6,8 @@ import pytest
 
 from tests.ws_bench.fakes.conftest import Model, StartModel
 
+pytestmark = pytest.mark.servers
+
 DOCUMENTS = ["the pump leaks", "who writes the spool", "the spool is written by the batcher"]
 ASK = {"model": "mock", "query": "who writes the spool", "documents": DOCUMENTS}
 

@@ -7,6 +7,8 @@ from pydantic import SecretStr
 
 from tests.ws_bench.fakes.conftest import Model
 
+pytestmark = pytest.mark.servers
+
 
 @pytest.fixture
 def client(model: Model) -> openai.AsyncOpenAI:

@@ -63,6 +63,7 @@ def test_no_other_question_calls_a_tool(question: str) -> None:
     assert call("What time is it?", ["nonsense", {"function": {"name": 3}}]) is None
 
 
+@pytest.mark.servers
 async def test_the_model_calls_it_and_answers_with_its_result(model: Model) -> None:
     body = ask("mock", "What is on the menu today?", tools=TOOLS)
     _, whole = await model.post(CHAT, body)
@@ -74,6 +75,7 @@ async def test_the_model_calls_it_and_answers_with_its_result(model: Model) -> N
     assert whole["choices"][0]["message"]["content"] == "Today there is soup."
 
 
+@pytest.mark.servers
 async def test_an_answer_of_a_fixed_length_calls_nothing(model: Model) -> None:
     _, whole = await model.post(CHAT, ask("mock;tokens=4", "What is on the menu today?", tools=TOOLS))
     assert (whole["choices"][0]["finish_reason"], whole["usage"]["completion_tokens"]) == ("stop", 4)
