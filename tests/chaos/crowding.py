@@ -18,6 +18,8 @@ _RATE = 30.0
 _SESSIONS = 40
 _STALLS = "mock;gap=20;tokens=8;stall=3"
 _AT_ONCE = 20
+_POOLED = 20 + 2 + 2
+"""Connections to Postgres that are kept for the next: storage.postgres.pool_size, of batches, of checkpoints."""
 _NATIVE = "Sec-WebSocket-Protocol: turnwise.v1"
 
 
@@ -93,9 +95,13 @@ async def _p95_ms(scene: Stage, seconds: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """What is there when nobody is."""
+    """What is there when nobody is: `pooled` connections to Postgres, and descriptors beside them.
+
+    A pool has as many connections as were ever wanted at once, which is chance: it is compared with its size.
+    """
 
     descriptors: int
+    pooled: int
     tasks: int
     sockets: float
     turns: float
@@ -107,7 +113,10 @@ async def cycles(deployment: Deployment, size: Size) -> list[Row]:
     count = size.pick(400, 10_000)
     model = "mock;ttft=20;gap=5;tokens=8"
     counted = "tests.chaos.counted"
-    async with stage(deployment, "D12", Habits(1.0), sessions=0, model=model, direct=True, module=counted) as scene:
+    kept = {"default_chat_model": {"settings": {"http_client_limits": {"keepalive_expiry_seconds": 1}}}}
+    async with stage(
+        deployment, "D12", Habits(1.0), sessions=0, model=model, direct=True, module=counted, ai=kept
+    ) as scene:
         sessions = [await create_session(scene.http, scene.service.address) for _ in range(_AT_ONCE)]
         await _drop(scene, sessions, _AT_ONCE * 5)
         before = await _left(scene)
@@ -117,11 +126,12 @@ async def cycles(deployment: Deployment, size: Size) -> list[Row]:
     return [
         at_most(
             "D12",
-            f"descriptors more after {count} sockets that asked and dropped",
+            f"descriptors more after {count} sockets that asked and dropped, Postgres' aside",
             after.descriptors - before.descriptors,
             1.0,
             "",
         ),
+        at_most("D12", "connections to Postgres that are kept", after.pooled, _POOLED, ""),
         at_most("D12", f"tasks more, {before.tasks} before", after.tasks - before.tasks, 1.0, ""),
         exactly("D12", "sockets and turns that are left", after.sockets + after.turns, 0),
         at_most("D12", "memory that is left", after.rss_mb - before.rss_mb, 25.0, "MiB"),
@@ -163,6 +173,10 @@ async def _left(scene: Stage) -> _Left:
 async def _look(scene: Stage) -> _Left:
     await asyncio.sleep(1.0)
     seen = await scene.service.metrics()
-    fds = psutil.Process(scene.service.process.pid).num_fds()
+    process, postgres = psutil.Process(scene.service.process.pid), scene.service.deployment.postgres.port
+    pooled = sum(bool(one.raddr) and one.raddr.port == postgres for one in process.net_connections("tcp"))
+    others = process.num_fds() - pooled
     tasks = await scene.service.tasks()
-    return _Left(fds, tasks, seen["app_ws_connections"], seen["app_turns_in_progress"], scene.service.rss_mb())
+    return _Left(
+        others, pooled, tasks, seen["app_ws_connections"], seen["app_turns_in_progress"], scene.service.rss_mb()
+    )
