@@ -273,6 +273,9 @@ class Spool:
         except (sqlite3.Error, OSError) as error:
             self._failed(error, group)
             return False
+        except Exception as error:  # ends this run of the writer; the next one begins with the same group
+            self.trouble = type(error).__name__
+            raise
         self.trouble = None
         if self.disk_low:
             self._file.give_back()

@@ -247,6 +247,39 @@ def connect_held_then_odd(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=HeldThenOddConnection)
 
 
+class OddThenHeldConnection(sqlite3.Connection):
+    """Its first commit fails of what nobody foresaw, its second says that it has come and goes on when it is let."""
+
+    commits = 0
+    come, let = threading.Event(), threading.Event()
+
+    def execute(self, sql: str, *parameters: object) -> sqlite3.Cursor:
+        if sql == "COMMIT":
+            OddThenHeldConnection.commits += 1
+            if OddThenHeldConnection.commits == 1:
+                raise MemoryError
+            OddThenHeldConnection.come.set()
+            OddThenHeldConnection.let.wait(PATIENCE_S)
+        return super().execute(sql, *parameters)  # type: ignore[arg-type]
+
+
+def connect_odd_then_held(path: Path) -> sqlite3.Connection:
+    connect(path).close()
+    return sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=OddThenHeldConnection)
+
+
+async def test_a_spool_whose_last_write_failed_is_not_usable_while_it_is_tried_again(open_spool: Open) -> None:
+    spool = open_spool(connect_to=connect_odd_then_held)
+    _, future = spool.put("turn", KEY, "x1", b"body")
+    try:
+        assert await asyncio.to_thread(OddThenHeldConnection.come.wait, PATIENCE_S)
+        assert (spool.usable, spool.trouble) == (False, "MemoryError")
+    finally:
+        OddThenHeldConnection.let.set()
+    await landed(future)
+    assert spool.usable
+
+
 async def test_a_writer_that_dies_of_what_nobody_foresaw_goes_on_with_what_it_had(open_spool: Open) -> None:
     vigil = Vigil()
     spool = open_spool(connect_to=connect_odd, vigil=vigil)
