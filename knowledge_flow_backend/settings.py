@@ -235,7 +235,7 @@ class Deadlines(Section):
     """How long each wait may take, in seconds on the monotonic clock."""
 
     search_s: Seconds = 4.5
-    """A whole search: before the 5 s after which agents give up."""
+    """A whole search: before the 5 s after which agents give up. OpenSearch has two thirds of it."""
     rerank_s: Seconds = 1.0
     """A rerank; later, the order of retrieval is returned and marked `rerank: skipped`."""
     drain_s: Seconds = 25

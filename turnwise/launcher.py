@@ -16,7 +16,7 @@ from turnwise.data import data_directory
 from turnwise.errors import PostgresFailed, StartRefused
 from turnwise.first_turn import FirstTurnFailed, first_turn, readiness
 from turnwise.plan import Plan, Service
-from turnwise.postgres import ENVIRONMENT, START_S, EmbeddedPostgres
+from turnwise.postgres import ENVIRONMENT, START_S, STOP_S, EmbeddedPostgres
 from turnwise.samples import LIBRARY, Samples, SamplesFailed
 from turnwise.status import show_status
 from turnwise.supervise import Child, Program, stop_in_turn
@@ -172,7 +172,15 @@ class Launcher:
         await asyncio.to_thread(server.prepare)  # a refusal here ends the start; later it is only said
         self._keep(
             tasks,
-            Program("postgres", server.command, ENVIRONMENT, server.directory, signal.SIGINT, prepare=server.prepare),
+            Program(
+                "postgres",
+                server.command,
+                ENVIRONMENT,
+                server.directory,
+                signal.SIGINT,
+                stop_s=STOP_S,
+                prepare=server.prepare,
+            ),
         )
         postgres = self.children[-1]
         give_up = asyncio.get_running_loop().time() + START_S

@@ -81,19 +81,19 @@ async def verify_history(
 
 
 async def _look(sessions: SessionApi, session_id: str, answers: Mapping[str, str], patience_s: float) -> _Finding:
-    finding = _Finding([], [], unread=len(answers))
-    try:
-        async with asyncio.timeout(patience_s):
-            while True:
-                try:
-                    finding = compare_history(await sessions.history(session_id), answers)
-                except TurnBroken:
-                    finding = _Finding([], [], unread=len(answers))
-                if not finding.missing and not finding.unread:
-                    return finding
-                await asyncio.sleep(_RETRY_S)
-    except TimeoutError:
-        return finding
+    """What the last reading says. There is one after the patience is over: this process may have slept until then."""
+    loop = asyncio.get_running_loop()
+    ends_at = loop.time() + patience_s
+    while True:
+        over = loop.time() >= ends_at
+        try:
+            async with asyncio.timeout(patience_s):
+                finding = compare_history(await sessions.history(session_id), answers)
+        except (TurnBroken, TimeoutError):
+            finding = _Finding([], [], unread=len(answers))
+        if over or (not finding.missing and not finding.unread):
+            return finding
+        await asyncio.sleep(max(0.0, min(_RETRY_S, ends_at - loop.time())))
 
 
 def compare_history(messages: Sequence[Mapping[str, Any]], answers: Mapping[str, str]) -> _Finding:

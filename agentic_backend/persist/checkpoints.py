@@ -23,7 +23,6 @@ logger = logging.getLogger(__name__)
 TABLES: Final = ("checkpoints", "checkpoint_blobs", "checkpoint_writes")
 """LangGraph's tables; `thread_id` is the session's id, so at most one run a session waits."""
 _CONNECTIONS: Final = 2
-_WAIT_S: Final = 2.0
 _TASK = tuple[str, list[tuple[str, Any]]]
 
 _MISSING_LINKS = """
@@ -86,7 +85,7 @@ class PostgresCheckpoints:
     async def aclose(self) -> None:
         """Close the connections."""
         if self._pool is not None:
-            await self._pool.close(timeout=_WAIT_S)
+            await self._pool.close(timeout=self._settings.pool_timeout)
 
     async def _claim(self, session_id: str, run_id: str) -> bool:
         """Delete the run; whether it was still there. What is left of it goes with the next run or the session."""
@@ -151,8 +150,8 @@ def _pool(settings: Postgres) -> "AsyncConnectionPool[AsyncConnection[DictRow]]"
         min_size=0,
         max_size=_CONNECTIONS,
         open=False,
-        timeout=_WAIT_S,
-        reconnect_timeout=_WAIT_S,
+        timeout=settings.pool_timeout,
+        reconnect_timeout=settings.pool_timeout,
         name="checkpoints",
     )
 

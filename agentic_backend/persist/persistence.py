@@ -49,6 +49,8 @@ class PersistenceRules:
 
     ack_s: float = 4.0
     """A `final` that the disk did not take waits so long for its commit."""
+    spool_s: float = 1.0
+    """A `final`, and a delete or a change whose commit is late, waits so long for the disk."""
     commit_s: float = 5.0
     """A delete or a change waits so long for its commit."""
     close_s: float = 5.0
@@ -111,12 +113,12 @@ class Persistence:
         self.feedback = PostgresFeedback(queries, self.pending)
         self.agents = PostgresAgents(queries)
         self.figures = PostgresFigures(queries)
+        commit_s, ack_s, spool_s = rules.commit_s, rules.ack_s, rules.spool_s
         self.store = PostgresSessionStore(
-            queries, self.pending, self.batcher, self.cache, metrics=metrics, commit_s=rules.commit_s
+            queries, self.pending, self.batcher, self.cache, metrics=metrics, commit_s=commit_s, spool_s=spool_s
         )
-        self.log = PersistentTurnLog(
-            chosen.ack, self.batcher, self.pending, self.spool, self.cache, metrics, database_s=rules.ack_s
-        )
+        parts = (self.batcher, self.pending, self.spool, self.cache)
+        self.log = PersistentTurnLog(chosen.ack, *parts, metrics, database_s=ack_s, spool_s=spool_s)
         self.checkpoints = PostgresCheckpoints(settings.storage.postgres)
         self._metrics = metrics
         self._tasks = tasks

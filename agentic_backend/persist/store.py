@@ -1,6 +1,7 @@
 """Sessions and history as their readers see them: Postgres, with what is still on its way laid over it."""
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
@@ -40,7 +41,7 @@ class PostgresSessionStore:
     they raise `HistoryUnavailable`: at once where it refuses, after `pool_timeout` where no connection comes free.
     What is pending is laid over what is stored, so a reader finds a turn as soon as its `final` was sent.
 
-    A delete or a change waits `commit_s` seconds for its commit.
+    A delete or a change waits `commit_s` seconds for its commit, then `spool_s` for the disk.
 
     Its callers time the phases (session_read, history_get and so on): they know what a read belongs to.
     """
@@ -54,8 +55,10 @@ class PostgresSessionStore:
         *,
         metrics: AgenticMetrics,
         commit_s: float = 5.0,
+        spool_s: float = 1.0,
     ) -> None:
         self._commit_s = commit_s
+        self._spool_s = spool_s
         self._queries = queries
         self._sessions = SessionList(queries, pending)
         self._pending = pending
@@ -238,13 +241,15 @@ class PostgresSessionStore:
 
     async def _decided(self, committed: "asyncio.Future[bool]", on_disk: "asyncio.Future[None] | None") -> bool:
         """Whether an operation found its session. True too where its commit is only sure to come."""
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._commit_s):
                 return await asyncio.shield(committed)
-        except TimeoutError:
-            if on_disk is not None and on_disk.done():
-                return True
-            raise HistoryUnavailable("an operation waits for Postgres") from None
+        if on_disk is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._spool_s):
+                    await asyncio.shield(on_disk)
+                    return True
+        raise HistoryUnavailable("an operation waits for Postgres")
 
 
 def _of(key: Key) -> dict[str, object]:

@@ -15,7 +15,6 @@ from agentic_backend.session.models import AskRecord, Durability, TurnRecord
 
 Ack = Literal["spool", "db", "none"]
 
-_SPOOL_S = 1.0
 _BEHIND_S = 5.0
 
 
@@ -23,8 +22,8 @@ class PersistentTurnLog:
     """Implements `TurnLog`: with `spool`, `final` waits for its disk (about 0.5 ms); with `db`, for Postgres.
 
     Where the disk does not take a turn, its commit in Postgres is as good. Where neither comes in time the turn is
-    not called final, and is tried on all the same. `database_s` is how many seconds Postgres is waited for where the
-    disk does not take it.
+    not called final, and is tried on all the same. The disk alone is waited for `spool_s` seconds, both for
+    `database_s` after them.
     """
 
     def __init__(
@@ -37,9 +36,11 @@ class PersistentTurnLog:
         metrics: AgenticMetrics,
         *,
         database_s: float = 4.0,
+        spool_s: float = 1.0,
     ) -> None:
         self._ack = ack
         self._database_s = database_s
+        self._spool_s = spool_s
         self._batcher = batcher
         self._pending = pending
         self._spool = spool
@@ -85,11 +86,11 @@ class PersistentTurnLog:
         return durable
 
     async def _kept(self, committed: "asyncio.Future[bool]", on_disk: "asyncio.Future[None] | None") -> Durability:
-        """What has taken the turn first; `none` where nothing has within 5 s."""
+        """What has taken the turn first; `none` where nothing has in time."""
         if on_disk is not None and self._usable:
             # Nearly always this, within a millisecond; a wait for two futures costs ten times as much.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_SPOOL_S):
+                async with asyncio.timeout(self._spool_s):
                     await asyncio.shield(on_disk)
                     return "spool"
         places: set[asyncio.Future[Any]] = {committed} if on_disk is None else {committed, on_disk}

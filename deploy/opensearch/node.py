@@ -15,7 +15,7 @@ from deploy.opensearch.jars import HERE, class_path, find_java
 from turnwise.ports import Wanted, require_free
 from turnwise.tether import tethered
 
-START_S = 120.0
+START_S = 240.0
 STOP_S = 20.0
 
 

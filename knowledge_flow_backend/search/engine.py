@@ -117,7 +117,9 @@ class OpenSearchEngine:
             raise RuntimeError("storage.vector_store.type opensearch without storage.opensearch")
         search = settings.search
         rules = OpenSearchRules(search.word_share, search.attachment_hits, search.parallel)
-        self._cluster = Cluster(where, ClusterRules(connections=where.max_connections))
+        # What the cluster leaves of the deadline is for the question's vector before it and the rows after it.
+        search_s = settings.deadlines.search_s * 2 / 3
+        self._cluster = Cluster(where, ClusterRules(connections=where.max_connections, search_s=search_s))
         self._follower = Follower(database, self._cluster, metrics)
         self._counter = WordCounter(database)
         self.index = OpenSearchChunks(database, self._cluster, model=model, kpi=kpi, rules=rules)

@@ -71,7 +71,7 @@ async def test_a_session_is_left_after_ten_turns() -> None:
 async def test_every_turn_of_a_closed_load_is_counted_and_the_edges_are_two() -> None:
     edges: list[int] = []
     async with serving(*FRAMES, FINAL) as (target, server):
-        load = Load(clients=3, seconds=0.3, warm_s=0.1)
+        load = Load(clients=3, seconds=0.3, warm_s=1.0)
         counted = await run(target, load, at_edge=lambda: edges.append(len(server.sessions)))
     assert counted.failures == []
     assert counted.turns_in_all == len(server.sessions)
@@ -85,7 +85,7 @@ async def test_every_turn_of_a_closed_load_is_counted_and_the_edges_are_two() ->
 async def test_an_open_load_fails_turns_that_find_no_free_client() -> None:
     async with serving(*FRAMES) as (target, _):  # no end
         load = Load(clients=1, seconds=0.2, warm_s=0.05, rate=50)
-        counted = await run(replace(target, turn_s=0.5), load, questions=repeat("Hello"), at_edge=nothing)
+        counted = await run(replace(target, turn_s=5.0), load, questions=repeat("Hello"), at_edge=nothing)
     behind = [failure for failure in counted.failures if failure.startswith("no free client")]
     assert len(behind) == len(counted.failures) - 1
     assert len(behind) >= 5

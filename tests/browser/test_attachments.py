@@ -6,10 +6,14 @@ from typing import Any
 import pytest
 from playwright.async_api import Page, expect
 
+from agentic_backend.app import Parts
 from tests.knowledge_flow_backend.service import BASE as KNOWLEDGE_BASE
 from tests.knowledge_flow_backend.service import start_on
+from tests.support.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.chromium, pytest.mark.asyncio(loop_scope="module")]
+
+PATIENT = Parts(knowledge_s=PATIENCE_S)
 
 PUMPS = "# Pumps\n\n## Cleaning\n\nRinse the filter once a week with warm water.\n"
 
@@ -45,7 +49,7 @@ async def choose(page: Page, *chosen: Path) -> None:
 async def test_a_file_is_attached_cited_kept_over_a_reload_and_removed(page, start_service, database, mock_llm, files):
     async with (
         start_on(database, mock_llm.base_url)() as knowledge,
-        start_service(ai=settings(knowledge.port)) as service,
+        start_service(ai=settings(knowledge.port), parts=PATIENT) as service,
     ):
         await open_page(page, service.port)
         # Georges reads no files.
@@ -78,7 +82,7 @@ async def test_what_cannot_be_attached_is_said_by_its_name(page, start_service, 
     limits = {"max_attached_file_size_mb": 1}
     async with (
         start_on(database, mock_llm.base_url)() as knowledge,
-        start_service(ai=settings(knowledge.port, **limits)) as service,
+        start_service(ai=settings(knowledge.port, **limits), parts=PATIENT) as service,
     ):
         await open_page(page, service.port)
         await page.get_by_label("Agent").select_option("Rico")

@@ -21,7 +21,7 @@ async def ask(page: Page, text: str) -> None:
 
 async def test_a_turn_streams_is_titled_timed_kept_and_deleted(page, start_service):
     agents = [{"name": "Georges", "starters": ["What is Turnwise?"]}]
-    async with start_service(model="mock;gap=10", ai={"agents": agents}) as service:
+    async with start_service(model="mock;gap=60", ai={"agents": agents}) as service:
         await open_page(page, service)
         await expect(page.get_by_text("What would you like to know?")).to_be_visible()
         await page.get_by_role("button", name="What is Turnwise?").click()

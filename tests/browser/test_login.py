@@ -56,8 +56,8 @@ async def test_who_is_signed_in_on_the_chat_page_reads_the_documentation(page, c
 
 @pytest.mark.java
 async def test_a_person_signs_in_asks_and_stays_while_tokens_come_and_go(page, keycloak, start_service):
-    async with signed_up(keycloak, start_service, "mock;gap=20;tokens=400") as (service, admin):
-        await admin.let_tokens_last(6)
+    async with signed_up(keycloak, start_service, "mock;gap=20;tokens=800") as (service, admin):
+        await admin.let_tokens_last(15)
         forms, frames = [], []
         page.on("request", lambda request: forms.append(request.post_data) if request.url.endswith("/token") else None)
         page.on("websocket", lambda socket: socket.on("framesent", lambda frame: frames.append(str(frame))))
@@ -72,7 +72,7 @@ async def test_a_person_signs_in_asks_and_stays_while_tokens_come_and_go(page, k
         (socket,) = service.service.running.hub._sockets
         first_ends_at = socket.identity.expires_at
         await ask(page, "A long one")
-        # The answer takes 8 s: it ends on the same socket, which by then has a newer token.
+        # The answer takes 16 s: it ends on the same socket, which by then has a newer token.
         await expect(page.locator(".ledger-facts")).to_contain_text("first token")
         assert tuple(service.service.running.hub._sockets) == (socket,)
         assert socket.identity.username == "ada"
@@ -90,7 +90,7 @@ async def test_a_person_signs_in_asks_and_stays_while_tokens_come_and_go(page, k
 @pytest.mark.java
 async def test_a_session_that_ends_is_said_and_the_conversation_stays(page, keycloak, start_service):
     async with signed_up(keycloak, start_service) as (service, admin):
-        await admin.let_tokens_last(6)
+        await admin.let_tokens_last(15)
         await page.goto(f"http://127.0.0.1:{service.port}/#state=nobodys&error=access_denied")
         await expect(page.locator("#notice")).to_contain_text("The sign-in did not succeed")
         await page.get_by_role("button", name="Sign in").click()

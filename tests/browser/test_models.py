@@ -20,7 +20,8 @@ async def test_a_chosen_model_answers_and_stays_with_the_conversation(page, star
         model = page.get_by_label("Model")
         await expect(model).to_have_value("default")
         await model.select_option("The large one")
-        await ask(page, "Hello")
+        async with page.expect_response(lambda response: response.request.method == "PUT"):
+            await ask(page, "Hello")
         await expect(page.locator(".turn-meta").last).to_contain_text(LARGE)
         [session] = await service.get("/chatbot/sessions")
         assert session["preferences"] == {"model": "large"}

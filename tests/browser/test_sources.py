@@ -11,9 +11,11 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Locator, Page, expect
 
+from agentic_backend.app import Parts
 from tests.knowledge_flow_backend.service import BASE as KNOWLEDGE_BASE
 from tests.knowledge_flow_backend.service import RunningKnowledgeFlow, run_knowledge_flow, settings_on
 from tests.support.mock_llm import MockModel
+from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 from tests.support.service import RunningService, StartService
 
@@ -70,7 +72,7 @@ async def library(
         "knowledge_flow_url": f"http://127.0.0.1:{knowledge.port}{KNOWLEDGE_BASE}",
         "agents": AGENTS,
     }
-    async with start_service(model="mock;gap=5", ai=ai) as service:
+    async with start_service(model="mock;gap=5", ai=ai, parts=Parts(knowledge_s=PATIENCE_S)) as service:
         yield service, uids
 
 

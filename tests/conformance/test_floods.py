@@ -216,6 +216,7 @@ async def test_a_flood_of_handshakes_gets_exactly_the_sockets_there_are(
             _, statuses, held = await open_sockets(limited, 300, "crowd")
             assert sorted(statuses) == [101] * 30 + [status] * 270
             await healthy(limited)
+            await until(lambda: level(limited, "app_ws_connections"), 30)
         await refused_with(limited, status, code)
         await let_go(held)
         await until(lambda: level(limited, "app_ws_connections"), 0)

@@ -26,6 +26,7 @@ from agentic_backend.persist.spool import DiskUsage, Spool
 from agentic_backend.session.models import Session
 from agentic_backend.session.stream import TextDelta
 from backend_kit.wire import CODES, Code, message_for
+from tests.agentic_backend.persist.support import until
 from tests.support.following import ask_frame, stream_events
 from tests.support.odd_agent import odd
 from tests.support.patience import PATIENCE_S
@@ -236,6 +237,12 @@ async def test_what_is_over_a_limit(start_service: StartService, limits: Frame, 
         assert (await hear(busy))["type"] == "cancelled"
 
 
+def statements(service: RunningService, operation: str) -> float:
+    """How often a statement has been run."""
+    labels = {"pool": "main", "op": operation}
+    return service.service._registry.get_sample_value("app_db_statement_seconds_count", labels) or 0.0
+
+
 async def test_what_storage_stands_against(start_service: StartService) -> None:
     small = {"postgres": {"pool_size": 1, "max_overflow": 0, "pool_timeout": 0.2}}
     free = [1 << 40]
@@ -246,6 +253,8 @@ async def test_what_storage_stands_against(start_service: StartService) -> None:
     parts = Parts(persistence=partial(Persistence, spool=partial(Spool, disk_usage=usage)))
     async with start_service(storage=small) as service:
         persistence = service.service.running.persistence
+        # The first look at the tables' sizes takes the one connection too.
+        await until(lambda: statements(service, "table_sizes") > 0)
         # Made behind the back of the process, so that they have to be read.
         sessions = {channel: Session.new("admin", "Georges", "A title") for channel in ANSWERED}
         for session in sessions.values():

@@ -14,7 +14,7 @@ from agentic_backend.session.registry import RegistryRules
 from tests.agentic_backend.persist.support import until, until_waiting
 from tests.support.clock import Clock
 from tests.support.patience import PATIENCE_S
-from tests.support.service import BASE, hear, hear_until, say
+from tests.support.service import BASE, WAITS_FOR_THE_DISK, hear, hear_until, say
 
 FILL = {
     "session_attachments": "INSERT INTO session_attachments (attachment_id, session_id, user_id, name, size_bytes)"
@@ -140,7 +140,7 @@ async def test_what_was_stored_is_gone_also_after_a_restart(start_service, datab
 
 
 async def test_turns_that_are_still_on_their_way_go_too_and_do_not_come_back(start_service, database):
-    async with start_service() as service:
+    async with start_service(parts=WAITS_FOR_THE_DISK) as service:
         session_id = await service.create_session()
         await say_and_hear(service, session_id, "e1")
         await service.service.running.persistence.flush(PATIENCE_S)

@@ -15,7 +15,7 @@ from tests.support.issuer import CLIENT, issuer
 from tests.support.patience import PATIENCE_S
 from tests.support.service import BASE, hear, hear_until, say
 
-PATIENT = KeyWaits(cool_down_s=0.0, fetch_s=60.0, find_s=60.0)
+PATIENT = KeyWaits(cool_down_s=0.0, fetch_s=PATIENCE_S, find_s=PATIENCE_S)
 """An unknown key is asked for at once, and its answer is waited for."""
 
 
@@ -139,7 +139,10 @@ async def closed_with(socket):
 @pytest.mark.parametrize("native", [True, False], ids=["native", "compatible"])
 async def test_a_socket_ends_with_its_token_and_its_turn_before_it(start_service, native):
     """TRUST E6. A token that ended a moment ago still opens a socket, for the sake of clocks: nobody waits here."""
-    async with issuer() as made, start_service("mock;gap=20;tokens=50", security=security_of(made)) as service:
+    async with (
+        issuer() as made,
+        start_service("mock;gap=20;tokens=50", security=security_of(made), parts=Parts(keys=PATIENT)) as service,
+    ):
         now = int(time.time())
         good, ended = made.token(), made.token(iat=now - 60, exp=now - 1)
         ask = await prepared(service, good)
@@ -163,7 +166,10 @@ async def test_a_socket_ends_with_its_token_and_its_turn_before_it(start_service
 
 async def test_a_turn_may_outlive_its_token_and_the_socket_both(start_service):
     """A newer token of the same person that comes during the turn; another person's is refused."""
-    async with issuer() as made, start_service("mock;gap=20;tokens=50", security=security_of(made)) as service:
+    async with (
+        issuer() as made,
+        start_service("mock;gap=20;tokens=50", security=security_of(made), parts=Parts(keys=PATIENT)) as service,
+    ):
         now = int(time.time())
         ask = await prepared(service, made.token())
         async with service.native(made.token()) as socket:

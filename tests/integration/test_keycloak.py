@@ -13,6 +13,8 @@ from tests.support.service import BASE, hear, hear_until, say
 # The first of them waits for Keycloak's start, on a new machine also for its download.
 pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
 
+PATIENT = Parts(keys=KeyWaits(cool_down_s=0.0, fetch_s=PATIENCE_S, find_s=PATIENCE_S))
+
 
 async def status_of(service, token, path="/chatbot/sessions"):
     async with service.http.get(BASE + path, headers={"Authorization": f"Bearer {token}"}) as response:
@@ -26,7 +28,7 @@ async def close_code_of(socket):
 
 
 async def test_its_users_ask_and_see_what_is_theirs(keycloak, start_service):
-    async with start_service(security=security_of(keycloak)) as service:
+    async with start_service(security=security_of(keycloak), parts=PATIENT) as service:
         ada, bob = [(await tokens_of(keycloak, user))["access_token"] for user in ("ada", "bob")]
         headers = {"Authorization": f"Bearer {ada}"}
         async with service.http.post(f"{BASE}/chatbot/session", json={}, headers=headers) as response:
@@ -48,7 +50,7 @@ async def test_its_users_ask_and_see_what_is_theirs(keycloak, start_service):
 
 
 async def test_no_other_token_of_the_realm_opens_the_door(keycloak, start_service):
-    async with start_service(security=security_of(keycloak)) as service:
+    async with start_service(security=security_of(keycloak), parts=PATIENT) as service:
         ada = await tokens_of(keycloak, "ada")
         other = await tokens_of(keycloak, "ada", client="other")
         invalid = (401, {"detail": "Invalid token"})
@@ -60,14 +62,16 @@ async def test_no_other_token_of_the_realm_opens_the_door(keycloak, start_servic
 
 
 async def test_a_socket_ends_with_its_token_unless_a_newer_one_comes(keycloak, start_service):
-    async with start_service(security=security_of(keycloak)) as service, Administrator(keycloak) as admin:
-        await admin.let_tokens_last(4)
+    async with (
+        start_service(security=security_of(keycloak), parts=PATIENT) as service,
+        Administrator(keycloak) as admin,
+    ):
+        first, bob = await tokens_of(keycloak, "ada"), await tokens_of(keycloak, "bob")
+        newer = await tokens_of(keycloak, "ada", refresh_token=first["refresh_token"])
+        await admin.let_tokens_last(10)
         short = await tokens_of(keycloak, "ada")
         async with service.native(short["access_token"]) as ending, service.native(short["access_token"]) as renewed:
-            await admin.let_tokens_last(300)
-            newer = await tokens_of(keycloak, "ada", refresh_token=short["refresh_token"])
             await say(renewed, type="auth", access_token=newer["access_token"])
-            bob = await tokens_of(keycloak, "bob")
             await say(renewed, type="auth", access_token=bob["access_token"])
             assert (await hear(renewed))["code"] == "unauthenticated"
             assert await close_code_of(ending) == 4401
@@ -76,8 +80,7 @@ async def test_a_socket_ends_with_its_token_unless_a_newer_one_comes(keycloak, s
 
 
 async def test_a_new_key_works_at_once_and_the_one_before_it_still_does(keycloak, start_service):
-    waits = KeyWaits(cool_down_s=0.0, fetch_s=60.0, find_s=60.0)
-    starting = start_service(security=security_of(keycloak), parts=Parts(keys=waits))
+    starting = start_service(security=security_of(keycloak), parts=PATIENT)
     async with starting as service, Administrator(keycloak) as admin:
         before = (await tokens_of(keycloak, "eve"))["access_token"]
         assert (await status_of(service, before))[0] == 200

@@ -24,7 +24,7 @@ from knowledge_flow_backend.index import (
 )
 from knowledge_flow_backend.index.database import Database as IndexDatabase
 from knowledge_flow_backend.metrics import PHASES, KnowledgeFlowMetrics
-from knowledge_flow_backend.search.opensearch import Cluster
+from knowledge_flow_backend.search.opensearch import Cluster, ClusterRules
 from knowledge_flow_backend.search.opensearch_follow import Follower
 from knowledge_flow_backend.search.opensearch_index import OpenSearchChunks, OpenSearchRules
 from knowledge_flow_backend.search.opensearch_writer import OpenSearchWriter
@@ -33,6 +33,7 @@ from knowledge_flow_backend.search.pgvector_writer import PgVectorWriter
 from knowledge_flow_backend.search.word_counts import WordCounter
 from knowledge_flow_backend.settings import OpenSearch
 from tests.support.opensearch import OpenSearchIndex
+from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 from ws_bench.fakes.embedding import embed
 
@@ -103,7 +104,7 @@ class Corpus:
     ) -> AsyncIterator["Corpus"]:
         """In OpenSearch. `follow` False: what is noted for it stays undone, as right after each change."""
         async with _database(where, node.name) as (kpi, metrics, database):
-            cluster = Cluster(OpenSearch.model_validate(node.settings()))
+            cluster = Cluster(OpenSearch.model_validate(node.settings()), ClusterRules(search_s=PATIENCE_S))
             try:
                 chunks = OpenSearchChunks(database, cluster, model=model, kpi=kpi, rules=OpenSearchRules(**rules))
                 writer = OpenSearchWriter(database, cluster, model=model, bulk_size=3)

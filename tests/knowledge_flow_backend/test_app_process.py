@@ -13,9 +13,11 @@ import psutil
 import pytest
 import yaml
 
+from tests.agentic_backend.persist.support import until
 from tests.knowledge_flow_backend.corpus import Corpus
 from tests.knowledge_flow_backend.service import BASE
 from tests.support.mock_llm import MockModel
+from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.support.postgres import Database
 from tests.support.processes import ForkedModule, ModuleProcess
@@ -37,7 +39,7 @@ def configure(tmp_path: Path, database: Database, mock_llm: MockModel) -> Config
             "security": {"user": {"enabled": False}},
             "embedding_model": model,
             "storage": {"postgres": database.settings()},
-            "deadlines": {"drain_s": 5},
+            "deadlines": {"search_s": 600, "drain_s": 5},
         }
         file.write_text(yaml.safe_dump(settings))
         return {"CONFIG_FILE": str(file)}, port, metrics
@@ -60,6 +62,12 @@ def _is_free(port: int) -> bool:
         except (OSError, OverflowError):
             return False
     return True
+
+
+def _listeners(port: int) -> int:
+    """How many sockets listen on a port; one of a killed process does until its last thread is gone."""
+    tcp = psutil.net_connections("tcp")
+    return sum(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in tcp)
 
 
 async def ask(port: int) -> int:
@@ -130,11 +138,15 @@ async def test_a_worker_that_dies_is_replaced_while_the_other_serves(corpus: Cor
     environment, port, metrics = configure(2)
     async with program(environment) as process:
         await until_all_ready(process, metrics, port, 2)
-        victim = psutil.Process(process.pid).children()[0]
+        parent = psutil.Process(process.pid)
+        victim = parent.children()[0]
+        parent.suspend()  # the one that comes in its place listens too, and says 503 until it knows the schema
         victim.kill()
-        await process.until(process.wait_for_line, r"worker \d ended by itself with code -9")
+        await until(lambda: _listeners(port) == 1)
         # Connections go to whoever listens.
         assert await asyncio.gather(*(ask(port) for _ in range(10))) == [200] * 10
+        parent.resume()
+        await process.until(process.wait_for_line, r"worker \d ended by itself with code -9")
         await until_all_ready(process, metrics, port, 2)
         assert len(psutil.Process(process.pid).children()) == 2
 
@@ -145,7 +157,7 @@ async def test_workers_do_not_outlive_who_watches_over_them(configure: Configure
         await until_all_ready(process, metrics, port, 2)
         children = psutil.Process(process.pid).children()
         os.kill(process.pid, signal.SIGKILL)
-        gone, alive = await asyncio.to_thread(psutil.wait_procs, children, 20)
+        gone, alive = await asyncio.to_thread(psutil.wait_procs, children, PATIENCE_S)
         assert (len(gone), alive) == (2, [])
 
 

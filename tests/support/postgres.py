@@ -47,7 +47,7 @@ class Database:
     def settings(self) -> dict[str, str | int]:
         """The part of `storage.postgres` that says where, and that only a hang of the server is a failure."""
         where: dict[str, str | int] = {"host": self.host, "port": self.port, "database": self.database}
-        return {**where, "username": self.username, "connect_timeout": 600}
+        return {**where, "username": self.username, "connect_timeout": 600, "pool_timeout": 600}
 
 
 def public_directory(prefix: str) -> Path:

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 from agentic_backend.app import AgenticService, Parts
+from agentic_backend.persist.persistence import Persistence, PersistenceRules
 from agentic_backend.persist.spooldir import SpoolLock, SpoolTaken
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.settings import AgenticSettings
@@ -31,6 +33,8 @@ PATIENT_CLIENT: dict[str, Any] = {"compression": None, "open_timeout": PATIENCE_
 """A client that does not mind how long the service takes: it shares the machine with it."""
 _PATIENT_S = 600
 """Longer than any test: what a deadline does is asked only where a test sets its own."""
+WAITS_FOR_THE_DISK = Parts(persistence=partial(Persistence, rules=PersistenceRules(spool_s=PATIENCE_S)))
+"""A `final` is what the spool has taken, however long that lasts."""
 
 
 @dataclass(slots=True, kw_only=True)

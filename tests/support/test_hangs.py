@@ -29,11 +29,11 @@ def start(place):
     KEPT.append(child)
     return child
 """
-LIMITS = ("-o", "test_limit_s=2")
+LIMITS = ("-o", "test_limit_s=6")
 
 
 def run(directory: Path, tests: str, *options: str) -> str:
-    """What these tests say under the project's conftest, with a limit of 2 s for each phase."""
+    """What these tests say under the project's conftest, with a limit of 6 s for each phase."""
     file = directory / "test_sample.py"
     file.write_text(HEAD + tests.replace("PLACE", f"__import__('pathlib').Path({str(directory)!r})"))
     command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", str(ROOT / "pyproject.toml"), str(file)]

@@ -43,6 +43,8 @@ class Stack:
             data["ai"]["knowledge_flow_url"] = f"http://127.0.0.1:{self.knowledge_port}/knowledge-flow/v1"
             data["mcp"]["servers"][0]["url"] = f"http://127.0.0.1:{self.tools_port}/mcp"
         data["storage"]["postgres"] |= {"host": "127.0.0.1", "port": self.postgres_port}
+        # The machine may be busy: only a hang is a failure.
+        data["storage"]["postgres"] |= {"connect_timeout": 120, "pool_timeout": 120}
         file = self.home / f"{service}.yaml"
         file.write_text(yaml.safe_dump(data))
         return file

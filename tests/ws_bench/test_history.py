@@ -1,5 +1,6 @@
 """Whether acknowledged turns are found again."""
 
+import asyncio
 from typing import Any
 
 from ws_bench.errors import SessionCallFailed
@@ -64,3 +65,18 @@ async def test_a_turn_that_comes_late_is_waited_for_and_one_that_never_comes_is_
     check = await verify_history(store, acknowledged, patience_s=1.2, concurrency=3)  # type: ignore[arg-type]
     assert (check.acknowledged, check.missing, check.unread, check.good) == (3, 1, 1, False)
     assert check.samples == ["b is not in the history"]
+
+
+async def test_a_history_that_could_not_be_read_in_time_is_read_once_more() -> None:
+    class Late(Store):
+        async def history(self, session_id: str) -> list[dict[str, Any]]:
+            if len(self.reads[session_id]) > 1:
+                self.reads[session_id].pop(0)
+                await asyncio.Event().wait()
+            return await super().history(session_id)
+
+    acknowledged = Acknowledged()
+    acknowledged.add("s", "a", "A")
+    store = Late({"s": [[], [row("a", "assistant", "A", 1)]]})
+    check = await verify_history(store, acknowledged, patience_s=0.2, concurrency=1)  # type: ignore[arg-type]
+    assert (check.acknowledged, check.missing, check.unread, check.good) == (1, 0, 0, True)

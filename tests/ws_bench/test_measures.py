@@ -67,7 +67,7 @@ async def test_a_duration_decides_how_many_turns_there_are(tmp_path: Path) -> No
         done = await bench("-url", service.url, "-clients=3", "-duration=1s", "-json", str(out), *QUICK)
     assert done.code == 0
     result = result_of(out)
-    assert result["counts"]["total"] == result["counts"]["success"] == len(service.asks) > 3
+    assert result["counts"]["total"] == result["counts"]["success"] == len(service.asks) >= 3
     assert result["mode"] == "duration"
 
 
@@ -392,7 +392,7 @@ async def test_metadata_says_where_and_by_what_and_holds_no_secret(tmp_path: Pat
 async def test_elsewhere_than_on_a_terminal_a_line_comes_now_and_then() -> None:
     async with scripted_service(paced) as service:
         done = await bench(
-            "-url", service.url, "-clients=2", "-duration=1200ms", "-ramp-duration=0s", "-live-interval=300ms"
+            "-url", service.url, "-clients=2", "-duration=3s", "-ramp-duration=0s", "-live-interval=300ms"
         )
     lines = done.stderr.splitlines()
     assert len(lines) >= 2

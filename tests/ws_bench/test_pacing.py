@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from ws_bench.dialects import clock
 from ws_bench.pacing import ClosedLoop, Interrupt, SharedTotal
 
 
@@ -14,23 +15,21 @@ async def test_each_client_of_a_closed_loop_has_its_own_turns() -> None:
     assert await pacer.admit(1) is not None
 
 
-async def test_first_starts_are_spread_over_the_ramp_in_order() -> None:
+async def test_first_starts_are_spread_over_the_ramp() -> None:
+    before = clock()
     pacer = ClosedLoop(Interrupt(1.0), clients=3, turns_each=1, ramp_s=0.2)
-    order: list[int] = []
     starts: dict[int, float] = {}
 
     async def client(number: int) -> None:
         start = await pacer.admit(number)
         assert start is not None
-        order.append(number)
         starts[number] = start
 
     async with asyncio.TaskGroup() as clients:
         for number in (2, 0, 1):
             clients.create_task(client(number))
-    assert order == [0, 1, 2]
     # Never early: an intended start is not before its slot.
-    assert starts[2] - starts[0] >= 0.19
+    assert all(starts[number] - before >= number * 0.1 - 0.01 for number in range(3))
 
 
 async def test_an_interrupt_ends_the_wait_for_a_ramp_slot_and_admits_nobody() -> None:

@@ -240,7 +240,7 @@ async def test_silence_is_a_timeout_that_stops_the_turn(tmp_path: Path) -> None:
     async with scripted_service(silent) as service:
         for message, kind in (("Hello", "ask_timeout"), ("begin", "turn_timeout")):
             done = await bench(
-                "-url", service.url, "-clients=1", "-requests-per-client=2", "-ramp-duration=0", "-timeout=1s",
+                "-url", service.url, "-clients=1", "-requests-per-client=2", "-ramp-duration=0", "-timeout=5s",
                 "-message", message, "-json", str(out),
             )  # fmt: skip
             assert done.code == 3

@@ -16,7 +16,7 @@ from agentic_backend.agent import AGENT_PHASES, AgentAnswer, AgentUnusable, Cata
 from agentic_backend.agent.rag import RagState, Rico, Tuning
 from agentic_backend.errors import KfUnavailable, LlmUnavailable
 from agentic_backend.events import Delta, Sources
-from agentic_backend.knowledge import KnowledgeClient, KnowledgeEndpoint
+from agentic_backend.knowledge import Hit, KnowledgeClient, KnowledgeEndpoint
 from agentic_backend.llm import ModelPool
 from agentic_backend.session.models import Remembered
 from agentic_backend.settings import AgentSettings, AgentTuning, FieldSpec
@@ -86,11 +86,22 @@ class AskedRico:
         return [event for event in self.turn.events if isinstance(event, Sources)]
 
 
+class ImpatientlyReranked(KnowledgeClient):
+    """Its search has as long as it takes, its rerank 0.1 s."""
+
+    async def rerank(self, *arguments: Any, **_within_s: Any) -> list[Hit]:
+        return await super().rerank(*arguments, within_s=0.1)
+
+
 @asynccontextmanager
 async def asked_rico(
-    pool: ModelPool, model_url: str, knowledge_url: str, deadline_s: float = 600.0
+    pool: ModelPool,
+    model_url: str,
+    knowledge_url: str,
+    deadline_s: float = 600.0,
+    client_of: type[KnowledgeClient] = KnowledgeClient,
 ) -> AsyncIterator[AskedRico]:
-    client = KnowledgeClient(KnowledgeEndpoint(knowledge_url, deadline_s=deadline_s))
+    client = client_of(KnowledgeEndpoint(knowledge_url, deadline_s=deadline_s))
     try:
         yield AskedRico(pool, model_url, client)
     finally:
@@ -429,7 +440,7 @@ async def test_a_late_rerank_leaves_the_order_of_retrieval(
     pool: ModelPool, mock_llm: MockModel, fake: FakeKnowledge
 ) -> None:
     fake.rerank = silent
-    async with asked_rico(pool, mock_llm.base_url, fake.base_url, 0.3) as rag:
+    async with asked_rico(pool, mock_llm.base_url, fake.base_url, client_of=ImpatientlyReranked) as rag:
         answer = await rag.ask("Where is a finished turn appended?")
     assert answer.text == "A finished turn is appended to the spool, and then final is sent. [2]"
     assert [source["uid"] for source in answer.metadata["sources"]] == ["bees", "spool"]

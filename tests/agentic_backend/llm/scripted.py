@@ -23,7 +23,7 @@ class Request:
 
 @dataclass(slots=True)
 class ScriptedModel:
-    """`requests` in order of arrival; `gone` is set when a client has closed a connection on the server."""
+    """`requests` in order of arrival; `gone` is set when a client has closed a connection that had no whole answer."""
 
     base_url: str
     requests: list[Request] = field(default_factory=list)
@@ -39,6 +39,7 @@ async def scripted(*steps: Step) -> AsyncIterator[ScriptedModel]:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         model.connections += 1
+        answered = False
 
         async def write(data: bytes) -> None:
             model.written += len(data)
@@ -46,22 +47,23 @@ async def scripted(*steps: Step) -> AsyncIterator[ScriptedModel]:
             await writer.drain()
 
         try:
-            while (request := await _read(reader)) is not None:
+            if (request := await _read(reader)) is not None:
                 model.requests.append(request)
                 step = steps[min(len(model.requests), len(steps)) - 1]
                 answering = asyncio.ensure_future(step(write))
                 hanging_up = asyncio.ensure_future(reader.read(1))
                 await asyncio.wait({answering, hanging_up}, return_when=asyncio.FIRST_COMPLETED)
                 if not answering.done():
-                    model.gone.set()
                     answering.cancel()
                     return
                 hanging_up.cancel()
                 answering.result()
-                return
-        except ConnectionError:
-            model.gone.set()
+                answered = True
+        except (ConnectionError, asyncio.IncompleteReadError):
+            return
         finally:
+            if not answered:
+                model.gone.set()
             writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)

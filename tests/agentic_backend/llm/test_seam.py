@@ -155,7 +155,7 @@ async def test_an_answer_in_one_piece_has_a_deadline(pool: ModelPool) -> None:
         await server.gone.wait()
 
     async with scripted(silent) as server:
-        endpoint = Endpoint(server.base_url, "m", deadlines=Deadlines(answer_s=0.1))
+        endpoint = Endpoint(server.base_url, "m", deadlines=Deadlines(answer_s=0.5))
         with pytest.raises(LlmTimeout):
             await pool.chat_model(endpoint).ainvoke("Hi", stream=False)
         await server.gone.wait()

@@ -17,6 +17,7 @@ from agentic_backend.persist.spool import Spool
 from backend_kit.aio import TaskRegistry
 from backend_kit.kpi import Kpi
 from tests.agentic_backend.persist.support import settings_for
+from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 
 Build = Callable[..., Persistence]
@@ -69,7 +70,7 @@ async def build(
                 tasks=tasks,
                 on_state=on_state,
                 possessions=Possessions(database=claim),
-                rules=rules,
+                rules=rules or PersistenceRules(spool_s=PATIENCE_S),
                 spool=spool,
             )
             stack.push_async_callback(made.aclose)
@@ -81,7 +82,7 @@ async def build(
 @pytest.fixture
 async def held(build: Build, database: Database) -> Persistence:
     """Persistence whose batcher has not been started: what is appended stays pending, and its end does not wait."""
-    persistence = build(database.settings(), rules=PersistenceRules(close_s=0.0))
+    persistence = build(database.settings(), rules=PersistenceRules(spool_s=PATIENCE_S, close_s=0.0))
     await persistence.database.connect_until_ready(lambda _state: None)
     return persistence
 

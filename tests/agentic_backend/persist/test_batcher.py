@@ -402,7 +402,7 @@ async def test_history_is_readable_while_a_batch_is_refused(held: Persistence, d
         assert held.schema_known
         assert len(await held.store.history(session.id, USER, HistoryWindow())) == 2
         operator.execute("ALTER TABLE session_history RENAME COLUMN part TO role")
-    assert await held.flush(PATIENCE_S) == 0
+    assert (await held.batcher.flush(PATIENCE_S)).left == 0
 
     assert len(stored_ranks(database.dsn, session)) == 2
     assert held.dependencies()["postgres"] == {"status": "up", "pending_records": 0}

@@ -438,7 +438,8 @@ def delete() -> list[Row]:
 
 def told(url: str, process: "subprocess.Popen[bytes]") -> dict[str, Any]:
     """The body of a 503, once there is one."""
-    for _ in range(600):
+    give_up = time.monotonic() + PATIENCE_S
+    while time.monotonic() < give_up:
         assert process.poll() is None, "the service has ended"
         try:
             urllib.request.urlopen(url, timeout=5)  # noqa: S310 - of ours

@@ -38,6 +38,7 @@ def where(own_postgres: EmbeddedPostgres) -> dict[str, str | int]:
         "port": own_postgres.port,
         "database": own_postgres.database,
         "username": "postgres",
+        "connect_timeout": 600,
     }
 
 
@@ -130,7 +131,8 @@ async def test_a_delete_during_an_outage_is_done_afterwards(
     own_postgres: EmbeddedPostgres, build: Build, ack: str
 ) -> None:
     await asyncio.to_thread(own_postgres.start)
-    persistence = build(where(own_postgres), rules=PersistenceRules(commit_s=0.1), persistence={"ack": ack})
+    rules = PersistenceRules(commit_s=0.1, spool_s=PATIENCE_S)
+    persistence = build(where(own_postgres), rules=rules, persistence={"ack": ack})
     await persistence.database.connect_until_ready(lambda _state: None)
     persistence.start()
     session = await new_session(persistence)

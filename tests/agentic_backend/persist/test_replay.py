@@ -1,9 +1,12 @@
 """What is found again of turns, deletes and changes after a kill."""
 
+import asyncio
 import shutil
+import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +15,12 @@ from prometheus_client import CollectorRegistry
 
 from agentic_backend.events import ChatMessage, iso_z
 from agentic_backend.persist.persistence import Persistence, PersistenceRules
+from agentic_backend.persist.spool import Spool
 from agentic_backend.session.models import AskRecord, HistoryWindow, TurnRecord
 from backend_kit.kpi import Kpi
 from backend_kit.wire import loads
 from tests.agentic_backend.persist.conftest import Build
-from tests.agentic_backend.persist.support import USER, new_session, rows, stored_ranks, total, turn, turns
+from tests.agentic_backend.persist.support import USER, BadDisk, new_session, rows, stored_ranks, total, turn, turns
 from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 
@@ -45,7 +49,7 @@ def spool_as_it_is(persistence: Persistence, tmp_path: Path) -> str:
 
 async def held_briefly(build: Build, database: Database) -> Persistence:
     """`held`, where a delete or a change does not wait for its commit long."""
-    persistence = build(database.settings(), rules=PersistenceRules(commit_s=0.05, close_s=0.0))
+    persistence = build(database.settings(), rules=PersistenceRules(commit_s=0.05, spool_s=PATIENCE_S, close_s=0.0))
     await persistence.database.connect_until_ready(lambda _state: None)
     return persistence
 
@@ -223,6 +227,20 @@ async def test_what_waits_for_a_person_is_overwritten_by_what_it_became(
     texts = rows(database.dsn, "SELECT parts_json->0->>'text' FROM session_history ORDER BY rank")
     assert texts == [("note it",), ("kept",), ("noted",)]
     assert held.batcher.stats.rank_conflicts == 0
+
+
+async def test_a_delete_that_postgres_has_not_waits_for_a_slow_disk(build: Build, database: Database) -> None:
+    disk = BadDisk(sqlite3.OperationalError("disk I/O error"))
+    rules = PersistenceRules(commit_s=0.05, spool_s=PATIENCE_S, close_s=0.0)
+    held = build(database.settings(), rules=rules, spool=partial(Spool, connect_to=disk.connect))
+    await held.database.connect_until_ready(lambda _state: None)
+    session = await new_session(held)
+    disk.broken = True
+    deleting = asyncio.create_task(held.store.delete(session.id, USER))
+    await asyncio.sleep(0.3)
+    assert not deleting.done()
+    disk.broken = False
+    assert await deleting
 
 
 async def test_a_deleted_session_does_not_come_back(build: Build, database: Database, kill: Kill) -> None:

@@ -205,7 +205,7 @@ async def test_each_write_is_a_use_by_the_clock_of_the_server(
     assert age_s < 3600
 
 
-@pytest.mark.parametrize("ahead_s", [26 * 3600.0, -61.0])
+@pytest.mark.parametrize("ahead_s", [26 * 3600.0, -90.0])
 async def test_while_the_clocks_differ_nothing_is_deleted_and_it_is_said_once(
     database: Where,
     known: Database,
@@ -245,7 +245,7 @@ async def test_a_clock_that_jumps_while_it_deletes_ends_it(database: Where, main
 
     clocks = Clocks(lambda: time.time() + wrong[0])
     pruner = Pruner(main_pool, PruneRules(sessions=1, pause_s=0.0), forget=forget, clocks=clocks)
-    with pytest.raises(ClocksDiffer, match="7200 s behind"):
+    with pytest.raises(ClocksDiffer, match=r"7[12]\d\d s behind"):
         await pruner.prune(30)
     assert (pruner.pruned, left(database)) == (1, {"b", "c"})
 

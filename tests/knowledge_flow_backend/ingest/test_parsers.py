@@ -8,6 +8,7 @@ from knowledge_flow_backend.ingest.blocks import Block, Kind, Parsed
 from knowledge_flow_backend.ingest.parsers import html, markdown, pdf, text
 from knowledge_flow_backend.library.reasons import Reason, Refused
 from tests.knowledge_flow_backend.ingest import files
+from tests.support.patience import PATIENCE_S
 
 
 def of(parsed: Parsed, kind: Kind) -> list[str]:
@@ -178,7 +179,7 @@ def test_a_printed_page_is_read_as_it_was_written(tmp_path: Path) -> None:
         ["chromium", *flags, "--generate-pdf-document-outline", f"--print-to-pdf={target}", source.as_uri()],
         check=True,
         capture_output=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     parsed = pdf.parse(target.read_bytes())
     assert (parsed.title, parsed.pages) == ("Office", 2)

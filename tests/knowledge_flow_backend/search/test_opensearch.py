@@ -188,7 +188,7 @@ async def test_what_will_not_change_is_not_asked_again(
 
 async def test_a_black_hole_ends_at_the_deadline_and_is_asked_once(through: Corpus, faulty: FaultyOpenSearch) -> None:
     await filled(through)
-    hurried = proxied(faulty, ClusterRules(search_s=0.5))
+    hurried = proxied(faulty, ClusterRules(search_s=2.0))
     through.index = OpenSearchChunks(through.database, hurried, model="mock", kpi=through.kpi)
     faulty.answer, let = holds()
     before = faulty.count("_search")

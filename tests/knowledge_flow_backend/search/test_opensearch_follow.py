@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from knowledge_flow_backend.errors import IndexUnavailable, UploadProcessingFailed
-from knowledge_flow_backend.search.opensearch import Cluster
+from knowledge_flow_backend.search.opensearch import Cluster, ClusterRules
 from knowledge_flow_backend.search.opensearch_follow import Follower
 from knowledge_flow_backend.settings import OpenSearch
 from tests.knowledge_flow_backend.corpus import Corpus, found
@@ -188,7 +188,8 @@ async def through(corpus: Corpus, node: OpenSearchIndex) -> AsyncIterator[Faulty
     direct = corpus.cluster
     assert direct is not None
     async with FaultyOpenSearch(node.url) as faulty:
-        cluster = Cluster(OpenSearch.model_validate({"host": faulty.url, "secure": False}))
+        where = OpenSearch.model_validate({"host": faulty.url, "secure": False})
+        cluster = Cluster(where, ClusterRules(search_s=PATIENCE_S))
         corpus.stand_on(cluster)
         try:
             yield faulty

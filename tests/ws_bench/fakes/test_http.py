@@ -162,10 +162,10 @@ async def test_a_slow_reader_gets_everything_and_the_server_waits_for_it(start_m
     model = await start_model()
     raw = await connect(model)
     try:
-        raw.writer.write(post(ASK.replace(b"tokens=2", b"tokens=100000;gap=0.02")))
+        raw.writer.write(post(ASK.replace(b"tokens=2", b"tokens=100000;gap=0.06")))
         raw.writer.transport.pause_reading()  # type: ignore[attr-defined]
         # Nothing is read until the server has had to stop: the rest of its text is not in the kernel's buffers. The
-        # text takes 2 s: of a late loop that found all of it due at once it would be a single write.
+        # text takes 6 s: of a late loop that found all of it due at once it would be a single write.
         stalled = await _settled(model)
         assert 0 < stalled < 100_000
         raw.writer.transport.resume_reading()  # type: ignore[attr-defined]

@@ -75,7 +75,7 @@ def test_knobs_are_flags_too() -> None:
 
 @pytest.mark.parametrize(("bound", "code", "verdict"), [("1000", 0, "met"), ("0", 1, "NOT MET")])
 def test_the_measurement_prints_figure_bound_and_verdict(bound: str, code: int, verdict: str) -> None:
-    small = ("--streams", "10", "--tokens", "5", "--gap", "5", "--seconds", "0.5", "--bound", bound)
+    small = ("--streams", "10", "--tokens", "5", "--gap", "5", "--seconds", "2", "--bound", bound)
     with ModuleProcess("ws_bench.fakes.measure", *small) as process:
         assert process.wait() == code
         last = process.output.splitlines()[-1]
