@@ -161,13 +161,15 @@ async def running(
     timeout_s: float = PATIENCE_S,
     wrapped: Callable[[IndexWriter], IndexWriter] = lambda writer: writer,
     raw_piece_bytes: int = RAW_PIECE_BYTES,
+    pool_timeout: float = 600.0,
 ) -> AsyncIterator[Ingestion]:
     """The service on a free port; everything is closed in reverse. `wrapped` puts something around its writer."""
     async with AsyncExitStack() as stack:
         registry = CollectorRegistry()
         kpi = Kpi(registry, service="test", phases=PHASES)
         metrics = KnowledgeFlowMetrics(registry, kpi)
-        database = Database(Postgres.model_validate(where.settings()), INDEX, metrics)
+        settings = Postgres.model_validate(where.settings() | {"pool_timeout": pool_timeout})
+        database = Database(settings, INDEX, metrics)
         stack.push_async_callback(database.aclose)
         await database.connect_until_ready()
         staging = Staging(directory)

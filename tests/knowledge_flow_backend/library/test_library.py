@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -499,16 +500,13 @@ async def test_an_id_that_cannot_be_one_is_refused(ingestion: Ingestion, uid: st
         assert response.status == 422
 
 
-async def test_postgres_away_is_said_as_such(ingestion: Ingestion) -> None:
-    uid = await ingestion.put("a.md", "Text.")
-    held = [ingestion.database.main.connection() for _ in range(30)]
-    await asyncio.gather(*(connection.__aenter__() for connection in held))
-    try:
+async def test_postgres_away_is_said_as_such(database: Database, tmp_path: Path) -> None:
+    async with running(database, tmp_path / "staging", pool_timeout=4.0) as ingestion, AsyncExitStack() as stack:
+        uid = await ingestion.put("a.md", "Text.")
+        for _ in range(30):
+            await stack.enter_async_context(ingestion.database.main.connection())
         answer = await ingestion.call("GET", f"/documents/metadata/{uid}", status=503)
         assert answer["detail"]["code"] == "kf_unavailable"
-    finally:
-        for connection in held:
-            await connection.__aexit__(None, None, None)
 
 
 def test_every_reason_has_its_sentence() -> None:
