@@ -71,7 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Tests run with another stderr: this is the one that is seen.
     place = Path(config.workerinput["stacks"]) if hasattr(config, "workerinput") else os.dup(2)
     guard = config.stash[GUARD] = HangGuard(
-        detector.running_loops,
+        detector.loops,
         lambda stacks: end_at_once(stacks, place),
         grace_s=float(config.getini("hang_grace_s")),
     )

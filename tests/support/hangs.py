@@ -1,7 +1,7 @@
 """Ends what hangs: set-up, call and teardown of each test have a limit of their own, which only a hang reaches.
 
 At the limit the stacks of all threads and tasks are taken, every process that the test has started is killed by its
-id, and the tasks of the running loops are cancelled: nearly always that lets the test go on, to fail alone. One that
+id, and the tasks that it has begun are cancelled: nearly always that lets the test go on, to fail alone. One that
 still stands after a moment (a call into C that never returns) takes its process with it, which is a worker of
 pytest-xdist: the test is reported as failed, with the same stacks, and another worker goes on with the rest.
 """
@@ -14,9 +14,11 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -39,24 +41,26 @@ class _Phase:
     """When its test began, in seconds since the machine was started, as the kernel tells the start of a process."""
     gives_up: float
     """`time.monotonic()`."""
+    tasks_before: "weakref.WeakSet[asyncio.Task[Any]]"
+    """Those of its fixtures, say: cancelled, they would break their teardown, and with it what others share."""
     stacks: str = ""
 
 
 class HangGuard:
     """Watches one phase after the other, from a thread of its own.
 
-    `running_loops` gives the loops whose tasks are to be cancelled. `give_up` is called with the stacks where even
-    that did not help, and does not return.
+    `loops` gives the loops whose tasks are to be cancelled while they run. `give_up` is called with the stacks where
+    even that did not help, and does not return.
     """
 
     def __init__(
         self,
-        running_loops: Callable[[], list[asyncio.AbstractEventLoop]],
+        loops: Callable[[], list[asyncio.AbstractEventLoop]],
         give_up: Callable[[str], None],
         *,
         grace_s: float = GRACE_S,
     ) -> None:
-        self._running_loops = running_loops
+        self._loops = loops
         self._give_up = give_up
         self._grace_s = grace_s
         self._changed = threading.Condition()
@@ -83,7 +87,8 @@ class HangGuard:
         """Watch the block. One that went on only because it was let go raises `Hung`, with its stacks."""
         if name == "setup":
             self._test_began = time.clock_gettime(time.CLOCK_BOOTTIME)
-        phase = _Phase(f"{name} of {test}", self._test_began, time.monotonic() + limit_s)
+        before = weakref.WeakSet(task for loop in self._loops() for task in asyncio.all_tasks(loop))
+        phase = _Phase(f"{name} of {test}", self._test_began, time.monotonic() + limit_s, before)
         self._set(phase)
         try:
             yield
@@ -99,7 +104,8 @@ class HangGuard:
     def left_behind(self, since: float = 0.0) -> list[psutil.Process]:
         """The living processes that were started from here at or after `since`, and theirs.
 
-        `since` is in seconds since the machine was started.
+        `since` is in seconds since the machine was started. The backends of a Postgres that is older are not among
+        them: killing one makes the server throw out everyone.
         """
         children = {child.pid for child in psutil.Process().children(recursive=True)}
         found = []
@@ -108,7 +114,8 @@ class HangGuard:
                 # A server with an environment of its own is a child; one whose parent has ended carries the mark.
                 ours = process.pid in children or process.environ().get(MARK) == self._mark
                 living = process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE
-                if ours and living and _started_at(process.pid) >= since - _TICK_S:
+                new = _started_at(process.pid) >= since - _TICK_S and not _is_backend_of_older(process, since)
+                if ours and living and new:
                     found.append(process)
         return found
 
@@ -121,14 +128,15 @@ class HangGuard:
         while (phase := self._next()) is not None:
             if self._over(phase, phase.gives_up - time.monotonic()):
                 continue
-            phase.stacks = _stacks(self._running_loops())
+            running = [loop for loop in self._loops() if loop.is_running()]
+            phase.stacks = _stacks(running)
             for process in self.left_behind(phase.began):
                 phase.stacks += f"killed: {process.pid} {command_of(process)}\n"
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
-            for loop in self._running_loops():
+            for loop in running:
                 with contextlib.suppress(RuntimeError):  # closed since we looked
-                    loop.call_soon_threadsafe(_cancel_all, loop)
+                    loop.call_soon_threadsafe(_cancel_new, loop, phase.tasks_before)
             if not self._over(phase, self._grace_s):
                 self._give_up(f"{phase.name} hung, and could not be ended\n{phase.stacks}")
 
@@ -183,9 +191,16 @@ def _stacks(loops: list[asyncio.AbstractEventLoop]) -> str:
     return "\n".join(parts)
 
 
-def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
+def _cancel_new(loop: asyncio.AbstractEventLoop, before: "weakref.WeakSet[asyncio.Task[Any]]") -> None:
     for task in asyncio.all_tasks(loop):
-        task.cancel()
+        if task not in before:
+            task.cancel()
+
+
+def _is_backend_of_older(process: psutil.Process, since: float) -> bool:
+    """Whether it serves a connection to a Postgres that was there before."""
+    parent = process.parent()
+    return parent is not None and parent.name() == "postgres" and _started_at(parent.pid) < since - _TICK_S
 
 
 def command_of(process: psutil.Process) -> str:

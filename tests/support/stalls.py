@@ -64,10 +64,10 @@ class StallDetector:
             self._watched.append(_Watched(loop))
         return loop
 
-    def running_loops(self) -> list[asyncio.AbstractEventLoop]:
-        """Those that it has made and that run at this moment."""
+    def loops(self) -> list[asyncio.AbstractEventLoop]:
+        """Those that it has made and that are open."""
         with self._lock:
-            return [watched.loop for watched in self._watched if watched.loop.is_running()]
+            return [watched.loop for watched in self._watched if not watched.loop.is_closed()]
 
     def take(self) -> list[str]:
         """The stacks of the stalls since the last call."""

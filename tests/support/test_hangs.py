@@ -109,6 +109,38 @@ def test_setup_and_teardown_have_the_limit_too_even_after_a_failure(tmp_path: Pa
     assert started_in(tmp_path) == []
 
 
+SHARED = """
+import psycopg
+
+@pytest.fixture
+async def server():
+    async with asyncio.TaskGroup() as group:
+        serving = group.create_task(asyncio.Event().wait())
+        yield
+        serving.cancel()
+
+@pytest.mark.timeout(120)
+def test_before(database):
+    pass
+
+async def test_hangs_beside_a_server_and_a_database(server, database):
+    with psycopg.connect(database.dsn):
+        await asyncio.Event().wait()
+
+def test_after(database):
+    with psycopg.connect(database.dsn) as connection:
+        assert connection.execute("SELECT count(*) FROM session").fetchone() == (0,)
+        assert connection.execute("SELECT count(*) FROM pg_database WHERE datname LIKE 'test_%'").fetchone() == (1,)
+"""
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_what_a_hung_test_shares_with_others_is_theirs_after_it(tmp_path: Path, workers: str) -> None:
+    out = run(tmp_path, SHARED, "-n", workers)
+    assert "1 failed, 2 passed" in out, out
+    assert "killed: " not in out
+
+
 STUCK = """
 def test_before():
     pass
