@@ -69,6 +69,8 @@ class App {
   #view;
   /** @type {Agent[]} */
   #agents = [];
+  /** Whether the person may go on; false where they are on the way to sign in, or were told why not. */
+  #entered = Promise.resolve(false);
   /** Settled once the agents were asked for, also where that failed. */
   #agentsLoaded = Promise.resolve();
   #agentId = localStorage.getItem(AGENT_KEY);
@@ -130,7 +132,8 @@ class App {
   }
 
   async start() {
-    if (!(await this.#login.enter())) return;
+    this.#entered = this.#login.enter();
+    if (!(await this.#entered)) return;
     // Another person may sign in next in this tab, or be signed in in the one beside it.
     this.#tabs = new BroadcastChannel(this.#own(TABS_CHANNEL));
     this.#restorePending();
@@ -142,7 +145,7 @@ class App {
     document.addEventListener("visibilitychange", () => this.#onVisible());
     setInterval(() => this.#showSessions(), CLOCK_REFRESH_MS);
     this.#socket.connect();
-    this.#openFromAddress();
+    this.#openFirst();
     this.#loadAgents();
     this.#loadSessions();
     this.#openAddressedDocument();
@@ -468,6 +471,14 @@ class App {
     else location.hash = hash;
   }
 
+  /** What was typed until now belongs to the conversation that the page was opened for. */
+  #openFirst() {
+    const typed = this.#view.draft;
+    this.#openFromAddress();
+    this.#view.draft = typed;
+    this.#freshDraft = "";
+  }
+
   #openFromAddress() {
     const match = /^#\/c\/([\w-]{1,64})$/.exec(location.hash);
     this.#open(match === null ? null : match[1]);
@@ -582,6 +593,7 @@ class App {
 
   /** @param {string} text */
   async #send(text) {
+    if (!(await this.#entered)) return;
     if (this.#chosenAgentId === null) await this.#agentsLoaded; // who asks at once is not told that there is none
     if (this.#creating || this.#current?.running !== undefined) return;
     const agentId = this.#chosenAgentId;

@@ -488,21 +488,40 @@ async def test_what_is_suggested_is_the_chosen_agents(page, fake):
     assert (told.ask["agent_id"], told.ask["message"]) == ("Ada", "Rhyme on <b>bee</b>")
 
 
-async def test_a_question_that_comes_before_the_agents_is_asked_once_they_come(page, fake):
+@pytest.mark.parametrize("late", ["agents", "config/frontend_settings"])
+async def test_a_question_that_comes_before_the_page_is_ready_is_asked_once_it_is(page, fake, late):
     arrive = asyncio.Event()
 
-    async def late(route):
+    async def wait(route):
         await arrive.wait()
         await route.continue_()
 
-    await page.route("**/agents", late)
+    await page.route(f"**/{late}", wait)
     await page.goto(fake.url)
-    peer = await fake.peer()
     await page.get_by_label("Your message").fill("Who is there?")
     await page.keyboard.press("Enter")
     arrive.set()
-    told = await fake.told(peer)
+    told = await fake.told(await fake.peer())
     await told.begin()
     await told.finish("I am.")
     await expect(page.locator(".markdown")).to_have_text("I am.")
     await expect(page.get_by_text("There is no agent to ask")).to_have_count(0)
+
+
+async def test_what_is_typed_before_the_page_is_ready_stays_in_its_box(page, fake):
+    arrive = asyncio.Event()
+
+    async def wait(route):
+        await arrive.wait()
+        await route.continue_()
+
+    fake.add_session("session-7", "Rivers")
+    await page.route("**/config/frontend_settings", wait)
+    await page.goto(f"{fake.url}#/c/session-7")
+    box = page.get_by_label("Your message")
+    await box.fill("And lakes?")
+    arrive.set()
+    await expect(page.get_by_role("heading", level=1)).to_have_text("Rivers")
+    await expect(box).to_have_value("And lakes?")
+    await page.get_by_role("button", name="New conversation").click()
+    await expect(box).to_have_value("")
