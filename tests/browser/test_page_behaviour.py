@@ -497,7 +497,8 @@ async def test_a_question_that_comes_before_the_page_is_ready_is_asked_once_it_i
         await route.continue_()
 
     await page.route(f"**/{late}", wait)
-    await page.goto(fake.url)
+    async with page.expect_request(f"**/{late}"):
+        await page.goto(fake.url)
     await page.get_by_label("Your message").fill("Who is there?")
     await page.keyboard.press("Enter")
     arrive.set()
