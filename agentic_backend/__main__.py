@@ -24,8 +24,8 @@ def main() -> int:
         return 0
     logging.getLogger().setLevel(settings.app.log_level.upper())
     logging.getLogger("alembic").setLevel(logging.WARNING)  # we say ourselves which revision the schema is at
-    from agentic_backend.persist.claim import EXIT_TAKEN, DatabaseTaken, take
-    from agentic_backend.persist.spooldir import SpoolTaken, SpoolUnusable
+    from agentic_backend.spool.claim import EXIT_TAKEN, DatabaseTaken, take
+    from agentic_backend.spool.spooldir import SpoolTaken, SpoolUnusable
     from backend_kit.http import CannotListen, listen
 
     try:

@@ -20,14 +20,7 @@ from agentic_backend.agent.interrupts import Checkpoints
 from agentic_backend.agent.kit import NamedModel
 from agentic_backend.agent.made import MadeAgents
 from agentic_backend.agent.toolbox import Toolbox
-from agentic_backend.chat.agents import AgentServices
-from agentic_backend.chat.attachments import PATH as UPLOAD_PATH
-from agentic_backend.chat.attachments import AttachmentServices
-from agentic_backend.chat.compression import Compression
-from agentic_backend.chat.configuration import PublicSettings
 from agentic_backend.chat.hub import SocketHub, SocketRules
-from agentic_backend.chat.kpi_routes import KpiViews
-from agentic_backend.chat.router import ChatServices, build_routes
 from agentic_backend.errors import LlmTimeout, TurnDeadline
 from agentic_backend.knowledge import AttachmentClient, AttachmentEndpoint, KnowledgeClient, KnowledgeEndpoint
 from agentic_backend.knowledge import Metered as KnowledgeMetered
@@ -35,10 +28,16 @@ from agentic_backend.llm import ModelPool
 from agentic_backend.llm.configured import connections_of, endpoint_of
 from agentic_backend.llm.observer import Metered
 from agentic_backend.metrics import AgenticMetrics
-from agentic_backend.page import ChatPage
-from agentic_backend.persist.claim import EXIT_TAKEN, Possessions
 from agentic_backend.persist.persistence import Persistence
 from agentic_backend.persist.retention import Pruner, Retention, RetentionRules
+from agentic_backend.rest.agents import AgentServices
+from agentic_backend.rest.attachments import PATH as UPLOAD_PATH
+from agentic_backend.rest.attachments import AttachmentServices
+from agentic_backend.rest.compression import Compression
+from agentic_backend.rest.configuration import PublicSettings
+from agentic_backend.rest.kpi_routes import KpiViews
+from agentic_backend.rest.page import ChatPage
+from agentic_backend.rest.router import ChatServices, build_routes
 from agentic_backend.session.account import TURN_PHASES, TurnAccounts
 from agentic_backend.session.admission import Admission, TurnLimits
 from agentic_backend.session.attachments import Leftovers
@@ -49,6 +48,7 @@ from agentic_backend.session.registry import RegistryRules, TurnRegistry
 from agentic_backend.session.titles import Titles
 from agentic_backend.session.turn import TurnRules, TurnRunner
 from agentic_backend.settings import DEFAULT_MODEL, AgenticSettings
+from agentic_backend.spool.claim import EXIT_TAKEN, Possessions
 from agentic_backend.upkeep import Upkeep, release_memory
 from agentic_backend.verdict import TurnQuantiles, Windows
 from agentic_backend.watch import Watch, Watched

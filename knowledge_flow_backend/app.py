@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from backend_kit.aio import TaskRegistry
 from backend_kit.auth import HmacVerifier, IssuerKeys, IssuerVerifier, NoAuth, Verifier
 from backend_kit.build import git_sha
+from backend_kit.client.json_calls import Endpoint
 from backend_kit.http import (
     BodyLimit,
     HttpMetrics,
@@ -40,7 +41,7 @@ from knowledge_flow_backend.embed.batcher import BatchRules
 from knowledge_flow_backend.embed.handover import QuestionVectors
 from knowledge_flow_backend.embed.local import DOCUMENTS_A_BATCH, LocalEmbedder, default_home
 from knowledge_flow_backend.embed.openai import DEFAULT_BASE_URL, EmbeddingRules, OpenAiEmbedder
-from knowledge_flow_backend.endpoint import Endpoint
+from knowledge_flow_backend.engines.engine import Engine, make_engine
 from knowledge_flow_backend.errors import DocumentsUnavailable, IndexUnavailable, SchemaMismatch
 from knowledge_flow_backend.index import ChunkIndex, IndexWriter
 from knowledge_flow_backend.index.database import Database
@@ -63,7 +64,6 @@ from knowledge_flow_backend.metrics import PHASES, KnowledgeFlowMetrics
 from knowledge_flow_backend.rerank import Reranker, RerankService
 from knowledge_flow_backend.rerank.http import HttpReranker, HttpRerankRules, default_batch
 from knowledge_flow_backend.rerank.local import LocalReranker
-from knowledge_flow_backend.search.engine import Engine, make_engine
 from knowledge_flow_backend.search.router import build_router as build_search_router
 from knowledge_flow_backend.search.service import SearchRules, SearchService
 from knowledge_flow_backend.settings import CrossencoderSettings, EmbeddingSettings, KnowledgeFlowSettings

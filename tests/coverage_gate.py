@@ -11,12 +11,24 @@ from typing import Any
 
 from tests.support.side_by_side import Program, all_good
 
-PACKAGES = ("agentic_backend/session", "agentic_backend/persist", "agentic_backend/chat")
+PACKAGES = (
+    "agentic_backend/session",
+    "agentic_backend/spool",
+    "agentic_backend/persist",
+    "agentic_backend/chat",
+    "agentic_backend/rest",
+)
 TESTS = (
     ("tests/agentic_backend/session", "tests/integration/test_native.py", "tests/integration/test_compatible.py"),
-    ("tests/agentic_backend/persist", "tests/integration/test_turns.py", "tests/integration/test_failures.py"),
+    (
+        "tests/agentic_backend/spool",
+        "tests/agentic_backend/persist",
+        "tests/integration/test_turns.py",
+        "tests/integration/test_failures.py",
+    ),
     (
         "tests/agentic_backend/chat",
+        "tests/agentic_backend/rest",
         "tests/integration/test_preferences.py",
         "tests/integration/test_feedback.py",
         "tests/integration/test_chat_metrics.py",

@@ -24,12 +24,12 @@ _HELP = """usage: ws_bench [run] flags              load an agentic service (`ws
        ws_bench mock-llm [flags]        serve a fake OpenAI-compatible model
 """
 _COMMANDS = {
-    "run": ("ws_bench.commands", "run_command"),
-    "report": ("ws_bench.commands", "report_command"),
-    "merge": ("ws_bench.commands", "merge_command"),
-    "sweep": ("ws_bench.sweep", "sweep_command"),
-    "find-knee": ("ws_bench.knee", "knee_command"),
-    "compare": ("ws_bench.compare", "compare_command"),
+    "run": ("ws_bench.cli.commands", "run_command"),
+    "report": ("ws_bench.cli.commands", "report_command"),
+    "merge": ("ws_bench.cli.commands", "merge_command"),
+    "sweep": ("ws_bench.cli.sweep", "sweep_command"),
+    "find-knee": ("ws_bench.cli.knee", "knee_command"),
+    "compare": ("ws_bench.report.compare", "compare_command"),
 }
 
 

@@ -1,1 +1,1 @@
-"""Sockets and REST of conversations: frames in, events out, both protocols."""
+"""The live door: sockets and server-sent events, frames in, events out, in both protocols."""

@@ -1,1 +1,1 @@
-"""Sessions and their history: the spool, Postgres behind it, the batcher between them, and what readers see."""
+"""Sessions and their history in Postgres, as readers see them; `spool` brings the rows there."""

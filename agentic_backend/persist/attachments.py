@@ -4,9 +4,9 @@ from typing import Any, Final
 
 from sqlalchemy import Row, text
 
-from agentic_backend.persist.pending import Pending
 from agentic_backend.persist.queries import Queries
 from agentic_backend.session.attachments import Attachment, Leftover, Verdict
+from agentic_backend.spool.pending import Pending
 from backend_kit.wire import dumps
 
 ATTACHMENTS_HELD: Final = text("""

@@ -4,9 +4,9 @@ from typing import Final
 
 from sqlalchemy import text
 
-from agentic_backend.persist.pending import Pending
 from agentic_backend.persist.queries import Queries
-from agentic_backend.session.feedback import Feedback
+from agentic_backend.session.store import Feedback
+from agentic_backend.spool.pending import Pending
 
 # The session's row is locked, so that it is there until the feedback is.
 PUT_FEEDBACK: Final = text("""

@@ -7,7 +7,7 @@ from typing import Final
 from sqlalchemy import text
 
 from agentic_backend.persist.queries import Queries
-from agentic_backend.session.figures import FIELDS, GROUPS, OPERATIONS, Bucket, Group, Precision, Summary
+from agentic_backend.session.store import FIELDS, GROUPS, OPERATIONS, Bucket, ConversationTotals, Group, Precision
 
 _UNITS: Final[dict[Precision, str]] = {"sec": "second", "min": "minute", "hour": "hour", "day": "day"}
 _VALUES: Final = {
@@ -73,10 +73,10 @@ class PostgresFigures:
     def __init__(self, queries: Queries) -> None:
         self._queries = queries
 
-    async def summary(self, user_id: str) -> Summary:
+    async def summary(self, user_id: str) -> ConversationTotals:
         """The user's sessions, agents and attachments."""
         (row,) = await self._queries.run("chat_summary", SUMMARY, {"user_id": user_id})
-        return Summary(**{name: int(value) for name, value in row._mapping.items()})
+        return ConversationTotals(**{name: int(value) for name, value in row._mapping.items()})
 
     async def buckets(
         self, user_id: str, start: datetime, end: datetime, precision: Precision, groups: Sequence[Group], limit: int

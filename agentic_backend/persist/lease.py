@@ -14,8 +14,8 @@ from sqlalchemy.exc import DBAPIError
 from agentic_backend.errors import HistoryUnavailable, SessionBusy, SessionNotFound
 from agentic_backend.persist.database import Database
 from agentic_backend.persist.faults import Cause, DatabaseFault, QuietLog, cause_of, sqlstate_of
-from agentic_backend.persist.pending import Key, Pending
 from agentic_backend.settings import AgenticSettings
+from agentic_backend.spool.pending import Key, Pending
 
 logger = logging.getLogger(__name__)
 

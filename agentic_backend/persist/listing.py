@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from sqlalchemy import Row, text
 
-from agentic_backend.persist.pending import Change, Op, Pending, overlaid
 from agentic_backend.persist.queries import Queries
-from agentic_backend.persist.statements import SESSION_COLUMNS
 from agentic_backend.session.models import Session, SessionsWanted, TurnRecord
+from agentic_backend.spool.pending import Change, Op, Pending, overlaid
+from agentic_backend.spool.statements import SESSION_COLUMNS
 from backend_kit.wire import dumps, loads
 
 _PENDING_BYTES: Final = 1024 * 1024

@@ -11,24 +11,24 @@ from typing import Any
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.agents import PostgresAgents
 from agentic_backend.persist.attachments import PostgresAttachments
-from agentic_backend.persist.batcher import Batcher, BatchRules
-from agentic_backend.persist.cache import HistoryCache
 from agentic_backend.persist.checkpoints import PostgresCheckpoints
-from agentic_backend.persist.claim import Possessions
 from agentic_backend.persist.database import Database, DatabaseState
 from agentic_backend.persist.faults import Cause, QuietLog
 from agentic_backend.persist.feedback import PostgresFeedback
 from agentic_backend.persist.figures import PostgresFigures
 from agentic_backend.persist.lease import SessionLeases, lease_s
-from agentic_backend.persist.owner import Owner
-from agentic_backend.persist.pending import Change, Key, Op, Pending
 from agentic_backend.persist.queries import Queries
-from agentic_backend.persist.spool import Spool
-from agentic_backend.persist.spoolrows import Entry
 from agentic_backend.persist.store import PostgresSessionStore
-from agentic_backend.persist.turnlog import PersistentTurnLog
 from agentic_backend.session.models import AskRecord, Session, TurnRecord
 from agentic_backend.settings import AgenticSettings
+from agentic_backend.spool.batcher import Batcher, BatchRules
+from agentic_backend.spool.cache import HistoryCache
+from agentic_backend.spool.claim import Possessions
+from agentic_backend.spool.owner import Owner
+from agentic_backend.spool.pending import Change, Key, Op, Pending
+from agentic_backend.spool.spool import Spool
+from agentic_backend.spool.spoolrows import Entry
+from agentic_backend.spool.turnlog import PersistentTurnLog
 from backend_kit.aio import TaskRegistry
 from backend_kit.kpi import Kpi
 from backend_kit.settings import Postgres

@@ -14,7 +14,7 @@ from agentic_backend.persist.clocks import APART_S, Clocks, ClocksDiffer
 from agentic_backend.persist.database import Database
 from agentic_backend.persist.engines import Pool
 from agentic_backend.persist.faults import DatabaseFault, QuietLog, cause_of, sqlstate_of
-from agentic_backend.persist.pending import Key
+from agentic_backend.spool.pending import Key
 from backend_kit.aio import TaskRegistry
 
 logger = logging.getLogger(__name__)

@@ -12,12 +12,14 @@ from sqlalchemy import Row
 from agentic_backend.errors import HistoryUnavailable, StorageFull
 from agentic_backend.events import utc_now
 from agentic_backend.metrics import AgenticMetrics
-from agentic_backend.persist.batcher import Batcher
-from agentic_backend.persist.cache import HistoryCache, RememberedExchange
 from agentic_backend.persist.listing import SessionList, session_of
-from agentic_backend.persist.pending import Change, Key, Pending, overlaid
 from agentic_backend.persist.queries import Queries
-from agentic_backend.persist.statements import (
+from agentic_backend.session.models import HistoryWindow, Remembered, Session, SessionsWanted
+from agentic_backend.session.store import ALL_SESSIONS
+from agentic_backend.spool.batcher import Batcher
+from agentic_backend.spool.cache import HistoryCache, RememberedExchange
+from agentic_backend.spool.pending import Change, Key, Pending, overlaid
+from agentic_backend.spool.statements import (
     CREATE_SESSION,
     EXCHANGE,
     EXCHANGE_IDS,
@@ -27,8 +29,6 @@ from agentic_backend.persist.statements import (
     REMEMBERED,
     TOUCH_SESSION,
 )
-from agentic_backend.session.models import HistoryWindow, Remembered, Session, SessionsWanted
-from agentic_backend.session.store import ALL_SESSIONS
 from backend_kit.wire import dumps
 
 _RANK_LIMIT = 2**31 - 1

@@ -1,7 +1,11 @@
 """The ports through which turns reach storage. `persist` implements them; only `app` wires the two."""
 
-from typing import Any, Final, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Literal, Protocol, get_args
 
+from agentic_backend.errors import SessionNotFound
 from agentic_backend.session.models import (
     AskRecord,
     Durability,
@@ -68,6 +72,18 @@ class SessionStore(Protocol):
         """
 
 
+async def load_owned(store: SessionStore, session_id: str, user_id: str) -> Session:
+    """The session, where it is this user's. Raises `SessionNotFound`: another's is answered as one that is not there.
+
+    May raise `HistoryUnavailable` too, for either. What hangs on a session (messages, exchanges, attachments, feedback)
+    is looked up by user as well, whether this was asked before or not.
+    """
+    session = await store.get(session_id, user_id)
+    if session is None:
+        raise SessionNotFound
+    return session
+
+
 class Lease(Protocol):
     """The right of this instance to run a turn of a session. `fence` goes with what is written under it."""
 
@@ -104,4 +120,89 @@ class TurnLog(Protocol):
 
         Raises `StorageFull` where nothing does within 5 s: it may not be called a `final` then, but is still kept and
         tried on.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """A user's rating of one message, 1 to 5. `message_id` is the client's own name for it; `created_at` ISO 8601."""
+
+    id: str
+    session_id: str
+    user_id: str
+    message_id: str
+    agent_name: str
+    rating: int
+    comment: str | None
+    created_at: str
+
+    def wire(self) -> dict[str, Any]:
+        """As it stands in an answer."""
+        return {
+            "id": self.id,
+            "rating": self.rating,
+            "comment": self.comment,
+            "messageId": self.message_id,
+            "sessionId": self.session_id,
+            "agentName": self.agent_name,
+            "createdAt": self.created_at,
+        }
+
+
+class FeedbackStore(Protocol):
+    """Feedback of users on their own sessions; it goes with its session. Each method may raise `HistoryUnavailable`."""
+
+    async def put(self, feedback: Feedback) -> bool:
+        """Store it, in the place of an earlier one of the same message. False where the session is not the user's."""
+
+    async def of_user(self, user_id: str, session_id: str | None, limit: int, offset: int) -> list[Feedback]:
+        """The user's, newest first, of one session or all."""
+
+    async def delete(self, feedback_id: str, user_id: str) -> bool:
+        """Delete one of the user's. False where there is none."""
+
+
+Precision = Literal["sec", "min", "hour", "day"]
+Field = Literal["latency_ms", "input_tokens", "output_tokens", "total_tokens"]
+Operation = Literal["count", "sum", "avg", "min", "max", "p50", "p95"]
+Group = Literal["agent_id", "model", "finish_reason"]
+
+FIELDS: Final[tuple[Field, ...]] = get_args(Field)
+OPERATIONS: Final[tuple[Operation, ...]] = get_args(Operation)
+GROUPS: Final[tuple[Group, ...]] = get_args(Group)
+SECONDS: Final[dict[Precision, int]] = {"sec": 1, "min": 60, "hour": 3600, "day": 86_400}
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationTotals:
+    """How much there is of it. Sessions and agents are those of stored sessions, attachments those of them."""
+
+    sessions_total: int
+    agents_active_total: int
+    attachments_total: int
+    attachments_sessions: int
+    max_attachments_per_session: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """The answers that began their step of time in one group. `values` is keyed by (field, operation)."""
+
+    at: str
+    group: dict[Group, str | None]
+    values: dict[tuple[Field, Operation], float | None]
+
+
+class ChatFigures(Protocol):
+    """Counts in what is committed. Every method may raise `HistoryUnavailable`."""
+
+    async def summary(self, user_id: str) -> ConversationTotals:
+        """The user's sessions, agents and attachments."""
+
+    async def buckets(
+        self, user_id: str, start: datetime, end: datetime, precision: Precision, groups: Sequence[Group], limit: int
+    ) -> list[Bucket]:
+        """The user's answers from `start` on and before `end`, by steps of time (UTC) and groups, the earliest first.
+
+        At most `limit` of them. Steps without an answer are left out.
         """

@@ -24,9 +24,8 @@ from agentic_backend.session.account import TurnAccounts, TurnEnd, loggable, usa
 from agentic_backend.session.admission import Admission
 from agentic_backend.session.exchange import Exchange
 from agentic_backend.session.models import AskRecord, Durability, Remembered, Session, TurnRecord
-from agentic_backend.session.ownership import load_owned
 from agentic_backend.session.recall import AWAITING, KnownSession, Memory, StoredExchange
-from agentic_backend.session.store import Lease, Leases, SessionStore, TurnLog
+from agentic_backend.session.store import Lease, Leases, SessionStore, TurnLog, load_owned
 from agentic_backend.session.stream import Accepted, Ask, Awaiting, Cancelled, Failed, Final, SessionChanged, Turn
 from agentic_backend.session.titles import Titles
 from backend_kit.kpi import Kpi, Ledger, Status, phase

@@ -1,10 +1,23 @@
 """Timers, rollups, the summary log, the loop-lag sampler and the Prometheus endpoint."""
 
 from backend_kit.kpi import buckets
-from backend_kit.kpi.core import PHASES, Amounts, Counter, Gauge, GaugedSeconds, Kpi, Seconds, Status
+from backend_kit.kpi.core import (
+    PHASES,
+    Amounts,
+    Counter,
+    Gauge,
+    GaugedSeconds,
+    Kpi,
+    Ledger,
+    LedgerRow,
+    Seconds,
+    Spent,
+    Status,
+    current_ledger,
+    phase,
+)
 from backend_kit.kpi.culprit import Culprits
 from backend_kit.kpi.labels import Labelled
-from backend_kit.kpi.ledger import Ledger, LedgerRow, Spent, current_ledger, phase
 from backend_kit.kpi.loop import LoopMonitor
 from backend_kit.kpi.runtime import KpiOptions, KpiRuntime
 from backend_kit.kpi.summary import Summary

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Final
 
 from backend_kit.aio.vigil import kind_of
-from backend_kit.kpi.ledger import ledger_in
+from backend_kit.kpi.core import ledger_in
 
 UNSEEN: Final = "unseen"
 """The place of a stall that ended before its stack could be taken: just long enough, or a call that kept the GIL."""

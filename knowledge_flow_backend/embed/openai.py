@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backend_kit.aio import Breaker, TaskRegistry
+from backend_kit.client.json_calls import CallFailed, Endpoint, JsonCalls, sendable
 from knowledge_flow_backend.embed.batcher import BatchRules, MicroBatcher, Outcome
 from knowledge_flow_backend.embed.pace import Pace
 from knowledge_flow_backend.embed.port import unit_vectors
-from knowledge_flow_backend.endpoint import CallFailed, Endpoint, JsonCalls, sendable
 from knowledge_flow_backend.errors import EmbeddingUnavailable, SchemaMismatch
 from knowledge_flow_backend.index.models import Vector
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics

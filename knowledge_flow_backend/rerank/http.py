@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from backend_kit.aio import Breaker
-from knowledge_flow_backend.endpoint import CallFailed, Endpoint, JsonCalls, sendable
+from backend_kit.client.json_calls import CallFailed, Endpoint, JsonCalls, sendable
 from knowledge_flow_backend.index.models import Reader
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 from knowledge_flow_backend.rerank.port import Candidate, RerankFailed

@@ -1,1 +1,1 @@
-"""Finding chunks: router, service, and the index in Postgres behind the port of `index`."""
+"""The question: routes, service, wire shapes; which engine answers it is behind the port of `index`."""

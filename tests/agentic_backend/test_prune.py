@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from agentic_backend.prune import __main__ as prune
-from tests.agentic_backend.persist.support import rows
+from tests.agentic_backend.records import rows
 from tests.support.ports import free_port
 from tests.support.postgres import Database
 from tests.support.processes import ForkedModule

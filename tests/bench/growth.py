@@ -40,9 +40,9 @@ import yaml
 from backend_kit.kpi.rollup import nearest_rank
 from backend_kit.settings import load
 from deploy.opensearch.node import OpenSearchNode
-from knowledge_flow_backend.search.opensearch import Cluster, ClusterRules
-from knowledge_flow_backend.search.opensearch_body import Place, Shape, bulk_lines, heading_of
-from knowledge_flow_backend.search.opensearch_shape import make_index
+from knowledge_flow_backend.engines.opensearch.body import Place, Shape, bulk_lines, heading_of
+from knowledge_flow_backend.engines.opensearch.cluster import Cluster, ClusterRules
+from knowledge_flow_backend.engines.opensearch.shape import make_index
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
 from tests.bench.bench import ROOT, Verdicts, pinned_to
 from tests.bench.deployment import Deployment, cpu_s, deployed

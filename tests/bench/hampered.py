@@ -35,8 +35,8 @@ class SlowDisk:
 
 def slow_spool(seconds: float) -> None:
     """Let every spool that is opened from now on be on a slow disk."""
-    from agentic_backend.persist.spool import Spool
-    from agentic_backend.persist.spoolfile import connect
+    from agentic_backend.spool.spool import Spool
+    from agentic_backend.spool.spoolfile import connect
 
     def connect_slowly(path: Path) -> SlowDisk:
         return SlowDisk(connect(path), seconds)

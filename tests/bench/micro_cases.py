@@ -23,10 +23,10 @@ from agentic_backend.events import ChatMessage, Role, text_part
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.engines import JsonBytes, Pool, PoolRules
 from agentic_backend.persist.schema import migrate
-from agentic_backend.persist.spool import Spool
-from agentic_backend.persist.statements import GET_SESSION, WRITE_TURNS
 from agentic_backend.session.models import Session, TurnRecord
 from agentic_backend.session.stream import Ask, Final, TextDelta, Turn, TurnEvent
+from agentic_backend.spool.spool import Spool
+from agentic_backend.spool.statements import GET_SESSION, WRITE_TURNS
 from backend_kit.auth import HmacVerifier, NoAuth
 from backend_kit.settings import Postgres
 from tests.agentic_backend.chat.told_hub import RULES, Peer, ToldTurns, until

@@ -25,12 +25,12 @@ _WARM_S = 4.0
 _FRAME = re.compile(r"^(?P<function>.+) \((?P<file>[^()]+?)(?::\d+)?\)$")
 
 DOES = (
-    ("spool (thread)", ("persist/spool.py:_write_all",)),
+    ("spool (thread)", ("spool/spool.py:_write_all",)),
     (
         "metrics, summary, lag (threads)",
         ("kpi/exposition.py:", "socketserver.py:serve_forever", "kpi/summary.py:", "kpi/loop.py:_run"),
     ),
-    ("batcher to Postgres", ("persist/batcher.py:",)),
+    ("batcher to Postgres", ("spool/batcher.py:",)),
     ("model: HTTP, chunks, messages", ("agentic_backend/llm/", "/aiohttp/")),
     ("answer: deltas to events", ("agent/answering.py:",)),
     ("graph", ("/langgraph/", "agent/catalog.py:")),

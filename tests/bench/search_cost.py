@@ -22,10 +22,10 @@ from prometheus_client import CollectorRegistry
 from backend_kit.kpi import Kpi
 from backend_kit.kpi.rollup import nearest_rank
 from backend_kit.settings import load
+from knowledge_flow_backend.engines.pgvector.index import PgVectorIndex
 from knowledge_flow_backend.index import IndexQuery, Policy, Reader, Vector
 from knowledge_flow_backend.index.database import Database
 from knowledge_flow_backend.metrics import PHASES, KnowledgeFlowMetrics
-from knowledge_flow_backend.search.pgvector import PgVectorIndex
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
 from tests.bench.seed_chunks import LIBRARY_ID, OWNER
 from ws_bench.fakes.embedding import embed

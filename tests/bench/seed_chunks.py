@@ -21,10 +21,10 @@ from pathlib import Path
 import psycopg
 
 from backend_kit.settings import load
+from knowledge_flow_backend.engines.pgvector.statements import COUNT_COMMON_WORDS
 from knowledge_flow_backend.index import chunk_uid
 from knowledge_flow_backend.index.engines import connect_args
 from knowledge_flow_backend.index.schema import migrate
-from knowledge_flow_backend.search.statements import COUNT_COMMON_WORDS
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
 from tests.support.word_counts import count_anew
 from ws_bench.fakes.embedding import DEFAULT_DIMENSIONS, embed

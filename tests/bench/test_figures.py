@@ -101,7 +101,7 @@ def test_a_stack_of_the_loop_is_what_the_loop_called() -> None:
             f"{loop} 5",
             f"{loop};sender (/x/agentic_backend/chat/socket.py:9);send ({site}/uvicorn/ws.py:1) 3",
             f"{loop};ChatSocket._write (/x/agentic_backend/chat/socket.py:9);send ({site}/uvicorn/ws.py:1) 3",
-            "_bootstrap (/usr/lib/threading.py:1);Spool._write_all (/x/agentic_backend/persist/spool.py:7) 2",
+            "_bootstrap (/usr/lib/threading.py:1);Spool._write_all (/x/agentic_backend/spool/spool.py:7) 2",
         ]
     )
     assert stacks[0] == Stack((), 5)

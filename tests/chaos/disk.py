@@ -17,8 +17,8 @@ from typing import Any
 
 import psycopg
 
-from agentic_backend.persist.spool import Spool
-from agentic_backend.persist.spoolfile import connect
+from agentic_backend.spool.spool import Spool
+from agentic_backend.spool.spoolfile import connect
 from tests.chaos.answers import INSTANT
 from tests.chaos.deployment import Deployment, Service, Size, Stage, stage
 from tests.chaos.kills import SLOW_ANSWERS, loss_row

@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import psycopg
 
+from knowledge_flow_backend.engines.opensearch.fusion import Ranked, fused, ordered
+from knowledge_flow_backend.engines.pgvector import statements
 from knowledge_flow_backend.index import Policy
-from knowledge_flow_backend.search import statements
-from knowledge_flow_backend.search.fusion import Ranked, fused, ordered
 from tests.eval.__main__ import defaults, home, judged
 from tests.eval.corpus import OWNER, CachedEmbedder, divide
 from tests.eval.engines import INDEX, NAMES, FilledEngine, filled

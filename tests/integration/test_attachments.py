@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from backend_kit.http import listen
-from tests.agentic_backend.persist.support import until
+from tests.agentic_backend.records import until
 from tests.knowledge_flow_backend.service import BASE as KNOWLEDGE_BASE
 from tests.knowledge_flow_backend.service import RunningKnowledgeFlow, start_on
 from tests.support.mock_llm import MockModel

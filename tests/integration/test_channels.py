@@ -22,11 +22,11 @@ from websockets.typing import Origin
 
 from agentic_backend.app import Parts
 from agentic_backend.persist.persistence import Persistence
-from agentic_backend.persist.spool import DiskUsage, Spool
 from agentic_backend.session.models import Session
 from agentic_backend.session.stream import TextDelta
+from agentic_backend.spool.spool import DiskUsage, Spool
 from backend_kit.wire import CODES, Code, message_for
-from tests.agentic_backend.persist.support import until
+from tests.agentic_backend.records import until
 from tests.support.following import ask_frame, stream_events
 from tests.support.odd_agent import odd
 from tests.support.patience import PATIENCE_S

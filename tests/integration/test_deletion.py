@@ -11,7 +11,7 @@ from psycopg import sql
 from agentic_backend.app import Parts, make_retention
 from agentic_backend.chat.follow import Follow
 from agentic_backend.session.registry import RegistryRules
-from tests.agentic_backend.persist.support import until, until_waiting
+from tests.agentic_backend.records import until, until_waiting
 from tests.support.clock import Clock
 from tests.support.patience import PATIENCE_S
 from tests.support.service import BASE, WAITS_FOR_THE_DISK, hear, hear_until, say

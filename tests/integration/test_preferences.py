@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from agentic_backend.chat.frames import MAX_DEPTH
-from agentic_backend.chat.preferences import MAX_BYTES
+from agentic_backend.rest.preferences import MAX_BYTES
 from tests.support.patience import PATIENCE_S
 from tests.support.service import BASE, hear_until, say
 

@@ -8,8 +8,8 @@ import psycopg
 import pytest
 import yaml
 
-from agentic_backend.persist.claim import LOCK_KEY
-from tests.agentic_backend.persist.support import until, until_waiting
+from agentic_backend.spool.claim import LOCK_KEY
+from tests.agentic_backend.records import until, until_waiting
 from tests.support.agentic import start_process
 from tests.support.held_model import held_model
 from tests.support.ports import free_port
@@ -121,7 +121,7 @@ async def test_a_service_whose_database_another_process_took_gives_way_and_loses
                 assert final["durable"] == "spool"
             assert await service.ended() == 3
             assert query(database.dsn, "SELECT count(*) FROM session_history") == [(0,)]
-        assert " CRITICAL agentic_backend.persist.owner another process" in service.process.output
+        assert " CRITICAL agentic_backend.spool.owner another process" in service.process.output
         assert "drain 5/5: history flushed, 1 records left" in service.process.output
     async with start_process() as service:
         shown = [message["parts"][0]["text"] for message in await service.history(session_id)]

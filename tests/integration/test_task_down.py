@@ -7,8 +7,8 @@ from agentic_backend.app import Parts
 from agentic_backend.persist.database import Database
 from agentic_backend.persist.engines import Pool, PoolRules
 from agentic_backend.persist.persistence import Persistence
-from agentic_backend.persist.spool import Spool
-from tests.agentic_backend.persist.support import BadDisk, until
+from agentic_backend.spool.spool import Spool
+from tests.agentic_backend.records import BadDisk, until
 from tests.integration.test_deletion import say_and_hear
 from tests.support.patience import PATIENCE_S
 from tests.support.service import BASE

@@ -11,6 +11,13 @@ from prometheus_client import CollectorRegistry
 
 from backend_kit.kpi import Kpi
 from backend_kit.settings import Postgres
+from knowledge_flow_backend.engines.opensearch.cluster import Cluster, ClusterRules
+from knowledge_flow_backend.engines.opensearch.follow import Follower
+from knowledge_flow_backend.engines.opensearch.index import OpenSearchChunks, OpenSearchRules
+from knowledge_flow_backend.engines.opensearch.writer import OpenSearchWriter
+from knowledge_flow_backend.engines.pgvector.index import PgVectorIndex
+from knowledge_flow_backend.engines.pgvector.word_counts import WordCounter
+from knowledge_flow_backend.engines.pgvector.writer import PgVectorWriter
 from knowledge_flow_backend.index import (
     Chunk,
     ChunkHit,
@@ -24,13 +31,6 @@ from knowledge_flow_backend.index import (
 )
 from knowledge_flow_backend.index.database import Database as IndexDatabase
 from knowledge_flow_backend.metrics import PHASES, KnowledgeFlowMetrics
-from knowledge_flow_backend.search.opensearch import Cluster, ClusterRules
-from knowledge_flow_backend.search.opensearch_follow import Follower
-from knowledge_flow_backend.search.opensearch_index import OpenSearchChunks, OpenSearchRules
-from knowledge_flow_backend.search.opensearch_writer import OpenSearchWriter
-from knowledge_flow_backend.search.pgvector import PgVectorIndex
-from knowledge_flow_backend.search.pgvector_writer import PgVectorWriter
-from knowledge_flow_backend.search.word_counts import WordCounter
 from knowledge_flow_backend.settings import OpenSearch
 from tests.support.opensearch import OpenSearchIndex
 from tests.support.patience import PATIENCE_S

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import yaml
 
-from tests.agentic_backend.persist.support import until
+from tests.agentic_backend.records import until
 from tests.knowledge_flow_backend.corpus import Corpus
 from tests.knowledge_flow_backend.service import BASE
 from tests.support.mock_llm import MockModel

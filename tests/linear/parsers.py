@@ -14,16 +14,19 @@ from python_multipart.multipart import parse_options_header
 from websockets.server import ServerProtocol
 
 from agentic_backend.agent import answering, questions, sources
-from agentic_backend.chat import attachments, compression, export, frames, handshake, sse
+from agentic_backend.chat import frames, handshake, sse
 from agentic_backend.knowledge import hits, timing
 from agentic_backend.llm import chunks as llm_chunks
 from agentic_backend.llm import failures
 from agentic_backend.llm.sse import SseParser
+from agentic_backend.rest import attachments, compression, export
 from agentic_backend.session import account, exchange, titles
 from agentic_backend.session.models import Session
 from backend_kit import auth, wire
+from backend_kit.client import json_calls
 from backend_kit.http.redact import redact
-from knowledge_flow_backend import endpoint
+from knowledge_flow_backend.engines.opensearch import body as opensearch_body
+from knowledge_flow_backend.engines.opensearch import terms
 from knowledge_flow_backend.ingest import names, tables
 from knowledge_flow_backend.ingest.blocks import Parsed
 from knowledge_flow_backend.ingest.chunks import ChunkRules, chunks
@@ -44,7 +47,6 @@ from knowledge_flow_backend.ingest.parsers import (
 from knowledge_flow_backend.ingest.parsers import decode as decoding
 from knowledge_flow_backend.library.reasons import Refused
 from knowledge_flow_backend.rerank import bm25
-from knowledge_flow_backend.search import opensearch_body, terms
 from tests.knowledge_flow_backend.ingest import files, office
 from tests.support.raw import head
 
@@ -272,6 +274,7 @@ def _tabled(content: bytes) -> object:
 
 _PARSERS: Final = "knowledge_flow_backend/ingest/parsers"
 _CHAT: Final = "agentic_backend/chat"
+_REST: Final = "agentic_backend/rest"
 _AGENT: Final = "agentic_backend/agent"
 
 CASES: Final[dict[str, Case]] = {
@@ -344,15 +347,15 @@ CASES: Final[dict[str, Case]] = {
     "knowledge_flow_backend/ingest/names.py::stem": (names.stem, again(".", "a")),
     "knowledge_flow_backend/ingest/names.py::suffix": (names.suffix, again(".", "a", "./")),
     "knowledge_flow_backend/ingest/names.py::format_of": (names.format_of, again(".", "a")),
-    "knowledge_flow_backend/endpoint.py::sendable": (endpoint.sendable, _WORDS + again("\ud800", "\x00")),
+    "backend_kit/client/json_calls.py::sendable": (json_calls.sendable, _WORDS + again("\ud800", "\x00")),
     "knowledge_flow_backend/rerank/bm25.py::words": (bm25.words, _WORDS),
     "knowledge_flow_backend/rerank/bm25.py::bm25": (
         lambda made: bm25.bm25(made, [made] * 5),
         (*_WORDS, lambda n: " ".join(map(str, range(n)))),
     ),
-    "knowledge_flow_backend/search/opensearch_body.py::cut": (opensearch_body.cut, _WORDS),
-    "knowledge_flow_backend/search/opensearch_body.py::words_of": (opensearch_body.words_of, _WORDS),
-    "knowledge_flow_backend/search/terms.py::spelled": (
+    "knowledge_flow_backend/engines/opensearch/body.py::cut": (opensearch_body.cut, _WORDS),
+    "knowledge_flow_backend/engines/opensearch/body.py::words_of": (opensearch_body.words_of, _WORDS),
+    "knowledge_flow_backend/engines/opensearch/terms.py::spelled": (
         terms.spelled,
         (*_WORDS, lambda n: " ".join(map("a.b{}".format, range(n)))),
     ),
@@ -383,9 +386,9 @@ CASES: Final[dict[str, Case]] = {
     ),
     f"{_AGENT}/sources.py::citations": (lambda made: sources.citations(made, []), again("[1]")),
     f"{_AGENT}/sources.py::without_citations": (sources.without_citations, _WORDS + again("[1]", " [1", "\t", "[1, ")),
-    f"{_CHAT}/attachments.py::file_name": (attachments.file_name, again("a", "/", ".", _MARKS, "\u200b", " ", "é")),
-    f"{_CHAT}/compression.py::chosen": (compression.chosen, again(",", "gzip,", "gzip;q=", ";", " ", "*;q=0.", "a")),
-    f"{_CHAT}/export.py::disposition": (lambda made: export.disposition(_named(made), "md"), _WORDS),
+    f"{_REST}/attachments.py::file_name": (attachments.file_name, again("a", "/", ".", _MARKS, "\u200b", " ", "é")),
+    f"{_REST}/compression.py::chosen": (compression.chosen, again(",", "gzip,", "gzip;q=", ";", " ", "*;q=0.", "a")),
+    f"{_REST}/export.py::disposition": (lambda made: export.disposition(_named(made), "md"), _WORDS),
     f"{_CHAT}/frames.py::storable": (frames.storable, again("a", "é", "\ud7ff")),
     f"{_CHAT}/frames.py::parse_native": (
         lambda made: frames.parse_native(made.decode(), 2**30),
@@ -466,15 +469,17 @@ UNREACHED: Final[dict[str, str]] = {
     "agentic_backend/llm/failures.py::silent": _OURS,
     "agentic_backend/verdict/causes.py::account_of": _OURS,
     "backend_kit/aio/vigil.py::kind_of": _NAMES_TASK,
-    "backend_kit/kpi/ledger.py::phase": _OURS,
-    "agentic_backend/page.py::origin_of": _OPERATOR,
+    "backend_kit/kpi/core.py::phase": _OURS,
+    "knowledge_flow_backend/cli/client.py::say": _PASSES_ON,
+    "knowledge_flow_backend/cli/client.py::refuse": _PASSES_ON,
+    "agentic_backend/rest/page.py::origin_of": _OPERATOR,
     "agentic_backend/persist/libpq.py::connect_args": _OPERATOR,
     "backend_kit/http/server.py::listen": _OPERATOR,
     "backend_kit/settings/base.py::http_url": _OPERATOR,
     "backend_kit/settings/models.py::is_loopback": _OPERATOR,
     "backend_kit/settings/source.py::one_line": _OPERATOR,
-    "knowledge_flow_backend/cli_client.py::decoded": "a program of the operator's, which asks a service of theirs",
-    "knowledge_flow_backend/cli_client.py::session_with": _OPERATOR,
+    "knowledge_flow_backend/cli/client.py::decoded": "a program of the operator's, which asks a service of theirs",
+    "knowledge_flow_backend/cli/client.py::session_with": _OPERATOR,
     "knowledge_flow_backend/ingest/receive.py::receive": "a stream, which python-multipart reads in pieces",
     "knowledge_flow_backend/index/engines.py::connect_args": _OPERATOR,
     "knowledge_flow_backend/index/models.py::chunk_uid": _PASSES_ON,
@@ -482,13 +487,13 @@ UNREACHED: Final[dict[str, str]] = {
     "knowledge_flow_backend/ingest/service.py::embedded_text": _PASSES_ON,
     "knowledge_flow_backend/library/router.py::attachment": "a label, which `names.label` has cut to 240 characters",
     "knowledge_flow_backend/library/statements.py::label_lock": _PASSES_ON,
-    "knowledge_flow_backend/search/opensearch_body.py::heading_of": _PASSES_ON,
-    "knowledge_flow_backend/search/opensearch_body.py::key_of": _PASSES_ON,
-    "knowledge_flow_backend/search/opensearch_body.py::parts_of": "a key of ours, as the index gives it back",
-    "knowledge_flow_backend/search/opensearch_shape.py::number_of": "a name of ours, of an index",
-    "knowledge_flow_backend/search/opensearch_shape.py::numbered": _OPERATOR,
-    "knowledge_flow_backend/search/rows.py::check_made": _OURS,
-    "knowledge_flow_backend/search/statements.py::with_columns": _OURS,
+    "knowledge_flow_backend/engines/opensearch/body.py::heading_of": _PASSES_ON,
+    "knowledge_flow_backend/engines/opensearch/body.py::key_of": _PASSES_ON,
+    "knowledge_flow_backend/engines/opensearch/body.py::parts_of": "a key of ours, as the index gives it back",
+    "knowledge_flow_backend/engines/opensearch/shape.py::number_of": "a name of ours, of an index",
+    "knowledge_flow_backend/engines/opensearch/shape.py::numbered": _OPERATOR,
+    "knowledge_flow_backend/engines/pgvector/rows.py::check_made": _OURS,
+    "knowledge_flow_backend/engines/pgvector/statements.py::with_columns": _OURS,
     "knowledge_flow_backend/supervise.py::hold_port": _OPERATOR,
     "knowledge_flow_backend/supervise.py::listen_beside_others": _OPERATOR,
 }

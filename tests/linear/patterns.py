@@ -14,8 +14,10 @@ Hostile = tuple[str, str, str]
 
 _AGENT: Final = "agentic_backend/agent"
 _CHAT: Final = "agentic_backend/chat"
+_REST: Final = "agentic_backend/rest"
 _PARSERS: Final = "knowledge_flow_backend/ingest/parsers"
 _SEARCH: Final = "knowledge_flow_backend/search"
+_OPENSEARCH: Final = "knowledge_flow_backend/engines/opensearch"
 _UNICODE: Final = ("", "\u200b", "x")
 
 HOSTILE: Final[dict[str, tuple[Hostile, ...]]] = {
@@ -53,14 +55,14 @@ HOSTILE: Final[dict[str, tuple[Hostile, ...]]] = {
         ("[1", ",1", ""),
         ("", " [1 ", ""),
     ),
-    f"{_CHAT}/agents.py::_Starter": (("", " ", ""),),
-    f"{_CHAT}/attachments.py::_UNSEEN": (_UNICODE,),
-    f"{_CHAT}/attachments.py::file_name": (("", "/", ""), ("", "a", "")),
-    f"{_CHAT}/documents.py::Uid": (("", "a", "!"),),
-    f"{_CHAT}/export.py::_FENCE": (("", "`", ""), ("", "`` ", "")),
-    f"{_CHAT}/export.py::disposition": (("", "a", ""), ("", "_a", "")),
-    f"{_CHAT}/export.py::disposition#2": (("", "a", ""), ("", "é", "")),
-    f"{_CHAT}/export.py::_fenced": (("", "a", " "),),
+    f"{_REST}/agents.py::_Starter": (("", " ", ""),),
+    f"{_REST}/attachments.py::_UNSEEN": (_UNICODE,),
+    f"{_REST}/attachments.py::file_name": (("", "/", ""), ("", "a", "")),
+    f"{_REST}/documents.py::Uid": (("", "a", "!"),),
+    f"{_REST}/export.py::_FENCE": (("", "`", ""), ("", "`` ", "")),
+    f"{_REST}/export.py::disposition": (("", "a", ""), ("", "_a", "")),
+    f"{_REST}/export.py::disposition#2": (("", "a", ""), ("", "é", "")),
+    f"{_REST}/export.py::_fenced": (("", "a", " "),),
     f"{_CHAT}/frames.py::_SURROGATE": (("", "é", ""), ("", "\ud7ff", "")),
     f"{_CHAT}/frames.py::session_id_of": (("", "a", " "),),
     f"{_CHAT}/socket.py::_TRACEPARENT": (("00-", "a", ""), ("", "0", "")),
@@ -163,8 +165,8 @@ HOSTILE: Final[dict[str, tuple[Hostile, ...]]] = {
     ),
     "knowledge_flow_backend/rerank/bm25.py::_WORD": (("", "a", ""), ("", "_", "")),
     f"{_SEARCH}/calls.py::_ID": (("", "a", " "),),
-    f"{_SEARCH}/opensearch_body.py::_WORD": (("", "a", ""), ("", "a ", "")),
-    f"{_SEARCH}/terms.py::_DOTTED": (("", "a", ""), ("", "a.", ""), ("", "a..", ""), ("", "_", "")),
+    f"{_OPENSEARCH}/body.py::_WORD": (("", "a", ""), ("", "a ", "")),
+    f"{_OPENSEARCH}/terms.py::_DOTTED": (("", "a", ""), ("", "a.", ""), ("", "a..", ""), ("", "_", "")),
     f"{_SEARCH}/wire.py::_UNRESERVED": (("", "a", " "),),
     "turnwise/console.py::_TROUBLE": (("", "a", ""), ("", " ", ""), ("", " ERROR", "")),
     "turnwise/supervise.py::_RAISED": (("", "a", " "), ("", "Error", " "), ("", ".", "")),
@@ -194,10 +196,10 @@ UNREACHED: Final[dict[str, str]] = {
     "backend_kit/settings/models.py::Security": f"{_CONFIGURED}; {_RUST}",
     "knowledge_flow_backend/settings.py::VectorStore": f"{_CONFIGURED}; {_RUST}",
     "turnwise/move.py::_LOCAL_URL": _CONFIGURED,
-    "ws_bench/gates.py::_GATE": _FLAG,
-    "ws_bench/golang.py::_TERM": _FLAG,
-    "ws_bench/options.py::parse_cut": _FLAG,
-    "ws_bench/options.py::parse_bytes": _FLAG,
+    "ws_bench/record/gates.py::_GATE": _FLAG,
+    "ws_bench/record/golang.py::_TERM": _FLAG,
+    "ws_bench/config/options.py::parse_cut": _FLAG,
+    "ws_bench/config/options.py::parse_bytes": _FLAG,
 }
 UNREACHED_FOLDERS: Final = {"ws_bench/fakes/": _STAND_IN}
 

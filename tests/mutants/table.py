@@ -5,6 +5,8 @@ from dataclasses import dataclass
 SESSION = "tests/agentic_backend/session"
 CHAT = "tests/agentic_backend/chat"
 PERSIST = "tests/agentic_backend/persist"
+REST = "tests/agentic_backend/rest"
+SPOOL = "tests/agentic_backend/spool"
 SERVICE = "tests/integration"
 
 
@@ -113,14 +115,14 @@ MUTANTS = (
     ),
     Mutant(
         "a session is read whoever owns it",
-        "agentic_backend/persist/statements.py",
+        "agentic_backend/spool/statements.py",
         "FROM session WHERE session_id = :session_id AND user_id = :user_id",
         "FROM session WHERE session_id = :session_id AND :user_id IS NOT NULL",
         f"{PERSIST}/test_store.py::test_another_users_session_is_an_unknown_one[False]",
     ),
     Mutant(
         "a taken rank is overwritten",
-        "agentic_backend/persist/statements.py",
+        "agentic_backend/spool/statements.py",
         "    WHERE session_history.exchange_id = excluded.exchange_id\n"
         "        AND excluded.metadata_json #>> '{extras,interrupted_by}' IS DISTINCT FROM 'restart'\n"
         "        AND (session_history.metadata_json #>> '{extras,interrupted_by}' = 'restart'\n"
@@ -129,18 +131,18 @@ MUTANTS = (
         "                OR session_history.metadata_json #> '{extras,awaiting,seq}'\n"
         "                    < excluded.metadata_json #> '{extras,awaiting,seq}'))\n",
         "",
-        f"{PERSIST}/test_batcher.py::test_a_rank_taken_by_another_writer_meanwhile_is_a_conflict_too",
+        f"{SPOOL}/test_batcher.py::test_a_rank_taken_by_another_writer_meanwhile_is_a_conflict_too",
     ),
     Mutant(
         "an answer is called final before it is on the disk",
-        "agentic_backend/persist/spool.py",
+        "agentic_backend/spool/spool.py",
         "        self._next.landed.append(landed)\n",
         "        landed.set_result(None)\n",
-        f"{PERSIST}/test_spool.py::test_nothing_has_landed_before_its_commit_has",
+        f"{SPOOL}/test_spool.py::test_nothing_has_landed_before_its_commit_has",
     ),
     Mutant(
         "what is not ours is written to the database",
-        "agentic_backend/persist/batcher.py",
+        "agentic_backend/spool/batcher.py",
         "                if not self._owner.held:\n",
         "                if False:\n",
         "tests/integration/test_replicas.py::"
@@ -158,7 +160,7 @@ MUTANTS = (
         "agentic_backend/persist/persistence.py",
         'if entry.kind == "ask"}',
         'if entry.kind == "asked"}',
-        f"{PERSIST}/test_replay.py::test_an_ask_without_its_turn_becomes_an_interrupted_turn",
+        f"{SPOOL}/test_replay.py::test_an_ask_without_its_turn_becomes_an_interrupted_turn",
     ),
     Mutant(
         "history does not show what is still pending",
@@ -169,9 +171,16 @@ MUTANTS = (
     ),
     Mutant(
         "a batch that failed is taken for written",
-        "agentic_backend/persist/batcher.py",
+        "agentic_backend/spool/batcher.py",
         "                self._failed(error)\n                await",
         "                self._failed(error)\n                self._settle(batch)\n                await",
-        f"{PERSIST}/test_batcher.py::test_history_is_readable_while_a_batch_is_refused",
+        f"{SPOOL}/test_batcher.py::test_history_is_readable_while_a_batch_is_refused",
+    ),
+    Mutant(
+        "a document that nobody lists stays in the index",
+        "agentic_backend/rest/attachments.py",
+        "        if not kept:\n",
+        "        if kept:\n",
+        f"{REST}/test_upload.py::test_a_document_that_is_not_kept_is_deleted_now_or_later[deleted]",
     ),
 )

@@ -17,9 +17,9 @@ from websockets.typing import Subprotocol
 
 from agentic_backend.app import AgenticService, Parts
 from agentic_backend.persist.persistence import Persistence, PersistenceRules
-from agentic_backend.persist.spooldir import SpoolLock, SpoolTaken
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.settings import AgenticSettings
+from agentic_backend.spool.spooldir import SpoolLock, SpoolTaken
 from backend_kit.http import ServeSettings, listen
 from tests.support.mock_llm import MockModel
 from tests.support.patience import PATIENCE_S

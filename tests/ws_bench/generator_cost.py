@@ -21,7 +21,7 @@ from websockets.asyncio.server import ServerConnection, serve
 
 from tests.support.ports import free_port
 from tests.support.processes import ROOT, ModuleProcess
-from ws_bench.runflags import NATIVE_SUBPROTOCOL
+from ws_bench.config.runflags import NATIVE_SUBPROTOCOL
 
 TOKENS = 20
 GAP_S = 0.15

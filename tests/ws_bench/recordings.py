@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.ws_bench.dice import dice
-from ws_bench.flags import config_as_json, parse_run_flags
-from ws_bench.recording import Recording
-from ws_bench.results import TurnResult, gaps
+from ws_bench.config.flags import config_as_json, parse_run_flags
+from ws_bench.record.recording import Recording
+from ws_bench.record.results import TurnResult, gaps
 
 
 def closed_run(

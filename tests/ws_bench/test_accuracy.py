@@ -12,8 +12,8 @@ import pytest
 from tests.support.patience import PATIENCE_S
 from tests.ws_bench.dice import dice
 from tests.ws_bench.scripted import Exchange, ScriptedService, answer, bench, scripted_service
-from ws_bench.distributions import Distribution
-from ws_bench.results import percentile
+from ws_bench.config.distributions import Distribution
+from ws_bench.record.results import percentile
 
 pytestmark = pytest.mark.servers
 

@@ -12,7 +12,7 @@ import pytest
 from tests.support.agentic import StartProcess
 from tests.support.service import StartService
 from tests.ws_bench.scripted import bench
-from ws_bench.results import percentile
+from ws_bench.record.results import percentile
 
 AGREE = 0.02
 """How far two views of the same turns may be apart."""

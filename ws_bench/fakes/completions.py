@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from backend_kit.wire import InvalidJson, dumps, loads
-from ws_bench.distributions import Distribution
+from ws_bench.config.distributions import Distribution
 from ws_bench.fakes.answers import Turn, reply, turns_of
 from ws_bench.fakes.http import Connection, chunk, error_body
 from ws_bench.fakes.knobs import MAX_TOKENS, BadKnob, Knobs, drawn, knobs_of

@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from random import Random
 
-from ws_bench.distributions import Distribution, parse_distribution
+from ws_bench.config.distributions import Distribution, parse_distribution
 from ws_bench.errors import UsageError
 
 Amount = float | Distribution

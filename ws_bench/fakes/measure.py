@@ -19,7 +19,7 @@ import psutil
 import uvloop
 
 from backend_kit.wire import dumps
-from ws_bench.results import spread
+from ws_bench.record.results import spread
 
 _END = b"0\r\n\r\n"
 _TOKEN_MARK = b'"delta":{"content":'

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backend_kit.wire import InvalidJson, loads
+from ws_bench.config.goflags import Flags
 from ws_bench.errors import PreparationFailed, UsageError
 from ws_bench.fakes.completions import Completions, Stats
 from ws_bench.fakes.embedding import DEFAULT_DIMENSIONS, MAX_DIMENSIONS, as_base64, embed
@@ -24,8 +25,7 @@ from ws_bench.fakes.http import Connection, Request, error_body
 from ws_bench.fakes.knobs import KNOBS, BadKnob, Knobs, parse_knob, with_knobs
 from ws_bench.fakes.reranking import rerank_body, rerank_request
 from ws_bench.fakes.wheel import Wheel
-from ws_bench.goflags import Flags
-from ws_bench.golang import parse_duration
+from ws_bench.record.golang import parse_duration
 
 _MAX_INPUTS = 2048
 

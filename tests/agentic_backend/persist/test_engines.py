@@ -14,8 +14,8 @@ from agentic_backend.persist.persistence import Persistence
 from agentic_backend.session.models import HistoryWindow
 from backend_kit.kpi import Kpi
 from backend_kit.settings import Postgres
-from tests.agentic_backend.persist.conftest import Build
-from tests.agentic_backend.persist.support import USER, new_session, observations, rows, total, turns
+from tests.agentic_backend.conftest import Build
+from tests.agentic_backend.records import USER, new_session, observations, rows, total, turns
 from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 

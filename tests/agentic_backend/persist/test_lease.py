@@ -11,11 +11,11 @@ from agentic_backend.errors import HistoryUnavailable, SessionBusy, SessionNotFo
 from agentic_backend.persist.engines import JsonBytes
 from agentic_backend.persist.lease import SessionLease, SessionLeases, lease_s
 from agentic_backend.persist.persistence import Persistence
-from agentic_backend.persist.statements import WRITE_TURNS
 from agentic_backend.session.models import Session, TurnRecord
+from agentic_backend.spool.statements import WRITE_TURNS
 from backend_kit.kpi import Kpi
-from tests.agentic_backend.persist.conftest import Build
-from tests.agentic_backend.persist.support import (
+from tests.agentic_backend.conftest import Build
+from tests.agentic_backend.records import (
     USER,
     new_session,
     rows,

@@ -11,7 +11,7 @@ from agentic_backend.errors import HistoryUnavailable
 from agentic_backend.persist.listing import _PENDING_BYTES, SEARCH_SESSIONS
 from agentic_backend.persist.persistence import Persistence
 from agentic_backend.session.models import HistoryWindow, Session, SessionsWanted
-from tests.agentic_backend.persist.support import USER, new_session, turn
+from tests.agentic_backend.records import USER, new_session, turn
 from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 

@@ -13,8 +13,8 @@ from agentic_backend.persist.database import DatabaseState
 from agentic_backend.persist.persistence import PersistenceRules
 from agentic_backend.session.models import HistoryWindow
 from backend_kit.wire import loads
-from tests.agentic_backend.persist.conftest import Build
-from tests.agentic_backend.persist.support import USER, new_session, rows, stored_ranks, turn, turns
+from tests.agentic_backend.conftest import Build
+from tests.agentic_backend.records import USER, new_session, rows, stored_ranks, turn, turns
 from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.support.postgres import public_directory
@@ -83,7 +83,11 @@ async def test_an_outage_in_mid_stream_loses_nothing(
     said = [(r.name, r.getMessage().split("sqlstate")[0]) for r in caplog.records if r.levelno >= logging.WARNING]
     causes = {text for _, text in said}
     assert len(said) <= len(causes) * (2 + elapsed_s), said
-    assert {name for name, _ in said} <= {f"agentic_backend.persist.{name}" for name in ("batcher", "owner", "queries")}
+    assert {name.removeprefix("agentic_backend.") for name, _ in said} <= {
+        "spool.batcher",
+        "spool.owner",
+        "persist.queries",
+    }
 
 
 async def test_the_service_starts_before_postgres(

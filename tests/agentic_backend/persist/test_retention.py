@@ -16,13 +16,13 @@ from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.clocks import Clocks, ClocksDiffer
 from agentic_backend.persist.database import Database
 from agentic_backend.persist.engines import Pool
-from agentic_backend.persist.pending import Key
 from agentic_backend.persist.persistence import Persistence
 from agentic_backend.persist.retention import TABLES, Pruner, PruneRules, Retention, RetentionRules
 from agentic_backend.persist.schema import migrate
+from agentic_backend.spool.pending import Key
 from backend_kit.aio import TaskRegistry
 from backend_kit.kpi import Kpi
-from tests.agentic_backend.persist.support import (
+from tests.agentic_backend.records import (
     USER,
     new_session,
     observations,

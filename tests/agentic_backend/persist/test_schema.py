@@ -8,8 +8,8 @@ import pytest
 
 from agentic_backend.persist.database import DatabaseState
 from agentic_backend.persist.schema import LOCK_KEY, SchemaTooNew, migrate
-from tests.agentic_backend.persist.conftest import Build
-from tests.agentic_backend.persist.support import rows, settings_for, until_waiting
+from tests.agentic_backend.conftest import Build
+from tests.agentic_backend.records import rows, settings_for, until_waiting
 from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 

@@ -8,14 +8,14 @@ import pytest
 
 from agentic_backend.errors import HistoryUnavailable
 from agentic_backend.events import ChatMessage, text_part
-from agentic_backend.persist.pending import Op, Pending
 from agentic_backend.persist.persistence import Persistence
-from agentic_backend.persist.spoolrows import Row
 from agentic_backend.session.models import HistoryWindow, Remembered, Session, TurnRecord
+from agentic_backend.spool.pending import Op, Pending
+from agentic_backend.spool.spoolrows import Row
 from backend_kit.kpi import Kpi
 from backend_kit.wire import loads
-from tests.agentic_backend.persist.conftest import Build
-from tests.agentic_backend.persist.support import USER, new_session, rows, total, turn, turns
+from tests.agentic_backend.conftest import Build
+from tests.agentic_backend.records import USER, new_session, rows, total, turn, turns
 from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 

@@ -6,7 +6,7 @@ from time import perf_counter
 import pytest
 
 from backend_kit.kpi import Kpi, Ledger, current_ledger, phase
-from backend_kit.kpi.ledger import MAX_ROWS
+from backend_kit.kpi.core import MAX_ROWS
 
 
 def test_outside_a_turn_phase_does_nothing(kpi: Kpi) -> None:

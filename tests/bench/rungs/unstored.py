@@ -8,9 +8,9 @@ from typing import Any
 
 from agentic_backend import app
 from agentic_backend.__main__ import main
-from agentic_backend.persist.cache import HistoryCache
 from agentic_backend.persist.persistence import Persistence
 from agentic_backend.session.models import AskRecord, Durability, TurnRecord
+from agentic_backend.spool.cache import HistoryCache
 
 
 class Dropped:

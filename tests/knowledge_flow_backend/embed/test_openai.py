@@ -14,10 +14,10 @@ from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
 from backend_kit.aio import TaskRegistry
+from backend_kit.client.json_calls import Endpoint
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.embed.batcher import BatchRules
 from knowledge_flow_backend.embed.openai import EmbeddingRules, OpenAiEmbedder
-from knowledge_flow_backend.endpoint import Endpoint
 from knowledge_flow_backend.errors import EmbeddingUnavailable, SchemaMismatch
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 from tests.knowledge_flow_backend.corpus import vector

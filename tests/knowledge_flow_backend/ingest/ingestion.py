@@ -21,6 +21,7 @@ from backend_kit.auth import Identity
 from backend_kit.http import build_server, install_error_handlers, listen
 from backend_kit.kpi import Kpi
 from backend_kit.settings import Postgres
+from knowledge_flow_backend.engines.pgvector.writer import PgVectorWriter
 from knowledge_flow_backend.errors import EmbeddingUnavailable
 from knowledge_flow_backend.index import IndexWriter, Vector
 from knowledge_flow_backend.index.database import Database
@@ -35,7 +36,6 @@ from knowledge_flow_backend.library.intake import Intake
 from knowledge_flow_backend.library.router import LibraryServices
 from knowledge_flow_backend.library.store import RAW_PIECE_BYTES, Library, Statements
 from knowledge_flow_backend.metrics import PHASES, KnowledgeFlowMetrics
-from knowledge_flow_backend.search.pgvector_writer import PgVectorWriter
 from tests.knowledge_flow_backend.corpus import INDEX
 from tests.support import postgres
 from tests.support.patience import PATIENCE_S

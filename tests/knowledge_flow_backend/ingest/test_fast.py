@@ -13,6 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from backend_kit.kpi import Kpi
+from knowledge_flow_backend.engines.pgvector.writer import PgVectorWriter
 from knowledge_flow_backend.index import Chunk, Document, DocumentContent, Reader, Vector
 from knowledge_flow_backend.index.database import Database as IndexDatabase
 from knowledge_flow_backend.ingest.fast import PREVIEW_CHARS, FastIngest
@@ -20,7 +21,6 @@ from knowledge_flow_backend.ingest.receive import ReceivedFile
 from knowledge_flow_backend.ingest.service import IngestRules
 from knowledge_flow_backend.ingest.staging import Staging
 from knowledge_flow_backend.metrics import PHASES
-from knowledge_flow_backend.search.pgvector_writer import PgVectorWriter
 from tests.knowledge_flow_backend.corpus import Corpus
 from tests.knowledge_flow_backend.ingest.ingestion import Ingestion
 from tests.knowledge_flow_backend.service import BASE, RunningKnowledgeFlow, StartKnowledgeFlow

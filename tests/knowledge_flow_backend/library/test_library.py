@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from sqlalchemy import TextClause, text
 
+from knowledge_flow_backend.engines.pgvector.writer import PgVectorWriter
 from knowledge_flow_backend.errors import Conflict, IndexUnavailable
 from knowledge_flow_backend.index import Reader
 from knowledge_flow_backend.library import store
 from knowledge_flow_backend.library.reasons import SENTENCES, Reason
 from knowledge_flow_backend.library.router import Download, attachment
-from knowledge_flow_backend.search.pgvector_writer import PgVectorWriter
 from tests.knowledge_flow_backend.ingest.ingestion import BASE, Ingestion, running
 from tests.support.postgres import Database
 

@@ -11,8 +11,8 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
+from backend_kit.client.json_calls import Endpoint
 from backend_kit.kpi import Kpi
-from knowledge_flow_backend.endpoint import Endpoint
 from knowledge_flow_backend.metrics import PHASES, KnowledgeFlowMetrics
 from knowledge_flow_backend.rerank import Candidate, Reranked, RerankService
 from knowledge_flow_backend.rerank.http import HttpReranker, HttpRerankRules, default_batch

@@ -10,12 +10,12 @@ import pytest
 from tests.ws_bench.dice import dice
 from tests.ws_bench.fakes.conftest import Model, StartModel
 from tests.ws_bench.fakes.test_mock_llm import CHAT, TOKEN, ask, events, first_tokens, text_of
-from ws_bench.distributions import Distribution
+from ws_bench.config.distributions import Distribution
 from ws_bench.fakes.answers import Turn
 from ws_bench.fakes.completions import Times
 from ws_bench.fakes.knobs import Knobs, knobs_of
 from ws_bench.fakes.tools import arguments_for, called_tool
-from ws_bench.results import percentile
+from ws_bench.record.results import percentile
 
 SEARCH = {
     "type": "function",

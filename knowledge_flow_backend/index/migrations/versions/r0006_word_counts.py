@@ -8,7 +8,7 @@ down_revision = "0005"
 branch_labels = None
 depends_on = None
 
-# As in search/word_counts.py, which counts from here on; this revision stays as it is.
+# As in engines/pgvector/word_counts.py, which counts from here on; this revision stays as it is.
 FILL = (
     """CREATE TEMPORARY TABLE placed ON COMMIT DROP AS
     SELECT d.uid, d.owner_id, d.session_id, t.tag_ids,

@@ -1,0 +1,194 @@
+"""REST of agents: who may be asked, and, where the configuration lets them, making, changing and deleting them."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, HTTPException, Response
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, StringConstraints
+
+from agentic_backend.agent import Catalog
+from agentic_backend.agent.made import MadeAgents
+from agentic_backend.chat.frames import storable
+from agentic_backend.errors import AgentNotFound, AgentRefused, BadRequest, Forbidden
+from agentic_backend.rest.preferences import storable_object
+from agentic_backend.settings import (
+    DEFAULT_MODEL,
+    MAX_STARTER_CHARS,
+    MAX_STARTERS,
+    AgentSettings,
+    AgentTuning,
+    ChatOptions,
+    FieldSpec,
+    McpServerRef,
+)
+from backend_kit.auth import Identity
+from backend_kit.wire import CODES, dumps
+
+_STATIC: Final = "Agents come from the configuration file alone (ai.use_static_config_only)."
+_CONFIGURED: Final = "This agent comes from the configuration file."
+
+
+_Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=80), AfterValidator(storable)]
+_Key = Annotated[str, StringConstraints(min_length=1, max_length=128), AfterValidator(storable)]
+_Starter = Annotated[str, StringConstraints(max_length=MAX_STARTER_CHARS, pattern=r"\S"), AfterValidator(storable)]
+_Words = Annotated[str, StringConstraints(max_length=2000), AfterValidator(storable)]
+
+
+class _Body(BaseModel):
+    """Unknown keys are ignored: what `GET /agents` gives may be sent back."""
+
+    model_config = ConfigDict(strict=True, hide_input_in_errors=True)
+
+
+class CreateAgent(_Body):
+    """Body of `POST /agents/create`."""
+
+    name: _Name
+    type: _Key = "agent"
+    class_path: _Key | None = None
+
+
+class _Value(_Body):
+    key: _Key
+    default: JsonValue = None
+
+
+class _Server(_Body):
+    id: _Key
+
+
+class _Tuning(_Body):
+    role: _Words = ""
+    description: _Words = ""
+    tags: Annotated[list[_Key], Field(max_length=16)] = []
+    fields: Annotated[list[_Value], Field(max_length=100)] = []
+    mcp_servers: Annotated[list[_Server], Field(max_length=16)] = []
+
+
+class _Options(_Body):
+    search_policy_selection: bool = False
+    libraries_selection: bool = False
+    include_corpus_in_search: bool = False
+    attach_files: bool = False
+    search_rag_scoping: bool = False
+    documents_selection: bool = False
+    deep_search_delegate: bool = False
+
+
+class UpdateAgent(_Body):
+    """Body of `PUT /agents/update`: the whole AgentSettings; of a field its key and value (`default`) count."""
+
+    id: _Key
+    name: _Name
+    enabled: bool = True
+    type: _Key = "agent"
+    class_path: _Key | None = None
+    model: _Key = DEFAULT_MODEL
+    further_models: Annotated[list[_Key], Field(max_length=100)] = []
+    starters: Annotated[list[_Starter], Field(max_length=MAX_STARTERS)] = []
+    tuning: _Tuning = _Tuning()
+    chat_options: _Options = _Options()
+
+    def settings(self) -> AgentSettings:
+        """The agent that it describes. Raises `BadRequest` for a value that cannot be stored, or what is there
+        twice."""
+        tuning = self.tuning
+        values = {one.key: one.default for one in tuning.fields}
+        if len(values) != len(tuning.fields):
+            raise BadRequest("a field twice")
+        if len(set(self.starters)) != len(self.starters):
+            raise BadRequest("a starter twice")
+        try:
+            storable_object(values)
+        except ValueError:
+            raise BadRequest("a value that cannot be stored") from None
+        fields = tuple(FieldSpec(key=key, default=value) for key, value in values.items())
+        servers = tuple(McpServerRef(id=one.id) for one in tuning.mcp_servers)
+        own = self.model_dump(exclude={"tuning", "chat_options", "further_models", "starters"})
+        return AgentSettings(
+            **own,
+            further_models=tuple(self.further_models),
+            starters=tuple(self.starters),
+            tuning=AgentTuning(
+                role=tuning.role,
+                description=tuning.description,
+                tags=tuple(tuning.tags),
+                fields=fields,
+                mcp_servers=servers,
+            ),
+            chat_options=ChatOptions(**self.chat_options.model_dump()),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AgentServices:
+    """What the routes need. `made` is None where agents come from the configuration alone; `editor_roles` are those of
+    who may change them, None where everybody may."""
+
+    catalog: Catalog
+    made: MadeAgents | None
+    editor_roles: frozenset[str] | None
+
+    def may_edit(self, identity: Identity) -> bool:
+        """Whether this caller may make, change and delete agents."""
+        if self.made is None:
+            return False
+        return self.editor_roles is None or not self.editor_roles.isdisjoint(identity.roles)
+
+    def editable(self, identity: Identity) -> MadeAgents:
+        """The agents that this caller may change. Raises 403."""
+        if self.made is None:
+            raise HTTPException(403, _STATIC)
+        if not self.may_edit(identity):
+            raise Forbidden
+        return self.made
+
+    def expect_made(self, agent_id: str) -> None:
+        """Raise 403 for an agent of the configuration, 404 for one that is not there."""
+        if self.catalog.is_configured(agent_id):
+            raise HTTPException(403, _CONFIGURED)
+        if self.catalog.made(agent_id) is None:
+            raise AgentNotFound
+
+
+def add_agents(router: APIRouter, services: Callable[[], AgentServices], caller: Any) -> None:
+    """The routes. `services()` is asked at each request."""
+
+    async def editable(identity: caller) -> MadeAgents:
+        return services().editable(identity)
+
+    # A dependency: who may change nothing is told so before the body is looked at.
+    editor = Annotated[MadeAgents, Depends(editable)]
+
+    @router.get("/agents")
+    async def agents(identity: caller) -> list[dict[str, Any]]:  # noqa: ARG001 - the route is for known callers
+        """The agents that may be asked, with the models that a turn of each may choose."""
+        return services().catalog.list()
+
+    @router.post("/agents/create")
+    async def create_agent(body: CreateAgent, made: editor) -> Response:
+        """Make an agent of a known kind: for editors, where the configuration allows it."""
+        return await _told(services().catalog, made.create(body.name, body.type, body.class_path))
+
+    @router.put("/agents/update")
+    async def update_agent(body: UpdateAgent, made: editor) -> Response:
+        """Change an agent that was made over REST; the body is the whole of it."""
+        services().expect_made(body.id)
+        return await _told(services().catalog, made.update(body.settings()))
+
+    @router.delete("/agents/{agent_id}", status_code=204)
+    async def delete_agent(agent_id: str, made: editor) -> None:
+        """Delete an agent that was made over REST. A turn that runs ends as it would have."""
+        services().expect_made(agent_id)
+        await made.delete(agent_id)
+
+
+async def _told(catalog: Catalog, doing: Awaitable[AgentSettings]) -> Response:
+    """The agent as `GET /agents` has it, or why it may not be so in a sentence."""
+    try:
+        agent = await doing
+    except AgentRefused as refused:
+        detail = {"code": refused.code.value, "message": refused.sentence}
+        return Response(dumps({"detail": detail}), CODES[refused.code].status, media_type="application/json")
+    return Response(dumps(catalog.wire(agent)), media_type="application/json")

@@ -1,0 +1,63 @@
+"""REST of the figures of a user's own conversations; those of the whole service are on /metrics and under /kpi."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query
+
+from agentic_backend.errors import BadRequest
+from agentic_backend.session.store import FIELDS, OPERATIONS, SECONDS, ChatFigures, Field, Group, Operation, Precision
+
+_MAX_STEPS: Final = 2000
+_MAX_BUCKETS: Final = 10_000
+_MAX_ASKED: Final = len(FIELDS) * len(OPERATIONS)
+_ASKED: Final[dict[str, tuple[Field, Operation]]] = {
+    f"{field}:{operation}": (field, operation) for field in FIELDS for operation in OPERATIONS
+}
+
+
+def add_chat_metrics(router: APIRouter, figures: Callable[[], ChatFigures], caller: Any) -> None:
+    """The two routes. `figures()` is asked at each request: it exists once the app runs."""
+
+    @router.get("/metrics/chatbot/summary")
+    async def chat_summary(identity: caller) -> dict[str, int]:
+        """How many sessions, agents and attachments the caller has."""
+        return asdict(await figures().summary(identity.uid))
+
+    @router.get("/metrics/chatbot/numerical")
+    async def chat_figures(
+        identity: caller,
+        start: datetime,
+        end: datetime,
+        precision: Precision = "hour",
+        agg: Annotated[list[str], Query(max_length=_MAX_ASKED)] = ["latency_ms:avg"],  # noqa: B006 - read only
+        groupby: Annotated[list[Group], Query(max_length=3)] = [],  # noqa: B006 - read only
+    ) -> dict[str, Any]:
+        """Latency and tokens of the caller's own answers, over time and by group."""
+        begin, stop = _utc(start), _utc(end)
+        if not _fits(begin, stop, precision) or not set(agg) <= _ASKED.keys():
+            raise BadRequest
+        groups = list(dict.fromkeys(groupby))
+        buckets = await figures().buckets(identity.uid, begin, stop, precision, groups, _MAX_BUCKETS)
+        return {
+            "precision": precision,
+            "buckets": [
+                {
+                    "timestamp": bucket.at,
+                    "group": bucket.group,
+                    "aggregations": {name: bucket.values[_ASKED[name]] for name in agg},
+                }
+                for bucket in buckets
+            ],
+        }
+
+
+def _utc(moment: datetime) -> datetime:
+    """A moment without a zone is one of UTC."""
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+
+
+def _fits(start: datetime, end: datetime, precision: Precision) -> bool:
+    return timedelta(0) < end - start <= timedelta(seconds=SECONDS[precision] * _MAX_STEPS)

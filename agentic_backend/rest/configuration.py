@@ -1,0 +1,80 @@
+"""REST of what a client may know of the configuration."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from fastapi import APIRouter
+
+from agentic_backend.rest.agents import AgentServices
+from agentic_backend.rest.kpi_routes import KpiViews
+
+_PERMISSIONS: Final = (
+    "agents:read",
+    "attachments:create",
+    "attachments:delete",
+    "attachments:read",
+    "feedback:create",
+    "feedback:delete",
+    "feedback:read",
+    "messages:create",
+    "messages:read",
+    "metrics:read",
+    "sessions:create",
+    "sessions:delete",
+    "sessions:read",
+    "sessions:update",
+)
+"""What every caller may do, with what is theirs."""
+_OF_OPERATORS: Final = ("kpi:read",)
+"""What an operator may see."""
+_OF_EDITORS: Final = ("agents:create", "agents:delete", "agents:update")
+"""What further callers may do, for everybody."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublicSettings:
+    """What anybody may read of the configuration: how to sign in, and what a message may have. No secrets."""
+
+    auth_enabled: bool
+    realm_url: str | None
+    client_id: str | None
+    max_message_chars: int
+    max_attached_files_per_user: int
+    max_attached_file_size_mb: int
+    static_agents_only: bool
+
+    def wire(self) -> dict[str, Any]:
+        """Body of `GET /config/frontend_settings`."""
+        return {
+            "feature_flags": {"agent_editing": not self.static_agents_only},
+            "properties": {"siteDisplayName": "Turnwise"},
+            "user_auth": {"enabled": self.auth_enabled, "realm_url": self.realm_url, "client_id": self.client_id},
+            "limits": {
+                "max_message_chars": self.max_message_chars,
+                "max_attached_files_per_user": self.max_attached_files_per_user,
+                "max_attached_file_size_mb": self.max_attached_file_size_mb,
+            },
+        }
+
+
+def add_configuration(
+    router: APIRouter,
+    settings: Callable[[], PublicSettings],
+    agents: Callable[[], AgentServices],
+    views: Callable[[], KpiViews],
+    caller: Any,
+) -> None:
+    """The routes. `settings()` is asked at each request, `agents()` and `views()` what further callers may do."""
+
+    @router.get("/config/frontend_settings")
+    async def frontend_settings() -> dict[str, Any]:
+        """How to sign in, and what a message may have. No credentials."""
+        return settings().wire()
+
+    @router.get("/config/permissions")
+    async def permissions(identity: caller) -> list[str]:
+        """What the caller may do, as `resource:action`."""
+        of_editors = _OF_EDITORS if agents().may_edit(identity) else ()
+        of_operators = _OF_OPERATORS if views().open_to(identity) else ()
+        return sorted((*_PERMISSIONS, *of_editors, *of_operators))

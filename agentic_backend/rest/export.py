@@ -1,0 +1,139 @@
+"""REST of a whole conversation as a file: markdown to read, JSON to keep."""
+
+import asyncio
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal, Protocol
+from urllib.parse import quote
+
+from fastapi import APIRouter, Response
+
+from agentic_backend.rest.preferences import SessionId
+from agentic_backend.session.models import HistoryWindow, Session
+from agentic_backend.session.store import SessionStore, load_owned
+from backend_kit.kpi import Kpi
+from backend_kit.wire import dumps, loads, normalized
+
+Format = Literal["md", "json"]
+
+_MEDIA_TYPES: Final[dict[Format, str]] = {"md": "text/markdown; charset=utf-8", "json": "application/json"}
+_MAX_NAME_CHARS: Final = 60
+_FENCE: Final = re.compile(r"`{3,}")
+
+
+class Services(Protocol):
+    """What the route needs."""
+
+    @property
+    def store(self) -> SessionStore:
+        """Where conversations are."""
+
+    @property
+    def kpi(self) -> Kpi:
+        """Where its phase is timed."""
+
+
+def add_export(router: APIRouter, services: Callable[[], Services], caller: Any) -> None:
+    """The route. `services()` is asked at each request: it exists once the app runs."""
+
+    file = {"description": "A file", "content": {"text/markdown": {}, "application/json": {}}}
+
+    @router.get("/chatbot/session/{session_id}/export", response_class=Response, responses={200: file})
+    async def export(session_id: SessionId, identity: caller, format: Format = "md") -> Response:  # noqa: A002 - its name on the wire
+        """The whole conversation as a file: `md` to read, `json` to keep."""
+        state = services()
+        session = await load_owned(state.store, session_id, identity.uid)
+        with state.kpi.phase("history_get"):
+            messages = await state.store.history(session_id, identity.uid, HistoryWindow())
+        # A long conversation takes its time to be put into words.
+        body = await asyncio.to_thread(markdown if format == "md" else as_json, session, messages)
+        headers = {
+            "Content-Disposition": disposition(session, format),
+            "Cache-Control": "private, no-store",
+            "X-Content-Type-Options": "nosniff",
+        }
+        return Response(body, headers=headers, media_type=_MEDIA_TYPES[format])
+
+
+def as_json(session: Session, messages: Sequence[bytes]) -> bytes:
+    """`{"session": SessionSchema, "messages": [ChatMessage…]}`, the messages byte for byte as in history."""
+    return b'{"session":' + dumps(session.wire()) + b',"messages":[' + b",".join(messages) + b"]}"
+
+
+def markdown(session: Session, messages: Sequence[bytes]) -> bytes:
+    """The conversation to read: a heading for each message, sources as a list, what tools did as code."""
+    title = " ".join(session.title.split()) or "Conversation"
+    blocks = [f"# {title}", f"Conversation {session.id}, last used {session.updated_at}"]
+    for encoded in messages:
+        blocks += _message(loads(encoded))
+    return ("\n\n".join(blocks) + "\n").encode()
+
+
+def disposition(session: Session, format: Format) -> str:  # noqa: A002 - as on the wire
+    """A Content-Disposition whose names hold letters, digits and hyphens of the title alone (RFC 6266)."""
+    words = re.findall(r"[^\W_]+", normalized("NFC", session.title))
+    name = _file_name("-".join(words), format)
+    plain = _file_name("-".join(re.findall(r"[A-Za-z0-9]+", normalized("NFKD", session.title))), format)
+    return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(name)}"
+
+
+def _file_name(words: str, format: Format) -> str:  # noqa: A002 - as on the wire
+    # The word in front keeps it from being a device's name, a hidden file or an option.
+    return "-".join(filter(None, ("conversation", words[:_MAX_NAME_CHARS].strip("-")))) + f".{format}"
+
+
+def _message(message: dict[str, Any]) -> list[str]:
+    metadata = message["metadata"]
+    blocks = [f"## {_who(message)}", f"*{message['timestamp']}*"]
+    blocks += [words for part in message["parts"] if (words := _part(part))]
+    if code := metadata.get("extras", {}).get("error"):
+        blocks.append(f"*Failed: {code}*")
+    elif metadata.get("finish_reason") == "cancelled":
+        blocks.append("*Stopped.*")
+    if sources := [f"{place}. {_source(hit)}" for place, hit in enumerate(metadata.get("sources") or (), 1)]:
+        blocks += ["Sources:", "\n".join(sources)]
+    return blocks
+
+
+def _who(message: dict[str, Any]) -> str:
+    if message["role"] == "user":
+        return "Question"
+    if message["channel"] == "final":
+        agent = message["metadata"].get("agent_id")
+        return f"Answer of {agent}" if agent else "Answer"
+    return str(message["channel"]).replace("_", " ").capitalize()
+
+
+def _part(part: dict[str, Any]) -> str:
+    """One part as markdown; a citation is nothing here, because the sources follow."""
+    match part.get("type"):
+        case "text":
+            return str(part["text"])
+        case "code":
+            return _fenced(str(part.get("code", "")), str(part.get("language") or ""))
+        case "tool_call":
+            return f"`{part.get('name')}`\n\n{_fenced(dumps(part.get('args')).decode(), 'json')}"
+        case "tool_result":
+            return _fenced(str(part.get("content", "")))
+        case "link" if part.get("kind") != "citation":
+            return f"[{part.get('title') or part.get('href')}](<{part.get('href')}>)"
+        case "image_url":
+            return f"[{part.get('alt') or 'image'}](<{part.get('url')}>)"
+        case "geo":
+            return _fenced(dumps(part.get("geojson")).decode(), "json")
+        case _:
+            return ""
+
+
+def _fenced(code: str, language: str = "") -> str:
+    """A block of code whose fence is longer than any in it."""
+    longest = max((len(fence) for fence in _FENCE.findall(code)), default=2)
+    fence = "`" * (longest + 1)
+    word = language if re.fullmatch(r"[\w+#.-]{0,40}", language) else ""
+    return f"{fence}{word}\n{code}\n{fence}"
+
+
+def _source(hit: dict[str, Any]) -> str:
+    place = ", ".join(str(hit[key]) for key in ("section", "page") if hit.get(key) not in (None, ""))
+    title = " ".join(str(hit.get("title") or hit.get("file_name") or hit.get("uid")).split())
+    return f"{title} ({place})" if place else title

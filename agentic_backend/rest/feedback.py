@@ -1,0 +1,69 @@
+"""REST of feedback: what a user says of an answer, seen and deleted by nobody else."""
+
+import secrets
+from collections.abc import Callable
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, HTTPException, Query
+from fastapi import Path as PathParam
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+
+from agentic_backend.chat.frames import storable
+from agentic_backend.errors import SessionNotFound
+from agentic_backend.events import utc_now
+from agentic_backend.session.store import Feedback, FeedbackStore
+
+_MAX_COMMENT_CHARS: Final = 4000
+_MAX_LISTED: Final = 1000
+
+_Id = Annotated[str, StringConstraints(min_length=1, max_length=256), AfterValidator(storable)]
+_SessionId = Annotated[str, StringConstraints(min_length=1, max_length=64), AfterValidator(storable)]
+
+
+class GiveFeedback(BaseModel):
+    """Body of `POST /chatbot/feedback`. `messageId` is any name that the client has for the message."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    rating: Annotated[int, Field(ge=1, le=5, strict=True)]
+    comment: Annotated[str, StringConstraints(max_length=_MAX_COMMENT_CHARS), AfterValidator(storable)] | None = None
+    message_id: Annotated[_Id, Field(alias="messageId")]
+    session_id: Annotated[_SessionId, Field(alias="sessionId")]
+    agent_name: Annotated[_Id, Field(alias="agentName")]
+
+
+def add_feedback(router: APIRouter, store: Callable[[], FeedbackStore], caller: Any) -> None:
+    """The three routes. `store()` is asked at each request: it exists once the app runs."""
+
+    @router.post("/chatbot/feedback", status_code=204)
+    async def give_feedback(body: GiveFeedback, identity: caller) -> None:
+        """Rate a message of one's own; a second rating takes the place of the first."""
+        feedback = Feedback(
+            id=secrets.token_urlsafe(8),
+            session_id=body.session_id,
+            user_id=identity.uid,
+            message_id=body.message_id,
+            agent_name=body.agent_name,
+            rating=body.rating,
+            comment=body.comment,
+            created_at=utc_now(),
+        )
+        if not await store().put(feedback):
+            raise SessionNotFound
+
+    @router.get("/chatbot/feedback")
+    async def list_feedback(
+        identity: caller,
+        session_id: Annotated[_SessionId | None, Query()] = None,
+        limit: Annotated[int, Query(ge=1, le=_MAX_LISTED)] = _MAX_LISTED,
+        offset: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
+    ) -> list[dict[str, Any]]:
+        """The feedback that the caller gave, newest first."""
+        found = await store().of_user(identity.uid, session_id, limit, offset)
+        return [feedback.wire() for feedback in found]
+
+    @router.delete("/chatbot/feedback/{feedback_id}", status_code=204)
+    async def delete_feedback(feedback_id: Annotated[_SessionId, PathParam()], identity: caller) -> None:
+        """Delete a feedback that the caller gave."""
+        if not await store().delete(feedback_id, identity.uid):
+            raise HTTPException(404, "Feedback not found.")

@@ -1,0 +1,93 @@
+"""REST of a session's preferences: a JSON object that the client keeps there, which turns carry and never change."""
+
+import math
+from collections.abc import Callable
+from typing import Annotated, Any, Final, Protocol
+
+from fastapi import APIRouter
+from fastapi import Path as PathParam
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+from agentic_backend.chat.frames import MAX_DEPTH, storable
+from agentic_backend.errors import SessionNotFound, TooLarge
+from agentic_backend.session.registry import TurnRegistry
+from agentic_backend.session.store import SessionStore, load_owned
+from backend_kit.kpi import Kpi
+from backend_kit.wire import dumps
+
+MAX_BYTES: Final = 16 * 1024
+"""Of the preferences as compact JSON: every frame with a session repeats them."""
+_INT_BITS = 63
+
+SessionId = Annotated[str, PathParam(min_length=1, max_length=64)]
+
+
+def storable_object(value: dict[str, Any]) -> dict[str, Any]:
+    """Refuse what JSON, UTF-8 or Postgres cannot carry, at any depth down to 32."""
+    _check(value, MAX_DEPTH)
+    return value
+
+
+class Preferences(BaseModel):
+    """Body of `PUT /chatbot/session/{id}/preferences`, and of both answers."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True)
+
+    preferences: Annotated[dict[str, Any], AfterValidator(storable_object)]
+
+
+class Services(Protocol):
+    """What the routes need."""
+
+    @property
+    def store(self) -> SessionStore:
+        """Where preferences are kept."""
+
+    @property
+    def registry(self) -> TurnRegistry:
+        """Whose turns carry them."""
+
+    @property
+    def kpi(self) -> Kpi:
+        """Where their phases are timed."""
+
+
+def add_preferences(router: APIRouter, services: Callable[[], Services], caller: Any) -> None:
+    """The two routes. `services()` is asked at each request: it exists once the app runs."""
+
+    @router.get("/chatbot/session/{session_id}/preferences")
+    async def preferences(session_id: SessionId, identity: caller) -> dict[str, Any]:
+        """The session's preferences: a JSON object of the client's own."""
+        session = await load_owned(services().store, session_id, identity.uid)
+        return {"preferences": session.preferences}
+
+    @router.put("/chatbot/session/{session_id}/preferences")
+    async def set_preferences(session_id: SessionId, body: Preferences, identity: caller) -> dict[str, Any]:
+        """Replace the session's preferences, by at most 16 KiB."""
+        if len(dumps(body.preferences)) > MAX_BYTES:
+            raise TooLarge
+        state = services()
+        with state.kpi.phase("session_write"):
+            session = await state.store.change(session_id, identity.uid, preferences=body.preferences)
+        if session is None:
+            raise SessionNotFound
+        state.registry.prefer(session_id, identity.uid, session.preferences)
+        return {"preferences": session.preferences}
+
+
+def _check(value: Any, depth: int) -> None:
+    if isinstance(value, str):
+        storable(value)
+    elif isinstance(value, dict | list):
+        if not depth:
+            raise ValueError("nested too deeply")
+        if isinstance(value, dict):
+            for key in value:
+                storable(key)
+        for item in value.values() if isinstance(value, dict) else value:
+            _check(item, depth - 1)
+    elif isinstance(value, int):
+        if value.bit_length() > _INT_BITS:
+            raise ValueError("a whole number of more than 64 bits")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("not a number of JSON")

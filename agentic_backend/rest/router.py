@@ -1,0 +1,213 @@
+"""REST of agents, sessions and history, and the two WebSocket routes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
+from fastapi import Path as PathParam
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from starlette.routing import BaseRoute
+from starlette.websockets import WebSocket
+
+from agentic_backend.agent import Catalog
+from agentic_backend.chat.frames import storable
+from agentic_backend.chat.hub import SocketHub
+from agentic_backend.chat.socket import Turns
+from agentic_backend.chat.sse import EventStream
+from agentic_backend.errors import MessageNotFound, SessionNotFound
+from agentic_backend.rest.agents import AgentServices, add_agents
+from agentic_backend.rest.attachments import AttachmentServices, add_attachments
+from agentic_backend.rest.chat_metrics import add_chat_metrics
+from agentic_backend.rest.configuration import PublicSettings, add_configuration
+from agentic_backend.rest.documents import Documents, add_documents
+from agentic_backend.rest.export import add_export
+from agentic_backend.rest.feedback import add_feedback
+from agentic_backend.rest.kpi_routes import KpiViews, add_kpi
+from agentic_backend.rest.preferences import SessionId, add_preferences
+from agentic_backend.session.models import HistoryWindow, Session, SessionsWanted
+from agentic_backend.session.registry import TurnRegistry
+from agentic_backend.session.store import ChatFigures, FeedbackStore, SessionStore, load_owned
+from backend_kit.auth import Identity
+from backend_kit.http import refusals
+from backend_kit.kpi import Kpi
+from backend_kit.wire import dumps, loads
+
+_MAX_TITLE_CHARS = 200
+_STREAM_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}}
+"""The native `ask` or `resume`: docs/schema/native-client.schema.json says it in full."""
+
+_TAGS: Final = ("chat", "agents", "documents", "kpi", "settings")
+"""Under which the routes stand in the documentation, with `health` of both services."""
+
+Rank = Annotated[int, PathParam(ge=0, le=2**31 - 1)]
+Storable = Annotated[str, AfterValidator(storable)]
+
+
+class CreateSession(BaseModel):
+    """Body of `POST /chatbot/session`; both keys may be left out."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    agent_id: Annotated[Storable, Field(max_length=128)] | None = None
+    title: Annotated[Storable, Field(max_length=_MAX_TITLE_CHARS)] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatServices:
+    """What the routes need, built in the lifespan."""
+
+    hub: SocketHub
+    registry: TurnRegistry
+    baseline: Turns
+    store: SessionStore
+    catalog: Catalog
+    agents: AgentServices
+    documents: Documents
+    kpi: Kpi
+    views: KpiViews
+    feedback: FeedbackStore
+    attachments: AttachmentServices
+    figures: ChatFigures
+    public: PublicSettings
+    max_sessions_per_user: int
+    limit_hit: Callable[[str], None]
+
+
+def build_routes(services: Callable[[], ChatServices], identify: Callable[..., Any], base: str) -> list[BaseRoute]:
+    """The routes below the base path. `services()` is asked at each request: it exists once the app runs."""
+    parts = [APIRouter(prefix=base, tags=[tag], responses=refusals()) for tag in _TAGS]
+    chat, agents, documents, kpi, settings = parts
+    caller = Annotated[Identity, Depends(identify)]
+    _add_sockets(chat, services)
+    _add_stream(chat, services, caller)
+    add_agents(agents, lambda: services().agents, caller)
+    _add_sessions(chat, services, caller)
+    _add_history(chat, services, caller)
+    add_preferences(chat, services, caller)
+    add_documents(documents, lambda: services().documents, caller)
+    add_kpi(kpi, lambda: services().views, caller)
+    add_feedback(chat, lambda: services().feedback, caller)
+    add_attachments(chat, lambda: services().attachments, caller)
+    add_export(chat, services, caller)
+    add_chat_metrics(kpi, lambda: services().figures, caller)
+    add_configuration(settings, lambda: services().public, lambda: services().agents, lambda: services().views, caller)
+    return [route for part in parts for route in part.routes]
+
+
+def _add_sockets(router: APIRouter, services: Callable[[], ChatServices]) -> None:
+    @router.websocket("/chatbot/query/ws")
+    async def query(websocket: WebSocket) -> None:
+        state = services()
+        await state.hub.serve(websocket, state.registry)
+
+    @router.websocket("/chatbot/query/ws-baseline")
+    async def baseline(websocket: WebSocket) -> None:
+        state = services()
+        await state.hub.serve(websocket, state.baseline)
+
+
+def _add_stream(router: APIRouter, services: Callable[[], ChatServices], caller: Any) -> None:
+    @router.post("/chatbot/query/stream", status_code=200, response_class=EventStream, openapi_extra=_STREAM_BODY)
+    async def query_stream(request: Request, identity: caller) -> Response:
+        """The events of one turn as `text/event-stream`. The body is a native `ask` or `resume`."""
+        state = services()
+        return await state.hub.stream(request, identity, state.registry)
+
+
+def _add_sessions(router: APIRouter, services: Callable[[], ChatServices], caller: Any) -> None:
+    @router.post("/chatbot/session")
+    async def create_session(identity: caller, body: CreateSession | None = None) -> dict[str, Any]:
+        """Make a session. Without `agent_id` its agent is the first enabled one."""
+        state = services()
+        wanted = body or CreateSession()
+        agent = state.catalog.get(wanted.agent_id or state.catalog.default_id() or "")
+        with state.kpi.phase("session_write"):
+            limit = state.max_sessions_per_user
+            session = Session.new(identity.uid, agent.id, (wanted.title or "").strip())
+            if not await state.store.create(session, limit):
+                state.limit_hit("max_concurrent_sessions_per_user")
+                # The text is the compatible one; clients match it.
+                raise HTTPException(403, f"Session limit reached ({limit} sessions per user).")
+        state.registry.update(session)
+        return session.wire()
+
+    @router.get("/chatbot/sessions")
+    async def list_sessions(
+        request: Request,
+        identity: caller,
+        q: Annotated[Storable, Query(max_length=_MAX_TITLE_CHARS)] = "",
+        limit: Annotated[int | None, Query(ge=1, le=1000)] = None,
+        offset: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
+    ) -> list[dict[str, Any]]:
+        """The caller's sessions, newest first; with `q` those that have all its words."""
+        state = services()
+        with state.kpi.phase("session_list"):
+            sessions = await state.store.list_for(identity.uid, SessionsWanted(q, limit, offset))
+        state.attachments.leftovers.seen(identity.uid, request.state.credentials)
+        names = {agent["id"]: agent["name"] for agent in state.catalog.list()}
+        return [_with_files(session, names) for session in sessions]
+
+    @router.delete("/chatbot/session/{session_id}")
+    async def delete_session(session_id: SessionId, request: Request, identity: caller) -> bool:
+        """Stop a session's turns and delete it with all that hangs on it."""
+        state = services()
+        await load_owned(state.store, session_id, identity.uid)
+        # Nothing may be awaited between the two: from the delete on an ask finds no session.
+        await state.registry.forget(session_id, identity.uid)
+        with state.kpi.phase("session_write"):
+            if not await state.store.delete(session_id, identity.uid):
+                raise SessionNotFound
+        state.attachments.leftovers.seen(identity.uid, request.state.credentials, at_once=True)
+        return True
+
+
+def _add_history(router: APIRouter, services: Callable[[], ChatServices], caller: Any) -> None:
+    @router.get("/chatbot/session/{session_id}/history")
+    async def history(
+        session_id: SessionId,
+        identity: caller,
+        limit: Annotated[int | None, Query(ge=1, le=10_000)] = None,
+        offset: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
+        text_limit: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
+        text_offset: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
+    ) -> Response:
+        """Messages by ascending rank, in a window that is counted from the newest."""
+        state = services()
+        await load_owned(state.store, session_id, identity.uid)
+        with state.kpi.phase("history_get"):
+            messages = await state.store.history(session_id, identity.uid, HistoryWindow(limit, offset))
+        if text_limit is not None or text_offset:
+            messages = [_cut_text(message, text_limit, text_offset) for message in messages]
+        return _json(b"[" + b",".join(messages) + b"]")
+
+    @router.get("/chatbot/session/{session_id}/message/{rank}")
+    async def message(session_id: SessionId, rank: Rank, identity: caller) -> Response:
+        """One message of a session, by its rank."""
+        state = services()
+        await load_owned(state.store, session_id, identity.uid)
+        found = await state.store.message(session_id, identity.uid, rank)
+        if found is None:
+            raise MessageNotFound
+        return _json(found)
+
+
+def _cut_text(message: bytes, limit: int | None, offset: int) -> bytes:
+    """The message with each text part cut to the window of characters."""
+    body = loads(message)
+    end = None if limit is None else offset + limit
+    for part in body["parts"]:
+        if part.get("type") == "text":
+            part["text"] = part["text"][offset:end]
+    return dumps(body)
+
+
+def _json(content: bytes) -> Response:
+    return Response(content, media_type="application/json")
+
+
+def _with_files(session: Session, names: dict[str, str]) -> dict[str, Any]:
+    """SessionWithFiles of CONTRACT §2."""
+    agent = {"id": session.agent_id, "name": names.get(session.agent_id, session.agent_id)}
+    files = [{"id": id_, "name": name} for id_, name in session.attachments]
+    return {**session.wire(), "agents": [agent], "file_names": [file["name"] for file in files], "attachments": files}

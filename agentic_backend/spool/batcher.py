@@ -1,0 +1,431 @@
+"""Writes finished turns and deletes to Postgres, many a transaction, in order, for as long as it takes."""
+
+import asyncio
+import contextlib
+import logging
+import sqlite3
+import time
+from dataclasses import dataclass, field
+
+from agentic_backend.errors import StorageFull
+from agentic_backend.metrics import AgenticMetrics
+from agentic_backend.persist.database import Database
+from agentic_backend.persist.engines import JsonBytes, TimedConnection
+from agentic_backend.persist.faults import Backoff, Cause, DatabaseFault, QuietLog, cause_of, sqlstate_of
+from agentic_backend.session.account import loggable
+from agentic_backend.spool.owner import Owner
+from agentic_backend.spool.pending import Change, Key, Op, Pending
+from agentic_backend.spool.spool import Spool
+from agentic_backend.spool.statements import CHANGE_SESSION, DELETE_SESSIONS, WRITE_TURNS
+from backend_kit.aio import TaskRegistry
+from backend_kit.kpi import Kpi
+from backend_kit.wire import dumps
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRules:
+    """Bounds of the queue and of one transaction.
+
+    A turn is refused at the door once `queue_max_records` less `reserve_records` wait: turns that run already find
+    their place in the reserve, which should be as many as may run at once. `linger_s` is how long the first record
+    of a transaction waits for others.
+    """
+
+    queue_max_records: int = 20_000
+    reserve_records: int = 2_000
+    queue_max_bytes: int = 512 * 1024 * 1024
+    max_records: int = 64
+    max_bytes: int = 4 * 1024 * 1024
+    linger_s: float = 0.02
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.reserve_records < self.queue_max_records:
+            raise ValueError("reserve_records must be below queue_max_records")
+
+
+@dataclass(slots=True)
+class BatcherStats:
+    """Counts since the start. All but the first five and `after_delete` are alarms: they must stay 0."""
+
+    transactions: int = 0
+    turns: int = 0
+    deletes: int = 0
+    changes: int = 0
+    retries: int = 0
+    poison: int = 0
+    rank_conflicts: int = 0
+    fenced: int = 0
+    unreadable: int = 0
+    after_delete: int = 0
+    lost: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DrainReport:
+    """How a drain ended: operations written and left, and the seconds it took."""
+
+    flushed: int
+    left: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What one transaction did not write of its turns, by place in the batch: why it gives them up, or unknown."""
+
+    given_up: dict[int, str] = field(default_factory=dict)
+    unknown: set[int] = field(default_factory=set)
+
+
+_GIVEN_UP = {"clash": "rank_conflict", "fenced": "fenced"}
+"""Verdicts of `WRITE_TURNS` on a record that will never be in Postgres, and what they are called elsewhere."""
+
+
+class _NotHeld(Exception):
+    """The claim on the database does not stand."""
+
+
+class _SkippedRanks(Exception):
+    """Another writer stored ranks of this batch between its snapshot and its insert."""
+
+
+_CAUSES: dict[type[Exception], Cause] = {_NotHeld: Cause.UNCLAIMED, _SkippedRanks: Cause.CONCURRENT}
+"""Why a transaction failed for a reason of our own; any other is the spool's."""
+
+
+class Batcher:
+    """The only writer of turns. `push`, `change` and `delete` never wait; one task writes what they leave.
+
+    One transaction takes at most `rules.max_records`: one statement for its turns, one for its changes, one for its
+    deletes. That order is right whatever the order was: a deleted session never comes back, so a turn behind a delete
+    is dropped by either, and a turn writes nothing that a change sets. A turn whose session is not in the database is
+    dropped for the same reason, and counted; where nobody here deleted it, it goes to the dead letters.
+
+    Failures of the connection, the server or the transaction are tried again for ever, with back-off. Data that
+    Postgres refuses is narrowed down by halves to its record, which goes to the spool's dead letters with an alarm;
+    without a spool it is gone.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        owner: Owner,
+        pending: Pending,
+        spool: Spool | None,
+        rules: BatchRules,
+        *,
+        kpi: Kpi,
+        metrics: AgenticMetrics,
+    ) -> None:
+        self.stats = BatcherStats()
+        self.blocked_by: Cause | None = None
+        self._database = database
+        self._owner = owner
+        self._pending = pending
+        self._spool = spool
+        self._rules = rules
+        self._kpi = kpi
+        self._metrics = metrics
+        self._log = QuietLog(logger)
+        self._some = asyncio.Event()
+        self._enough = asyncio.Event()
+        self._none = asyncio.Event()
+        self._none.set()
+        self._draining = False
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, tasks: TaskRegistry) -> None:
+        """Begin to write, once the database is ready."""
+        self._task = tasks.spawn("persist-batcher", self._run, restart=True, essential=True)
+
+    @property
+    def fill(self) -> float:
+        """How full the queue is for new turns, 1.0 being refused."""
+        rules = self._rules
+        room = rules.queue_max_records - rules.reserve_records
+        return max(len(self._pending) / room, self._pending.bytes / rules.queue_max_bytes)
+
+    def replay(self, op: Op) -> None:
+        """Take an operation that an earlier process left in the spool."""
+        self._pending.push(op)
+        self._wake(op)
+
+    def push(self, op: Op, instead_of: int | None = None) -> "asyncio.Future[None] | None":
+        """Take an operation; the future of its being in the spool, None where there is none.
+
+        It is never refused: that was decided before. `instead_of` is the ask that it ends.
+        """
+        on_disk = None
+        if self._spool is not None:
+            assert op.body is not None
+            op.id, on_disk = self._spool.put(op.kind, op.key, op.exchange_id, op.body, instead_of=instead_of)
+        self._pending.push(op, on_disk)
+        self._wake(op)
+        return on_disk
+
+    def delete(self, key: Key) -> "tuple[asyncio.Future[bool], asyncio.Future[None] | None]":
+        """Take the delete of a session: its commit, which says whether there was one, and its being in the spool.
+
+        Whoever waits for the commit must shield it: the same future answers every caller. Raises `StorageFull`.
+        """
+        waiting = self._pending.deletion(key)
+        if waiting is not None and waiting.committed is not None:
+            return waiting.committed, None
+        self._admit()
+        op = Op.delete(key)
+        op.committed = asyncio.get_running_loop().create_future()
+        return op.committed, self.push(op)
+
+    def change(self, change: Change) -> "tuple[asyncio.Future[bool], asyncio.Future[None] | None]":
+        """Take a change: its commit, and its being in the spool. Raises `StorageFull`."""
+        self._admit()
+        op = Op.of_change(change)
+        op.committed = asyncio.get_running_loop().create_future()
+        return op.committed, self.push(op)
+
+    def _admit(self) -> None:
+        if len(self._pending) >= self._rules.queue_max_records:
+            raise StorageFull
+
+    async def flush(self, deadline_s: float) -> DrainReport:
+        """Wait until nothing is pending, at most `deadline_s`, and say how that went."""
+        begun = time.perf_counter()
+        before = len(self._pending)
+        self._draining = True
+        self._enough.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(deadline_s):
+                await self._none.wait()
+        return self._report(before, begun)
+
+    async def aclose(self, deadline_s: float) -> DrainReport:
+        """Write what is pending, for at most `deadline_s`, and end. What is left then is in the spool, or lost.
+
+        Writes by itself, so it does not matter whether the batcher's task still runs.
+        """
+        begun = time.perf_counter()
+        before = len(self._pending)
+        self._draining = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        if self._database.ready:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(deadline_s):
+                    await self._write_all()
+        report = self._report(before, begun)
+        if self._spool is None:
+            self.stats.lost += report.left
+            self._metrics.persist_failures("shutdown").inc(report.left)
+        return report
+
+    def _report(self, before: int, begun: float) -> DrainReport:
+        left = len(self._pending)
+        report = DrainReport(before - left, left, time.perf_counter() - begun)
+        logger.log(
+            logging.ERROR if left and self._spool is None else logging.INFO,
+            "persistence drained: %d records written in %.2f s, %d left%s",
+            report.flushed,
+            report.seconds,
+            left,
+            " in the spool" if left and self._spool is not None else "",
+        )
+        return report
+
+    def observe_queue(self) -> None:
+        """Set the gauges of the queue: after each transaction, and now and then where there is none."""
+        self._metrics.persist_queue_depth.set(len(self._pending))
+        self._metrics.persist_oldest_ms.set(self._pending.oldest_s * 1e3)
+
+    def _wake(self, op: Op) -> None:
+        self._none.clear()
+        self._some.set()
+        # A person waits behind a delete: it does not linger.
+        if op.kind == "delete" or len(self._pending) >= self._rules.max_records:
+            self._enough.set()
+
+    async def _run(self) -> None:
+        await self._database.wait_ready()
+        while True:
+            await self._gather()
+            await self._write_all()
+
+    async def _write_all(self) -> None:
+        """Write until nothing is pending or more is worth waiting for. Tries again for as long as it takes."""
+        backoff = Backoff()
+        while self._pending:
+            batch = self._pending.head(self._rules.max_records, self._rules.max_bytes)
+            try:
+                await self._write(batch)
+            except (*DatabaseFault, _NotHeld, _SkippedRanks, sqlite3.Error) as error:
+                self._failed(error)
+                await (self._owner.wait_held() if isinstance(error, _NotHeld) else asyncio.sleep(backoff.next_s()))
+                continue
+            self.blocked_by = self._database.trouble = None
+            backoff.reset()
+            if not self._enough.is_set():
+                return
+
+    async def _gather(self) -> None:
+        """Wait for the first record, then a moment for others, unless there are enough."""
+        await self._some.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._rules.linger_s):
+                await self._enough.wait()
+
+    async def _write(self, batch: list[Op]) -> None:
+        """Commit a batch; where its data is refused, each half of it, down to the record that is to blame."""
+        bodies = await self._pending.bodies(batch)
+        readable = [op for op in batch if op in bodies]
+        try:
+            outcome = await self._transaction(readable, bodies)
+        except DatabaseFault as error:
+            if cause_of(error) is not Cause.POISON:
+                raise
+            if len(batch) > 1:
+                half = len(batch) // 2
+                await self._write(batch[:half])
+                await self._write(batch[half:])
+                return
+            self.stats.poison += 1
+            self._give_up(batch[0], "poison", sqlstate_of(error))
+            return
+        self._committed(batch, bodies, outcome)
+
+    async def _transaction(self, batch: list[Op], bodies: dict[Op, bytes]) -> _Outcome:
+        outcome = _Outcome()
+        deletes = {op.key: op for op in batch if op.kind == "delete"}
+        with self._kpi.phase("persist_tx"):
+            async with self._database.batch.connection() as connection:
+                if not self._owner.held:
+                    raise _NotHeld
+                await self._write_turns(connection, [bodies[op] for op in batch if op.kind == "turn"], outcome)
+                await self._write_changes(connection, [op for op in batch if op.kind == "change"], bodies)
+                if deletes:
+                    await self._delete_sessions(connection, deletes)
+                await connection.commit()
+        return outcome
+
+    async def _write_turns(self, connection: TimedConnection, turns: list[bytes], outcome: _Outcome) -> None:
+        if not turns:
+            return
+        records = JsonBytes(b"[" + b",".join(turns) + b"]")
+        for row in await connection.execute("write_turns", WRITE_TURNS, {"records": records}):
+            if row.verdict == "skipped":
+                raise _SkippedRanks
+            if row.verdict == "unknown":
+                outcome.unknown.add(row.ord - 1)
+            else:
+                outcome.given_up[row.ord - 1] = _GIVEN_UP[row.verdict]
+
+    async def _write_changes(self, connection: TimedConnection, changes: list[Op], bodies: dict[Op, bytes]) -> None:
+        """Each by itself, in order: they are few, and two of one session must both count."""
+        for op in changes:
+            for _row in await connection.execute("change_session", CHANGE_SESSION, {"change": JsonBytes(bodies[op])}):
+                op.found = True
+
+    async def _delete_sessions(self, connection: TimedConnection, deletes: dict[Key, Op]) -> None:
+        gone = dumps([{"session_id": session_id, "user_id": user_id} for session_id, user_id in deletes])
+        for row in await connection.execute("delete_sessions", DELETE_SESSIONS, {"deletes": JsonBytes(gone)}):
+            # Kept over a commit whose answer was lost: the next attempt finds nothing any more.
+            deletes[row.session_id, row.user_id].found = True
+
+    def _committed(self, batch: list[Op], bodies: dict[Op, bytes], outcome: _Outcome) -> None:
+        now = time.perf_counter()
+        turns = [op for op in batch if op.kind == "turn" and op in bodies]
+        given_up = {op: "unreadable" for op in batch if op not in bodies}
+        for place, op in enumerate(turns):
+            if place in outcome.given_up:
+                given_up[op] = outcome.given_up[place]
+            elif place in outcome.unknown and (self._spool is None or self._pending.deletion(op.key)):
+                self.stats.after_delete += 1
+                logger.info("turn of a deleted session left out: session_id=%s", op.key[0])
+            elif place in outcome.unknown:
+                # Nobody here deleted it: it may be the wrong database, or one from an old backup.
+                given_up[op] = "session_missing"
+            else:
+                op.found = True
+                self._metrics.persist_lag.observe(now - op.at)
+        self._count(batch, len(turns))
+        if not given_up:
+            self._settle(batch)
+            return
+        for op in batch:  # in the order of the queue, of which this is the head
+            if op in given_up:
+                self._give_up(op, given_up[op])
+            else:
+                self._settle([op])
+
+    def _count(self, batch: list[Op], turns: int) -> None:
+        stats = self.stats
+        stats.transactions += 1
+        stats.turns += turns
+        stats.deletes += sum(op.kind == "delete" for op in batch)
+        stats.changes += sum(op.kind == "change" for op in batch)
+        self._metrics.persist_batch_records.observe(len(batch))
+
+    def _settle(self, ops: list[Op]) -> None:
+        """Take committed operations out: of the queue, and of the spool."""
+        self._pending.settle(ops)
+        if self._spool is not None:
+            self._spool.done([op.id for op in ops])
+            for op in ops:
+                if op.kind == "delete":
+                    self._spool.forget(op.key)
+        self._after_settling(ops)
+
+    def _after_settling(self, ops: list[Op]) -> None:
+        for op in ops:
+            op.settled(found=op.found)
+        if not self._pending:
+            self._some.clear()
+            self._none.set()
+        if len(self._pending) < self._rules.max_records and not self._pending.deletes and not self._draining:
+            self._enough.clear()
+        self.observe_queue()
+
+    def _give_up(self, op: Op, reason: str, sqlstate: str | None = None) -> None:
+        """Take out an operation that will never be in Postgres, with an alarm: to the dead letters, or for ever."""
+        self._pending.settle([op])
+        if reason == "rank_conflict":
+            self.stats.rank_conflicts += 1
+            self._metrics.rank_conflicts.inc()
+        elif reason == "fenced":
+            self.stats.fenced += 1
+        elif reason == "unreadable":
+            self.stats.unreadable += 1
+        if self._spool is None:
+            self._metrics.persist_failures(reason).inc()
+        else:
+            self._spool.bury(op.id, reason)
+            self._metrics.dead_letters.inc()
+        logger.error(
+            "ALARM record given up: reason=%s sqlstate=%s kind=%s session_id=%s exchange_id=%s kept=%s",
+            reason,
+            sqlstate,
+            op.kind,
+            op.key[0],
+            loggable(op.exchange_id),
+            self._spool is not None,
+        )
+        self._after_settling([op])
+
+    def _failed(self, error: Exception) -> None:
+        """Note why a transaction failed; what it held stays pending."""
+        if isinstance(error, DatabaseFault):
+            cause, sqlstate = cause_of(error), sqlstate_of(error)
+        else:
+            cause, sqlstate = _CAUSES.get(type(error), Cause.SPOOL), None
+        self.blocked_by = self._database.trouble = cause
+        self.stats.retries += 1
+        self._metrics.persist_retries(cause.value).inc()
+        self.observe_queue()
+        self._log.warning(
+            cause,
+            "batch not written: cause=%s sqlstate=%s pending=%d; trying on",
+            cause.value,
+            sqlstate,
+            len(self._pending),
+        )

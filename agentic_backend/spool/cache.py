@@ -1,0 +1,164 @@
+"""What agents are reminded of, kept in memory: a conversation is read from Postgres once, not once a turn."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from agentic_backend.session.models import TurnRecord
+from agentic_backend.spool.pending import Key
+
+_ENTRY_BYTES = 600
+_EXCHANGE_BYTES = 400
+
+
+@dataclass(frozen=True, slots=True)
+class RememberedExchange:
+    """A question and its answer, as an agent is reminded of them."""
+
+    exchange_id: str
+    question: str
+    answer: str
+
+    @property
+    def size(self) -> int:
+        """About how many bytes of memory it takes."""
+        return _EXCHANGE_BYTES + len(self.question) + len(self.answer)
+
+    @classmethod
+    def of(cls, record: TurnRecord) -> "RememberedExchange | None":
+        """What is remembered of a turn: nothing where it failed, was stopped or interrupted, or has no answer."""
+        question = answer = ""
+        for message in record.messages:
+            if message.channel != "final":
+                continue
+            if message.role == "user":
+                question = message.text
+            elif message.role == "assistant":
+                extras = message.metadata.get("extras")
+                if isinstance(extras, dict) and ("error" in extras or extras.get("status") == "interrupted"):
+                    return None
+                answer = message.text
+        return cls(record.exchange_id, question, answer) if question and answer else None
+
+
+@dataclass(slots=True, eq=False)
+class Loading:
+    """A read of a conversation that is under way: turns that end meanwhile are put on top of what it finds."""
+
+    key: Key
+    depth: int
+    appended: list[RememberedExchange] = field(default_factory=list)
+    dead: bool = False
+
+
+@dataclass(slots=True)
+class _Entry:
+    """The last `depth` exchanges of a session at most; `whole` where it never had more than are here."""
+
+    depth: int
+    whole: bool
+    exchanges: list[RememberedExchange]
+    used_at: float
+
+    @property
+    def size(self) -> int:
+        return _ENTRY_BYTES + sum(exchange.size for exchange in self.exchanges)
+
+
+class HistoryCache:
+    """The last exchanges of recently used sessions within `max_bytes`, least recently used out first.
+
+    It is right only where this process writes the sessions alone. `max_bytes` 0 keeps nothing. `clock` is monotonic,
+    in seconds.
+    """
+
+    def __init__(self, max_bytes: int, depth: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._max_bytes = max_bytes
+        self._depth = depth
+        self._entries: OrderedDict[Key, _Entry] = OrderedDict()
+        self._loading: list[Loading] = []
+        self.bytes = 0
+        self.hits = 0
+        self.misses = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: Key, exchanges: int) -> list[RememberedExchange] | None:
+        """The session's last `exchanges`, oldest first; None where they are not all here."""
+        entry = self._entries.get(key)
+        if entry is None or (entry.depth < exchanges and not entry.whole):
+            self.misses += 1
+            return None
+        self.hits += 1
+        entry.used_at = self._clock()
+        self._entries.move_to_end(key)
+        return entry.exchanges[max(0, len(entry.exchanges) - exchanges) :]
+
+    def used_within(self, key: Key, seconds: float) -> bool:
+        """Whether the session is here and was used in the last `seconds`."""
+        entry = self._entries.get(key)
+        return entry is not None and self._clock() - entry.used_at < seconds
+
+    def begin(self, key: Key) -> None:
+        """A session was created: it has no exchange yet, and what it gets will all be seen."""
+        self._put(key, _Entry(self._depth, True, [], self._clock()))
+
+    def load(self, key: Key, depth: int, pending: Iterable[TurnRecord]) -> Loading:
+        """A read begins that will find the last `depth` exchanges, perhaps without the pending ones."""
+        loading = Loading(key, depth, [found for record in pending if (found := RememberedExchange.of(record))])
+        self._loading.append(loading)
+        return loading
+
+    def loaded(self, loading: Loading, stored: Sequence[RememberedExchange]) -> list[RememberedExchange]:
+        """The read ended with `stored`, oldest first. Keeps and returns it with what was appended meanwhile."""
+        known = {exchange.exchange_id for exchange in stored}
+        exchanges = [*stored, *(exchange for exchange in loading.appended if exchange.exchange_id not in known)]
+        if not loading.dead:
+            last = exchanges[max(0, len(exchanges) - loading.depth) :]
+            self._put(loading.key, _Entry(loading.depth, False, last, self._clock()))
+        return exchanges[max(0, len(exchanges) - loading.depth) :]
+
+    def end(self, loading: Loading) -> None:
+        """The read is over, however it ended."""
+        self._loading.remove(loading)
+
+    def append(self, key: Key, record: TurnRecord) -> None:
+        """A turn has ended: add it where the session is known or being read."""
+        entry = self._entries.get(key)
+        loadings = [loading for loading in self._loading if loading.key == key]
+        if entry is None and not loadings:
+            return
+        exchange = RememberedExchange.of(record)
+        if exchange is None:
+            return
+        for loading in loadings:
+            loading.appended.append(exchange)
+        if entry is None:
+            return
+        kept = [*entry.exchanges, exchange]
+        whole = entry.whole and len(kept) <= entry.depth
+        self._put(key, _Entry(entry.depth, whole, kept[max(0, len(kept) - entry.depth) :], self._clock()))
+
+    def forget(self, key: Key) -> None:
+        """The session is deleted."""
+        self._take(key)
+        for loading in self._loading:
+            if loading.key == key:
+                loading.dead = True
+
+    def _put(self, key: Key, entry: _Entry) -> None:
+        self._take(key)
+        if entry.size > self._max_bytes:
+            return
+        self._entries[key] = entry
+        self.bytes += entry.size
+        while self.bytes > self._max_bytes:
+            self._take(next(iter(self._entries)))
+
+    def _take(self, key: Key) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self.bytes -= entry.size

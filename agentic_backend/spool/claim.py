@@ -1,0 +1,119 @@
+"""The claim of a process on its database: an advisory lock of Postgres, held by a connection that does nothing else."""
+
+import os
+import socket
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+
+from agentic_backend.persist.libpq import connect_args
+from agentic_backend.settings import AgenticSettings
+from agentic_backend.spool.spooldir import SpoolLock
+from backend_kit.settings import Postgres
+
+EXIT_TAKEN = 3
+"""The exit code of a process whose spool directory or database another one has."""
+LOCK_KEY = 0x7475_726E_6F77_6E73
+"""The advisory lock of owners: "turnowns" in ASCII. Postgres keeps advisory locks apart by database."""
+WAIT_S = 10.0
+"""How long a claim waits for another holder: the connection of one that was killed may linger."""
+_AGAIN_S = 0.2
+
+# A holder that vanished without a word is given up by the server within 7 s: less than others wait for it.
+_SERVER_KEEPALIVES = "-c tcp_keepalives_idle=3 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=2"
+
+Connection = psycopg.Connection[tuple[object, ...]]
+
+_TRY = {
+    False: "SELECT pg_try_advisory_lock(%s)",
+    True: "SELECT pg_try_advisory_lock_shared(%s)",
+}
+_HOLDER = """
+SELECT activity.application_name FROM pg_locks AS held JOIN pg_stat_activity AS activity USING (pid)
+WHERE held.locktype = 'advisory' AND held.granted AND held.objsubid = 1
+    AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND (held.classid::bigint << 32) | held.objid::bigint = %s
+ORDER BY activity.backend_start LIMIT 1
+"""
+
+
+class DatabaseTaken(Exception):
+    """Another process holds the database. `str()` is one line for the operator."""
+
+
+def attempt(settings: Postgres, *, shared: bool) -> Connection:
+    """Try once to claim the database; the claim lasts for as long as the returned connection.
+
+    A `shared` claim (`replicas: many`) goes together with other shared ones, never with that of a sole owner. Blocks
+    for up to 2 s to connect and 5 s a statement. Raises `DatabaseTaken`, or psycopg.Error where Postgres is away.
+    """
+    connection = psycopg.connect(**_arguments(settings), autocommit=True)  # type: ignore[arg-type]  # libpq's own keys
+    with ExitStack() as undo:
+        undo.callback(connection.close)
+        if connection.execute(_TRY[shared], (LOCK_KEY,)).fetchone() == (True,):
+            undo.pop_all()
+            return connection
+        holder = connection.execute(_HOLDER, (LOCK_KEY,)).fetchone()
+    raise DatabaseTaken(_words(settings, holder))
+
+
+def claim_at_start(settings: Postgres, *, shared: bool, wait_s: float = WAIT_S) -> Connection | None:
+    """The claim, or None where Postgres is away: then it is made at the first contact, by `Owner`.
+
+    Blocks while another process holds the database, at most `wait_s`; then raises `DatabaseTaken`.
+    """
+    give_up_at = time.monotonic() + wait_s
+    while True:
+        try:
+            return attempt(settings, shared=shared)
+        except DatabaseTaken:
+            if time.monotonic() >= give_up_at:
+                raise
+        except psycopg.Error:
+            return None
+        time.sleep(_AGAIN_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Possessions:
+    """What the process took for itself before it became a service: its spool directory and its database.
+
+    None is what it does not need, or could not take yet because Postgres is away.
+    """
+
+    spool: SpoolLock | None = None
+    database: Connection | None = None
+
+
+def take(settings: AgenticSettings) -> Possessions:
+    """Take what no other process may use at the same time. Blocks for up to 10 s where another has the database.
+
+    Raises `SpoolTaken`, `SpoolUnusable` or `DatabaseTaken`.
+    """
+    chosen = settings.persistence
+    spool = SpoolLock(Path(chosen.spool_dir)) if chosen.ack == "spool" else None
+    return Possessions(spool, claim_at_start(settings.storage.postgres, shared=chosen.replicas == "many"))
+
+
+def _arguments(settings: Postgres) -> dict[str, str | int | None]:
+    arguments = connect_args(f"turnwise-agentic-owner {os.getpid()}@{socket.gethostname()}", settings.connect_timeout)
+    return {
+        **arguments,
+        "options": f"{arguments['options']} {_SERVER_KEEPALIVES}",
+        "host": settings.host,
+        "port": settings.port,
+        "dbname": settings.database,
+        "user": settings.username,
+        "password": settings.password.get_secret_value() if settings.password else None,
+    }
+
+
+def _words(settings: Postgres, holder: tuple[object, ...] | None) -> str:
+    who = f" ({holder[0]})" if holder is not None and holder[0] else ""
+    return (
+        f"another process{who} holds the database {settings.database} at {settings.host}:{settings.port}: "
+        "end it first, or let each process say persistence.replicas: many"
+    )

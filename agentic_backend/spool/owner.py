@@ -1,0 +1,165 @@
+"""Keeps the process' claim on its database while it runs: watches it, takes it again, says when it cannot be had."""
+
+import asyncio
+import logging
+import select
+import threading
+import time
+from collections.abc import Callable
+
+import psycopg
+
+from agentic_backend.persist.faults import Backoff, QuietLog
+from agentic_backend.spool.claim import WAIT_S, Connection, DatabaseTaken, attempt
+from backend_kit.settings import Postgres
+
+logger = logging.getLogger(__name__)
+
+_AGAIN_S = 0.25
+
+
+class Owner:
+    """Holds the database for this process: alone, or with others that share it (`shared`, for `replicas: many`).
+
+    Nothing may be written to the database while it is not `held`: whoever writes awaits `wait_held` before each
+    transaction. A claim that is lost, by a restart of Postgres say, is taken again as soon as Postgres answers. Where
+    another process turns out to hold the database for over `wait_s`, `on_taken` is called, once: the service must end.
+    It still tries on, because what is pending may be written if the other one goes.
+
+    `claim` is the connection that `claim_at_start` gave, if it gave one; it is closed by `aclose` like later ones.
+    """
+
+    def __init__(
+        self,
+        settings: Postgres,
+        *,
+        shared: bool,
+        on_taken: Callable[[], None],
+        claim: Connection | None = None,
+        wait_s: float = WAIT_S,
+    ) -> None:
+        self._settings = settings
+        self._shared = shared
+        self._on_taken = on_taken
+        self._wait_s = wait_s
+        self._connection = claim
+        self._held = asyncio.Event()
+        if claim is not None:
+            self._held.set()
+        self._spoken = asyncio.Event()
+        self._watched: int | None = None
+        self._log = QuietLog(logger)
+        self._told = False
+        # The claim is made in a thread that a cancelled task cannot stop: whatever it brings must still be closed.
+        self._closing = threading.Lock()
+        self._closed = False
+
+    @property
+    def held(self) -> bool:
+        """Whether the claim stands, as far as this side of its connection can see now."""
+        if self._connection is None or not self._held.is_set():
+            return False
+        if _has_spoken(self._connection):
+            # Most likely that it ends, for what else is there to say on an idle connection; `run` asks.
+            self._held.clear()
+        return self._held.is_set()
+
+    async def wait_held(self) -> None:
+        """Wait until the claim stands. Costs one system call where it does."""
+        while not self.held:
+            await self._held.wait()
+
+    async def run(self) -> None:
+        """Claim and watch, until cancelled or closed. Spawn it with `restart=True`."""
+        while not self._closed:
+            if self._connection is None:
+                await self._claim()
+                continue
+            answers = await self._answers(self._connection)
+            if answers and not self._closed:
+                self._held.set()
+                await self._until_it_speaks(self._connection)
+            self._held.clear()
+            if not answers and not self._closed:
+                self._drop()
+                self._log.warning("lost", "the claim on the database is lost: nothing is written until it stands again")
+
+    def close(self) -> None:
+        """Give the claim up, after the last write. On the loop."""
+        with self._closing:
+            self._closed = True
+        self._held.clear()
+        self._unwatch()
+        self._spoken.set()
+        self._drop()
+
+    async def _claim(self) -> None:
+        backoff = Backoff(longest_s=1.0)
+        taken_since: float | None = None
+        while self._connection is None and not self._closed:
+            try:
+                await asyncio.to_thread(self._attempt)
+            except DatabaseTaken as error:
+                taken_since = taken_since if taken_since is not None else time.monotonic()
+                self._taken(error, time.monotonic() - taken_since)
+                await asyncio.sleep(_AGAIN_S)
+            except psycopg.Error as error:
+                taken_since = None
+                where = self._settings.host, self._settings.port
+                self._log.warning(
+                    "away", "Postgres at %s:%d is not ready: sqlstate=%s; trying on", *where, error.sqlstate
+                )
+                await asyncio.sleep(backoff.next_s())
+
+    def _attempt(self) -> None:
+        connection = attempt(self._settings, shared=self._shared)
+        with self._closing:
+            if self._closed:
+                connection.close()
+            else:
+                self._connection = connection
+                logger.info("the database is claimed%s", ", together with other instances" if self._shared else "")
+
+    def _taken(self, error: DatabaseTaken, for_s: float) -> None:
+        if for_s < self._wait_s:
+            self._log.warning("taken", "%s; waiting", error)
+        elif not self._told:
+            self._told = True
+            logger.critical("%s", error)
+            self._on_taken()
+
+    async def _answers(self, connection: Connection) -> bool:
+        try:
+            await asyncio.to_thread(connection.execute, "SELECT 1")
+        except psycopg.Error:
+            return False
+        return True
+
+    async def _until_it_speaks(self, connection: Connection) -> None:
+        self._spoken.clear()
+        self._watched = connection.fileno()
+        asyncio.get_running_loop().add_reader(self._watched, self._spoken.set)
+        try:
+            await self._spoken.wait()
+        finally:
+            self._unwatch()
+
+    def _unwatch(self) -> None:
+        """Before the connection is closed: libuv ends the process over a watched descriptor that is not open."""
+        if self._watched is not None:
+            asyncio.get_running_loop().remove_reader(self._watched)
+            self._watched = None
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+def _has_spoken(connection: Connection) -> bool:
+    """Whether there is something to read from the server, the end of the connection included. Reads nothing."""
+    if connection.closed:
+        return True
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    return bool(poll.poll(0))

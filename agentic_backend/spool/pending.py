@@ -1,0 +1,259 @@
+"""What has been handed over and is not committed yet: the batcher's queue, and what readers see on top of Postgres."""
+
+import asyncio
+import sqlite3
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from agentic_backend.errors import HistoryUnavailable
+from agentic_backend.events import ChatMessage
+from agentic_backend.session.models import Session, TurnRecord
+from agentic_backend.spool.spoolrows import Kind, Row
+from backend_kit.wire import dumps, loads
+
+Key = tuple[str, str]
+"""(session id, user id): another user's id is another key, so nobody sees or hides what is not theirs."""
+
+ReadRows = Callable[[list[int]], Awaitable[list[Row]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A title, preferences, or both, set outside a turn."""
+
+    key: Key
+    updated_at: str
+    title: str | None = None
+    preferences: dict[str, Any] | None = None
+
+    def encode(self) -> bytes:
+        """Shape: `{"op":"change","schema":1,"session_id":…,"user_id":…,"updated_at":…,"data":{…}}`."""
+        data = {"title": self.title, "preferences": self.preferences}
+        return dumps(
+            {
+                "op": "change",
+                "schema": 1,
+                "session_id": self.key[0],
+                "user_id": self.key[1],
+                "updated_at": self.updated_at,
+                "data": {name: value for name, value in data.items() if value is not None},
+            }
+        )
+
+    @classmethod
+    def decode(cls, body: bytes) -> "Change":
+        """What `encode` made."""
+        fields = loads(body)
+        return cls((fields["session_id"], fields["user_id"]), fields["updated_at"], **fields["data"])
+
+    def of(self, session: Session) -> Session:
+        """The session after it."""
+        title = session.title if self.title is None else self.title
+        preferences = session.preferences if self.preferences is None else self.preferences
+        return replace(session, title=title, preferences=preferences, updated_at=self.updated_at)
+
+
+@dataclass(slots=True, eq=False)
+class Op:
+    """An operation on its way. `body` is None where only the spool has it.
+
+    `id` is its number in the spool, 0 where there is none; `size` the bytes of its body; `at` perf_counter() of the
+    hand-over. `after` is the session as a turn leaves it, where that is known; `change` what a change changes.
+    `committed` says after the commit whether it found its session, and False too where it was given up; `on_disk` is
+    done once the spool has it. Where there is no `committed` nobody waits for either.
+    """
+
+    kind: Kind
+    key: Key
+    exchange_id: str
+    size: int
+    body: bytes | None
+    after: Session | None = None
+    change: Change | None = None
+    id: int = 0
+    at: float = field(default_factory=time.perf_counter)
+    committed: "asyncio.Future[bool] | None" = None
+    on_disk: "asyncio.Future[None] | None" = None
+    found: bool = False
+
+    @classmethod
+    def turn(cls, record: TurnRecord) -> "Op":
+        """A finished turn."""
+        body = record.encode()
+        session = record.session
+        return cls("turn", (session.id, session.user_id), record.exchange_id, len(body), body, session)
+
+    @classmethod
+    def delete(cls, key: Key) -> "Op":
+        """The delete of a session."""
+        body = dumps({"op": "delete", "schema": 1, "session_id": key[0], "user_id": key[1]})
+        return cls("delete", key, "", len(body), body)
+
+    @classmethod
+    def of_change(cls, change: Change) -> "Op":
+        """A change outside a turn."""
+        body = change.encode()
+        return cls("change", change.key, "", len(body), body, change=change)
+
+    @property
+    def kept(self) -> bool:
+        """Whether what somebody waits for has it: the spool, for as long as the operation is pending."""
+        return self.committed is None or (self.on_disk is not None and self.on_disk.done())
+
+    def settled(self, *, found: bool) -> None:
+        """Tell whoever waits for the commit."""
+        if self.committed is not None and not self.committed.done():
+            self.committed.set_result(found)
+
+
+class Pending:
+    """Operations in the order of their hand-over, and by session. One event loop.
+
+    Bodies above `keep_bytes` in all are let go once they are in the spool, and read from there when they are wanted.
+    """
+
+    def __init__(self, read_rows: ReadRows | None = None, *, keep_bytes: int = 16 * 1024 * 1024) -> None:
+        self._ops: deque[Op] = deque()
+        self._by_key: dict[Key, deque[Op]] = {}
+        self._deletes: dict[Key, Op] = {}
+        self._read_rows = read_rows
+        self._keep_bytes = keep_bytes
+        self._kept_bytes = 0
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._ops)
+
+    @property
+    def deletes(self) -> int:
+        """How many deletes wait: a person waits behind each."""
+        return len(self._deletes)
+
+    @property
+    def oldest_s(self) -> float:
+        """Age of the oldest operation in seconds; 0 where there is none."""
+        return time.perf_counter() - self._ops[0].at if self._ops else 0.0
+
+    def push(self, op: Op, on_disk: "asyncio.Future[None] | None" = None) -> None:
+        """Put an operation at the end. `on_disk` is done once the spool has it."""
+        op.on_disk = on_disk
+        self._ops.append(op)
+        self.bytes += op.size
+        self._by_key.setdefault(op.key, deque()).append(op)
+        if op.kind == "delete":
+            self._deletes[op.key] = op
+        if op.body is not None:
+            self._kept_bytes += op.size
+            if self._kept_bytes > self._keep_bytes and on_disk is not None:
+                on_disk.add_done_callback(lambda landed: None if landed.cancelled() else self._let_go(op))
+
+    def head(self, max_records: int, max_bytes: int) -> list[Op]:
+        """The oldest operations, at most so many and so large, but at least one where there is one."""
+        chosen: list[Op] = []
+        size = 0
+        for op in self._ops:
+            size += op.size
+            if chosen and (len(chosen) == max_records or size > max_bytes):
+                break
+            chosen.append(op)
+        return chosen
+
+    async def bodies(self, ops: Iterable[Op]) -> dict[Op, bytes]:
+        """The bodies of operations, from memory or the spool.
+
+        Left out are those that the spool does not have any more (committed meanwhile: Postgres has them now) or has
+        damaged.
+        """
+        found = {op: op.body for op in ops if op.body is not None}
+        absent = {op.id: op for op in ops if op.body is None}
+        if absent and self._read_rows is not None:
+            for row in await self._read_rows(list(absent)):
+                if row.sound:
+                    found[absent[row.id]] = row.body
+        return found
+
+    async def read(self, ops: Iterable[Op]) -> dict[Op, bytes]:
+        """`bodies` for a reader. Raises `HistoryUnavailable` where the spool cannot be read."""
+        try:
+            return await self.bodies(ops)
+        except sqlite3.Error:
+            raise HistoryUnavailable("the spool cannot be read") from None
+
+    def settle(self, ops: list[Op]) -> None:
+        """Take the oldest operations out: they are committed or given up. `ops` is the head of the queue."""
+        for op in ops:
+            oldest = self._ops.popleft()
+            assert oldest is op, "operations are settled in their order"
+            self.bytes -= op.size
+            self._let_go(op)
+            same = self._by_key[op.key]
+            same.popleft()
+            if not same:
+                del self._by_key[op.key]
+            if self._deletes.get(op.key) is op:
+                del self._deletes[op.key]
+
+    def _let_go(self, op: Op) -> None:
+        if op.body is not None:
+            op.body = None
+            self._kept_bytes -= op.size
+
+    def holds(self, key: Key) -> bool:
+        """Whether anything of the session is on its way."""
+        return key in self._by_key
+
+    def turns(self, key: Key) -> list[Op]:
+        """The session's pending turns, oldest first; none once its delete is pending."""
+        if key in self._deletes:
+            return []
+        return [op for op in self._by_key.get(key, ()) if op.kind == "turn"]
+
+    async def records(self, key: Key) -> list[TurnRecord]:
+        """The session's pending turns as they were handed over, oldest first.
+
+        Read Postgres after this, not before: what is committed meanwhile is then in either.
+        Raises `HistoryUnavailable`.
+        """
+        ops = self.turns(key)
+        bodies = await self.read(ops)
+        records = {}
+        for op in ops:
+            if op in bodies:
+                # An exchange that was interrupted and ran again takes the place of what it had left.
+                records[op.exchange_id] = TurnRecord.decode(bodies[op])
+        return list(records.values())
+
+    async def messages(self, key: Key) -> list[ChatMessage]:
+        """The messages of the session's pending turns, ascending rank."""
+        return [message for record in await self.records(key) for message in record.messages]
+
+    def ops(self, key: Key) -> list[Op]:
+        """The session's pending operations, oldest first."""
+        return list(self._by_key.get(key, ()))
+
+    def of_user(self, user_id: str) -> tuple[dict[str, list[Op]], set[str]]:
+        """The user's sessions with pending operations by id, and the ids of those whose delete is pending."""
+        ops = {key[0]: list(ops) for key, ops in self._by_key.items() if key[1] == user_id}
+        return ops, {key[0] for key in self._deletes if key[1] == user_id}
+
+    def deletion(self, key: Key) -> Op | None:
+        """The pending delete of the session."""
+        return self._deletes.get(key)
+
+
+def overlaid(stored: Session | None, ops: Iterable[Op]) -> Session | None:
+    """A session advanced by operations in their order. A turn writes neither preferences nor a title that is there."""
+    session = stored
+    for op in ops:
+        if op.change is not None and session is not None:
+            session = op.change.of(session)
+        if op.after is None or (session is not None and op.after.version <= session.version):
+            continue
+        if session is None:
+            session = op.after
+        else:
+            session = replace(op.after, title=session.title or op.after.title, preferences=session.preferences)
+    return session

@@ -1,0 +1,321 @@
+"""The spool: what must survive this process is on its disk before anybody is told that it does."""
+
+import asyncio
+import logging
+import queue
+import shutil
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from agentic_backend.persist.faults import Backoff, QuietLog
+from agentic_backend.spool.spooldir import RESERVE_BYTES, SpoolLock
+from agentic_backend.spool.spoolfile import Connect, SpoolFile, connect, name_of
+from agentic_backend.spool.spoolrows import Entry, Kind, Row
+from backend_kit.aio import Vigil, WatchedThread
+
+logger = logging.getLogger(__name__)
+
+_LAZY_S = 0.05
+"""How long what nobody waits for may wait for a commit to ride with."""
+
+_FREE_SHARE = 0.05
+_FREE_BYTES = 1024**3
+
+OnCommit = Callable[[float], None]
+"""Told, on the loop, how many seconds a commit took."""
+
+
+class DiskUsage(Protocol):
+    """How large the disk of a directory is, and how much of it is free for us, in bytes."""
+
+    @property
+    def total(self) -> int: ...
+
+    @property
+    def free(self) -> int: ...
+
+
+@dataclass(slots=True)
+class _Work:
+    """Changes that are handed to the writer together. `replaced` are asks, each with the turn that ends it."""
+
+    rows: list[Row] = field(default_factory=list)
+    removed: list[int] = field(default_factory=list)
+    replaced: dict[int, int] = field(default_factory=dict)
+    buried: list[tuple[str, int]] = field(default_factory=list)
+    forgotten: list[tuple[str, str]] = field(default_factory=list)
+    landed: "list[asyncio.Future[None]]" = field(default_factory=list)
+
+    def add(self, other: "_Work") -> None:
+        """Take over another's changes, in order."""
+        self.rows += other.rows
+        self.removed += other.removed
+        self.replaced |= other.replaced
+        self.buried += other.buried
+        self.forgotten += other.forgotten
+        self.landed += other.landed
+
+    def over(self) -> set[int]:
+        """The records that may be forgotten even if nothing of this is ever written: Postgres has them."""
+        removed = set(self.removed)
+        return removed | {ask for ask, turn in self.replaced.items() if turn in removed}
+
+
+class Spool:
+    """Operations on their way to Postgres, in one directory, written by one thread in groups.
+
+    `put` returns a future that is done once the operation is on disk (fsync). `note`, `done` and `bury` are awaited
+    by nobody: they ride with the next commit, at most 50 ms later. A group is written until it holds: where the disk
+    is full its reserve is given up and the same file tried again, after any other error a new file is begun with all
+    that could be read. `waiting` is what an earlier process left, in order; it can be read where the disk lets nothing
+    be written, and `usable` tells when it does. Opening blocks. `connect_to` opens its files, `disk_usage` looks at
+    their disk.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        on_commit: OnCommit,
+        *,
+        lock: SpoolLock | None = None,
+        connect_to: Connect = connect,
+        disk_usage: Callable[[Path], DiskUsage] = shutil.disk_usage,
+        vigil: Vigil | None = None,
+    ) -> None:
+        self._disk_usage = disk_usage
+        self._lock = lock or SpoolLock(directory)
+        self._file = SpoolFile(directory, connect_to)
+        self.directory = directory
+        self.waiting: list[Entry] = self._file.entries
+        self.records = len(self.waiting)
+        self.dead_letters = self._file.dead_letters()
+        self.trouble = self._file.trouble
+        self.disk_low = False
+        self.size_bytes = 0
+        self._on_commit = on_commit
+        self._last_id = self._file.last_id
+        self._next = _Work()
+        self._timer: asyncio.TimerHandle | None = None
+        self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._read_lock = threading.Lock()
+        self._closing = threading.Event()
+        self._log = QuietLog(logger)
+        self._vigil = vigil or Vigil()
+        self._thread: WatchedThread | None = None
+        self._in_hand: _Work | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.look_at_disk()
+
+    @property
+    def usable(self) -> bool:
+        """Whether the last write held. False until the disk takes one again."""
+        return self.trouble is None and self._thread is not None and self._thread.up
+
+    def look_at_disk(self) -> None:
+        """See whether the disk has room left (5 % of it, or 1 GiB where that is less) and how large the file is.
+
+        It is low too as long as the reserve (8 MiB, 5 % of a small disk) is given up: that is for turns that run, not
+        for new ones. Blocks for system calls, on a failing disk for as long as those take.
+        """
+        self.size_bytes = self._file.size_bytes
+        disk = self._disk_usage(self.directory)
+        least, size = min(_FREE_SHARE * disk.total, _FREE_BYTES), min(RESERVE_BYTES, int(_FREE_SHARE * disk.total))
+        reserve = self._file.reserve
+        if reserve.held or disk.free >= least + size:
+            try:
+                reserve.keep(size)
+            except OSError as error:
+                self._log.warning("reserve", "no reserve can be kept for the spool: %s", name_of(error))
+        self.disk_low = disk.free < least or not reserve.held
+
+    def start(self) -> None:
+        """Begin to write. On the loop whose futures `put` makes."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = WatchedThread(self._vigil, "spool-writer", self._write_all, essential=True)
+        self._thread.start()
+        if not self._file.writable:
+            self._queue.put(_Work())  # tried on, whether there is something to write or not
+
+    def put(
+        self, kind: Kind, key: tuple[str, str], exchange_id: str, body: bytes, *, instead_of: int | None = None
+    ) -> "tuple[int, asyncio.Future[None]]":
+        """Write an operation now; its id, and the future of its being on disk. `instead_of` is removed with it."""
+        assert self._loop is not None
+        id_ = self._add(kind, key, exchange_id, body)
+        if instead_of is not None:
+            self._next.replaced[instead_of] = id_
+            self.records -= 1
+        landed: asyncio.Future[None] = self._loop.create_future()
+        self._next.landed.append(landed)
+        self._hand_over()
+        return id_, landed
+
+    def note(self, kind: Kind, key: tuple[str, str], exchange_id: str, body: bytes) -> int:
+        """Write an operation with the next commit; its id."""
+        id_ = self._add(kind, key, exchange_id, body)
+        self._soon()
+        return id_
+
+    def done(self, ids: Iterable[int]) -> None:
+        """Take out what is in Postgres. To find it again after a crash does no harm: it is known by its key."""
+        before = len(self._next.removed)
+        self._next.removed.extend(ids)
+        self.records -= len(self._next.removed) - before
+        self._soon()
+
+    def bury(self, id_: int, reason: str) -> None:
+        """Give up on an operation and keep it among the dead letters."""
+        self._next.buried.append((reason, id_))
+        self.records -= 1
+        self.dead_letters += 1
+        self._soon()
+
+    def forget(self, key: tuple[str, str]) -> None:
+        """Remove what is kept of a session that was deleted: its dead letters."""
+        if self.dead_letters:
+            self._next.forgotten.append(key)
+            self._soon()
+
+    async def read(self, ids: list[int]) -> list[Row]:
+        """The rows that are still there, ascending id. Raises sqlite3.Error."""
+        return await asyncio.to_thread(self.read_now, ids)
+
+    def read_now(self, ids: list[int]) -> list[Row]:
+        """`read`, blocking: for the start."""
+        with self._read_lock:
+            return self._file.read(ids)
+
+    async def aclose(self) -> None:
+        """Write what was handed over, once, and close. What cannot be written any more is given up."""
+        if self._closing.is_set():
+            return
+        self._hand_over()
+        self._closing.set()
+        self._queue.put(None)
+        if self._thread is not None:
+            await asyncio.to_thread(self._end, self._thread)
+        self._file.close()
+        self._lock.release()
+
+    def _add(self, kind: Kind, key: tuple[str, str], exchange_id: str, body: bytes) -> int:
+        self._last_id += 1
+        self._next.rows.append(Row.of(self._last_id, kind, key, exchange_id, body))
+        self.records += 1
+        return self._last_id
+
+    def _soon(self) -> None:
+        if self._timer is None and self._loop is not None:
+            self._timer = self._loop.call_later(_LAZY_S, self._hand_over)
+
+    def _hand_over(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        work, self._next = self._next, _Work()
+        self._queue.put(work)
+
+    def _end(self, thread: WatchedThread) -> None:
+        """Wait for the writer. Where it was between two attempts with something in its hands, the last one is here."""
+        thread.end(None)
+        if self._in_hand is not None:
+            with self._vigil.watch("spool-writer").attempt():
+                self._write_all()
+
+    def _write_all(self) -> None:
+        """The writer's thread: everything that has come since the last commit is the next one.
+
+        Where it has failed and begins again, with what it had in its hands: somebody waits for each of it.
+        """
+        backoff = Backoff()
+        # What an attempt left is tried at once, not when something more has come.
+        pause_s = 0.0 if self._in_hand is not None else None
+        ended = False
+        while not ended:
+            self._in_hand = self._in_hand or _Work()
+            ended = self._gather(self._in_hand, pause_s)
+            if self._commit(self._in_hand):
+                self._in_hand, pause_s = None, None
+                backoff.reset()
+            else:
+                pause_s = backoff.next_s()
+        self._in_hand = None
+
+    def _gather(self, group: _Work, pause_s: float | None) -> bool:
+        """Add to a group what has come; after a failure, all that comes during the pause. True where it is the last."""
+        until = None if pause_s is None else time.monotonic() + pause_s
+        wait = True
+        while True:
+            # Where an earlier attempt took its owner's last word, none comes; all else was handed over before it.
+            closing = self._closing.is_set()
+            try:
+                work = self._queue.get(wait, None if until is None else max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                return closing
+            if work is None:
+                return True
+            group.add(work)
+            wait = until is not None
+
+    def _commit(self, group: _Work) -> bool:
+        """Whether the disk has taken it all."""
+        begun = time.perf_counter()
+        try:
+            if not self._file.writable:
+                with self._read_lock:
+                    self._file.take_up()
+            removed = [*group.removed, *group.replaced]
+            letters = self._file.write(group.rows, removed, group.buried, group.forgotten)
+        except (sqlite3.Error, OSError) as error:
+            self._failed(error, group)
+            return False
+        except Exception as error:  # ends this run of the writer; the next one begins with the same group
+            self.trouble = type(error).__name__
+            raise
+        self.trouble = None
+        if self.disk_low:
+            self._file.give_back()
+        self._tell(group.landed, time.perf_counter() - begun, letters)
+        return True
+
+    def _failed(self, error: sqlite3.Error | OSError, group: _Work) -> None:
+        self.trouble = code = name_of(error)
+        self._log.warning(code, "ALARM the spool cannot be written: %s; no turn is acknowledged meanwhile", code)
+        if code.startswith("SQLITE_BUSY"):
+            return
+        with self._read_lock:
+            if self._file.writable and code != "SQLITE_FULL":
+                # After a failed flush nobody knows what of the file is on disk: go on in another.
+                try:
+                    self._file.replace()
+                except (sqlite3.Error, OSError) as second:
+                    self._log.warning("replace", "a new spool file cannot be made: %s", name_of(second))
+                else:
+                    return
+            if self._file.reserve.free():
+                logger.warning("the reserve of the spool is given up, so that turns that run can be kept")
+                return
+            try:
+                self._file.note_done(group.over())
+                self._file.begin_anew()
+            except (sqlite3.Error, OSError) as second:
+                self._log.warning("done", "what is in Postgres cannot be marked: %s", name_of(second))
+
+    def _tell(self, landed: "list[asyncio.Future[None]]", took_s: float, letters: int) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(self._landed, landed, took_s, letters)
+        except RuntimeError:
+            # The loop has ended: nobody waits any more.
+            logger.debug("a commit landed after the loop's end")
+
+    def _landed(self, landed: "list[asyncio.Future[None]]", took_s: float, letters: int) -> None:
+        self._on_commit(took_s)
+        self.dead_letters -= letters
+        for future in landed:
+            if not future.done():
+                future.set_result(None)

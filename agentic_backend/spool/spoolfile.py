@@ -1,0 +1,443 @@
+"""The spool's file: one SQLite database that is read before it is written to, and what is saved of a damaged one."""
+
+import contextlib
+import errno
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from agentic_backend.spool.spooldir import Mark, Reserve, copy_privately
+from agentic_backend.spool.spoolrows import (
+    INSERT,
+    Entry,
+    Row,
+    copy,
+    copy_dead_letters,
+    in_memory,
+    index_of,
+    is_begun,
+    last_id,
+    look_into,
+    prepare,
+    readable,
+    rows_of,
+)
+
+logger = logging.getLogger(__name__)
+
+Connect = Callable[[Path], sqlite3.Connection]
+
+_BURY = """INSERT OR IGNORE INTO dead_letter (id, kind, session_id, user_id, exchange_id, at, reason, body)
+SELECT id, kind, session_id, user_id, exchange_id, at, ?, body FROM record WHERE id = ?"""
+_DELETE = "DELETE FROM record WHERE id = ?"
+_DELETE_THROUGH = "DELETE FROM record WHERE id <= ? AND id <> ?"
+_EMPTY = """UPDATE record SET kind = 'done', session_id = '', user_id = '', exchange_id = '', crc = 0, body = x''
+WHERE id = ?"""
+_FORGET = "DELETE FROM dead_letter WHERE session_id = ? AND user_id = ?"
+_WAITING = "SELECT id FROM record WHERE id > ? AND kind <> 'done' ORDER BY id"
+
+_BUSY_MS = 5000
+_FREE_AT_START = 64 * 1024 * 1024
+_FREE_WHEN_LOW = 1024 * 1024
+_MOSTLY = 7 / 8
+_SUFFIXES = ("", "-shm", "-wal")
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Open a spool file, made with mode 0600 where it is new. Any thread may use it, one at a time."""
+    # Only where it is new: to close a file drops all locks that the process has on it (POSIX), those of the other
+    # connection too, and a person's shell would take the log for nobody's and remove it.
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    try:
+        connection.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
+        connection.execute("PRAGMA journal_mode = WAL")
+        # FULL: a commit returns after its fsync, so that it survives the host and not only the process.
+        connection.execute("PRAGMA synchronous = FULL")
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection
+
+
+class SpoolFile:
+    """The current file of a directory. Blocking; one thread at a time but for `read`, which has its own connection.
+
+    A start has two steps. What is there is read without writing a byte (`look_into`): `entries` are what waits. Then
+    the file is taken up for writing. Where the disk has no room for that the reserve is given up; where that is not
+    enough `trouble` says why, everything can be read all the same, and `take_up` is to be tried again.
+
+    A file that is found damaged, or whose disk reports an error, is never emptied or written on: what can be read of
+    it is copied into a new file, and the old one is kept beside it as `.corrupt` for a person to look at.
+
+    SQLite takes the end of a damaged log for one that was never written. So the number of the newest committed record
+    is kept in a file beside it, and that record stays until there is a newer one, emptied once it is done: where it is
+    missing at a start, the end of the spool is.
+    """
+
+    def __init__(self, directory: Path, connect_to: Connect = connect) -> None:
+        self._directory = directory
+        self._connect = connect_to
+        self.set_aside = 0
+        self.lost = 0
+        self.trouble: str | None = None
+        self.reserve = Reserve(directory)
+        self._mark = Mark(directory / "newest")
+        self._kept: list[int] = []
+        self._connection: sqlite3.Connection | None = None
+        self._path: Path | None = None
+        self._old: list[Path] = []
+        self._evidence: tuple[Path, Path] | None = None
+        self._in_memory = False
+        self._reader, entries = self._look(sorted(directory.glob("spool-*.sqlite")))
+        self.entries = [entry for entry in entries if entry.id > self._mark.done]
+        here = last_id(self._reader)
+        self._see_that_the_end_is_here(here)
+        self.last_id = max(here, self._mark.newest, self._mark.done)
+        self._newest = self.last_id
+        self._here = here
+        self._begin()
+
+    @property
+    def writable(self) -> bool:
+        """Whether it has been taken up."""
+        return self._connection is not None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the file on disk, log included."""
+        path = self._path  # another thread asks than the one that may let the file go meanwhile
+        return 0 if path is None else sum(map(_size_of, (path, _beside(path, "-wal"))))
+
+    def take_up(self) -> None:
+        """Begin to write. Raises sqlite3.Error or OSError where that cannot be yet; then it is as it was."""
+        self._mark.take_up()
+        self._keep_evidence()
+        path = self._path or self._new_path()
+        if not self._in_memory:
+            _close(self._reader)  # before the file is opened to write, see `look_into`
+        writer = None
+        try:
+            writer = self._connect(path)
+            prepare(writer)
+            if self._in_memory and self._here:
+                copy(readable(self._reader), writer)
+                copy_dead_letters(self._reader, writer)
+            reader = self._connect(path)
+        except (sqlite3.Error, OSError):
+            if writer is not None:
+                _close(writer)
+            if self._path is None:
+                _unlink(path)
+            elif not self._in_memory:
+                self._reader = look_into(path)
+            raise
+        if self._in_memory:
+            _close(self._reader)
+        self._path, self._connection, self._reader, self._in_memory = path, writer, reader, False
+        self._mark.note(self._here)
+        self._put_old_aside()
+        self._shrink(_FREE_AT_START)
+
+    def write(
+        self,
+        inserts: Iterable[Row],
+        removed: Iterable[int],
+        buried: Iterable[tuple[str, int]],
+        forgotten: Iterable[tuple[str, str]] = (),
+    ) -> int:
+        """One transaction; it is on disk when this returns. Raises sqlite3.Error, then nothing of it is.
+
+        `forgotten` are sessions whose dead letters are removed; returns how many those were.
+        """
+        connection = self._connection
+        if connection is None:
+            raise sqlite3.OperationalError("the spool has not been taken up")
+        rows = list(inserts)
+        newest = rows[-1].id if rows else self._newest
+        done = self._mark.done
+        gone = {*self._kept, *removed, *([newest] if done and newest <= done else [])}
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            connection.executemany(INSERT, [row.values() for row in rows])
+            for reason, id_ in buried:
+                connection.execute(_BURY, (reason, id_))
+                connection.execute(_DELETE, (id_,))
+            connection.executemany(_DELETE, [(id_,) for id_ in gone if id_ != newest])
+            if done:
+                connection.execute(_DELETE_THROUGH, (done, newest))
+            if newest in gone:
+                connection.execute(_EMPTY, (newest,))
+            letters = sum(connection.execute(_FORGET, key).rowcount for key in forgotten)
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        self._kept = [newest] if newest in gone else []
+        self._newest = newest
+        if rows:
+            self._mark.note(newest)
+        self._mark.note_done(0)
+        return letters
+
+    def note_done(self, over: set[int]) -> None:
+        """Note what is `over`, as far as nothing before it is left, where the disk does not let it be taken out.
+
+        The next start does not replay it. Raises sqlite3.Error or OSError where not even that can be written.
+        """
+        waiting = [id_ for (id_,) in self._reader.execute(_WAITING, (self._mark.done,))]
+        left = next((id_ for id_ in waiting if id_ not in over), None)
+        self._mark.note_done(left - 1 if left is not None else max([self._mark.done, *waiting]))
+
+    def begin_anew(self) -> bool:
+        """Let a file go that its disk does not let be written, where all that it holds is marked, and so free its room.
+
+        Whether it was so. Raises sqlite3.Error or OSError.
+        """
+        waiting = self._reader.execute(_WAITING, (self._mark.done,)).fetchone()
+        if self._path is None or self._in_memory or waiting or self.dead_letters() or self._evidence is not None:
+            return False
+        self._mark.note_done(max(self._mark.done, self._newest))
+        self._mark.flush()
+        path, self._path = self._path, None
+        _close(self._reader)
+        if self._connection is not None:
+            _close(self._connection)
+        self._reader, self._connection, self._in_memory = in_memory(), None, True
+        self._here, self._kept = 0, []
+        _unlink(path)
+        return True
+
+    def give_back(self) -> None:
+        """Where the disk is low: let it have the pages in which nothing is any more."""
+        self._shrink(_FREE_WHEN_LOW)
+
+    def read(self, ids: list[int]) -> list[Row]:
+        """The rows that are still there, ascending id. Raises sqlite3.Error."""
+        return rows_of(self._reader, ids)
+
+    def dead_letters(self) -> int:
+        """How many records were given up on and are kept for a person."""
+        ((count,),) = self._reader.execute("SELECT count(*) FROM dead_letter")
+        return int(count)
+
+    def replace(self) -> None:
+        """Go on in a new file, after an error of the disk: what a failed flush left in the old one is not known.
+
+        Raises sqlite3.Error or OSError where no new file can be written; then the old one stays.
+        """
+        old, connection, reader = self._path, self._connection, self._reader
+        assert old is not None
+        assert connection is not None
+        path = self._new_path()
+        fresh = None
+        try:
+            fresh = self._connect(path)
+            prepare(fresh)
+            copy(self._sound(readable(reader)), fresh)
+            copy_dead_letters(reader, fresh)
+            new_reader = self._connect(path)
+        except (sqlite3.Error, OSError):
+            if fresh is not None:
+                _close(fresh)
+            _unlink(path)
+            raise
+        self._path, self._connection, self._reader = path, fresh, new_reader
+        for closing in (reader, connection):
+            _close(closing)
+        self._old.append(old)
+        self._put_old_aside()
+
+    def close(self) -> None:
+        """Close the file. What it holds stays, but for a record that only showed that nothing is missing."""
+        _close(self._reader)
+        if self._connection is not None:
+            try:
+                self._connection.executemany(_DELETE, [(id_,) for id_ in self._kept])
+                self._mark.note(last_id(self._connection))
+            except (sqlite3.Error, OSError) as error:
+                logger.warning("the spool's last record is left in it: %s", type(error).__name__)
+            _close(self._connection)
+        self._mark.close()
+
+    def _look(self, files: list[Path]) -> tuple[sqlite3.Connection, list[Entry]]:
+        """What earlier processes left: in its file, or in memory where that is damaged or not the only one."""
+        found = None
+        if files:
+            self._path = files[-1]
+            # Older ones were left by a replacement that was cut short: the newer may hold the same rows already.
+            self._old = files[:-1]
+            try:
+                found = _sound_file(files[-1])
+            except sqlite3.DatabaseError as error:
+                return self._salvage(files, error)
+        if found is not None and not self._old:
+            return found
+        if found is not None:
+            _close(found[0])
+        gathered = self._gather(files)
+        return gathered, index_of(gathered)
+
+    def _salvage(self, files: list[Path], error: sqlite3.DatabaseError) -> tuple[sqlite3.Connection, list[Entry]]:
+        self._path = None
+        self._old = files
+        gathered = self._gather(files)
+        entries = index_of(gathered)
+        logger.error(
+            "ALARM the spool was damaged (%s): %d records could be read, %d that were not as written are left out; "
+            "the file is kept as %s.*.corrupt",
+            error,
+            len(entries),
+            self.lost,
+            files[-1].name,
+        )
+        return gathered, entries
+
+    def _gather(self, files: list[Path]) -> sqlite3.Connection:
+        """What can be read of files, as far as it is as it was written; the newer file's word counts."""
+        self._in_memory = True
+        gathered = in_memory()
+        for path in reversed(files):
+            if _beside(path, "-journal").exists():
+                continue  # a process was killed while it made the file
+            source = look_into(path)
+            try:
+                # Without it SQLite reads nothing of a file that is shorter than its header says.
+                source.execute("PRAGMA writable_schema = ON")
+                copy(self._sound(readable(source)), gathered)
+                copy_dead_letters(source, gathered)
+            finally:
+                _close(source)
+        return gathered
+
+    def _begin(self) -> None:
+        """Take it up where the disk lets us, with the room of the reserve where that is what it takes."""
+        try:
+            try:
+                self.take_up()
+            except (sqlite3.Error, OSError):
+                if not self.reserve.free():
+                    raise
+                self.take_up()
+        except (sqlite3.Error, OSError) as error:
+            self.trouble = name_of(error)
+            logger.error(
+                "ALARM the spool cannot be written (%s): what is in it can be read and goes to Postgres, no turn is "
+                "taken until the disk lets it be written again",
+                self.trouble,
+            )
+
+    def _see_that_the_end_is_here(self, here: int) -> None:
+        """Raise an alarm where the newest record that was ever committed is not there, and may not be elsewhere."""
+        if self._mark.newest <= max(here, self._mark.done) or self._old:
+            return
+        kept_as = "nothing is left of its file"
+        if self._path is not None:
+            log = _beside(self._path, "-wal")
+            source = log if log.exists() and log.stat().st_size else self._path
+            self._evidence = source, source.with_name(f"{source.name}.{time.time_ns()}.corrupt")
+            kept_as = f"the file before it is kept as {self._evidence[1].name}"
+        logger.error(
+            "ALARM the end of the spool is missing: the newest record here is %d, %d had been committed; "
+            "what could be read is kept, %s",
+            here,
+            self._mark.newest,
+            kept_as,
+        )
+
+    def _shrink(self, least: int) -> None:
+        """Give back what an outage had taken, where it is so many bytes at least and little is left to copy."""
+        assert self._connection is not None
+        names = ("freelist_count", "page_count", "page_size")
+        try:
+            free, pages, size = (self._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
+            if free * size >= least and free >= _MOSTLY * pages:
+                self._connection.execute("VACUUM")
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        except sqlite3.Error as error:
+            logger.info("the spool's file keeps its size: %s", name_of(error))
+
+    def _keep_evidence(self) -> None:
+        """Keep what there was before SQLite takes the log in. Raises OSError: nothing is written on it before."""
+        if self._evidence is not None:
+            copy_privately(*self._evidence)
+            self._evidence = None
+            self.set_aside += 1
+
+    def _sound(self, rows: Iterable[Row]) -> Iterator[Row]:
+        for row in rows:
+            if row.sound:
+                yield row
+            else:
+                self.lost += 1
+
+    def _put_old_aside(self) -> None:
+        """Rename files with their logs, SQLite finds a log by its file's name. Their rows have been copied."""
+        for path in self._old:
+            aside = path.with_name(f"{path.name}.{time.time_ns()}.corrupt")
+            try:
+                for suffix in _SUFFIXES:
+                    if _beside(path, suffix).exists():
+                        _beside(path, suffix).rename(_beside(aside, suffix))
+            except OSError as error:
+                logger.warning("a file of the spool cannot be set aside: %s", name_of(error))
+            self.set_aside += 1
+        self._old = []
+
+    def _new_path(self) -> Path:
+        taken = [int(path.name[6:12]) for path in self._directory.glob("spool-*.sqlite*")]
+        return self._directory / f"spool-{max(taken, default=0) + 1:06d}.sqlite"
+
+
+def name_of(error: sqlite3.Error | OSError) -> str:
+    """SQLite's or the system's name of an error."""
+    named: str | None = getattr(error, "sqlite_errorname", None)
+    if named is None and isinstance(error, OSError) and error.errno is not None:
+        named = errno.errorcode.get(error.errno)
+    return named or type(error).__name__
+
+
+def _sound_file(path: Path) -> tuple[sqlite3.Connection, list[Entry]] | None:
+    """A file in which nothing is wrong and what waits in it; None where nothing was ever written to it.
+
+    Raises sqlite3.DatabaseError where it is damaged.
+    """
+    if _beside(path, "-journal").exists():
+        return None  # a process was killed while it made the file
+    connection = look_into(path)
+    try:
+        if is_begun(connection):
+            return connection, index_of(connection)
+    except sqlite3.Error:
+        _close(connection)
+        raise
+    _close(connection)
+    return None
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+def _close(connection: sqlite3.Connection) -> None:
+    try:
+        connection.close()
+    except sqlite3.Error as error:
+        logger.warning("closing a spool file failed: %s", type(error).__name__)
+
+
+def _unlink(path: Path) -> None:
+    for suffix in _SUFFIXES:
+        _beside(path, suffix).unlink(missing_ok=True)

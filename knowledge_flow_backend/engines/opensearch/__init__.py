@@ -1,0 +1,1 @@
+"""Chunks in OpenSearch: found there, their text and rights in Postgres."""

@@ -1,0 +1,118 @@
+"""Brings the index in OpenSearch up to date behind Postgres: what was deleted, replaced, moved or switched off.
+
+Nothing waits for it: every search asks Postgres which documents are not followed yet, and treats them by what Postgres
+says of them. Triggers note those, so no statement that changes a document can forget to.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from knowledge_flow_backend.engines.opensearch import statements
+from knowledge_flow_backend.engines.opensearch.body import Place, moved, of_generations
+from knowledge_flow_backend.engines.opensearch.cluster import Cluster
+from knowledge_flow_backend.errors import DocumentsUnavailable
+from knowledge_flow_backend.index.database import Database
+from knowledge_flow_backend.index.engines import TimedConnection
+from knowledge_flow_backend.index.faults import Backoff, DatabaseFault, failure_of
+from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
+
+logger = logging.getLogger(__name__)
+
+TICK_S: Final = 1.0
+INTENTION_S: Final = 180.0
+"""Age at which a write that nobody holds has died. Longer than a request may take that its sender has given up."""
+_BATCH: Final = 200
+_LOG_INTERVAL_S: Final = 1.0
+
+
+class Follower:
+    """The work of one process; with several, one of them works at a time and the others pass."""
+
+    def __init__(
+        self,
+        database: Database,
+        cluster: Cluster,
+        metrics: KnowledgeFlowMetrics,
+        *,
+        intention_s: float = INTENTION_S,
+    ) -> None:
+        self._database = database
+        self._cluster = cluster
+        self._metrics = metrics
+        self._intention_s = intention_s
+        self._woken = asyncio.Event()
+
+    def wake(self) -> None:
+        """There is something to do; without it the next look is a second away."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Follow for ever. Failures are logged, once a second at most, and tried again with growing waits."""
+        await self._database.wait_ready()
+        backoff, logged = Backoff(), float("-inf")
+        while True:
+            self._woken.clear()
+            try:
+                await self._count()
+                while await self.follow():
+                    await self._count()
+                backoff = Backoff()
+            except DocumentsUnavailable as failure:
+                if time.perf_counter() - logged >= _LOG_INTERVAL_S:
+                    logged = time.perf_counter()
+                    logger.warning("the index is behind its documents: %s; trying on", failure)
+                await asyncio.sleep(backoff.next_s())
+                continue
+            try:
+                async with asyncio.timeout(TICK_S):
+                    await self._woken.wait()
+            except TimeoutError:
+                pass
+
+    async def follow(self) -> int:
+        """Do what is noted, up to a batch; how many notes were done. Raises `IndexUnavailable`."""
+        self._database.require_ready()
+        try:
+            async with self._database.ingest.connection() as connection:
+                if not (await connection.execute("lock", statements.LOCK_FOLLOWING))[0][0]:
+                    return 0
+                limits = {"intent_s": self._intention_s, "limit": _BATCH}
+                notes = await connection.execute("take_pending", statements.TAKE_PENDING, limits)
+                if notes:
+                    await connection.execute("lock", statements.LOCK_WRITING)
+                    await self._move(connection, notes)
+                    await self._delete(connection, notes)
+                    await connection.execute("done_pending", statements.DONE, {"ids": [note[0] for note in notes]})
+                    await connection.commit()
+                return len(notes)
+        except DatabaseFault as error:
+            raise failure_of(error) from error
+
+    async def _count(self) -> None:
+        """Publish how much is left; every process does, whichever follows. Raises `IndexUnavailable`."""
+        try:
+            async with self._database.main.connection() as connection:
+                rows = await connection.execute("pending", statements.PENDING)
+        except DatabaseFault as error:
+            raise failure_of(error) from error
+        self._metrics.index_pending.set(rows[0][0])
+
+    async def _move(self, connection: TimedConnection, notes: Sequence[Sequence[Any]]) -> None:
+        uids = sorted({uid for _, uid, generation in notes if generation is None})
+        if not uids:
+            return
+        for row in await connection.execute("places", statements.PLACES, {"uids": uids}):
+            place = Place(row[0], row[1], row[2], row[3], row[4], tuple(row[5] or ()))
+            await self._cluster.update_where(self._database.index, moved(place))
+
+    async def _delete(self, connection: TimedConnection, notes: Sequence[Sequence[Any]]) -> None:
+        noted = {generation for _, _, generation in notes if generation is not None}
+        if not noted:
+            return
+        rows = await connection.execute("valid", statements.VALID, {"generations": sorted(noted)})
+        if old := noted - {generation for (generation,) in rows}:
+            await self._cluster.refresh(self._database.index)  # what is not visible yet would not be deleted
+            await self._cluster.delete_where(self._database.index, of_generations(old))

@@ -1,0 +1,255 @@
+"""The index in OpenSearch: words by BM25, vectors by an HNSW graph, rights from Postgres inside each query.
+
+A search is one statement (what may be read, and what the index has not followed yet), the two queries at once, and one
+statement that gives the hits their text and looks at right and validity again. What moved in between is searched anew.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from sqlalchemy import Executable
+
+from backend_kit.kpi import Kpi
+from knowledge_flow_backend.engines.attachments import with_attachments
+from knowledge_flow_backend.engines.opensearch import statements as opensearch_statements
+from knowledge_flow_backend.engines.opensearch.body import Rights, Shape, by_vector, by_words, parts_of, words_of
+from knowledge_flow_backend.engines.opensearch.cluster import Cluster
+from knowledge_flow_backend.engines.opensearch.fusion import Ranked, fused, ordered
+from knowledge_flow_backend.engines.opensearch.shape import ENGINE, check_index
+from knowledge_flow_backend.engines.pgvector import statements
+from knowledge_flow_backend.engines.pgvector.queries import candidates_of, hit_of, scope_of
+from knowledge_flow_backend.engines.pgvector.rows import Made, check_made, vector_text
+from knowledge_flow_backend.engines.turnstile import Turnstile
+from knowledge_flow_backend.index import ChunkHit, IndexQuery, Policy, Reader, Similarity, Vector
+from knowledge_flow_backend.index.database import Database
+from knowledge_flow_backend.index.faults import DatabaseFault, failure_of
+from knowledge_flow_backend.index.port import Embed
+from knowledge_flow_backend.together import at_once
+
+TRIES: Final = 3
+"""Searches that one question may cost while documents are replaced, deleted or shared under it."""
+SPARE: Final = 8
+"""Hits that are asked for beyond the limit, for those that Postgres no longer knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSearchRules:
+    """`word_share`: part of a hybrid score that words decide. `attachment_hits`: places guaranteed to attachments.
+    `parallel`: statements and queries of searches that run at once. `exact_up_to`: chunks in scope up to which each is
+    compared. `most_pending`: pending documents that a query names; beyond them it is exact through the second look in
+    Postgres alone."""
+
+    word_share: float = 0.6
+    attachment_hits: int = 3
+    parallel: int = 4
+    exact_up_to: int = statements.EXACT_UP_TO
+    most_pending: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class _Overview:
+    """What a search is about: what made the index, chunks in scope, chunks attached to the session, the filter.
+
+    `rarities`: of the words that are searched.
+    """
+
+    made: Made
+    in_scope: int
+    attached: int
+    rights: Rights
+    pending_attached: tuple[str, ...]
+    rarities: dict[str, float]
+
+    def of_attached(self) -> "_Overview":
+        """The same for a search among the session's attachments alone."""
+        rights = replace(self.rights, corpus=False, generations=self.pending_attached)
+        return replace(self, in_scope=self.attached, rights=rights)
+
+
+class _NothingInScope(Exception):
+    """No chunk that this search could find: no need for a vector."""
+
+
+class _Question:
+    """A question's vector: made when it is first needed, and once."""
+
+    def __init__(self, embed: Embed) -> None:
+        self._embed = embed
+        self._alone = asyncio.Lock()
+        self._made: Vector | None = None
+
+    async def vector(self) -> Vector:
+        async with self._alone:
+            if self._made is None:
+                self._made = await self._embed()
+            return self._made
+
+
+class OpenSearchChunks:
+    """The `ChunkIndex` on OpenSearch. `model` is the embedder whose vectors it is asked with."""
+
+    def __init__(
+        self, database: Database, cluster: Cluster, *, model: str, kpi: Kpi, rules: OpenSearchRules | None = None
+    ) -> None:
+        self._database = database
+        self._cluster = cluster
+        self._model = model
+        self._kpi = kpi
+        self._rules = rules or OpenSearchRules()
+        self._rights = opensearch_statements.rights(self._rules.most_pending)
+        self._turnstile = Turnstile(self._rules.parallel, kpi)
+
+    async def check(self, dimension: int | None = None) -> None:
+        """Raise `SchemaMismatch` where the index is not as this service makes it, or is not there; `IndexUnavailable`.
+
+        An empty one needs no index yet: the first write makes it.
+        """
+        self._database.require_ready()
+        try:
+            rows = await self._rows("index_info", statements.INFO, {})
+            token = await self._rows("index_token", opensearch_statements.TOKEN, {})
+        except DatabaseFault as error:
+            raise failure_of(error) from error
+        if not rows:
+            await self._cluster.mappings(self._database.index)  # first contact: is there a cluster at all
+            return
+        holds = Made(*rows[0])
+        check_made(self._database.index, holds, Made(self._model, dimension or holds.dimension, ENGINE))
+        await check_index(self._cluster, self._database.index, Shape(holds.model, holds.dimension, token[0][0]))
+
+    async def search(self, query: IndexQuery, embed: Embed) -> list[ChunkHit]:
+        """See `ChunkIndex`."""
+        self._database.require_ready()
+        question = _Question(embed)
+        try:
+            for _ in range(TRIES):
+                hits, changed = await self._search_once(query, question)
+                if not changed:
+                    break
+            return hits
+        except _NothingInScope:
+            return []
+        except DatabaseFault as error:
+            raise failure_of(error) from error
+
+    async def similarities(self, chunk_uids: Sequence[str], vector: Vector, reader: Reader) -> list[Similarity]:
+        """See `ChunkIndex`. Postgres has the vectors of these few chunks too."""
+        self._database.require_ready()
+        everywhere = IndexQuery("", Policy.SEMANTIC, reader, limit=0, candidates=0)
+        parameters = {**scope_of(everywhere), "uids": list(chunk_uids), "vector": vector_text(vector)}
+        try:
+            rows = await self._rows("similarities", statements.SIMILARITIES, parameters)
+        except DatabaseFault as error:
+            raise failure_of(error) from error
+        return [Similarity(uid, cosine) for uid, cosine in rows]
+
+    async def _search_once(self, query: IndexQuery, question: _Question) -> tuple[list[ChunkHit], bool]:
+        """The hits; and whether something was found that Postgres knows otherwise by now, so that some may lack."""
+        overview = await self._overview(query)
+        own = self._own_attachments(query, overview)
+        attached: Ranked = []
+        if own is None:
+            found = await self._ranked(query, overview, question)
+        else:
+            found, attached = await at_once(
+                self._ranked(query, overview, question), self._ranked(own, overview.of_attached(), question)
+            )
+        wanted = attached[: own.limit + SPARE] if own else []
+        hits = await self._hits(query, found[: query.limit + SPARE], wanted)
+        lacking = {key for key, _ in [*found[: query.limit + SPARE], *wanted]} - hits.keys()
+        # Many documents that are not followed yet may have taken the places of valid ones: look further down the list.
+        rest = found[query.limit + SPARE :]
+        while rest and sum(key in hits for key, _ in found) < query.limit:
+            hits |= await self._hits(query, rest[: query.limit + SPARE], [])
+            rest = rest[query.limit + SPARE :]
+        best = [replace(hits[key], score=score) for key, score in found if key in hits][: query.limit]
+        guaranteed = [replace(hits[key], score=score) for key, score in wanted if key in hits]
+        return with_attachments(best, guaranteed[: own.limit] if own else [], query.limit), bool(lacking)
+
+    async def _overview(self, query: IndexQuery) -> _Overview:
+        """What is in scope. Raises `_NothingInScope`."""
+        words = [] if query.policy is Policy.SEMANTIC else words_of(query.question)
+        parameters = {**scope_of(query), "words": words}
+        rows = await self._rows("rights", self._rights, parameters, first=True)
+        model, dimension, engine, in_scope, attached, libraries, pending, valid, valid_attached, rarities = rows[0]
+        if model is None or not in_scope:
+            raise _NothingInScope
+        rights = Rights(
+            reader=query.reader.user_id,
+            corpus=query.corpus,
+            own=query.libraries is None,
+            libraries=tuple(libraries or ()),
+            documents=query.documents,
+            session=query.session_id,
+            pending=tuple(pending or ()),
+            generations=tuple(valid or ()),
+        )
+        return _Overview(
+            Made(model, dimension, engine),
+            int(in_scope),
+            int(attached),
+            rights,
+            tuple(valid_attached or ()),
+            dict(zip(words, rarities or (), strict=True)),
+        )
+
+    def _own_attachments(self, query: IndexQuery, overview: _Overview) -> IndexQuery | None:
+        """The search of its own among the session's attachments, where they have guaranteed places."""
+        limit = min(self._rules.attachment_hits, query.limit)
+        if query.session_id is None or not query.corpus or not overview.attached or not limit:
+            return None
+        return replace(query, corpus=False, limit=limit)
+
+    async def _ranked(self, query: IndexQuery, overview: _Overview, question: _Question) -> Ranked:
+        """Keys of chunks by the policy, best first."""
+        if query.policy is Policy.STRICT:
+            return await self._by_words(query, overview)
+        if query.policy is Policy.SEMANTIC:
+            return await self._by_vector(query, overview, question)
+        # The words need no vector: they are searched while the question is embedded.
+        words, nearest = await at_once(self._by_words(query, overview), self._by_vector(query, overview, question))
+        return fused(words, nearest, self._rules.word_share)
+
+    async def _by_words(self, query: IndexQuery, overview: _Overview) -> Ranked:
+        with self._kpi.phase("lexical_query"):
+            body = by_words(overview.rarities, overview.rights, candidates_of(query))
+            return ordered(await self._found(body))
+
+    async def _by_vector(self, query: IndexQuery, overview: _Overview, question: _Question) -> Ranked:
+        vector = await question.vector()
+        check_made(self._database.index, overview.made, Made(self._model, len(vector), ENGINE))
+        if not vector.any():
+            return []  # it has no direction
+        exact = overview.in_scope <= self._rules.exact_up_to
+        with self._kpi.phase("vector_query"):
+            body = by_vector(vector.tolist(), overview.rights, candidates_of(query), exact=exact)
+            found = await self._found(body)
+        return ordered([(key, 2 * score - 1) for key, score in found])
+
+    async def _hits(self, query: IndexQuery, *lists: Ranked) -> dict[str, ChunkHit]:
+        """What is valid and the reader's to see of these, by key."""
+        keys = sorted({key for ranked in lists for key, _ in ranked})
+        if not keys:
+            return {}
+        parts = [parts_of(key) for key in keys]
+        parameters = {
+            **scope_of(query),
+            "keys": keys,
+            "generations": [generation for generation, _ in parts],
+            "ordinals": [ordinal for _, ordinal in parts],
+            "scores": [0.0] * len(keys),
+        }
+        rows = await self._rows("hits", opensearch_statements.HITS, parameters)
+        return {row[0]: hit_of(row[1:]) for row in rows}
+
+    async def _found(self, body: dict[str, Any]) -> list[tuple[str, float]]:
+        async with self._turnstile.step():
+            return await self._cluster.search(self._database.index, body)
+
+    async def _rows(
+        self, op: str, statement: Executable, parameters: dict[str, object], *, first: bool = False
+    ) -> Sequence[Sequence[Any]]:
+        async with self._turnstile.step(first=first), self._database.main.connection() as connection:
+            return await connection.execute(op, statement, parameters)

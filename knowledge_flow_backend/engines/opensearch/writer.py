@@ -1,0 +1,196 @@
+"""Writing documents to an index in OpenSearch: chunks first, under a new name; one transaction makes them valid.
+
+1. An intention is noted in Postgres, with the new writing's name (its generation). Searches know from now on that the
+   document has chunks which do not count, and a crash leaves a note of what is to be deleted.
+2. The chunks are written and made visible to searches of OpenSearch.
+3. One transaction puts the rows and makes the new generation the valid one. From its commit on, readers find the new
+   chunks and none of the old ones; a trigger has noted the old generation.
+4. What is noted is deleted behind it (`opensearch_follow`).
+"""
+
+import logging
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from knowledge_flow_backend.engines.opensearch import statements
+from knowledge_flow_backend.engines.opensearch.body import MAX_DIMENSIONS, Place, Shape, bulk_lines, heading_of
+from knowledge_flow_backend.engines.opensearch.cluster import Cluster
+from knowledge_flow_backend.engines.opensearch.shape import ENGINE, make_index
+from knowledge_flow_backend.engines.pgvector.rows import (
+    Made,
+    check_made,
+    delete_rows,
+    made_by,
+    made_by_alone,
+    put_rows,
+    remember,
+    vector_text,
+)
+from knowledge_flow_backend.errors import Conflict, IndexUnavailable, SchemaMismatch
+from knowledge_flow_backend.index.database import Database
+from knowledge_flow_backend.index.engines import TimedConnection
+from knowledge_flow_backend.index.faults import DatabaseFault, failure_of
+from knowledge_flow_backend.index.models import Chunk, Document, DocumentContent, Vector
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Intention:
+    """A write that is about to begin: its row of `index_pending`, and the place of its chunks."""
+
+    row: int
+    place: Place
+
+
+class OpenSearchWriter:
+    """The `IndexWriter` on OpenSearch. `model` is the embedder whose vectors it is given; `wake` is called when there
+    is something to delete behind a write."""
+
+    def __init__(
+        self,
+        database: Database,
+        cluster: Cluster,
+        *,
+        model: str,
+        bulk_size: int = 500,
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._database = database
+        self._cluster = cluster
+        self._model = model
+        self._bulk_size = bulk_size
+        self._wake = wake
+
+    async def replace_document(
+        self, document: Document, content: DocumentContent, chunks: Sequence[Chunk], vectors: Sequence[Vector]
+    ) -> int:
+        """See `IndexWriter`. Raises `Conflict` for a uid that is another owner's, `UploadProcessingFailed` for texts
+        that Postgres will never take (a NUL)."""
+        if len(chunks) != len(vectors):
+            raise ValueError(f"{len(chunks)} chunks with {len(vectors)} vectors")
+        self._database.require_ready()
+        try:
+            if chunks:
+                await self._fit(len(vectors[0]))
+            intention = await self._intend(document)
+            try:
+                version = await self._write(document, content, chunks, vectors, intention)
+            except Conflict:
+                await self._withdraw(intention)
+                raise
+        except DatabaseFault as error:
+            raise failure_of(error) from error
+        self._wake()
+        return version
+
+    async def delete_document(self, document_uid: str) -> bool:
+        """See `IndexWriter`. Nobody finds it any more when this returns; OpenSearch forgets it soon after."""
+        deleted = await delete_rows(self._database, document_uid)
+        self._wake()
+        return deleted
+
+    async def _fit(self, dimension: int) -> None:
+        """Refuse vectors that are not of the index's model; the first ones ever have the index made."""
+        wanted = Made(self._model, dimension, ENGINE)
+        async with self._database.ingest.connection() as connection:
+            holds = await made_by(connection) or await made_by_alone(connection)
+            if holds is not None:
+                check_made(self._database.index, holds, wanted)
+                return
+            if not 0 < dimension <= MAX_DIMENSIONS:
+                raise SchemaMismatch(f"vectors of {dimension} numbers cannot be indexed (at most {MAX_DIMENSIONS})")
+            token = (await connection.execute("index_token", statements.TOKEN))[0][0]
+            await make_index(self._cluster, self._database.index, Shape(self._model, dimension, token))
+            await remember(connection, wanted)
+            await connection.commit()
+        logger.info("index %r holds vectors of %s, %d numbers", self._database.index, self._model, dimension)
+
+    async def _intend(self, document: Document) -> _Intention:
+        generation = secrets.token_hex(12)
+        async with self._database.ingest.connection() as connection:
+            owner = await connection.execute("owner", statements.OWNER, {"uid": document.uid})
+            if owner and owner[0][0] != document.owner_id:
+                raise Conflict("the document is another owner's")
+            if document.claim is not None and document.claim not in [claim for _, claim in owner]:
+                raise Conflict("the document was deleted or uploaded again")
+            known = {"uid": document.uid, "tag_ids": list(document.tag_ids)}
+            tags = await connection.execute("known_tags", statements.KNOWN_TAGS, known)
+            place = await connection.execute("place", statements.PLACE, {"uid": document.uid})
+            rows = await connection.execute(
+                "intend", statements.INTEND, {"uid": document.uid, "generation": generation}
+            )
+            await connection.commit()
+        return _Intention(
+            rows[0][0],
+            Place(
+                document_uid=document.uid,
+                generation=generation,
+                owner_id=document.owner_id,
+                session_id=document.session_id,
+                retrievable=place[0][0] if place else True,
+                tag_ids=tuple(sorted(tag for (tag,) in tags)),
+            ),
+        )
+
+    async def _write(
+        self,
+        document: Document,
+        content: DocumentContent,
+        chunks: Sequence[Chunk],
+        vectors: Sequence[Vector],
+        intention: _Intention,
+    ) -> int:
+        async with self._database.ingest.connection() as connection:
+            await connection.execute("lock", statements.LOCK_WRITING)
+            if not await connection.execute("hold_intention", statements.HOLD, {"id": intention.row}):
+                raise IndexUnavailable("the write began too late")
+            if chunks:
+                await self._cluster.write(self._database.index, self._batches(document, intention, chunks, vectors))
+                await self._cluster.refresh(self._database.index)
+            version = await put_rows(
+                connection,
+                document,
+                content,
+                chunks,
+                vectors,
+                bulk_size=self._bulk_size,
+                pace=self._cluster.pace,
+            )
+            await self._validate(connection, intention)
+            await connection.commit()
+        return version
+
+    async def _withdraw(self, intention: _Intention) -> None:
+        """Every request of the write was answered: what it wrote may be deleted without waiting for its death."""
+        async with self._database.ingest.connection() as connection:
+            await connection.execute("withdraw", statements.WITHDRAW, {"id": intention.row})
+            await connection.commit()
+        self._wake()
+
+    async def _validate(self, connection: TimedConnection, intention: _Intention) -> None:
+        """Make the new generation the document's own. Where it was moved meanwhile, its chunks follow."""
+        place = intention.place
+        names = {"uid": place.document_uid, "generation": place.generation}
+        await connection.execute("validate", statements.VALIDATE, names)
+        (now,) = await connection.execute("place", statements.PLACE, {"uid": place.document_uid})
+        unmoved = (now[0], tuple(sorted(now[1] or ()))) == (place.retrievable, place.tag_ids)
+        end = statements.FULFIL if unmoved else statements.FULFIL_LATER
+        await connection.execute("fulfil", end, {"id": intention.row})
+
+    def _batches(
+        self, document: Document, intention: _Intention, chunks: Sequence[Chunk], vectors: Sequence[Vector]
+    ) -> Iterator[Callable[[], bytes]]:
+        for start in range(0, len(chunks), self._bulk_size):
+            part = slice(start, start + self._bulk_size)
+            yield partial(_lines, document.title, intention.place, chunks, vectors, part)
+
+
+def _lines(title: str, place: Place, chunks: Sequence[Chunk], vectors: Sequence[Vector], part: slice) -> bytes:
+    # The part is taken here, in the thread: chunks and vectors of a large document are read from disk for it.
+    return b"".join(
+        bulk_lines(place, chunk.ordinal, heading_of(title, chunk.section), chunk.content, vector_text(vector))
+        for chunk, vector in zip(chunks[part], vectors[part], strict=True)
+    )

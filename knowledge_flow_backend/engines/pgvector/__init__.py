@@ -1,0 +1,1 @@
+"""Chunks in Postgres: vectors by pgvector, words by full-text search."""

@@ -1,0 +1,186 @@
+"""The index in Postgres with pgvector: words by a tsvector, vectors by an HNSW graph, rights inside each query."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlalchemy import Executable, text
+
+from backend_kit.kpi import Kpi
+from knowledge_flow_backend.engines.attachments import with_attachments
+from knowledge_flow_backend.engines.pgvector import statements
+from knowledge_flow_backend.engines.pgvector.queries import candidates_of, hit_of, scope_of
+from knowledge_flow_backend.engines.pgvector.rows import Made, check_made, vector_text
+from knowledge_flow_backend.engines.pgvector.writer import ENGINE
+from knowledge_flow_backend.engines.turnstile import Turnstile
+from knowledge_flow_backend.index import ChunkHit, IndexQuery, Policy, Reader, Similarity, Vector
+from knowledge_flow_backend.index.database import Database
+from knowledge_flow_backend.index.faults import DatabaseFault, failure_of
+from knowledge_flow_backend.index.port import Embed
+from knowledge_flow_backend.together import at_once
+
+_TRY_LOCK = text("SELECT pg_try_advisory_xact_lock(hashtext(current_schema() || '.common_words'))")
+
+
+@dataclass(frozen=True, slots=True)
+class PgVectorRules:
+    """`word_share`: part of a hybrid score that words decide, 0 to 1. `attachment_hits`: places guaranteed to a
+    session's own attachments. `parallel`: statements of searches that run at once."""
+
+    word_share: float = 0.6
+    attachment_hits: int = 3
+    parallel: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Overview:
+    """What a search is about: what made the index, chunks in scope, chunks attached to the session.
+
+    `lexical` and `lexical_scores` are arrays as Postgres writes them; None where no word was found or looked for.
+    """
+
+    made: Made
+    in_scope: int
+    attached: int
+    lexical: str | None = None
+    lexical_scores: str | None = None
+
+
+class _NothingInScope(Exception):
+    """No chunk that this search could find: no need to wait for a vector."""
+
+
+class PgVectorIndex:
+    """The `ChunkIndex` on Postgres. `model` is the embedder whose vectors it is asked with."""
+
+    def __init__(self, database: Database, *, model: str, kpi: Kpi, rules: PgVectorRules | None = None) -> None:
+        self._database = database
+        self._model = model
+        self._kpi = kpi
+        self._rules = rules or PgVectorRules()
+        self._turnstile = Turnstile(self._rules.parallel, kpi)
+
+    async def check(self, dimension: int | None = None) -> None:
+        """Raise `SchemaMismatch` where the index holds vectors of another model, or length where that is known;
+        `IndexUnavailable`."""
+        self._database.require_ready()
+        try:
+            rows = await self._rows("index_info", statements.INFO, {})
+        except DatabaseFault as error:
+            raise failure_of(error) from error
+        if rows:
+            holds = Made(*rows[0])
+            check_made(self._database.index, holds, Made(self._model, dimension or holds.dimension, ENGINE))
+
+    async def count_common_words(self) -> None:
+        """Take over what Postgres knows of words; one process at a time, others pass. Raises `IndexUnavailable`."""
+        self._database.require_ready()
+        try:
+            async with self._database.ingest.connection() as connection:
+                rows = await connection.execute("lock", _TRY_LOCK)
+                if rows[0][0]:
+                    await connection.execute("common_words", statements.COUNT_COMMON_WORDS)
+                    await connection.commit()
+        except DatabaseFault as error:
+            raise failure_of(error) from error
+
+    async def search(self, query: IndexQuery, embed: Embed) -> list[ChunkHit]:
+        """See `ChunkIndex`."""
+        self._database.require_ready()
+        try:
+            if query.policy is Policy.STRICT:
+                return await self._strict(query)
+            return await self._by_vector(query, embed)
+        except _NothingInScope:
+            return []
+        except DatabaseFault as error:
+            raise failure_of(error) from error
+
+    async def similarities(self, chunk_uids: Sequence[str], vector: Vector, reader: Reader) -> list[Similarity]:
+        """See `ChunkIndex`."""
+        self._database.require_ready()
+        everywhere = IndexQuery("", Policy.SEMANTIC, reader, limit=0, candidates=0)
+        parameters = {**scope_of(everywhere), "uids": list(chunk_uids), "vector": vector_text(vector)}
+        try:
+            rows = await self._rows("similarities", statements.SIMILARITIES, parameters)
+        except DatabaseFault as error:
+            raise failure_of(error) from error
+        return [Similarity(uid, cosine) for uid, cosine in rows]
+
+    async def _strict(self, query: IndexQuery) -> list[ChunkHit]:
+        with self._kpi.phase("lexical_query"):
+            hits = await self._hits("strict", statements.STRICT, query, first=True)
+        if query.session_id is None or not query.corpus:
+            return hits
+        overview = await self._overview(query)
+        attached = await self._attached(query, overview, lambda own: self._hits("strict", statements.STRICT, own))
+        return with_attachments(hits, attached, query.limit)
+
+    async def _by_vector(self, query: IndexQuery, embed: Embed) -> list[ChunkHit]:
+        # The words need no vector: they are searched while the question is embedded.
+        overview, vector = await at_once(self._overview(query, first=True), _awaited(embed))
+        check_made(self._database.index, overview.made, Made(self._model, len(vector), ENGINE))
+
+        async def nearest(asked: IndexQuery, about: _Overview) -> list[ChunkHit]:
+            exact = about.in_scope <= statements.EXACT_UP_TO
+            with self._kpi.phase("vector_query"):
+                if asked.policy is Policy.SEMANTIC:
+                    return await self._hits("semantic", statements.SEMANTIC[exact], asked, vector=vector_text(vector))
+                return await self._hits(
+                    "hybrid",
+                    statements.HYBRID[exact],
+                    asked,
+                    vector=vector_text(vector),
+                    lexical=about.lexical,
+                    lexical_scores=about.lexical_scores,
+                    word_share=self._rules.word_share,
+                )
+
+        async def among_attached(own: IndexQuery) -> list[ChunkHit]:
+            return await nearest(own, await self._overview(own))
+
+        hits = await nearest(query, overview)
+        attached = await self._attached(query, overview, among_attached)
+        return with_attachments(hits, attached, query.limit)
+
+    async def _attached(
+        self, query: IndexQuery, overview: _Overview, search: Callable[[IndexQuery], Awaitable[list[ChunkHit]]]
+    ) -> list[ChunkHit]:
+        """The best hits in the session's own attachments; a search of its own, and only where there are some."""
+        limit = min(self._rules.attachment_hits, query.limit)
+        if query.session_id is None or not query.corpus or not overview.attached or not limit:
+            return []
+        return await search(replace(query, corpus=False, limit=limit))
+
+    async def _overview(self, query: IndexQuery, *, first: bool = False) -> _Overview:
+        """What is in scope; for a hybrid search with the best chunks by their words. Raises `_NothingInScope`."""
+        if query.policy is Policy.HYBRID:
+            with self._kpi.phase("lexical_query"):
+                rows = await self._rows("lexical", statements.LEXICAL, _lexical(query), first=first)
+            *made, in_scope, attached, ids, scores = rows[0]
+        else:
+            rows = await self._rows("overview", statements.OVERVIEW, scope_of(query), first=first)
+            (*made, in_scope, attached), ids, scores = rows[0], None, None
+        if made[0] is None or not in_scope:
+            raise _NothingInScope
+        return _Overview(Made(*made), int(in_scope), int(attached), ids, scores)
+
+    async def _hits(
+        self, op: str, statement: Executable, query: IndexQuery, *, first: bool = False, **more: object
+    ) -> list[ChunkHit]:
+        parameters = {**_lexical(query), "limit": query.limit, **more}
+        return [hit_of(row) for row in await self._rows(op, statement, parameters, first=first)]
+
+    async def _rows(
+        self, op: str, statement: Executable, parameters: Mapping[str, object], *, first: bool = False
+    ) -> Sequence[Sequence[Any]]:
+        async with self._turnstile.step(first=first), self._database.main.connection() as connection:
+            return await connection.execute(op, statement, parameters)
+
+
+def _lexical(query: IndexQuery) -> dict[str, object]:
+    return {**scope_of(query), "question": query.question, "candidates": candidates_of(query)}
+
+
+async def _awaited(embed: Embed) -> Vector:
+    return await embed()

@@ -1,0 +1,221 @@
+"""The rows of a document as every engine writes them: the document, its content, its libraries, its chunks."""
+
+import asyncio
+import struct
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from itertools import islice
+
+from sqlalchemy import text
+
+from backend_kit.wire import dumps
+from knowledge_flow_backend.engines.pace import Pace
+from knowledge_flow_backend.engines.pgvector.statements import INFO
+from knowledge_flow_backend.errors import Conflict, SchemaMismatch
+from knowledge_flow_backend.index.database import Database
+from knowledge_flow_backend.index.engines import TimedConnection
+from knowledge_flow_backend.index.faults import DatabaseFault, failure_of
+from knowledge_flow_backend.index.models import Chunk, Document, DocumentContent, Vector
+from knowledge_flow_backend.index.schema import LOCK_KEY
+
+INLINE_DIMENSIONS = 1024
+"""Vectors up to this length stay in their row (4 KB of an 8 KB page): reading one is no second look-up."""
+
+_COLUMNS = (
+    "uid", "owner_id", "session_id", "title", "file_name", "file_path", "mime_type", "type", "source_tag", "author",
+    "language", "license", "repository", "pull_location", "confidential", "created", "modified", "content_hash",
+    "size_bytes", "chunk_count", "token_count",
+)  # fmt: skip
+
+_LOCK = text(f"SELECT pg_advisory_xact_lock({LOCK_KEY})")
+_REMEMBER = text("INSERT INTO index_info (embedding_model, dimension, engine) VALUES (:model, :dimension, :engine)")
+# Locked: from here to the end of the transaction nobody deletes or claims it.
+_HOLD_CLAIM = text("SELECT uid FROM documents WHERE uid = :uid AND stages->>'claim' = :claim FOR UPDATE")
+_PUT_DOCUMENT = text(
+    f"""INSERT INTO documents ({", ".join(_COLUMNS)}, version, status)
+    VALUES ({", ".join(f":{name}" for name in _COLUMNS)}, 1, 'ready')
+    ON CONFLICT (uid) DO UPDATE SET
+        ({", ".join(_COLUMNS[2:])}) = ({", ".join(f"excluded.{name}" for name in _COLUMNS[2:])}),
+        version = documents.version + 1, status = 'ready', error = NULL, updated_at = now()
+    WHERE documents.owner_id = excluded.owner_id
+    RETURNING version"""  # noqa: S608 - the names of our own columns
+)
+_DROP_CONTENT = text("DELETE FROM document_contents WHERE document_uid = :uid")
+_COPY_CONTENT = "COPY document_contents (document_uid, markdown, raw) FROM STDIN (FORMAT binary)"
+# Of COPY's binary format: the signature, no flags, no extension; what ends it.
+_BINARY_HEAD = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+_BINARY_END = struct.pack("!h", -1)
+# A library that was deleted meanwhile is left out; the document is stored all the same.
+_PUT_TAGS = text(
+    """INSERT INTO document_tags (document_uid, tag_id)
+    SELECT :uid, id FROM tags WHERE id = ANY(CAST(:tag_ids AS text[])) ON CONFLICT DO NOTHING"""
+)
+_DELETE = text("DELETE FROM documents WHERE uid = :uid RETURNING uid")
+_DROP_CHUNKS = text("DELETE FROM chunks WHERE document_uid = :uid")
+_COPY_CHUNKS = (
+    "COPY chunks (uid, document_uid, version, ordinal, title, section, content, page, char_start, char_end,"
+    " token_count, embedding) FROM STDIN"
+)
+_ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """By what an index is, or is to be, written: the embedder, the length of its vectors, what searches them."""
+
+    model: str
+    dimension: int
+    engine: str
+
+
+async def made_by(connection: TimedConnection) -> Made | None:
+    """What the index was made by; None while it is empty."""
+    rows = await connection.execute("index_info", INFO)
+    return Made(*rows[0]) if rows else None
+
+
+async def made_by_alone(connection: TimedConnection) -> Made | None:
+    """The same, and from now to the end of the transaction nobody else gives an empty index its shape."""
+    await connection.execute("lock", _LOCK)
+    return await made_by(connection)
+
+
+async def remember(connection: TimedConnection, made: Made) -> None:
+    """Give the index its shape: the length of its vectors, and by what they are made."""
+    # Statements of DDL take no parameters; `dimension` is a checked int.
+    await connection.execute(
+        "shape", text(f"ALTER TABLE chunks ALTER COLUMN embedding TYPE vector({int(made.dimension)})")
+    )
+    if made.dimension <= INLINE_DIMENSIONS:
+        await connection.execute("shape", text("ALTER TABLE chunks ALTER COLUMN embedding SET STORAGE PLAIN"))
+    await connection.execute("shape", _REMEMBER, asdict(made))
+
+
+def check_made(index: str, holds: Made, wanted: Made) -> None:
+    """Raise `SchemaMismatch` where an index was not made as this service makes it."""
+    if holds.engine != wanted.engine:
+        raise SchemaMismatch(
+            f"index {index!r} was written with storage.vector_store.type: {holds.engine}, the configuration says "
+            f"{wanted.engine}: name another storage.vector_store.index and ingest again"
+        )
+    if holds != wanted:
+        raise SchemaMismatch(
+            f"index {index!r} holds vectors of {holds.model} ({holds.dimension} numbers), the configured embedder "
+            f"makes those of {wanted.model} ({wanted.dimension}): name another storage.vector_store.index and ingest "
+            "again"
+        )
+
+
+async def put_rows(
+    connection: TimedConnection,
+    document: Document,
+    content: DocumentContent,
+    chunks: Sequence[Chunk],
+    vectors: Sequence[Vector],
+    *,
+    bulk_size: int,
+    pace: Pace | None = None,
+) -> int:
+    """Put all rows of a document in place of what its uid held, in the transaction of the connection; its version.
+
+    `pace`: of the chunks, where searches are to come first.
+
+    Raises `Conflict` where the uid is another owner's or its claim another upload's, and `DatabaseFault`s.
+    """
+    if document.claim is not None:
+        mark = {"uid": document.uid, "claim": document.claim}
+        if not await connection.execute("hold_claim", _HOLD_CLAIM, mark):
+            raise Conflict("the document was deleted or uploaded again")
+    version = await _put_document(connection, document, content, chunks)
+    await connection.execute("drop_chunks", _DROP_CHUNKS, {"uid": document.uid})
+    await _copy(connection, document, version, zip(chunks, vectors, strict=True), bulk_size, pace)
+    return version
+
+
+async def delete_rows(database: Database, document_uid: str) -> bool:
+    """Delete a document with all its rows; False where there was none. Raises `IndexUnavailable`."""
+    database.require_ready()
+    try:
+        async with database.ingest.connection() as connection:
+            rows = await connection.execute("delete_document", _DELETE, {"uid": document_uid})
+            await connection.commit()
+    except DatabaseFault as error:
+        raise failure_of(error) from error
+    return bool(rows)
+
+
+def vector_text(vector: Vector) -> str:
+    """A vector as pgvector reads it, which is a JSON list."""
+    return dumps(vector.tolist()).decode()
+
+
+async def _put_document(
+    connection: TimedConnection, document: Document, content: DocumentContent, chunks: Sequence[Chunk]
+) -> int:
+    values = {
+        **asdict(document),
+        "chunk_count": len(chunks),
+        # Chunks of a large document are read from disk as they are looked at.
+        "token_count": await asyncio.to_thread(lambda: sum(chunk.token_count for chunk in chunks)),
+    }
+    rows = await connection.execute("put_document", _PUT_DOCUMENT, {name: values[name] for name in _COLUMNS})
+    if not rows:
+        raise Conflict("the document is another owner's")
+    await connection.execute("drop_content", _DROP_CONTENT, {"uid": document.uid})
+    await connection.copy("put_content", _COPY_CONTENT, *await asyncio.to_thread(_content, document.uid, content))
+    if document.tag_ids:
+        await connection.execute("put_tags", _PUT_TAGS, {"uid": document.uid, "tag_ids": list(document.tag_ids)})
+    return int(rows[0][0])
+
+
+async def _copy(
+    connection: TimedConnection,
+    document: Document,
+    version: int,
+    pairs: Iterable[tuple[Chunk, Vector]],
+    bulk_size: int,
+    pace: Pace | None,
+) -> None:
+    pairs = iter(pairs)
+    while True:
+        most = pace.piece(bulk_size) if pace is not None else bulk_size
+        # In a thread, 50 µs a chunk: a large document would hold the loop for seconds.
+        rows = await asyncio.to_thread(_rows, document, version, islice(pairs, most))
+        if not rows:
+            return
+        async with pace.write() if pace is not None else nullcontext():
+            await connection.copy("copy_chunks", _COPY_CHUNKS, rows)
+
+
+def _content(uid: str, content: DocumentContent) -> list[bytes]:
+    """The row of a content in COPY's binary format: the number of fields, and each with its length before it."""
+    fields = (uid.encode(), content.markdown.encode(), content.raw)
+    parts = [_BINARY_HEAD, struct.pack("!h", len(fields))]
+    for value in fields:
+        parts += (struct.pack("!i", len(value)), value)
+    return [*parts, _BINARY_END]
+
+
+def _rows(document: Document, version: int, batch: Iterable[tuple[Chunk, Vector]]) -> bytes:
+    """Lines of Postgres' COPY text format."""
+    return "".join(
+        "\t".join(
+            (
+                chunk.uid.translate(_ESCAPES),
+                document.uid.translate(_ESCAPES),
+                str(version),
+                str(chunk.ordinal),
+                document.title.translate(_ESCAPES),
+                chunk.section.translate(_ESCAPES),
+                chunk.content.translate(_ESCAPES),
+                "\\N" if chunk.page is None else str(chunk.page),
+                str(chunk.start),
+                str(chunk.end),
+                str(chunk.token_count),
+                vector_text(vector),
+            )
+        )
+        + "\n"
+        for chunk, vector in batch
+    ).encode()

@@ -1,0 +1,114 @@
+"""What Postgres itself measured over the steady window."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.support.postgres import Database
+from tests.ws_bench.scripted import Exchange, ScriptedService, answer, bench, scripted_service
+from ws_bench.record.postgres import PostgresWatch
+
+RESET = "SELECT stats_reset FROM pg_stat_statements_info"
+CANARY = "SELECT query FROM pg_stat_activity WHERE application_name = 'ws_bench' AND query = 'SELECT 1'"
+STATEMENT = "SELECT length(pg_sleep(0.002)::text) AS told_by_the_bench"
+
+
+class Persisting:
+    """A service that runs one statement a turn, and answers none before the steady window has begun."""
+
+    def __init__(self, connection: "psycopg.AsyncConnection[Any]", window: str) -> None:
+        self.connection = connection
+        self.window = window
+        """A query whose answer changes when the window begins."""
+        self.before: Any = None
+
+    async def look(self) -> Any:
+        return await (await self.connection.execute(self.window)).fetchone()
+
+    async def remember(self) -> None:
+        self.before = await self.look()
+
+    async def __call__(self, service: ScriptedService, exchange: Exchange) -> None:
+        while await self.look() == self.before:  # noqa: ASYNC110 - Postgres is asked
+            await asyncio.sleep(0.01)
+        await self.connection.execute(STATEMENT)
+        await answer(service, exchange)
+
+
+async def run_against(dsn: str, out: Path, window: str) -> tuple[str, dict[str, Any]]:
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+        for _ in range(50):
+            await connection.execute(STATEMENT)
+        persisting = Persisting(connection, window)
+        async with scripted_service(persisting, creating=persisting.remember) as service:
+            done = await bench(
+                "-url", service.url, "-clients=2", "-requests-per-client=40", "-ramp-duration=0s", "-no-live",
+                "-postgres", dsn, "-json", str(out),
+            )  # fmt: skip
+    assert done.code == 0, done.stderr
+    return done.stdout, result_without(dsn, out)
+
+
+def result_without(dsn: str, out: Path) -> dict[str, Any]:
+    """The result; its file must not hold the connection string."""
+    text = out.read_text()
+    assert dsn not in text
+    result: dict[str, Any] = json.loads(text)
+    return result
+
+
+@pytest.mark.servers
+@pytest.mark.postgres
+async def test_statements_are_counted_over_the_steady_window_alone(debian_postgres: str, tmp_path: Path) -> None:
+    printed, result = await run_against(debian_postgres, tmp_path / "out.json", RESET)
+    view = result["recording"]["postgres"]
+    assert view["without"] == ""
+    (seen,) = [one for one in view["statements"] if "told_by_the_bench" in one["query"]]
+    # The fifty before the run, and what lay outside of the window, are not in it.
+    assert result["steady"]["turns"] - 4 <= seen["calls"] <= 80
+    assert seen["mean_ms"] >= 2
+    assert seen["total_ms"] == pytest.approx(seen["mean_ms"] * seen["calls"], rel=0.01)
+    assert "POSTGRES OVER THE STEADY WINDOW" in printed
+    assert "told_by_the_bench" in printed
+
+
+@pytest.mark.postgres
+async def test_what_was_counted_is_kept_though_the_end_was_cut_off(debian_postgres: str) -> None:
+    async with PostgresWatch(debian_postgres) as watch:
+        await watch.begin()
+        cut_off = asyncio.ensure_future(watch.end())
+        await asyncio.sleep(0)
+        cut_off.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cut_off
+        await watch.end()
+        assert watch.view is not None
+        assert watch.view.without == ""
+
+
+async def test_without_the_extension_a_canary_is_timed_and_said_so(database: Database, tmp_path: Path) -> None:
+    printed, result = await run_against(database.dsn, tmp_path / "out.json", CANARY)
+    view = result["recording"]["postgres"]
+    assert view["statements"] == []
+    assert "pg_stat_statements" in view["without"]
+    assert view["canary"]["count"] >= 1
+    assert "instead a canary on a connection of its own" in printed
+
+
+@pytest.mark.servers
+@pytest.mark.postgres
+async def test_a_run_that_is_over_before_its_window_says_so(debian_postgres: str, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    async with scripted_service(create_status=503) as service:
+        done = await bench(
+            "-url", service.url, "-clients=1", "-requests-per-client=1", "-no-live", "-postgres", debian_postgres,
+            "-json", str(out),
+        )  # fmt: skip
+    view = result_without(debian_postgres, out)["recording"]["postgres"]
+    assert view["statements"] == []
+    assert "before the steady window could begin" in view["without"]
+    assert view["without"] in done.stdout

@@ -1,0 +1,1 @@
+"""What a run is asked for: flags, profiles, pacing, arrivals, prompts."""

@@ -1,0 +1,241 @@
+"""The flags of `ws_bench run`: Go's dialect (one dash or two) into one frozen value."""
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from urllib.parse import SplitResult, parse_qs, parse_qsl, urlencode, urlsplit, urlunsplit
+
+from ws_bench.config.options import Gates, Load, Misbehaviour, Observe, Outputs
+from ws_bench.config.prompts import Script, digest, read_scripts
+from ws_bench.config.runflags import load_of, misbehaviour_of, observe_of, outputs_of, run_flags
+from ws_bench.errors import UsageError
+
+_SOCKET_PATHS = ("/chatbot/query/ws-baseline", "/chatbot/query/ws")
+_MAX_CLIENTS = 20_000
+_MAX_WORKERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """What one run does. Durations in seconds; `requests` counts only in total mode (`requests_per_client` 0)."""
+
+    url: str
+    session_url: str
+    token: str = field(repr=False)
+    token_in_query: bool
+    agent: str
+    message: str
+    prompts: tuple[Script, ...]
+    """What the turns ask (see `ws_bench.config.prompts`); empty: each asks `message`."""
+    session: str
+    session_title: str
+    create_session: bool
+    prepare_sessions: bool
+    prepare_concurrency: int
+    delete_session: bool
+    ramp_s: float
+    clients: int
+    requests: int
+    requests_per_client: int
+    timeout_s: float
+    grace_s: float
+    insecure: bool
+    debug_events: bool
+    read_limit_bytes: int
+    native: bool
+    runtime_context: dict[str, object]
+    load: Load
+    misbehaviour: Misbehaviour
+    observe: Observe
+    outputs: Outputs
+    gates: Gates
+    verify_history: bool
+    workers: int
+
+    @property
+    def per_client(self) -> bool:
+        """Whether a client keeps its socket for all its turns, rather than having a new one for each."""
+        return self.requests_per_client > 0 or self.load.open
+
+    @property
+    def mode(self) -> str:
+        """What decides how many turns there are."""
+        if self.load.open:
+            return "open-loop"
+        if self.requests_per_client == 0:
+            return "total-requests"
+        return "duration" if self.load.duration_s else "per-client"
+
+    @property
+    def owns_sessions(self) -> bool:
+        """Whether sessions are created (and deleted) by the run."""
+        return self.create_session and not self.session
+
+    @property
+    def dial_url(self) -> str:
+        """The URL to connect to: holds the token where `-token-in-query` asks for it. Never print it."""
+        if not (self.token_in_query and self.token):
+            return self.url
+        parts = urlsplit(self.url)
+        query = [(key, value) for key, value in parse_qsl(parts.query) if key != "token"]
+        return urlunsplit(parts._replace(query=urlencode([*query, ("token", self.token)])))
+
+    @property
+    def shown_url(self) -> str:
+        """The URL as given, a token in its query replaced: this one may be printed and stored."""
+        parts = urlsplit(self.url)
+        if not _has_token(parts):
+            return self.url
+        query = [(key, "***" if key == "token" else value) for key, value in parse_qsl(parts.query)]
+        return urlunsplit(parts._replace(query=urlencode(query, safe="*")))
+
+    @property
+    def auth_headers(self) -> dict[str, str]:
+        """The bearer header of REST calls and, without `-token-in-query`, of the handshake."""
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
+
+
+def parse_run_flags(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> RunConfig:
+    """The configuration that flags and `AGENTIC_TOKEN` ask for.
+
+    Raises `UsageError`; `-h` prints the help and raises SystemExit(0).
+    """
+    return config_of(run_flags("ws_bench run", "Load an agentic service.").parse(argv), environ)
+
+
+def config_of(values: argparse.Namespace, environ: Mapping[str, str] | None = None) -> RunConfig:
+    """The configuration of parsed flags. Raises `UsageError`."""
+    environment = os.environ if environ is None else environ
+    _check(values)
+    parts = _socket_parts(values.url)
+    load = load_of(values)
+    requests = values.requests
+    if values.requests_per_client == 0 and requests == 0:
+        requests = values.clients
+    total_mode = values.requests_per_client == 0 and not load.open
+    clients = min(values.clients, requests) if total_mode else values.clients
+    return RunConfig(
+        url=values.url,
+        session_url=values.session_url or session_url_of(parts, needed=values.create_session and not values.session),
+        token=_token(values, parts, environment),
+        token_in_query=values.token_in_query,
+        agent=values.agent,
+        message=values.message,
+        prompts=read_scripts(values.prompts) if values.prompts else (),
+        session=values.session,
+        session_title=values.session_title,
+        create_session=values.create_session,
+        prepare_sessions=values.prepare_sessions,
+        prepare_concurrency=values.prepare_concurrency,
+        delete_session=values.delete_session,
+        ramp_s=values.ramp_duration,
+        clients=clients,
+        requests=requests,
+        requests_per_client=values.requests_per_client,
+        timeout_s=values.timeout,
+        grace_s=values.grace,
+        insecure=values.insecure,
+        debug_events=values.debug_events,
+        read_limit_bytes=values.read_limit_bytes,
+        native=values.native,
+        runtime_context=_runtime_context(values),
+        load=load,
+        misbehaviour=misbehaviour_of(values),
+        observe=observe_of(values),
+        outputs=outputs_of(values),
+        gates=Gates(tuple(values.threshold), values.goodput, values.abort_on_fail),
+        verify_history=values.verify_history,
+        workers=values.workers,
+    )
+
+
+def session_url_of(socket: SplitResult, *, needed: bool = True) -> str:
+    """The REST address of sessions beside a socket address. Raises `UsageError` where it cannot be told."""
+    for path in _SOCKET_PATHS:
+        if path in socket.path:
+            scheme = {"ws": "http", "wss": "https"}[socket.scheme]
+            rest = socket.path.replace(path, "/chatbot/session", 1)
+            return urlunsplit((scheme, socket.netloc, rest, "", ""))
+    if needed:
+        raise UsageError(f"cannot derive the session URL from {socket.path!r}: set -session-url")
+    return ""
+
+
+def _check(values: argparse.Namespace) -> None:
+    if not 0 < values.clients <= _MAX_CLIENTS:
+        raise UsageError(f"-clients must be in 1..{_MAX_CLIENTS}")
+    if values.requests_per_client < 0 or values.requests < 0:
+        raise UsageError("-requests and -requests-per-client cannot be negative")
+    if values.timeout <= 0:
+        raise UsageError("-timeout must be above 0")
+    if values.prepare_concurrency < 1:
+        raise UsageError("-prepare-concurrency must be at least 1")
+    if values.protocol != "ws":
+        raise UsageError("-protocol: only ws is offered")
+    if not 0 < values.workers <= _MAX_WORKERS:
+        raise UsageError(f"-workers must be in 1..{_MAX_WORKERS}")
+    if values.abort_on_fail and not values.threshold:
+        raise UsageError("-abort-on-fail needs a -threshold")
+    if values.read_limit_bytes < 1:
+        raise UsageError("-read-limit-bytes must be at least 1")
+
+
+def _socket_parts(url: str) -> SplitResult:
+    parts = urlsplit(url)
+    if parts.scheme not in {"ws", "wss"} or not parts.hostname:
+        raise UsageError("-url must be ws://host[:port]/path or wss://host[:port]/path")
+    return parts
+
+
+def _has_token(parts: SplitResult) -> bool:
+    return bool(parse_qs(parts.query).get("token"))
+
+
+def _token(values: argparse.Namespace, parts: SplitResult, environ: Mapping[str, str]) -> str:
+    token: str = values.token or environ.get("AGENTIC_TOKEN", "").strip()
+    if token or values.allow_empty_token or _has_token(parts):
+        return token
+    return "fake-token"
+
+
+def _runtime_context(values: argparse.Namespace) -> dict[str, object]:
+    wanted = {
+        "selected_document_libraries_ids": values.document_library_ids,
+        "selected_document_uids": values.document_uids,
+        "search_policy": values.search_policy,
+        "search_rag_scope": values.search_rag_scope,
+        "include_session_scope": values.include_session_scope,
+        "include_corpus_scope": values.include_corpus_scope,
+    }
+    return {key: value for key, value in wanted.items() if value not in ("", None, [])}
+
+
+def config_as_json(config: RunConfig) -> dict[str, object]:
+    """The configuration for a result file: everything except credentials."""
+    return {
+        "url": config.shown_url,
+        "session_url": config.session_url,
+        "agent": config.agent,
+        "message": config.message,
+        "prompts": len(config.prompts),
+        "prompts_digest": digest(config.prompts) if config.prompts else "",
+        "mode": config.mode,
+        "native": config.native,
+        "clients": config.clients,
+        "requests_per_client": config.requests_per_client,
+        "requests": config.requests,
+        "ramp_s": config.ramp_s,
+        "timeout_s": config.timeout_s,
+        "create_session": config.create_session,
+        "prepare_sessions": config.prepare_sessions,
+        "delete_session": config.delete_session,
+        "runtime_context": config.runtime_context,
+        "load": asdict(config.load),
+        "misbehaviour": asdict(config.misbehaviour),
+        "server_metrics": list(config.observe.metrics_urls),
+        "thresholds": [gate.text for gate in config.gates.thresholds],
+        "goodput": dict(config.gates.goodput),
+        "verify_history": config.verify_history,
+        "workers": config.workers,
+    }

@@ -1,0 +1,140 @@
+"""Groups of a run's options beyond the compatible flags, as frozen values, and how their texts are read."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ws_bench.config.arrivals import Stage, duration_of
+from ws_bench.config.distributions import Distribution
+from ws_bench.errors import UsageError
+from ws_bench.record.gates import Gate
+from ws_bench.record.golang import parse_duration
+from ws_bench.record.results import NO_CUT, Cut
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """When turns begin. With stages it is an open loop, else a closed one, for a number of turns or for a time."""
+
+    stages: tuple[Stage, ...] = ()
+    arrival: str = "constant"
+    duration_s: float = 0.0
+    """Of a closed loop; 0: each client has its number of turns."""
+    think: Distribution | None = None
+    expected_interval_s: float = 0.0
+    warmup: Cut = NO_CUT
+    cooldown: Cut = NO_CUT
+    seed: int = 0
+
+    @property
+    def open(self) -> bool:
+        """Whether turns arrive whatever the service does."""
+        return bool(self.stages)
+
+    @property
+    def planned_s(self) -> float:
+        """How long turns begin, in seconds; 0 where the number of turns decides."""
+        return duration_of(self.stages) if self.stages else self.duration_s
+
+
+@dataclass(frozen=True, slots=True)
+class Misbehaviour:
+    """Clients beside the measured ones that do what real ones do; their turns are in no percentile."""
+
+    hangup_share: float = 0.0
+    """Hang-ups for each measured turn."""
+    hangup_after_s: float | None = None
+    """Seconds after the ask; None: at the first token."""
+    reconnect: bool = False
+    slow_share: float = 0.0
+    slow_bytes_per_s: float = 0.0
+    burst: int = 0
+    burst_at_s: float = 0.0
+    idle: int = 0
+
+    @property
+    def any(self) -> bool:
+        """Whether there are any."""
+        return bool(self.hangup_share or self.slow_share or self.burst or self.idle)
+
+
+@dataclass(frozen=True, slots=True)
+class Observe:
+    """What is watched beside the sockets. `postgres` may hold a password: it is never printed or stored."""
+
+    metrics_urls: tuple[str, ...] = ()
+    interval_s: float = 1.0
+    postgres: str = field(default="", repr=False)
+    pids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Files to write, empty where not wanted, and how a running run shows itself."""
+
+    json: str = ""
+    csv: str = ""
+    html: str = ""
+    markdown: str = ""
+    live: bool = True
+    live_interval_s: float = 0.0
+    """0: a second on a terminal, five elsewhere."""
+    progress: bool = False
+    """Say how it goes as JSON lines on stdout, in place of everything else: a worker to the process that began it."""
+
+    def files(self) -> dict[str, str]:
+        """Path of each wanted file by its flag."""
+        named = {"json": self.json, "csv": self.csv, "html": self.html, "md": self.markdown}
+        return {flag: path for flag, path in named.items() if path}
+
+
+@dataclass(frozen=True, slots=True)
+class Gates:
+    """What decides the exit code beyond success."""
+
+    thresholds: tuple[Gate, ...] = ()
+    goodput: Mapping[str, float] = field(default_factory=dict)
+    abort: bool = False
+
+
+def parse_cut(text: str) -> Cut:
+    """`10s`, `10%` of the run, or a number of turns. Raises `UsageError`."""
+    body = text.strip()
+    if re.fullmatch(r"\d+", body):
+        return Cut("turns", int(body))
+    if body.endswith("%"):
+        return Cut("share", parse_percent(body))
+    return Cut("seconds", parse_duration(body))
+
+
+def parse_percent(text: str) -> float:
+    """A share of 1 from `5%` or `0.05`. Raises `UsageError`."""
+    body = text.strip()
+    try:
+        share = float(body.removesuffix("%")) / (100 if body.endswith("%") else 1)
+    except ValueError:
+        raise UsageError(f"invalid share {text!r} (such as 5%)") from None
+    if not 0 <= share <= 1:
+        raise UsageError(f"invalid share {text!r}: it must be in 0..100%")
+    return share
+
+
+def parse_bytes(text: str) -> float:
+    """Bytes of `2KB`, `1.5MB` or `800`; a `/s` at the end is taken. Raises `UsageError`."""
+    found = re.fullmatch(r"(\d+\.?\d*)(B|KB|MB)?(/s)?", text.strip())
+    if found is None or float(found.group(1)) <= 0:
+        raise UsageError(f"invalid size {text!r} (such as 2KB)")
+    return float(found.group(1)) * {"KB": 1e3, "MB": 1e6}.get(found.group(2) or "B", 1.0)
+
+
+def parse_slow_readers(text: str) -> tuple[float, float]:
+    """Share of clients and bytes a second of `10%:2KB/s`. Raises `UsageError`."""
+    share, colon, speed = text.partition(":")
+    if not colon:
+        raise UsageError(f"invalid slow readers {text!r} (such as 10%:2KB/s)")
+    return parse_percent(share), parse_bytes(speed)
+
+
+def parse_pids(text: str) -> tuple[int, ...]:
+    """Process ids, separated by commas. Raises ValueError."""
+    return tuple(int(item) for item in text.split(",") if item.strip())

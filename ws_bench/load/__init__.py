@@ -1,0 +1,1 @@
+"""The load: clients, conversations, workers, and the watch of the server meanwhile."""

@@ -1,0 +1,456 @@
+"""One run: prepares sessions, lets the clients take their turns, cleans up, and hands over what it recorded."""
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict
+from random import Random
+
+from backend_kit.wire import dumps
+from ws_bench.config.arrivals import schedule
+from ws_bench.config.flags import RunConfig, config_as_json
+from ws_bench.config.pacing import ClosedLoop, Interrupt, OpenLoop, Pacer, SharedTotal
+from ws_bench.config.prompts import Prompts
+from ws_bench.config.runflags import NATIVE_SUBPROTOCOL
+from ws_bench.errors import PreparationFailed, TurnBroken
+from ws_bench.load.client import WebsocketsEngine
+from ws_bench.load.conversation import Context, Seat, SocketLost, create_session
+from ws_bench.load.history import verify_history
+from ws_bench.load.misbehave import MisbehavingClients
+from ws_bench.load.server import ServerWatch, view_of
+from ws_bench.load.sessions import SessionApi
+from ws_bench.record.dialects import clock
+from ws_bench.record.environment import environment
+from ws_bench.record.gates import Gate, GateResult, check_gates
+from ws_bench.record.postgres import PostgresWatch
+from ws_bench.record.recorder import Recorder
+from ws_bench.record.recording import HistoryCheck, Recording, SessionCounts, window_of
+from ws_bench.record.results import Cut, TurnResult, first_tokens, gaps, latencies, spread
+from ws_bench.record.selfcheck import GeneratorWatch
+from ws_bench.record.watch import ProcessWatch
+from ws_bench.report.live import Live, Progress, progress
+
+_ABORT_TURNS = 20
+_ABORT_INTERVAL_S = 1.0
+_TELL_INTERVAL_S = 1.0
+
+
+async def run(config: RunConfig, argv: Sequence[str]) -> Recording:
+    """Carry out a run. SIGINT or SIGTERM ends it early with a full recording; a second one cancels this call.
+
+    Raises `PreparationFailed` when what must stand before the first turn could not be set up.
+    """
+    interrupt = Interrupt(config.grace_s)
+    with Signals(interrupt):
+        async with AsyncExitStack() as stack:
+            sessions = await stack.enter_async_context(SessionApi(config))
+            postgres = await stack.enter_async_context(PostgresWatch(config.observe.postgres))
+            return await _Run(config, argv, interrupt, sessions, postgres).execute()
+
+
+class Signals:
+    """SIGINT and SIGTERM while a run lasts: the first asks for an end, the second cancels the run."""
+
+    def __init__(self, interrupt: Interrupt) -> None:
+        self._interrupt = interrupt
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+
+    def __enter__(self) -> "Signals":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._loop.add_signal_handler(number, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._loop.remove_signal_handler(number)
+
+    def _on_signal(self) -> None:
+        if self._interrupt.requested:
+            if self._task is not None:
+                self._task.cancel()
+            return
+        print("interrupted: no new turns; running ones may end (again: stop at once)", file=sys.stderr, flush=True)
+        self._interrupt.request()
+
+
+class _Run:
+    """The state of one run: its clients, those beside them, and everything that watches."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        argv: Sequence[str],
+        interrupt: Interrupt,
+        sessions: SessionApi,
+        postgres: PostgresWatch,
+    ) -> None:
+        self._config = config
+        self._argv = argv
+        self._interrupt = interrupt
+        self._sessions = sessions
+        self._postgres = postgres
+        self._started_unix = time.time()
+        self._recorder = Recorder(config.clients)
+        engine = WebsocketsEngine(
+            config.dial_url,
+            {} if config.token_in_query else config.auth_headers,
+            subprotocol=NATIVE_SUBPROTOCOL if config.native else "",
+            max_size=config.read_limit_bytes,
+            insecure=config.insecure,
+        )
+        # Each purpose draws from its own sequence, so that a flag for one does not move the others.
+        seed = config.load.seed
+        prompts = Prompts(config.prompts, config.message, _random(seed, "prompts"))
+        self._context = Context(config, engine, interrupt, sessions, self._recorder, prompts)
+        self._besides = MisbehavingClients(self._context, _random(seed, "misbehaviour"))
+        self._server = ServerWatch(config, self._recorder)
+        self._pacer: Pacer = SharedTotal(interrupt, total=0)
+        self._begun = 0.0
+        self._ready = 0
+        self._all_ready = asyncio.Event()
+        self._planned: tuple[float, float] | None = None
+        self._scheduled = asyncio.Event()
+        self._aborted = ""
+
+    async def execute(self) -> Recording:
+        config, recorder = self._config, self._recorder
+        if config.owns_sessions and config.per_client and config.prepare_sessions:
+            await self._prepare()
+        if config.outputs.progress:
+            await self._start_together()
+        self._begun = recorder.now()
+        self._pacer = self._make_pacer()
+        history: HistoryCheck | None = None
+        with (
+            GeneratorWatch(recorder.begin, lambda: recorder.in_flight) as watch,
+            ProcessWatch(config.observe.pids, recorder.begin) as processes,
+        ):
+            try:
+                await self._load()
+                history = await self._verify()
+            finally:
+                await self._delete(self._context.prepared + self._context.kept_sessions)
+        elapsed_s = recorder.now()
+        self._say_delete_failures()
+        recording = Recording(
+            config=config_as_json(config),
+            started_unix=self._started_unix,
+            total=self._pacer.total,
+            elapsed_s=elapsed_s,
+            turns=recorder.turns,
+            gaps=gaps(recorder.turns),
+            connect_ms=recorder.connect_ms,
+            session_ms=recorder.session_ms,
+            close_ms=recorder.close_ms,
+            sessions=SessionCounts(self._sessions.created, self._sessions.deleted, len(self._sessions.delete_failures)),
+            interrupted=self._interrupt.requested and not self._aborted,
+            aborted=self._aborted,
+            planned=self._planned,
+            dropped=self._pacer.dropped if isinstance(self._pacer, OpenLoop) else 0,
+            reconnects=recorder.reconnects,
+            besides=self._besides.besides.as_json(),
+            series=[watch.series],
+            postgres=self._postgres.view,
+            history=history,
+            watched=processes.as_json(),
+            environment=environment(self._argv),
+        )
+        recording.server = view_of(self._server.log, window_of(recording))
+        return recording
+
+    async def _load(self) -> None:
+        """All clients, from the first one's ramp slot to the last one's end, and what watches them meanwhile."""
+        async with asyncio.TaskGroup() as watchers:
+            scraping = watchers.create_task(self._server.run(), name="server-metrics")
+            watching = [
+                watchers.create_task(self._postgres.run(), name="postgres"),
+                watchers.create_task(self._watch_edges(), name="steady-window"),
+            ]
+            if self._config.gates.abort:
+                watching.append(watchers.create_task(self._watch_gates(), name="gates"))
+            if self._config.outputs.progress:
+                watching.append(watchers.create_task(self._tell_parent(), name="progress"))
+            if self._config.outputs.live:
+                live = Live(self._progress, interval_s=self._config.outputs.live_interval_s)
+                watching.append(watchers.create_task(live.run(), name="live"))
+            async with asyncio.TaskGroup() as besides:
+                self._besides.start(besides)
+                async with asyncio.TaskGroup() as clients:
+                    for client in range(self._config.clients):
+                        clients.create_task(self._client(client), name=f"client-{client}")
+                    if isinstance(self._pacer, OpenLoop):
+                        clients.create_task(self._start_schedule(self._pacer), name="schedule")
+                self._besides.end()
+            for task in watching:
+                task.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
+            self._server.stop()
+            await scraping
+        await self._postgres.end()
+        await self._server.ask_whole_verdict()
+
+    def _make_pacer(self) -> Pacer:
+        config, load = self._config, self._config.load
+        if load.open:
+            times = schedule(load.stages, load.arrival, _random(load.seed, "arrivals"))
+            return OpenLoop(self._interrupt, times, patience_s=config.timeout_s)
+        if config.mode == "total-requests":
+            return SharedTotal(self._interrupt, total=config.requests)
+        return ClosedLoop(
+            self._interrupt,
+            clients=config.clients,
+            turns_each=config.requests_per_client,
+            ramp_s=config.ramp_s,
+            duration_s=load.duration_s,
+            think=load.think,
+            random=_random(load.seed, "think"),
+        )
+
+    async def _start_schedule(self, pacer: OpenLoop) -> None:
+        """Let the turns arrive once every client has its socket, or has failed to get one."""
+        await self._all_ready.wait()
+        begin = pacer.start() - self._recorder.begin
+        self._planned = (begin, begin + self._config.load.planned_s)
+        self._scheduled.set()
+
+    async def _client(self, client: int) -> None:
+        self._recorder.active += 1
+        try:
+            if self._config.load.open:
+                await self._open_client(client)
+            elif self._config.per_client:
+                await self._closed_client(client)
+            else:
+                await self._single_turns(client)
+        finally:
+            self._recorder.active -= 1
+
+    async def _closed_client(self, client: int) -> None:
+        """One session, one socket, its turns one after the other; a break ends it, and its other turns with it."""
+        began = clock()
+        if await self._pacer.admit(client) is None:
+            return
+        seat = Seat(client, self._context)
+        try:
+            await seat.open()
+            admitted = True
+            while admitted:
+                self._besides.before_turn()
+                await seat.turn()
+                admitted = await self._pacer.admit(client) is not None
+            self._recorder.done()
+        except TurnBroken as broken:
+            self._record_not_asked(client, began, broken)
+        except SocketLost:
+            return
+        finally:
+            await seat.close()
+
+    async def _open_client(self, client: int) -> None:
+        """A socket before the first turn, a new one after a break; each turn that arrives is asked or an error."""
+        seat = Seat(client, self._context)
+        try:
+            await self._interrupt.pause(client * self._config.ramp_s / self._config.clients)
+            try:
+                await seat.open()
+            except TurnBroken:
+                # The first turn that comes here tries again, and says what is wrong.
+                await seat.leave()
+            self._ready += 1
+            if self._ready == self._config.clients:
+                self._all_ready.set()
+            while (due := await self._pacer.admit(client)) is not None:
+                self._besides.before_turn()
+                try:
+                    await seat.open()
+                    await seat.turn(due)
+                except TurnBroken as broken:
+                    self._record_not_asked(client, clock(), broken, due)
+                except SocketLost:
+                    continue
+        finally:
+            await seat.close()
+
+    async def _single_turns(self, client: int) -> None:
+        """Total mode: a new session and socket for each turn."""
+        while await self._pacer.admit(client) is not None:
+            began = clock()
+            seat = Seat(client, self._context)
+            self._besides.before_turn()
+            try:
+                await seat.open()
+                await seat.turn()
+            except TurnBroken as broken:
+                self._record_not_asked(client, began, broken)
+            except SocketLost:
+                continue
+            finally:
+                await seat.close()
+        self._recorder.done()
+
+    def _record_not_asked(self, client: int, began: float, broken: TurnBroken, due: float | None = None) -> None:
+        """Count the turn that could not be asked; one given up because of an interrupt counts as not sent."""
+        if self._interrupt.requested:
+            return
+        zero = self._recorder.begin
+        self._recorder.add(
+            TurnResult(
+                client=client,
+                asked=began - zero,
+                ended=clock() - zero,
+                error=broken.kind,
+                detail=broken.detail,
+                sent=False,
+                intended=None if due is None else due - zero,
+            )
+        )
+
+    async def _watch_edges(self) -> None:
+        """Have metrics and database read when the steady window begins and ends, as far as that can be known then."""
+        load, recorder = self._config.load, self._recorder
+        length = load.planned_s
+        await (self._scheduled if load.open else recorder.all_asked).wait()
+        begin = recorder.now()
+        await self._sleep_until(begin + _seconds(load.warmup, length))
+        await self._edge("begin")
+        edge_at = recorder.now()
+        if length:
+            last = (begin if load.open else self._begun) + length
+            await self._sleep_until(last - _seconds(load.cooldown, length))
+        else:
+            await recorder.first_done.wait()
+        await self._edge("end")
+        await self._server.ask_steady_verdict(recorder.now() - edge_at)
+
+    async def _sleep_until(self, at: float) -> None:
+        await asyncio.sleep(max(at - self._recorder.now(), 0.0))
+
+    async def _edge(self, which: str) -> None:
+        self._server.poke()
+        if self._config.outputs.progress:
+            tell({"edge": which})
+        await (self._postgres.begin() if which == "begin" else self._postgres.end())
+
+    async def _watch_gates(self) -> None:
+        """End the run when a gate does not hold any more, judged by what there is so far."""
+        recorder, gates = self._recorder, self._config.gates.thresholds
+        while not self._aborted:
+            await asyncio.sleep(_ABORT_INTERVAL_S)
+            if len(recorder.turns) >= _ABORT_TURNS:
+                failed = [gate.text for gate in self._early(gates) if not gate.passed and gate.value is not None]
+                if failed:
+                    self._aborted = failed[0]
+                    self._interrupt.request()
+
+    def _early(self, gates: tuple[Gate, ...]) -> list[GateResult]:
+        turns = self._recorder.turns
+        spreads = {"turn_latency": spread(latencies(turns)), "ttft": spread(first_tokens(turns))}
+        # A rate or a count of what was not sent means nothing before the end.
+        counted = [gate for gate in gates if gate.metric in (*spreads, "errors")]
+        return check_gates(counted, spreads, {"errors": self._recorder.errors.total()}, len(turns))
+
+    async def _tell_parent(self) -> None:
+        while True:
+            tell(asdict(self._progress()))
+            await asyncio.sleep(_TELL_INTERVAL_S)
+
+    def _progress(self) -> Progress:
+        recorder, load = self._recorder, self._config.load
+        ends_at = None
+        if load.planned_s:
+            soonest = self._begun + (self._config.ramp_s if load.open else 0.0)
+            ends_at = (self._planned[0] if self._planned else soonest) + load.planned_s
+        return progress(
+            elapsed_s=recorder.now(),
+            done=len(recorder.turns),
+            total=0 if load.duration_s else self._pacer.total,
+            active=recorder.active,
+            in_flight=recorder.in_flight,
+            recent_ms=recorder.recent(),
+            errors=dict(recorder.errors.most_common()),
+            ends_at_s=ends_at,
+        )
+
+    async def _start_together(self) -> None:
+        """Wait until the process that began this one closes its input: every worker is prepared then."""
+        tell({"ready": True})
+        loop, closed = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(sys.stdin.fileno(), closed.set)
+        try:
+            async with asyncio.TaskGroup() as group:
+                stopping = group.create_task(self._interrupt.wait(), name="interrupt")
+                stopping.add_done_callback(lambda _: closed.set())
+                await closed.wait()
+                stopping.cancel()
+        finally:
+            loop.remove_reader(sys.stdin.fileno())
+
+    async def _prepare(self) -> None:
+        """Create one session a client. On a failure those already created are deleted again."""
+        todo = iter(range(self._config.clients))
+        failures: list[TurnBroken] = []
+
+        async def worker() -> None:
+            for _ in todo:
+                if failures or self._interrupt.requested:
+                    return
+                try:
+                    self._context.prepared.append(await create_session(self._context))
+                except TurnBroken as broken:
+                    failures.append(broken)
+
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(min(self._config.prepare_concurrency, self._config.clients)):
+                workers.create_task(worker())
+        if failures and not self._interrupt.requested:
+            await self._delete(self._context.prepared)
+            raise PreparationFailed(f"prepare sessions failed: {failures[0]}")
+
+    async def _verify(self) -> HistoryCheck | None:
+        config = self._config
+        if not config.verify_history:
+            return None
+        return await verify_history(
+            self._sessions,
+            self._context.acknowledged,
+            patience_s=config.timeout_s,
+            concurrency=config.prepare_concurrency,
+        )
+
+    async def _delete(self, session_ids: list[str]) -> None:
+        if not self._config.delete_session:
+            return
+        todo = iter(session_ids)
+
+        async def worker() -> None:
+            for session_id in todo:
+                await self._sessions.delete(session_id)
+
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(min(self._config.prepare_concurrency, len(session_ids))):
+                workers.create_task(worker())
+
+    def _say_delete_failures(self) -> None:
+        failures = self._sessions.delete_failures
+        if failures:
+            print(f"delete session failed: {len(failures)} times, last: {failures[-1]}", file=sys.stderr)
+
+
+def tell(what: Mapping[str, object]) -> None:
+    """A line of JSON to the process that began this one. Fails, and so ends the run, where that is gone."""
+    print(dumps(dict(what)).decode(), flush=True)
+
+
+def _random(seed: int, purpose: str) -> Random:
+    return Random(f"{seed}/{purpose}")  # noqa: S311 - a repeatable load, not a secret
+
+
+def _seconds(cut: Cut, length: float) -> float:
+    """A cut in seconds; one in turns, or a share of a length nobody knows yet, is cut afterwards."""
+    if cut.kind == "share":
+        return cut.amount * length
+    return cut.amount if cut.kind == "seconds" else 0.0

@@ -1,0 +1,85 @@
+"""Sessions of the run over REST: create, delete, and what became of them."""
+
+import asyncio
+from types import TracebackType
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+
+from ws_bench.config.flags import RunConfig
+from ws_bench.errors import SessionCallFailed, json_or_text, said_by
+
+
+class SessionApi:
+    """Client of `/chatbot/session`. Enter it before use; counts what it created, deleted and left behind."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._http: aiohttp.ClientSession | None = None
+        self.created = 0
+        self.deleted = 0
+        self.delete_failures: list[str] = []
+
+    async def __aenter__(self) -> "SessionApi":
+        # No limit on connections: the number of clients is the limit, and waiting here would be ours, not theirs.
+        connector = aiohttp.TCPConnector(limit=0, ssl=not self._config.insecure)
+        self._http = aiohttp.ClientSession(
+            connector=connector, headers=self._config.auth_headers, timeout=aiohttp.ClientTimeout(total=None)
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._http is not None:
+            await self._http.close()
+
+    async def create(self) -> str:
+        """The id of a new session. Raises `SessionCallFailed`; the caller sets the deadline."""
+        body = {"agent_id": self._config.agent, "title": self._config.session_title}
+        status, payload = await self._call("POST", self._config.session_url, body)
+        session_id = payload.get("id") if isinstance(payload, dict) else None
+        if status >= 300 or not isinstance(session_id, str) or not session_id:
+            why = "no session id in the answer" if status < 300 else said_by(payload)
+            raise SessionCallFailed(f"session_create_{status}", why)
+        self.created += 1
+        return session_id
+
+    async def delete(self, session_id: str) -> None:
+        """Delete one session within the turn deadline. Never raises for a failure: it is counted and said later."""
+        try:
+            async with asyncio.timeout(self._config.timeout_s):
+                url = f"{self._config.session_url.rstrip('/')}/{quote(session_id, safe='')}"
+                status, payload = await self._call("DELETE", url, None)
+        except SessionCallFailed as failure:
+            self.delete_failures.append(str(failure))
+        except TimeoutError:
+            self.delete_failures.append("session_delete_timeout")
+        else:
+            if status >= 300:
+                self.delete_failures.append(str(SessionCallFailed(f"session_delete_{status}", said_by(payload))))
+            else:
+                self.deleted += 1
+
+    async def history(self, session_id: str) -> list[dict[str, Any]]:
+        """The messages of a session. Raises `SessionCallFailed`; the caller sets the deadline."""
+        url = f"{self._config.session_url.rstrip('/')}/{quote(session_id, safe='')}/history"
+        status, payload = await self._call("GET", url, None)
+        if status >= 300 or not isinstance(payload, list):
+            raise SessionCallFailed(f"history_{status}", said_by(payload))
+        return [message for message in payload if isinstance(message, dict)]
+
+    async def _call(self, method: str, url: str, body: dict[str, str] | None) -> tuple[int, object]:
+        if self._http is None:
+            raise RuntimeError("SessionApi is used before it is entered")
+        try:
+            async with self._http.request(method, url, json=body, allow_redirects=False) as response:
+                raw = await response.read()
+                return response.status, json_or_text(raw)
+        except aiohttp.ClientConnectorDNSError as failure:
+            raise SessionCallFailed("dns", str(failure)) from failure
+        except aiohttp.ClientConnectorError as failure:
+            raise SessionCallFailed("tcp_refused", f"{failure.host}:{failure.port}") from failure
+        except aiohttp.ClientError as failure:
+            raise SessionCallFailed("session_call_broken", type(failure).__name__) from failure

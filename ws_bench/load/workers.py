@@ -1,0 +1,219 @@
+"""`-workers N`: the load shared by processes of one loop each, and their recordings joined to one."""
+
+import asyncio
+import contextlib
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from backend_kit.wire import InvalidJson, loads
+from ws_bench.config.flags import RunConfig, config_as_json
+from ws_bench.config.pacing import Interrupt
+from ws_bench.errors import PreparationFailed, UsageError
+from ws_bench.load.run import Signals
+from ws_bench.load.server import ServerWatch, view_of
+from ws_bench.record.dialects import clock
+from ws_bench.record.environment import environment
+from ws_bench.record.postgres import PostgresWatch
+from ws_bench.record.recorder import Recorder
+from ws_bench.record.recording import Recording, load_recording, merge_recordings, window_of
+from ws_bench.record.results import percentile
+from ws_bench.record.watch import ProcessWatch
+from ws_bench.report.live import Live, Progress
+
+_OFF = ("-html=", "-csv=", "-md=", "-no-live", "-server-metrics=", "-postgres=", "-watch-pid=", "-abort-on-fail=false")
+
+
+async def run_workers(config: RunConfig, argv: Sequence[str]) -> Recording:
+    """Carry out a run in `config.workers` child processes; this one watches the services and joins the results.
+
+    The load begins in all of them once the last one is prepared. A first SIGINT or SIGTERM is passed on, a second one
+    kills the children. Raises `PreparationFailed` where a child could not begin; the others end without a load then.
+    """
+    if config.gates.abort:
+        raise UsageError("-abort-on-fail is for one worker")
+    if config.clients < config.workers:
+        raise UsageError("-workers cannot be more than -clients")
+    interrupt = Interrupt(config.grace_s)
+    with Signals(interrupt), tempfile.TemporaryDirectory(prefix="ws_bench-") as directory:
+        async with AsyncExitStack() as stack:
+            postgres = await stack.enter_async_context(PostgresWatch(config.observe.postgres))
+            return await _Crew(config, argv, interrupt, postgres, Path(directory)).execute()
+
+
+class _Crew:
+    """The children of a run, and what they have said so far."""
+
+    def __init__(
+        self, config: RunConfig, argv: Sequence[str], interrupt: Interrupt, postgres: PostgresWatch, directory: Path
+    ) -> None:
+        self._config = config
+        self._argv = argv
+        self._interrupt = interrupt
+        self._postgres = postgres
+        self._directory = directory
+        self._recorder = Recorder(config.clients)
+        self._started_unix = time.time()
+        self._server = ServerWatch(config, self._recorder)
+        self._progress: dict[int, dict[str, Any]] = {}
+        self._prepared: dict[int, asyncio.subprocess.Process] = {}
+        self._begun: set[int] = set()
+        self._ended = False
+
+    async def execute(self) -> Recording:
+        with ProcessWatch(self._config.observe.pids, self._recorder.begin) as processes:
+            async with asyncio.TaskGroup() as watchers:
+                scraping = watchers.create_task(self._server.run(), name="server-metrics")
+                watching = [watchers.create_task(self._postgres.run(), name="postgres")]
+                if self._config.outputs.live:
+                    live = Live(self._look, interval_s=self._config.outputs.live_interval_s)
+                    watching.append(watchers.create_task(live.run(), name="live"))
+                failures = await asyncio.gather(
+                    *(self._child(number) for number in range(self._config.workers)), return_exceptions=True
+                )
+                for task in watching:
+                    task.cancel()
+                self._server.stop()
+                await scraping
+            await self._postgres.end()
+            await self._server.ask_whole_verdict()
+        for failure in failures:
+            if failure is not None:
+                raise failure
+        return self._join(processes.as_json())
+
+    def _join(self, watched: dict[str, Any]) -> Recording:
+        files = [file for file in map(self._file, range(self._config.workers)) if file.exists()]
+        if not files:
+            raise PreparationFailed("interrupted before a worker could begin")
+        parts = [load_recording(str(file)) for file in files]
+        merged = merge_recordings(parts)
+        merged.config = config_as_json(self._config)
+        merged.environment = environment(self._argv)
+        merged.watched = watched
+        merged.postgres = self._postgres.view
+        # This process's clock began earlier than the children's common one.
+        shift = self._started_unix - merged.started_unix
+        log = self._server.log
+        log.scrapes = [replace(scrape, at=scrape.at + shift) for scrape in log.scrapes]
+        merged.server = view_of(log, window_of(merged))
+        return merged
+
+    async def _child(self, number: int) -> None:
+        """Start a child, hear what it says, see it end. Raises `PreparationFailed` where it made no result.
+
+        One that the interrupt met while it still started had nothing to report: the result is that of the others.
+        """
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "ws_bench", "run", *self._argv, *_OFF, *worker_flags(self._config, number),
+            f"-json={self._file(number)}", "-progress",
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        try:
+            async with asyncio.TaskGroup() as group:
+                stopping = group.create_task(self._pass_on(process), name=f"stop-{number}")
+                await self._hear(number, process)
+                await process.wait()
+                stopping.cancel()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        too_soon = self._interrupt.requested and process.returncode == -signal.SIGTERM
+        if not self._file(number).exists() and not too_soon:
+            self._interrupt.request()  # the others wait for this one, or measure half a load
+            raise PreparationFailed(f"worker {number} ended with {process.returncode} and without a result")
+
+    async def _pass_on(self, process: asyncio.subprocess.Process) -> None:
+        await self._interrupt.wait()
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+
+    async def _hear(self, number: int, process: asyncio.subprocess.Process) -> None:
+        if process.stdout is None:
+            return
+        async for line in process.stdout:
+            try:
+                said = loads(line)
+            except InvalidJson:
+                continue
+            if said.get("ready"):
+                self._ready(number, process)
+            elif said.get("edge"):
+                await self._edge(number, said["edge"])
+            else:
+                self._progress[number] = said
+
+    def _ready(self, number: int, process: asyncio.subprocess.Process) -> None:
+        """Let all begin when the last one is prepared: a child waits until its input is closed."""
+        self._prepared[number] = process
+        if len(self._prepared) == self._config.workers:
+            for one in self._prepared.values():
+                if one.stdin is not None:
+                    one.stdin.close()
+
+    async def _edge(self, number: int, which: str) -> None:
+        """The whole load is on when the last child's is, and no more when the first one's is not."""
+        if which == "begin":
+            self._begun.add(number)
+            if len(self._begun) == self._config.workers:
+                self._server.poke()
+                await self._postgres.begin()
+        elif not self._ended:
+            self._ended = True
+            self._server.poke()
+            await self._postgres.end()
+
+    def _look(self) -> Progress:
+        return joined_progress(list(self._progress.values()), clock() - self._recorder.begin)
+
+    def _file(self, number: int) -> Path:
+        return self._directory / f"worker-{number}.json"
+
+
+def worker_flags(config: RunConfig, number: int) -> list[str]:
+    """The flags that make a run one worker's share of it. The last of two equal flags wins."""
+    load, odd, share = config.load, config.misbehaviour, 1 / config.workers
+    flags = [
+        "-workers=1",
+        f"-clients={_part(config.clients, number, config.workers)}",
+        f"-requests={_part(config.requests, number, config.workers)}",
+        f"-seed={load.seed * config.workers + number}",
+        f"-idle-clients={_part(odd.idle, number, config.workers)}",
+        f"-burst={_part(odd.burst, number, config.workers)}",
+    ]
+    if load.open:
+        stages = ",".join(f"{stage.rate * share!r}:{stage.seconds!r}s" for stage in load.stages)
+        flags += ["-rate=", f"-stages={stages}", "-duration=0"]
+    return flags
+
+
+def joined_progress(parts: Sequence[dict[str, Any]], elapsed_s: float) -> Progress:
+    """The children's progress as one: counts added; of percentiles the middle and the worst one."""
+    errors: dict[str, int] = {}
+    for part in parts:
+        for name, count in part["errors"].items():
+            errors[name] = errors.get(name, 0) + count
+    left = [part["left_s"] for part in parts if part["left_s"] is not None]
+    return Progress(
+        elapsed_s=elapsed_s,
+        done=sum(part["done"] for part in parts),
+        total=sum(part["total"] for part in parts),
+        active=sum(part["active"] for part in parts),
+        in_flight=sum(part["in_flight"] for part in parts),
+        turns_per_s=sum(part["turns_per_s"] for part in parts),
+        p50_ms=percentile(sorted(part["p50_ms"] for part in parts), 0.5),
+        p95_ms=max((part["p95_ms"] for part in parts), default=0.0),
+        errors=errors,
+        left_s=max(left, default=None),
+    )
+
+
+def _part(whole: int, number: int, workers: int) -> int:
+    return whole // workers + (number < whole % workers)

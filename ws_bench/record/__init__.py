@@ -1,0 +1,1 @@
+"""What a run leaves behind: samples, statistics, gates, the files it is stored in."""
