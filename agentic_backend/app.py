@@ -313,7 +313,7 @@ class AgenticService:
         tasks.spawn("attachment-leftovers", state.chat.attachments.leftovers.run, restart=True)
         tasks.spawn("socket-clock", state.hub.watch, restart=True, essential=True)
         watch = self._make_watch(state, windows)
-        state.chat.kpi.add_lines(watch.pool_lines)
+        state.chat.kpi.add_lines(watch.pools.lines)
         state.chat.kpi.add_last_words(watch.last_words)
         tasks.spawn("turn-clock", lambda: watch.run(lambda: _publish_turns(state)), restart=True, essential=True)
         if self._settings.server.gc_freeze:
@@ -358,7 +358,7 @@ class AgenticService:
     def _make_watch(self, state: State, windows: Windows) -> Watch:
         database = state.persistence.database
         tokens = self._verifier if isinstance(self._verifier, TokenVerifier) else None
-        return Watch(Watched(state.runtime.loop, database.main, database.batch, tokens), windows, state.metrics)
+        return Watch(Watched(state.runtime.loop, database.main, database.writes, tokens), windows, state.metrics)
 
 
 def make_verifier(settings: AgenticSettings, waits: KeyWaits | None = None) -> Verifier:

@@ -1,15 +1,13 @@
 """The metrics of the agentic service, built once in the lifespan with the registry and the Kpi they feed."""
 
-from collections.abc import Sequence
-
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 from prometheus_client import Counter as PrometheusCounter
 
-from backend_kit.kpi import Amounts, Counter, GaugedSeconds, Kpi, Labelled, Seconds, buckets
+from backend_kit.kpi import Amounts, Counter, GaugedSeconds, Kpi, Labelled, Seconds, ServiceMetrics, buckets
 from backend_kit.kpi import Gauge as KpiGauge
 
 
-class AgenticMetrics:
+class AgenticMetrics(ServiceMetrics):
     """Every metric of a turn, as bound objects: `.observe(seconds)`, `.inc()`, `.set(value)`.
 
     One call feeds the summary log and Prometheus. Labelled ones are called with their values, in the order of the
@@ -21,12 +19,10 @@ class AgenticMetrics:
 
     def __init__(self, registry: CollectorRegistry, kpi: Kpi, *, currency: str = "USD") -> None:
         """`currency` is that of the price table; it stands in the help text of the cost."""
-        self._registry = registry
-        self._kpi = kpi
+        super().__init__(registry, kpi)
         self._currency = currency
         self._turns()
         self._causes()
-        self._pools()
         self._model()
         self._tools()
         self._sockets()
@@ -109,17 +105,6 @@ class AgenticMetrics:
             buckets.SHORT,
         )
 
-    def _pools(self) -> None:
-        self.db_connections: Labelled[Gauge] = self._states(
-            "app_db_pool_connections", "Connections of a pool: in_use, idle, overflow.", ["pool", "state"]
-        )
-        self.db_waiting: Labelled[Gauge] = self._states(
-            "app_db_pool_waiting", "Callers that wait for a connection now.", ["pool"]
-        )
-        self.db_opened: Labelled[Counter] = self._counters(
-            "app_db_connections_opened_total", "Connections that were opened.", ["pool"], "db_connections_opened"
-        )
-
     def _model(self) -> None:
         self.llm_first_chunk: Labelled[Seconds] = self._timers(
             "app_llm_time_to_first_chunk_seconds",
@@ -189,30 +174,6 @@ class AgenticMetrics:
         )
 
     def _persistence(self) -> None:
-        pool_wait = Histogram(
-            "app_db_pool_wait_seconds",
-            "Wait for a database connection, the making of an overflow one included.",
-            ["pool"],
-            buckets=buckets.SHORT,
-            registry=self._registry,
-        )
-        self.db_pool_wait: Labelled[GaugedSeconds] = Labelled(
-            1,
-            lambda values: self._kpi.gauged_seconds("persist_pool_wait_ms", pool_wait.labels(*values), pool=values[0]),
-        )
-        statement = Histogram(
-            "app_db_statement_seconds",
-            "One statement; COMMIT is one of its own (op=commit).",
-            ["pool", "op"],
-            buckets=buckets.SHORT,
-            registry=self._registry,
-        )
-        self.db_statement: Labelled[GaugedSeconds] = Labelled(
-            2,
-            lambda values: self._kpi.gauged_seconds(
-                "persist_sql_ms", statement.labels(*values), pool=values[0], op=values[1]
-            ),
-        )
         self.persist_lag: Seconds = self._timer(
             "app_persist_lag_seconds", "From final to the commit of its rows.", "persist_lag_ms", buckets.TURN
         )
@@ -326,39 +287,7 @@ class AgenticMetrics:
         if cache == "graph":
             self._agent_cache[result].inc()
 
-    def _timer(self, name: str, text: str, key: str, bounds: Sequence[float]) -> Seconds:
-        return self._kpi.seconds(key, Histogram(name, text, buckets=bounds, registry=self._registry))
-
-    def _timers(self, name: str, text: str, labels: list[str], key: str, bounds: Sequence[float]) -> Labelled[Seconds]:
-        family = Histogram(name, text, labels, buckets=bounds, registry=self._registry)
-        return Labelled(
-            len(labels), lambda values: self._kpi.seconds(_key(key, labels, values), family.labels(*values))
-        )
-
-    def _counters(self, name: str, text: str, labels: list[str], key: str) -> Labelled[Counter]:
-        family = PrometheusCounter(name, text, labels, registry=self._registry)
-        return Labelled(
-            len(labels), lambda values: self._kpi.counter(_key(key, labels, values), family.labels(*values))
-        )
-
-    def _states(self, name: str, text: str, labels: list[str]) -> Labelled[Gauge]:
-        # In Prometheus alone: the summary has lines of its own for what these say.
-        family = Gauge(name, text, labels, registry=self._registry)
-        return Labelled(len(labels), lambda values: family.labels(*values))
-
-    def _level(self, name: str, text: str, key: str) -> KpiGauge:
-        return self._kpi.gauge(key, Gauge(name, text, registry=self._registry), level=True)
-
     def _legacy_counter(self, name: str, text: str) -> Counter:
         if not self._kpi.legacy_ms_names:
             return self._kpi.counter(name)
         return self._kpi.counter(name, PrometheusCounter(name, text, registry=self._registry))
-
-
-def _key(name: str, labels: list[str], values: tuple[str, ...]) -> str:
-    # `status=ok` is left out, as in the lines that dashboards and greps know.
-    pairs = [f"|{label}={value}" for label, value in zip(labels, values, strict=True) if (label, value) != _OK]
-    return name + "".join(pairs)
-
-
-_OK = ("status", "ok")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from agentic_backend.metrics import AgenticMetrics
-from agentic_backend.persist.engines import Pool, PoolStats
 from agentic_backend.verdict import CAUSES, Gauged, Windows, judge
+from backend_kit.db.pool import Pool, PoolReport, PoolStats
 from backend_kit.kpi import LoopMonitor
 
 TICK_S: Final = 1.0
@@ -39,6 +39,7 @@ class Watch:
         self._watched = watched
         self._windows = windows
         self._metrics = metrics
+        self.pools = PoolReport((watched.main, watched.batch), metrics)
         self._told = 0
         self._judged = 0
         self._counted: dict[tuple[str, str], int] = {}
@@ -57,8 +58,7 @@ class Watch:
     def tick(self) -> None:
         """One second has gone by. On the loop's thread."""
         main, batch = self._watched.main.stats(), self._watched.batch.stats()
-        for name, stats in (("main", main), ("batch", batch)):
-            self._publish_pool(name, stats)
+        self.pools.publish()
         compiled = main.compiled + batch.compiled
         self._count("statement", "hit", main.statements + batch.statements - compiled)
         self._count("statement", "miss", compiled)
@@ -80,21 +80,6 @@ class Watch:
         """The last line of a summary."""
         seen, self._told = self._windows.since(self._told)
         return [judge(seen).line()]
-
-    def pool_lines(self) -> list[str]:
-        """A line of the summary for each pool."""
-        return [_pool_line(pool.name, pool.stats()) for pool in (self._watched.main, self._watched.batch)]
-
-    def _publish_pool(self, name: str, stats: PoolStats) -> None:
-        metrics = self._metrics
-        for state, count in (("in_use", stats.in_use), ("idle", stats.idle), ("overflow", stats.overflow)):
-            metrics.db_connections(name, state).set(count)
-        metrics.db_waiting(name).set(stats.waiting)
-        key = (name, "opened")
-        new = stats.opened - self._counted.get(key, 0)
-        if new > 0:
-            metrics.db_opened(name).inc(new)
-            self._counted[key] = stats.opened
 
     def _count(self, cache: str, result: str, total: int) -> None:
         key = (cache, result)
@@ -118,11 +103,3 @@ class Watch:
             pending=int(self._metrics.persist_queue_depth.value or 0),
             oldest_s=(self._metrics.persist_oldest_ms.value or 0.0) / 1e3,
         )
-
-
-def _pool_line(name: str, stats: PoolStats) -> str:
-    util = 100.0 * stats.in_use / stats.size if stats.size else 0.0
-    return (
-        f"db_pool={name} size={stats.size} checked_in={stats.idle} checked_out={stats.in_use} "
-        f"overflow={stats.overflow} util_pct={util:.1f}"
-    )

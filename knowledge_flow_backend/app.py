@@ -5,7 +5,6 @@ import gc
 import logging
 import os
 import socket
-import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,9 +16,11 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from backend_kit.aio import TaskRegistry
+from backend_kit.aio.retry import Backoff, QuietLog, keep_trying
 from backend_kit.auth import HmacVerifier, IssuerKeys, IssuerVerifier, NoAuth, Verifier
 from backend_kit.build import git_sha
 from backend_kit.client.json_calls import Endpoint
+from backend_kit.db.pool import PoolReport
 from backend_kit.http import (
     BodyLimit,
     HttpMetrics,
@@ -44,8 +45,7 @@ from knowledge_flow_backend.embed.openai import DEFAULT_BASE_URL, EmbeddingRules
 from knowledge_flow_backend.engines.engine import Engine, make_engine
 from knowledge_flow_backend.errors import DocumentsUnavailable, IndexUnavailable, SchemaMismatch
 from knowledge_flow_backend.index import ChunkIndex, IndexWriter
-from knowledge_flow_backend.index.database import Database
-from knowledge_flow_backend.index.faults import Backoff
+from knowledge_flow_backend.index.database import IndexDatabase
 from knowledge_flow_backend.ingest.fast import FastIngest
 from knowledge_flow_backend.ingest.fast_router import FastServices
 from knowledge_flow_backend.ingest.fast_router import build_router as build_fast_router
@@ -84,7 +84,7 @@ class State:
 
     tasks: TaskRegistry
     runtime: KpiRuntime
-    database: Database
+    database: IndexDatabase
     embedder: Embedder
     engine: Engine
     search: SearchService
@@ -128,7 +128,7 @@ class KnowledgeFlowService:
         if state is None:
             return False, "starting", {}
         dependencies: dict[str, Any] = {
-            "postgres": "refused" if state.database.refused else "ready" if state.database.ready else "connecting",
+            "postgres": state.database.state.status,
             **state.engine.dependencies(),
             "embedder": state.embedder.state,
         }
@@ -136,7 +136,7 @@ class KnowledgeFlowService:
             dependencies["identity_provider"] = "up" if self._verifier.keys.reachable else "down"
         if self._draining:
             return False, "draining", dependencies
-        if state.mismatch is not None or state.database.refused is not None:
+        if state.mismatch is not None or state.database.state.status == "refused":
             return False, "schema_mismatch", dependencies
         if down := state.tasks.vigil.down:
             return False, "task_down", dependencies | {"tasks": f"down: {', '.join(down)}"}
@@ -215,7 +215,7 @@ class KnowledgeFlowService:
         tasks = TaskRegistry(kpi.vigil)
         storage = settings.storage
         writers = _files_at_once(settings)
-        database = Database(storage.postgres, storage.vector_store.index, metrics, writers=writers)
+        database = IndexDatabase(storage.postgres, storage.vector_store.index, metrics, writers=writers)
         stack.push_async_callback(database.aclose)
         embedder = make_embedder(settings, metrics, tasks)
         stack.push_async_callback(embedder.aclose)
@@ -234,10 +234,11 @@ class KnowledgeFlowService:
         engine.spawn(tasks)
         tasks.spawn("ingest-leases", ingest.ingest.keep_leases, restart=True, essential=True)
         tasks.spawn("ingest-take-up", ingest.ingest.take_up, restart=True)
-        tasks.spawn("pool-clock", lambda: _watch_pools(database, metrics), restart=True)
+        pools = PoolReport((database.main, database.writes), metrics)
+        tasks.spawn("pool-clock", lambda: _watch_pools(pools), restart=True)
         if isinstance(embedder, LocalEmbedder):
             embedder.start()
-        kpi.add_lines(lambda: _pool_lines(database))
+        kpi.add_lines(pools.lines)
         return state
 
 
@@ -398,7 +399,7 @@ def endpoint_of(chosen: CrossencoderSettings | EmbeddingSettings, url: str) -> E
 async def _make_ingest(
     settings: KnowledgeFlowSettings,
     stack: AsyncExitStack,
-    database: Database,
+    database: IndexDatabase,
     *,
     writer: IndexWriter,
     embedder: Embedder,
@@ -469,39 +470,15 @@ async def _open_index(state: State) -> None:
 
 async def _reach(engine: Engine) -> None:
     """Check the index, trying again for as long as its server is away. Raises `SchemaMismatch`."""
-    backoff, logged = Backoff(), float("-inf")
-    while True:
-        try:
-            return await engine.check()
-        except IndexUnavailable as failure:
-            # Once a second: many equal lines would bury the one that matters (TRUST G7).
-            if time.perf_counter() - logged >= 1.0:
-                logged = time.perf_counter()
-                logger.warning("the index cannot be checked: %s; trying on", failure)
-        await asyncio.sleep(backoff.next_s())
+    quiet = QuietLog(logger)
+
+    def away(failure: IndexUnavailable) -> None:
+        quiet.warning("away", "the index cannot be checked: %s; trying on", failure)
+
+    await keep_trying(engine.check, IndexUnavailable, Backoff(), on_failure=away)
 
 
-async def _watch_pools(database: Database, metrics: KnowledgeFlowMetrics) -> None:
-    """Once a second: publish what the pools count."""
-    opened = dict.fromkeys(("main", "ingest"), 0)
+async def _watch_pools(pools: PoolReport) -> None:
     while True:
-        for pool in (database.main, database.ingest):
-            stats = pool.stats()
-            for state, count in (("in_use", stats.in_use), ("idle", stats.idle), ("overflow", stats.overflow)):
-                metrics.db_connections(pool.name, state).set(count)
-            metrics.db_waiting(pool.name).set(stats.waiting)
-            metrics.db_opened(pool.name).inc(stats.opened - opened[pool.name])
-            opened[pool.name] = stats.opened
+        pools.publish()
         await asyncio.sleep(_POOL_TICK_S)
-
-
-def _pool_lines(database: Database) -> list[str]:
-    lines = []
-    for pool in (database.main, database.ingest):
-        stats = pool.stats()
-        util = 100.0 * stats.in_use / stats.size if stats.size else 0.0
-        lines.append(
-            f"db_pool={pool.name} size={stats.size} checked_in={stats.idle} checked_out={stats.in_use} "
-            f"overflow={stats.overflow} util_pct={util:.1f}"
-        )
-    return lines

@@ -1,20 +1,16 @@
 """The metrics of the knowledge-flow service, built once in the lifespan with the registry and the Kpi they feed."""
 
-from collections.abc import Sequence
-
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 from prometheus_client import Counter as PrometheusCounter
 
-from backend_kit.kpi import Amounts, Counter, GaugedSeconds, Kpi, Labelled, Seconds, buckets
+from backend_kit.kpi import Amounts, Counter, GaugedSeconds, Kpi, Labelled, Seconds, ServiceMetrics, buckets
 from backend_kit.kpi import Gauge as KpiGauge
 
 PHASES = ("search_turn", "lexical_query", "vector_query", "rerank", "ingest_parse", "ingest_embed", "ingest_write")
 """Phases of this service beyond those that every process knows (`embed_query` is one of them)."""
 
-_OK = ("status", "ok")
 
-
-class KnowledgeFlowMetrics:
+class KnowledgeFlowMetrics(ServiceMetrics):
     """Every metric of the service, as bound objects: `.observe(seconds)`, `.inc()`, `.set(value)`.
 
     One call feeds the summary log and Prometheus. Labelled ones are called with their values, in the order of the
@@ -24,12 +20,10 @@ class KnowledgeFlowMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry, kpi: Kpi) -> None:
-        self._registry = registry
-        self._kpi = kpi
+        super().__init__(registry, kpi)
         self._requests()
         self._models()
-        self._database()
-        self._pools()
+        self._http_pools()
         self._ingestion()
 
     def _requests(self) -> None:
@@ -72,42 +66,7 @@ class KnowledgeFlowMetrics:
             "app_rerank_queue_seconds", "Wait for a thread that reranks.", "rerank_queue", buckets.SHORT
         )
 
-    def _database(self) -> None:
-        pool_wait = Histogram(
-            "app_db_pool_wait_seconds",
-            "Wait for a database connection, the making of an overflow one included.",
-            ["pool"],
-            buckets=buckets.SHORT,
-            registry=self._registry,
-        )
-        self.db_pool_wait: Labelled[GaugedSeconds] = Labelled(
-            1,
-            lambda values: self._kpi.gauged_seconds("persist_pool_wait_ms", pool_wait.labels(*values), pool=values[0]),
-        )
-        statement = Histogram(
-            "app_db_statement_seconds",
-            "One statement; COMMIT is one of its own (op=commit).",
-            ["pool", "op"],
-            buckets=buckets.SHORT,
-            registry=self._registry,
-        )
-        self.db_statement: Labelled[GaugedSeconds] = Labelled(
-            2,
-            lambda values: self._kpi.gauged_seconds(
-                "persist_sql_ms", statement.labels(*values), pool=values[0], op=values[1]
-            ),
-        )
-
-    def _pools(self) -> None:
-        self.db_connections: Labelled[Gauge] = self._states(
-            "app_db_pool_connections", "Connections of a pool: in_use, idle, overflow.", ["pool", "state"]
-        )
-        self.db_waiting: Labelled[Gauge] = self._states(
-            "app_db_pool_waiting", "Callers that wait for a connection now.", ["pool"]
-        )
-        self.db_opened: Labelled[Counter] = self._counters(
-            "app_db_connections_opened_total", "Connections that were opened.", ["pool"], "db_connections_opened"
-        )
+    def _http_pools(self) -> None:
         http_wait = Histogram(
             "app_http_pool_wait_seconds",
             "Wait for a free connection, by those calls that had to wait.",
@@ -141,29 +100,3 @@ class KnowledgeFlowMetrics:
             Gauge("app_ingest_in_progress", "Files that are being ingested now.", registry=self._registry),
             level=True,
         )
-
-    def _timer(self, name: str, text: str, key: str, bounds: Sequence[float]) -> Seconds:
-        return self._kpi.seconds(key, Histogram(name, text, buckets=bounds, registry=self._registry))
-
-    def _timers(self, name: str, text: str, labels: list[str], key: str, bounds: Sequence[float]) -> Labelled[Seconds]:
-        family = Histogram(name, text, labels, buckets=bounds, registry=self._registry)
-        return Labelled(
-            len(labels), lambda values: self._kpi.seconds(_key(key, labels, values), family.labels(*values))
-        )
-
-    def _states(self, name: str, text: str, labels: list[str]) -> Labelled[Gauge]:
-        # In Prometheus alone: the summary has a line of its own for what these say.
-        family = Gauge(name, text, labels, registry=self._registry)
-        return Labelled(len(labels), lambda values: family.labels(*values))
-
-    def _counters(self, name: str, text: str, labels: list[str], key: str) -> Labelled[Counter]:
-        family = PrometheusCounter(name, text, labels, registry=self._registry)
-        return Labelled(
-            len(labels), lambda values: self._kpi.counter(_key(key, labels, values), family.labels(*values))
-        )
-
-
-def _key(name: str, labels: list[str], values: tuple[str, ...]) -> str:
-    # `status=ok` is left out, as in the lines that dashboards and greps know.
-    pairs = [f"|{label}={value}" for label, value in zip(labels, values, strict=True) if (label, value) != _OK]
-    return name + "".join(pairs)

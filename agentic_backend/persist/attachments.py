@@ -1,12 +1,13 @@
 """Attachments in Postgres. Who uploads waits for it, so they are written at once and not through the spool."""
 
-from typing import Any, Final
+from typing import Final
 
-from sqlalchemy import Row, text
+from sqlalchemy import text
 
 from agentic_backend.persist.queries import Queries
 from agentic_backend.session.attachments import Attachment, Leftover, Verdict
 from agentic_backend.spool.pending import Pending
+from backend_kit.db.pool import AnyRow
 from backend_kit.wire import dumps
 
 ATTACHMENTS_HELD: Final = text("""
@@ -104,5 +105,5 @@ def _key(attachment_id: str, user_id: str, session_id: str | None) -> dict[str, 
     return {"id": attachment_id, "user_id": user_id, "session_id": session_id}
 
 
-def _attachment(row: Row[Any]) -> Attachment:
+def _attachment(row: AnyRow) -> Attachment:
     return Attachment(**row._mapping)

@@ -14,8 +14,8 @@ from psycopg_pool import AsyncConnectionPool
 
 from agentic_backend.agent.interrupts import SavedCheckpoint, SavedRun, strict_serializer
 from agentic_backend.errors import HistoryUnavailable, NotKept
-from agentic_backend.persist.libpq import connect_args
-from agentic_backend.persist.schema import LOCK_KEY
+from agentic_backend.persist.database import LOCK_KEY
+from backend_kit.db.libpq import connect_args
 from backend_kit.settings import Postgres
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from typing import Final
 
 from sqlalchemy import text
 
-from agentic_backend.persist.engines import TimedConnection
+from backend_kit.db.pool import TimedConnection
 
 APART_S: Final = 60.0
 """By how many seconds the clocks may differ: far above what NTP leaves, far below any age that is asked for."""

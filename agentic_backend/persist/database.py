@@ -1,85 +1,49 @@
-"""The database as the service knows it: two pools, the schema, and whether it has answered yet."""
+"""The database of sessions and their history: its two pools, and the revisions of its schema."""
 
-import asyncio
-import logging
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Final
 
-from agentic_backend.metrics import AgenticMetrics
-from agentic_backend.persist.engines import Pool, PoolRules, PoolStats
-from agentic_backend.persist.faults import Backoff, Cause, DatabaseFault, QuietLog, cause_of, sqlstate_of
-from agentic_backend.persist.schema import SchemaTooNew, migrate
+from agentic_backend.spool.statements import register_json
+from backend_kit.db.database import Database
+from backend_kit.db.libpq import MIGRATION_TIMEOUT_MS, connect_args
+from backend_kit.db.pool import Pool, PoolMetrics, PoolRules
+from backend_kit.db.schema import Migrations, migrate_schema
 from backend_kit.settings import Postgres
 
-__all__ = ["Database", "DatabaseState", "PoolStats", "SchemaTooNew"]
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class DatabaseState:
-    """Where the service stands with its schema: not yet, there, or never (`refused`, with the reason in words)."""
-
-    status: Literal["connecting", "ready", "refused"]
-    reason: str = ""
+LOCK_KEY: Final = 0x7475_726E_7769_7365
+"""The advisory lock of migrations: "turnwise" in ASCII."""
+MIGRATIONS: Final = Migrations(
+    scripts=Path(__file__).with_name("migrations"),
+    lock_key=LOCK_KEY,
+    name="the database",
+    remedy="restore a backup from before the upgrade",
+)
 
 
-class Database:
-    """Both pools of one service and the schema behind them. Opens nothing before it is used.
+def history_database(settings: Postgres, metrics: PoolMetrics) -> Database:
+    """The database with a pool `main` of reads and small writes, and one for the batcher."""
+    return Database(
+        settings, lambda: migrate(settings), main=request_pool(settings, metrics), writes=batch_pool(settings, metrics)
+    )
 
-    `trouble` is what the last use of the database failed of, None where it succeeded; its users set it.
-    """
 
-    def __init__(self, settings: Postgres, metrics: AgenticMetrics) -> None:
-        self._settings = settings
-        self.main = Pool("main", settings, PoolRules.for_reads(settings), metrics, autocommit=True)
-        self.batch = Pool("batch", settings, PoolRules.for_batches(settings), metrics, autocommit=False)
-        self.trouble: Cause | None = None
-        self._ready = asyncio.Event()
-        self._log = QuietLog(logger)
+def request_pool(settings: Postgres, metrics: PoolMetrics) -> Pool:
+    """The pool of reads and small writes, sized by the YAML."""
+    return Pool("main", settings, PoolRules.for_requests(settings), metrics, **_connecting(settings, "main"))
 
-    @property
-    def ready(self) -> bool:
-        """Whether the schema has been seen to fit. It stays true through later outages."""
-        return self._ready.is_set()
 
-    async def wait_ready(self) -> None:
-        """Wait for the first contact with a schema that fits."""
-        await self._ready.wait()
+def batch_pool(settings: Postgres, metrics: PoolMetrics) -> Pool:
+    """The batcher's pool: readers can never take its connections, nor it theirs."""
+    rules = PoolRules(2, 0, settings.pool_timeout, settings.pool_recycle, pre_ping=False)
+    return Pool("batch", settings, rules, metrics, **_connecting(settings, "batch"))
 
-    async def connect_until_ready(self, on_state: Callable[[DatabaseState], None]) -> None:
-        """Bring the schema to this code's revision, trying again for as long as Postgres is away.
 
-        `on_state` is told of each change: `connecting` with the cause, then `ready`, or `refused` and its reason.
-        Returns after `ready` or `refused`.
-        """
-        backoff = Backoff()
-        while not self.ready:
-            try:
-                revision = await asyncio.to_thread(migrate, self._settings)
-            except SchemaTooNew as error:
-                logger.critical("%s", error)
-                on_state(DatabaseState("refused", str(error)))
-                return
-            except DatabaseFault as error:
-                cause = cause_of(error)
-                on_state(DatabaseState("connecting", cause))
-                self._log.warning(
-                    cause,
-                    "Postgres at %s:%d is not ready: cause=%s sqlstate=%s; trying on",
-                    self._settings.host,
-                    self._settings.port,
-                    cause,
-                    sqlstate_of(error),
-                )
-                await asyncio.sleep(backoff.next_s())
-            else:
-                self._ready.set()
-                logger.info("schema is at revision %s", revision)
-        on_state(DatabaseState("ready"))
+def migrate(settings: Postgres) -> str:
+    """Bring the schema to the newest revision this code knows; returns it. Blocks. Raises as `migrate_schema` does."""
+    args = connect_args("turnwise-agentic-migrate", settings.connect_timeout, MIGRATION_TIMEOUT_MS)
+    return migrate_schema(settings, MIGRATIONS, args)
 
-    async def aclose(self) -> None:
-        """Close both pools. After the batcher: it writes to the last."""
-        await self.main.aclose()
-        await self.batch.aclose()
+
+def _connecting(settings: Postgres, name: str) -> dict[str, Any]:
+    args = connect_args(f"turnwise-agentic-{name}", settings.connect_timeout)
+    return {"connect_args": args, "on_connect": register_json}

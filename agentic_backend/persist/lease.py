@@ -6,16 +6,17 @@ import os
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from sqlalchemy import Row, TextClause, text
+from sqlalchemy import TextClause, text
 from sqlalchemy.exc import DBAPIError
 
 from agentic_backend.errors import HistoryUnavailable, SessionBusy, SessionNotFound
-from agentic_backend.persist.database import Database
-from agentic_backend.persist.faults import Cause, DatabaseFault, QuietLog, cause_of, sqlstate_of
 from agentic_backend.settings import AgenticSettings
 from agentic_backend.spool.pending import Key, Pending
+from backend_kit.aio.retry import QuietLog
+from backend_kit.db.database import Database
+from backend_kit.db.faults import Cause, DatabaseFault, cause_of, sqlstate_of
+from backend_kit.db.pool import AnyRow
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ class SessionLeases:
         except (HistoryUnavailable, SessionNotFound):
             self._log.warning("release", "leases could not be released: they expire in %.0f s", self._length_s)
 
-    async def _run(self, op: str, statement: TextClause, parameters: Mapping[str, object]) -> Sequence[Row[Any]]:
+    async def _run(self, op: str, statement: TextClause, parameters: Mapping[str, object]) -> Sequence[AnyRow]:
         """One statement, once more where the connection had died while it was idle: each may be run twice."""
         if not self._database.ready:
             raise HistoryUnavailable("the schema has not been seen yet")
@@ -140,6 +141,6 @@ class SessionLeases:
             self._log.warning(cause, "%s failed: cause=%s sqlstate=%s", op, cause.value, sqlstate_of(error))
             raise HistoryUnavailable(f"{op}: {cause.value}") from None
 
-    async def _execute(self, op: str, statement: TextClause, parameters: Mapping[str, object]) -> Sequence[Row[Any]]:
+    async def _execute(self, op: str, statement: TextClause, parameters: Mapping[str, object]) -> Sequence[AnyRow]:
         async with self._database.main.connection() as connection:
             return await connection.execute(op, statement, parameters)

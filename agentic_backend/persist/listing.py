@@ -5,12 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from sqlalchemy import Row, text
+from sqlalchemy import text
 
 from agentic_backend.persist.queries import Queries
 from agentic_backend.session.models import Session, SessionsWanted, TurnRecord
 from agentic_backend.spool.pending import Change, Op, Pending, overlaid
 from agentic_backend.spool.statements import SESSION_COLUMNS
+from backend_kit.db.pool import AnyRow
 from backend_kit.wire import dumps, loads
 
 _PENDING_BYTES: Final = 1024 * 1024
@@ -102,7 +103,7 @@ class SessionList:
         return await asyncio.to_thread(_told, bodies) if bodies else {}
 
 
-def session_of(row: Row[Any]) -> Session:
+def session_of(row: AnyRow) -> Session:
     """The session of a row of SESSION_COLUMNS."""
     data = loads(row.data)
     return Session(
@@ -117,7 +118,7 @@ def session_of(row: Row[Any]) -> Session:
     )
 
 
-def _listed(row: Row[Any], ops: Sequence[Op]) -> Session:
+def _listed(row: AnyRow, ops: Sequence[Op]) -> Session:
     stored = session_of(row)
     attachments = tuple((id_, name) for id_, name in loads(row.attachments or "[]"))
     return replace(overlaid(stored, ops) or stored, attachments=attachments)

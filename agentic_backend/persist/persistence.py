@@ -12,8 +12,7 @@ from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.agents import PostgresAgents
 from agentic_backend.persist.attachments import PostgresAttachments
 from agentic_backend.persist.checkpoints import PostgresCheckpoints
-from agentic_backend.persist.database import Database, DatabaseState
-from agentic_backend.persist.faults import Cause, QuietLog
+from agentic_backend.persist.database import history_database
 from agentic_backend.persist.feedback import PostgresFeedback
 from agentic_backend.persist.figures import PostgresFigures
 from agentic_backend.persist.lease import SessionLeases, lease_s
@@ -30,6 +29,9 @@ from agentic_backend.spool.spool import Spool
 from agentic_backend.spool.spoolrows import Entry
 from agentic_backend.spool.turnlog import PersistentTurnLog
 from backend_kit.aio import TaskRegistry
+from backend_kit.aio.retry import QuietLog
+from backend_kit.db.database import Database, DatabaseState
+from backend_kit.db.faults import Cause
 from backend_kit.kpi import Kpi
 from backend_kit.settings import Postgres
 
@@ -85,7 +87,7 @@ class Persistence:
         possessions: Possessions | None = None,
         rules: PersistenceRules | None = None,
         spool: Callable[..., Spool] = Spool,
-        database: Callable[[Postgres, AgenticMetrics], Database] = Database,
+        database: Callable[[Postgres, AgenticMetrics], Database] = history_database,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         possessions, rules = possessions or Possessions(), rules or PersistenceRules()

@@ -3,14 +3,15 @@
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from sqlalchemy import Row, TextClause
+from sqlalchemy import TextClause
 from sqlalchemy.exc import DBAPIError
 
 from agentic_backend.errors import HistoryUnavailable
-from agentic_backend.persist.database import Database
-from agentic_backend.persist.faults import Cause, DatabaseFault, QuietLog, cause_of, sqlstate_of
+from backend_kit.aio.retry import QuietLog
+from backend_kit.db.database import Database
+from backend_kit.db.faults import Cause, DatabaseFault, cause_of, sqlstate_of
+from backend_kit.db.pool import AnyRow
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ class Queries:
         """Whether a statement failed a moment ago: who has waited for one need not wait for the next as long again."""
         return time.monotonic() - self._failed_at < _MOMENT_S
 
-    async def run(self, op: str, statement: TextClause, parameters: Mapping[str, object]) -> Sequence[Row[Any]]:
+    async def run(self, op: str, statement: TextClause, parameters: Mapping[str, object]) -> Sequence[AnyRow]:
         """One statement, once more where the connection had died while it was idle. `op` names it in metrics and logs.
 
         Raises `HistoryUnavailable`: at once where Postgres refuses, after `pool_timeout` where no connection is free.
@@ -55,6 +56,6 @@ class Queries:
         self._database.trouble = None
         return rows
 
-    async def _execute(self, op: str, statement: TextClause, parameters: Mapping[str, object]) -> Sequence[Row[Any]]:
+    async def _execute(self, op: str, statement: TextClause, parameters: Mapping[str, object]) -> Sequence[AnyRow]:
         async with self._database.main.connection() as connection:
             return await connection.execute(op, statement, parameters)

@@ -11,11 +11,12 @@ from sqlalchemy import text
 
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.clocks import APART_S, Clocks, ClocksDiffer
-from agentic_backend.persist.database import Database
-from agentic_backend.persist.engines import Pool
-from agentic_backend.persist.faults import DatabaseFault, QuietLog, cause_of, sqlstate_of
 from agentic_backend.spool.pending import Key
 from backend_kit.aio import TaskRegistry
+from backend_kit.aio.retry import QuietLog
+from backend_kit.db.database import Database
+from backend_kit.db.faults import DatabaseFault, cause_of, sqlstate_of
+from backend_kit.db.pool import Pool
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,6 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from sqlalchemy import Row
-
 from agentic_backend.errors import HistoryUnavailable, StorageFull
 from agentic_backend.events import utc_now
 from agentic_backend.metrics import AgenticMetrics
@@ -29,6 +27,7 @@ from agentic_backend.spool.statements import (
     REMEMBERED,
     TOUCH_SESSION,
 )
+from backend_kit.db.pool import AnyRow
 from backend_kit.wire import dumps
 
 _RANK_LIMIT = 2**31 - 1
@@ -261,7 +260,7 @@ def _is_id(session_id: str) -> bool:
     return session_id.isascii() and session_id.isprintable()
 
 
-def _exchanges(rows: Sequence[Row[Any]]) -> list[RememberedExchange]:
+def _exchanges(rows: Sequence[AnyRow]) -> list[RememberedExchange]:
     """Rows of final messages, newest first, as whole exchanges that did not fail, oldest first."""
     questions: dict[str, str] = {}
     answers: dict[str, str] = {}

@@ -34,16 +34,15 @@ async def _prune(settings: AgenticSettings, days: int, *, dry_run: bool) -> int:
 
     from agentic_backend.metrics import AgenticMetrics
     from agentic_backend.persist.clocks import ClocksDiffer
-    from agentic_backend.persist.engines import Pool, PoolRules
-    from agentic_backend.persist.faults import DatabaseFault, cause_of, sqlstate_of
+    from agentic_backend.persist.database import request_pool
     from agentic_backend.persist.retention import Pruner
+    from backend_kit.db.faults import DatabaseFault, cause_of, sqlstate_of
     from backend_kit.kpi import Kpi
 
     registry = CollectorRegistry()
     metrics = AgenticMetrics(registry, Kpi(registry, service=settings.app.name))
     postgres = settings.storage.postgres
-    rules = PoolRules(1, 0, postgres.pool_timeout, postgres.pool_recycle, pre_ping=False)
-    pool = Pool("main", postgres, rules, metrics, autocommit=True)
+    pool = request_pool(postgres, metrics)  # opens one connection: nothing here runs at once
     pruner = Pruner(pool)
     try:
         if dry_run:

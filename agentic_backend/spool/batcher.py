@@ -9,15 +9,16 @@ from dataclasses import dataclass, field
 
 from agentic_backend.errors import StorageFull
 from agentic_backend.metrics import AgenticMetrics
-from agentic_backend.persist.database import Database
-from agentic_backend.persist.engines import JsonBytes, TimedConnection
-from agentic_backend.persist.faults import Backoff, Cause, DatabaseFault, QuietLog, cause_of, sqlstate_of
 from agentic_backend.session.account import loggable
 from agentic_backend.spool.owner import Owner
 from agentic_backend.spool.pending import Change, Key, Op, Pending
 from agentic_backend.spool.spool import Spool
-from agentic_backend.spool.statements import CHANGE_SESSION, DELETE_SESSIONS, WRITE_TURNS
+from agentic_backend.spool.statements import CHANGE_SESSION, DELETE_SESSIONS, WRITE_TURNS, JsonBytes
 from backend_kit.aio import TaskRegistry
+from backend_kit.aio.retry import Backoff, QuietLog
+from backend_kit.db.database import Database
+from backend_kit.db.faults import Cause, DatabaseFault, cause_of, sqlstate_of
+from backend_kit.db.pool import TimedConnection
 from backend_kit.kpi import Kpi
 from backend_kit.wire import dumps
 
@@ -298,7 +299,7 @@ class Batcher:
         outcome = _Outcome()
         deletes = {op.key: op for op in batch if op.kind == "delete"}
         with self._kpi.phase("persist_tx"):
-            async with self._database.batch.connection() as connection:
+            async with self._database.writes.connection() as connection:
                 if not self._owner.held:
                     raise _NotHeld
                 await self._write_turns(connection, [bodies[op] for op in batch if op.kind == "turn"], outcome)

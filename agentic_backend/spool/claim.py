@@ -9,9 +9,9 @@ from pathlib import Path
 
 import psycopg
 
-from agentic_backend.persist.libpq import connect_args
 from agentic_backend.settings import AgenticSettings
 from agentic_backend.spool.spooldir import SpoolLock
+from backend_kit.db.libpq import connect_args
 from backend_kit.settings import Postgres
 
 EXIT_TAKEN = 3

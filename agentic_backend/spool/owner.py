@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import psycopg
 
-from agentic_backend.persist.faults import Backoff, QuietLog
 from agentic_backend.spool.claim import WAIT_S, Connection, DatabaseTaken, attempt
+from backend_kit.aio.retry import Backoff, QuietLog
 from backend_kit.settings import Postgres
 
 logger = logging.getLogger(__name__)

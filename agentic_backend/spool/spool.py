@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from agentic_backend.persist.faults import Backoff, QuietLog
 from agentic_backend.spool.spooldir import RESERVE_BYTES, SpoolLock
 from agentic_backend.spool.spoolfile import Connect, SpoolFile, connect, name_of
 from agentic_backend.spool.spoolrows import Entry, Kind, Row
 from backend_kit.aio import Vigil, WatchedThread
+from backend_kit.aio.retry import Backoff, QuietLog
 
 logger = logging.getLogger(__name__)
 

@@ -4,9 +4,32 @@ Each is compiled once per engine by SQLAlchemy, and prepared once per connection
 user's data names the user.
 """
 
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
+from psycopg.adapt import Dumper
+from psycopg.postgres import types as postgres_types
 from sqlalchemy import text
+
+
+@dataclass(frozen=True, slots=True)
+class JsonBytes:
+    """A JSON parameter that is encoded already; it goes to the server as it is."""
+
+    data: bytes
+
+
+class _JsonBytesDumper(Dumper):
+    oid = postgres_types["jsonb"].oid
+
+    def dump(self, obj: JsonBytes) -> bytes:
+        return obj.data
+
+
+def register_json(connection: Any) -> None:
+    """Let a psycopg connection take `JsonBytes` as parameters."""
+    connection.adapters.register_dumper(JsonBytes, _JsonBytesDumper)
+
 
 SESSION_COLUMNS: Final = """session_id, user_id, agent_id, session_data::text AS data, version,
     to_char(updated_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') AS updated_at"""

@@ -19,6 +19,7 @@ from backend_kit.kpi.core import (
 from backend_kit.kpi.culprit import Culprits
 from backend_kit.kpi.labels import Labelled
 from backend_kit.kpi.loop import LoopMonitor
+from backend_kit.kpi.metrics import ServiceMetrics
 from backend_kit.kpi.runtime import KpiOptions, KpiRuntime
 from backend_kit.kpi.summary import Summary
 
@@ -37,6 +38,7 @@ __all__ = [
     "LedgerRow",
     "LoopMonitor",
     "Seconds",
+    "ServiceMetrics",
     "Spent",
     "Status",
     "Summary",

@@ -38,13 +38,13 @@ async def reindex(settings: KnowledgeFlowSettings) -> int:
     from knowledge_flow_backend.engines.opensearch.cluster import Cluster
     from knowledge_flow_backend.engines.opensearch.reindex import NothingToRebuild, Reindexer
     from knowledge_flow_backend.errors import DocumentsUnavailable, SchemaMismatch
-    from knowledge_flow_backend.index.database import Database
+    from knowledge_flow_backend.index.database import IndexDatabase
     from knowledge_flow_backend.metrics import PHASES, KnowledgeFlowMetrics
 
     assert settings.storage.opensearch is not None
     kpi = Kpi(CollectorRegistry(), service="knowledge-flow reindex", phases=PHASES)
     metrics = KnowledgeFlowMetrics(kpi.registry, kpi)
-    database = Database(settings.storage.postgres, settings.storage.vector_store.index, metrics)
+    database = IndexDatabase(settings.storage.postgres, settings.storage.vector_store.index, metrics)
     cluster = Cluster(settings.storage.opensearch)
     try:
         async with asyncio.timeout(CONTACT_S):

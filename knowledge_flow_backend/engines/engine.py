@@ -15,7 +15,7 @@ from knowledge_flow_backend.engines.pgvector.word_counts import WordCounter
 from knowledge_flow_backend.engines.pgvector.writer import PgVectorWriter
 from knowledge_flow_backend.errors import DocumentsUnavailable, SchemaMismatch
 from knowledge_flow_backend.index import ChunkIndex, IndexWriter
-from knowledge_flow_backend.index.database import Database
+from knowledge_flow_backend.index.database import IndexDatabase
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
 
@@ -62,7 +62,7 @@ class Engine(Protocol):
 class PgVectorEngine:
     """Everything in Postgres."""
 
-    def __init__(self, settings: KnowledgeFlowSettings, database: Database, *, model: str, kpi: Kpi) -> None:
+    def __init__(self, settings: KnowledgeFlowSettings, database: IndexDatabase, *, model: str, kpi: Kpi) -> None:
         search = settings.search
         rules = PgVectorRules(search.word_share, search.attachment_hits, search.parallel)
         self._database = database
@@ -106,7 +106,7 @@ class OpenSearchEngine:
     def __init__(
         self,
         settings: KnowledgeFlowSettings,
-        database: Database,
+        database: IndexDatabase,
         metrics: KnowledgeFlowMetrics,
         *,
         model: str,
@@ -165,7 +165,7 @@ class OpenSearchEngine:
 
 
 def make_engine(
-    settings: KnowledgeFlowSettings, database: Database, metrics: KnowledgeFlowMetrics, *, model: str, kpi: Kpi
+    settings: KnowledgeFlowSettings, database: IndexDatabase, metrics: KnowledgeFlowMetrics, *, model: str, kpi: Kpi
 ) -> Engine:
     """The engine of `storage.vector_store.type`. Opens nothing yet."""
     if settings.storage.vector_store.type == "opensearch":

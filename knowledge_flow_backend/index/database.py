@@ -1,76 +1,85 @@
-"""The database as the service knows it: two pools, the schema of the index, and whether it has answered yet."""
+"""The database of one index: its two pools, its schema in Postgres, and how its connections search."""
 
-import asyncio
-import logging
-import time
+from pathlib import Path
+from typing import Any, Final
 
+from backend_kit.db.database import Database
+from backend_kit.db.libpq import MIGRATION_TIMEOUT_MS, STATEMENT_TIMEOUT_MS
+from backend_kit.db.libpq import connect_args as libpq_args
+from backend_kit.db.pool import Pool, PoolMetrics, PoolRules
+from backend_kit.db.schema import Migrations, migrate_schema
 from backend_kit.settings import Postgres
 from knowledge_flow_backend.errors import IndexUnavailable
-from knowledge_flow_backend.index.engines import Pool
-from knowledge_flow_backend.index.faults import Backoff, DatabaseFault, sqlstate_of
-from knowledge_flow_backend.index.schema import SchemaTooNew, migrate
-from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 
-logger = logging.getLogger(__name__)
+LOCK_KEY: Final = 0x6B6E_6F77_666C_6F77
+"""The advisory lock of migrations and of the first write: "knowflow" in ASCII."""
+WRITE_TIMEOUT_MS: Final = 120_000
+HNSW_SEARCH: Final = 100
+"""Size of the candidate list of a search in the vectors' graph; pgvector's 40 is below our 50 candidates."""
 
-_LOG_INTERVAL_S = 1.0
+_SEARCHING: Final[dict[str, str | int]] = {
+    "jit": "off",  # compiling a plan takes longer than any of our statements
+    "hnsw.ef_search": HNSW_SEARCH,
+    # A filter that drops candidates makes the graph be searched further, instead of leaving too few hits.
+    "hnsw.iterative_scan": "relaxed_order",
+}
 
 
-class Database:
-    """Both pools of one service and the schema behind them. Opens nothing before it is used.
+class IndexDatabase(Database):
+    """The Postgres schema named `index`, which holds documents, libraries and chunks.
 
-    `index` names the Postgres schema that holds documents, libraries and chunks. `main` is for requests, `ingest`
-    for the transactions of ingestion, which writes so many documents at once as `writers` says.
+    `main` answers requests. `writes` is for the transactions of ingestion: one connection for each of the `writers`,
+    the documents that are written at once, and one on which a further upload is received meanwhile.
     """
 
-    def __init__(self, settings: Postgres, index: str, metrics: KnowledgeFlowMetrics, *, writers: int = 2) -> None:
-        self._settings = settings
+    def __init__(self, settings: Postgres, index: str, metrics: PoolMetrics, *, writers: int = 2) -> None:
         self.index = index
-        self.main = Pool("main", settings, index, metrics, writers=writers)
-        self.ingest = Pool("ingest", settings, index, metrics, writers=writers)
-        self.refused: str | None = None
-        """Why this schema will never do, in words; None while it may."""
-        self._ready = asyncio.Event()
-
-    @property
-    def ready(self) -> bool:
-        """Whether the schema has been seen to fit. It stays true through later outages."""
-        return self._ready.is_set()
-
-    async def wait_ready(self) -> None:
-        """Wait for the first contact with a schema that fits."""
-        await self._ready.wait()
+        # A search names its phases; single statements inside them would be rows too many.
+        requests = PoolRules.for_requests(settings, in_ledger=False)
+        # A write may wait for two others; a search whose wait is that long has no caller any more.
+        wait_s, recycle_s, pre_ping = WRITE_TIMEOUT_MS / 1000, settings.pool_recycle, settings.pool_pre_ping
+        writes = PoolRules(writers + 1, 0, wait_s, recycle_s, pre_ping, in_ledger=False)
+        main_args = connect_args("turnwise-knowledge-main", index, settings.connect_timeout)
+        write_args = connect_args("turnwise-knowledge-ingest", index, settings.connect_timeout, WRITE_TIMEOUT_MS)
+        super().__init__(
+            settings,
+            lambda: migrate(settings, index),
+            main=Pool("main", settings, requests, metrics, connect_args=main_args),
+            writes=Pool("ingest", settings, writes, metrics, connect_args=write_args),
+        )
 
     def require_ready(self) -> None:
         """Raise `IndexUnavailable` before the first contact: the tables may not be there yet."""
-        if not self._ready.is_set():
-            raise IndexUnavailable(self.refused or "the schema is not known yet")
+        if not self.ready:
+            refused = self.state.status == "refused"
+            raise IndexUnavailable(self.state.reason if refused else "the schema is not known yet")
 
-    async def connect_until_ready(self) -> None:
-        """Bring the schema to this code's revision, trying again for as long as Postgres is away.
 
-        Returns once the schema fits, or can never fit (`refused`).
-        """
-        backoff, logged = Backoff(), float("-inf")
-        while not self.ready:
-            try:
-                revision = await asyncio.to_thread(migrate, self._settings, self.index)
-            except SchemaTooNew as error:
-                self.refused = str(error)
-                logger.critical("%s", error)
-                return
-            except DatabaseFault as error:
-                # Once a second: many equal lines would bury the one that matters (TRUST G7).
-                if time.perf_counter() - logged >= _LOG_INTERVAL_S:
-                    logged = time.perf_counter()
-                    where = f"{self._settings.host}:{self._settings.port}"
-                    logger.warning("Postgres at %s is not ready: sqlstate=%s; trying on", where, sqlstate_of(error))
-                await asyncio.sleep(backoff.next_s())
-            else:
-                self._ready.set()
-                logger.info("schema of index %r is at revision %s", self.index, revision)
+def connect_args(
+    application_name: str, index: str, connect_timeout_s: int, timeout_ms: int = STATEMENT_TIMEOUT_MS
+) -> dict[str, Any]:
+    """As `backend_kit.db.libpq.connect_args`, with the schema of the index, and how vectors are searched."""
+    return libpq_args(
+        application_name,
+        connect_timeout_s,
+        timeout_ms,
+        {"search_path": f'"{index}",public', **_SEARCHING},
+    )
 
-    async def aclose(self) -> None:
-        """Close both pools."""
-        await self.main.aclose()
-        await self.ingest.aclose()
+
+def migrate(settings: Postgres, index: str) -> str:
+    """Bring the schema named `index` to the newest revision this code knows; returns it. Blocks.
+
+    `index` must have the form that the settings check: it stands in statements as an identifier. Raises as
+    `migrate_schema` does, also where Postgres has no pgvector.
+    """
+    migrations = Migrations(
+        scripts=Path(__file__).with_name("migrations"),
+        lock_key=LOCK_KEY,
+        name=f"the index {index!r}",
+        remedy="name another storage.vector_store.index",
+        before=("CREATE EXTENSION IF NOT EXISTS vector WITH SCHEMA public", f'CREATE SCHEMA IF NOT EXISTS "{index}"'),
+        table_schema=index,
+    )
+    args = connect_args("turnwise-knowledge-migrate", index, settings.connect_timeout, MIGRATION_TIMEOUT_MS)
+    return migrate_schema(settings, migrations, args)

@@ -3,7 +3,7 @@
 from sqlalchemy import text
 
 from knowledge_flow_backend.index import Reader
-from knowledge_flow_backend.index.database import Database
+from knowledge_flow_backend.index.database import IndexDatabase
 from knowledge_flow_backend.library.store import Statements
 
 # Contents and chunks go with the document (ON DELETE CASCADE).
@@ -17,7 +17,7 @@ _DELETE_SESSION = text("DELETE FROM documents WHERE session_id = :session AND ow
 class Attachments:
     """Both methods raise `IndexUnavailable` where Postgres is away."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: IndexDatabase) -> None:
         self._statements = Statements(database)
 
     async def delete(self, reader: Reader, uid: str, session_id: str | None) -> bool:

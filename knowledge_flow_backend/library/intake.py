@@ -18,11 +18,12 @@ from typing import Any
 
 from sqlalchemy import text
 
+from backend_kit.db.faults import DatabaseFault
+from backend_kit.db.pool import TimedConnection
 from backend_kit.wire import dumps
 from knowledge_flow_backend.index import Reader
-from knowledge_flow_backend.index.database import Database
-from knowledge_flow_backend.index.engines import TimedConnection
-from knowledge_flow_backend.index.faults import DatabaseFault, failure_of
+from knowledge_flow_backend.index.database import IndexDatabase
+from knowledge_flow_backend.index.faults import failure_of
 from knowledge_flow_backend.library.reasons import Reason, Refused
 from knowledge_flow_backend.library.statements import label_lock
 from knowledge_flow_backend.library.store import Statements
@@ -179,7 +180,7 @@ class Intake:
     `lease_s`: seconds after which a job belongs to nobody, unless its holder renews it.
     """
 
-    def __init__(self, database: Database, *, lease_s: float = 15.0) -> None:
+    def __init__(self, database: IndexDatabase, *, lease_s: float = 15.0) -> None:
         self._database = database
         self._statements = Statements(database)
         self.lease_s = lease_s
@@ -200,7 +201,7 @@ class Intake:
         """
         self._database.require_ready()
         try:
-            async with self._database.ingest.connection() as connection:
+            async with self._database.writes.connection() as connection:
                 await connection.execute("lock_timeout", _LOCK_TIMEOUT)
                 found = await _find_or_add(connection, reader, arrival)
                 claim = Claim(found.uid, arrival.pipeline)

@@ -9,11 +9,12 @@ from typing import Any
 
 from sqlalchemy import TextClause
 
+from backend_kit.db.faults import DatabaseFault, sqlstate_of
+from backend_kit.db.pool import TimedConnection
 from knowledge_flow_backend.errors import Conflict, Forbidden
 from knowledge_flow_backend.index import IndexWriter, Reader
-from knowledge_flow_backend.index.database import Database
-from knowledge_flow_backend.index.engines import TimedConnection
-from knowledge_flow_backend.index.faults import DatabaseFault, failure_of, sqlstate_of
+from knowledge_flow_backend.index.database import IndexDatabase
+from knowledge_flow_backend.index.faults import failure_of
 from knowledge_flow_backend.library import statements
 from knowledge_flow_backend.library.reasons import SENTENCES, Reason
 
@@ -79,7 +80,7 @@ class RawFile:
 class Statements:
     """Runs constant statements, each a transaction of its own, and names what goes wrong."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: IndexDatabase) -> None:
         self._database = database
 
     async def rows(self, op: str, statement: TextClause, parameters: Mapping[str, object]) -> Sequence[Any]:
@@ -98,7 +99,7 @@ class Statements:
         """A connection whose statements take effect together, at the end of the block. Raises as `rows`."""
         self._database.require_ready()
         try:
-            async with self._database.ingest.connection() as connection:
+            async with self._database.writes.connection() as connection:
                 yield connection
                 await connection.commit()
         except DatabaseFault as error:

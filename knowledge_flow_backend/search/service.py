@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from backend_kit.aio.retry import QuietLog
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.embed import Embedder
 from knowledge_flow_backend.embed.handover import QuestionVectors
@@ -18,8 +19,6 @@ from knowledge_flow_backend.rerank import Candidate, RerankService
 from knowledge_flow_backend.search.wire import Provenance, RerankRequest, SearchRequest, reranked_hit
 
 logger = logging.getLogger(__name__)
-
-_LOG_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class SearchService:
         self._metrics = metrics
         self.kpi = kpi
         self._running = 0
-        self._logged = float("-inf")
+        self._log = QuietLog(logger)
 
     @property
     def running(self) -> int:
@@ -157,8 +156,4 @@ class SearchService:
         self._metrics.searches_running.set(self._running)
 
     def _say(self, route: str, failure: DocumentsUnavailable) -> None:
-        # Once a second: in an outage every call fails (TRUST G7).
-        now = time.perf_counter()
-        if now - self._logged >= _LOG_INTERVAL_S:
-            self._logged = now
-            logger.warning("%s failed: %s", route, failure)
+        self._log.warning(route, "%s failed: %s", route, failure)

@@ -10,11 +10,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from agentic_backend.metrics import AgenticMetrics
-from agentic_backend.persist.database import DatabaseState
 from agentic_backend.persist.persistence import Persistence, PersistenceRules
 from agentic_backend.spool.claim import Possessions, claim_at_start
 from agentic_backend.spool.spool import Spool
 from backend_kit.aio import TaskRegistry
+from backend_kit.db.database import DatabaseState
 from backend_kit.kpi import Kpi
 from tests.agentic_backend.records import settings_for
 from tests.support.patience import PATIENCE_S

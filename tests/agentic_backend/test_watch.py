@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from agentic_backend.metrics import AgenticMetrics
-from agentic_backend.persist.engines import Pool, PoolRules
+from agentic_backend.persist.database import batch_pool, request_pool
 from agentic_backend.verdict import CAUSES, Windows
 from agentic_backend.watch import Watch, Watched
 from backend_kit.kpi import Kpi, LoopMonitor
@@ -30,8 +30,8 @@ class Room:
         self.kpi = Kpi(CollectorRegistry(), service="agentic")
         metrics = self.metrics = AgenticMetrics(self.kpi.registry, self.kpi)
         settings = Postgres.model_validate(database.settings() | {"pool_size": 2, "max_overflow": 1})
-        self.main = Pool("main", settings, PoolRules.for_reads(settings), metrics, autocommit=True)
-        self.batch = Pool("batch", settings, PoolRules.for_batches(settings), metrics, autocommit=False)
+        self.main = request_pool(settings, metrics)
+        self.batch = batch_pool(settings, metrics)
         self.tokens = Lookups()
         loop = LoopMonitor(self.kpi, notice=lambda _: None)
         self.windows = Windows()
@@ -61,7 +61,7 @@ async def test_pools_are_published_and_connections_are_counted_as_they_open(room
     assert room.value("app_db_pool_connections", pool="batch", state="idle") == 0
     assert room.value("app_db_pool_waiting", pool="main") == 0
     assert room.value("app_db_connections_opened_total", pool="main") == 1
-    assert room.watch.pool_lines() == [
+    assert room.watch.pools.lines() == [
         "db_pool=main size=2 checked_in=1 checked_out=0 overflow=0 util_pct=0.0",
         "db_pool=batch size=2 checked_in=0 checked_out=0 overflow=0 util_pct=0.0",
     ]

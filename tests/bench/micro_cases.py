@@ -21,12 +21,11 @@ from agentic_backend.chat import relay
 from agentic_backend.chat.hub import SocketHub
 from agentic_backend.events import ChatMessage, Role, text_part
 from agentic_backend.metrics import AgenticMetrics
-from agentic_backend.persist.engines import JsonBytes, Pool, PoolRules
-from agentic_backend.persist.schema import migrate
+from agentic_backend.persist.database import batch_pool, migrate, request_pool
 from agentic_backend.session.models import Session, TurnRecord
 from agentic_backend.session.stream import Ask, Final, TextDelta, Turn, TurnEvent
 from agentic_backend.spool.spool import Spool
-from agentic_backend.spool.statements import GET_SESSION, WRITE_TURNS
+from agentic_backend.spool.statements import GET_SESSION, WRITE_TURNS, JsonBytes
 from backend_kit.auth import HmacVerifier, NoAuth
 from backend_kit.settings import Postgres
 from tests.agentic_backend.chat.told_hub import RULES, Peer, ToldTurns, until
@@ -222,8 +221,8 @@ class StorageCases:
                     (session.id, session.user_id, session.agent_id),
                 )
         self._records = {"records": JsonBytes(b"[" + b",".join(record.encode() for record in records) + b"]")}
-        self._reads = Pool("main", settings, PoolRules.for_reads(settings), metrics, autocommit=True)
-        self._batches = Pool("batch", settings, PoolRules.for_batches(settings), metrics, autocommit=False)
+        self._reads = request_pool(settings, metrics)
+        self._batches = batch_pool(settings, metrics)
         stack.callback(lambda: runner.run(self._batches.aclose()))
         stack.callback(lambda: runner.run(self._reads.aclose()))
 

@@ -24,7 +24,7 @@ from backend_kit.kpi.rollup import nearest_rank
 from backend_kit.settings import load
 from knowledge_flow_backend.engines.pgvector.index import PgVectorIndex
 from knowledge_flow_backend.index import IndexQuery, Policy, Reader, Vector
-from knowledge_flow_backend.index.database import Database
+from knowledge_flow_backend.index.database import IndexDatabase
 from knowledge_flow_backend.metrics import PHASES, KnowledgeFlowMetrics
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
 from tests.bench.seed_chunks import LIBRARY_ID, OWNER
@@ -83,7 +83,7 @@ async def run(settings: KnowledgeFlowSettings, questions: list[str]) -> None:
     """The whole table."""
     kpi = Kpi(CollectorRegistry(), service="bench", phases=PHASES)
     metrics = KnowledgeFlowMetrics(kpi.registry, kpi)
-    database = Database(settings.storage.postgres, settings.storage.vector_store.index, metrics)
+    database = IndexDatabase(settings.storage.postgres, settings.storage.vector_store.index, metrics)
     await database.connect_until_ready()
     index = PgVectorIndex(database, model=settings.embedding_model.name, kpi=kpi)
     print(f"calibration {calibration():.1f} ms")

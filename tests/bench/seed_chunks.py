@@ -23,8 +23,7 @@ import psycopg
 from backend_kit.settings import load
 from knowledge_flow_backend.engines.pgvector.statements import COUNT_COMMON_WORDS
 from knowledge_flow_backend.index import chunk_uid
-from knowledge_flow_backend.index.engines import connect_args
-from knowledge_flow_backend.index.schema import migrate
+from knowledge_flow_backend.index.database import connect_args, migrate
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
 from tests.support.word_counts import count_anew
 from ws_bench.fakes.embedding import DEFAULT_DIMENSIONS, embed
@@ -110,8 +109,8 @@ def _connect(settings: KnowledgeFlowSettings, *, autocommit: bool = False) -> Co
         **connect_args(
             "turnwise-seed",
             settings.storage.vector_store.index,
-            connect_timeout_s=postgres.connect_timeout,
-            statement_timeout_ms=600_000,
+            postgres.connect_timeout,
+            600_000,
         ),  # type: ignore[arg-type]
     )
 

@@ -18,7 +18,7 @@ from knowledge_flow_backend.embed.handover import QuestionVectors
 from knowledge_flow_backend.engines.engine import PgVectorEngine, make_engine
 from knowledge_flow_backend.engines.pgvector.word_counts import WordCounter
 from knowledge_flow_backend.index import ChunkHit, ChunkIndex, IndexQuery, IndexWriter, Policy, Reader
-from knowledge_flow_backend.index.database import Database
+from knowledge_flow_backend.index.database import IndexDatabase
 from knowledge_flow_backend.metrics import PHASES, KnowledgeFlowMetrics
 from knowledge_flow_backend.rerank import Candidate
 from knowledge_flow_backend.rerank.local import LocalReranker
@@ -80,7 +80,7 @@ async def filled(
         settings = KnowledgeFlowSettings.model_validate(sections)
         kpi = Kpi(CollectorRegistry(), service="eval", phases=PHASES)
         metrics = KnowledgeFlowMetrics(kpi.registry, kpi)
-        database = Database(settings.storage.postgres, INDEX, metrics)
+        database = IndexDatabase(settings.storage.postgres, INDEX, metrics)
         stack.push_async_callback(database.aclose)
         await database.connect_until_ready()
         engine = make_engine(settings, database, model=embedder.model, kpi=kpi, metrics=metrics)

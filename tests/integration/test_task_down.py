@@ -4,8 +4,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from agentic_backend.app import Parts
-from agentic_backend.persist.database import Database
-from agentic_backend.persist.engines import Pool, PoolRules
+from agentic_backend.persist.database import history_database
 from agentic_backend.persist.persistence import Persistence
 from agentic_backend.spool.spool import Spool
 from tests.agentic_backend.records import BadDisk, until
@@ -25,23 +24,26 @@ ESSENTIAL = [
 ]
 
 
-class OddPool(Pool):
+class OddPool:
     """Gives no connection, for a reason that nobody foresaw, while it is `odd`."""
 
-    odd = False
+    def __init__(self, pool):
+        self._pool = pool
+        self.name, self.stats, self.aclose = pool.name, pool.stats, pool.aclose
+        self.odd = False
 
     @asynccontextmanager
     async def connection(self):
         if self.odd:
             raise ZeroDivisionError("on purpose")
-        async with super().connection() as connection:
+        async with self._pool.connection() as connection:
             yield connection
 
 
-class OddDatabase(Database):
-    def __init__(self, settings, metrics):
-        super().__init__(settings, metrics)
-        self.batch = OddPool("batch", settings, PoolRules.for_batches(settings), metrics, autocommit=False)
+def odd_database(settings, metrics):
+    made = history_database(settings, metrics)
+    made.writes = OddPool(made.writes)
+    return made
 
 
 async def ready(service):
@@ -52,18 +54,18 @@ async def ready(service):
 async def test_a_batcher_that_keeps_failing_takes_its_instance_out_and_what_it_holds_is_written_later(
     start_service, caplog
 ):
-    async with start_service(parts=Parts(persistence=partial(Persistence, database=OddDatabase))) as service:
+    async with start_service(parts=Parts(persistence=partial(Persistence, database=odd_database))) as service:
         running = service.service.running
         essential = set(running.tasks.vigil._essential)
         assert essential - {"kpi-metrics"} == set(ESSENTIAL)
         session_id = await service.create_session()
-        running.persistence.database.batch.odd = True
+        running.persistence.database.writes.odd = True
         await say_and_hear(service, session_id, "e1")
         await until(lambda: bool(running.tasks.vigil.down))
         status, told = await ready(service)
         assert (status, told["status"]) == (503, "task_down")
         assert told["dependencies"]["tasks"] == {"status": "down", "down": ["persist-batcher"]}
-        running.persistence.database.batch.odd = False
+        running.persistence.database.writes.odd = False
         assert running.tasks.failures["persist-batcher"] >= 3
         await running.persistence.flush(PATIENCE_S)
         assert len(await service.history(session_id)) == 2

@@ -29,7 +29,7 @@ from knowledge_flow_backend.index import (
     Vector,
     chunk_uid,
 )
-from knowledge_flow_backend.index.database import Database as IndexDatabase
+from knowledge_flow_backend.index.database import IndexDatabase
 from knowledge_flow_backend.metrics import PHASES, KnowledgeFlowMetrics
 from knowledge_flow_backend.settings import OpenSearch
 from tests.support.opensearch import OpenSearchIndex

@@ -101,7 +101,7 @@ async def test_while_all_files_are_written_another_one_can_be_received(
     async with start_knowledge_flow(processing={"workers": 3}) as service, AsyncExitStack() as writers:
         state = service.service._state
         assert state is not None
-        pool = state.database.ingest
+        pool = state.database.writes
         for _ in range(4):  # one more than parsers
             await writers.enter_async_context(pool.connection())
         async with asyncio.timeout(PATIENCE_S), pool.connection() as receiving:

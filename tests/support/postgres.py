@@ -13,9 +13,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from agentic_backend.persist.schema import migrate as migrate_agentic
+from agentic_backend.persist.database import migrate as migrate_agentic
 from backend_kit.settings import Postgres
-from knowledge_flow_backend.index.schema import migrate as migrate_knowledge_flow
+from knowledge_flow_backend.index.database import migrate as migrate_knowledge_flow
 from knowledge_flow_backend.settings import VectorStore
 from tests.support.ports import free_port
 from turnwise.home import closed_to_others

@@ -4,79 +4,54 @@ Nothing waits for it: every search asks Postgres which documents are not followe
 says of them. Triggers note those, so no statement that changes a document can forget to.
 """
 
-import asyncio
 import logging
-import time
 from collections.abc import Sequence
 from typing import Any, Final
 
+from backend_kit.db.faults import DatabaseFault
+from backend_kit.db.pool import TimedConnection
+from knowledge_flow_backend.engines.catch_up import CatchUp
 from knowledge_flow_backend.engines.opensearch import statements
 from knowledge_flow_backend.engines.opensearch.body import Place, moved, of_generations
 from knowledge_flow_backend.engines.opensearch.cluster import Cluster
-from knowledge_flow_backend.errors import DocumentsUnavailable
-from knowledge_flow_backend.index.database import Database
-from knowledge_flow_backend.index.engines import TimedConnection
-from knowledge_flow_backend.index.faults import Backoff, DatabaseFault, failure_of
+from knowledge_flow_backend.index.database import IndexDatabase
+from knowledge_flow_backend.index.faults import failure_of
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 
 logger = logging.getLogger(__name__)
 
-TICK_S: Final = 1.0
 INTENTION_S: Final = 180.0
 """Age at which a write that nobody holds has died. Longer than a request may take that its sender has given up."""
 _BATCH: Final = 200
-_LOG_INTERVAL_S: Final = 1.0
 
 
-class Follower:
+class Follower(CatchUp):
     """The work of one process; with several, one of them works at a time and the others pass."""
 
     def __init__(
         self,
-        database: Database,
+        database: IndexDatabase,
         cluster: Cluster,
         metrics: KnowledgeFlowMetrics,
         *,
         intention_s: float = INTENTION_S,
     ) -> None:
-        self._database = database
+        super().__init__(database, logger, "the index is behind its documents")
         self._cluster = cluster
         self._metrics = metrics
         self._intention_s = intention_s
-        self._woken = asyncio.Event()
 
-    def wake(self) -> None:
-        """There is something to do; without it the next look is a second away."""
-        self._woken.set()
-
-    async def run(self) -> None:
-        """Follow for ever. Failures are logged, once a second at most, and tried again with growing waits."""
-        await self._database.wait_ready()
-        backoff, logged = Backoff(), float("-inf")
-        while True:
-            self._woken.clear()
-            try:
-                await self._count()
-                while await self.follow():
-                    await self._count()
-                backoff = Backoff()
-            except DocumentsUnavailable as failure:
-                if time.perf_counter() - logged >= _LOG_INTERVAL_S:
-                    logged = time.perf_counter()
-                    logger.warning("the index is behind its documents: %s; trying on", failure)
-                await asyncio.sleep(backoff.next_s())
-                continue
-            try:
-                async with asyncio.timeout(TICK_S):
-                    await self._woken.wait()
-            except TimeoutError:
-                pass
+    async def catch_up(self) -> None:
+        """Follow every change that is noted, and publish how many are left."""
+        await self._count()
+        while await self.follow():
+            await self._count()
 
     async def follow(self) -> int:
         """Do what is noted, up to a batch; how many notes were done. Raises `IndexUnavailable`."""
         self._database.require_ready()
         try:
-            async with self._database.ingest.connection() as connection:
+            async with self._database.writes.connection() as connection:
                 if not (await connection.execute("lock", statements.LOCK_FOLLOWING))[0][0]:
                     return 0
                 limits = {"intent_s": self._intention_s, "limit": _BATCH}

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from sqlalchemy import Executable
 
+from backend_kit.db.faults import DatabaseFault
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.engines.attachments import with_attachments
 from knowledge_flow_backend.engines.opensearch import statements as opensearch_statements
@@ -23,8 +24,8 @@ from knowledge_flow_backend.engines.pgvector.queries import candidates_of, hit_o
 from knowledge_flow_backend.engines.pgvector.rows import Made, check_made, vector_text
 from knowledge_flow_backend.engines.turnstile import Turnstile
 from knowledge_flow_backend.index import ChunkHit, IndexQuery, Policy, Reader, Similarity, Vector
-from knowledge_flow_backend.index.database import Database
-from knowledge_flow_backend.index.faults import DatabaseFault, failure_of
+from knowledge_flow_backend.index.database import IndexDatabase
+from knowledge_flow_backend.index.faults import failure_of
 from knowledge_flow_backend.index.port import Embed
 from knowledge_flow_backend.together import at_once
 
@@ -91,7 +92,7 @@ class OpenSearchChunks:
     """The `ChunkIndex` on OpenSearch. `model` is the embedder whose vectors it is asked with."""
 
     def __init__(
-        self, database: Database, cluster: Cluster, *, model: str, kpi: Kpi, rules: OpenSearchRules | None = None
+        self, database: IndexDatabase, cluster: Cluster, *, model: str, kpi: Kpi, rules: OpenSearchRules | None = None
     ) -> None:
         self._database = database
         self._cluster = cluster

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+from backend_kit.db.faults import DatabaseFault
+from backend_kit.db.pool import TimedConnection
 from knowledge_flow_backend.engines.opensearch import statements
 from knowledge_flow_backend.engines.opensearch.body import (
     Place,
@@ -28,9 +30,8 @@ from knowledge_flow_backend.engines.opensearch.shape import ENGINE, check_index,
 from knowledge_flow_backend.engines.pgvector.rows import Made
 from knowledge_flow_backend.engines.pgvector.statements import INFO
 from knowledge_flow_backend.errors import IndexUnavailable, SchemaMismatch
-from knowledge_flow_backend.index.database import Database
-from knowledge_flow_backend.index.engines import TimedConnection
-from knowledge_flow_backend.index.faults import DatabaseFault, failure_of
+from knowledge_flow_backend.index.database import IndexDatabase
+from knowledge_flow_backend.index.faults import failure_of
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class Reindexer:
 
     def __init__(
         self,
-        database: Database,
+        database: IndexDatabase,
         cluster: Cluster,
         *,
         say: Callable[[str], None] = logger.info,
@@ -106,7 +107,7 @@ class Reindexer:
         new = Rebuild(numbered(alias, max((number_of(name) for name in old), default=0) + 1))
         await self._cluster.create(new.name, None, index_body(shape))
         while new.rounds < ROUNDS:
-            async with self._database.ingest.connection() as connection:
+            async with self._database.writes.connection() as connection:
                 changed = await _differences(connection, new)
             if len(changed) <= FEW:
                 break
@@ -122,7 +123,7 @@ class Reindexer:
         return new
 
     async def _last_round(self, new: Rebuild, old: Sequence[str]) -> None:
-        async with self._database.ingest.connection() as connection:
+        async with self._database.writes.connection() as connection:
             await connection.execute("lock", statements.LOCK_EXCHANGE)
             # On this connection: writers that wait for the lock may have taken every other one.
             await self._copy(new, await _differences(connection, new))

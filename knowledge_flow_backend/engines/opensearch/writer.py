@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from backend_kit.db.faults import DatabaseFault
+from backend_kit.db.pool import TimedConnection
 from knowledge_flow_backend.engines.opensearch import statements
 from knowledge_flow_backend.engines.opensearch.body import MAX_DIMENSIONS, Place, Shape, bulk_lines, heading_of
 from knowledge_flow_backend.engines.opensearch.cluster import Cluster
@@ -29,9 +31,8 @@ from knowledge_flow_backend.engines.pgvector.rows import (
     vector_text,
 )
 from knowledge_flow_backend.errors import Conflict, IndexUnavailable, SchemaMismatch
-from knowledge_flow_backend.index.database import Database
-from knowledge_flow_backend.index.engines import TimedConnection
-from knowledge_flow_backend.index.faults import DatabaseFault, failure_of
+from knowledge_flow_backend.index.database import IndexDatabase
+from knowledge_flow_backend.index.faults import failure_of
 from knowledge_flow_backend.index.models import Chunk, Document, DocumentContent, Vector
 
 logger = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ class OpenSearchWriter:
 
     def __init__(
         self,
-        database: Database,
+        database: IndexDatabase,
         cluster: Cluster,
         *,
         model: str,
@@ -95,7 +96,7 @@ class OpenSearchWriter:
     async def _fit(self, dimension: int) -> None:
         """Refuse vectors that are not of the index's model; the first ones ever have the index made."""
         wanted = Made(self._model, dimension, ENGINE)
-        async with self._database.ingest.connection() as connection:
+        async with self._database.writes.connection() as connection:
             holds = await made_by(connection) or await made_by_alone(connection)
             if holds is not None:
                 check_made(self._database.index, holds, wanted)
@@ -110,7 +111,7 @@ class OpenSearchWriter:
 
     async def _intend(self, document: Document) -> _Intention:
         generation = secrets.token_hex(12)
-        async with self._database.ingest.connection() as connection:
+        async with self._database.writes.connection() as connection:
             owner = await connection.execute("owner", statements.OWNER, {"uid": document.uid})
             if owner and owner[0][0] != document.owner_id:
                 raise Conflict("the document is another owner's")
@@ -143,7 +144,7 @@ class OpenSearchWriter:
         vectors: Sequence[Vector],
         intention: _Intention,
     ) -> int:
-        async with self._database.ingest.connection() as connection:
+        async with self._database.writes.connection() as connection:
             await connection.execute("lock", statements.LOCK_WRITING)
             if not await connection.execute("hold_intention", statements.HOLD, {"id": intention.row}):
                 raise IndexUnavailable("the write began too late")
@@ -165,7 +166,7 @@ class OpenSearchWriter:
 
     async def _withdraw(self, intention: _Intention) -> None:
         """Every request of the write was answered: what it wrote may be deleted without waiting for its death."""
-        async with self._database.ingest.connection() as connection:
+        async with self._database.writes.connection() as connection:
             await connection.execute("withdraw", statements.WITHDRAW, {"id": intention.row})
             await connection.commit()
         self._wake()

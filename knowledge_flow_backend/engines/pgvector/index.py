@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy import Executable, text
 
+from backend_kit.db.faults import DatabaseFault
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.engines.attachments import with_attachments
 from knowledge_flow_backend.engines.pgvector import statements
@@ -14,8 +15,8 @@ from knowledge_flow_backend.engines.pgvector.rows import Made, check_made, vecto
 from knowledge_flow_backend.engines.pgvector.writer import ENGINE
 from knowledge_flow_backend.engines.turnstile import Turnstile
 from knowledge_flow_backend.index import ChunkHit, IndexQuery, Policy, Reader, Similarity, Vector
-from knowledge_flow_backend.index.database import Database
-from knowledge_flow_backend.index.faults import DatabaseFault, failure_of
+from knowledge_flow_backend.index.database import IndexDatabase
+from knowledge_flow_backend.index.faults import failure_of
 from knowledge_flow_backend.index.port import Embed
 from knowledge_flow_backend.together import at_once
 
@@ -53,7 +54,7 @@ class _NothingInScope(Exception):
 class PgVectorIndex:
     """The `ChunkIndex` on Postgres. `model` is the embedder whose vectors it is asked with."""
 
-    def __init__(self, database: Database, *, model: str, kpi: Kpi, rules: PgVectorRules | None = None) -> None:
+    def __init__(self, database: IndexDatabase, *, model: str, kpi: Kpi, rules: PgVectorRules | None = None) -> None:
         self._database = database
         self._model = model
         self._kpi = kpi
@@ -76,7 +77,7 @@ class PgVectorIndex:
         """Take over what Postgres knows of words; one process at a time, others pass. Raises `IndexUnavailable`."""
         self._database.require_ready()
         try:
-            async with self._database.ingest.connection() as connection:
+            async with self._database.writes.connection() as connection:
                 rows = await connection.execute("lock", _TRY_LOCK)
                 if rows[0][0]:
                     await connection.execute("common_words", statements.COUNT_COMMON_WORDS)

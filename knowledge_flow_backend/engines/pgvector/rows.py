@@ -9,15 +9,15 @@ from itertools import islice
 
 from sqlalchemy import text
 
+from backend_kit.db.faults import DatabaseFault
+from backend_kit.db.pool import TimedConnection
 from backend_kit.wire import dumps
 from knowledge_flow_backend.engines.pace import Pace
 from knowledge_flow_backend.engines.pgvector.statements import INFO
 from knowledge_flow_backend.errors import Conflict, SchemaMismatch
-from knowledge_flow_backend.index.database import Database
-from knowledge_flow_backend.index.engines import TimedConnection
-from knowledge_flow_backend.index.faults import DatabaseFault, failure_of
+from knowledge_flow_backend.index.database import LOCK_KEY, IndexDatabase
+from knowledge_flow_backend.index.faults import failure_of
 from knowledge_flow_backend.index.models import Chunk, Document, DocumentContent, Vector
-from knowledge_flow_backend.index.schema import LOCK_KEY
 
 INLINE_DIMENSIONS = 1024
 """Vectors up to this length stay in their row (4 KB of an 8 KB page): reading one is no second look-up."""
@@ -133,11 +133,11 @@ async def put_rows(
     return version
 
 
-async def delete_rows(database: Database, document_uid: str) -> bool:
+async def delete_rows(database: IndexDatabase, document_uid: str) -> bool:
     """Delete a document with all its rows; False where there was none. Raises `IndexUnavailable`."""
     database.require_ready()
     try:
-        async with database.ingest.connection() as connection:
+        async with database.writes.connection() as connection:
             rows = await connection.execute("delete_document", _DELETE, {"uid": document_uid})
             await connection.commit()
     except DatabaseFault as error:

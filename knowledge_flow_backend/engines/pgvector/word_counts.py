@@ -7,25 +7,22 @@ each was counted as. So no writer waits for another, a cut off count is done aga
 changes nothing. A count lags a write by a moment; what is found never does.
 """
 
-import asyncio
 import logging
-import time
 from typing import Final
 
 from sqlalchemy import text
 
-from knowledge_flow_backend.errors import DocumentsUnavailable
-from knowledge_flow_backend.index.database import Database
-from knowledge_flow_backend.index.faults import Backoff, DatabaseFault, failure_of
+from backend_kit.db.faults import DatabaseFault
+from knowledge_flow_backend.engines.catch_up import CatchUp
+from knowledge_flow_backend.index.database import IndexDatabase
+from knowledge_flow_backend.index.faults import failure_of
 
 logger = logging.getLogger(__name__)
 
-TICK_S: Final = 1.0
 NOTES: Final = 50
 """Notes that are looked at for one transaction: a large one saves counts of words that documents share."""
 CHUNKS: Final = 5000
 """Chunks after which a transaction takes no further document, at 0.7 ms each: it must end within its deadline."""
-_LOG_INTERVAL_S: Final = 1.0
 
 _LOCK = text("SELECT pg_try_advisory_xact_lock(hashtext(current_schema() || '.word_counts'))")
 # With every note of a document that is there by now: a large one leaves many, and is counted once.
@@ -98,46 +95,24 @@ _COUNT = text(
 _DROP_EMPTY = text("DELETE FROM word_places WHERE chunks = 0")
 
 
-class WordCounter:
+class WordCounter(CatchUp):
     """Counts what was noted; with several processes one of them works at a time and the others pass."""
 
-    def __init__(self, database: Database, *, notes: int = NOTES, chunks: int = CHUNKS) -> None:
+    def __init__(self, database: IndexDatabase, *, notes: int = NOTES, chunks: int = CHUNKS) -> None:
         """`notes` and `chunks` bound a transaction."""
-        self._database = database
+        super().__init__(database, logger, "the counts of words are behind the documents")
         self._bounds = {"notes": notes, "chunks": chunks}
-        self._woken = asyncio.Event()
 
-    def wake(self) -> None:
-        """Something was written; without it the next look is a second away."""
-        self._woken.set()
-
-    async def run(self) -> None:
-        """Count for ever. Failures are logged, once a second at most, and tried again with growing waits."""
-        await self._database.wait_ready()
-        backoff, logged = Backoff(), float("-inf")
-        while True:
-            self._woken.clear()
-            try:
-                while await self.count():
-                    pass
-                backoff = Backoff()
-            except DocumentsUnavailable as failure:
-                if time.perf_counter() - logged >= _LOG_INTERVAL_S:
-                    logged = time.perf_counter()
-                    logger.warning("the counts of words are behind the documents: %s; trying on", failure)
-                await asyncio.sleep(backoff.next_s())
-                continue
-            try:
-                async with asyncio.timeout(TICK_S):
-                    await self._woken.wait()
-            except TimeoutError:
-                pass
+    async def catch_up(self) -> None:
+        """Count everything that is noted."""
+        while await self.count():
+            pass
 
     async def count(self) -> int:
         """Count some of the noted documents again; how many notes were done. Raises `IndexUnavailable`."""
         self._database.require_ready()
         try:
-            async with self._database.ingest.connection() as connection:
+            async with self._database.writes.connection() as connection:
                 if not (await connection.execute("lock", _LOCK))[0][0]:
                     return 0
                 notes = await connection.execute("take_word_notes", _TAKE, self._bounds)

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 
 from sqlalchemy import text
 
+from backend_kit.db.faults import DatabaseFault
+from backend_kit.db.pool import TimedConnection
 from knowledge_flow_backend.engines.pgvector.rows import (
     Made,
     check_made,
@@ -15,9 +17,8 @@ from knowledge_flow_backend.engines.pgvector.rows import (
     remember,
 )
 from knowledge_flow_backend.errors import SchemaMismatch
-from knowledge_flow_backend.index.database import Database
-from knowledge_flow_backend.index.engines import TimedConnection
-from knowledge_flow_backend.index.faults import DatabaseFault, failure_of
+from knowledge_flow_backend.index.database import IndexDatabase
+from knowledge_flow_backend.index.faults import failure_of
 from knowledge_flow_backend.index.models import Chunk, Document, DocumentContent, Vector
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ class PgVectorWriter:
     each write."""
 
     def __init__(
-        self, database: Database, *, model: str, bulk_size: int = 500, wake: Callable[[], None] = lambda: None
+        self, database: IndexDatabase, *, model: str, bulk_size: int = 500, wake: Callable[[], None] = lambda: None
     ) -> None:
         self._database = database
         self._model = model
@@ -50,7 +51,7 @@ class PgVectorWriter:
             raise ValueError(f"{len(chunks)} chunks with {len(vectors)} vectors")
         self._database.require_ready()
         try:
-            async with self._database.ingest.connection() as connection:
+            async with self._database.writes.connection() as connection:
                 if chunks:
                     await self._fit(connection, len(vectors[0]))
                 version = await put_rows(connection, document, content, chunks, vectors, bulk_size=self._bulk_size)

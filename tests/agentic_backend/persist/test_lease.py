@@ -8,11 +8,10 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy import TextClause, text
 
 from agentic_backend.errors import HistoryUnavailable, SessionBusy, SessionNotFound, StorageFull
-from agentic_backend.persist.engines import JsonBytes
 from agentic_backend.persist.lease import SessionLease, SessionLeases, lease_s
 from agentic_backend.persist.persistence import Persistence
 from agentic_backend.session.models import Session, TurnRecord
-from agentic_backend.spool.statements import WRITE_TURNS
+from agentic_backend.spool.statements import WRITE_TURNS, JsonBytes
 from backend_kit.kpi import Kpi
 from tests.agentic_backend.conftest import Build
 from tests.agentic_backend.records import (
@@ -229,7 +228,7 @@ async def test_nobody_gets_a_session_while_a_turn_of_it_is_being_committed(
     lease = await acquire(one, session)
     rows(database.dsn, EXPIRE)
     record = under(lease, turn(session, "x1"))
-    async with one.database.batch.connection() as connection:
+    async with one.database.writes.connection() as connection:
         records = {"records": JsonBytes(b"[" + record.encode() + b"]")}
         assert list(await connection.execute("write_turns", WRITE_TURNS, records)) == []
         async with asyncio.TaskGroup() as group:
@@ -249,7 +248,7 @@ async def test_a_turn_that_finds_its_lease_being_taken_waits_and_is_refused(
     session = await new_session(one)
     lease = await acquire(one, session)
     record = under(lease, turn(session, "x1"))
-    async with other.database.batch.connection() as taking, one.database.batch.connection() as writing:
+    async with other.database.writes.connection() as taking, one.database.writes.connection() as writing:
         await taking.execute("taking", _taken_by(leases_of(other)))
         async with asyncio.TaskGroup() as group:
             records = {"records": JsonBytes(b"[" + record.encode() + b"]")}
@@ -285,7 +284,7 @@ async def test_who_is_cancelled_while_it_waits_holds_nothing(instances: list[Per
     one, other, _ = instances
     session = await new_session(one)
     await (await acquire(one, session)).release()
-    async with other.database.batch.connection() as blocker:
+    async with other.database.writes.connection() as blocker:
         await blocker.execute("blocking", _locked())
         async with asyncio.TaskGroup() as group:
             waiting = group.create_task(acquire(one, session))

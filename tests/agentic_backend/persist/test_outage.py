@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from agentic_backend.errors import HistoryUnavailable
-from agentic_backend.persist.database import DatabaseState
 from agentic_backend.persist.persistence import PersistenceRules
 from agentic_backend.session.models import HistoryWindow
+from backend_kit.db.database import DatabaseState
 from backend_kit.wire import loads
 from tests.agentic_backend.conftest import Build
 from tests.agentic_backend.records import USER, new_session, rows, stored_ranks, turn, turns

@@ -14,13 +14,13 @@ from sqlalchemy.exc import DBAPIError
 from agentic_backend.events import iso_z
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.clocks import Clocks, ClocksDiffer
-from agentic_backend.persist.database import Database
-from agentic_backend.persist.engines import Pool
+from agentic_backend.persist.database import history_database, migrate
 from agentic_backend.persist.persistence import Persistence
 from agentic_backend.persist.retention import TABLES, Pruner, PruneRules, Retention, RetentionRules
-from agentic_backend.persist.schema import migrate
 from agentic_backend.spool.pending import Key
 from backend_kit.aio import TaskRegistry
+from backend_kit.db.database import Database
+from backend_kit.db.pool import Pool
 from backend_kit.kpi import Kpi
 from tests.agentic_backend.records import (
     USER,
@@ -47,7 +47,7 @@ def metrics(kpi: Kpi) -> AgenticMetrics:
 @pytest.fixture
 async def known(database: Where, metrics: AgenticMetrics) -> AsyncIterator[Database]:
     """The database as the service knows it once it has seen the schema."""
-    made = Database(settings_for(database.settings()).storage.postgres, metrics)
+    made = history_database(settings_for(database.settings()).storage.postgres, metrics)
     await made.connect_until_ready(lambda _state: None)
     yield made
     await made.aclose()

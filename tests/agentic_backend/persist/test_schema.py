@@ -6,8 +6,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from agentic_backend.persist.database import DatabaseState
-from agentic_backend.persist.schema import LOCK_KEY, SchemaTooNew, migrate
+from agentic_backend.persist.database import LOCK_KEY, migrate
+from backend_kit.db.database import DatabaseState
+from backend_kit.db.schema import SchemaTooNew
 from tests.agentic_backend.conftest import Build
 from tests.agentic_backend.records import rows, settings_for, until_waiting
 from tests.support.patience import PATIENCE_S
@@ -69,7 +70,7 @@ async def test_processes_that_start_together_migrate_once(database: Database) ->
     program = (
         "import json, sys\n"
         "from sqlalchemy.exc import DBAPIError\n"
-        "from agentic_backend.persist.schema import migrate\n"
+        "from agentic_backend.persist.database import migrate\n"
         "from backend_kit.settings import Postgres\n"
         "where = Postgres.model_validate(json.loads(sys.argv[1]))\n"
         "while True:\n"

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from agentic_backend.persist.schema import LOCK_KEY as MIGRATION_KEY
+from agentic_backend.persist.database import LOCK_KEY as MIGRATION_KEY
 from agentic_backend.spool.claim import LOCK_KEY, Connection, DatabaseTaken, attempt, claim_at_start
 from agentic_backend.spool.owner import Owner
 from backend_kit.aio import TaskRegistry

@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
+from backend_kit.db.schema import SchemaTooNew
 from backend_kit.settings import Postgres
 from knowledge_flow_backend.errors import IndexUnavailable
-from knowledge_flow_backend.index.schema import SchemaTooNew, migrate
+from knowledge_flow_backend.index.database import migrate
 from tests.knowledge_flow_backend.corpus import INDEX, Corpus
 from tests.support.ports import free_port
 from tests.support.postgres import Database
@@ -32,7 +33,7 @@ async def test_a_newer_schema_is_refused_for_good(corpus: Corpus, database: Data
         await asyncio.to_thread(migrate, Postgres.model_validate(database.settings()), INDEX)
     async with Corpus.on(database) as other:
         assert not other.database.ready
-        assert other.database.refused is not None
+        assert other.database.state.status == "refused"
         with pytest.raises(IndexUnavailable):
             await other.search("anything")
 

@@ -24,7 +24,7 @@ from backend_kit.settings import Postgres
 from knowledge_flow_backend.engines.pgvector.writer import PgVectorWriter
 from knowledge_flow_backend.errors import EmbeddingUnavailable
 from knowledge_flow_backend.index import IndexWriter, Vector
-from knowledge_flow_backend.index.database import Database
+from knowledge_flow_backend.index.database import IndexDatabase
 from knowledge_flow_backend.ingest import router as ingest_router
 from knowledge_flow_backend.ingest.pool import WORKER, ParserPool, PoolRules
 from knowledge_flow_backend.ingest.receive import UploadLimits
@@ -86,7 +86,7 @@ class Ingestion:
 
     port: int
     http: aiohttp.ClientSession
-    database: Database
+    database: IndexDatabase
     pool: ParserPool
     staging_root: Path
     service: IngestService
@@ -125,7 +125,7 @@ class Ingestion:
 
     async def rows(self, statement: str) -> list[tuple[Any, ...]]:
         """The answer of a statement on a connection of its own."""
-        async with self.database.ingest.connection() as connection:
+        async with self.database.writes.connection() as connection:
             return [tuple(row) for row in await connection.execute("test", text(statement))]
 
     async def take_up_all(self) -> None:
@@ -169,7 +169,7 @@ async def running(
         kpi = Kpi(registry, service="test", phases=PHASES)
         metrics = KnowledgeFlowMetrics(registry, kpi)
         settings = Postgres.model_validate(where.settings() | {"pool_timeout": pool_timeout})
-        database = Database(settings, INDEX, metrics)
+        database = IndexDatabase(settings, INDEX, metrics)
         stack.push_async_callback(database.aclose)
         await database.connect_until_ready()
         staging = Staging(directory)

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.engines.pgvector.writer import PgVectorWriter
 from knowledge_flow_backend.index import Chunk, Document, DocumentContent, Reader, Vector
-from knowledge_flow_backend.index.database import Database as IndexDatabase
+from knowledge_flow_backend.index.database import IndexDatabase
 from knowledge_flow_backend.ingest.fast import PREVIEW_CHARS, FastIngest
 from knowledge_flow_backend.ingest.receive import ReceivedFile
 from knowledge_flow_backend.ingest.service import IngestRules

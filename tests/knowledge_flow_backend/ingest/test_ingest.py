@@ -220,7 +220,7 @@ async def test_a_loading_embedder_is_waited_for(ingestion: Ingestion) -> None:
 
 async def test_an_index_of_another_model_is_said_as_such(ingestion: Ingestion) -> None:
     await ingestion.put("a.md", "Text.")
-    async with ingestion.database.ingest.connection() as connection:
+    async with ingestion.database.writes.connection() as connection:
         await connection.execute("test", text("UPDATE index_info SET embedding_model = 'another'"))
         await connection.commit()
     assert ends(await ingestion.upload(("b.md", b"Text."))) == [("b.md", "error", "schema_mismatch")]

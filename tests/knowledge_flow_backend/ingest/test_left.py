@@ -18,7 +18,7 @@ WHOLE = "SELECT d.status, d.error, d.version, c.content FROM documents d JOIN ch
 
 
 async def execute(ingestion: Ingestion, statement: str) -> None:
-    async with ingestion.database.ingest.connection() as connection:
+    async with ingestion.database.writes.connection() as connection:
         await connection.execute("test", text(statement))
         await connection.commit()
 

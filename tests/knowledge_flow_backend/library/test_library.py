@@ -436,7 +436,7 @@ async def test_a_move_is_all_or_nothing(ingestion: Ingestion) -> None:
 async def test_an_attachment_stands_in_no_library(ingestion: Ingestion) -> None:
     tag = await new_tag(ingestion, "Shared")
     uid = await ingestion.put("a.md", "Text.")
-    async with ingestion.database.ingest.connection() as connection:
+    async with ingestion.database.writes.connection() as connection:
         await connection.execute("test", text("UPDATE documents SET session_id = 's'"))
         await connection.commit()
     assert (await place(ingestion, uid, tag, status=409))["detail"]["code"] == "conflict"
@@ -465,7 +465,7 @@ async def test_a_move_does_not_wait_for_the_end_of_a_write(ingestion: Ingestion)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(ingestion.upload(("a.md", b"Changed."), tags=[one]))
         await ingestion.embedder.entered.wait()
-        async with ingestion.database.ingest.connection() as connection:  # as a write holds it
+        async with ingestion.database.writes.connection() as connection:  # as a write holds it
             await connection.execute("test", text("SELECT uid FROM documents FOR UPDATE"))
             assert (await place(ingestion, uid, two, status=409))["detail"]["code"] == "conflict"
             assert (await place(ingestion, uid, two, user="alice", status=404)) == {"detail": "Document not found."}

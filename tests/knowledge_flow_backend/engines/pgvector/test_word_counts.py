@@ -12,7 +12,7 @@ import pytest
 from backend_kit.settings import Postgres
 from knowledge_flow_backend.engines.pgvector.word_counts import WordCounter
 from knowledge_flow_backend.errors import DocumentsUnavailable
-from knowledge_flow_backend.index.schema import migrate
+from knowledge_flow_backend.index.database import migrate
 from tests.knowledge_flow_backend.corpus import INDEX, Corpus
 from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database

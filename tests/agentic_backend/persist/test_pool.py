@@ -8,10 +8,11 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from agentic_backend.errors import HistoryUnavailable
-from agentic_backend.persist.engines import PoolRules, database_url
-from agentic_backend.persist.faults import Backoff, Cause, cause_of
 from agentic_backend.persist.persistence import Persistence
 from agentic_backend.session.models import HistoryWindow
+from backend_kit.aio.retry import Backoff
+from backend_kit.db.faults import Cause, cause_of
+from backend_kit.db.pool import PoolRules, database_url
 from backend_kit.kpi import Kpi
 from backend_kit.settings import Postgres
 from tests.agentic_backend.conftest import Build
@@ -23,9 +24,8 @@ ONE = text("SELECT 1 AS one")
 POSTGRES = Postgres(host="db", database="d", username="u", pool_size=3, max_overflow=4, pool_recycle=60)
 
 
-def test_the_pools_are_sized_as_configured() -> None:
-    assert PoolRules.for_reads(POSTGRES) == PoolRules(3, 4, 2.0, 60, pre_ping=False)
-    assert PoolRules.for_batches(POSTGRES) == PoolRules(2, 0, 2.0, 60, pre_ping=False)
+def test_the_pool_of_requests_is_sized_as_configured() -> None:
+    assert PoolRules.for_requests(POSTGRES) == PoolRules(3, 4, 2.0, 60, pre_ping=False, autocommit=True)
 
 
 def test_a_password_does_not_show_in_the_address() -> None:
@@ -35,7 +35,7 @@ def test_a_password_does_not_show_in_the_address() -> None:
 
 
 async def test_waits_statements_and_commits_are_timed_apart(held: Persistence, kpi: Kpi) -> None:
-    async with held.database.batch.connection() as connection:
+    async with held.database.writes.connection() as connection:
         assert [row.one for row in await connection.execute("one", ONE)] == [1]
         await connection.commit()
 
@@ -48,13 +48,13 @@ async def test_waits_statements_and_commits_are_timed_apart(held: Persistence, k
 
 async def test_a_statement_that_fails_is_timed_and_its_connection_comes_back(held: Persistence, kpi: Kpi) -> None:
     with pytest.raises(DBAPIError) as caught:
-        async with held.database.batch.connection() as connection:
+        async with held.database.writes.connection() as connection:
             await connection.execute("broken", text("SELECT 1 / :zero"), {"zero": 0})
 
     assert cause_of(caught.value) is Cause.POISON
     assert "0" not in str(caught.value).split("[SQL")[1].split("]")[1]  # parameters are hidden
     assert observations(kpi, "app_db_statement_seconds", pool="batch", op="broken") == 1
-    assert held.database.batch.stats().in_use == 0
+    assert held.database.writes.stats().in_use == 0
 
 
 async def test_connections_say_who_they_are_and_have_deadlines(held: Persistence) -> None:
@@ -63,7 +63,7 @@ async def test_connections_say_who_they_are_and_have_deadlines(held: Persistence
         " current_setting('synchronous_commit') AS durable"
     )
     seen = []
-    for pool in (held.database.main, held.database.batch):
+    for pool in (held.database.main, held.database.writes):
         async with pool.connection() as connection:
             seen += [tuple(row) for row in await connection.execute("settings", query)]
     assert seen == [("turnwise-agentic-main", "5s", "on"), ("turnwise-agentic-batch", "5s", "on")]
@@ -134,7 +134,7 @@ async def test_nothing_is_compiled_after_warm_up(persistence: Persistence) -> No
         await persistence.store.delete(session.id, USER)
 
     def compiled() -> tuple[int, int]:
-        return persistence.database.main.stats().compiled, persistence.database.batch.stats().compiled
+        return persistence.database.main.stats().compiled, persistence.database.writes.stats().compiled
 
     await everything()
     warm = compiled()

@@ -1,0 +1,93 @@
+"""Trying again: how long to wait, until when, and how often to say so."""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+_LOG_INTERVAL_S: Final = 1.0
+
+
+class Backoff:
+    """Waits that double from `first_s` to `longest_s`, each with full jitter: uniform between 0 and the bound."""
+
+    def __init__(self, first_s: float = 0.05, longest_s: float = 2.0) -> None:
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self.bound_s = first_s
+
+    def next_s(self) -> float:
+        """Seconds to wait now."""
+        wait = random.uniform(0.0, self.bound_s)  # noqa: S311 - not for secrets
+        self.bound_s = min(self.bound_s * 2, self._longest_s)
+        return wait
+
+    def reset(self) -> None:
+        """Begin again at `first_s`, after a success."""
+        self.bound_s = self._first_s
+
+
+class QuietLog:
+    """A logger that says the same cause at most once a second, and then how often it was silent.
+
+    An outage makes every reader fail; hundreds of equal lines would bury the one that matters.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._said: dict[str, float] = {}
+        self._silent: dict[str, int] = {}
+
+    def warning(self, cause: str, message: str, *args: object) -> None:
+        """Log `message` under `cause`, a word of a small set."""
+        now = time.perf_counter()
+        if now - self._said.get(cause, float("-inf")) < _LOG_INTERVAL_S:
+            self._silent[cause] = self._silent.get(cause, 0) + 1
+            return
+        self._said[cause] = now
+        silent = self._silent.pop(cause, 0)
+        text = f"{message} (%d more like this not logged)" if silent else message
+        self._logger.warning(text, *args, *([silent] if silent else []))
+
+
+async def try_again(
+    attempt: Callable[[], Awaitable[T]],
+    failures: type[Exception] | tuple[type[Exception], ...],
+    wait_s: Callable[[Any, int], float | None],
+    *,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> T:
+    """The result of the first attempt that succeeds.
+
+    After one that failed of `failures`, `wait_s(failure, attempts)` says for how many seconds to wait before the next,
+    or None to give up. Raises the failure that was given up on, and at once whatever is none of `failures`.
+    """
+    attempts = 0
+    while True:
+        try:
+            return await attempt()
+        except failures as failure:
+            attempts += 1
+            pause_s = wait_s(failure, attempts)
+            if pause_s is None:
+                raise
+        await sleep(pause_s)
+
+
+async def keep_trying(
+    attempt: Callable[[], Awaitable[T]],
+    failures: type[Exception] | tuple[type[Exception], ...],
+    backoff: Backoff,
+    *,
+    on_failure: Callable[[Any], None],
+) -> T:
+    """`try_again` without an end; `on_failure` gets each failure."""
+
+    def wait_s(failure: Exception, _attempts: int) -> float:
+        on_failure(failure)
+        return backoff.next_s()
+
+    return await try_again(attempt, failures, wait_s)

@@ -1,0 +1,1 @@
+"""Postgres, as both services use it: timed pools, migrations, and what an error means."""

@@ -1,0 +1,33 @@
+"""What libpq is told of each connection: deadlines, keepalives, durability. Imports nothing that is slow to load."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+STATEMENT_TIMEOUT_MS: Final = 5000
+MIGRATION_TIMEOUT_MS: Final = 600_000
+
+
+def connect_args(
+    application_name: str,
+    connect_timeout_s: int,
+    statement_timeout_ms: int = STATEMENT_TIMEOUT_MS,
+    options: Mapping[str, str | int] | None = None,
+) -> dict[str, Any]:
+    """Arguments of `psycopg.connect`: deadlines, settings of the server (`options`), and keepalives, so that a peer
+    which vanished is noticed within seconds. An option's value must not contain white space."""
+    switches = {
+        "statement_timeout": statement_timeout_ms,
+        "synchronous_commit": "on",
+        "timezone": "UTC",
+        **(options or {}),
+    }
+    return {
+        "application_name": application_name,
+        "connect_timeout": connect_timeout_s,
+        "options": " ".join(f"-c {name}={value}" for name, value in switches.items()),
+        "keepalives": 1,
+        "keepalives_idle": 5,
+        "keepalives_interval": 2,
+        "keepalives_count": 2,
+        "tcp_user_timeout": 6000,
+    }

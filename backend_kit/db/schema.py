@@ -1,0 +1,91 @@
+"""A schema in Postgres: brought to the revision of this code, by one process at a time."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
+from alembic.script import ScriptDirectory
+from alembic.util.exc import CommandError
+from sqlalchemy import NullPool, create_engine, text
+
+from backend_kit.db.pool import database_url
+from backend_kit.settings import Postgres
+
+LOCK_TIMEOUT_MS: Final = 5000
+
+# alembic's `op` speaks to whichever migration of the process installed itself last: one at a time, also between apps.
+_ALEMBIC = threading.Lock()
+
+
+class SchemaTooNew(Exception):
+    """The schema was migrated by a newer version of the program. Its text is for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Migrations:
+    """The revisions of one schema.
+
+    `scripts` is alembic's directory of them. `lock_key` is the advisory lock of those who migrate. `before` are
+    statements that must hold first (`CREATE SCHEMA IF NOT EXISTS …`); `table_schema` is where alembic's own table is,
+    that of the search path where None. `name` and `remedy` are for the operator of a schema that is too new.
+    """
+
+    scripts: Path
+    lock_key: int
+    name: str
+    remedy: str
+    before: Sequence[str] = ()
+    table_schema: str | None = None
+
+
+def migrate_schema(settings: Postgres, migrations: Migrations, connect_args: Mapping[str, Any]) -> str:
+    """Bring the schema to the newest revision this code knows, all or nothing; returns that revision.
+
+    Blocks, so it is run in a thread. Processes that start together take turns by an advisory lock. Raises
+    `SchemaTooNew`, or sqlalchemy's DBAPIError where Postgres is away, refuses a statement, or the lock is not free
+    within 5 s.
+    """
+    scripts = ScriptDirectory(str(migrations.scripts))
+    head = scripts.get_current_head()
+    assert head is not None
+    engine = create_engine(
+        database_url(settings),
+        poolclass=NullPool,
+        connect_args=dict(connect_args),
+        hide_parameters=True,
+        use_native_hstore=False,
+    )
+    with _ALEMBIC, engine.begin() as connection:
+        connection.execute(text(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}"))
+        # Released with the transaction, whatever becomes of this process.
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": migrations.lock_key})
+        for statement in migrations.before:
+            connection.execute(text(statement))
+        context = MigrationContext.configure(
+            connection,
+            opts={
+                "fn": lambda revision, _context: scripts._upgrade_revs(head, revision),
+                "version_table_schema": migrations.table_schema,
+            },
+        )
+        current = context.get_current_revision()
+        if current is not None and not _knows(scripts, current):
+            raise SchemaTooNew(
+                f"{migrations.name} is at schema revision {current}, this version of the program knows up to {head}: "
+                f"start the newer version, or {migrations.remedy}"
+            )
+        if current != head:
+            with Operations.context(context):
+                context.run_migrations()
+    return head
+
+
+def _knows(scripts: ScriptDirectory, revision: str) -> bool:
+    try:
+        return scripts.get_revision(revision) is not None
+    except CommandError:
+        return False

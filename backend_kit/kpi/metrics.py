@@ -1,0 +1,88 @@
+"""What the metrics of both services have in common: how a family is made, and those of database pools."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client import Counter as PrometheusCounter
+from prometheus_client import Gauge as PrometheusGauge
+
+from backend_kit.kpi import buckets
+from backend_kit.kpi.core import Counter, Gauge, GaugedSeconds, Kpi, Seconds
+from backend_kit.kpi.labels import Labelled
+
+_OK: Final = ("status", "ok")
+
+
+class ServiceMetrics:
+    """Metrics as bound objects: `.observe(seconds)`, `.inc()`, `.set(value)`. One call feeds summary and Prometheus.
+
+    Labelled ones are called with their values, in the order of the label names.
+    """
+
+    def __init__(self, registry: CollectorRegistry, kpi: Kpi) -> None:
+        self._registry = registry
+        self._kpi = kpi
+        self._pools()
+
+    def _pools(self) -> None:
+        self.db_connections: Labelled[PrometheusGauge] = self._states(
+            "app_db_pool_connections", "Connections of a pool: in_use, idle, overflow.", ["pool", "state"]
+        )
+        self.db_waiting: Labelled[PrometheusGauge] = self._states(
+            "app_db_pool_waiting", "Callers that wait for a connection now.", ["pool"]
+        )
+        self.db_opened: Labelled[Counter] = self._counters(
+            "app_db_connections_opened_total", "Connections that were opened.", ["pool"], "db_connections_opened"
+        )
+        self.db_pool_wait: Labelled[GaugedSeconds] = self._waits(
+            "app_db_pool_wait_seconds",
+            "Wait for a database connection, the making of an overflow one included.",
+            ["pool"],
+            "persist_pool_wait_ms",
+        )
+        self.db_statement: Labelled[GaugedSeconds] = self._waits(
+            "app_db_statement_seconds",
+            "One statement; COMMIT is one of its own (op=commit).",
+            ["pool", "op"],
+            "persist_sql_ms",
+        )
+
+    def _timer(self, name: str, text: str, key: str, bounds: Sequence[float]) -> Seconds:
+        return self._kpi.seconds(key, Histogram(name, text, buckets=bounds, registry=self._registry))
+
+    def _timers(self, name: str, text: str, labels: list[str], key: str, bounds: Sequence[float]) -> Labelled[Seconds]:
+        family = Histogram(name, text, labels, buckets=bounds, registry=self._registry)
+        return Labelled(
+            len(labels), lambda values: self._kpi.seconds(_key(key, labels, values), family.labels(*values))
+        )
+
+    def _waits(self, name: str, text: str, labels: list[str], key: str) -> Labelled[GaugedSeconds]:
+        """Waits in seconds whose compatible name, one gauge for all labels, is in milliseconds."""
+        family = Histogram(name, text, labels, buckets=buckets.SHORT, registry=self._registry)
+        return Labelled(
+            len(labels),
+            lambda values: self._kpi.gauged_seconds(
+                key, family.labels(*values), **dict(zip(labels, values, strict=True))
+            ),
+        )
+
+    def _counters(self, name: str, text: str, labels: list[str], key: str) -> Labelled[Counter]:
+        family = PrometheusCounter(name, text, labels, registry=self._registry)
+        return Labelled(
+            len(labels), lambda values: self._kpi.counter(_key(key, labels, values), family.labels(*values))
+        )
+
+    def _states(self, name: str, text: str, labels: list[str]) -> Labelled[PrometheusGauge]:
+        # In Prometheus alone: the summary has lines of its own for what these say.
+        family = PrometheusGauge(name, text, labels, registry=self._registry)
+        return Labelled(len(labels), lambda values: family.labels(*values))
+
+    def _level(self, name: str, text: str, key: str) -> Gauge:
+        return self._kpi.gauge(key, PrometheusGauge(name, text, registry=self._registry), level=True)
+
+
+def _key(name: str, labels: list[str], values: tuple[str, ...]) -> str:
+    # `status=ok` is left out, as in the lines that dashboards and greps know.
+    pairs = [f"|{label}={value}" for label, value in zip(labels, values, strict=True) if (label, value) != _OK]
+    return name + "".join(pairs)
