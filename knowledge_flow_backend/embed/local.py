@@ -14,14 +14,13 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from backend_kit.aio import TaskRegistry
+from knowledge_flow_backend.concurrency import ThreadsBusy, WorkerThreads, gather_pair
 from knowledge_flow_backend.embed.batcher import BatchRules, MicroBatcher
 from knowledge_flow_backend.embed.port import unit_vectors
 from knowledge_flow_backend.embed.weights import VERSION
 from knowledge_flow_backend.errors import EmbeddingPreparing, EmbeddingUnavailable
 from knowledge_flow_backend.index.models import Vector
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
-from knowledge_flow_backend.threads import ThreadsBusy, WorkerThreads
-from knowledge_flow_backend.together import at_once
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +149,7 @@ class LocalEmbedder:
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         try:
-            _, errors = await at_once(self._follow(child.stdout), _read_all(child.stderr))
+            _, errors = await gather_pair(self._follow(child.stdout), _read_all(child.stderr))
             await child.wait()
         finally:
             if child.returncode is None:

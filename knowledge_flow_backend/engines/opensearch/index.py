@@ -13,6 +13,7 @@ from sqlalchemy import Executable
 
 from backend_kit.db.faults import DatabaseFault
 from backend_kit.kpi import Kpi
+from knowledge_flow_backend.concurrency import gather_pair
 from knowledge_flow_backend.engines.attachments import with_attachments
 from knowledge_flow_backend.engines.opensearch import statements as opensearch_statements
 from knowledge_flow_backend.engines.opensearch.body import Rights, Shape, by_vector, by_words, parts_of, words_of
@@ -27,7 +28,6 @@ from knowledge_flow_backend.index import ChunkHit, IndexQuery, Policy, Reader, S
 from knowledge_flow_backend.index.database import IndexDatabase
 from knowledge_flow_backend.index.faults import failure_of
 from knowledge_flow_backend.index.port import Embed
-from knowledge_flow_backend.together import at_once
 
 TRIES: Final = 3
 """Searches that one question may cost while documents are replaced, deleted or shared under it."""
@@ -154,7 +154,7 @@ class OpenSearchChunks:
         if own is None:
             found = await self._ranked(query, overview, question)
         else:
-            found, attached = await at_once(
+            found, attached = await gather_pair(
                 self._ranked(query, overview, question), self._ranked(own, overview.of_attached(), question)
             )
         wanted = attached[: own.limit + SPARE] if own else []
@@ -210,7 +210,7 @@ class OpenSearchChunks:
         if query.policy is Policy.SEMANTIC:
             return await self._by_vector(query, overview, question)
         # The words need no vector: they are searched while the question is embedded.
-        words, nearest = await at_once(self._by_words(query, overview), self._by_vector(query, overview, question))
+        words, nearest = await gather_pair(self._by_words(query, overview), self._by_vector(query, overview, question))
         return fused(words, nearest, self._rules.word_share)
 
     async def _by_words(self, query: IndexQuery, overview: _Overview) -> Ranked:

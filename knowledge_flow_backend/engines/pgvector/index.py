@@ -8,6 +8,7 @@ from sqlalchemy import Executable, text
 
 from backend_kit.db.faults import DatabaseFault
 from backend_kit.kpi import Kpi
+from knowledge_flow_backend.concurrency import gather_pair
 from knowledge_flow_backend.engines.attachments import with_attachments
 from knowledge_flow_backend.engines.pgvector import statements
 from knowledge_flow_backend.engines.pgvector.queries import candidates_of, hit_of, scope_of
@@ -18,7 +19,6 @@ from knowledge_flow_backend.index import ChunkHit, IndexQuery, Policy, Reader, S
 from knowledge_flow_backend.index.database import IndexDatabase
 from knowledge_flow_backend.index.faults import failure_of
 from knowledge_flow_backend.index.port import Embed
-from knowledge_flow_backend.together import at_once
 
 _TRY_LOCK = text("SELECT pg_try_advisory_xact_lock(hashtext(current_schema() || '.common_words'))")
 
@@ -119,7 +119,7 @@ class PgVectorIndex:
 
     async def _by_vector(self, query: IndexQuery, embed: Embed) -> list[ChunkHit]:
         # The words need no vector: they are searched while the question is embedded.
-        overview, vector = await at_once(self._overview(query, first=True), _awaited(embed))
+        overview, vector = await gather_pair(self._overview(query, first=True), _awaited(embed))
         check_made(self._database.index, overview.made, Made(self._model, len(vector), ENGINE))
 
         async def nearest(asked: IndexQuery, about: _Overview) -> list[ChunkHit]:

@@ -5,8 +5,7 @@ import threading
 
 import pytest
 
-from knowledge_flow_backend.threads import ThreadsBusy, WorkerThreads
-from knowledge_flow_backend.together import at_once
+from knowledge_flow_backend.concurrency import ThreadsBusy, WorkerThreads, gather_pair
 from tests.support.threads import no_more_threads
 
 
@@ -65,7 +64,7 @@ async def test_both_results_come_back() -> None:
     async def value(number: int) -> int:
         return number
 
-    assert await at_once(value(1), value(2)) == (1, 2)
+    assert await gather_pair(value(1), value(2)) == (1, 2)
 
 
 async def test_the_first_failure_ends_the_other_and_is_raised_bare() -> None:
@@ -82,5 +81,5 @@ async def test_the_first_failure_ends_the_other_and_is_raised_bare() -> None:
 
     for first, second in ((failing(), waiting()), (waiting(), failing())):
         with pytest.raises(KeyError, match="this one"):
-            await at_once(first, second)
+            await gather_pair(first, second)
     assert ended == ["waiting", "waiting"]
