@@ -16,9 +16,9 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from agentic_backend.agent import AGENT_PHASES, AgentKit, Catalog, DirectAnswer, TitleWriter
+from agentic_backend.agent.created import CreatedAgents
 from agentic_backend.agent.interrupts import Checkpoints
 from agentic_backend.agent.kit import NamedModel
-from agentic_backend.agent.made import MadeAgents
 from agentic_backend.agent.toolbox import Toolbox
 from agentic_backend.chat.hub import SocketHub, SocketRules
 from agentic_backend.errors import LlmTimeout, TurnDeadline
@@ -27,6 +27,7 @@ from agentic_backend.knowledge import Metered as KnowledgeMetered
 from agentic_backend.llm import ModelPool
 from agentic_backend.llm.configured import connections_of, endpoint_of
 from agentic_backend.llm.observer import Metered
+from agentic_backend.memory_release import MemoryRelease, release_memory
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.persistence import Persistence
 from agentic_backend.persist.retention import Pruner, Retention, RetentionRules
@@ -38,20 +39,19 @@ from agentic_backend.rest.configuration import PublicSettings
 from agentic_backend.rest.kpi_routes import KpiViews
 from agentic_backend.rest.page import ChatPage
 from agentic_backend.rest.router import ChatServices, build_routes
-from agentic_backend.session.account import TURN_PHASES, TurnAccounts
 from agentic_backend.session.admission import Admission, TurnLimits
 from agentic_backend.session.attachments import Leftovers
 from agentic_backend.session.baseline import BaselineTurns
 from agentic_backend.session.models import Session
-from agentic_backend.session.recall import Memory
+from agentic_backend.session.past_exchanges import SessionMemory
 from agentic_backend.session.registry import RegistryRules, TurnRegistry
 from agentic_backend.session.titles import Titles
 from agentic_backend.session.turn import TurnRules, TurnRunner
+from agentic_backend.session.turn_report import TURN_PHASES, TurnReports
 from agentic_backend.settings import DEFAULT_MODEL, AgenticSettings
 from agentic_backend.spool.claim import EXIT_TAKEN, Possessions
-from agentic_backend.upkeep import Upkeep, release_memory
+from agentic_backend.ticker import Ticker, TickerSources
 from agentic_backend.verdict import TurnQuantiles, Windows
-from agentic_backend.watch import Watch, Watched
 from backend_kit.aio import TaskRegistry
 from backend_kit.auth import HmacVerifier, IssuerKeys, IssuerVerifier, KeyWaits, NoAuth, TokenVerifier, Verifier
 from backend_kit.build import git_sha
@@ -164,7 +164,7 @@ class AgenticService:
             return False, "task_down", dependencies | {"tasks": {"status": "down", "down": state.tasks.vigil.down}}
         if not state.persistence.log.has_room():
             return False, "storage_full", dependencies
-        made = state.chat.agents.made
+        made = state.chat.agents.created
         if not state.persistence.schema_known or (made is not None and not made.loaded):
             return False, "starting", dependencies
         if self._loop_is_late(state):
@@ -268,11 +268,11 @@ class AgenticService:
             admission=admission,
             metrics=metrics,
             kpi=kpi,
-            accounts=TurnAccounts(kpi, metrics, windows, acked_by_database=settings.persistence.ack == "db"),
+            reports=TurnReports(kpi, metrics, windows, acked_by_database=settings.persistence.ack == "db"),
             rules=TurnRules(settings.deadlines.turn_s, settings.ai.restore_max_exchanges),
             leases=persistence.leases,
             titles=self._make_titles(models, persistence, tasks, kpi),
-            memory=Memory(clock=parts.clock),
+            memory=SessionMemory(clock=parts.clock),
         )
         registry = TurnRegistry(runner=runner, admission=admission, log=persistence.log, tasks=tasks, rules=parts.turns)
         baseline = BaselineTurns(parts.direct(kit), admission, tasks, turn_s=settings.deadlines.turn_s)
@@ -305,20 +305,22 @@ class AgenticService:
         tasks, persistence = state.tasks, state.persistence
         stack.push_async_callback(tasks.aclose)
         if isinstance(self._verifier, IssuerVerifier):
-            tasks.spawn("issuer-keys", self._verifier.keys.run, restart=True, essential=True)
+            tasks.spawn("issuer-keys", self._verifier.keys.refresh_keys, restart=True, essential=True)
         persistence.start()
         make_retention(self._settings, state).start(tasks)
-        if state.chat.agents.made is not None:
-            tasks.spawn("made-agents", state.chat.agents.made.watch, restart=True)
-        tasks.spawn("attachment-leftovers", state.chat.attachments.leftovers.run, restart=True)
+        if state.chat.agents.created is not None:
+            tasks.spawn("made-agents", state.chat.agents.created.watch, restart=True)
+        tasks.spawn("attachment-leftovers", state.chat.attachments.leftovers.delete_leftovers, restart=True)
         tasks.spawn("socket-clock", state.hub.watch, restart=True, essential=True)
-        watch = self._make_watch(state, windows)
-        state.chat.kpi.add_lines(watch.pools.lines)
-        state.chat.kpi.add_last_words(watch.last_words)
-        tasks.spawn("turn-clock", lambda: watch.run(lambda: _publish_turns(state)), restart=True, essential=True)
+        ticker = self._make_ticker(state, windows)
+        state.chat.kpi.add_lines(ticker.pools.lines)
+        state.chat.kpi.add_closing_lines(ticker.verdict_lines)
+        tasks.spawn(
+            "turn-clock", lambda: ticker.tick_each_second(lambda: _publish_turns(state)), restart=True, essential=True
+        )
         if self._settings.server.gc_freeze:
-            upkeep = Upkeep(lambda: state.admission.running, release_memory)
-            tasks.spawn("upkeep", upkeep.run, restart=True)
+            upkeep = MemoryRelease(lambda: state.admission.running, release_memory)
+            tasks.spawn("upkeep", upkeep.release_when_idle, restart=True)
 
     def _make_hub(self, metrics: AgenticMetrics, windows: Windows) -> SocketHub:
         hub = SocketHub(
@@ -355,10 +357,10 @@ class AgenticService:
             state.registry.rename(session.id, session.user_id, session.title)
             state.hub.say_renamed(session)
 
-    def _make_watch(self, state: State, windows: Windows) -> Watch:
+    def _make_ticker(self, state: State, windows: Windows) -> Ticker:
         database = state.persistence.database
         tokens = self._verifier if isinstance(self._verifier, TokenVerifier) else None
-        return Watch(Watched(state.runtime.loop, database.main, database.writes, tokens), windows, state.metrics)
+        return Ticker(TickerSources(state.runtime.loop, database.main, database.writes, tokens), windows, state.metrics)
 
 
 def make_verifier(settings: AgenticSettings, waits: KeyWaits | None = None) -> Verifier:
@@ -455,7 +457,7 @@ def make_agents(settings: AgenticSettings, catalog: Catalog, persistence: Persis
     if ai.use_static_config_only:
         return AgentServices(catalog, None, roles)
     servers = frozenset(server.id for server in settings.mcp.servers)
-    made = MadeAgents(catalog, persistence.agents, most=ai.max_made_agents, mcp_servers=servers)
+    made = CreatedAgents(catalog, persistence.agents, most=ai.max_made_agents, mcp_servers=servers)
     return AgentServices(catalog, made, roles)
 
 

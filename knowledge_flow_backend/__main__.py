@@ -52,7 +52,7 @@ def _supervise(settings: KnowledgeFlowSettings) -> int:
 
     async def run() -> int:
         kill_after_s = settings.deadlines.drain_s + _KILL_AFTER_DRAIN_S
-        return await Workers(settings.app.workers, command, kill_after_s=kill_after_s).run()
+        return await Workers(settings.app.workers, command, kill_after_s=kill_after_s).supervise_workers()
 
     with hold_port(settings.app.address, settings.app.port):
         return asyncio.run(run())

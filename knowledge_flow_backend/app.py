@@ -39,9 +39,9 @@ from backend_kit.kpi.runtime import KpiOptions, KpiRuntime
 from backend_kit.settings import config_hash
 from knowledge_flow_backend.embed import Embedder
 from knowledge_flow_backend.embed.batcher import BatchRules
-from knowledge_flow_backend.embed.handover import QuestionVectors
 from knowledge_flow_backend.embed.local import DOCUMENTS_A_BATCH, LocalEmbedder, default_home
 from knowledge_flow_backend.embed.openai import DEFAULT_BASE_URL, EmbeddingRules, OpenAiEmbedder
+from knowledge_flow_backend.embed.question_vectors import QuestionVectors
 from knowledge_flow_backend.engines.engine import Engine, make_engine
 from knowledge_flow_backend.errors import DocumentsUnavailable, IndexUnavailable, SchemaMismatch
 from knowledge_flow_backend.index import ChunkIndex, IndexWriter
@@ -49,7 +49,7 @@ from knowledge_flow_backend.index.database import IndexDatabase
 from knowledge_flow_backend.ingest.fast import FastIngest
 from knowledge_flow_backend.ingest.fast_router import FastServices
 from knowledge_flow_backend.ingest.fast_router import build_router as build_fast_router
-from knowledge_flow_backend.ingest.pool import ParserPool, PoolRules
+from knowledge_flow_backend.ingest.pool import ParserPool, ParserPoolRules
 from knowledge_flow_backend.ingest.receive import UploadLimits
 from knowledge_flow_backend.ingest.router import IngestServices
 from knowledge_flow_backend.ingest.router import build_router as build_ingest_router
@@ -229,7 +229,7 @@ class KnowledgeFlowService:
         state = State(tasks, runtime, database, embedder, engine, search, ingest, fast, library)
         stack.push_async_callback(tasks.aclose)
         if isinstance(self._verifier, IssuerVerifier):
-            tasks.spawn("issuer-keys", self._verifier.keys.run, restart=True, essential=True)
+            tasks.spawn("issuer-keys", self._verifier.keys.refresh_keys, restart=True, essential=True)
         tasks.spawn("index-schema", lambda: _open_index(state), restart=True)
         engine.spawn(tasks)
         tasks.spawn("ingest-leases", ingest.ingest.keep_leases, restart=True, essential=True)
@@ -411,7 +411,7 @@ async def _make_ingest(
     staging = Staging()
     await staging.open()
     stack.push_async_callback(staging.aclose)
-    pool = ParserPool(PoolRules(processing.workers, processing.worker_memory_mb, processing.worker_timeout_s))
+    pool = ParserPool(ParserPoolRules(processing.workers, processing.worker_memory_mb, processing.worker_timeout_s))
     stack.push_async_callback(pool.aclose)
     intake = Intake(database, lease_s=processing.lease_s)
     files = _files_at_once(settings)

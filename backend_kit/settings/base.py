@@ -10,7 +10,7 @@ class SettingsError(Exception):
     """A configuration that cannot be used. Its text is one line, says where, and never holds a value."""
 
 
-class Refused(ValueError):
+class SettingsRefused(ValueError):
     """What a validator raises: a reason without the value, and the key below the validated section it is about."""
 
     def __init__(self, reason: str, *path: str | int) -> None:
@@ -53,16 +53,16 @@ def http_url(value: str) -> str:
         parts = urlsplit(value)
         port_ok = parts.port is None or parts.port > 0
     except ValueError:
-        raise Refused("must be an absolute http or https URL") from None
+        raise SettingsRefused("must be an absolute http or https URL") from None
     if (
         parts.scheme not in ("http", "https")
         or not parts.hostname
         or not port_ok
         or any(char.isspace() for char in value)
     ):
-        raise Refused("must be an absolute http or https URL")
+        raise SettingsRefused("must be an absolute http or https URL")
     if parts.username is not None or parts.password is not None:
-        raise Refused("must not hold credentials: they come from the environment")
+        raise SettingsRefused("must not hold credentials: they come from the environment")
     return value.rstrip("/")
 
 

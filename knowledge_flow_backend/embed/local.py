@@ -137,7 +137,7 @@ class LocalEmbedder:
                 logger.critical("the model file %s could not be made (exit code %d): %s", file, code, errors)
                 return
         self._state = "loading"
-        self._loaded = await self._threads.run(lambda: self._load(file))
+        self._loaded = await self._threads.run_in_thread(lambda: self._load(file))
         self._state = "ready"
         logger.info("embedding model %s is loaded", MODEL_NAME)
 
@@ -188,7 +188,7 @@ class LocalEmbedder:
     async def _compute(self, texts: list[str]) -> list[Vector]:
         model = self._require()
         try:
-            return await self._threads.run(lambda: model.encode(texts))
+            return await self._threads.run_in_thread(lambda: model.encode(texts))
         except ThreadsBusy:
             raise EmbeddingUnavailable("the model's threads are busy") from None
 

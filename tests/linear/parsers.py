@@ -430,7 +430,7 @@ CASES: Final[dict[str, Case]] = {
         _events,
         raw("a", "\n", "\r", "data: a\n", "data: a\n\n", ":", "data:", "\r\n"),
     ),
-    "agentic_backend/session/account.py::loggable": (account.loggable, _WORDS + again("\n", '"')),
+    "agentic_backend/session/turn_report.py::loggable": (account.loggable, _WORDS + again("\n", '"')),
     "agentic_backend/session/exchange.py::clean": (exchange.clean, again("\x00", "a")),
     "agentic_backend/session/exchange.py::title_from": (exchange.title_from, _WORDS + again("\n", "\r")),
     "agentic_backend/session/titles.py::tidy": (titles.tidy, _WORDS + again("\n", '"', "'", "#", "* ", ".")),

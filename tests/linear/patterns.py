@@ -77,8 +77,8 @@ HOSTILE: Final[dict[str, tuple[Hostile, ...]]] = {
         ("", "a;dur=1;start=1", ""),
     ),
     "agentic_backend/llm/chunks.py::_ESCAPE": (("", "\\", ""), ("", "\\ud800", ""), ("", "\\ud800\\u", "")),
-    "agentic_backend/session/account.py::_PLAIN": (("", "a", " "),),
-    "agentic_backend/session/account.py::_QUOTABLE": (("", " ", "\n"),),
+    "agentic_backend/session/turn_report.py::_PLAIN": (("", "a", " "),),
+    "agentic_backend/session/turn_report.py::_QUOTABLE": (("", " ", "\n"),),
     "backend_kit/http/context.py::_REQUEST_ID": (("", "a", " "),),
     "backend_kit/http/redact.py::_SIGN": (("", "?", ""), ("", "&=", ""), ("", "a", "")),
     "knowledge_flow_backend/ingest/chunks.py::_SENTENCE_END": (

@@ -13,10 +13,10 @@ from backend_kit.settings import (
     HttpUrl,
     Listed,
     Postgres,
-    Refused,
     Seconds,
     Section,
     SettingsError,
+    SettingsRefused,
     Text,
     config_hash,
     load,
@@ -300,7 +300,7 @@ def test_a_validator_points_at_the_key_it_is_about(file: Path) -> None:
         @model_validator(mode="after")
         def unique(self) -> "Unique":
             if len({item.id for item in self.items}) < len(self.items):
-                raise Refused("is used twice", "items", 1, "id")
+                raise SettingsRefused("is used twice", "items", 1, "id")
             return self
 
     file.write_text("items:\n- id: a\n- size: 2\n  id: a\n")
