@@ -433,7 +433,7 @@ class Storage(Section):
     postgres: Postgres
 
 
-class Persistence(Section):
+class PersistenceSettings(Section):
     """How a finished turn reaches Postgres (DESIGN §4)."""
 
     ack: Literal["spool", "db", "none"] = "spool"
@@ -452,7 +452,7 @@ class Persistence(Section):
     """Milliseconds that the first turn of a batch waits for others; 5 at most with `ack: db`."""
 
     @model_validator(mode="after")
-    def _promises_are_kept(self) -> "Persistence":
+    def _promises_are_kept(self) -> "PersistenceSettings":
         """Another instance cannot see this one's spool, so it cannot see turns that are only there."""
         if self.replicas == "many" and self.ack != "db":
             raise Refused("replicas: many needs ack: db", "ack")
@@ -563,7 +563,7 @@ class AgenticSettings(ServiceSettings):
     ai: Ai
     mcp: Mcp = Mcp()
     storage: Storage
-    persistence: Persistence = Persistence()
+    persistence: PersistenceSettings = PersistenceSettings()
     limits: Limits = Limits()
     deadlines: Deadlines = Deadlines()
     server: Server = Server()
