@@ -4,7 +4,7 @@ from collections.abc import Collection
 from typing import Annotated, Any, ClassVar, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, JsonValue, SecretStr, model_validator
+from pydantic import AfterValidator, Field, JsonValue, SecretStr, Strict, model_validator
 
 from backend_kit.settings import (
     App,
@@ -12,7 +12,6 @@ from backend_kit.settings import (
     Count,
     HttpClientLimits,
     HttpUrl,
-    Listed,
     ModelTimeout,
     Port,
     Positive,
@@ -45,6 +44,10 @@ FieldType = Literal[
     "object",
     "url",
 ]
+
+
+Listed: Final = Strict(False)
+"""Marks a tuple field, so that the list of a YAML file is taken for it (its items stay strict)."""
 
 
 def _origin(value: str) -> str:
