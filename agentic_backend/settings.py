@@ -4,7 +4,7 @@ from collections.abc import Collection
 from typing import Annotated, Any, ClassVar, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, JsonValue, SecretStr, model_validator
+from pydantic import AfterValidator, Field, JsonValue, SecretStr, Strict, model_validator
 
 from backend_kit.settings import (
     App,
@@ -12,7 +12,6 @@ from backend_kit.settings import (
     Count,
     HttpClientLimits,
     HttpUrl,
-    Listed,
     ModelTimeout,
     Port,
     Positive,
@@ -45,6 +44,10 @@ FieldType = Literal[
     "object",
     "url",
 ]
+
+
+Listed: Final = Strict(False)
+"""Marks a tuple field, so that the list of a YAML file is taken for it (its items stay strict)."""
 
 
 def _origin(value: str) -> str:
@@ -433,7 +436,7 @@ class Storage(Section):
     postgres: Postgres
 
 
-class Persistence(Section):
+class PersistenceSettings(Section):
     """How a finished turn reaches Postgres (DESIGN §4)."""
 
     ack: Literal["spool", "db", "none"] = "spool"
@@ -452,7 +455,7 @@ class Persistence(Section):
     """Milliseconds that the first turn of a batch waits for others; 5 at most with `ack: db`."""
 
     @model_validator(mode="after")
-    def _promises_are_kept(self) -> "Persistence":
+    def _promises_are_kept(self) -> "PersistenceSettings":
         """Another instance cannot see this one's spool, so it cannot see turns that are only there."""
         if self.replicas == "many" and self.ack != "db":
             raise SettingsRefused("replicas: many needs ack: db", "ack")
@@ -563,7 +566,7 @@ class AgenticSettings(ServiceSettings):
     ai: Ai
     mcp: Mcp = Mcp()
     storage: Storage
-    persistence: Persistence = Persistence()
+    persistence: PersistenceSettings = PersistenceSettings()
     limits: Limits = Limits()
     deadlines: Deadlines = Deadlines()
     server: Server = Server()

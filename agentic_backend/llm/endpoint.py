@@ -9,7 +9,7 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Deadlines:
+class CallDeadlines:
     """How long a call may be silent, in seconds of the monotonic clock (TRUST 4.2)."""
 
     first_token_s: float = 30.0
@@ -69,7 +69,7 @@ class Endpoint:
     model: str
     api_key: SecretStr | None = None
     temperature: float | None = None
-    deadlines: Deadlines = field(default_factory=Deadlines)
+    deadlines: CallDeadlines = field(default_factory=CallDeadlines)
     retries: Retries = field(default_factory=Retries)
     max_answer_chars: int = 200_000
     """An answer is ended here with finish_reason `length`."""

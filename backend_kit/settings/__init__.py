@@ -3,7 +3,6 @@
 from backend_kit.settings.base import (
     Count,
     HttpUrl,
-    Listed,
     Port,
     Positive,
     Seconds,
@@ -29,7 +28,6 @@ __all__ = [
     "Count",
     "HttpClientLimits",
     "HttpUrl",
-    "Listed",
     "ModelTimeout",
     "Port",
     "Positive",

@@ -3,7 +3,7 @@
 from typing import Annotated, ClassVar
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 
 class SettingsError(Exception):
@@ -72,5 +72,3 @@ Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Text = Annotated[str, Field(min_length=1)]
-Listed = Strict(False)
-"""Marks a tuple field, so that the list of a YAML file is taken for it (its items stay strict)."""

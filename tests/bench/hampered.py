@@ -73,7 +73,7 @@ def silent() -> None:
 
 def slow_rerank(seconds: float) -> None:
     """Let each rerank compute for longer, in its thread."""
-    from knowledge_flow_backend import app
+    from knowledge_flow_backend import wiring
     from knowledge_flow_backend.rerank.bm25 import bm25
     from knowledge_flow_backend.rerank.local import LocalReranker
 
@@ -85,7 +85,7 @@ def slow_rerank(seconds: float) -> None:
         def __init__(self, *given: Any, **named: Any) -> None:
             super().__init__(*given, **named, word_scores=slowly)
 
-    vars(app)["LocalReranker"] = SlowReranker
+    vars(wiring)["LocalReranker"] = SlowReranker
 
 
 def main() -> int:

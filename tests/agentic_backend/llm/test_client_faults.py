@@ -13,7 +13,7 @@ from langchain_core.messages import HumanMessage
 from pydantic import SecretStr
 
 from agentic_backend.errors import LlmProtocol, LlmRateLimited, LlmTimeout, LlmUnavailable, TurnFailed
-from agentic_backend.llm import Connections, Deadlines, Endpoint, ModelPool, Retries
+from agentic_backend.llm import CallDeadlines, Connections, Endpoint, ModelPool, Retries
 from agentic_backend.llm.client import CompletionStream
 from agentic_backend.llm.failures import AttemptFailed
 from tests.agentic_backend.llm.conftest import Watched
@@ -48,7 +48,7 @@ async def ask(
     said: list[str] | None = None,
     *,
     retries: Retries = QUICK,
-    deadlines: Deadlines | None = None,
+    deadlines: CallDeadlines | None = None,
     max_answer_chars: int = 1000,
 ) -> str:
     """The whole text of one streamed answer; `said` has what came before a failure."""
@@ -58,7 +58,7 @@ async def ask(
         "m",
         SecretStr(KEY),
         retries=retries,
-        deadlines=deadlines or Deadlines(),
+        deadlines=deadlines or CallDeadlines(),
         max_answer_chars=max_answer_chars,
     )
     async for chunk in pool.chat_model(endpoint).astream("Hi"):
@@ -280,7 +280,7 @@ async def test_no_first_token_in_time(pool: ModelPool, watched: Watched) -> None
     role = event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
     async with scripted(stalls_after(role)) as model:
         with pytest.raises(LlmTimeout):
-            await ask(pool, model.base_url, deadlines=Deadlines(first_token_s=0.5))
+            await ask(pool, model.base_url, deadlines=CallDeadlines(first_token_s=0.5))
         await model.gone.wait()
         assert len(model.requests) == 1
     assert watched.requests == [("m", "timeout")]
@@ -292,7 +292,7 @@ async def test_no_headers_in_time(pool: ModelPool) -> None:
 
     async with scripted(silent) as model:
         with pytest.raises(LlmTimeout):
-            await ask(pool, model.base_url, deadlines=Deadlines(first_token_s=0.5))
+            await ask(pool, model.base_url, deadlines=CallDeadlines(first_token_s=0.5))
         await model.gone.wait()
 
 
@@ -303,7 +303,7 @@ async def test_the_first_tokens_deadline_holds_over_retries(pool: ModelPool) -> 
                 pool,
                 model.base_url,
                 retries=Retries(max_retries=10**6, base_s=0.001, cap_s=0.001),
-                deadlines=Deadlines(first_token_s=0.1),
+                deadlines=CallDeadlines(first_token_s=0.1),
             )
 
 
@@ -311,7 +311,7 @@ async def test_a_stream_that_stalls(pool: ModelPool, watched: Watched) -> None:
     said: list[str] = []
     async with scripted(stalls_after(token("Hel"), token("lo"))) as model:
         with pytest.raises(LlmTimeout):
-            await ask(pool, model.base_url, said, deadlines=Deadlines(inter_token_s=0.5))
+            await ask(pool, model.base_url, said, deadlines=CallDeadlines(inter_token_s=0.5))
         await model.gone.wait()
     assert "".join(said) == "Hello"
     assert watched.requests == [("m", "timeout")]
@@ -326,7 +326,7 @@ async def test_comments_are_no_tokens(pool: ModelPool) -> None:
 
     async with scripted(kept_alive) as model:
         with pytest.raises(LlmTimeout):
-            await ask(pool, model.base_url, deadlines=Deadlines(inter_token_s=0.1))
+            await ask(pool, model.base_url, deadlines=CallDeadlines(inter_token_s=0.1))
         await model.gone.wait()
 
 
@@ -339,7 +339,7 @@ async def test_a_slow_but_steady_stream_outlives_the_deadline(pool: ModelPool) -
         await write(finish() + DONE)
 
     async with scripted(slow) as model:
-        assert await ask(pool, model.base_url, deadlines=Deadlines(inter_token_s=4.0)) == "x" * 10
+        assert await ask(pool, model.base_url, deadlines=CallDeadlines(inter_token_s=4.0)) == "x" * 10
 
 
 async def test_a_consumer_that_takes_its_time_is_no_stall(pool: ModelPool) -> None:
@@ -355,7 +355,7 @@ async def test_a_consumer_that_takes_its_time_is_no_stall(pool: ModelPool) -> No
 
     text = ""
     async with scripted(on_demand) as model:
-        endpoint = Endpoint(model.base_url, "m", deadlines=Deadlines(inter_token_s=4.0))
+        endpoint = Endpoint(model.base_url, "m", deadlines=CallDeadlines(inter_token_s=4.0))
         async for chunk in pool.chat_model(endpoint).astream("Hi"):
             if not text:
                 await asyncio.sleep(4.5)
@@ -368,7 +368,7 @@ async def test_a_token_is_handed_on_whatever_came_with_it(pool: ModelPool) -> No
     said: list[str] = []
     async with scripted(stalls_after(token("Hel") + usage(3, 1))) as model:
         with pytest.raises(LlmTimeout):
-            await ask(pool, model.base_url, said, deadlines=Deadlines(first_token_s=30, inter_token_s=0.1))
+            await ask(pool, model.base_url, said, deadlines=CallDeadlines(first_token_s=30, inter_token_s=0.1))
     assert "".join(said) == "Hel"
 
 

@@ -9,8 +9,8 @@ from pydantic import SecretStr
 from agentic_backend import settings
 from agentic_backend.errors import LlmTimeout
 from agentic_backend.llm import (
+    CallDeadlines,
     Connections,
-    Deadlines,
     Endpoint,
     Metered,
     ModelPool,
@@ -63,7 +63,7 @@ async def test_the_real_mock_model_streams_and_counts(mock_llm: MockModel, pool:
 
 
 async def test_a_stalled_mock_model_times_out(mock_llm: MockModel, pool: ModelPool) -> None:
-    endpoint = Endpoint(mock_llm.base_url, "mock;tokens=50;stall=5", deadlines=Deadlines(inter_token_s=0.2))
+    endpoint = Endpoint(mock_llm.base_url, "mock;tokens=50;stall=5", deadlines=CallDeadlines(inter_token_s=0.2))
     with pytest.raises(LlmTimeout):
         await pool.chat_model(endpoint).ainvoke("Hi")
 
@@ -101,7 +101,7 @@ def test_settings_become_an_endpoint() -> None:
         base_url="http://127.0.0.1:8099/v1",
         model="m",
         temperature=0.3,
-        deadlines=Deadlines(first_token_s=3, inter_token_s=4, answer_s=7),
+        deadlines=CallDeadlines(first_token_s=3, inter_token_s=4, answer_s=7),
         retries=Retries(max_retries=2),
     )
     assert connections_of(model) == Connections(
@@ -121,8 +121,8 @@ def test_a_key_is_in_no_repr() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Deadlines(first_token_s=0),
-        lambda: Deadlines(answer_s=-1),
+        lambda: CallDeadlines(first_token_s=0),
+        lambda: CallDeadlines(answer_s=-1),
         lambda: Connections(max_connections=-1),
         lambda: Connections(pool_s=0),
     ],

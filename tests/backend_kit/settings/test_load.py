@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 import pytest
-from pydantic import Field, JsonValue, SecretStr, ValidationError, model_validator
+from pydantic import Field, JsonValue, SecretStr, Strict, ValidationError, model_validator
 
 from backend_kit.settings import (
     Count,
     HttpUrl,
-    Listed,
     Postgres,
     Seconds,
     Section,
@@ -68,7 +67,7 @@ class Sample(RootSection):
     secret: Annotated[SecretStr, Field(min_length=8)] | None = None
     flag: bool = False
     ratio: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    items: Annotated[tuple[Item, ...], Listed] = ()
+    items: Annotated[tuple[Item, ...], Strict(False)] = ()
     free: JsonValue = None
 
 
@@ -295,7 +294,7 @@ def test_the_hash_changes_with_values_and_not_with_secrets(file: Path) -> None:
 
 def test_a_validator_points_at_the_key_it_is_about(file: Path) -> None:
     class Unique(RootSection):
-        items: Annotated[tuple[Item, ...], Listed] = ()
+        items: Annotated[tuple[Item, ...], Strict(False)] = ()
 
         @model_validator(mode="after")
         def unique(self) -> "Unique":
