@@ -22,7 +22,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from agentic_backend.chat import frames, relay
 from agentic_backend.chat.follow import Follow
-from agentic_backend.chat.pace import Pace
+from agentic_backend.chat.frame_rate import FrameRateLimit
 from agentic_backend.errors import BadRequest, ExchangeNotFound, MessageTooLong, RateLimited
 from agentic_backend.session.models import Session
 from agentic_backend.session.stream import Ask, Failed, Turn
@@ -113,7 +113,7 @@ class ChatSocket:
         self._send_seconds = send_seconds
         self._delivered = delivered
         self._hit = hit
-        self._pace = Pace()
+        self._frame_rate = FrameRateLimit()
         self._abort = abort
         self._close_code = 1000
         self._finish_turns = False
@@ -225,10 +225,10 @@ class ChatSocket:
 
     def _expect_pace(self) -> None:
         try:
-            self._pace.take(self.clock.last_received)
+            self._frame_rate.take(self.clock.last_received)
         except RateLimited:
             self._hit("frames")
-            if self._pace.hopeless:
+            if self._frame_rate.flooding:
                 self.close(1008)
             raise
 
