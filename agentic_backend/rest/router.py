@@ -11,9 +11,9 @@ from starlette.routing import BaseRoute
 from starlette.websockets import WebSocket
 
 from agentic_backend.agent import Catalog
+from agentic_backend.chat.dialects import Turns
 from agentic_backend.chat.frames import storable
 from agentic_backend.chat.hub import SocketHub
-from agentic_backend.chat.socket import Turns
 from agentic_backend.chat.sse import EventStream
 from agentic_backend.errors import MessageNotFound, SessionNotFound
 from agentic_backend.rest.agents import AgentServices, add_agents

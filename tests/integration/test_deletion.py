@@ -270,11 +270,11 @@ async def test_retention_leaves_a_session_that_a_socket_is_told_of(start_service
             await say(socket, type="ping")
             await hear_until(socket, "pong")
             (open_socket,) = hub._sockets
-            open_socket._follows.append(Follow(turn))
+            open_socket.outbox.follows.append(Follow(turn))
             assert hub.followed() == {(session_id, "admin")}
             await retention_of(service).prune()
             assert len(await service.history(session_id)) == 2
-            open_socket._follows.clear()
+            open_socket.outbox.follows.clear()
             await retention_of(service).prune()
             assert await status(service, session_id) == 403
 

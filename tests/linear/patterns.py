@@ -65,7 +65,7 @@ HOSTILE: Final[dict[str, tuple[Hostile, ...]]] = {
     f"{_REST}/export.py::_fenced": (("", "a", " "),),
     f"{_CHAT}/frames.py::_SURROGATE": (("", "é", ""), ("", "\ud7ff", "")),
     f"{_CHAT}/frames.py::session_id_of": (("", "a", " "),),
-    f"{_CHAT}/socket.py::_TRACEPARENT": (("00-", "a", ""), ("", "0", "")),
+    f"{_CHAT}/handshake.py::_TRACEPARENT": (("00-", "a", ""), ("", "0", "")),
     "agentic_backend/knowledge/client.py::_TOKEN": (("", "a", "\n"),),
     "agentic_backend/knowledge/client.py::_ID": (("", "a", " "),),
     "agentic_backend/knowledge/timing.py::_PART": (
