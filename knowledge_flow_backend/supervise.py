@@ -44,7 +44,7 @@ class Workers:
         self._stopping = asyncio.Event()
         self._code = 0
 
-    async def run(self) -> int:
+    async def supervise_workers(self) -> int:
         """Supervise until SIGTERM or SIGINT; the exit code: that of a worker where one was refused, 1 where they died
         too often or one was cut short."""
         loop = asyncio.get_running_loop()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from agentic_backend.errors import StorageFull
 from agentic_backend.metrics import AgenticMetrics
-from agentic_backend.session.account import loggable
+from agentic_backend.session.turn_report import loggable
 from agentic_backend.spool.owner import Owner
 from agentic_backend.spool.pending import Change, Key, Op, Pending
 from agentic_backend.spool.spool import Spool
@@ -44,23 +44,6 @@ class BatchRules:
     def __post_init__(self) -> None:
         if not 0 <= self.reserve_records < self.queue_max_records:
             raise ValueError("reserve_records must be below queue_max_records")
-
-
-@dataclass(slots=True)
-class BatcherStats:
-    """Counts since the start. All but the first five and `after_delete` are alarms: they must stay 0."""
-
-    transactions: int = 0
-    turns: int = 0
-    deletes: int = 0
-    changes: int = 0
-    retries: int = 0
-    poison: int = 0
-    rank_conflicts: int = 0
-    fenced: int = 0
-    unreadable: int = 0
-    after_delete: int = 0
-    lost: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +103,6 @@ class Batcher:
         kpi: Kpi,
         metrics: AgenticMetrics,
     ) -> None:
-        self.stats = BatcherStats()
         self.blocked_by: Cause | None = None
         self._database = database
         self._owner = owner
@@ -218,7 +200,6 @@ class Batcher:
                     await self._write_all()
         report = self._report(before, begun)
         if self._spool is None:
-            self.stats.lost += report.left
             self._metrics.persist_failures("shutdown").inc(report.left)
         return report
 
@@ -290,7 +271,6 @@ class Batcher:
                 await self._write(batch[:half])
                 await self._write(batch[half:])
                 return
-            self.stats.poison += 1
             self._give_up(batch[0], "poison", sqlstate_of(error))
             return
         self._committed(batch, bodies, outcome)
@@ -341,7 +321,6 @@ class Batcher:
             if place in outcome.given_up:
                 given_up[op] = outcome.given_up[place]
             elif place in outcome.unknown and (self._spool is None or self._pending.deletion(op.key)):
-                self.stats.after_delete += 1
                 logger.info("turn of a deleted session left out: session_id=%s", op.key[0])
             elif place in outcome.unknown:
                 # Nobody here deleted it: it may be the wrong database, or one from an old backup.
@@ -349,7 +328,7 @@ class Batcher:
             else:
                 op.found = True
                 self._metrics.persist_lag.observe(now - op.at)
-        self._count(batch, len(turns))
+        self._metrics.persist_batch_records.observe(len(batch))
         if not given_up:
             self._settle(batch)
             return
@@ -358,14 +337,6 @@ class Batcher:
                 self._give_up(op, given_up[op])
             else:
                 self._settle([op])
-
-    def _count(self, batch: list[Op], turns: int) -> None:
-        stats = self.stats
-        stats.transactions += 1
-        stats.turns += turns
-        stats.deletes += sum(op.kind == "delete" for op in batch)
-        stats.changes += sum(op.kind == "change" for op in batch)
-        self._metrics.persist_batch_records.observe(len(batch))
 
     def _settle(self, ops: list[Op]) -> None:
         """Take committed operations out: of the queue, and of the spool."""
@@ -391,12 +362,7 @@ class Batcher:
         """Take out an operation that will never be in Postgres, with an alarm: to the dead letters, or for ever."""
         self._pending.settle([op])
         if reason == "rank_conflict":
-            self.stats.rank_conflicts += 1
             self._metrics.rank_conflicts.inc()
-        elif reason == "fenced":
-            self.stats.fenced += 1
-        elif reason == "unreadable":
-            self.stats.unreadable += 1
         if self._spool is None:
             self._metrics.persist_failures(reason).inc()
         else:
@@ -420,7 +386,6 @@ class Batcher:
         else:
             cause, sqlstate = _CAUSES.get(type(error), Cause.SPOOL), None
         self.blocked_by = self._database.trouble = cause
-        self.stats.retries += 1
         self._metrics.persist_retries(cause.value).inc()
         self.observe_queue()
         self._log.warning(

@@ -78,7 +78,7 @@ class IssuerKeys:
                     await self._fetched.wait()
         return self._keys.get(kid)
 
-    async def run(self) -> None:
+    async def refresh_keys(self) -> None:
         """Keep the keys, for ever: at once, then every five minutes, and when they are asked for."""
         waits = self._waits
         backoff = Backoff(waits.first_retry_s, waits.cool_down_s, jitter=0.0)

@@ -160,7 +160,7 @@ class HmacVerifier(TokenVerifier):
 class IssuerVerifier(TokenVerifier):
     """Tokens that an issuer has signed for one client: its issuer, that audience, keys of one algorithm family.
 
-    `keys.run` has to run beside it. A key that the token itself carries or points at is never looked at.
+    `keys.refresh_keys` has to run beside it. A key that the token itself carries or points at is never looked at.
     """
 
     def __init__(self, keys: IssuerKeys, *, client_id: str) -> None:

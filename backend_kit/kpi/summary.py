@@ -169,7 +169,7 @@ class Summary:
             self._logger.log(self._level, line)
         if process is not None:
             self._logger.log(self._level, "%s %s", PREFIX, process())
-        for line in [line for source in self._kpi.last_words for line in source()]:
+        for line in [line for source in self._kpi.closing_lines for line in source()]:
             self._logger.log(self._level, line)
 
 

@@ -15,14 +15,13 @@ from tokenizers import Tokenizer
 
 from backend_kit.aio import TaskRegistry
 from backend_kit.aio.retry import Backoff
+from knowledge_flow_backend.concurrency import ThreadsBusy, WorkerThreads, gather_pair
 from knowledge_flow_backend.embed.batcher import BatchRules, MicroBatcher
 from knowledge_flow_backend.embed.port import unit_vectors
 from knowledge_flow_backend.embed.weights import VERSION
 from knowledge_flow_backend.errors import EmbeddingPreparing, EmbeddingUnavailable
 from knowledge_flow_backend.index.models import Vector
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
-from knowledge_flow_backend.threads import ThreadsBusy, WorkerThreads
-from knowledge_flow_backend.together import at_once
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +138,7 @@ class LocalEmbedder:
                 logger.critical("the model file %s could not be made (exit code %d): %s", file, code, errors)
                 return
         self._state = "loading"
-        self._loaded = await self._threads.run(lambda: self._load(file))
+        self._loaded = await self._threads.run_in_thread(lambda: self._load(file))
         self._state = "ready"
         logger.info("embedding model %s is loaded", MODEL_NAME)
 
@@ -151,7 +150,7 @@ class LocalEmbedder:
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         try:
-            _, errors = await at_once(self._follow(child.stdout), _read_all(child.stderr))
+            _, errors = await gather_pair(self._follow(child.stdout), _read_all(child.stderr))
             await child.wait()
         finally:
             if child.returncode is None:
@@ -190,7 +189,7 @@ class LocalEmbedder:
     async def _compute(self, texts: list[str]) -> list[Vector]:
         model = self._require()
         try:
-            return await self._threads.run(lambda: model.encode(texts))
+            return await self._threads.run_in_thread(lambda: model.encode(texts))
         except ThreadsBusy:
             raise EmbeddingUnavailable("the model's threads are busy") from None
 

@@ -5,15 +5,14 @@ import logging
 from collections.abc import Callable, Sequence
 
 from backend_kit.kpi import Kpi
+from knowledge_flow_backend.concurrency import ThreadsBusy, WorkerThreads, gather_pair
 from knowledge_flow_backend.embed import Embedder
-from knowledge_flow_backend.embed.handover import QuestionVectors
+from knowledge_flow_backend.embed.question_vectors import QuestionVectors
 from knowledge_flow_backend.errors import DocumentsUnavailable, SchemaMismatch
 from knowledge_flow_backend.index import ChunkIndex, Reader, Vector
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 from knowledge_flow_backend.rerank.bm25 import bm25
 from knowledge_flow_backend.rerank.port import Candidate, RerankFailed
-from knowledge_flow_backend.threads import ThreadsBusy, WorkerThreads
-from knowledge_flow_backend.together import at_once
 
 logger = logging.getLogger(__name__)
 
@@ -55,9 +54,9 @@ class LocalReranker:
         texts = [candidate.text for candidate in candidates]
         try:
             async with asyncio.timeout(self._deadline_s):
-                by_vector, by_words = await at_once(
+                by_vector, by_words = await gather_pair(
                     self._cosines(question, candidates, reader),
-                    self._threads.run(lambda: self._word_scores(question, texts)),
+                    self._threads.run_in_thread(lambda: self._word_scores(question, texts)),
                 )
         except ThreadsBusy:
             raise RerankFailed("busy") from None

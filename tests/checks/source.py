@@ -16,15 +16,6 @@ _EXPLAINED = re.compile(r"noqa: [A-Z]+[0-9]+(, [A-Z]+[0-9]+)* +[-#] ?\w")
 _ASSIGNED_METHOD = re.compile(r"type: ignore\[[a-z,-]*method-assign")
 _PATCHING = ("setattr", "delattr", "setitem", "delitem")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-_LAYOUT = (
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENCODING,
-    tokenize.ENDMARKER,
-)
 
 
 @dataclass(frozen=True)
@@ -148,23 +139,6 @@ def patches(module: Module) -> list[str]:
         if is_patch:
             found.append(node)
     return [f"{module.at(node)}: {ast.unparse(node).splitlines()[0]}" for node in found]
-
-
-def code_lines(module: Module) -> int:
-    """Lines that hold code: no blank lines, no comments, no docstrings."""
-    told = {
-        line
-        for node in module.nodes
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
-    }
-    written = {
-        line
-        for token in tokenize.generate_tokens(io.StringIO(module.text).readline)
-        if token.type not in _LAYOUT
-        for line in range(token.start[0], token.end[0] + 1)
-    }
-    return len(written - told)
 
 
 def _is_anothers(target: ast.expr) -> bool:

@@ -20,7 +20,7 @@ from agentic_backend.llm import chunks as llm_chunks
 from agentic_backend.llm import failures
 from agentic_backend.llm.sse import SseParser
 from agentic_backend.rest import attachments, compression, export
-from agentic_backend.session import account, exchange, titles
+from agentic_backend.session import exchange, titles, turn_report
 from agentic_backend.session.models import Session
 from backend_kit import auth, wire
 from backend_kit.http.redact import redact
@@ -430,7 +430,7 @@ CASES: Final[dict[str, Case]] = {
         _events,
         raw("a", "\n", "\r", "data: a\n", "data: a\n\n", ":", "data:", "\r\n"),
     ),
-    "agentic_backend/session/account.py::loggable": (account.loggable, _WORDS + again("\n", '"')),
+    "agentic_backend/session/turn_report.py::loggable": (turn_report.loggable, _WORDS + again("\n", '"')),
     "agentic_backend/session/exchange.py::clean": (exchange.clean, again("\x00", "a")),
     "agentic_backend/session/exchange.py::title_from": (exchange.title_from, _WORDS + again("\n", "\r")),
     "agentic_backend/session/titles.py::tidy": (titles.tidy, _WORDS + again("\n", '"', "'", "#", "* ", ".")),

@@ -15,7 +15,7 @@ from opensearchpy.exceptions import ConnectionTimeout
 
 from backend_kit.aio.retry import NO_RETRY, Backoff, Retries, try_within
 from backend_kit.wire import dumps
-from knowledge_flow_backend.engines.pace import Pace
+from knowledge_flow_backend.engines.write_throttle import WriteThrottle
 from knowledge_flow_backend.errors import IndexUnavailable
 from knowledge_flow_backend.settings import OpenSearch
 
@@ -48,12 +48,14 @@ class Cluster:
     """A client of one cluster. Every method raises `IndexUnavailable` where it is away, red, busy or too slow, with the
     status in its text and nothing of what the cluster said: that may quote the question."""
 
-    def __init__(self, settings: OpenSearch, rules: ClusterRules | None = None, pace: Pace | None = None) -> None:
-        """`pace`: of writes beside searches."""
+    def __init__(
+        self, settings: OpenSearch, rules: ClusterRules | None = None, throttle: WriteThrottle | None = None
+    ) -> None:
+        """`throttle`: of writes beside searches."""
         self._rules = rules or ClusterRules()
         where = urlsplit(settings.host)
         self._refreshing = _Shared()
-        self.pace = pace or Pace()
+        self.throttle = throttle or WriteThrottle()
         # The library writes a line for each failure, and whole bodies at debug: we say ourselves what went wrong.
         for name in ("opensearch", "opensearchpy.trace"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -74,7 +76,7 @@ class Cluster:
 
     async def search(self, index: str, body: Mapping[str, Any]) -> list[tuple[str, float]]:
         """(`_id`, score) of each hit, best first. An answer that lacks a shard is a failure, not a shorter list."""
-        self.pace.searched()
+        self.throttle.searched()
         request = dumps(body)
         answer = await self._ask(
             lambda: self._client.search(
@@ -102,9 +104,9 @@ class Cluster:
             for batch in waiting:
                 lines = await asyncio.to_thread(_split, batch)
                 while lines:
-                    end = 2 * self.pace.piece(len(lines))
+                    end = 2 * self.throttle.piece(len(lines))
                     piece, lines = b"".join(lines[:end]), lines[end:]
-                    async with self.pace.write():
+                    async with self.throttle.write():
                         await self._write_batch(index, piece, alias)
 
         try:

@@ -13,6 +13,7 @@ from sqlalchemy import Executable
 
 from backend_kit.db.faults import DatabaseFault
 from backend_kit.kpi import Kpi
+from knowledge_flow_backend.concurrency import gather_pair
 from knowledge_flow_backend.engines.attachments import with_attachments
 from knowledge_flow_backend.engines.opensearch import statements as opensearch_statements
 from knowledge_flow_backend.engines.opensearch.body import Rights, Shape, by_vector, by_words, parts_of, words_of
@@ -22,12 +23,11 @@ from knowledge_flow_backend.engines.opensearch.shape import ENGINE, check_index
 from knowledge_flow_backend.engines.pgvector import statements
 from knowledge_flow_backend.engines.pgvector.queries import candidates_of, hit_of, scope_of
 from knowledge_flow_backend.engines.pgvector.rows import Made, check_made, vector_text
-from knowledge_flow_backend.engines.turnstile import Turnstile
+from knowledge_flow_backend.engines.priority_semaphore import PrioritySemaphore
 from knowledge_flow_backend.index import ChunkHit, IndexQuery, Policy, Reader, Similarity, Vector
 from knowledge_flow_backend.index.database import IndexDatabase
 from knowledge_flow_backend.index.faults import failure_of
 from knowledge_flow_backend.index.port import Embed
-from knowledge_flow_backend.together import at_once
 
 TRIES: Final = 3
 """Searches that one question may cost while documents are replaced, deleted or shared under it."""
@@ -100,7 +100,7 @@ class OpenSearchChunks:
         self._kpi = kpi
         self._rules = rules or OpenSearchRules()
         self._rights = opensearch_statements.rights(self._rules.most_pending)
-        self._turnstile = Turnstile(self._rules.parallel, kpi)
+        self._semaphore = PrioritySemaphore(self._rules.parallel, kpi)
 
     async def check(self, dimension: int | None = None) -> None:
         """Raise `SchemaMismatch` where the index is not as this service makes it, or is not there; `IndexUnavailable`.
@@ -154,7 +154,7 @@ class OpenSearchChunks:
         if own is None:
             found = await self._ranked(query, overview, question)
         else:
-            found, attached = await at_once(
+            found, attached = await gather_pair(
                 self._ranked(query, overview, question), self._ranked(own, overview.of_attached(), question)
             )
         wanted = attached[: own.limit + SPARE] if own else []
@@ -210,7 +210,7 @@ class OpenSearchChunks:
         if query.policy is Policy.SEMANTIC:
             return await self._by_vector(query, overview, question)
         # The words need no vector: they are searched while the question is embedded.
-        words, nearest = await at_once(self._by_words(query, overview), self._by_vector(query, overview, question))
+        words, nearest = await gather_pair(self._by_words(query, overview), self._by_vector(query, overview, question))
         return fused(words, nearest, self._rules.word_share)
 
     async def _by_words(self, query: IndexQuery, overview: _Overview) -> Ranked:
@@ -246,11 +246,11 @@ class OpenSearchChunks:
         return {row[0]: hit_of(row[1:]) for row in rows}
 
     async def _found(self, body: dict[str, Any]) -> list[tuple[str, float]]:
-        async with self._turnstile.step():
+        async with self._semaphore.step():
             return await self._cluster.search(self._database.index, body)
 
     async def _rows(
         self, op: str, statement: Executable, parameters: dict[str, object], *, first: bool = False
     ) -> Sequence[Sequence[Any]]:
-        async with self._turnstile.step(first=first), self._database.main.connection() as connection:
+        async with self._semaphore.step(first=first), self._database.main.connection() as connection:
             return await connection.execute(op, statement, parameters)

@@ -8,17 +8,17 @@ from sqlalchemy import Executable, text
 
 from backend_kit.db.faults import DatabaseFault
 from backend_kit.kpi import Kpi
+from knowledge_flow_backend.concurrency import gather_pair
 from knowledge_flow_backend.engines.attachments import with_attachments
 from knowledge_flow_backend.engines.pgvector import statements
 from knowledge_flow_backend.engines.pgvector.queries import candidates_of, hit_of, scope_of
 from knowledge_flow_backend.engines.pgvector.rows import Made, check_made, vector_text
 from knowledge_flow_backend.engines.pgvector.writer import ENGINE
-from knowledge_flow_backend.engines.turnstile import Turnstile
+from knowledge_flow_backend.engines.priority_semaphore import PrioritySemaphore
 from knowledge_flow_backend.index import ChunkHit, IndexQuery, Policy, Reader, Similarity, Vector
 from knowledge_flow_backend.index.database import IndexDatabase
 from knowledge_flow_backend.index.faults import failure_of
 from knowledge_flow_backend.index.port import Embed
-from knowledge_flow_backend.together import at_once
 
 _TRY_LOCK = text("SELECT pg_try_advisory_xact_lock(hashtext(current_schema() || '.common_words'))")
 
@@ -59,7 +59,7 @@ class PgVectorIndex:
         self._model = model
         self._kpi = kpi
         self._rules = rules or PgVectorRules()
-        self._turnstile = Turnstile(self._rules.parallel, kpi)
+        self._semaphore = PrioritySemaphore(self._rules.parallel, kpi)
 
     async def check(self, dimension: int | None = None) -> None:
         """Raise `SchemaMismatch` where the index holds vectors of another model, or length where that is known;
@@ -119,7 +119,7 @@ class PgVectorIndex:
 
     async def _by_vector(self, query: IndexQuery, embed: Embed) -> list[ChunkHit]:
         # The words need no vector: they are searched while the question is embedded.
-        overview, vector = await at_once(self._overview(query, first=True), _awaited(embed))
+        overview, vector = await gather_pair(self._overview(query, first=True), _awaited(embed))
         check_made(self._database.index, overview.made, Made(self._model, len(vector), ENGINE))
 
         async def nearest(asked: IndexQuery, about: _Overview) -> list[ChunkHit]:
@@ -175,7 +175,7 @@ class PgVectorIndex:
     async def _rows(
         self, op: str, statement: Executable, parameters: Mapping[str, object], *, first: bool = False
     ) -> Sequence[Sequence[Any]]:
-        async with self._turnstile.step(first=first), self._database.main.connection() as connection:
+        async with self._semaphore.step(first=first), self._database.main.connection() as connection:
             return await connection.execute(op, statement, parameters)
 
 

@@ -28,7 +28,7 @@ _HASH_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class SessionMemory:
     """How a process keeps sessions in mind."""
 
     exchanges: int = 1024
@@ -58,7 +58,7 @@ class KnownSession:
     session: Session
     hashes: bytes | None
     used_at: float
-    memory: Memory
+    memory: SessionMemory
 
     def used_within(self, seconds: float) -> bool:
         """Whether this process has used it in the last `seconds`."""
@@ -146,7 +146,7 @@ class StoredExchange:
 
     def tell(self, turn: Turn, session: Session) -> None:
         """Publish it as the turn's events: accepted, each message, the answer's text in one piece, the end it had."""
-        turn.told_anew = True
+        turn.restarted = True
         turn.publish(Accepted())
         for message in self.messages:
             if message is not self._answer:

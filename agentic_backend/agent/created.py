@@ -52,7 +52,7 @@ class AgentStore(Protocol):
         """Forget one. False where it is not there."""
 
 
-class MadeAgents:
+class CreatedAgents:
     """The agents of the store in a catalog. What is changed here is in the catalog at once, what another instance
     changed after its next look, within 5 s."""
 

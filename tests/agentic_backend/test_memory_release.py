@@ -1,4 +1,4 @@
-"""Memory is handed back in a quiet second, once a minute, and what lies in a cycle goes with it."""
+"""SessionMemory is handed back in a quiet second, once a minute, and what lies in a cycle goes with it."""
 
 import gc
 import weakref
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agentic_backend.upkeep import Upkeep, release_memory
+from agentic_backend.memory_release import MemoryRelease, release_memory
 
 
 class Turns:
@@ -16,7 +16,7 @@ class Turns:
         self.running = 0
         self.released = 0
         self.second = 0.0
-        self.upkeep = Upkeep(lambda: self.running, self._release, clock=lambda: self.second)
+        self.upkeep = MemoryRelease(lambda: self.running, self._release, clock=lambda: self.second)
 
     def look_until(self, second: int) -> None:
         """Once a second, up to and with that one. Whole seconds are exact: 60 after the begin are no less than 60."""

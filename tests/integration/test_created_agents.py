@@ -9,7 +9,7 @@ import jwt
 import psycopg
 import pytest
 
-from agentic_backend.agent.made import MAX_BYTES
+from agentic_backend.agent.created import MAX_BYTES
 from backend_kit.auth import Identity
 from tests.support.people import SECRET, SECURITY, headers_of
 from tests.support.service import BASE, hear, hear_until, say
@@ -267,8 +267,8 @@ async def test_another_instance_sees_it_at_its_next_look(start_service):
         start_service(ai=editing(), persistence=many) as other,
     ):
         _, ada = await create(one)
-        await other.service.running.chat.agents.made._look()
+        await other.service.running.chat.agents.created._look()
         assert ada in await other.get("/agents")
         assert (await call(other, "DELETE", f"/agents/{ada['id']}"))[0] == 204
-        await one.service.running.chat.agents.made._look()
+        await one.service.running.chat.agents.created._look()
         assert ada["id"] not in await ids(one)

@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry
 from agentic_backend.agent import AGENT_PHASES
 from agentic_backend.errors import HistoryUnavailable, Overloaded, RateLimited, StorageFull
 from agentic_backend.metrics import AgenticMetrics
-from agentic_backend.session.account import TURN_PHASES, TurnAccounts, TurnEnd, usage_of
 from agentic_backend.session.stream import Ask
+from agentic_backend.session.turn_report import TURN_PHASES, TurnEnd, TurnReports, usage_of
 from agentic_backend.verdict import Gauged, Windows
 from backend_kit.kpi import Kpi, Ledger, Spent
 from backend_kit.wire import Code, ServiceError
@@ -27,7 +27,7 @@ class Desk:
         self.kpi = Kpi(CollectorRegistry(), service="agentic", phases=(*AGENT_PHASES, *TURN_PHASES))
         self.windows = Windows()
         metrics = AgenticMetrics(self.kpi.registry, self.kpi)
-        self.accounts = TurnAccounts(self.kpi, metrics, self.windows, acked_by_database=acked_by_database)
+        self.reports = TurnReports(self.kpi, metrics, self.windows, acked_by_database=acked_by_database)
         given = {"session_id": "s-1", "exchange_id": "e-1", "message": "canary question", "request_id": "r1"} | ask
         self.ask = Ask(agent_id="Georges", user_id="ann", received_at=time.perf_counter(), **given)
         self.ledger = Ledger(self.kpi, started=self.ask.received_at, owner="Georges")
@@ -35,7 +35,7 @@ class Desk:
     def end(self, **how: Any) -> None:
         given = {"status": "ok", "code": None, "durable": "spool", "model": "mock;ttft=1", "longest_gap_s": 0.02}
         end = TurnEnd(first_token_at=self.ask.received_at + 0.4, **(given | how))
-        self.accounts.ended(self.ask, end, self.ledger)
+        self.reports.ended(self.ask, end, self.ledger)
 
     def value(self, name: str, **labels: str) -> float:
         return self.kpi.registry.get_sample_value(name, labels) or 0.0
@@ -105,11 +105,11 @@ def test_a_failed_turn_says_its_code(log: pytest.LogCaptureFixture) -> None:
 
 def test_metrics_and_window_are_fed_once_a_turn() -> None:
     desk = Desk()
-    desk.accounts.begin(desk.ledger)
+    desk.reports.begin(desk.ledger)
     assert desk.windows.running == 1
     desk.ledger.add("llm_invoke", desk.ask.received_at, desk.ask.received_at + 0.2)
     desk.end()
-    desk.accounts.leave(desk.ledger)
+    desk.reports.leave(desk.ledger)
     assert desk.windows.running == 0
     assert {row["phase"] for row in desk.ledger.rows()} == {"llm_invoke", "session_wait"}
     assert desk.value("app_turn_seconds_count", agent="Georges", status="ok") == 1
@@ -143,7 +143,7 @@ def test_an_ask_that_the_service_has_no_room_for_costs_the_wait_it_is_told(
     log: pytest.LogCaptureFixture, error: ServiceError, account: str | None, status: str
 ) -> None:
     desk = Desk()
-    desk.accounts.refused(desk.ask, error, desk.ledger)
+    desk.reports.refused(desk.ask, error, desk.ledger)
     fields = said(log)
     assert (fields["status"], fields["code"]) == (status, error.code.value)
     assert desk.value("app_turns_total", agent="Georges", status=status) == 1

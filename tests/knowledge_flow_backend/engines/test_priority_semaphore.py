@@ -5,15 +5,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from backend_kit.kpi import Kpi
-from knowledge_flow_backend.engines.turnstile import Turnstile
+from knowledge_flow_backend.engines.priority_semaphore import PrioritySemaphore
 from knowledge_flow_backend.metrics import PHASES
 
 
 class Hall:
-    """A turnstile, the steps that are through, and what lets each of them go on."""
+    """A semaphore, the steps that are through, and what lets each of them go on."""
 
     def __init__(self, places: int) -> None:
-        self.turnstile = Turnstile(places, Kpi(CollectorRegistry(), service="test", phases=PHASES))
+        self.semaphore = PrioritySemaphore(places, Kpi(CollectorRegistry(), service="test", phases=PHASES))
         self.inside: list[str] = []
         self._ends: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -24,7 +24,7 @@ class Hall:
         self._tasks[name] = asyncio.ensure_future(self._step(name, first=first))
 
     async def _step(self, name: str, *, first: bool) -> None:
-        async with self.turnstile.step(first=first):
+        async with self.semaphore.step(first=first):
             self.inside.append(name)
             await self._ends[name].wait()
         if name in self._gives_up:

@@ -8,7 +8,7 @@ CHARS_A_TOKEN = 4
 """Rough, for English; what it misses, the endpoint's own 429 says."""
 
 
-class Pace:
+class RateLimit:
     """An even rate without bursts. `requests` and `tokens` a minute; 0 = no limit.
 
     What questions use is counted, so that passages wait the longer for it.

@@ -11,7 +11,7 @@ TICK_S: Final = 1.0
 _EVERY_S: Final = 60.0
 
 
-class Upkeep:
+class MemoryRelease:
     """Once a minute, in a second in which no turn runs, `release()` is called; under steady load it never is.
 
     A connection that has ended and a turn that failed lie in cycles (of frameworks and tracebacks), and with the
@@ -28,7 +28,7 @@ class Upkeep:
         self._clock = clock
         self._last = clock()
 
-    async def run(self) -> None:
+    async def release_when_idle(self) -> None:
         """Look once a second, for ever."""
         while True:
             await asyncio.sleep(TICK_S)

@@ -23,7 +23,7 @@ class CountsLookups(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class TickerSources:
     """What is looked at. The owners count, this only reads: `main` is the pool of reads, `batch` the batcher's."""
 
     loop: LoopMonitor
@@ -32,19 +32,19 @@ class Watched:
     tokens: CountsLookups | None = None
 
 
-class Watch:
-    """Runs as one task. `last_words` is for the summary thread: the verdict over what came since the last one."""
+class Ticker:
+    """Runs as one task. `verdict_lines` is for the summary thread: the verdict over what came since the last one."""
 
-    def __init__(self, watched: Watched, windows: Windows, metrics: AgenticMetrics) -> None:
-        self._watched = watched
+    def __init__(self, sources: TickerSources, windows: Windows, metrics: AgenticMetrics) -> None:
+        self._sources = sources
         self._windows = windows
         self._metrics = metrics
-        self.pools = PoolReport((watched.main, watched.batch), metrics)
+        self.pools = PoolReport((sources.main, sources.batch), metrics)
         self._told = 0
         self._judged = 0
         self._counted: dict[tuple[str, str], int] = {}
 
-    async def run(self, publish: Callable[[], None]) -> None:
+    async def tick_each_second(self, publish: Callable[[], None]) -> None:
         """Tick for ever; `publish` is called at each tick too."""
         ticks = 0
         while True:
@@ -57,14 +57,14 @@ class Watch:
 
     def tick(self) -> None:
         """One second has gone by. On the loop's thread."""
-        main, batch = self._watched.main.stats(), self._watched.batch.stats()
+        main, batch = self._sources.main.stats(), self._sources.batch.stats()
         self.pools.publish()
         compiled = main.compiled + batch.compiled
         self._count("statement", "hit", main.statements + batch.statements - compiled)
         self._count("statement", "miss", compiled)
-        if self._watched.tokens is not None:
-            self._count("jwt", "hit", self._watched.tokens.hits)
-            self._count("jwt", "miss", self._watched.tokens.misses)
+        if self._sources.tokens is not None:
+            self._count("jwt", "hit", self._sources.tokens.hits)
+            self._count("jwt", "miss", self._sources.tokens.misses)
         self._windows.close_slice(self._gauged(main, batch))
 
     def judge(self) -> None:
@@ -76,7 +76,7 @@ class Watch:
                 self._metrics.turn_wait(cause).inc(verdict.causes_ms[cause] * verdict.turns / 1e3)
             self._metrics.bound_by(cause).set(verdict.bound_by == cause)
 
-    def last_words(self) -> list[str]:
+    def verdict_lines(self) -> list[str]:
         """The last line of a summary."""
         seen, self._told = self._windows.since(self._told)
         return [judge(seen).line()]
@@ -89,7 +89,7 @@ class Watch:
             self._counted[key] = total
 
     def _gauged(self, main: PoolStats, batch: PoolStats) -> Gauged:
-        lag = self._watched.loop.totals()
+        lag = self._sources.loop.totals()
         return Gauged(
             cpu_s=time.thread_time(),
             held_s=lag.held_s,

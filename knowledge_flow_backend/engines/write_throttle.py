@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class PaceRules:
+class ThrottleRules:
     """For `lately_s` after a search the next one is expected. As long as that is so, one piece of at most `piece`
     chunks is written at a time, and then none for `rests` times as long as it took, at most `longest_rest_s`."""
 
@@ -19,14 +19,14 @@ class PaceRules:
     longest_rest_s: float = 5.0
 
 
-class Pace:
+class WriteThrottle:
     """Shared by all writes and searches of an index: each search waits a little longer, rather than some for a whole
     document. Nothing is slowed down where nobody searches."""
 
     def __init__(
-        self, rules: PaceRules | None = None, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+        self, rules: ThrottleRules | None = None, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     ) -> None:
-        self._rules = rules or PaceRules()
+        self._rules = rules or ThrottleRules()
         self._sleep = sleep
         self._searched_at = -math.inf
         self._turn = asyncio.Lock()

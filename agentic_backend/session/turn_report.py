@@ -39,7 +39,7 @@ class TurnEnd:
     longest_gap_s: float
 
 
-class TurnAccounts:
+class TurnReports:
     """Accounts for turns, each once, whatever became of it."""
 
     def __init__(self, kpi: Kpi, metrics: AgenticMetrics, windows: Windows, *, acked_by_database: bool) -> None:

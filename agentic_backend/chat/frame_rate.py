@@ -6,10 +6,10 @@ FRAMES_PER_S = 500.0
 BURST = 500.0
 
 
-class Pace:
+class FrameRateLimit:
     """A bucket of `BURST` frames that fills up again at `FRAMES_PER_S`; one second of the fastest client that means it.
 
-    Every frame takes one, refused ones too: who goes on at such a rate for another second is `hopeless`.
+    Every frame takes one, refused ones too: who goes on at such a rate for another second is `flooding`.
     """
 
     def __init__(self) -> None:
@@ -17,7 +17,7 @@ class Pace:
         self._at = 0.0
 
     @property
-    def hopeless(self) -> bool:
+    def flooding(self) -> bool:
         """Whether this client only floods."""
         return self._level <= -BURST
 

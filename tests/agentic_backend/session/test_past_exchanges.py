@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from agentic_backend.chat import relay
-from agentic_backend.session.recall import Memory, StoredExchange
+from agentic_backend.session.past_exchanges import SessionMemory, StoredExchange
 from agentic_backend.session.registry import RegistryRules
 from agentic_backend.session.stream import Accepted, Cancelled, Cited, Failed, Final, TextDelta, Whole
 from backend_kit.wire import Code, loads
@@ -89,7 +89,7 @@ async def forgotten(process, *turns):
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("kept", [70, 3])
 async def test_an_exchange_that_many_have_followed_is_told_again_and_never_runs_twice(storage, start, restarted, kept):
-    memory = Memory(exchanges=kept)
+    memory = SessionMemory(exchanges=kept)
     process = start(memory=memory)
     process.registry.update(SESSION)
     first = process.ask("e0")
@@ -102,7 +102,7 @@ async def test_an_exchange_that_many_have_followed_is_told_again_and_never_runs_
     assert (await ended(process.ask("e0", "else"))).code is Code.CONFLICT
     again = process.ask("e0")
     told = await ended(again)
-    assert again.told_anew
+    assert again.restarted
     assert [message.json for message in told.messages] == [message.json for message in original.messages]
     assert storage.history() == stored
     assert questions(storage) == [f"e{number}" for number in range(71)]
@@ -267,7 +267,7 @@ async def test_what_storage_did_not_take_is_not_called_final(storage, start, cap
 
 
 def test_exchanges_are_known_each_once_and_within_a_bound():
-    memory = Memory(exchanges=1024)
+    memory = SessionMemory(exchanges=1024)
     known = memory.read(SESSION, [f"x{number}" for number in range(1023)])
     assert known.may_have("x0")
     assert not known.may_have("new")
@@ -284,7 +284,7 @@ def test_exchanges_are_known_each_once_and_within_a_bound():
 
 
 async def test_a_session_of_more_exchanges_than_are_kept_looks_each_id_up(storage, start):
-    process = start(memory=Memory(exchanges=2))
+    process = start(memory=SessionMemory(exchanges=2))
     process.registry.update(SESSION)
     for number in range(3):
         await ended(process.ask(f"e{number}"))

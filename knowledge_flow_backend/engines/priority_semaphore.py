@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from backend_kit.kpi import Kpi
 
 
-class Turnstile:
+class PrioritySemaphore:
     """Lets `places` steps of searches, a statement or a query each, run at a time.
 
     A server of few cores that is sent twenty at once ends them all late and together, and their answers reach the

@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry
 
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.database import batch_pool, request_pool
+from agentic_backend.ticker import Ticker, TickerSources
 from agentic_backend.verdict import CAUSES, Windows
-from agentic_backend.watch import Watch, Watched
 from backend_kit.kpi import Kpi, LoopMonitor
 from backend_kit.settings import Postgres
 from tests.support.postgres import Database
@@ -35,7 +35,7 @@ class Room:
         self.tokens = Lookups()
         loop = LoopMonitor(self.kpi, notice=lambda _: None)
         self.windows = Windows()
-        self.watch = Watch(Watched(loop, self.main, self.batch, self.tokens), self.windows, metrics)
+        self.watch = Ticker(TickerSources(loop, self.main, self.batch, self.tokens), self.windows, metrics)
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.kpi.registry.get_sample_value(name, labels)
@@ -107,9 +107,9 @@ async def test_the_verdict_is_published_and_ends_the_summary(room: Room) -> None
     }
     assert room.value("app_turn_wait_seconds_total", cause="admission") == pytest.approx(6.0)
     assert room.value("app_turn_wait_seconds_total", cause="llm_floor") is None
-    [line] = room.watch.last_words()
+    [line] = room.watch.verdict_lines()
     assert line.startswith("[KPI][VERDICT] bound_by=admission share=1.00 ms_per_turn=2000.00 ")
-    assert room.watch.last_words()[0].startswith("[KPI][VERDICT] bound_by=nobody ")
+    assert room.watch.verdict_lines()[0].startswith("[KPI][VERDICT] bound_by=nobody ")
     room.watch.judge()
     assert room.value("app_turn_wait_seconds_total", cause="admission") == pytest.approx(6.0)
     assert room.value("app_bound_by", cause="admission") == 0

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from knowledge_flow_backend.engines.pace import Pace, PaceRules
+from knowledge_flow_backend.engines.write_throttle import ThrottleRules, WriteThrottle
 
 
 class Rests:
@@ -20,12 +20,12 @@ class Rests:
 
 async def test_nothing_is_slowed_down_where_nobody_searches() -> None:
     rests = Rests()
-    pace = Pace(sleep=rests.sleep)
-    assert pace.piece(500) == 500
+    throttle = WriteThrottle(sleep=rests.sleep)
+    assert throttle.piece(500) == 500
     both = asyncio.Barrier(2)
 
     async def write() -> None:
-        async with pace.write():
+        async with throttle.write():
             await both.wait()
 
     await asyncio.gather(write(), write())
@@ -34,14 +34,14 @@ async def test_nothing_is_slowed_down_where_nobody_searches() -> None:
 
 async def test_beside_a_search_small_pieces_are_written_one_at_a_time_with_a_rest_each() -> None:
     rests = Rests()
-    pace = Pace(PaceRules(lately_s=1000.0, piece=50, rests=1e9, longest_rest_s=0.5), sleep=rests.sleep)
-    pace.searched()
-    assert (pace.piece(500), pace.piece(20)) == (50, 20)
+    throttle = WriteThrottle(ThrottleRules(lately_s=1000.0, piece=50, rests=1e9, longest_rest_s=0.5), sleep=rests.sleep)
+    throttle.searched()
+    assert (throttle.piece(500), throttle.piece(20)) == (50, 20)
     running = most = 0
 
     async def write() -> None:
         nonlocal running, most
-        async with pace.write():
+        async with throttle.write():
             running += 1
             most = max(most, running)
             await asyncio.to_thread(int)
@@ -52,16 +52,16 @@ async def test_beside_a_search_small_pieces_are_written_one_at_a_time_with_a_res
 
 
 async def test_a_failed_write_lets_the_next_one_in() -> None:
-    pace = Pace(PaceRules(lately_s=1000.0, longest_rest_s=0.0))
-    pace.searched()
+    throttle = WriteThrottle(ThrottleRules(lately_s=1000.0, longest_rest_s=0.0))
+    throttle.searched()
     with pytest.raises(ZeroDivisionError):
-        async with pace.write():
+        async with throttle.write():
             raise ZeroDivisionError
-    async with pace.write():
+    async with throttle.write():
         pass
 
 
 def test_a_while_after_the_last_search_nothing_gives_way_any_more() -> None:
-    pace = Pace(PaceRules(lately_s=0.0))
-    pace.searched()
-    assert pace.piece(500) == 500
+    throttle = WriteThrottle(ThrottleRules(lately_s=0.0))
+    throttle.searched()
+    assert throttle.piece(500) == 500

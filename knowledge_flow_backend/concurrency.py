@@ -1,13 +1,15 @@
-"""Threads for work that computes: so many at once, so many waiting, and never the event loop."""
+"""What runs side by side: threads for work that computes, with a bounded queue, and two coroutines at a time."""
 
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 class ThreadsBusy(Exception):
@@ -34,7 +36,7 @@ class WorkerThreads:
         """Calls that run or wait now."""
         return self._held
 
-    async def run(self, work: Callable[[], T]) -> T:
+    async def run_in_thread(self, work: Callable[[], T]) -> T:
         """The result of `work()`, or what it raises. Raises `ThreadsBusy` at once where there is no room."""
         with self._lock:
             if self._held >= self._room:
@@ -62,3 +64,13 @@ class WorkerThreads:
     def _leave(self, _future: "Future[T] | None") -> None:
         with self._lock:
             self._held -= 1
+
+
+async def gather_pair(first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B]) -> tuple[A, B]:
+    """Both results. The first failure cancels the other, waits for its end, and is raised bare, not in a group."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            one, other = tasks.create_task(first), tasks.create_task(second)
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return one.result(), other.result()
