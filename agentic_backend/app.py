@@ -123,7 +123,7 @@ class AgenticService(Service[AgenticSettings, State]):
         )
 
     async def drain(self) -> None:
-        """Steps 1 to 5 of TRUST 4.3; the server closes afterwards."""
+        """Steps 1 to 5 of docs/operations.md#stopping-without-loss; the server closes afterwards."""
         state = self.running
         self._draining = state.baseline.draining = True
         logger.info("drain 1/5: not ready any more; new sockets and asks are refused")

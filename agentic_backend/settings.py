@@ -165,7 +165,7 @@ MAX_STARTER_CHARS: Final = 200
 
 
 class AgentSettings(Section):
-    """One agent: which graph it runs and with which values (CONTRACT §3; also the shape of `GET /agents`)."""
+    """One agent: which graph it runs and with which values (also the shape of `GET /agents`)."""
 
     id: Text
     """Identifier in asks and sessions; the name where it is left out."""
@@ -437,7 +437,7 @@ class Storage(Section):
 
 
 class PersistenceSettings(Section):
-    """How a finished turn reaches Postgres (DESIGN §4)."""
+    """How a finished turn reaches Postgres."""
 
     ack: Literal["spool", "db", "none"] = "spool"
     """What `final` waits for: the local spool, Postgres, or nothing (which promises nothing)."""
@@ -489,7 +489,7 @@ class PerAddress(Section):
 
 
 class Limits(Section):
-    """Admission of sockets and turns; 0 = off (DESIGN §3)."""
+    """Admission of sockets and turns; 0 = off."""
 
     max_sockets: Count = 6000
     """Open sockets; further ones get 503."""

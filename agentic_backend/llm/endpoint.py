@@ -11,7 +11,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class CallDeadlines:
-    """How long a call may be silent, in seconds of the monotonic clock (TRUST 4.2)."""
+    """How long a call may be silent, in seconds of the monotonic clock."""
 
     first_token_s: float = 30.0
     """From the call to its first token, retries and their waits included."""

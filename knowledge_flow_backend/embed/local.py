@@ -39,7 +39,8 @@ _STEPS = {
 RETRY_MIN_S, RETRY_MAX_S = 5.0, 300.0
 BUILD = (sys.executable, "-m", "knowledge_flow_backend.embed.build")
 DOCUMENTS_A_BATCH = 4
-"""Passages cost 21 ms each whatever the batch (COMPONENTS §4), and a question waits for one batch of them."""
+"""Passages cost 21 ms each whatever the batch (docs/libraries.md#minilm-on-onnxruntime), and a question waits for one
+batch of them."""
 
 
 class Encoder(Protocol):

@@ -1,6 +1,6 @@
 """CPU of the model client per 50-token turn: ChatOpenAI as it comes against ours.
 
-Hypothesis: dict chunks over aiohttp cost at most a quarter of the default client (COSTS §10, "good").
+Hypothesis: dict chunks over aiohttp cost at most a quarter of the default client (docs/libraries.md#the-openai-client).
 Control: the same `ChatOpenAI.astream`, one shared instance, keep-alive on, `stream_usage` on, the same mock model.
 Command: `python -m tests.bench.llm_client [--rounds 5] [--turns 160]`. Exit code 1 where the paced ratio is above 0.25.
 

@@ -16,6 +16,15 @@ _EXPLAINED = re.compile(r"noqa: [A-Z]+[0-9]+(, [A-Z]+[0-9]+)* +[-#] ?\w")
 _ASSIGNED_METHOD = re.compile(r"type: ignore\[[a-z,-]*method-assign")
 _PATCHING = ("setattr", "delattr", "setitem", "delitem")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+_LAYOUT = (
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+)
 
 
 @dataclass(frozen=True)
@@ -51,17 +60,17 @@ def module_of(text: str, path: str = "agentic_backend/sample.py") -> Module:
     return Module(Path(path), text, ast.parse(text))
 
 
-def modules(*packages: str) -> list[Module]:
+def modules(*packages: str, root: Path = ROOT) -> list[Module]:
     """Every module of the packages (of all, when none is named). There is always one, or the checks look nowhere."""
-    found = [_read(file) for package in packages or PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
+    found = [_read(file, root) for package in packages or PACKAGES for file in sorted((root / package).rglob("*.py"))]
     assert found, f"no module found in {packages}"
     return found
 
 
 @cache
-def _read(file: Path) -> Module:
+def _read(file: Path, root: Path) -> Module:
     # Parsed once, not once a rule: no rule changes a tree.
-    return module_of(file.read_text(), str(file.relative_to(ROOT)))
+    return module_of(file.read_text(), str(file.relative_to(root)))
 
 
 def functions(module: Module) -> list[Function]:
@@ -139,6 +148,23 @@ def patches(module: Module) -> list[str]:
         if is_patch:
             found.append(node)
     return [f"{module.at(node)}: {ast.unparse(node).splitlines()[0]}" for node in found]
+
+
+def code_lines(module: Module) -> int:
+    """Lines that hold code: no blank lines, no comments, no docstrings."""
+    told = {
+        line
+        for node in module.nodes
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    written = {
+        line
+        for token in tokenize.generate_tokens(io.StringIO(module.text).readline)
+        if token.type not in _LAYOUT
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+    return len(written - told)
 
 
 def _is_anothers(target: ast.expr) -> bool:

@@ -1,4 +1,5 @@
-"""An endpoint that is down, coming back or stalled holds up nobody who need not wait for it (TRUST C2, C11)."""
+"""An endpoint that is down, coming back or stalled holds up nobody who need not wait for it
+(docs/trust.md#C2 and C11)."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Each fault of a model server, byte for byte, and what a turn is told (TRUST C1 to C7)."""
+"""Each fault of a model server, byte for byte, and what a turn is told (docs/trust.md#C1 to C7)."""
 
 import asyncio
 import gc

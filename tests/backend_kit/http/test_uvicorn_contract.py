@@ -1,6 +1,6 @@
-"""What uvicorn, starlette and pydantic do as delivered (TRUST U1 to U13): where one changes, our workaround must too.
+"""What uvicorn, starlette and pydantic do as delivered (docs/libraries.md#U1 to U13).
 
-U14, conformance, is `tests/conformance`.
+Where one changes, our workaround must too. U14, conformance, is `tests/conformance`.
 """
 
 import asyncio
