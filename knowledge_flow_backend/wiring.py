@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from backend_kit.aio import TaskRegistry
-from backend_kit.client import Connections
+from backend_kit.client.connections import Connections
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.embed import Embedder
 from knowledge_flow_backend.embed.batcher import BatchRules

@@ -10,7 +10,8 @@ from yarl import URL
 
 from agentic_backend.errors import KfUnavailable, Unauthenticated, UploadProcessingFailed
 from agentic_backend.knowledge.client import Caller, cause_of
-from backend_kit.client import CallFailed, Connections, HttpRequest, JsonClient
+from backend_kit.client.connections import Connections
+from backend_kit.client.json_client import CallFailed, HttpRequest, JsonClient
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,8 @@ from agentic_backend.metrics import AgenticMetrics
 from backend_kit.aio import Breaker
 from backend_kit.aio.retry import NO_RETRY, Retries
 from backend_kit.auth import Credentials
-from backend_kit.client import CallFailed, Connections, HttpRequest, JsonClient, guarded
+from backend_kit.client.connections import Connections
+from backend_kit.client.json_client import CallFailed, HttpRequest, JsonClient, guarded
 from backend_kit.kpi import phase
 from backend_kit.wire import dumps
 

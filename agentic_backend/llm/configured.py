@@ -3,7 +3,7 @@
 from agentic_backend import settings
 from agentic_backend.llm.endpoint import CallDeadlines, Endpoint
 from backend_kit.aio.retry import Retries
-from backend_kit.client import Connections
+from backend_kit.client.connections import Connections
 
 _PROVIDER_URLS = {"openai": "https://api.openai.com/v1"}
 _MAX_RETRIES = 2

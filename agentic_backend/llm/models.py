@@ -15,7 +15,7 @@ from agentic_backend.llm import chunks as wire
 from agentic_backend.llm.client import CompletionsClient
 from agentic_backend.llm.endpoint import Endpoint
 from agentic_backend.llm.observer import LlmObserver, Unobserved
-from backend_kit.client import Connections, open_session
+from backend_kit.client.connections import Connections, open_session
 
 _PLAIN = frozenset({"tools", "tool_choice"})
 _STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}

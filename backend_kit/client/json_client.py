@@ -151,11 +151,7 @@ class JsonClient:
         try:
             # Redirects are not followed: they would carry secrets and texts to an address that nobody configured.
             async with self._session.request(
-                request.method,
-                request.url,
-                data=_payload(request.data),
-                headers=_headers(request),
-                allow_redirects=False,
+                request.method, request.url, data=_payload(request), headers=_headers(request), allow_redirects=False
             ) as response:
                 if response.status not in request.good:
                     raise _of_status(response)
@@ -191,7 +187,8 @@ def guarded(breaker: Breaker, is_up: Callable[[CallFailed], bool | None] | None 
         verdict()
 
 
-def _payload(data: bytes | aiohttp.FormData | None) -> Any:
+def _payload(request: HttpRequest) -> Any:
+    data = request.data
     # aiohttp warns of large bytes because it writes them in one go; a file-like body is written in pieces.
     return io.BytesIO(data) if isinstance(data, bytes) and len(data) >= _MIB else data
 

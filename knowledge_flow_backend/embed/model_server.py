@@ -11,7 +11,8 @@ from typing import Any, Final
 from pydantic import SecretStr
 
 from backend_kit.aio.retry import Retries
-from backend_kit.client import Connections, HttpRequest, JsonClient
+from backend_kit.client.connections import Connections
+from backend_kit.client.json_client import HttpRequest, JsonClient
 from backend_kit.wire import dumps
 
 _ROOM_BYTES: Final = 1 << 20

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backend_kit.aio import Breaker, TaskRegistry
-from backend_kit.client import CallFailed, guarded
+from backend_kit.client.json_client import CallFailed, guarded
 from knowledge_flow_backend.embed.batcher import BatchRules, MicroBatcher, Outcome
 from knowledge_flow_backend.embed.model_server import ModelCalls, ModelServer, sendable
 from knowledge_flow_backend.embed.port import unit_vectors

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from backend_kit.aio import Breaker
-from backend_kit.client import CallFailed, guarded
+from backend_kit.client.json_client import CallFailed, guarded
 from knowledge_flow_backend.embed.model_server import ModelCalls, ModelServer, sendable
 from knowledge_flow_backend.index.models import Reader
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics

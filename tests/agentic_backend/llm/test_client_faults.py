@@ -16,7 +16,7 @@ from agentic_backend.llm import CallDeadlines, Endpoint, ModelPool
 from agentic_backend.llm.client import CompletionStream
 from agentic_backend.llm.failures import AttemptFailed
 from backend_kit.aio.retry import Retries
-from backend_kit.client import Connections
+from backend_kit.client.connections import Connections
 from tests.agentic_backend.llm.conftest import Watched
 from tests.agentic_backend.llm.scripted import (
     DONE,

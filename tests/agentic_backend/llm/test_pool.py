@@ -12,7 +12,7 @@ from agentic_backend.llm import CallDeadlines, Endpoint, Metered, ModelPool, con
 from agentic_backend.llm.failures import retry_after_s
 from agentic_backend.metrics import AgenticMetrics
 from backend_kit.aio.retry import Retries
-from backend_kit.client import Connections
+from backend_kit.client.connections import Connections
 from backend_kit.kpi import Kpi
 from tests.agentic_backend.llm.conftest import Watched
 from tests.support.mock_llm import MockModel

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from backend_kit.client import Connections, open_session
+from backend_kit.client.connections import Connections, open_session
 from backend_kit.kpi import Kpi, Ledger
 from tests.backend_kit.client.server import serving
 

@@ -9,15 +9,8 @@ from aiohttp import web
 
 from backend_kit.aio import Breaker
 from backend_kit.aio.retry import Retries
-from backend_kit.client import (
-    CallFailed,
-    CallTimedOut,
-    Connections,
-    FailureKind,
-    HttpRequest,
-    JsonClient,
-    guarded,
-)
+from backend_kit.client.connections import Connections
+from backend_kit.client.json_client import CallFailed, CallTimedOut, FailureKind, HttpRequest, JsonClient, guarded
 from tests.backend_kit.client.server import serving
 from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
 from backend_kit.aio import TaskRegistry
-from backend_kit.client import Connections
+from backend_kit.client.connections import Connections
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.embed.batcher import BatchRules
 from knowledge_flow_backend.embed.model_server import ModelServer

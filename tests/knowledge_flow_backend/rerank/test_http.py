@@ -11,7 +11,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
-from backend_kit.client import Connections
+from backend_kit.client.connections import Connections
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.embed.model_server import ModelServer
 from knowledge_flow_backend.metrics import PHASES, KnowledgeFlowMetrics
