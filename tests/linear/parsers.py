@@ -23,8 +23,8 @@ from agentic_backend.rest import attachments, compression, export
 from agentic_backend.session import exchange, titles, turn_report
 from agentic_backend.session.models import Session
 from backend_kit import auth, wire
-from backend_kit.client import json_calls
 from backend_kit.http.redact import redact
+from knowledge_flow_backend.embed import model_server
 from knowledge_flow_backend.engines.opensearch import body as opensearch_body
 from knowledge_flow_backend.engines.opensearch import terms
 from knowledge_flow_backend.ingest import names, tables
@@ -347,7 +347,7 @@ CASES: Final[dict[str, Case]] = {
     "knowledge_flow_backend/ingest/names.py::stem": (names.stem, again(".", "a")),
     "knowledge_flow_backend/ingest/names.py::suffix": (names.suffix, again(".", "a", "./")),
     "knowledge_flow_backend/ingest/names.py::format_of": (names.format_of, again(".", "a")),
-    "backend_kit/client/json_calls.py::sendable": (json_calls.sendable, _WORDS + again("\ud800", "\x00")),
+    "knowledge_flow_backend/embed/model_server.py::sendable": (model_server.sendable, _WORDS + again("\ud800", "\x00")),
     "knowledge_flow_backend/rerank/bm25.py::words": (bm25.words, _WORDS),
     "knowledge_flow_backend/rerank/bm25.py::bm25": (
         lambda made: bm25.bm25(made, [made] * 5),
