@@ -475,6 +475,7 @@ UNREACHED: Final[dict[str, str]] = {
     "agentic_backend/rest/page.py::origin_of": _OPERATOR,
     "backend_kit/db/libpq.py::connect_args": _OPERATOR,
     "backend_kit/http/server.py::listen": _OPERATOR,
+    "backend_kit/process.py::arguments": _OPERATOR,
     "backend_kit/settings/base.py::http_url": _OPERATOR,
     "backend_kit/settings/models.py::is_loopback": _OPERATOR,
     "backend_kit/settings/source.py::one_line": _OPERATOR,
