@@ -240,7 +240,7 @@ async def test_who_may_change_agents(service):
     callers = [Identity("u", "u", roles=frozenset(roles)) for roles in ((), ("reader",), ("reader", "keeper"))]
     assert [services.may_edit(caller) for caller in callers] == [True, True, True]
     assert [restricted.may_edit(caller) for caller in callers] == [False, False, True]
-    assert not any(replace(services, made=None).may_edit(caller) for caller in callers)
+    assert not any(replace(services, created=None).may_edit(caller) for caller in callers)
 
 
 async def test_it_survives_a_restart_and_what_no_longer_fits_is_left_out(start_service, database):
