@@ -1,12 +1,10 @@
 """The process of the agentic service: settings, the port and what is its alone first, then everything heavy."""
 
-import argparse
-import gc
 import logging
 import sys
 
 from agentic_backend.settings import AgenticSettings
-from backend_kit.settings import load_or_exit
+from backend_kit.process import arguments, configure, heavy_imports
 
 
 def main() -> int:
@@ -15,15 +13,8 @@ def main() -> int:
     Exit codes: 0 drained, 1 forced, 2 bad configuration, taken port or unusable spool directory, 3 another process has
     the spool directory or the database (after a wait of up to 10 s at the start; drained where it is found out later).
     """
-    parser = argparse.ArgumentParser(prog="python -m agentic_backend", description="The agentic service.")
-    parser.add_argument("--check", action="store_true", help="only say whether the configuration can be used")
-    options = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
-    settings = load_or_exit(AgenticSettings)
-    if options.check:
-        return 0
-    logging.getLogger().setLevel(settings.app.log_level.upper())
-    logging.getLogger("alembic").setLevel(logging.WARNING)  # we say ourselves which revision the schema is at
+    options = arguments("agentic_backend", "The agentic service.").parse_args()
+    settings = configure(AgenticSettings, check=options.check)
     from agentic_backend.spool.claim import EXIT_TAKEN, DatabaseTaken, take
     from agentic_backend.spool.spooldir import SpoolTaken, SpoolUnusable
     from backend_kit.http import CannotListen, listen
@@ -38,11 +29,8 @@ def main() -> int:
         logging.getLogger(__name__).critical("%s", error)
         return EXIT_TAKEN
     # Imports of LangGraph and SQLAlchemy take seconds: what can be known without them must not wait for them.
-    # They leave nothing to collect, and to look for it would take a twelfth of their time.
-    gc.disable()
-    from agentic_backend.app import serve_app
-
-    gc.enable()
+    with heavy_imports():
+        from agentic_backend.app import serve_app
     return serve_app(settings, sock, possessions)
 
 

@@ -6,6 +6,22 @@ from prometheus_client import Counter as PrometheusCounter
 from backend_kit.kpi import Amounts, Counter, GaugedSeconds, Kpi, Labelled, Seconds, ServiceMetrics, buckets
 from backend_kit.kpi import Gauge as KpiGauge
 
+_STEPS = (
+    1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.65, 1.8, 1.95, 2.1, 2.3, 2.5, 2.75, 3.0, 3.3, 3.6, 3.9, 4.25, 4.6, 5.0, 5.5, 6.0,
+    6.6, 7.2, 7.8, 8.5, 9.2,
+)  # fmt: skip
+
+FINE = (
+    0.005, 0.01, 0.025,
+    *(bound for decade in (-2, -1, 0, 1) for step in _STEPS if 0.05 <= (bound := round(step * 10**decade, 4)) <= 60.0),
+    120.0,
+)  # fmt: skip
+"""What users wait for, in seconds: no step above a tenth from 50 ms to 60 s, every bound of `buckets.TURN` among them.
+88 bounds cost a scrape six times what those of `TURN` do: only for families with few children (docs/operations.md)."""
+
+GAP = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5, 5.0)
+"""Silence between two fragments of a streamed answer."""
+
 
 class AgenticMetrics(ServiceMetrics):
     """Every metric of a turn, as bound objects: `.observe(seconds)`, `.inc()`, `.set(value)`.
@@ -38,26 +54,26 @@ class AgenticMetrics(ServiceMetrics):
             "From the parsed ask to the final written.",
             ["agent", "status"],
             "app.turn_latency_ms",
-            buckets.FINE,
+            FINE,
         )
         self.first_token: Labelled[Seconds] = self._timers(
             "app_time_to_first_token_seconds",
             "From the parsed ask to the first assistant event handed to the transport.",
             ["agent"],
             "app.ttft_ms",
-            buckets.FINE,
+            FINE,
         )
         self.stream_gap: Seconds = self._timer(
             "app_stream_gap_seconds",
             "Longest silence between two assistant events of a turn: one observation a turn.",
             "app.stream_gap_ms",
-            buckets.GAP,
+            GAP,
         )
         self.overhead: Seconds = self._timer(
             "app_turn_overhead_seconds",
             "Turn minus model minus search: the time this service owns.",
             "app.overhead_ms",
-            buckets.FINE,
+            FINE,
         )
         self.unattributed: Seconds = self._timer(
             "app_turn_unattributed_seconds",

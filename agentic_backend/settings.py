@@ -4,7 +4,7 @@ from collections.abc import Collection
 from typing import Annotated, Any, ClassVar, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, JsonValue, SecretStr, model_validator
+from pydantic import AfterValidator, Field, JsonValue, SecretStr, Strict, model_validator
 
 from backend_kit.settings import (
     App,
@@ -12,16 +12,15 @@ from backend_kit.settings import (
     Count,
     HttpClientLimits,
     HttpUrl,
-    Listed,
     ModelTimeout,
     Port,
     Positive,
     Postgres,
-    Refused,
     Seconds,
     Section,
     Security,
     ServiceSettings,
+    SettingsRefused,
     Text,
 )
 from backend_kit.settings.base import http_url
@@ -47,22 +46,26 @@ FieldType = Literal[
 ]
 
 
+Listed: Final = Strict(False)
+"""Marks a tuple field, so that the list of a YAML file is taken for it (its items stay strict)."""
+
+
 def _origin(value: str) -> str:
     """A browser origin: scheme, host and port, nothing after them (it is compared byte for byte)."""
     url = http_url(value)
     if url != value or urlsplit(url).path or urlsplit(url).query or urlsplit(url).fragment:
-        raise Refused("must be an origin: scheme://host[:port] and nothing after it")
+        raise SettingsRefused("must be an origin: scheme://host[:port] and nothing after it")
     if url != url.lower():
-        raise Refused("must be in lower case, as browsers send it")
+        raise SettingsRefused("must be in lower case, as browsers send it")
     return url
 
 
 def refuse_twice(names: list[str], last: str, *path: str) -> None:
-    """Raise `Refused` at the second of two equal names."""
+    """Raise `SettingsRefused` at the second of two equal names."""
     seen: set[str] = set()
     for index, name in enumerate(names):
         if name in seen:
-            raise Refused("is used twice", *path, index, last)
+            raise SettingsRefused("is used twice", *path, index, last)
         seen.add(name)
 
 
@@ -162,7 +165,7 @@ MAX_STARTER_CHARS: Final = 200
 
 
 class AgentSettings(Section):
-    """One agent: which graph it runs and with which values (CONTRACT §3; also the shape of `GET /agents`)."""
+    """One agent: which graph it runs and with which values (also the shape of `GET /agents`)."""
 
     id: Text
     """Identifier in asks and sessions; the name where it is left out."""
@@ -198,7 +201,7 @@ class AgentSettings(Section):
     def _nothing_is_there_twice(self) -> "AgentSettings":
         refuse_twice([field.key for field in self.tuning.fields], "key", "tuning", "fields")
         if len(set(self.starters)) != len(self.starters):
-            raise Refused("holds one twice", "starters")
+            raise SettingsRefused("holds one twice", "starters")
         return self
 
     def unknown_model(self, known: Collection[str]) -> Literal["model", "further_models"] | None:
@@ -285,7 +288,7 @@ class OfferedModel(Section):
     @model_validator(mode="after")
     def _id_is_not_taken(self) -> "OfferedModel":
         if self.id == DEFAULT_MODEL:
-            raise Refused("is the id of ai.default_chat_model", "id")
+            raise SettingsRefused("is the id of ai.default_chat_model", "id")
         return self
 
     def called_as(self, default: ChatModel) -> ChatModel:
@@ -359,7 +362,7 @@ class Ai(Section):
         known = {DEFAULT_MODEL, *(model.id for model in self.chat_models)}
         for place, agent in enumerate(self.agents):
             if (where := agent.unknown_model(known)) is not None:
-                raise Refused("names a model that is not among chat_models", "agents", place, where)
+                raise SettingsRefused("names a model that is not among chat_models", "agents", place, where)
         return self
 
     @property
@@ -395,7 +398,7 @@ class McpServer(Section):
     @model_validator(mode="after")
     def _approval_is_one_or_the_other(self) -> "McpServer":
         if set(self.approved_tools) & set(self.tools_to_approve):
-            raise Refused("names a tool that is also among approved_tools", "tools_to_approve")
+            raise SettingsRefused("names a tool that is also among approved_tools", "tools_to_approve")
         return self
 
     def needs_approval(self, tool: str, *, read_only: bool) -> bool:
@@ -433,8 +436,8 @@ class Storage(Section):
     postgres: Postgres
 
 
-class Persistence(Section):
-    """How a finished turn reaches Postgres (DESIGN §4)."""
+class PersistenceSettings(Section):
+    """How a finished turn reaches Postgres."""
 
     ack: Literal["spool", "db", "none"] = "spool"
     """What `final` waits for: the local spool, Postgres, or nothing (which promises nothing)."""
@@ -452,10 +455,10 @@ class Persistence(Section):
     """Milliseconds that the first turn of a batch waits for others; 5 at most with `ack: db`."""
 
     @model_validator(mode="after")
-    def _promises_are_kept(self) -> "Persistence":
+    def _promises_are_kept(self) -> "PersistenceSettings":
         """Another instance cannot see this one's spool, so it cannot see turns that are only there."""
         if self.replicas == "many" and self.ack != "db":
-            raise Refused("replicas: many needs ack: db", "ack")
+            raise SettingsRefused("replicas: many needs ack: db", "ack")
         return self
 
 
@@ -474,7 +477,7 @@ class PerUser(Section):
     @model_validator(mode="after")
     def _rate_has_a_burst(self) -> "PerUser":
         if self.asks_per_min and not self.burst:
-            raise Refused("must be at least 1 where asks_per_min is set", "burst")
+            raise SettingsRefused("must be at least 1 where asks_per_min is set", "burst")
         return self
 
 
@@ -486,7 +489,7 @@ class PerAddress(Section):
 
 
 class Limits(Section):
-    """Admission of sockets and turns; 0 = off (DESIGN §3)."""
+    """Admission of sockets and turns; 0 = off."""
 
     max_sockets: Count = 6000
     """Open sockets; further ones get 503."""
@@ -563,7 +566,7 @@ class AgenticSettings(ServiceSettings):
     ai: Ai
     mcp: Mcp = Mcp()
     storage: Storage
-    persistence: Persistence = Persistence()
+    persistence: PersistenceSettings = PersistenceSettings()
     limits: Limits = Limits()
     deadlines: Deadlines = Deadlines()
     server: Server = Server()
@@ -576,5 +579,5 @@ class AgenticSettings(ServiceSettings):
             for index, used in enumerate(agent.tuning.mcp_servers):
                 if used.id not in known:
                     where = ("ai", "agents", place, "tuning", "mcp_servers", index, "id")
-                    raise Refused("is the id of no entry of mcp.servers", *where)
+                    raise SettingsRefused("is the id of no entry of mcp.servers", *where)
         return self

@@ -2,35 +2,27 @@
 
 import argparse
 import asyncio
-import gc
 import logging
 import os
 import socket
 import sys
 
 from backend_kit.http import CannotListen, listen
-from backend_kit.settings import load_or_exit
+from backend_kit.process import arguments, configure, heavy_imports
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
 from knowledge_flow_backend.supervise import EXIT_REFUSED, Workers, end_with, hold_port, listen_beside_others
 
-_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 _KILL_AFTER_DRAIN_S = 10.0
 
 
 def main() -> int:
     """Serve until a signal ends it. Exit codes: 0 drained, 1 forced, 2 bad configuration or a taken port."""
-    parser = argparse.ArgumentParser(prog="python -m knowledge_flow_backend", description="The knowledge-flow service.")
-    parser.add_argument("--check", action="store_true", help="only say whether the configuration can be used")
+    parser = arguments("knowledge_flow_backend", "The knowledge-flow service.")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--lifeline", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    name = "" if options.worker is None else f"[worker {options.worker}] "
-    logging.basicConfig(level=logging.INFO, format=_FORMAT.replace("%(message)s", name + "%(message)s"))
-    settings = load_or_exit(KnowledgeFlowSettings)
-    if options.check:
-        return 0
-    logging.getLogger().setLevel(settings.app.log_level.upper())
-    logging.getLogger("alembic").setLevel(logging.WARNING)  # we say ourselves which revision the schema is at
+    speaker = "" if options.worker is None else f"[worker {options.worker}] "
+    settings = configure(KnowledgeFlowSettings, check=options.check, speaker=speaker)
     try:
         if options.worker is not None:
             return _work(settings, options.worker, options.lifeline)
@@ -52,7 +44,7 @@ def _supervise(settings: KnowledgeFlowSettings) -> int:
 
     async def run() -> int:
         kill_after_s = settings.deadlines.drain_s + _KILL_AFTER_DRAIN_S
-        return await Workers(settings.app.workers, command, kill_after_s=kill_after_s).run()
+        return await Workers(settings.app.workers, command, kill_after_s=kill_after_s).supervise_workers()
 
     with hold_port(settings.app.address, settings.app.port):
         return asyncio.run(run())
@@ -70,11 +62,8 @@ def _serve(settings: KnowledgeFlowSettings, sock: socket.socket) -> int:
     # The tokenizer would start threads of its own beside ours.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # Imports of onnxruntime and SQLAlchemy take seconds: a typo in the file must not wait for them.
-    # They leave nothing to collect, and to look for it would take a twelfth of their time.
-    gc.disable()
-    from knowledge_flow_backend.app import serve_app
-
-    gc.enable()
+    with heavy_imports():
+        from knowledge_flow_backend.app import serve_app
     return serve_app(settings, sock)
 
 

@@ -36,7 +36,7 @@ class WorkerThreads:
         """Calls that run or wait now."""
         return self._held
 
-    async def run(self, work: Callable[[], T]) -> T:
+    async def run_in_thread(self, work: Callable[[], T]) -> T:
         """The result of `work()`, or what it raises. Raises `ThreadsBusy` at once where there is no room."""
         with self._lock:
             if self._held >= self._room:

@@ -14,10 +14,10 @@ from backend_kit.settings import (
     Port,
     Positive,
     Postgres,
-    Refused,
     Seconds,
     Section,
     ServiceSettings,
+    SettingsRefused,
     Text,
 )
 
@@ -43,7 +43,7 @@ class OpenSearch(Section):
     @model_validator(mode="after")
     def _tls_is_said_once(self) -> "OpenSearch":
         if self.secure != self.host.startswith("https:"):
-            raise Refused(f"must be {str(not self.secure).lower()} with this host", "secure")
+            raise SettingsRefused(f"must be {str(not self.secure).lower()} with this host", "secure")
         return self
 
 
@@ -100,7 +100,7 @@ class EmbeddingModel(Section):
     @model_validator(mode="after")
     def _local_is_minilm(self) -> "EmbeddingModel":
         if self.provider == "local" and self.name != LOCAL_MODEL:
-            raise Refused(f"must be {LOCAL_MODEL} where provider is local", "name")
+            raise SettingsRefused(f"must be {LOCAL_MODEL} where provider is local", "name")
         return self
 
 
@@ -140,7 +140,7 @@ class CrossencoderModel(Section):
     @model_validator(mode="after")
     def _http_has_an_endpoint(self) -> "CrossencoderModel":
         if self.provider == "http" and self.settings.base_url is None:
-            raise Refused("is required where provider is http", "settings", "base_url")
+            raise SettingsRefused("is required where provider is http", "settings", "base_url")
         return self
 
 
@@ -169,7 +169,7 @@ class Storage(Section):
     @model_validator(mode="after")
     def _index_has_a_server(self) -> "Storage":
         if self.vector_store.type == "opensearch" and self.opensearch is None:
-            raise Refused("needs storage.opensearch", "vector_store", "type")
+            raise SettingsRefused("needs storage.opensearch", "vector_store", "type")
         return self
 
 
@@ -198,7 +198,7 @@ class Processing(Section):
     @model_validator(mode="after")
     def _chunks_advance(self) -> "Processing":
         if self.chunk_overlap_chars * 2 > self.chunk_size_chars:
-            raise Refused("must be at most half of chunk_size_chars", "chunk_overlap_chars")
+            raise SettingsRefused("must be at most half of chunk_size_chars", "chunk_overlap_chars")
         return self
 
 

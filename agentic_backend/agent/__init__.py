@@ -3,7 +3,7 @@
 from agentic_backend.agent import interrupts, rag, tools
 from agentic_backend.agent.catalog import Agent, AgentUnusable, Catalog
 from agentic_backend.agent.direct import DirectAnswer
-from agentic_backend.agent.interrupts import Resume, SavedRun, Waiting
+from agentic_backend.agent.interrupts import ResumedRun, SavedRun, Waiting
 from agentic_backend.agent.kit import AgentKit
 from agentic_backend.agent.run import AgentAnswer, AgentRun, AgentState, FinishReason, HistoryItem
 from agentic_backend.agent.title import TitleWriter
@@ -23,7 +23,7 @@ __all__ = [
     "DirectAnswer",
     "FinishReason",
     "HistoryItem",
-    "Resume",
+    "ResumedRun",
     "SavedRun",
     "TitleWriter",
     "Waiting",

@@ -34,7 +34,7 @@ class Choice(BaseModel):
 
 
 class HitlPayload(BaseModel):
-    """What a person is asked (CONTRACT §2). Needs words: a question or a title."""
+    """What a person is asked (docs/contract.md#questions-to-a-person). Needs words: a question or a title."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -92,7 +92,7 @@ class SavedRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Resume:
+class ResumedRun:
     """A claimed run, and what the person said."""
 
     saved: SavedRun
@@ -139,7 +139,7 @@ class RunMemory:
         """The configuration of a run of its own."""
         return {"configurable": {"thread_id": uuid4().hex}}
 
-    async def restore(self, thread: RunnableConfig, resume: Resume) -> Command[Any]:
+    async def restore(self, thread: RunnableConfig, resume: ResumedRun) -> Command[Any]:
         """Put a claimed run into a thread; returns the input with which it goes on."""
         for saved in resume.saved.checkpoints:
             config = _within(thread, saved.namespace, saved.parent_id)

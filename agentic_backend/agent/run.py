@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypedDict
 
-from agentic_backend.agent.interrupts import Resume
+from agentic_backend.agent.interrupts import ResumedRun
 from agentic_backend.events import Emit, Part
 from backend_kit.auth import Credentials
 
@@ -45,7 +45,7 @@ class AgentRun:
     credentials: Credentials | None = field(default=None, repr=False, compare=False)
     request_id: str = ""
     traceparent: str | None = None
-    resume: Resume | None = None
+    resume: ResumedRun | None = None
     model: str | None = None
 
 

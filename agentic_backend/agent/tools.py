@@ -20,7 +20,7 @@ from agentic_backend.settings import AgentSettings, FieldSpec
 from backend_kit.wire import dumps
 
 PHASES: Final = ("mcp_discover", "tool_call")
-"""Phases beside those of CONTRACT §6: the first listing of a server's tools, and one call of a tool."""
+"""Phases beside those of docs/contract.md#phases: the first listing of a server's tools, and one call of a tool."""
 INTERRUPTS: Final = True
 """It waits for a person before a tool that may change something."""
 WITHOUT_TOOLS: Final = "answered_without_tools"
@@ -62,7 +62,7 @@ class Call(TypedDict):
     ask: str
 
 
-class Said(TypedDict, total=False):
+class LoopMessage(TypedDict, total=False):
     """One message of the loop: the model's, with its calls, or a tool's answer to one."""
 
     text: str
@@ -74,7 +74,7 @@ class ToolState(TypedDict, total=False):
     """What the nodes hand on: plain values alone, since it is stored while a person is waited for."""
 
     message: str
-    said: list[Said]
+    said: list[LoopMessage]
     calls: list[Call]
     allowed: dict[str, bool]
     usage: dict[str, int]
@@ -118,7 +118,7 @@ class Sammy:
         calls = [_call_of(call, offer) for call in reply.calls[:_MAX_CALLS]]
         for call in calls:
             run.emit(_announced(call))
-        said = [*state.get("said", []), Said(text=reply.answer.text, calls=calls)]
+        said = [*state.get("said", []), LoopMessage(text=reply.answer.text, calls=calls)]
         return {"said": said, "calls": calls, "allowed": {}, "usage": usage}
 
     async def approve(self, state: ToolState) -> ToolState:
@@ -140,7 +140,7 @@ class Sammy:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._call(run, offer, call, allowed)) for call in calls]
             results = [task.result() for task in tasks]
-        answers = [Said(text=text, call_id=call["id"]) for call, text in zip(calls, results, strict=True)]
+        answers = [LoopMessage(text=text, call_id=call["id"]) for call, text in zip(calls, results, strict=True)]
         return {"said": [*state["said"], *answers], "calls": []}
 
     async def _call(self, run: AgentRun, offer: Offer, call: Call, allowed: dict[str, bool]) -> str:
@@ -231,7 +231,7 @@ def _caller(run: AgentRun) -> ToolCaller:
     return ToolCaller(run.credentials, run.traceparent)
 
 
-def _as_message(said: Said) -> BaseMessage:
+def _as_message(said: LoopMessage) -> BaseMessage:
     if "call_id" in said:
         return ToolMessage(said["text"], tool_call_id=said["call_id"])
     calls = [{"id": call["id"], "name": call["name"], "args": call["arguments"] or {}} for call in said["calls"]]

@@ -1,14 +1,19 @@
-"""What a handshake shows at the door: where its token stands and whether its Origin may come in. Pure functions."""
+"""What a handshake shows: where its token stands, whether its Origin may come in, its trace, and who came by it."""
 
 import ipaddress
+import re
 from collections.abc import Collection, Sequence
 from enum import StrEnum
 from urllib.parse import parse_qsl
 
-from backend_kit.auth import Headers, bearer_of
+from starlette.requests import HTTPConnection
+
+from agentic_backend.chat.frames import Asker
+from backend_kit.auth import AuthError, Credentials, Headers, Identity, Verifier, bearer_of
 
 BEARER_SUBPROTOCOL = "bearer."
 _MAX_QUERY_FIELDS = 64
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class TokenSource(StrEnum):
@@ -18,6 +23,29 @@ class TokenSource(StrEnum):
     SUBPROTOCOL = "subprotocol"
     QUERY = "query"
     NONE = "none"
+
+
+class Principal:
+    """The user of a socket, as the newest token that it was shown says; the user stays the same for its whole life."""
+
+    def __init__(
+        self, identity: Identity, credentials: Credentials, traceparent: str | None, verifier: Verifier
+    ) -> None:
+        self.identity = identity
+        self.asker = Asker(identity.uid, credentials, traceparent)
+        self._credentials = credentials
+        self._verifier = verifier
+
+    async def renew(self, token: str) -> None:
+        """Go on with a newer token; turns that run use it for their next calls.
+
+        Raises AuthError where it does not verify or is another user's.
+        """
+        identity = await self._verifier.verify(token)
+        if identity.uid != self.identity.uid:
+            raise AuthError("Invalid token")
+        self.identity = identity
+        self._credentials.renew(token)
 
 
 def credential_from(
@@ -40,7 +68,7 @@ def credential_from(
 def origin_allowed(
     origin: str | None, allowed: Collection[str], host: str | None, *, source: TokenSource, any_host: bool = False
 ) -> bool:
-    """Whether a WebSocket handshake with this `Origin` may go on (TRUST E5). Everything is compared exactly.
+    """Whether a WebSocket handshake with this `Origin` may go on (docs/trust.md#E5). Everything is compared exactly.
 
     Allowed are the origins of `allowed` (`security.authorized_origins`) and the page that this service serves
     itself: the origin whose authority is the `Host` asked for. By name that holds only with `any_host`, to be set
@@ -79,3 +107,9 @@ def _query_token(query: bytes) -> str | None:
     except ValueError:
         return None
     return next((value for key, value in fields if key == "token" and value), None)
+
+
+def traceparent_of(connection: HTTPConnection) -> str | None:
+    """The trace (W3C Trace Context) that a request or handshake belongs to, for the calls that its asks lead to."""
+    given: str | None = connection.headers.get("traceparent")
+    return given if given is not None and _TRACEPARENT.fullmatch(given) else None

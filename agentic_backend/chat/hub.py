@@ -15,10 +15,12 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from agentic_backend.chat.dialects import CompatibleDialect, FrameLimits, NativeDialect, Turns, begin_turn
 from agentic_backend.chat.follow import Follow
-from agentic_backend.chat.frames import Asker, HumanResume, NativeAsk, ask_of, human_answer_of
-from agentic_backend.chat.handshake import credential_from, origin_allowed
-from agentic_backend.chat.socket import ChatSocket, ProtocolName, SocketState, Turns, traceparent_of
+from agentic_backend.chat.frames import Asker
+from agentic_backend.chat.handshake import Principal, credential_from, origin_allowed, traceparent_of
+from agentic_backend.chat.outbox import CloseWhen, Closing, Outbox
+from agentic_backend.chat.socket import ChatSocket, SocketMeters
 from agentic_backend.chat.sse import EventStream, read_body, read_last_event_id
 from agentic_backend.errors import MessageTooLong
 from agentic_backend.metrics import AgenticMetrics
@@ -27,7 +29,6 @@ from backend_kit.auth import AuthError, Credentials, Identity, NoAuth, Verifier,
 from backend_kit.http import request_id
 from backend_kit.wire import Code, message_for
 
-NATIVE_SUBPROTOCOL = "turnwise.v1"
 TICK_S = 1.0
 _LOOKS = 100
 """At how many the tick looks before it lets turns go on: 5,000 at once held the loop for 10 ms, each second."""
@@ -52,16 +53,18 @@ class SocketRules:
 
 
 class SocketHub:
-    """Accepts sockets in the order of TRUST 4.4, runs them, and ends them when they idle, block, or must leave."""
+    """Accepts sockets in the order of docs/protocol.md#handshake, runs them, and ends them when they idle, block, or
+    must leave."""
 
     def __init__(
         self, *, verifier: Verifier, rules: SocketRules, metrics: AgenticMetrics, delivered: Callable[[float], None]
     ) -> None:
         """`delivered` is told the seconds from the end of a turn to the last of it handed to a socket."""
         self._verifier = verifier
-        self._delivered = delivered
         self._rules = rules
         self._metrics = metrics
+        self._meters = SocketMeters(metrics.ws_send, delivered, metrics.limit_hit)
+        self._limits = FrameLimits(rules.max_message_chars, metrics.limit_hit)
         self._sockets: dict[ChatSocket, None] = {}
         self._streams: dict[EventStream, None] = {}
         self._addresses: Counter[str] = Counter()
@@ -83,11 +86,11 @@ class SocketHub:
         if refusal is not None:
             await websocket.send_denial_response(refusal)
             return
-        protocols = websocket.scope.get("subprotocols", [])
-        native = NATIVE_SUBPROTOCOL in protocols
+        native = NativeDialect.subprotocol in websocket.scope.get("subprotocols", [])
+        dialect = NativeDialect if native else CompatibleDialect
         with self._counted(_address(websocket)), contextlib.suppress(WebSocketDisconnect):
-            await websocket.accept(subprotocol=NATIVE_SUBPROTOCOL if native else None)
-            await self._run(websocket, "native" if native else "compatible", turns)
+            await websocket.accept(subprotocol=dialect.subprotocol)
+            await self._run(websocket, dialect, turns)
 
     async def stream(self, request: Request, identity: Identity, turns: Turns) -> Response:
         """The answer to a request whose body asks, answers an agent, or goes on with a turn after its `Last-Event-ID`.
@@ -108,20 +111,16 @@ class SocketHub:
         asker = Asker(identity.uid, request.state.credentials, traceparent_of(request))
 
         def begin() -> Follow:
-            if isinstance(frame, NativeAsk):
-                turn = turns.submit(ask_of(frame, asker, number))
-                return Follow(turn, turn.after(last_event_id or 0))
-            if isinstance(frame, HumanResume):
-                turn = turns.submit(human_answer_of(frame, asker, number))
-                return Follow(turn, turn.earlier if last_event_id is None else turn.after(last_event_id))
-            turn = turns.resume(frame.session_id, frame.exchange_id, identity.uid, number)
-            return Follow(turn, turn.after(frame.after_seq if last_event_id is None else last_event_id))
+            follow = begin_turn(turns, frame, asker, number)
+            if last_event_id is not None:
+                follow.cursor = follow.turn.after(last_event_id)
+            return follow
 
         return EventStream(
             user_id=identity.uid,
             begin=begin,
             watched=lambda stream: self._streaming(stream, _address(request)),
-            delivered=self._delivered,
+            delivered=self._meters.delivered,
         )
 
     async def watch(self) -> None:
@@ -147,27 +146,24 @@ class SocketHub:
         clock = peer.clock
         if clock.since and now - clock.since > rules.send_s:
             peer.abort()
-        elif isinstance(peer, ChatSocket) and peer.expired:
-            peer.close(4401)
-        elif isinstance(peer, ChatSocket) and not peer.busy and now - clock.last_received > rules.idle_s:
-            peer.close(4408)
+        elif isinstance(peer, ChatSocket) and (code := peer.overdue(now, rules.idle_s)) is not None:
+            peer.outbox.close(Closing(code))
         elif now - clock.last_sent > rules.heartbeat_s - 2 * TICK_S:
             peer.heartbeat()
         return peer.outbox_bytes
 
     def followed(self) -> set[tuple[str, str]]:
         """(session id, user id) of each session that somebody is told of now."""
-        by_sockets = {(id_, peer.identity.uid) for peer in self._sockets for id_ in peer.sessions}
-        return by_sockets | {(id_, peer.user_id) for peer in self._streams for id_ in peer.sessions}
+        return {(id_, peer.user_id) for peer in self._everyone for id_ in peer.sessions}
 
     def behind_s(self) -> list[float]:
         """For how long ends of turns have waited to be written to their sockets, in seconds. From any thread."""
-        return [seconds for socket in tuple(self._sockets) for seconds in socket.behind_s]
+        return [seconds for socket in tuple(self._sockets) for seconds in socket.outbox.behind_s]
 
     def say_renamed(self, session: Session) -> None:
         """Tell the user's sockets that a session got another title outside a turn."""
         for socket in tuple(self._sockets):
-            if socket.identity.uid == session.user_id:
+            if socket.user_id == session.user_id:
                 socket.say_renamed(session)
 
     def begin_drain(self) -> int:
@@ -176,9 +172,10 @@ class SocketHub:
         A stream ends with its turn anyway.
         """
         self.draining = True
-        idle = [socket for socket in self._sockets if not socket.busy]
-        for socket in tuple(self._sockets):
-            socket.close(1012, finish_turns=True)
+        idle = [socket for socket in self._sockets if not socket.outbox.busy]
+        for socket in self._sockets:
+            if not socket.outbox.leaving:
+                socket.outbox.close(Closing(1012, CloseWhen.AFTER_TURNS))
         return len(idle)
 
     async def wait_empty(self, deadline_s: float) -> int:
@@ -221,7 +218,7 @@ class SocketHub:
         if not len(self):
             self._empty.set()
 
-    async def _run(self, websocket: WebSocket, protocol: ProtocolName, turns: Turns) -> None:
+    async def _run(self, websocket: WebSocket, dialect: type[NativeDialect | CompatibleDialect], turns: Turns) -> None:
         scope = websocket.scope
         token, _ = credential_from(
             scope["headers"],
@@ -230,31 +227,21 @@ class SocketHub:
             allow_query_token=self._rules.allow_query_token,
         )
         try:
-            # Without authentication any token will do, but there must be one (CONTRACT §2).
+            # Without authentication any token will do, but there must be one (docs/contract.md#handshake-and-tokens).
             identity = await self._verifier.verify(token) if token else None
         except AuthError:
             identity = None
         if identity is None or token is None:
             await websocket.close(4401)
             return
-        socket = ChatSocket(
-            websocket,
-            protocol=protocol,
-            identity=identity,
-            credentials=Credentials(token),
-            turns=turns,
-            verifier=self._verifier,
-            max_message_chars=self._rules.max_message_chars,
-            send_seconds=self._metrics.ws_send,
-            delivered=self._delivered,
-            hit=self._metrics.limit_hit,
-            abort=_abort_handle(scope),
-        )
+        abort = _abort_handle(scope)
+        principal = Principal(identity, Credentials(token), traceparent_of(websocket), self._verifier)
+        socket = ChatSocket(websocket, dialect(Outbox(abort), principal, turns, self._limits), self._meters, abort)
         self._make_room(identity.uid)
         self._sockets[socket] = None
         self._empty.clear()
         if self.draining:
-            socket.close(1012)
+            socket.outbox.close(Closing(1012))
         try:
             await socket.run()
         finally:
@@ -266,15 +253,15 @@ class SocketHub:
         limit = self._rules.sockets_per_user
         if not limit:
             return
-        mine = [socket for socket in self._sockets if socket.identity.uid == user_id]
+        mine = [socket for socket in self._sockets if socket.user_id == user_id]
         for socket in mine[: max(0, self._held_by(user_id) - limit + 1)]:
-            if socket.state is SocketState.OPEN:
+            if socket.outbox.closing is None:
                 self._metrics.limit_hit("per_user_sockets")
-            socket.close(4409)
+            if not socket.outbox.leaving:
+                socket.outbox.close(Closing(4409))
 
     def _held_by(self, user_id: str) -> int:
-        sockets = sum(socket.identity.uid == user_id for socket in self._sockets)
-        return sockets + sum(stream.user_id == user_id for stream in self._streams)
+        return sum(peer.user_id == user_id for peer in self._everyone)
 
     def _refusal_of_stream(self, request: Request, user_id: str) -> JSONResponse | None:
         """As `_refusal`; the user's bound refuses the newest, as an older stream may be in the middle of an answer."""
@@ -321,6 +308,6 @@ def _denial(status: int, code: Code) -> JSONResponse:
 
 
 def _abort_handle(scope: Mapping[str, Any]) -> Callable[[], None]:
-    """The transport's abort, which the hardened protocol puts into the scope (TRUST U4)."""
+    """The transport's abort, which the hardened protocol puts into the scope (docs/libraries.md#U4)."""
     abort: Callable[[], None] = scope["state"]["abort"]
     return abort

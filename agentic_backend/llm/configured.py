@@ -1,7 +1,9 @@
 """Settings to endpoints: which keys of the configuration bound a model call, and how."""
 
 from agentic_backend import settings
-from agentic_backend.llm.endpoint import Connections, Deadlines, Endpoint, Retries
+from agentic_backend.llm.endpoint import CallDeadlines, Endpoint
+from backend_kit.aio.retry import Retries
+from backend_kit.client.connections import Connections
 
 _PROVIDER_URLS = {"openai": "https://api.openai.com/v1"}
 _MAX_RETRIES = 2
@@ -19,7 +21,7 @@ def endpoint_of(model: settings.ChatModel, deadlines: settings.Deadlines) -> End
         model=model.name,
         api_key=how.api_key,
         temperature=how.temperature,
-        deadlines=Deadlines(
+        deadlines=CallDeadlines(
             first_token_s=deadlines.first_token_s, inter_token_s=deadlines.inter_token_s, answer_s=how.timeout.read
         ),
         retries=Retries(max_retries=min(how.max_retries, _MAX_RETRIES)),

@@ -4,7 +4,7 @@ from typing import Final
 
 from sqlalchemy import TextClause, text
 
-from agentic_backend.agent.made import KeptAgent
+from agentic_backend.agent.created import KeptAgent
 from agentic_backend.persist.queries import Queries
 from backend_kit.wire import dumps, loads
 
@@ -36,12 +36,12 @@ class PostgresAgents:
 
     async def revision(self) -> str:
         """Changes with every change of any of them."""
-        rows = await self._queries.run("agents_revision", REVISION, {})
+        rows = await self._queries.fetch("agents_revision", REVISION, {})
         return str(rows[0].revision)
 
     async def all(self) -> list[KeptAgent]:
         """All of them, by name."""
-        rows = await self._queries.run("list_agents", ALL, {})
+        rows = await self._queries.fetch("list_agents", ALL, {})
         return [KeptAgent(row.id, row.name, loads(row.payload.encode())) for row in rows]
 
     async def create(self, agent: KeptAgent) -> bool:
@@ -54,8 +54,8 @@ class PostgresAgents:
 
     async def delete(self, agent_id: str) -> bool:
         """Forget one. False where it is not there."""
-        return bool(await self._queries.run("delete_agent", DELETE, {"id": agent_id}))
+        return bool(await self._queries.fetch("delete_agent", DELETE, {"id": agent_id}))
 
     async def _write(self, op: str, statement: TextClause, agent: KeptAgent) -> bool:
         parameters = {"id": agent.id, "name": agent.name, "payload": dumps(dict(agent.payload)).decode()}
-        return bool(await self._queries.run(op, statement, parameters))
+        return bool(await self._queries.fetch(op, statement, parameters))

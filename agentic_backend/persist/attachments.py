@@ -53,7 +53,7 @@ class PostgresAttachments:
     async def verdict(self, user_id: str, session_id: str, name: str, most: int) -> Verdict:
         """See `AttachmentStore`; it does not look whether the session is there."""
         parameters = {"user_id": user_id, "session_id": session_id, "name": name}
-        (row,) = await self._queries.run("attachments_held", ATTACHMENTS_HELD, parameters)
+        (row,) = await self._queries.fetch("attachments_held", ATTACHMENTS_HELD, parameters)
         if row.named:
             return "duplicate"
         return "limit" if row.held >= most else "kept"
@@ -63,13 +63,13 @@ class PostgresAttachments:
         if self._going(attachment.session_id, attachment.user_id):
             return "gone"
         body = dumps({name: getattr(attachment, name) for name in Attachment.__slots__}).decode()
-        (row,) = await self._queries.run("keep_attachment", KEEP_ATTACHMENT, {"attachment": body, "most": most})
+        (row,) = await self._queries.fetch("keep_attachment", KEEP_ATTACHMENT, {"attachment": body, "most": most})
         verdict: Verdict = row.verdict
         return verdict
 
     async def find(self, attachment_id: str, user_id: str, session_id: str | None) -> Attachment | None:
         """See `AttachmentStore`."""
-        rows = await self._queries.run("find_attachment", FIND_ATTACHMENT, _key(attachment_id, user_id, session_id))
+        rows = await self._queries.fetch("find_attachment", FIND_ATTACHMENT, _key(attachment_id, user_id, session_id))
         if not rows or self._going(rows[0].session_id, user_id):
             return None
         return _attachment(rows[0])
@@ -77,7 +77,7 @@ class PostgresAttachments:
     async def delete(self, attachment_id: str, user_id: str, session_id: str | None) -> bool:
         """See `AttachmentStore`."""
         key = _key(attachment_id, user_id, session_id)
-        return bool(await self._queries.run("delete_attachment", DELETE_ATTACHMENT, key))
+        return bool(await self._queries.fetch("delete_attachment", DELETE_ATTACHMENT, key))
 
     async def leave(self, attachment: Attachment) -> None:
         """See `AttachmentStore`."""
@@ -86,16 +86,16 @@ class PostgresAttachments:
             "user_id": attachment.user_id,
             "session_id": attachment.session_id,
         }
-        await self._queries.run("leave_attachment", LEAVE, parameters)
+        await self._queries.fetch("leave_attachment", LEAVE, parameters)
 
     async def leftovers(self, user_ids: list[str]) -> list[Leftover]:
         """See `AttachmentStore`."""
-        rows = await self._queries.run("leftovers", LEFTOVERS, {"user_ids": user_ids})
+        rows = await self._queries.fetch("leftovers", LEFTOVERS, {"user_ids": user_ids})
         return [Leftover(**row._mapping) for row in rows]
 
     async def forget_leftovers(self, document_uids: list[str]) -> None:
         """See `AttachmentStore`."""
-        await self._queries.run("forget_leftovers", FORGET_LEFTOVERS, {"uids": document_uids})
+        await self._queries.fetch("forget_leftovers", FORGET_LEFTOVERS, {"uids": document_uids})
 
     def _going(self, session_id: str, user_id: str) -> bool:
         return self._pending.deletion((session_id, user_id)) is not None

@@ -41,7 +41,7 @@ class PostgresFeedback:
         if self._pending.deletion((feedback.session_id, feedback.user_id)) is not None:
             return False
         parameters = {name: getattr(feedback, name) for name in Feedback.__slots__}
-        return bool(await self._queries.run("put_feedback", PUT_FEEDBACK, parameters))
+        return bool(await self._queries.fetch("put_feedback", PUT_FEEDBACK, parameters))
 
     async def of_user(self, user_id: str, session_id: str | None, limit: int, offset: int) -> list[Feedback]:
         """The user's, newest first, of one session or all."""
@@ -53,11 +53,11 @@ class PostgresFeedback:
             "limit": limit,
             "offset": offset,
         }
-        rows = await self._queries.run("list_feedback", LIST_FEEDBACK, parameters)
+        rows = await self._queries.fetch("list_feedback", LIST_FEEDBACK, parameters)
         return [Feedback(**row._mapping) for row in rows]
 
     async def delete(self, feedback_id: str, user_id: str) -> bool:
         """Delete one of the user's. False where there is none."""
         return bool(
-            await self._queries.run("delete_feedback", DELETE_FEEDBACK, {"id": feedback_id, "user_id": user_id})
+            await self._queries.fetch("delete_feedback", DELETE_FEEDBACK, {"id": feedback_id, "user_id": user_id})
         )

@@ -75,7 +75,7 @@ class PostgresFigures:
 
     async def summary(self, user_id: str) -> ConversationTotals:
         """The user's sessions, agents and attachments."""
-        (row,) = await self._queries.run("chat_summary", SUMMARY, {"user_id": user_id})
+        (row,) = await self._queries.fetch("chat_summary", SUMMARY, {"user_id": user_id})
         return ConversationTotals(**{name: int(value) for name, value in row._mapping.items()})
 
     async def buckets(
@@ -90,7 +90,7 @@ class PostgresFigures:
             "limit": limit,
             **{f"by_{group}": group in groups for group in GROUPS},
         }
-        rows = await self._queries.run("chat_buckets", BUCKETS, parameters)
+        rows = await self._queries.fetch("chat_buckets", BUCKETS, parameters)
         return [
             Bucket(
                 row.at,

@@ -83,9 +83,9 @@ class SessionList:
         }
         if words:
             asked = {"words": " ".join(words), "beginning": ":*" if len(words[-1]) >= _PREFIX_CHARS else ""}
-            rows = await self._queries.run("search_sessions", SEARCH_SESSIONS, parameters | asked)
+            rows = await self._queries.fetch("search_sessions", SEARCH_SESSIONS, parameters | asked)
         else:
-            rows = await self._queries.run("list_sessions", LIST_SESSIONS, parameters)
+            rows = await self._queries.fetch("list_sessions", LIST_SESSIONS, parameters)
         return [_listed(row, ops.get(row.session_id, ())) for row in rows]
 
     async def _texts(self, ops: Mapping[str, Sequence[Op]]) -> dict[str, list[str]]:

@@ -152,7 +152,7 @@ class Persistence:
 
     def start(self) -> None:
         """Begin to look for Postgres, and to write once it is there. Returns at once."""
-        self._tasks.spawn("persist-owner", self.owner.run, restart=True, essential=True)
+        self._tasks.spawn("persist-owner", self.owner.hold_claim, restart=True, essential=True)
         self._tasks.spawn("persist-connect", self._connect, restart=True)
         self._tasks.spawn("persist-watch", self._watch, restart=True, essential=True)
         self.batcher.start(self._tasks)

@@ -31,7 +31,7 @@ class Queries:
         """Whether a statement failed a moment ago: who has waited for one need not wait for the next as long again."""
         return time.monotonic() - self._failed_at < _MOMENT_S
 
-    async def run(self, op: str, statement: TextClause, parameters: Mapping[str, object]) -> Sequence[AnyRow]:
+    async def fetch(self, op: str, statement: TextClause, parameters: Mapping[str, object]) -> Sequence[AnyRow]:
         """One statement, once more where the connection had died while it was idle. `op` names it in metrics and logs.
 
         Raises `HistoryUnavailable`: at once where Postgres refuses, after `pool_timeout` where no connection is free.

@@ -68,7 +68,7 @@ class PostgresSessionStore:
     async def create(self, session: Session, most: int = 0) -> bool:
         """See `SessionStore`."""
         data = {"title": session.title, "next_rank": session.next_rank, "preferences": session.preferences}
-        made = await self._queries.run(
+        made = await self._queries.fetch(
             "create_session",
             CREATE_SESSION,
             {
@@ -96,7 +96,7 @@ class PostgresSessionStore:
         # Taken before the query: what is committed while it runs may be in neither.
         pending = self._pending.ops(key)
         try:
-            rows = await self._queries.run("get_session", GET_SESSION, _of(key))
+            rows = await self._queries.fetch("get_session", GET_SESSION, _of(key))
         except HistoryUnavailable:
             session = overlaid(None, pending)
             if session is None:
@@ -106,7 +106,7 @@ class PostgresSessionStore:
 
     async def touch(self, session_id: str, user_id: str) -> bool:
         """Store that a session is used again after a long time, so that no retention takes it. False: it is gone."""
-        return bool(await self._queries.run("touch_session", TOUCH_SESSION, _of((session_id, user_id))))
+        return bool(await self._queries.fetch("touch_session", TOUCH_SESSION, _of((session_id, user_id))))
 
     async def list_for(self, user_id: str, wanted: SessionsWanted = ALL_SESSIONS) -> list[Session]:
         """The user's sessions, newest first, in one query, what is on its way included."""
@@ -148,7 +148,7 @@ class PostgresSessionStore:
             return set()
         # Taken before the query: what is committed while it runs may be in neither.
         pending = {op.exchange_id for op in self._pending.turns(key)}
-        rows = await self._queries.run("exchange_ids", EXCHANGE_IDS, {**_of(key), "most": most})
+        rows = await self._queries.fetch("exchange_ids", EXCHANGE_IDS, {**_of(key), "most": most})
         return set(islice(pending | {row.exchange_id for row in rows}, most))
 
     async def exchange(self, session_id: str, user_id: str, exchange_id: str) -> list[bytes]:
@@ -162,7 +162,7 @@ class PostgresSessionStore:
         for record in await self._pending.records(key):
             if record.exchange_id == exchange_id:
                 return [message.json for message in record.messages]
-        rows = await self._queries.run("exchange", EXCHANGE, {**_of(key), "exchange_id": exchange_id})
+        rows = await self._queries.fetch("exchange", EXCHANGE, {**_of(key), "exchange_id": exchange_id})
         return [row.message.encode() for row in rows]
 
     async def history(self, session_id: str, user_id: str, window: HistoryWindow) -> list[bytes]:
@@ -177,7 +177,7 @@ class PostgresSessionStore:
         for message in await self._pending.messages(key):
             if message.rank == rank:
                 return message.json
-        rows = await self._queries.run("get_message", MESSAGE, {**_of(key), "rank": rank})
+        rows = await self._queries.fetch("get_message", MESSAGE, {**_of(key), "rank": rank})
         return rows[0].message.encode() if rows else None
 
     async def remembered(self, session_id: str, user_id: str, max_exchanges: int) -> list[Remembered]:
@@ -202,7 +202,7 @@ class PostgresSessionStore:
     async def _restore(self, key: Key, depth: int) -> list[RememberedExchange]:
         loading = self._cache.load(key, depth, await self._pending.records(key))
         try:
-            rows = await self._queries.run("remembered", REMEMBERED, {**_of(key), "messages": 2 * depth})
+            rows = await self._queries.fetch("remembered", REMEMBERED, {**_of(key), "messages": 2 * depth})
             return self._cache.loaded(loading, _exchanges(rows))
         finally:
             self._cache.end(loading)
@@ -223,7 +223,7 @@ class PostgresSessionStore:
         if pending and self._queries.just_failed:
             # The look-up of the session has waited already; what is pending has carried the reader this far.
             raise HistoryUnavailable("the older part of the history is in Postgres")
-        rows = await self._queries.run(
+        rows = await self._queries.fetch(
             "history",
             HISTORY,
             {

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, HTTPException, Response
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, StringConstraints
 
 from agentic_backend.agent import Catalog
-from agentic_backend.agent.made import MadeAgents
+from agentic_backend.agent.created import CreatedAgents
 from agentic_backend.chat.frames import storable
 from agentic_backend.errors import AgentNotFound, AgentRefused, BadRequest, Forbidden
 from agentic_backend.rest.preferences import storable_object
@@ -127,22 +127,22 @@ class AgentServices:
     who may change them, None where everybody may."""
 
     catalog: Catalog
-    made: MadeAgents | None
+    created: CreatedAgents | None
     editor_roles: frozenset[str] | None
 
     def may_edit(self, identity: Identity) -> bool:
         """Whether this caller may make, change and delete agents."""
-        if self.made is None:
+        if self.created is None:
             return False
         return self.editor_roles is None or not self.editor_roles.isdisjoint(identity.roles)
 
-    def editable(self, identity: Identity) -> MadeAgents:
+    def editable(self, identity: Identity) -> CreatedAgents:
         """The agents that this caller may change. Raises 403."""
-        if self.made is None:
+        if self.created is None:
             raise HTTPException(403, _STATIC)
         if not self.may_edit(identity):
             raise Forbidden
-        return self.made
+        return self.created
 
     def expect_made(self, agent_id: str) -> None:
         """Raise 403 for an agent of the configuration, 404 for one that is not there."""
@@ -155,11 +155,11 @@ class AgentServices:
 def add_agents(router: APIRouter, services: Callable[[], AgentServices], caller: Any) -> None:
     """The routes. `services()` is asked at each request."""
 
-    async def editable(identity: caller) -> MadeAgents:
+    async def editable(identity: caller) -> CreatedAgents:
         return services().editable(identity)
 
     # A dependency: who may change nothing is told so before the body is looked at.
-    editor = Annotated[MadeAgents, Depends(editable)]
+    editor = Annotated[CreatedAgents, Depends(editable)]
 
     @router.get("/agents")
     async def agents(identity: caller) -> list[dict[str, Any]]:  # noqa: ARG001 - the route is for known callers

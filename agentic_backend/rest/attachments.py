@@ -51,7 +51,7 @@ AttachmentId = Annotated[str, PathParam(min_length=1, max_length=64), AfterValid
 OfSession = Annotated[str | None, Query(min_length=1, max_length=64), AfterValidator(lambda v: v and storable(v))]
 
 
-class Documents(Protocol):
+class IngestedDocuments(Protocol):
     """Knowledge flow, where attachments are read. Each method may raise `KfUnavailable`, or
     `Unauthenticated` where it does not take the caller's token."""
 
@@ -71,7 +71,7 @@ class AttachmentServices:
 
     store: AttachmentStore
     sessions: SessionStore
-    documents: Documents
+    documents: IngestedDocuments
     leftovers: Leftovers
     most: int
     max_bytes: int
@@ -115,7 +115,7 @@ def add_attachments(router: APIRouter, services: Callable[[], AttachmentServices
         state = services()
         if not await state.store.delete(attachment_id, identity.uid, session_id):
             raise AttachmentNotFound
-        state.leftovers.seen(identity.uid, request.state.credentials, at_once=True)
+        state.leftovers.note_owner(identity.uid, request.state.credentials, at_once=True)
 
 
 def file_name(raw: str) -> str:

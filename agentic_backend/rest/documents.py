@@ -19,7 +19,7 @@ Uid = Annotated[str, PathParam(min_length=1, max_length=128, pattern=_ID)]
 _HEADERS = {"Cache-Control": "private, no-store", "X-Content-Type-Options": "nosniff"}
 
 
-class Documents(Protocol):
+class ReadableDocuments(Protocol):
     """Where documents are read. Both return JSON as it is to be passed on, None for what the caller cannot read, and
     raise `KfUnavailable`."""
 
@@ -30,7 +30,7 @@ class Documents(Protocol):
         """`{"content": …}`, the text of the whole document."""
 
 
-def add_documents(router: APIRouter, documents: Callable[[], Documents], caller: Any) -> None:
+def add_documents(router: APIRouter, documents: Callable[[], ReadableDocuments], caller: Any) -> None:
     """The two routes. `documents()` is asked at each request: it exists once the app runs."""
 
     @router.get("/documents/{uid}/chunks/{chunk_uid}")

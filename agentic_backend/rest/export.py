@@ -21,7 +21,7 @@ _MAX_NAME_CHARS: Final = 60
 _FENCE: Final = re.compile(r"`{3,}")
 
 
-class Services(Protocol):
+class ExportServices(Protocol):
     """What the route needs."""
 
     @property
@@ -33,7 +33,7 @@ class Services(Protocol):
         """Where its phase is timed."""
 
 
-def add_export(router: APIRouter, services: Callable[[], Services], caller: Any) -> None:
+def add_export(router: APIRouter, services: Callable[[], ExportServices], caller: Any) -> None:
     """The route. `services()` is asked at each request: it exists once the app runs."""
 
     file = {"description": "A file", "content": {"text/markdown": {}, "application/json": {}}}

@@ -36,7 +36,7 @@ class Preferences(BaseModel):
     preferences: Annotated[dict[str, Any], AfterValidator(storable_object)]
 
 
-class Services(Protocol):
+class PreferenceServices(Protocol):
     """What the routes need."""
 
     @property
@@ -52,7 +52,7 @@ class Services(Protocol):
         """Where their phases are timed."""
 
 
-def add_preferences(router: APIRouter, services: Callable[[], Services], caller: Any) -> None:
+def add_preferences(router: APIRouter, services: Callable[[], PreferenceServices], caller: Any) -> None:
     """The two routes. `services()` is asked at each request: it exists once the app runs."""
 
     @router.get("/chatbot/session/{session_id}/preferences")

@@ -11,16 +11,16 @@ from starlette.routing import BaseRoute
 from starlette.websockets import WebSocket
 
 from agentic_backend.agent import Catalog
+from agentic_backend.chat.dialects import Turns
 from agentic_backend.chat.frames import storable
 from agentic_backend.chat.hub import SocketHub
-from agentic_backend.chat.socket import Turns
 from agentic_backend.chat.sse import EventStream
 from agentic_backend.errors import MessageNotFound, SessionNotFound
 from agentic_backend.rest.agents import AgentServices, add_agents
 from agentic_backend.rest.attachments import AttachmentServices, add_attachments
 from agentic_backend.rest.chat_metrics import add_chat_metrics
 from agentic_backend.rest.configuration import PublicSettings, add_configuration
-from agentic_backend.rest.documents import Documents, add_documents
+from agentic_backend.rest.documents import ReadableDocuments, add_documents
 from agentic_backend.rest.export import add_export
 from agentic_backend.rest.feedback import add_feedback
 from agentic_backend.rest.kpi_routes import KpiViews, add_kpi
@@ -63,7 +63,7 @@ class ChatServices:
     store: SessionStore
     catalog: Catalog
     agents: AgentServices
-    documents: Documents
+    documents: ReadableDocuments
     kpi: Kpi
     views: KpiViews
     feedback: FeedbackStore
@@ -144,7 +144,7 @@ def _add_sessions(router: APIRouter, services: Callable[[], ChatServices], calle
         state = services()
         with state.kpi.phase("session_list"):
             sessions = await state.store.list_for(identity.uid, SessionsWanted(q, limit, offset))
-        state.attachments.leftovers.seen(identity.uid, request.state.credentials)
+        state.attachments.leftovers.note_owner(identity.uid, request.state.credentials)
         names = {agent["id"]: agent["name"] for agent in state.catalog.list()}
         return [_with_files(session, names) for session in sessions]
 
@@ -158,7 +158,7 @@ def _add_sessions(router: APIRouter, services: Callable[[], ChatServices], calle
         with state.kpi.phase("session_write"):
             if not await state.store.delete(session_id, identity.uid):
                 raise SessionNotFound
-        state.attachments.leftovers.seen(identity.uid, request.state.credentials, at_once=True)
+        state.attachments.leftovers.note_owner(identity.uid, request.state.credentials, at_once=True)
         return True
 
 
@@ -207,7 +207,7 @@ def _json(content: bytes) -> Response:
 
 
 def _with_files(session: Session, names: dict[str, str]) -> dict[str, Any]:
-    """SessionWithFiles of CONTRACT §2."""
+    """SessionWithFiles of docs/contract.md#messages-and-sessions."""
     agent = {"id": session.agent_id, "name": names.get(session.agent_id, session.agent_id)}
     files = [{"id": id_, "name": name} for id_, name in session.attachments]
     return {**session.wire(), "agents": [agent], "file_names": [file["name"] for file in files], "attachments": files}

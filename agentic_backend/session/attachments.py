@@ -102,7 +102,7 @@ class Leftovers:
         self._owners: dict[str, Credentials | None] = {}
         self._now = asyncio.Event()
 
-    def seen(self, user_id: str, credentials: Credentials | None, *, at_once: bool = False) -> None:
+    def note_owner(self, user_id: str, credentials: Credentials | None, *, at_once: bool = False) -> None:
         """A user is here: what is left of theirs can be deleted. Never waits."""
         self._owners.pop(user_id, None)
         self._owners[user_id] = credentials
@@ -111,7 +111,7 @@ class Leftovers:
         if at_once:
             self._now.set()
 
-    async def run(self) -> None:
+    async def delete_leftovers(self) -> None:
         """Look whenever somebody deletes, and every 30 s."""
         while True:
             try:

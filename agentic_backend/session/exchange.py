@@ -40,7 +40,7 @@ class Exchange:
         return "".join(self._text)
 
     @property
-    def told_by_pause(self) -> bool:
+    def text_published_by_pause(self) -> bool:
         """Whether a pause publishes what was said so far."""
         return self._text_rank is not None
 

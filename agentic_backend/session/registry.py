@@ -17,13 +17,13 @@ from agentic_backend.errors import (
     StorageFull,
 )
 from agentic_backend.events import utc_now
-from agentic_backend.session.account import loggable
 from agentic_backend.session.admission import Admission
 from agentic_backend.session.models import Session
-from agentic_backend.session.recall import KnownSession
+from agentic_backend.session.past_exchanges import KnownSession
 from agentic_backend.session.store import TurnLog
 from agentic_backend.session.stream import Ask, Awaiting, Cancelled, Failed, Turn
 from agentic_backend.session.turn import TurnRunner, refuse
+from agentic_backend.session.turn_report import loggable
 from backend_kit.aio import TaskRegistry
 from backend_kit.wire import Code, ServiceError
 
@@ -258,7 +258,7 @@ class TurnRegistry:
             turn.begin()
             await self._wait_for_session(slot_key, slot, turn)
             try:
-                known = await self._runner.run(turn, slot.known)
+                known = await self._runner.run_turn(turn, slot.known)
                 if known is not None:
                     changed = known.session.preferring(turn.preferences).titled(turn.title)
                     known = replace(known, session=changed)

@@ -191,7 +191,7 @@ class Turn:
         self.forgotten = False
         # Told from history, or run again in the place of a turn that was cut off: its numbers mean nothing to who
         # followed the exchange before.
-        self.told_anew = False
+        self.restarted = False
         # Set while the turn runs: it must not end with the session's old ones.
         self.preferences: dict[str, Any] | None = None
         self.title: str | None = None
@@ -217,7 +217,7 @@ class Turn:
         """The number of the next event."""
         return self._seq + 1
 
-    def goes_on_after(self, seq: int) -> None:
+    def continue_after(self, seq: int) -> None:
         """The run before ended with this number, as far as that is known from elsewhere."""
         self._seq = max(self._seq, seq)
 
@@ -263,7 +263,7 @@ class Turn:
 
     def after(self, seq: int) -> int:
         """Where in `events` they go on who had them up to `seq` (0: none); the first where that was another telling."""
-        if not seq or self.told_anew or not self.events or seq > self.events[-1].seq:
+        if not seq or self.restarted or not self.events or seq > self.events[-1].seq:
             return 0
         return bisect_right(self.events, seq, key=lambda event: event.seq)
 

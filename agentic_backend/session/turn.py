@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentic_backend.agent import Agent, AgentAnswer, AgentRun, Catalog, Resume, SavedRun, Waiting
+from agentic_backend.agent import Agent, AgentAnswer, AgentRun, Catalog, ResumedRun, SavedRun, Waiting
 from agentic_backend.errors import (
     Conflict,
     ExchangeNotFound,
@@ -20,14 +20,14 @@ from agentic_backend.errors import (
 )
 from agentic_backend.events import ChatMessage, text_part, utc_now
 from agentic_backend.metrics import AgenticMetrics
-from agentic_backend.session.account import TurnAccounts, TurnEnd, loggable, usage_of
 from agentic_backend.session.admission import Admission
 from agentic_backend.session.exchange import Exchange
 from agentic_backend.session.models import AskRecord, Durability, Remembered, Session, TurnRecord
-from agentic_backend.session.recall import AWAITING, KnownSession, Memory, StoredExchange
+from agentic_backend.session.past_exchanges import AWAITING, KnownSession, SessionMemory, StoredExchange
 from agentic_backend.session.store import Lease, Leases, SessionStore, TurnLog, load_owned
 from agentic_backend.session.stream import Accepted, Ask, Awaiting, Cancelled, Failed, Final, SessionChanged, Turn
 from agentic_backend.session.titles import Titles
+from agentic_backend.session.turn_report import TurnEnd, TurnReports, loggable, usage_of
 from backend_kit.kpi import Kpi, Ledger, Status, phase
 from backend_kit.wire import Code, ServiceError, dumps, message_for
 
@@ -90,25 +90,25 @@ class TurnRunner:
         admission: Admission,
         metrics: AgenticMetrics,
         kpi: Kpi,
-        accounts: TurnAccounts,
+        reports: TurnReports,
         rules: TurnRules,
         leases: Leases | None = None,
         titles: Titles | None = None,
-        memory: Memory | None = None,
+        memory: SessionMemory | None = None,
     ) -> None:
-        self.memory = memory or Memory()
+        self.memory = memory or SessionMemory()
         self._store = store
         self._log = log
         self._catalog = catalog
         self._admission = admission
         self._metrics = metrics
         self._kpi = kpi
-        self._accounts = accounts
+        self._reports = reports
         self._rules = rules
         self._leases = leases
         self._titles = titles
 
-    async def run(self, turn: Turn, known: KnownSession | None) -> KnownSession | None:
+    async def run_turn(self, turn: Turn, known: KnownSession | None) -> KnownSession | None:
         """Run the turn to its terminal event. Returns what is known of the session after it; None: there is none.
 
         `known` is the session as this process last knew it; the caller sees to it that no other turn of the session
@@ -118,8 +118,8 @@ class TurnRunner:
         ledger = Ledger(self._kpi, started=ask.received_at, owner=self._known_agent(ask.agent_id))
         async with AsyncExitStack() as ending:
             ending.enter_context(ledger.activate())
-            self._accounts.begin(ledger)
-            ending.callback(self._accounts.leave, ledger)
+            self._reports.begin(ledger)
+            ending.callback(self._reports.leave, ledger)
             try:
                 agent = self._catalog.get(ask.agent_id)
                 lease = await self._lease(ask, ending)
@@ -132,7 +132,7 @@ class TurnRunner:
                 waited_s, prepared = await self._take_slot(turn, prepared)
             except ServiceError as error:
                 refuse(turn, error)
-                self._accounts.refused(ask, error, ledger)
+                self._reports.refused(ask, error, ledger)
                 return known
             except asyncio.CancelledError:
                 self._stopped_before_start(turn, known)
@@ -211,7 +211,7 @@ class TurnRunner:
         if ask.human is not None:
             return replace(prepared, **_going_on(turn, known, stored))
         if stored is not None:
-            turn.told_anew = True
+            turn.restarted = True
             return replace(prepared, session=stored.before(session), asked=stored.question)
         return prepared
 
@@ -247,7 +247,7 @@ class TurnRunner:
         session, durable = await self._record(exchange, ending, ledger, prepared.lease)
         model = ending.answer.metadata.get("model", "") if ending.answer is not None else ""
         end = TurnEnd(ending.status, ending.code, durable, str(model), exchange.first_token_at, exchange.longest_gap_s)
-        self._accounts.ended(exchange.ask, end, ledger)
+        self._reports.ended(exchange.ask, end, ledger)
         return session
 
     async def _answer(self, exchange: Exchange, prepared: _Prepared) -> _Ending:
@@ -386,7 +386,7 @@ class TurnRunner:
         if ending.question is not None:
             metadata["finish_reason"] = "other"
             # With the number of the event that will tell of it, from which a later process goes on.
-            seq = exchange.turn.next_seq + exchange.told_by_pause + (not exchange.session.title)
+            seq = exchange.turn.next_seq + exchange.text_published_by_pause + (not exchange.session.title)
             extras.update(status=AWAITING, awaiting={"payload": ending.question, "seq": seq})
             exchange.pause(metadata)
             return
@@ -431,7 +431,7 @@ def _going_on(turn: Turn, known: KnownSession, stored: StoredExchange | None) ->
     if not stored.is_for(ask) or not stored.is_newest_of(known.session):
         raise NotAwaiting
     turn.ask = replace(ask, message=stored.question.text)
-    turn.goes_on_after(stored.last_seq)
+    turn.continue_after(stored.last_seq)
     return {"session": stored.paused(known.session), "asked": stored.question, "waited": stored}
 
 
@@ -443,10 +443,10 @@ def _opened(exchange: Exchange, prepared: _Prepared) -> AskRecord:
     return AskRecord(prepared.session, asked, tuple(earlier))
 
 
-def _resume(ask: Ask, prepared: _Prepared) -> Resume | None:
+def _resume(ask: Ask, prepared: _Prepared) -> ResumedRun | None:
     if prepared.saved is None or ask.human is None:
         return None
-    return Resume(prepared.saved, ask.human.payload)
+    return ResumedRun(prepared.saved, ask.human.payload)
 
 
 def refuse(turn: Turn, error: ServiceError) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from agentic_backend.errors import StorageFull
 from agentic_backend.metrics import AgenticMetrics
-from agentic_backend.session.account import loggable
+from agentic_backend.session.turn_report import loggable
 from agentic_backend.spool.owner import Owner
 from agentic_backend.spool.pending import Change, Key, Op, Pending
 from agentic_backend.spool.spool import Spool

@@ -69,7 +69,7 @@ class Owner:
         while not self.held:
             await self._held.wait()
 
-    async def run(self) -> None:
+    async def hold_claim(self) -> None:
         """Claim and watch, until cancelled or closed. Spawn it with `restart=True`."""
         while not self._closed:
             if self._connection is None:

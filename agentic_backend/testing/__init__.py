@@ -1,7 +1,7 @@
 """For authors of agents: a scripted model, tools of functions, and a bench that runs an agent (docs/agents.md)."""
 
 from agentic_backend.testing.bench import AgentBench, Outcome
-from agentic_backend.testing.model import FakeModel, Said, says, wants
+from agentic_backend.testing.model import FakeModel, ScriptedAnswer, says, wants
 from agentic_backend.testing.tools import FakeToolbox, ToolFailed
 
-__all__ = ["AgentBench", "FakeModel", "FakeToolbox", "Outcome", "Said", "ToolFailed", "says", "wants"]
+__all__ = ["AgentBench", "FakeModel", "FakeToolbox", "Outcome", "ScriptedAnswer", "ToolFailed", "says", "wants"]

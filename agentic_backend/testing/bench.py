@@ -9,7 +9,7 @@ from uuid import uuid4
 from langchain_core.language_models import BaseChatModel
 from prometheus_client import CollectorRegistry
 
-from agentic_backend.agent import Agent, AgentAnswer, AgentKit, AgentRun, Catalog, Resume, SavedRun, Waiting
+from agentic_backend.agent import Agent, AgentAnswer, AgentKit, AgentRun, Catalog, ResumedRun, SavedRun, Waiting
 from agentic_backend.agent.kit import NamedModel
 from agentic_backend.events import AgentEvent, Delta, Step
 from agentic_backend.knowledge import KnowledgeClient
@@ -131,7 +131,7 @@ class AgentBench:
             raise AssertionError("the agent asked nothing")
         run, run_id = self._waiting
         saved = await self._agent.claim(run.session_id, run_id)
-        return await self._run(replace(run, resume=Resume(saved, said)))
+        return await self._run(replace(run, resume=ResumedRun(saved, said)))
 
     async def _run(self, run: AgentRun) -> Outcome:
         events: list[AgentEvent] = []

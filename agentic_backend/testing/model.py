@@ -16,21 +16,21 @@ from backend_kit.wire import dumps
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ScriptedAnswer:
     """One answer of a model: its text in the pieces in which it comes, then the tools that it wants called."""
 
     pieces: tuple[str, ...] = ()
     calls: tuple[tuple[str, dict[str, Any]], ...] = ()
 
 
-def says(*pieces: str) -> Said:
+def says(*pieces: str) -> ScriptedAnswer:
     """An answer in so many pieces."""
-    return Said(pieces)
+    return ScriptedAnswer(pieces)
 
 
-def wants(*calls: tuple[str, dict[str, Any]], text: str = "") -> Said:
+def wants(*calls: tuple[str, dict[str, Any]], text: str = "") -> ScriptedAnswer:
     """An answer that calls tools, each by name and arguments, after some text."""
-    return Said((text,) if text else (), calls)
+    return ScriptedAnswer((text,) if text else (), calls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,10 @@ class FakeModel(BaseChatModel):
     AssertionError: the agent asked more than the test foresaw. Async only, as in the service.
     """
 
-    _script: list[Said | Exception] = PrivateAttr()
+    _script: list[ScriptedAnswer | Exception] = PrivateAttr()
     _asked: list[Asked] = PrivateAttr(default_factory=list)
 
-    def __init__(self, *script: Said | Exception | str) -> None:
+    def __init__(self, *script: ScriptedAnswer | Exception | str) -> None:
         super().__init__()
         self._script = [says(one) if isinstance(one, str) else one for one in script]
 

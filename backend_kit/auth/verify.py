@@ -35,7 +35,8 @@ class Verifier(Protocol):
 class NoAuth:
     """The explicit mode without authentication: everyone is `admin` by name, and has no admin role.
 
-    Any token and no token pass. A socket still has to show one (CONTRACT §2): its caller checks that.
+    Any token and no token pass. A socket still has to show one (docs/contract.md#handshake-and-tokens): its caller
+    checks that.
     """
 
     def __init__(self) -> None:
@@ -160,7 +161,7 @@ class HmacVerifier(TokenVerifier):
 class IssuerVerifier(TokenVerifier):
     """Tokens that an issuer has signed for one client: its issuer, that audience, keys of one algorithm family.
 
-    `keys.run` has to run beside it. A key that the token itself carries or points at is never looked at.
+    `keys.refresh_keys` has to run beside it. A key that the token itself carries or points at is never looked at.
     """
 
     def __init__(self, keys: IssuerKeys, *, client_id: str) -> None:
@@ -203,7 +204,7 @@ def check_claims(claims: Mapping[str, Any], client_id: str = "") -> None:
 
 
 def identity_from(claims: Mapping[str, Any], client_id: str) -> Identity:
-    """The claims of CONTRACT §1 as an Identity. Raises `AuthError` on a `sub` that no row can hold."""
+    """The claims of docs/contract.md#claims as an Identity. Raises `AuthError` on a `sub` that no row can hold."""
     uid = claims.get("sub")
     if not isinstance(uid, str) or not 0 < len(uid) <= _MAX_UID_CHARS or not _storable(uid):
         raise AuthError("Invalid token")

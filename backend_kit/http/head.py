@@ -1,4 +1,4 @@
-"""uvicorn's HTTP/1.1 protocol with a deadline for the head of a request (TRUST U12)."""
+"""uvicorn's HTTP/1.1 protocol with a deadline for the head of a request (docs/libraries.md#U12)."""
 
 import asyncio
 from typing import Any

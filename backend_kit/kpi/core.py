@@ -27,7 +27,7 @@ FIRST_PHASES: Final = (
     "answer_no_sources", "answer_with_sources", "stream_agent_response", "persist_tx", "stream_total", "session_list",
     "session_write", "history_get", "attachments_list_on_delete",
 )  # fmt: skip
-"""The phases of CONTRACT §6: what readers of the summary have always known."""
+"""The phases of docs/contract.md#phases: what readers of the summary have always known."""
 PHASES: Final = (*FIRST_PHASES, "admission_wait", "spool_ack", "embed_query", "os_query")
 """Phases every process knows, so that the label set of the metric is closed."""
 
@@ -364,7 +364,7 @@ class Kpi:
         self.counters: dict[str, Counter] = {}
         self.details: dict[str, Rollup] = {}
         self.line_sources: list[Callable[[], Iterable[str]]] = []
-        self.last_words: list[Callable[[], Iterable[str]]] = []
+        self.closing_lines: list[Callable[[], Iterable[str]]] = []
         self._timeouts: tuple[type[BaseException], ...] = (TimeoutError, *timeouts)
         self._histogram = Histogram(
             "app_phase_latency_seconds",
@@ -446,9 +446,9 @@ class Kpi:
         """Let an owner add lines to each summary (without the prefix); called in the summary thread."""
         self.line_sources.append(source)
 
-    def add_last_words(self, source: Callable[[], Iterable[str]]) -> None:
+    def add_closing_lines(self, source: Callable[[], Iterable[str]]) -> None:
         """Let an owner end each summary with whole lines of its own; called in the summary thread."""
-        self.last_words.append(source)
+        self.closing_lines.append(source)
 
     def _bind_phase(self, name: str, status: Status) -> Timer:
         suffix = "" if status == "ok" else f"|status={status}"

@@ -1,4 +1,5 @@
-"""The summary log: the lines of CONTRACT §6, written by a thread of its own through a handler of its own."""
+"""The summary log: the lines of docs/operations.md#the-summary-log, written by a thread of its own through a handler of
+its own."""
 
 import logging
 import sys
@@ -169,7 +170,7 @@ class Summary:
             self._logger.log(self._level, line)
         if process is not None:
             self._logger.log(self._level, "%s %s", PREFIX, process())
-        for line in [line for source in self._kpi.last_words for line in source()]:
+        for line in [line for source in self._kpi.closing_lines for line in source()]:
             self._logger.log(self._level, line)
 
 

@@ -3,14 +3,14 @@
 from typing import Annotated, ClassVar
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 
 class SettingsError(Exception):
     """A configuration that cannot be used. Its text is one line, says where, and never holds a value."""
 
 
-class Refused(ValueError):
+class SettingsRefused(ValueError):
     """What a validator raises: a reason without the value, and the key below the validated section it is about."""
 
     def __init__(self, reason: str, *path: str | int) -> None:
@@ -53,16 +53,16 @@ def http_url(value: str) -> str:
         parts = urlsplit(value)
         port_ok = parts.port is None or parts.port > 0
     except ValueError:
-        raise Refused("must be an absolute http or https URL") from None
+        raise SettingsRefused("must be an absolute http or https URL") from None
     if (
         parts.scheme not in ("http", "https")
         or not parts.hostname
         or not port_ok
         or any(char.isspace() for char in value)
     ):
-        raise Refused("must be an absolute http or https URL")
+        raise SettingsRefused("must be an absolute http or https URL")
     if parts.username is not None or parts.password is not None:
-        raise Refused("must not hold credentials: they come from the environment")
+        raise SettingsRefused("must not hold credentials: they come from the environment")
     return value.rstrip("/")
 
 
@@ -72,5 +72,3 @@ Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Text = Annotated[str, Field(min_length=1)]
-Listed = Strict(False)
-"""Marks a tuple field, so that the list of a YAML file is taken for it (its items stay strict)."""

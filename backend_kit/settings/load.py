@@ -13,8 +13,8 @@ from typing import Any, TypeVar, get_args
 from pydantic import SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
-from backend_kit.settings.base import Refused, RootSection, Section, SettingsError
-from backend_kit.settings.source import Document, KeyPath, dotted, one_line, read_env_file, read_yaml
+from backend_kit.settings.base import RootSection, Section, SettingsError, SettingsRefused
+from backend_kit.settings.source import KeyPath, YamlDocument, dotted, one_line, read_env_file, read_yaml
 from backend_kit.wire import dumps
 
 logger = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ def _variables(env: Mapping[str, str]) -> dict[str, tuple[str, str]]:
 
 
 def _drop_ignored(
-    document: Document, data: Any, model: type[Section], path: KeyPath, root: type[Section]
+    document: YamlDocument, data: Any, model: type[Section], path: KeyPath, root: type[Section]
 ) -> Iterator[KeyPath]:
     """Refuse unknown keys by name, drop those without effect; yields the dropped ones."""
     if isinstance(data, list):
@@ -169,7 +169,7 @@ def _likeness(typed: str, known: str) -> float:
     return max(ratio, 0.9) if sorted(typed.lower()) == sorted(known.lower()) else ratio
 
 
-def _apply_overrides(document: Document, model: type[RootSection], variables: dict[str, tuple[str, str]]) -> None:
+def _apply_overrides(document: YamlDocument, model: type[RootSection], variables: dict[str, tuple[str, str]]) -> None:
     for name, keys in model.env_overrides.items():
         if name not in variables:
             continue
@@ -178,7 +178,7 @@ def _apply_overrides(document: Document, model: type[RootSection], variables: di
             _set(document, model, tuple(key.split(".")), value, place)
 
 
-def _apply_named(document: Document, model: type[RootSection], variables: dict[str, tuple[str, str]]) -> None:
+def _apply_named(document: YamlDocument, model: type[RootSection], variables: dict[str, tuple[str, str]]) -> None:
     """Put the value of the variable that one key names into another key."""
     for naming, named in model.env_named.items():
         path = tuple(naming.split("."))
@@ -197,7 +197,7 @@ def _get(data: Any, path: tuple[str, ...]) -> Any:
     return data
 
 
-def _set(document: Document, model: type[Section], path: tuple[str, ...], value: str, place: str) -> None:
+def _set(document: YamlDocument, model: type[Section], path: tuple[str, ...], value: str, place: str) -> None:
     """Set a key. A section that the file leaves out is made where it has a default, else there is nothing to set."""
     data: Any = document.data
     section: type[Section] | None = model
@@ -213,11 +213,11 @@ def _set(document: Document, model: type[Section], path: tuple[str, ...], value:
         document.places[path] = place
 
 
-def _first_error(document: Document, failure: ValidationError) -> SettingsError:
+def _first_error(document: YamlDocument, failure: ValidationError) -> SettingsError:
     """The first thing that is wrong, in this project's words: pydantic's own may hold the value."""
     detail = failure.errors(include_url=False, include_input=False)[0]
     refused = detail.get("ctx", {}).get("error")
-    if isinstance(refused, Refused):
+    if isinstance(refused, SettingsRefused):
         return document.error((*detail["loc"], *refused.path), str(refused))
     return document.error(detail["loc"], _reason(detail))
 

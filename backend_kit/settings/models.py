@@ -10,10 +10,10 @@ from backend_kit.settings.base import (
     HttpUrl,
     Port,
     Positive,
-    Refused,
     RootSection,
     Seconds,
     Section,
+    SettingsRefused,
     Text,
 )
 
@@ -162,10 +162,10 @@ class ServiceSettings(RootSection):
         if security.user.enabled:
             if security.hs256_secret is None and not (security.user.realm_url and security.user.client_id):
                 reason = "authentication is on and there is no key: set realm_url and client_id, or hs256_secret_env"
-                raise Refused(reason, "security", "user", "enabled")
+                raise SettingsRefused(reason, "security", "user", "enabled")
         elif not security.allow_insecure and not is_loopback(self.app.address):
             reason = "authentication is off and app.address is not loopback: turn it on, or set security.allow_insecure"
-            raise Refused(reason, "security", "user", "enabled")
+            raise SettingsRefused(reason, "security", "user", "enabled")
         return self
 
 

@@ -16,7 +16,7 @@ _MERGE = "tag:yaml.org,2002:merge"
 _COLLECTIONS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 
 
-class Document:
+class YamlDocument:
     """The content of a file, and the place of each key as `file:line` (or the variable that set it)."""
 
     def __init__(self, file: Path) -> None:
@@ -37,7 +37,7 @@ class Document:
         return SettingsError(one_line(": ".join(parts)))
 
 
-def read_yaml(file: Path) -> Document:
+def read_yaml(file: Path) -> YamlDocument:
     """Read a mapping. Raises `SettingsError` for what cannot be read, parsed, or is there twice."""
     return _Reader(file).read()
 
@@ -94,10 +94,10 @@ class _Reader:
     """One pass over the nodes of a YAML file; its constructor is the safe one, its keys are text."""
 
     def __init__(self, file: Path) -> None:
-        self.document = Document(file)
+        self.document = YamlDocument(file)
         self.entries = 0
 
-    def read(self) -> Document:
+    def read(self) -> YamlDocument:
         text = read_text(self.document.file)
         try:
             self.loader = yaml.SafeLoader(text)

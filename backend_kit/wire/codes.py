@@ -2,9 +2,6 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
-
-Language = Literal["en", "fr"]
 
 
 class Code(StrEnum):

@@ -49,7 +49,7 @@ async def reindex(settings: KnowledgeFlowSettings) -> int:
     try:
         async with asyncio.timeout(CONTACT_S):
             await database.connect_until_ready()
-        await Reindexer(database, cluster, say=say).run()
+        await Reindexer(database, cluster, say=say).rebuild_index()
     except TimeoutError:
         return refuse("Postgres does not answer", EXIT_FAILED)
     except NothingToRebuild as error:

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backend_kit.aio import Breaker, TaskRegistry
-from backend_kit.client.json_calls import CallFailed, Endpoint, JsonCalls, sendable
+from backend_kit.client.json_client import CallFailed, guarded
 from knowledge_flow_backend.embed.batcher import BatchRules, MicroBatcher, Outcome
-from knowledge_flow_backend.embed.pace import Pace
+from knowledge_flow_backend.embed.model_server import ModelCalls, ModelServer, sendable
 from knowledge_flow_backend.embed.port import unit_vectors
+from knowledge_flow_backend.embed.rate_limit import RateLimit
 from knowledge_flow_backend.errors import EmbeddingUnavailable, SchemaMismatch
 from knowledge_flow_backend.index.models import Vector
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
@@ -56,7 +57,7 @@ class OpenAiEmbedder:
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        server: ModelServer,
         embedding: EmbeddingRules,
         rules: BatchRules,
         *,
@@ -65,12 +66,12 @@ class OpenAiEmbedder:
     ) -> None:
         self.model = embedding.model
         self._rules = rules
-        self._calls = JsonCalls(endpoint, pool_wait=metrics.embed_pool_wait.observe, room_bytes=MAX_ANSWER_BYTES)
+        self._calls = ModelCalls(server, pool_wait=metrics.embed_pool_wait.observe, room_bytes=MAX_ANSWER_BYTES)
         self._breaker = Breaker(
             time.perf_counter, lambda wait_s: EmbeddingUnavailable("circuit open", retry_after_s=wait_s)
         )
         self._batcher = MicroBatcher(self._compute, rules, metrics=metrics, tasks=tasks)
-        self._pace = Pace(embedding.requests_per_minute, embedding.tokens_per_minute)
+        self._rate_limit = RateLimit(embedding.requests_per_minute, embedding.tokens_per_minute)
         self._asked = embedding.dimensions
         self._length = embedding.dimensions
 
@@ -88,16 +89,16 @@ class OpenAiEmbedder:
 
     async def embed_query(self, text: str) -> Vector:
         """See `Embedder`. Also raises `SchemaMismatch`, as `embed_documents`."""
-        held_s = self._pace.held_s
+        held_s = self._rate_limit.held_s
         if held_s > _PATIENCE_S:
             raise EmbeddingUnavailable("the endpoint's rate limit", retry_after_s=held_s)
         if held_s:
             await asyncio.sleep(held_s)
-        self._pace.count(1, [text])
+        self._rate_limit.count(1, [text])
         return await self._batcher.embed_query(text)
 
     async def embed_documents(self, texts: Sequence[str]) -> list[Vector]:
-        """See `Embedder`. Waits for the configured pace, and as long as a 429 asked for.
+        """See `Embedder`. Waits for the configured rate, and as long as a 429 asked for.
 
         Raises `SchemaMismatch` where the endpoint's vectors have another length than before: it has another model.
         """
@@ -105,7 +106,7 @@ class OpenAiEmbedder:
         vectors: list[Vector] = []
         for start in range(0, len(texts), step):
             some = texts[start : start + step]
-            await self._pace.turn(-(-len(some) // self._rules.documents), some)
+            await self._rate_limit.turn(-(-len(some) // self._rules.documents), some)
             vectors += await self._batcher.embed_documents(some)
         return vectors
 
@@ -114,18 +115,11 @@ class OpenAiEmbedder:
         await self._calls.aclose()
 
     async def _compute(self, texts: list[str]) -> list[Outcome]:
-        self._breaker.admit()
-        verdict = self._breaker.undecided
         try:
-            outcomes = await self._divided([sendable(text, _MAX_CHARS) for text in texts], [_REFUSALS])
-            verdict = self._breaker.succeeded
-            return outcomes
+            with guarded(self._breaker):
+                return await self._divided([sendable(text, _MAX_CHARS) for text in texts], [_REFUSALS])
         except CallFailed as failure:
-            if failure.kind == "down":
-                verdict = self._breaker.failed
             raise self._failed(failure) from None
-        finally:
-            verdict()
 
     async def _divided(self, texts: list[str], refusals: list[int]) -> list[Outcome]:
         """The batch's vectors. Where the endpoint refuses it, its halves', so that a text it does not take fails alone.
@@ -159,7 +153,7 @@ class OpenAiEmbedder:
         logger.warning("embedding model %s: %s", self.model, failure)
         wait_s = min(failure.wait_s or 1.0, _HOLD_MAX_S)
         if failure.kind == "busy":
-            self._pace.hold(wait_s)
+            self._rate_limit.hold(wait_s)
         return EmbeddingUnavailable(str(failure), retry_after_s=wait_s)
 
     def _checked(self, answer: Any, texts: int) -> list[Vector]:

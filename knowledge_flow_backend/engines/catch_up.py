@@ -27,7 +27,7 @@ class CatchUp(ABC):
         """Something was written; without it the next look is a second away."""
         self._woken.set()
 
-    async def run(self) -> None:
+    async def follow_writes(self) -> None:
         """Until it is cancelled. Failures are logged, once a second at most, and tried again with growing waits."""
         await self._database.wait_ready()
         while True:

@@ -83,7 +83,7 @@ class PgVectorEngine:
 
     def spawn(self, tasks: TaskRegistry) -> None:
         """See `Engine`."""
-        tasks.spawn("word-counts", self._counter.run, restart=True)
+        tasks.spawn("word-counts", self._counter.follow_writes, restart=True)
         tasks.spawn("common-words", self._count_words, restart=True)
 
     async def aclose(self) -> None:
@@ -152,8 +152,8 @@ class OpenSearchEngine:
 
     def spawn(self, tasks: TaskRegistry) -> None:
         """See `Engine`."""
-        tasks.spawn("opensearch-follower", self._follower.run, restart=True, essential=True)
-        tasks.spawn("word-counts", self._counter.run, restart=True)
+        tasks.spawn("opensearch-follower", self._follower.follow_writes, restart=True, essential=True)
+        tasks.spawn("word-counts", self._counter.follow_writes, restart=True)
 
     async def aclose(self) -> None:
         """See `Engine`."""

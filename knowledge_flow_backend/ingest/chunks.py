@@ -24,7 +24,7 @@ class ChunkRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class TextSpan:
     """`text == content[start:end]`. `section` and `page` are those of its own text, without what it repeats; the
     path of headings goes without the document's title.
     """
@@ -43,7 +43,7 @@ def chunk_uid(document_uid: str, ordinal: int, text: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
-def chunks(parsed: Parsed, rules: ChunkRules) -> Iterator[Chunk]:
+def chunks(parsed: Parsed, rules: ChunkRules) -> Iterator[TextSpan]:
     """The chunks in order of the text.
 
     A chunk never spans two sections, except that headings without text of their own stand before what follows them.
@@ -53,7 +53,7 @@ def chunks(parsed: Parsed, rules: ChunkRules) -> Iterator[Chunk]:
     """
     for ordinal, pack in enumerate(_packs(parsed, rules)):
         text = parsed.content[pack.start : pack.end]
-        yield Chunk(ordinal, pack.start, pack.end, without_title(pack.section, parsed.title), pack.page, text)
+        yield TextSpan(ordinal, pack.start, pack.end, without_title(pack.section, parsed.title), pack.page, text)
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ FILES_A_CHILD = 500
 
 
 @dataclass(frozen=True, slots=True)
-class PoolRules:
+class ParserPoolRules:
     """How many children, and what one may use for a file: memory in MB, time in seconds."""
 
     workers: int
@@ -48,7 +48,7 @@ class Outline:
 
 
 @dataclass(slots=True)
-class PoolStats:
+class ParserPoolStats:
     """Since start: files read, files refused, children started, killed at the deadline, dead by themselves."""
 
     files: int = 0
@@ -67,13 +67,13 @@ class ParserPool:
     Children start with the first file. `command` is the program of a child; the two limits are appended to it.
     """
 
-    def __init__(self, rules: PoolRules, *, command: Sequence[str] = WORKER) -> None:
+    def __init__(self, rules: ParserPoolRules, *, command: Sequence[str] = WORKER) -> None:
         self._rules = rules
         self._command = command
         self._free = asyncio.Semaphore(rules.workers)
         self._idle: list[_Child] = []
         self._closed = False
-        self.stats = PoolStats()
+        self.stats = ParserPoolStats()
 
     async def read(self, job: Job) -> Outline:
         """Read one file. Raises `Refused` with its reason; a cancelled caller's child is killed."""

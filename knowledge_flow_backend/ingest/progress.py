@@ -79,7 +79,7 @@ class Figures:
         logger.info("upload: files=%d failed=%d %s %s", self.files, self.failed, figures, stages)
 
 
-class Upload:
+class UploadProgress:
     """The files of one request that are not done yet, and who is told."""
 
     def __init__(self, files: list[ReceivedFile], where: Destination, tell: Callable[[Line | None], None]) -> None:
@@ -120,7 +120,7 @@ class Work:
     died had it before: then its bytes are in Postgres and not on this machine."""
 
     file: ReceivedFile
-    upload: Upload
+    upload: UploadProgress
     claim: Claim | None = None
     outcome: Outcome | None = None
     left: Left | None = None

@@ -22,7 +22,7 @@ from knowledge_flow_backend.errors import (
 from knowledge_flow_backend.index import Chunk, Document, DocumentContent, IndexWriter, Reader, Vector
 from knowledge_flow_backend.ingest.names import Format, base_name, format_of, suffix
 from knowledge_flow_backend.ingest.pool import Outline, ParserPool
-from knowledge_flow_backend.ingest.progress import Destination, Line, Outcome, Stage, Upload, Work
+from knowledge_flow_backend.ingest.progress import Destination, Line, Outcome, Stage, UploadProgress, Work
 from knowledge_flow_backend.ingest.receive import ReceivedFile
 from knowledge_flow_backend.ingest.room import Room
 from knowledge_flow_backend.ingest.staging import Folder, Staging
@@ -127,7 +127,7 @@ class IngestService:
         """
         self.require_open()
         lines: asyncio.Queue[Line | None] = asyncio.Queue()
-        upload = Upload(list(files), where, lines.put_nowait)
+        upload = UploadProgress(list(files), where, lines.put_nowait)
         self._uploads.add(upload.ended)
         self._tasks.spawn("ingest", lambda: self._run(upload))
         await upload.stored.wait()
@@ -166,13 +166,13 @@ class IngestService:
         logger.info("a file that a process left is taken up: %d bytes, deaths=%d", left.size, left.deaths)
         where = Destination(Reader(left.owner_id), left.tags, left.source_tag)
         file = ReceivedFile(left.label, self._staging.unmade(), left.size, left.sha256)
-        upload = Upload([file], where, lambda _line: None)
+        upload = UploadProgress([file], where, lambda _line: None)
         upload.waiting[0].take_over(left)
         self._uploads.add(upload.ended)
         await self._run(upload)
         return True
 
-    async def _run(self, upload: Upload) -> None:
+    async def _run(self, upload: UploadProgress) -> None:
         try:
             for work in upload.waiting:
                 if work.claim is None:

@@ -13,7 +13,7 @@ from pypdf.errors import PyPdfError
 
 from backend_kit.wire import dumps
 from knowledge_flow_backend.ingest.blocks import MAX_TITLE_CHARS, Parsed
-from knowledge_flow_backend.ingest.chunks import Chunk, ChunkRules, chunks
+from knowledge_flow_backend.ingest.chunks import ChunkRules, TextSpan, chunks
 from knowledge_flow_backend.ingest.names import stem
 from knowledge_flow_backend.ingest.parsers import csv, html, jsonl, markdown, pdf, text
 from knowledge_flow_backend.ingest.tables import with_headers
@@ -105,7 +105,7 @@ def run(job: Job, parsers: Mapping[str, Parse] = PARSERS) -> dict[str, Any]:
     }
 
 
-def _kept(divided: Iterator[Chunk], max_chars: int | None) -> Iterator[Chunk]:
+def _kept(divided: Iterator[TextSpan], max_chars: int | None) -> Iterator[TextSpan]:
     return divided if max_chars is None else takewhile(lambda chunk: chunk.end <= max_chars, divided)
 
 

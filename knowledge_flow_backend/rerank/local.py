@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.concurrency import ThreadsBusy, WorkerThreads, gather_pair
 from knowledge_flow_backend.embed import Embedder
-from knowledge_flow_backend.embed.handover import QuestionVectors
+from knowledge_flow_backend.embed.question_vectors import QuestionVectors
 from knowledge_flow_backend.errors import DocumentsUnavailable, SchemaMismatch
 from knowledge_flow_backend.index import ChunkIndex, Reader, Vector
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
@@ -56,7 +56,7 @@ class LocalReranker:
             async with asyncio.timeout(self._deadline_s):
                 by_vector, by_words = await gather_pair(
                     self._cosines(question, candidates, reader),
-                    self._threads.run(lambda: self._word_scores(question, texts)),
+                    self._threads.run_in_thread(lambda: self._word_scores(question, texts)),
                 )
         except ThreadsBusy:
             raise RerankFailed("busy") from None

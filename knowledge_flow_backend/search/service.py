@@ -11,7 +11,7 @@ from typing import Any, Literal
 from backend_kit.aio.retry import QuietLog
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.embed import Embedder
-from knowledge_flow_backend.embed.handover import QuestionVectors
+from knowledge_flow_backend.embed.question_vectors import QuestionVectors
 from knowledge_flow_backend.errors import DocumentsUnavailable, IndexUnavailable, MessageTooLong, Overloaded
 from knowledge_flow_backend.index import ChunkIndex, IndexQuery, Policy, Reader, Vector
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics

@@ -1,11 +1,13 @@
 """The exposition of the agentic service against its golden table: names, types, labels."""
 
+import itertools
+
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from agentic_backend.metrics import AgenticMetrics
-from backend_kit.kpi import Kpi
+from agentic_backend.metrics import FINE, AgenticMetrics
+from backend_kit.kpi import Kpi, buckets
 
 GOLDEN = """
 agent_cache_hit counter -
@@ -243,3 +245,11 @@ def test_two_apps_in_one_process_count_for_themselves() -> None:
     feed(one, first)
     assert one.registry.get_sample_value("chat_user_message_total") == 1
     assert two.registry.get_sample_value("chat_user_message_total") == 0
+
+
+def test_percentiles_of_what_users_wait_for_are_a_tenth_apart_at_most() -> None:
+    fine = [bound for bound in FINE if 0.05 <= bound <= 60]
+    assert (fine[0], fine[-1]) == (0.05, 60.0)
+    assert max(high / low for low, high in itertools.pairwise(fine)) <= 1.1 + 1e-9
+    assert list(FINE) == sorted(set(FINE))
+    assert set(buckets.TURN) <= set(FINE)

@@ -48,8 +48,8 @@ def slow_spool(seconds: float) -> None:
 
 def silent() -> None:
     """Let nothing be observed: no phase, no rollup, no Prometheus child, no sampler, no summary, no turn's account."""
-    from agentic_backend.session.account import TurnAccounts
-    from agentic_backend.watch import Watch
+    from agentic_backend.session.turn_report import TurnReports
+    from agentic_backend.ticker import Watch
     from backend_kit.kpi import core, exposition, loop, summary
 
     nothing: Any = lambda *_, **__: None  # noqa: E731 - put in many places
@@ -62,8 +62,8 @@ def silent() -> None:
     places: list[tuple[type, str, Any]] = [
         (core.Kpi, "phase", lambda *_: nullcontext()),
         (core.Kpi, "record_phase", nothing),
-        (TurnAccounts, "begin", nothing),
-        (TurnAccounts, "ended", nothing),
+        (TurnReports, "begin", nothing),
+        (TurnReports, "ended", nothing),
         (Watch, "tick", nothing),
         (Watch, "judge", nothing),
     ]
@@ -73,7 +73,7 @@ def silent() -> None:
 
 def slow_rerank(seconds: float) -> None:
     """Let each rerank compute for longer, in its thread."""
-    from knowledge_flow_backend import app
+    from knowledge_flow_backend import wiring
     from knowledge_flow_backend.rerank.bm25 import bm25
     from knowledge_flow_backend.rerank.local import LocalReranker
 
@@ -85,7 +85,7 @@ def slow_rerank(seconds: float) -> None:
         def __init__(self, *given: Any, **named: Any) -> None:
             super().__init__(*given, **named, word_scores=slowly)
 
-    vars(app)["LocalReranker"] = SlowReranker
+    vars(wiring)["LocalReranker"] = SlowReranker
 
 
 def main() -> int:

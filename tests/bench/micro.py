@@ -26,8 +26,8 @@ from prometheus_client import CollectorRegistry
 from agentic_backend.agent import AGENT_PHASES
 from agentic_backend.llm.observer import Metered
 from agentic_backend.metrics import AgenticMetrics
-from agentic_backend.session.account import TURN_PHASES, TurnAccounts, TurnEnd
 from agentic_backend.session.stream import Ask
+from agentic_backend.session.turn_report import TURN_PHASES, TurnEnd, TurnReports
 from agentic_backend.verdict import Gauged, Windows
 from backend_kit.kpi import Kpi, Ledger, phase
 from backend_kit.kpi.core import PhaseTimer
@@ -54,7 +54,7 @@ class Cases:
         self.kpi = Kpi(CollectorRegistry(), service="bench", phases=(*AGENT_PHASES, *TURN_PHASES))
         self.metrics = AgenticMetrics(self.kpi.registry, self.kpi)
         self.windows = Windows()
-        self.accounts = TurnAccounts(self.kpi, self.metrics, self.windows, acked_by_database=False)
+        self.accounts = TurnReports(self.kpi, self.metrics, self.windows, acked_by_database=False)
         self.model = Metered(self.metrics)
 
     def observed(self) -> int:
@@ -68,7 +68,7 @@ class Cases:
         return sum(stats.count for rollup in kept_now if (stats := rollup.take()) is not None)
 
     def listed(self) -> list[Case]:
-        """Name, function, bound in µs. Bounds are METRICS' and DESIGN's where they give one."""
+        """Name, function, bound in µs."""
         return [
             ("phase timer: kpi.phase, no turn", self.phase_alone, 2.0),
             ("phase timer: phase() into a ledger", self.phase_in_turn, 2.0),

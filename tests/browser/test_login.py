@@ -70,13 +70,13 @@ async def test_a_person_signs_in_asks_and_stays_while_tokens_come_and_go(page, k
 
         await expect(page.locator("#connection")).to_have_text("Connected")
         (socket,) = service.service.running.hub._sockets
-        first_ends_at = socket.identity.expires_at
+        first_ends_at = socket.principal.identity.expires_at
         await ask(page, "A long one")
         # The answer takes 16 s: it ends on the same socket, which by then has a newer token.
         await expect(page.locator(".ledger-facts")).to_contain_text("first token")
         assert tuple(service.service.running.hub._sockets) == (socket,)
-        assert socket.identity.username == "ada"
-        assert socket.identity.expires_at > first_ends_at
+        assert socket.principal.identity.username == "ada"
+        assert socket.principal.identity.expires_at > first_ends_at
         assert all("grant_type=refresh_token" in form for form in forms[1:])
         assert not [frame for frame in frames if "refresh" in frame]
         assert "eyJ" not in await page.evaluate("JSON.stringify([{...localStorage}, {...sessionStorage}])")

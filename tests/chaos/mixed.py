@@ -1,4 +1,5 @@
-"""Everything at once (TRUST C12), `make chaos-mixed`: `python -m tests.chaos.mixed [--short] [--seconds N] [--seed N]`.
+"""Everything at once (docs/trust.md#C12), `make chaos-mixed`:
+`python -m tests.chaos.mixed [--short] [--seconds N] [--seed N]`.
 
 150 clients ask for ten minutes while Postgres, the model and the network before both fail at random, agents have models
 that refuse, stall, break off and talk nonsense, one has a knowledge flow that does, and strangers break every rule of

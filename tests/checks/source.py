@@ -60,17 +60,17 @@ def module_of(text: str, path: str = "agentic_backend/sample.py") -> Module:
     return Module(Path(path), text, ast.parse(text))
 
 
-def modules(*packages: str) -> list[Module]:
+def modules(*packages: str, root: Path = ROOT) -> list[Module]:
     """Every module of the packages (of all, when none is named). There is always one, or the checks look nowhere."""
-    found = [_read(file) for package in packages or PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
+    found = [_read(file, root) for package in packages or PACKAGES for file in sorted((root / package).rglob("*.py"))]
     assert found, f"no module found in {packages}"
     return found
 
 
 @cache
-def _read(file: Path) -> Module:
+def _read(file: Path, root: Path) -> Module:
     # Parsed once, not once a rule: no rule changes a tree.
-    return module_of(file.read_text(), str(file.relative_to(ROOT)))
+    return module_of(file.read_text(), str(file.relative_to(root)))
 
 
 def functions(module: Module) -> list[Function]:

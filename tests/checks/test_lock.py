@@ -16,7 +16,8 @@ from packaging.version import Version
 from tests.checks.source import ROOT
 from tests.contracts.table import CONTRACTS, PYTHON
 
-# TRUST G5: below these, faults in token checks (pyjwt), in checkpoints (langgraph) and in form parsing are known.
+# docs/trust.md#G5: below these, faults in token checks (pyjwt), in checkpoints (langgraph) and in form parsing are
+# known.
 FLOORS = {
     "pyjwt": "2.13",
     "langgraph": "1.0.10",

@@ -1,9 +1,8 @@
-"""What uvicorn, starlette and pydantic do as delivered (TRUST U1 to U13): where one changes, our workaround must too.
+"""What uvicorn, starlette and pydantic do as delivered (docs/libraries.md#U1 to U13).
 
-Our workarounds: of U1, U2 and U7 in backend_kit/http/server.py, of U3 to U6 in backend_kit/http/ws.py, of U8 in
-backend_kit/http/redact.py, of U12 in backend_kit/http/head.py.
-
-U14, conformance, is `tests/conformance`.
+Where one changes, our workaround must too: of U1, U2 and U7 it is in backend_kit/http/server.py, of U3 to U6 in
+backend_kit/http/ws.py, of U8 in backend_kit/http/redact.py, of U12 in backend_kit/http/head.py. U14, conformance, is
+`tests/conformance`.
 """
 
 import asyncio

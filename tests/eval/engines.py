@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from backend_kit.kpi import Kpi
 from deploy.opensearch.node import OpenSearchNode
-from knowledge_flow_backend.embed.handover import QuestionVectors
+from knowledge_flow_backend.embed.question_vectors import QuestionVectors
 from knowledge_flow_backend.engines.engine import PgVectorEngine, make_engine
 from knowledge_flow_backend.engines.pgvector.word_counts import WordCounter
 from knowledge_flow_backend.index import ChunkHit, ChunkIndex, IndexQuery, IndexWriter, Policy, Reader

@@ -8,9 +8,10 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from agentic_backend.app import Parts, make_retention
+from agentic_backend.app import Parts
 from agentic_backend.chat.follow import Follow
 from agentic_backend.session.registry import RegistryRules
+from agentic_backend.wiring import make_retention
 from tests.agentic_backend.records import until, until_waiting
 from tests.support.clock import Clock
 from tests.support.patience import PATIENCE_S
@@ -185,7 +186,9 @@ async def test_a_turn_that_runs_is_stopped_and_leaves_nothing(start_service, dat
 def retention_of(service):
     """What deletes old sessions in this service, to be run now."""
     running = service.service.running
-    return make_retention(service.service._settings, running)
+    return make_retention(
+        service.service._settings, running.persistence, running.registry, running.hub, running.metrics
+    )
 
 
 def age(database, session_id):
@@ -267,11 +270,11 @@ async def test_retention_leaves_a_session_that_a_socket_is_told_of(start_service
             await say(socket, type="ping")
             await hear_until(socket, "pong")
             (open_socket,) = hub._sockets
-            open_socket._follows.append(Follow(turn))
+            open_socket.outbox.follows.append(Follow(turn))
             assert hub.followed() == {(session_id, "admin")}
             await retention_of(service).prune()
             assert len(await service.history(session_id)) == 2
-            open_socket._follows.clear()
+            open_socket.outbox.follows.clear()
             await retention_of(service).prune()
             assert await status(service, session_id) == 403
 

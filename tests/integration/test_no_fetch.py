@@ -1,4 +1,4 @@
-"""TRUST F4: an address that comes from a user is text. Nothing of it is ever fetched, however it is spelled."""
+"""docs/trust.md#F4: an address that comes from a user is text. Nothing of it is ever fetched, however it is spelled."""
 
 import asyncio
 import json
@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from knowledge_flow_backend.app import KnowledgeFlowService
-from tests.integration.test_made_agents import call, editing
+from tests.integration.test_created_agents import call, editing
 from tests.knowledge_flow_backend.service import settings_on
 from tests.support.following import ask_frame
 from tests.support.service import BASE, hear, hear_until, say

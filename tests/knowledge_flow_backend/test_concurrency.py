@@ -12,9 +12,9 @@ from tests.support.threads import no_more_threads
 async def test_a_call_runs_in_a_thread_and_raises_what_it_raises() -> None:
     waited: list[float] = []
     threads = WorkerThreads("test", 1, 1, waited=waited.append)
-    assert await threads.run(threading.get_ident) != threading.get_ident()
+    assert await threads.run_in_thread(threading.get_ident) != threading.get_ident()
     with pytest.raises(ZeroDivisionError):
-        await threads.run(lambda: 1 // 0)
+        await threads.run_in_thread(lambda: 1 // 0)
     assert len(waited) == 2
     assert threads.held == 0
     threads.close()
@@ -31,15 +31,15 @@ async def test_a_call_that_finds_no_room_is_refused_and_one_that_is_given_up_mak
         ran.append("first")
 
     async with asyncio.TaskGroup() as group:
-        running = group.create_task(threads.run(hold))
+        running = group.create_task(threads.run_in_thread(hold))
         await asyncio.to_thread(started.wait)
-        waiting = group.create_task(threads.run(lambda: ran.append("second")))
+        waiting = group.create_task(threads.run_in_thread(lambda: ran.append("second")))
         await asyncio.sleep(0)
         with pytest.raises(ThreadsBusy):
-            await threads.run(lambda: None)
+            await threads.run_in_thread(lambda: None)
         waiting.cancel()
         await asyncio.wait([waiting])
-        third = group.create_task(threads.run(lambda: ran.append("third")))
+        third = group.create_task(threads.run_in_thread(lambda: ran.append("third")))
         running.cancel()
         await asyncio.sleep(0)
         # What runs cannot be stopped: it keeps its thread, and its place.
@@ -55,7 +55,7 @@ async def test_a_call_that_gets_no_thread_keeps_no_place() -> None:
     with no_more_threads():
         for _ in range(5):
             with pytest.raises(RuntimeError, match="new thread"):
-                await threads.run(lambda: None)
+                await threads.run_in_thread(lambda: None)
     assert threads.held == 0
     threads.close()
 

@@ -65,7 +65,7 @@ HOSTILE: Final[dict[str, tuple[Hostile, ...]]] = {
     f"{_REST}/export.py::_fenced": (("", "a", " "),),
     f"{_CHAT}/frames.py::_SURROGATE": (("", "é", ""), ("", "\ud7ff", "")),
     f"{_CHAT}/frames.py::session_id_of": (("", "a", " "),),
-    f"{_CHAT}/socket.py::_TRACEPARENT": (("00-", "a", ""), ("", "0", "")),
+    f"{_CHAT}/handshake.py::_TRACEPARENT": (("00-", "a", ""), ("", "0", "")),
     "agentic_backend/knowledge/client.py::_TOKEN": (("", "a", "\n"),),
     "agentic_backend/knowledge/client.py::_ID": (("", "a", " "),),
     "agentic_backend/knowledge/timing.py::_PART": (
@@ -77,8 +77,8 @@ HOSTILE: Final[dict[str, tuple[Hostile, ...]]] = {
         ("", "a;dur=1;start=1", ""),
     ),
     "agentic_backend/llm/chunks.py::_ESCAPE": (("", "\\", ""), ("", "\\ud800", ""), ("", "\\ud800\\u", "")),
-    "agentic_backend/session/account.py::_PLAIN": (("", "a", " "),),
-    "agentic_backend/session/account.py::_QUOTABLE": (("", " ", "\n"),),
+    "agentic_backend/session/turn_report.py::_PLAIN": (("", "a", " "),),
+    "agentic_backend/session/turn_report.py::_QUOTABLE": (("", " ", "\n"),),
     "backend_kit/http/context.py::_REQUEST_ID": (("", "a", " "),),
     "backend_kit/http/redact.py::_SIGN": (("", "?", ""), ("", "&=", ""), ("", "a", "")),
     "knowledge_flow_backend/ingest/chunks.py::_SENTENCE_END": (

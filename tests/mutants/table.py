@@ -94,9 +94,9 @@ MUTANTS = (
     ),
     Mutant(
         "the compatible protocol asks the next before the end of the one before",
-        "agentic_backend/chat/socket.py",
-        "        elif not self._follows:\n            self._submit(ask)\n",
-        "        elif not self._pending:\n            self._submit(ask)\n",
+        "agentic_backend/chat/dialects.py",
+        "        elif not self.outbox.follows:\n",
+        "        elif not self.outbox.waiting:\n",
         f"{CHAT}/test_socket.py::test_a_compatible_socket_asks_the_next_only_after_the_end_of_the_one_before",
     ),
     Mutant(

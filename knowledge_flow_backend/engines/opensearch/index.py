@@ -23,7 +23,7 @@ from knowledge_flow_backend.engines.opensearch.shape import ENGINE, check_index
 from knowledge_flow_backend.engines.pgvector import statements
 from knowledge_flow_backend.engines.pgvector.queries import candidates_of, hit_of, scope_of
 from knowledge_flow_backend.engines.pgvector.rows import Made, check_made, vector_text
-from knowledge_flow_backend.engines.turnstile import Turnstile
+from knowledge_flow_backend.engines.priority_semaphore import PrioritySemaphore
 from knowledge_flow_backend.index import ChunkHit, IndexQuery, Policy, Reader, Similarity, Vector
 from knowledge_flow_backend.index.database import IndexDatabase
 from knowledge_flow_backend.index.faults import failure_of
@@ -100,7 +100,7 @@ class OpenSearchChunks:
         self._kpi = kpi
         self._rules = rules or OpenSearchRules()
         self._rights = opensearch_statements.rights(self._rules.most_pending)
-        self._turnstile = Turnstile(self._rules.parallel, kpi)
+        self._semaphore = PrioritySemaphore(self._rules.parallel, kpi)
 
     async def check(self, dimension: int | None = None) -> None:
         """Raise `SchemaMismatch` where the index is not as this service makes it, or is not there; `IndexUnavailable`.
@@ -246,11 +246,11 @@ class OpenSearchChunks:
         return {row[0]: hit_of(row[1:]) for row in rows}
 
     async def _found(self, body: dict[str, Any]) -> list[tuple[str, float]]:
-        async with self._turnstile.step():
+        async with self._semaphore.step():
             return await self._cluster.search(self._database.index, body)
 
     async def _rows(
         self, op: str, statement: Executable, parameters: dict[str, object], *, first: bool = False
     ) -> Sequence[Sequence[Any]]:
-        async with self._turnstile.step(first=first), self._database.main.connection() as connection:
+        async with self._semaphore.step(first=first), self._database.main.connection() as connection:
             return await connection.execute(op, statement, parameters)

@@ -85,7 +85,7 @@ class Reindexer:
         self._grace_s = grace_s
         self._page = page
 
-    async def run(self) -> Rebuild:
+    async def rebuild_index(self) -> Rebuild:
         """Build, exchange, delete the old one. Cut off at any moment, the index in use is the old one or the new one.
 
         Raises `NothingToRebuild`, `SchemaMismatch` where the index is another database's, `IndexUnavailable`.

@@ -158,7 +158,7 @@ class OpenSearchWriter:
                 chunks,
                 vectors,
                 bulk_size=self._bulk_size,
-                pace=self._cluster.pace,
+                throttle=self._cluster.throttle,
             )
             await self._validate(connection, intention)
             await connection.commit()

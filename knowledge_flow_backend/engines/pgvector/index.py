@@ -14,7 +14,7 @@ from knowledge_flow_backend.engines.pgvector import statements
 from knowledge_flow_backend.engines.pgvector.queries import candidates_of, hit_of, scope_of
 from knowledge_flow_backend.engines.pgvector.rows import Made, check_made, vector_text
 from knowledge_flow_backend.engines.pgvector.writer import ENGINE
-from knowledge_flow_backend.engines.turnstile import Turnstile
+from knowledge_flow_backend.engines.priority_semaphore import PrioritySemaphore
 from knowledge_flow_backend.index import ChunkHit, IndexQuery, Policy, Reader, Similarity, Vector
 from knowledge_flow_backend.index.database import IndexDatabase
 from knowledge_flow_backend.index.faults import failure_of
@@ -59,7 +59,7 @@ class PgVectorIndex:
         self._model = model
         self._kpi = kpi
         self._rules = rules or PgVectorRules()
-        self._turnstile = Turnstile(self._rules.parallel, kpi)
+        self._semaphore = PrioritySemaphore(self._rules.parallel, kpi)
 
     async def check(self, dimension: int | None = None) -> None:
         """Raise `SchemaMismatch` where the index holds vectors of another model, or length where that is known;
@@ -175,7 +175,7 @@ class PgVectorIndex:
     async def _rows(
         self, op: str, statement: Executable, parameters: Mapping[str, object], *, first: bool = False
     ) -> Sequence[Sequence[Any]]:
-        async with self._turnstile.step(first=first), self._database.main.connection() as connection:
+        async with self._semaphore.step(first=first), self._database.main.connection() as connection:
             return await connection.execute(op, statement, parameters)
 
 

@@ -12,8 +12,8 @@ from sqlalchemy import text
 from backend_kit.db.faults import DatabaseFault
 from backend_kit.db.pool import TimedConnection
 from backend_kit.wire import dumps
-from knowledge_flow_backend.engines.pace import Pace
 from knowledge_flow_backend.engines.pgvector.statements import INFO
+from knowledge_flow_backend.engines.write_throttle import WriteThrottle
 from knowledge_flow_backend.errors import Conflict, SchemaMismatch
 from knowledge_flow_backend.index.database import LOCK_KEY, IndexDatabase
 from knowledge_flow_backend.index.faults import failure_of
@@ -115,11 +115,11 @@ async def put_rows(
     vectors: Sequence[Vector],
     *,
     bulk_size: int,
-    pace: Pace | None = None,
+    throttle: WriteThrottle | None = None,
 ) -> int:
     """Put all rows of a document in place of what its uid held, in the transaction of the connection; its version.
 
-    `pace`: of the chunks, where searches are to come first.
+    `throttle`: of the chunks, where searches are to come first.
 
     Raises `Conflict` where the uid is another owner's or its claim another upload's, and `DatabaseFault`s.
     """
@@ -129,7 +129,7 @@ async def put_rows(
             raise Conflict("the document was deleted or uploaded again")
     version = await _put_document(connection, document, content, chunks)
     await connection.execute("drop_chunks", _DROP_CHUNKS, {"uid": document.uid})
-    await _copy(connection, document, version, zip(chunks, vectors, strict=True), bulk_size, pace)
+    await _copy(connection, document, version, zip(chunks, vectors, strict=True), bulk_size, throttle)
     return version
 
 
@@ -175,16 +175,16 @@ async def _copy(
     version: int,
     pairs: Iterable[tuple[Chunk, Vector]],
     bulk_size: int,
-    pace: Pace | None,
+    throttle: WriteThrottle | None,
 ) -> None:
     pairs = iter(pairs)
     while True:
-        most = pace.piece(bulk_size) if pace is not None else bulk_size
+        most = throttle.piece(bulk_size) if throttle is not None else bulk_size
         # In a thread, 50 µs a chunk: a large document would hold the loop for seconds.
         rows = await asyncio.to_thread(_rows, document, version, islice(pairs, most))
         if not rows:
             return
-        async with pace.write() if pace is not None else nullcontext():
+        async with throttle.write() if throttle is not None else nullcontext():
             await connection.copy("copy_chunks", _COPY_CHUNKS, rows)
 
 

@@ -5,15 +5,16 @@ from typing import Any
 
 from agentic_backend.agent import AgentKit, AgentRun
 from agentic_backend.events import AgentEvent, Delta
-from agentic_backend.llm import Deadlines, Endpoint, ModelPool, Retries
+from agentic_backend.llm import CallDeadlines, Endpoint, ModelPool
 from agentic_backend.session.models import Remembered
 from agentic_backend.settings import AgentSettings, AgentTuning, FieldSpec
+from backend_kit.aio.retry import Retries
 
 QUICK = Retries(base_s=0.001, cap_s=0.002)
 
 
-def kit_for(pool: ModelPool, base_url: str, model: str = "m", deadlines: Deadlines | None = None) -> AgentKit:
-    endpoint = Endpoint(base_url, model, retries=QUICK, deadlines=deadlines or Deadlines(), coalesce=False)
+def kit_for(pool: ModelPool, base_url: str, model: str = "m", deadlines: CallDeadlines | None = None) -> AgentKit:
+    endpoint = Endpoint(base_url, model, retries=QUICK, deadlines=deadlines or CallDeadlines(), coalesce=False)
     return AgentKit(pool.chat_model(endpoint), model)
 
 

@@ -8,7 +8,7 @@ from agentic_backend.agent import Agent, Catalog, DirectAnswer
 from agentic_backend.agent.plain import SYSTEM_PROMPT
 from agentic_backend.errors import LlmProtocol, LlmRateLimited, LlmTimeout, LlmUnavailable, TurnFailed
 from agentic_backend.events import Delta
-from agentic_backend.llm import Deadlines, ModelPool
+from agentic_backend.llm import CallDeadlines, ModelPool
 from agentic_backend.session.models import Remembered
 from backend_kit.kpi import Kpi, Ledger
 from tests.agentic_backend.agent.helpers import Turn, kit_for, settings_for
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.servers
 GOOD = streams(token("Hel"), token("lo"), finish(), usage(3, 2), DONE)
 
 
-def georges(pool: ModelPool, base_url: str, deadlines: Deadlines | None = None, prompt: str | None = None) -> Agent:
+def georges(pool: ModelPool, base_url: str, deadlines: CallDeadlines | None = None, prompt: str | None = None) -> Agent:
     kit = kit_for(pool, base_url, deadlines=deadlines)
     return Catalog([settings_for(prompt=prompt)], kit).get("Georges")
 
@@ -99,16 +99,16 @@ async def test_a_usage_that_is_repeated_is_not_added_up(pool: ModelPool) -> None
 @pytest.mark.parametrize(
     ("fault", "deadlines", "error", "said"),
     [
-        (status(429), Deadlines(), LlmRateLimited, ""),
-        (status(500), Deadlines(), LlmUnavailable, ""),
-        (status(400), Deadlines(), LlmProtocol, ""),
-        (streams(token("Hel"), b"data: lorem\n\n"), Deadlines(), LlmProtocol, "Hel"),
-        (stalls_after(token("Hel")), Deadlines(inter_token_s=0.1), LlmTimeout, "Hel"),
-        (stalls_after(), Deadlines(first_token_s=0.2), LlmTimeout, ""),
+        (status(429), CallDeadlines(), LlmRateLimited, ""),
+        (status(500), CallDeadlines(), LlmUnavailable, ""),
+        (status(400), CallDeadlines(), LlmProtocol, ""),
+        (streams(token("Hel"), b"data: lorem\n\n"), CallDeadlines(), LlmProtocol, "Hel"),
+        (stalls_after(token("Hel")), CallDeadlines(inter_token_s=0.1), LlmTimeout, "Hel"),
+        (stalls_after(), CallDeadlines(first_token_s=0.2), LlmTimeout, ""),
     ],
 )
 async def test_a_failing_model_fails_the_turn_with_its_code(
-    pool: ModelPool, fault: Step, deadlines: Deadlines, error: type[TurnFailed], said: str
+    pool: ModelPool, fault: Step, deadlines: CallDeadlines, error: type[TurnFailed], said: str
 ) -> None:
     """Through langgraph and langchain the failure stays what the client raised."""
     turn = Turn()

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from agentic_backend.chat import follow
-from agentic_backend.chat import socket as module
+from agentic_backend.chat import dialects, follow, outbox
+from agentic_backend.chat.outbox import Closing
+from agentic_backend.errors import Overloaded
 from backend_kit.auth import AuthError, Identity
 from backend_kit.wire import Code
 from tests.agentic_backend.chat.told_hub import RULES, Peer, accept, cancel, delta, finish, told_hub, until
@@ -105,7 +106,7 @@ async def test_a_peer_that_lets_answers_pile_up_is_aborted():
     async with told_hub() as it:
         peer = await it.opened()
         peer.reads.clear()
-        for _ in range(module._OUTBOX_FRAMES + 2):
+        for _ in range(outbox._MAX_FRAMES + 2):
             peer.say(type="ping")
         await until(lambda: peer.aborted > 0)
         await until(lambda: len(it.hub) == 0)
@@ -120,7 +121,7 @@ async def test_a_peer_that_vanishes_while_it_is_written_to_ends_its_socket():
             if close:
                 finish(turn)
                 (sock,) = it.hub._sockets
-                sock.close(1012)
+                sock.outbox.close(Closing(1012))
             else:
                 accept(turn)
             # The write fails first; with which code it left, the server says a moment later.
@@ -136,10 +137,98 @@ async def test_a_socket_that_closes_may_lose_its_peer_meanwhile():
         peer = await it.opened()
         (sock,) = it.hub._sockets
         peer.gone = True
-        sock.close(1012)
-        sock.close(1000)
+        sock.outbox.close(Closing(1012))
         peer.leave(1006)
         await until(lambda: len(it.hub) == 0)
+
+
+async def test_what_comes_while_a_socket_closes_at_once_leaves_its_code(caplog):
+    async with told_hub(replace(RULES, sockets_per_user=1)) as it:
+        first = await it.opened()
+        (sock,) = it.hub._sockets
+        first.reads.clear()
+        second = await it.opened()
+        third = await it.opened()
+        assert await second.close_code() == 4409
+        await it.hub.tick(sock.clock.last_received + 2 * RULES.idle_s)
+        assert await third.close_code() == 4408
+        it.hub.begin_drain()
+        first.reads.set()
+        assert await first.close_code() == 4409
+        await until(lambda: len(it.hub) == 0)
+        assert it.registry.get_sample_value("app_limit_hits_total", {"limit": "per_user_sockets"}) == 2
+        assert "socket failed" not in caplog.text
+
+
+@pytest.mark.parametrize("token", ["old-ann", "down-ann"])
+async def test_a_compatible_ask_whose_token_is_verified_while_the_hub_closes_changes_nothing(token, caplog):
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    class Slow(Names):
+        async def verify(self, shown: str | None) -> Identity:
+            if shown == token:
+                asked.set()
+                await answer.wait()
+                if token == "down-ann":
+                    raise Overloaded
+            return await super().verify(shown)
+
+    async with told_hub(verifier=Slow()) as it:
+        peer = await it.opened(native=False, token="ok-ann")
+        (sock,) = it.hub._sockets
+        peer.say(session_id="s", agent_id="Georges", message="Hello", access_token=token)
+        await asked.wait()
+        sock.outbox.close(Closing(4409))
+        assert await peer.close_code() == 4409
+        answer.set()
+        await until(lambda: len(it.hub) == 0)
+        assert "socket failed" not in caplog.text
+        assert peer._frames.empty()
+        assert not it.turns.turns
+
+
+async def test_a_refusal_that_is_sent_while_the_hub_closes_leaves_its_code(caplog):
+    async with told_hub() as it:
+        it.turns.refusal = Code.OVERLOADED
+        peer = await it.opened(native=False)
+        (sock,) = it.hub._sockets
+        peer.reads.clear()
+        await it.asked(peer, "e1")
+        await until(lambda: peer.sending == 1)
+        sock.outbox.close(Closing(4409))
+        peer.reads.set()
+        assert (await peer.hear())["code"] == "overloaded"
+        assert await peer.close_code() == 4409
+        await until(lambda: len(it.hub) == 0)
+        assert "socket failed" not in caplog.text
+
+
+async def test_a_final_frame_comes_after_the_answers_to_what_was_asked_before_it():
+    async with told_hub() as it:
+        peer = await it.opened(native=False)
+        (sock,) = it.hub._sockets
+        first = await it.asked(peer, "e1")
+        peer.say(session_id="s", agent_id="Georges", message="Hello", client_exchange_id="e2")
+        peer.say_raw(text="{")
+        await until(lambda: sock.outbox.closing is not None)
+        finish(first)
+        finish(await it.turns.asked("e2"))
+        heard = await peer.hear_until("error")
+        assert [frame["type"] for frame in heard] == ["stream", "final", "stream", "final", "error"]
+        assert await peer.close_code() == 1011
+
+
+async def test_a_close_while_the_final_frame_is_sent_has_its_own_code():
+    async with told_hub() as it:
+        peer = await it.opened(native=False)
+        (sock,) = it.hub._sockets
+        peer.reads.clear()
+        peer.say_raw(text="{")
+        await until(lambda: peer.sending == 1)
+        sock.outbox.close(Closing(4409))
+        peer.reads.set()
+        assert (await peer.hear())["code"] == "bad_request"
+        assert await peer.close_code() == 4409
 
 
 async def test_a_failure_of_the_socket_is_logged_and_closes_with_1011(caplog):
@@ -198,7 +287,7 @@ async def test_on_disconnect_cancel_holds_only_when_nobody_else_listens():
 async def test_a_socket_follows_so_many_turns_and_no_more():
     async with told_hub() as it:
         peer = await it.opened()
-        turns = [await it.asked(peer, f"e{number}") for number in range(module._FOLLOWED_TURNS)]
+        turns = [await it.asked(peer, f"e{number}") for number in range(dialects._FOLLOWED_TURNS)]
         peer.say(type="ask", session_id="s", agent_id="Georges", message="Hello")
         error = await peer.hear()
         assert (error["code"], error["retry_after_ms"]) == ("rate_limited", 1000)
@@ -348,7 +437,7 @@ async def test_the_compatible_socket_ends_with_4401_in_place_of_a_further_answer
         waiting.say(type="ask", **ask, client_exchange_id="e2")
         waiting.say(type="ask", **ask, client_exchange_id="e3", access_token="old-ann")
         (sock,) = it.hub._sockets
-        await until(lambda: sock.identity.ended())  # noqa: PLW0108 - the identity is replaced
+        await until(lambda: sock.principal.identity.ended())  # noqa: PLW0108 - the identity is replaced
         finish(turn)
         await waiting.hear_until("final")
         assert await waiting.close_code() == 4401

@@ -1,9 +1,8 @@
-"""Each fault of a model server, byte for byte, and what a turn is told (TRUST C1 to C7)."""
+"""Each fault of a model server, byte for byte, and what a turn is told (docs/trust.md#C1 to C7)."""
 
 import asyncio
 import gc
 import logging
-import random
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,9 +12,11 @@ from langchain_core.messages import HumanMessage
 from pydantic import SecretStr
 
 from agentic_backend.errors import LlmProtocol, LlmRateLimited, LlmTimeout, LlmUnavailable, TurnFailed
-from agentic_backend.llm import Connections, Deadlines, Endpoint, ModelPool, Retries
+from agentic_backend.llm import CallDeadlines, Endpoint, ModelPool
 from agentic_backend.llm.client import CompletionStream
 from agentic_backend.llm.failures import AttemptFailed
+from backend_kit.aio.retry import Retries
+from backend_kit.client.connections import Connections
 from tests.agentic_backend.llm.conftest import Watched
 from tests.agentic_backend.llm.scripted import (
     DONE,
@@ -48,7 +49,7 @@ async def ask(
     said: list[str] | None = None,
     *,
     retries: Retries = QUICK,
-    deadlines: Deadlines | None = None,
+    deadlines: CallDeadlines | None = None,
     max_answer_chars: int = 1000,
 ) -> str:
     """The whole text of one streamed answer; `said` has what came before a failure."""
@@ -58,7 +59,7 @@ async def ask(
         "m",
         SecretStr(KEY),
         retries=retries,
-        deadlines=deadlines or Deadlines(),
+        deadlines=deadlines or CallDeadlines(),
         max_answer_chars=max_answer_chars,
     )
     async for chunk in pool.chat_model(endpoint).astream("Hi"):
@@ -280,7 +281,7 @@ async def test_no_first_token_in_time(pool: ModelPool, watched: Watched) -> None
     role = event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
     async with scripted(stalls_after(role)) as model:
         with pytest.raises(LlmTimeout):
-            await ask(pool, model.base_url, deadlines=Deadlines(first_token_s=0.5))
+            await ask(pool, model.base_url, deadlines=CallDeadlines(first_token_s=0.5))
         await model.gone.wait()
         assert len(model.requests) == 1
     assert watched.requests == [("m", "timeout")]
@@ -292,7 +293,7 @@ async def test_no_headers_in_time(pool: ModelPool) -> None:
 
     async with scripted(silent) as model:
         with pytest.raises(LlmTimeout):
-            await ask(pool, model.base_url, deadlines=Deadlines(first_token_s=0.5))
+            await ask(pool, model.base_url, deadlines=CallDeadlines(first_token_s=0.5))
         await model.gone.wait()
 
 
@@ -303,7 +304,7 @@ async def test_the_first_tokens_deadline_holds_over_retries(pool: ModelPool) -> 
                 pool,
                 model.base_url,
                 retries=Retries(max_retries=10**6, base_s=0.001, cap_s=0.001),
-                deadlines=Deadlines(first_token_s=0.1),
+                deadlines=CallDeadlines(first_token_s=0.1),
             )
 
 
@@ -311,7 +312,7 @@ async def test_a_stream_that_stalls(pool: ModelPool, watched: Watched) -> None:
     said: list[str] = []
     async with scripted(stalls_after(token("Hel"), token("lo"))) as model:
         with pytest.raises(LlmTimeout):
-            await ask(pool, model.base_url, said, deadlines=Deadlines(inter_token_s=0.5))
+            await ask(pool, model.base_url, said, deadlines=CallDeadlines(inter_token_s=0.5))
         await model.gone.wait()
     assert "".join(said) == "Hello"
     assert watched.requests == [("m", "timeout")]
@@ -326,7 +327,7 @@ async def test_comments_are_no_tokens(pool: ModelPool) -> None:
 
     async with scripted(kept_alive) as model:
         with pytest.raises(LlmTimeout):
-            await ask(pool, model.base_url, deadlines=Deadlines(inter_token_s=0.1))
+            await ask(pool, model.base_url, deadlines=CallDeadlines(inter_token_s=0.1))
         await model.gone.wait()
 
 
@@ -339,7 +340,7 @@ async def test_a_slow_but_steady_stream_outlives_the_deadline(pool: ModelPool) -
         await write(finish() + DONE)
 
     async with scripted(slow) as model:
-        assert await ask(pool, model.base_url, deadlines=Deadlines(inter_token_s=4.0)) == "x" * 10
+        assert await ask(pool, model.base_url, deadlines=CallDeadlines(inter_token_s=4.0)) == "x" * 10
 
 
 async def test_a_consumer_that_takes_its_time_is_no_stall(pool: ModelPool) -> None:
@@ -355,7 +356,7 @@ async def test_a_consumer_that_takes_its_time_is_no_stall(pool: ModelPool) -> No
 
     text = ""
     async with scripted(on_demand) as model:
-        endpoint = Endpoint(model.base_url, "m", deadlines=Deadlines(inter_token_s=4.0))
+        endpoint = Endpoint(model.base_url, "m", deadlines=CallDeadlines(inter_token_s=4.0))
         async for chunk in pool.chat_model(endpoint).astream("Hi"):
             if not text:
                 await asyncio.sleep(4.5)
@@ -368,7 +369,7 @@ async def test_a_token_is_handed_on_whatever_came_with_it(pool: ModelPool) -> No
     said: list[str] = []
     async with scripted(stalls_after(token("Hel") + usage(3, 1))) as model:
         with pytest.raises(LlmTimeout):
-            await ask(pool, model.base_url, said, deadlines=Deadlines(first_token_s=30, inter_token_s=0.1))
+            await ask(pool, model.base_url, said, deadlines=CallDeadlines(first_token_s=30, inter_token_s=0.1))
     assert "".join(said) == "Hel"
 
 
@@ -494,13 +495,3 @@ async def test_failures_are_logged_once_a_second_and_cause(pool: ModelPool, capl
             with pytest.raises(LlmProtocol):
                 await ask(pool, model.base_url)
     assert 1 <= len([record for record in caplog.records if "http_status" in record.getMessage()]) < 20
-
-
-def test_the_wait_before_a_retry_is_jittered_within_a_doubling_window() -> None:
-    random.seed(7)
-    policy = Retries(base_s=1.0, cap_s=3.0)
-    for done, window in ((0, 1.0), (1, 2.0), (2, 3.0), (3, 3.0)):
-        delays = [policy.delay_s(done, None) for _ in range(200)]
-        assert 0 <= min(delays) < window / 4
-        assert window * 3 / 4 < max(delays) <= window
-    assert policy.delay_s(0, 5.0) >= 5.0

@@ -8,18 +8,11 @@ from pydantic import SecretStr
 
 from agentic_backend import settings
 from agentic_backend.errors import LlmTimeout
-from agentic_backend.llm import (
-    Connections,
-    Deadlines,
-    Endpoint,
-    Metered,
-    ModelPool,
-    Retries,
-    connections_of,
-    endpoint_of,
-)
+from agentic_backend.llm import CallDeadlines, Endpoint, Metered, ModelPool, connections_of, endpoint_of
 from agentic_backend.llm.failures import retry_after_s
 from agentic_backend.metrics import AgenticMetrics
+from backend_kit.aio.retry import Retries
+from backend_kit.client.connections import Connections
 from backend_kit.kpi import Kpi
 from tests.agentic_backend.llm.conftest import Watched
 from tests.support.mock_llm import MockModel
@@ -63,7 +56,7 @@ async def test_the_real_mock_model_streams_and_counts(mock_llm: MockModel, pool:
 
 
 async def test_a_stalled_mock_model_times_out(mock_llm: MockModel, pool: ModelPool) -> None:
-    endpoint = Endpoint(mock_llm.base_url, "mock;tokens=50;stall=5", deadlines=Deadlines(inter_token_s=0.2))
+    endpoint = Endpoint(mock_llm.base_url, "mock;tokens=50;stall=5", deadlines=CallDeadlines(inter_token_s=0.2))
     with pytest.raises(LlmTimeout):
         await pool.chat_model(endpoint).ainvoke("Hi")
 
@@ -101,7 +94,7 @@ def test_settings_become_an_endpoint() -> None:
         base_url="http://127.0.0.1:8099/v1",
         model="m",
         temperature=0.3,
-        deadlines=Deadlines(first_token_s=3, inter_token_s=4, answer_s=7),
+        deadlines=CallDeadlines(first_token_s=3, inter_token_s=4, answer_s=7),
         retries=Retries(max_retries=2),
     )
     assert connections_of(model) == Connections(
@@ -121,8 +114,8 @@ def test_a_key_is_in_no_repr() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Deadlines(first_token_s=0),
-        lambda: Deadlines(answer_s=-1),
+        lambda: CallDeadlines(first_token_s=0),
+        lambda: CallDeadlines(answer_s=-1),
         lambda: Connections(max_connections=-1),
         lambda: Connections(pool_s=0),
     ],

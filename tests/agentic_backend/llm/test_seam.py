@@ -14,7 +14,8 @@ from langchain_core.runnables.config import set_config_context
 from langchain_openai import ChatOpenAI
 
 from agentic_backend.errors import LlmProtocol, LlmTimeout, LlmUnavailable
-from agentic_backend.llm import Deadlines, Endpoint, ModelPool, Retries
+from agentic_backend.llm import CallDeadlines, Endpoint, ModelPool
+from backend_kit.aio.retry import Retries
 from tests.agentic_backend.llm.conftest import Watched
 from tests.agentic_backend.llm.scripted import (
     DONE,
@@ -155,7 +156,7 @@ async def test_an_answer_in_one_piece_has_a_deadline(pool: ModelPool) -> None:
         await server.gone.wait()
 
     async with scripted(silent) as server:
-        endpoint = Endpoint(server.base_url, "m", deadlines=Deadlines(answer_s=0.5))
+        endpoint = Endpoint(server.base_url, "m", deadlines=CallDeadlines(answer_s=0.5))
         with pytest.raises(LlmTimeout):
             await pool.chat_model(endpoint).ainvoke("Hi", stream=False)
         await server.gone.wait()

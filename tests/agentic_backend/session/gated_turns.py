@@ -8,7 +8,7 @@ from agentic_backend.events import Delta
 from agentic_backend.session.admission import Admission, TurnLimits
 from agentic_backend.session.exchange import Exchange
 from agentic_backend.session.models import AskRecord, Durability, Session, TurnRecord
-from agentic_backend.session.recall import KnownSession, Memory
+from agentic_backend.session.past_exchanges import KnownSession, SessionMemory
 from agentic_backend.session.registry import RegistryRules, TurnRegistry
 from agentic_backend.session.stream import Accepted, Ask, Cancelled, Final, Turn
 from backend_kit.aio import TaskRegistry
@@ -39,7 +39,7 @@ class Runner:
     """Runs a turn until its exchange is let go or stopped. `order` is who ran, in order of the beginnings."""
 
     def __init__(self) -> None:
-        self.memory = Memory()
+        self.memory = SessionMemory()
         self.order: list[str] = []
         self.stubborn = False
         self.failure: Exception | None = None
@@ -53,7 +53,7 @@ class Runner:
         async with asyncio.timeout(PATIENCE_S):
             await self._began.setdefault(exchange_id, asyncio.Event()).wait()
 
-    async def run(self, turn: Turn, known: KnownSession | None) -> KnownSession:
+    async def run_turn(self, turn: Turn, known: KnownSession | None) -> KnownSession:
         ask = turn.ask
         self.order.append(ask.exchange_id)
         self._began.setdefault(ask.exchange_id, asyncio.Event()).set()

@@ -11,14 +11,14 @@ from agentic_backend.agent.interrupts import Checkpoints
 from agentic_backend.errors import HistoryUnavailable, StorageFull
 from agentic_backend.events import ChatMessage, text_part, utc_now
 from agentic_backend.metrics import AgenticMetrics
-from agentic_backend.session.account import TurnAccounts
 from agentic_backend.session.admission import Admission, TurnLimits
 from agentic_backend.session.models import AskRecord, Durability, Remembered, Session, TurnRecord
-from agentic_backend.session.recall import Memory
+from agentic_backend.session.past_exchanges import SessionMemory
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.session.store import Leases
 from agentic_backend.session.stream import Ask, Turn
 from agentic_backend.session.turn import TurnRules, TurnRunner
+from agentic_backend.session.turn_report import TurnReports
 from agentic_backend.settings import AgentSettings
 from agentic_backend.verdict import Windows
 from backend_kit.aio import TaskRegistry
@@ -107,7 +107,7 @@ class TurnProcess:
         tasks: TaskRegistry,
         leases: Leases | None = None,
         checkpoints: Checkpoints | None = None,
-        memory: Memory | None = None,
+        memory: SessionMemory | None = None,
     ) -> None:
         kpi = Kpi(CollectorRegistry(), service="agentic")
         self.admission = admission = Admission(TurnLimits(max_turns=0, queue_length=0, queue_deadline_s=600.0))
@@ -124,7 +124,7 @@ class TurnProcess:
             admission=admission,
             metrics=metrics,
             kpi=kpi,
-            accounts=TurnAccounts(kpi, metrics, Windows(), acked_by_database=False),
+            reports=TurnReports(kpi, metrics, Windows(), acked_by_database=False),
             rules=TurnRules(turn_s=30.0, restore_max_exchanges=20),
             leases=leases,
             memory=memory,

@@ -98,7 +98,7 @@ async def test_only_of_users_that_were_seen_and_a_session_at_once(
     ]
     await leftovers.look()
     assert attachments.asked == 0
-    leftovers.seen("ann", Credentials("of ann"))
+    leftovers.note_owner("ann", Credentials("of ann"))
     await leftovers.look()
     assert knowledge.deleted == [("s1/d1", "of ann"), ("s2", "of ann")]
     assert attachments.left == [leftover("d4", "bob")]
@@ -113,7 +113,7 @@ async def test_one_users_failure_is_tried_again_and_keeps_nobody_else(
     attachments.left = [leftover("d1"), leftover("d2", "bob")]
     knowledge.failures["of ann"] = KfUnavailable("away")
     for user in ("ann", "bob"):
-        leftovers.seen(user, Credentials(f"of {user}"))
+        leftovers.note_owner(user, Credentials(f"of {user}"))
     await leftovers.look()
     assert knowledge.deleted == [("s1/d2", "of bob")]
     knowledge.failures.clear()
@@ -127,11 +127,11 @@ async def test_a_token_that_has_run_out_is_not_tried_again_but_a_new_one_is(
 ) -> None:
     attachments.left = [leftover("d1")]
     knowledge.failures["old"] = Unauthenticated()
-    leftovers.seen("ann", Credentials("old"))
+    leftovers.note_owner("ann", Credentials("old"))
     await leftovers.look()
     await leftovers.look()
     assert (attachments.asked, attachments.left) == (1, [leftover("d1")])
-    leftovers.seen("ann", Credentials("new"))
+    leftovers.note_owner("ann", Credentials("new"))
     await leftovers.look()
     assert knowledge.deleted == [("s1/d1", "new")]
 
@@ -140,7 +140,7 @@ async def test_without_postgres_it_is_looked_at_again(
     leftovers: Leftovers, attachments: MemoryAttachments, knowledge: Knowledge
 ) -> None:
     attachments.left, attachments.away = [leftover("d1")], True
-    leftovers.seen("ann", None)
+    leftovers.note_owner("ann", None)
     await leftovers.look()
     attachments.away = False
     await leftovers.look()
@@ -152,8 +152,8 @@ async def test_a_deletion_is_followed_at_once(
 ) -> None:
     attachments.left = [leftover("d1")]
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
-        running = group.create_task(leftovers.run())
-        leftovers.seen("ann", None, at_once=True)
+        running = group.create_task(leftovers.delete_leftovers())
+        leftovers.note_owner("ann", None, at_once=True)
         await attachments.looked.wait()
         running.cancel()
     assert attachments.asked == 1

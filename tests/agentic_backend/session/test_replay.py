@@ -118,5 +118,5 @@ def test_the_place_after_a_number():
     for text in ("a", "b", "c"):
         turn.publish(TextDelta(1, "final", text))
     assert [turn.after(seq) for seq in range(5)] == [0, 1, 2, 3, 0]
-    turn.told_anew = True
+    turn.restarted = True
     assert [turn.after(seq) for seq in range(5)] == [0] * 5

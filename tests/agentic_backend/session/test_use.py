@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from agentic_backend.session.models import Remembered, Session
-from agentic_backend.session.recall import Memory
+from agentic_backend.session.past_exchanges import SessionMemory
 from agentic_backend.session.stream import Cancelled, Failed, Final
 from backend_kit.aio import TaskRegistry
 from backend_kit.wire import Code
@@ -35,7 +35,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def turn_process(storage: MemoryStorage, tasks: TaskRegistry, clock: Clock) -> TurnProcess:
-    return TurnProcess(storage, tasks, memory=Memory(clock=clock))
+    return TurnProcess(storage, tasks, memory=SessionMemory(clock=clock))
 
 
 async def test_an_old_session_is_marked_as_used_before_its_turn_and_only_then(storage, turn_process):

@@ -63,7 +63,7 @@ class Owners:
         made = Owner(settings, shared=shared, on_taken=taken, claim=claim, wait_s=wait_s)
         self.all.append(made)
         if run:
-            self.tasks.spawn("owner", made.run, restart=True)
+            self.tasks.spawn("owner", made.hold_claim, restart=True)
         return made
 
 
@@ -143,7 +143,7 @@ async def test_a_claim_of_the_start_is_kept_and_given_up_at_the_end(
 ) -> None:
     owner = owners.owner(settings, claim=attempt(settings, shared=False), run=False)
     assert owner.held
-    owners.tasks.spawn("owner", owner.run)
+    owners.tasks.spawn("owner", owner.hold_claim)
     await within(PATIENCE_S, owner)
     ((mode, name),) = rows(database.dsn, HOLDERS)
     assert mode == "ExclusiveLock"
@@ -241,7 +241,7 @@ async def test_a_claim_that_comes_after_the_close_is_given_back(
     # With one thread, what is put into it later runs later.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     owner = owners.owner(settings, run=False)
-    task = owners.tasks.spawn("owner", owner.run)
+    task = owners.tasks.spawn("owner", owner.hold_claim)
     await asyncio.sleep(0)  # it is in its thread now, which no cancellation ends
     task.cancel()
     owner.close()

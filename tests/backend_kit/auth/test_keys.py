@@ -22,7 +22,7 @@ NO_COOL_DOWN = replace(PATIENT, cool_down_s=0.0)
 async def kept(keys: IssuerKeys) -> AsyncIterator[IssuerKeys]:
     """Keys that are looked after until the end of the block."""
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
-        running = group.create_task(keys.run())
+        running = group.create_task(keys.refresh_keys())
         try:
             yield keys
         finally:
@@ -51,7 +51,7 @@ async def test_many_who_ask_for_an_unknown_key_cause_one_fetch() -> None:
         keys = IssuerKeys(made.url, waits=PATIENT)
         async with asyncio.TaskGroup() as group:
             asked = [group.create_task(keys.find(f"k{number % 2}")) for number in range(50)]
-            running = group.create_task(keys.run())
+            running = group.create_task(keys.refresh_keys())
             await made.heard.wait()
             made.answers.set()
             found = await asyncio.gather(*asked)
@@ -68,7 +68,8 @@ async def test_unknown_keys_are_asked_for_with_restraint() -> None:
 
 
 async def test_a_flood_of_unknown_keys_costs_the_issuer_two_fetches_a_minute() -> None:
-    """TRUST E8, on a clock of ours: three minutes of 20 unknown keys a second, and a key that is new in the middle."""
+    """docs/trust.md#E8, on a clock of ours: three minutes of 20 unknown keys a second, and a key that is new in the
+    middle."""
     seconds = 0.0
     async with issuer() as made, kept(IssuerKeys(made.url, waits=PATIENT, clock=lambda: seconds)) as keys:
         assert await keys.find("k1")

@@ -226,7 +226,7 @@ def test_owners_add_lines(kpi: Kpi) -> None:
 
 def test_last_words_end_each_summary_as_they_are(kpi: Kpi) -> None:
     stream = io.StringIO()
-    kpi.add_last_words(lambda: ["[KPI][VERDICT] bound_by=nobody"])
+    kpi.add_closing_lines(lambda: ["[KPI][VERDICT] bound_by=nobody"])
     summary = summary_of(kpi, stream)
     summary.start()
     kpi.record_phase("agent_init", 0.001)

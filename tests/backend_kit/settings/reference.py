@@ -39,10 +39,10 @@ code 2 and one line on stderr, which never holds a value:
 config/agentic/configuration.yaml:12: limits.max_trns: unknown key (did you mean "max_turns"?)
 ```
 
-A key that is there twice, of the wrong type, unknown, or missing is refused. Keys that files of the system we succeed
-carry and that have no effect here are accepted, and one line in the log names them. Types are exact: `"8000"` is not a
-number, `1` is not `true`. **0 means off** where a key is a limit. Units are in the names; where a compatible name has
-none, the meaning says it. A default of *required* has none.
+A key that is there twice, of the wrong type, unknown, or missing is refused. Keys that files of Fred carry and that
+have no effect here ([contract](contract.md#configuration-files)) are accepted, and one line in the log names them.
+Types are exact: `"8000"` is not a number, `1` is not `true`. **0 means off** where a key is a limit. Units are in the
+names; where a compatible name has none, the meaning says it. A default of *required* has none.
 
 This page is made from the models by `python -m tests.backend_kit.settings.reference`; a test keeps it so.
 """

@@ -6,17 +6,16 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 import pytest
-from pydantic import Field, JsonValue, SecretStr, ValidationError, model_validator
+from pydantic import Field, JsonValue, SecretStr, Strict, ValidationError, model_validator
 
 from backend_kit.settings import (
     Count,
     HttpUrl,
-    Listed,
     Postgres,
-    Refused,
     Seconds,
     Section,
     SettingsError,
+    SettingsRefused,
     Text,
     config_hash,
     load,
@@ -68,7 +67,7 @@ class Sample(RootSection):
     secret: Annotated[SecretStr, Field(min_length=8)] | None = None
     flag: bool = False
     ratio: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    items: Annotated[tuple[Item, ...], Listed] = ()
+    items: Annotated[tuple[Item, ...], Strict(False)] = ()
     free: JsonValue = None
 
 
@@ -295,12 +294,12 @@ def test_the_hash_changes_with_values_and_not_with_secrets(file: Path) -> None:
 
 def test_a_validator_points_at_the_key_it_is_about(file: Path) -> None:
     class Unique(RootSection):
-        items: Annotated[tuple[Item, ...], Listed] = ()
+        items: Annotated[tuple[Item, ...], Strict(False)] = ()
 
         @model_validator(mode="after")
         def unique(self) -> "Unique":
             if len({item.id for item in self.items}) < len(self.items):
-                raise Refused("is used twice", "items", 1, "id")
+                raise SettingsRefused("is used twice", "items", 1, "id")
             return self
 
     file.write_text("items:\n- id: a\n- size: 2\n  id: a\n")

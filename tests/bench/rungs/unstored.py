@@ -4,6 +4,7 @@ Sessions are still made in Postgres, and an agent is reminded of earlier turns f
 """
 
 import sys
+from functools import partial
 from typing import Any
 
 from agentic_backend import app
@@ -42,5 +43,5 @@ class Forgetful(Persistence):
 
 if __name__ == "__main__":
     # The service builds its parts itself and has no switch for this: nobody but a bench wants it.
-    app.Persistence = Forgetful  # type: ignore[attr-defined]
+    vars(app)["Parts"] = partial(app.Parts, persistence=Forgetful)
     sys.exit(main())

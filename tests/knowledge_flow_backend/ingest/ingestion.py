@@ -26,7 +26,7 @@ from knowledge_flow_backend.errors import EmbeddingUnavailable
 from knowledge_flow_backend.index import IndexWriter, Vector
 from knowledge_flow_backend.index.database import IndexDatabase
 from knowledge_flow_backend.ingest import router as ingest_router
-from knowledge_flow_backend.ingest.pool import WORKER, ParserPool, PoolRules
+from knowledge_flow_backend.ingest.pool import WORKER, ParserPool, ParserPoolRules
 from knowledge_flow_backend.ingest.receive import UploadLimits
 from knowledge_flow_backend.ingest.router import IngestServices
 from knowledge_flow_backend.ingest.service import IngestRules, IngestService
@@ -175,7 +175,7 @@ async def running(
         staging = Staging(directory)
         await staging.open()
         stack.push_async_callback(staging.aclose)
-        pool = ParserPool(PoolRules(1, 512, timeout_s), command=command)
+        pool = ParserPool(ParserPoolRules(1, 512, timeout_s), command=command)
         stack.push_async_callback(pool.aclose)
         tasks, embedder = TaskRegistry(), HashingEmbedder()
         stack.push_async_callback(tasks.aclose)

@@ -1,4 +1,4 @@
-"""TRUST F2: small files that unpack to hundreds of megabytes, read by a real child: refused, and cheap."""
+"""docs/trust.md#F2: small files that unpack to hundreds of megabytes, read by a real child: refused, and cheap."""
 
 import asyncio
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from knowledge_flow_backend.ingest.pool import ParserPool, PoolRules
+from knowledge_flow_backend.ingest.pool import ParserPool, ParserPoolRules
 from knowledge_flow_backend.library.reasons import Reason
 from tests.knowledge_flow_backend.ingest import files, office
 from tests.knowledge_flow_backend.ingest.test_pool import job, refused
@@ -65,7 +65,7 @@ BOMBS: dict[str, tuple[str, Callable[[], bytes], Callable[[], bytes]]] = {
 
 @pytest.fixture
 async def pool() -> AsyncIterator[ParserPool]:
-    made = ParserPool(PoolRules(1, 1024, 60.0))
+    made = ParserPool(ParserPoolRules(1, 1024, 60.0))
     yield made
     await made.aclose()
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from knowledge_flow_backend.ingest.blocks import MAX_TITLE_CHARS, Kind, Parsed
-from knowledge_flow_backend.ingest.chunks import Chunk, ChunkRules, chunk_uid, chunks
+from knowledge_flow_backend.ingest.chunks import ChunkRules, TextSpan, chunk_uid, chunks
 from knowledge_flow_backend.ingest.parsers import html, markdown, pdf, text
 from tests.knowledge_flow_backend.ingest import files
 
@@ -13,7 +13,7 @@ RULES = ChunkRules(size=400, overlap=60)
 SENTENCES = " ".join(f"Sentence number {at} says one thing." for at in range(60))
 
 
-def divided(source: str, rules: ChunkRules = RULES) -> list[Chunk]:
+def divided(source: str, rules: ChunkRules = RULES) -> list[TextSpan]:
     return list(chunks(markdown.parse(source.encode()), rules))
 
 
@@ -21,7 +21,7 @@ def letters(source: str) -> str:
     return "".join(source.split())
 
 
-def covered(parsed: Parsed, found: list[Chunk]) -> str:
+def covered(parsed: Parsed, found: list[TextSpan]) -> str:
     """The text of all chunks without what they repeat."""
     parts, end = [], 0
     for chunk in found:

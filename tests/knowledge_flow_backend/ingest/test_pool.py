@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from knowledge_flow_backend.ingest.pool import ParserPool, PoolRules
+from knowledge_flow_backend.ingest.pool import ParserPool, ParserPoolRules
 from knowledge_flow_backend.ingest.work import Job
 from knowledge_flow_backend.library.reasons import Reason, Refused
 from tests.knowledge_flow_backend.ingest import files
@@ -28,14 +28,14 @@ def job(directory: Path, content: bytes | str, *, format_: str = "text", name: s
 @pytest.fixture
 async def odd() -> AsyncIterator[ParserPool]:
     """One child that misbehaves on demand, with all the time for a file."""
-    pool = ParserPool(PoolRules(1, 512, PATIENCE_S), command=ODD)
+    pool = ParserPool(ParserPoolRules(1, 512, PATIENCE_S), command=ODD)
     yield pool
     await pool.aclose()
 
 
 @pytest.fixture
 async def real() -> AsyncIterator[ParserPool]:
-    pool = ParserPool(PoolRules(1, 1024, PATIENCE_S))
+    pool = ParserPool(ParserPoolRules(1, 1024, PATIENCE_S))
     yield pool
     await pool.aclose()
 
@@ -106,7 +106,7 @@ async def test_a_second_of_cpu_in_a_parser_does_not_hold_the_loop(odd: ParserPoo
 
 
 async def test_a_child_is_killed_at_the_deadline_and_replaced(tmp_path: Path) -> None:
-    pool = ParserPool(PoolRules(1, 512, 6.0), command=ODD)
+    pool = ParserPool(ParserPoolRules(1, 512, 6.0), command=ODD)
     mark = tmp_path / "pid"
     await _read_in_the_end(pool, job(tmp_path / "w", "fine"))
     assert await refused(pool, job(tmp_path / "x", f"hang {mark}")) is Reason.TIMED_OUT

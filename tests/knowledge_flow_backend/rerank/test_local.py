@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from knowledge_flow_backend.embed.handover import QuestionVectors
+from knowledge_flow_backend.embed.question_vectors import QuestionVectors
 from knowledge_flow_backend.errors import EmbeddingUnavailable
 from knowledge_flow_backend.index import ChunkHit, Reader, Vector
 from knowledge_flow_backend.rerank import Candidate, RerankFailed, RerankService

@@ -12,7 +12,7 @@ from knowledge_flow_backend.engines.opensearch.body import Shape, index_body
 from knowledge_flow_backend.engines.opensearch.cluster import Cluster, ClusterRules
 from knowledge_flow_backend.engines.opensearch.index import OpenSearchChunks, OpenSearchRules
 from knowledge_flow_backend.engines.opensearch.writer import OpenSearchWriter
-from knowledge_flow_backend.engines.pace import Pace, PaceRules
+from knowledge_flow_backend.engines.write_throttle import ThrottleRules, WriteThrottle
 from knowledge_flow_backend.errors import Conflict, IndexUnavailable, SchemaMismatch
 from knowledge_flow_backend.settings import OpenSearch
 from tests.knowledge_flow_backend.corpus import POLICIES, SPOOL, Corpus, filled, found
@@ -47,10 +47,10 @@ async def through(corpus: Corpus, faulty: FaultyOpenSearch) -> AsyncIterator[Cor
 
 @asynccontextmanager
 async def reached(
-    corpus: Corpus, faulty: FaultyOpenSearch, rules: ClusterRules, pace: Pace | None = None
+    corpus: Corpus, faulty: FaultyOpenSearch, rules: ClusterRules, throttle: WriteThrottle | None = None
 ) -> AsyncIterator[None]:
     """The corpus reaches its cluster through the proxy, by these rules."""
-    cluster = proxied(faulty, rules, pace)
+    cluster = proxied(faulty, rules, throttle)
     corpus.index = OpenSearchChunks(corpus.database, cluster, model="mock", kpi=corpus.kpi)
     corpus.writer = OpenSearchWriter(corpus.database, cluster, model="mock", bulk_size=2)
     corpus.follower = None
@@ -58,8 +58,8 @@ async def reached(
     await cluster.aclose()
 
 
-def proxied(faulty: FaultyOpenSearch, rules: ClusterRules, pace: Pace | None = None) -> Cluster:
-    return Cluster(OpenSearch.model_validate({"host": faulty.url, "secure": False}), rules, pace)
+def proxied(faulty: FaultyOpenSearch, rules: ClusterRules, throttle: WriteThrottle | None = None) -> Cluster:
+    return Cluster(OpenSearch.model_validate({"host": faulty.url, "secure": False}), rules, throttle)
 
 
 def on(corpus: Corpus) -> Cluster:
@@ -327,8 +327,8 @@ async def test_writes_rest_where_somebody_searches_and_nowhere_else(corpus: Corp
         return None
 
     rules = ClusterRules(search_s=30.0, write_s=30.0)
-    pace = Pace(PaceRules(lately_s=1000.0, piece=1, longest_rest_s=0.05), sleep=rest)
-    async with reached(corpus, faulty, rules, pace):
+    throttle = WriteThrottle(ThrottleRules(lately_s=1000.0, piece=1, longest_rest_s=0.05), sleep=rest)
+    async with reached(corpus, faulty, rules, throttle):
         await corpus.put("first", "text")
         await corpus.put("alone", *(f"passage {number}" for number in range(6)))
         assert rests == []

@@ -157,7 +157,7 @@ async def test_what_cannot_be_rebuilt_is_said(corpus: Corpus, database: Database
     async with Corpus.on(database, index="in-postgres") as other:
         await filled(other)
         with pytest.raises(NothingToRebuild, match="one of pgvector"):
-            await Reindexer(other.database, on(corpus)).run()
+            await Reindexer(other.database, on(corpus)).rebuild_index()
 
 
 async def test_the_command_rebuilds_and_says_so(

@@ -1,0 +1,193 @@
+"""Agents that are made over REST: held to what may be made, kept in a store, and put into the catalog."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from pydantic import ValidationError
+
+from agentic_backend.agent.catalog import AgentClass, AgentUnusable, Catalog
+from agentic_backend.agent.fields import checked
+from agentic_backend.errors import AgentNotFound, AgentRefused, Conflict, HistoryUnavailable, TooLarge
+from agentic_backend.settings import AgentSettings, AgentTuning, FieldSpec
+from backend_kit.wire import dumps
+
+logger = logging.getLogger(__name__)
+
+MAX_BYTES: Final = 64 * 1024
+"""Of one agent as JSON: every `GET /agents` repeats it."""
+LOOK_EVERY_S: Final = 5.0
+_FIRST_LOOK_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class KeptAgent:
+    """An agent as it is stored; `payload` is its AgentSettings as JSON."""
+
+    id: str
+    name: str
+    payload: Mapping[str, Any]
+
+
+class AgentStore(Protocol):
+    """Where made agents are kept, for all instances. Every method may raise `HistoryUnavailable`."""
+
+    async def revision(self) -> str:
+        """Changes with every change of any of them."""
+
+    async def all(self) -> list[KeptAgent]:
+        """All of them, by name."""
+
+    async def create(self, agent: KeptAgent) -> bool:
+        """Keep a new one. False where its name is taken."""
+
+    async def update(self, agent: KeptAgent) -> bool:
+        """Replace one. False where it is gone, or another has its name."""
+
+    async def delete(self, agent_id: str) -> bool:
+        """Forget one. False where it is not there."""
+
+
+class CreatedAgents:
+    """The agents of the store in a catalog. What is changed here is in the catalog at once, what another instance
+    changed after its next look, within 5 s."""
+
+    def __init__(self, catalog: Catalog, store: AgentStore, *, most: int, mcp_servers: Collection[str] = ()) -> None:
+        """`most` may be kept; `mcp_servers` are the ids that an agent may name."""
+        self._catalog = catalog
+        self._store = store
+        self._most = most
+        self._mcp_servers = mcp_servers
+        self._revision: str | None = None
+        self._kept: list[KeptAgent] = []
+        self._looking = asyncio.Lock()
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the store has been read once."""
+        return self._revision is not None
+
+    async def watch(self) -> None:
+        """Look for changes, for ever. While the store is away the agents stay as they are."""
+        while True:
+            with suppress(HistoryUnavailable):
+                await self._look()
+            await asyncio.sleep(LOOK_EVERY_S if self.loaded else _FIRST_LOOK_S)
+
+    async def create(self, name: str, kind: str, class_path: str | None) -> AgentSettings:
+        """A new agent of a known class with the class's own values. Raises `AgentRefused` or `Conflict`."""
+        await self._look()
+        if len(self._kept) >= self._most:
+            raise AgentRefused(f"There are {self._most} agents already.")
+        made_of = self._class_of(class_path, kind)
+        agent = AgentSettings(
+            id=secrets.token_urlsafe(8),
+            name=name,
+            type=kind,
+            class_path=made_of.path,
+            tuning=AgentTuning(fields=made_of.fields),
+            chat_options=made_of.chat_options,
+        )
+        if not await self._store.create(self._checked(agent)):
+            raise Conflict
+        await self._look()
+        return agent
+
+    async def update(self, agent: AgentSettings) -> AgentSettings:
+        """Replace a made agent; of its fields the values count, the rest is the class's.
+
+        Raises `AgentNotFound`, `AgentRefused`, `Conflict` or `TooLarge`.
+        """
+        await self._look()
+        known = self._catalog.made(agent.id)
+        if known is None:
+            raise AgentNotFound
+        made_of = self._class_of(agent.class_path or known.class_path, agent.type)
+        values = {field.key: field.default for field in agent.tuning.fields}
+        if strange := values.keys() - {field.key for field in made_of.fields}:
+            raise AgentRefused(f"{min(strange)} is no field of this kind of agent.")
+        changed = _of_class(agent, made_of)
+        if not await self._store.update(self._checked(changed)):
+            await self._look()
+            raise Conflict if self._catalog.made(agent.id) is not None else AgentNotFound
+        await self._look()
+        return changed
+
+    async def delete(self, agent_id: str) -> None:
+        """Forget an agent; its turns end as they would have. Raises `AgentNotFound`."""
+        gone = not await self._store.delete(agent_id)
+        await self._look()
+        if gone:
+            raise AgentNotFound
+
+    async def _look(self) -> None:
+        """Bring the catalog in line with the store."""
+        async with self._looking:
+            revision = await self._store.revision()
+            if revision == self._revision:
+                return
+            # What is read after its revision may be newer than that: the next look then reads it once more.
+            self._kept = await self._store.all()
+            self._catalog.put_made([agent for kept in self._kept if (agent := self._usable(kept)) is not None])
+            self._revision = revision
+
+    def _usable(self, kept: KeptAgent) -> AgentSettings | None:
+        """The agent as this instance can run it; None where it cannot: it was made under another configuration."""
+        try:
+            agent = AgentSettings.model_validate_json(dumps(kept.payload))
+            agent = _of_class(agent, self._class_of(agent.class_path, agent.type))
+            self._expect_known(agent)
+            self._catalog.check(agent)
+        except (ValidationError, AgentRefused, AgentUnusable):
+            logger.warning("the agent %s of the store does not fit this configuration: left out", kept.id)
+            return None
+        return agent
+
+    def _checked(self, agent: AgentSettings) -> KeptAgent:
+        """What is to be stored of an agent that can run."""
+        self._expect_known(agent)
+        if any(kept.name == agent.name and kept.id != agent.id for kept in self._kept) or any(
+            one["name"] == agent.name and one["id"] != agent.id for one in self._catalog.list()
+        ):
+            raise Conflict
+        payload = agent.model_dump(mode="json")
+        if len(dumps(payload)) > MAX_BYTES:
+            raise TooLarge
+        try:
+            self._catalog.check(agent)
+            self._catalog.try_build(agent)
+        except AgentUnusable:
+            raise AgentRefused("No agent can be made with these values.") from None
+        return KeptAgent(agent.id, agent.name, payload)
+
+    def _expect_known(self, agent: AgentSettings) -> None:
+        if (where := agent.unknown_model(self._catalog.models)) is not None:
+            raise AgentRefused(f"{where} names a model that is not configured.")
+        if not {server.id for server in agent.tuning.mcp_servers}.issubset(self._mcp_servers):
+            raise AgentRefused("mcp_servers names a server that is not configured.")
+
+    def _class_of(self, class_path: str | None, kind: str) -> AgentClass:
+        found = self._catalog.class_named(class_path, kind)
+        if found is None:
+            raise AgentRefused("class_path names no agent of this service.")
+        return found
+
+
+def _of_class(agent: AgentSettings, made_of: AgentClass) -> AgentSettings:
+    """The agent with the fields of its class, and its own values in them. Raises `AgentRefused` for one that is not
+    allowed."""
+    values = {field.key: field.default for field in agent.tuning.fields}
+    try:
+        fields = tuple(_with(spec, checked(spec, values.get(spec.key))) for spec in made_of.fields)
+    except ValueError as refused:
+        raise AgentRefused(f"{refused}.") from None
+    tuning = agent.tuning.model_copy(update={"fields": fields})
+    return agent.model_copy(update={"class_path": made_of.path, "tuning": tuning})
+
+
+def _with(spec: FieldSpec, value: Any) -> FieldSpec:
+    return spec if value is None else spec.model_copy(update={"default": value})

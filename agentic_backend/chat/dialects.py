@@ -1,0 +1,223 @@
+"""The two protocols of the chat socket: what a client's frames do, and how the client is told of turns."""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+from uuid import uuid4
+
+from agentic_backend.chat import frames, relay
+from agentic_backend.chat.follow import Follow
+from agentic_backend.chat.handshake import Principal
+from agentic_backend.chat.outbox import CloseWhen, Closing, Outbox
+from agentic_backend.errors import BadRequest, ExchangeNotFound, RateLimited
+from agentic_backend.session.models import Session
+from agentic_backend.session.stream import Ask, Failed, Turn
+from backend_kit.auth import AuthError
+from backend_kit.wire import ServiceError
+
+logger = logging.getLogger(__name__)
+
+_FOLLOWED_TURNS = 32
+_WAITING_ASKS = 8
+_BAD_FRAMES = 3
+_BAD_FRAMES_WINDOW_S = 10.0
+
+Send = Callable[[str], Awaitable[None]]
+
+
+class Turns(Protocol):
+    """What a client needs of whoever runs turns."""
+
+    def submit(self, ask: Ask) -> Turn:
+        """Start the turn of an ask; what stands against it is the turn's only event."""
+
+    def find(self, exchange_id: str, user_id: str) -> Turn | None:
+        """The user's turn, running or kept."""
+
+    def resume(self, session_id: str, exchange_id: str, user_id: str, request_id: str) -> Turn:
+        """The user's turn, running, kept or told from history; what stands against it is the turn's only event."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrameLimits:
+    """How long a message may be; `hit` gets the name of a limit each time it turns away a frame."""
+
+    max_message_chars: int
+    hit: Callable[[str], None]
+
+    def too_many_asks(self) -> RateLimited:
+        """The refusal of an ask that the socket has no room for."""
+        self.hit("asks_per_socket")
+        return RateLimited(retry_after_s=1.0)
+
+
+class Dialect(Protocol):
+    """A protocol as one socket speaks it."""
+
+    subprotocol: ClassVar[str | None]
+    """By which a handshake asks for it; None where it does so by asking for no other."""
+    heartbeat: ClassVar[str]
+    """The frame that says that we are here, empty where the protocol has none."""
+    outbox: Outbox
+    principal: Principal
+
+    async def act_on(self, text: str) -> None:
+        """Do what a frame of the client asks for. Raises ServiceError where it is refused."""
+
+    def refuse(self, text: str, error: ServiceError, /) -> None:
+        """Tell the client why a frame was refused."""
+
+    async def send_events(self, follow: Follow, send: Send) -> None:
+        """Send the events of a turn that have not been sent."""
+
+    def turn_ended(self, turn: Turn, /) -> None:
+        """Do what comes next, as the end of a turn has been sent."""
+
+    def renamed(self, session: Session, /) -> str:
+        """The frame of a title that a session got outside a turn, empty where the protocol has none."""
+
+
+def begin_turn(
+    turns: Turns, frame: frames.NativeAsk | frames.HumanResume | frames.Resume, asker: frames.Asker, request_id: str
+) -> Follow:
+    """Start the turn that a frame asks for, or find the one that it wants to go on with."""
+    if isinstance(frame, frames.Resume):
+        turn = turns.resume(frame.session_id, frame.exchange_id, asker.user_id, request_id)
+        return Follow(turn, turn.after(frame.after_seq))
+    if isinstance(frame, frames.HumanResume):
+        return _submit(turns, frames.human_answer_of(frame, asker, request_id))
+    return _submit(turns, frames.ask_of(frame, asker, request_id))
+
+
+def _submit(turns: Turns, ask: Ask) -> Follow:
+    """Start a turn and tell of it from its beginning, without what an earlier run of the exchange has told."""
+    turn = turns.submit(ask)
+    return Follow(turn, 0 if ask.human is None else turn.earlier)
+
+
+@dataclass(slots=True)
+class NativeDialect:
+    """`turnwise.v1`: many turns side by side, each event as it comes; a refusal is a frame, and the socket goes on."""
+
+    subprotocol: ClassVar[str | None] = "turnwise.v1"
+    heartbeat: ClassVar[str] = '{"type":"heartbeat"}'
+
+    outbox: Outbox
+    principal: Principal
+    turns: Turns
+    limits: FrameLimits
+    _bad_frames: deque[float] = field(default_factory=lambda: deque(maxlen=_BAD_FRAMES), init=False)
+
+    async def act_on(self, text: str) -> None:
+        """See `Dialect.act_on`."""
+        frame = frames.parse_native(text, self.limits.max_message_chars)
+        if isinstance(frame, frames.Auth):
+            await self.principal.renew(frame.access_token)
+        elif isinstance(frame, frames.Ping):
+            self.outbox.say('{"type":"pong"}')
+        elif self.principal.identity.ended():
+            raise AuthError("Token has expired")
+        elif isinstance(frame, frames.Cancel):
+            self._cancel(frame.exchange_id)
+        elif len(self.outbox.follows) >= _FOLLOWED_TURNS:
+            raise self.limits.too_many_asks()
+        else:
+            self.outbox.follow(begin_turn(self.turns, frame, self.principal.asker, uuid4().hex))
+
+    def _cancel(self, exchange_id: str) -> None:
+        turn = self.turns.find(exchange_id, self.principal.asker.user_id)
+        if turn is None or turn.ended:
+            self.outbox.say(relay.native_error(ExchangeNotFound.code, request_id=uuid4().hex, exchange_id=exchange_id))
+            return
+        turn.cancel()
+
+    def refuse(self, _text: str, error: ServiceError) -> None:
+        """See `Dialect.refuse`. Who sends one frame after the other that cannot be read is closed with 1008."""
+        retry_after_ms = None if error.retry_after_s is None else round(error.retry_after_s * 1000)
+        self.outbox.say(relay.native_error(error.code, request_id=uuid4().hex, retry_after_ms=retry_after_ms))
+        if isinstance(error, BadRequest):
+            self._bad_frames.append(time.monotonic())
+            spread = self._bad_frames[-1] - self._bad_frames[0]
+            if len(self._bad_frames) == _BAD_FRAMES and spread < _BAD_FRAMES_WINDOW_S:
+                self.outbox.close(Closing(1008))
+
+    async def send_events(self, follow: Follow, send: Send) -> None:
+        """See `Dialect.send_events`."""
+        while not follow.up_to_date:
+            await send(follow.take_native().json)
+
+    def turn_ended(self, turn: Turn) -> None:
+        """See `Dialect.turn_ended`: no turn waits for another."""
+
+    def renamed(self, session: Session) -> str:
+        """See `Dialect.renamed`."""
+        return relay.native_renamed(session)
+
+
+@dataclass(slots=True)
+class CompatibleDialect:
+    """The protocol of existing clients: one turn after the other, told in whole messages; a refusal ends the socket."""
+
+    subprotocol: ClassVar[str | None] = None
+    heartbeat: ClassVar[str] = ""
+
+    outbox: Outbox
+    principal: Principal
+    turns: Turns
+    limits: FrameLimits
+
+    async def act_on(self, text: str) -> None:
+        """See `Dialect.act_on`."""
+        frame = frames.parse_compatible(text, self.limits.max_message_chars)
+        if isinstance(frame, frames.CompatibleHumanResume):
+            ask = frames.human_answer_of(frame, self.principal.asker, uuid4().hex)
+        else:
+            if frame.access_token:
+                await self._renew(frame.access_token)
+            ask = frames.ask_of(frame, self.principal.asker, uuid4().hex)
+        if self.principal.identity.ended():
+            self._close(Closing(4401, CloseWhen.AFTER_TURNS))
+        elif not self.outbox.follows:
+            self.outbox.follow(_submit(self.turns, ask))
+        elif len(self.outbox.waiting) < _WAITING_ASKS:
+            self.outbox.waiting.append(ask)  # answered in order: it starts when the one before it has ended
+        else:
+            raise self.limits.too_many_asks()
+
+    async def _renew(self, token: str) -> None:
+        """A token in an ask counts only if it verifies and is the same user's; else it is ignored."""
+        try:
+            await self.principal.renew(token)
+        except AuthError:
+            logger.info("token in an ask was ignored")
+
+    def refuse(self, text: str, error: ServiceError) -> None:
+        """See `Dialect.refuse`. It comes after the answers to what was asked before."""
+        frame = relay.compatible_error(error.code, frames.session_id_of(text))
+        self._close(Closing(1011, CloseWhen.AFTER_TURNS, final_frame=frame))
+
+    async def send_events(self, follow: Follow, send: Send) -> None:
+        """See `Dialect.send_events`."""
+        while not follow.up_to_date:
+            for frame in relay.compatible(follow.turn, follow.take()):
+                await send(frame)
+
+    def turn_ended(self, turn: Turn) -> None:
+        """See `Dialect.turn_ended`: the ask that waits longest is next, unless the end was a refusal."""
+        end = turn.events[-1].payload
+        if isinstance(end, Failed) and not end.messages:
+            self._close(Closing(1011))  # refused or not stored
+        elif self.outbox.waiting and not self.principal.identity.ended():
+            self.outbox.follow(_submit(self.turns, self.outbox.waiting.popleft()))
+
+    def renamed(self, _session: Session) -> str:
+        """See `Dialect.renamed`."""
+        return ""
+
+    def _close(self, closing: Closing) -> None:
+        # While a token was verified or a frame was sent, the hub may have closed the socket.
+        if not self.outbox.leaving:
+            self.outbox.close(closing)

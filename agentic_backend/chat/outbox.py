@@ -1,0 +1,128 @@
+"""What one socket has yet to send, and how it closes after that: state and its moves, no I/O."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from agentic_backend.chat.follow import Follow
+from agentic_backend.session.stream import Ask
+
+_MAX_FRAMES = 256
+
+
+class CloseWhen(Enum):
+    """When the close frame goes out; in any case the frames that belong to no turn go before it."""
+
+    AT_ONCE = "at once"
+    AFTER_TURNS = "after the followed turns"
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """How a socket closes: its code, when, and a last frame ("": none) after the turns.
+
+    A final frame answers what came after the asks that wait, so those are still answered, before it; without one they
+    are dropped. Raises ValueError with a final frame at once: what waits for no turn is a frame like any other.
+    """
+
+    code: int
+    when: CloseWhen = CloseWhen.AT_ONCE
+    final_frame: str = ""
+
+    def __post_init__(self) -> None:
+        if self.final_frame and self.at_once:
+            raise ValueError("a final frame, and no turn that it comes after")
+
+    @property
+    def at_once(self) -> bool:
+        """Whether it waits for no turn. Nothing replaces such a closing."""
+        return self.when is CloseWhen.AT_ONCE
+
+    def replaced_by(self, later: "Closing") -> "Closing":
+        """The later closing, which holds from now on. Raises RuntimeError where this one is at once."""
+        if self.at_once:
+            raise RuntimeError(f"close with {later.code} of a socket that closes at once with {self.code}")
+        return later
+
+
+class Outbox:
+    """Frames that belong to no turn, turns that are followed, asks whose turns begin after those, and the closing.
+
+    `changed` is set by each move and by each event of a followed turn; `overflow` is called in place of keeping more
+    than 256 frames: such a peer does not read.
+    """
+
+    def __init__(self, overflow: Callable[[], None]) -> None:
+        self.frames: deque[str] = deque()
+        self.follows: list[Follow] = []
+        self.waiting: deque[Ask] = deque()
+        self.closing: Closing | None = None
+        self.changed = asyncio.Event()
+        self._overflow = overflow
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the socket closes at once or is closed: no other closing can replace this one."""
+        return self.closing is not None and self.closing.at_once
+
+    @property
+    def busy(self) -> bool:
+        """Whether a turn is followed or an ask waits."""
+        return bool(self.follows or self.waiting)
+
+    @property
+    def sessions(self) -> set[str]:
+        """Ids of the sessions whose turns are followed or wait."""
+        return {follow.turn.ask.session_id for follow in self.follows} | {ask.session_id for ask in self.waiting}
+
+    @property
+    def bytes_held(self) -> int:
+        """Roughly the bytes that wait to be written: what the peer is behind."""
+        if not self.follows and not self.frames:
+            return 0
+        return sum(follow.behind_bytes for follow in self.follows) + sum(len(frame) for frame in self.frames)
+
+    @property
+    def behind_s(self) -> list[float]:
+        """For how long turns have been over whose end has not been written, in seconds. From any thread."""
+        return [follow.behind_s for follow in tuple(self.follows) if follow.turn.ended]
+
+    def close(self, closing: Closing) -> None:
+        """Close in this way, and no longer in an earlier one. Raises RuntimeError where the socket is `leaving`.
+
+        The turns themselves go on or stop as their asks said.
+        """
+        self.closing = closing if self.closing is None else self.closing.replaced_by(closing)
+        if not closing.final_frame:
+            self.waiting.clear()
+        self.changed.set()
+
+    def end(self, code: int) -> None:
+        """The connection has ended with this code, whatever closing there was: nothing can close it any more."""
+        self.closing = Closing(code)
+        self.waiting.clear()
+
+    def say(self, frame: str) -> None:
+        """Send a frame that belongs to no turn."""
+        if len(self.frames) >= _MAX_FRAMES:
+            self._overflow()
+            return
+        self.frames.append(frame)
+        self.changed.set()
+
+    def follow(self, follow: Follow) -> None:
+        """Tell of a turn from there on; one that is followed already goes on from there."""
+        known = next((known for known in self.follows if known.turn is follow.turn), None)
+        if known is not None:
+            known.cursor = follow.cursor
+        else:
+            self.follows.append(follow)
+            follow.turn.follow(self.changed.set)
+        self.changed.set()
+
+    def unfollow(self, follow: Follow) -> None:
+        """Tell no more of a turn that is followed."""
+        self.follows.remove(follow)
+        follow.turn.unfollow(self.changed.set)

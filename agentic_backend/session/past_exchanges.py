@@ -1,0 +1,207 @@
+"""An exchange that ended before this process, or longer ago than its registry remembers: found and told again."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agentic_backend.events import ChatMessage
+from agentic_backend.session.models import Session
+from agentic_backend.session.stream import (
+    Accepted,
+    Ask,
+    Awaiting,
+    Cancelled,
+    Cited,
+    Failed,
+    Final,
+    Payload,
+    TextDelta,
+    Turn,
+    Whole,
+)
+from backend_kit.wire import Code
+
+AWAITING = "awaiting_human"
+"""`metadata.extras.status` of the message that holds the place of an answer while a person is waited for."""
+_HASH_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class SessionMemory:
+    """How a process keeps sessions in mind."""
+
+    exchanges: int = 1024
+    """How many exchanges of a session (8 KiB). In a session that has more, each id is looked up."""
+    clock: Callable[[], float] = time.monotonic
+    """Monotonic, in seconds: no correction of the time moves it."""
+
+    def know(self, session: Session, hashes: bytes | None = b"") -> "KnownSession":
+        """A session that is used now, and the hashes of its exchanges, None where not all are known."""
+        kept = hashes if hashes is not None and len(hashes) <= self.exchanges * _HASH_BYTES else None
+        return KnownSession(session, kept, self.clock(), self)
+
+    def read(self, session: Session, exchange_ids: Iterable[str]) -> "KnownSession":
+        """As storage has it, by all its ids or more of them than are kept."""
+        return self.know(session, b"".join(map(_hashed, exchange_ids)))
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSession:
+    """A session after its last turn, and which exchanges it may have: a hash of each id, None where not all are kept.
+
+    An id without its hash here is new, and storage need not be asked. One that only seems to be here costs a look-up.
+    The hashes, 8 bytes each, stand side by side: 64 are searched in 1 µs, 1,024 in 12 µs. `used_at` is when this
+    process used it last, on the clock of its `memory`, which makes it.
+    """
+
+    session: Session
+    hashes: bytes | None
+    used_at: float
+    memory: SessionMemory
+
+    def used_within(self, seconds: float) -> bool:
+        """Whether this process has used it in the last `seconds`."""
+        return self.memory.clock() - self.used_at < seconds
+
+    def may_have(self, exchange_id: str) -> bool:
+        """Whether an exchange of that id may have been; False is certain."""
+        return self.hashes is None or _hashed(exchange_id) in self.hashes
+
+    def after(self, session: Session, exchange_id: str) -> "KnownSession":
+        """The same after one more turn, which may have been one of them that ran again."""
+        if self.hashes is None or self.may_have(exchange_id):
+            return self.memory.know(session, self.hashes)
+        return self.memory.know(session, self.hashes + _hashed(exchange_id))
+
+
+def _hashed(exchange_id: str) -> bytes:
+    return hash(exchange_id).to_bytes(_HASH_BYTES, "little", signed=True)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredExchange:
+    """An exchange as history has it: its messages by ascending rank, at least one."""
+
+    messages: tuple[ChatMessage, ...]
+
+    @classmethod
+    def decode(cls, encoded: Sequence[bytes]) -> "StoredExchange":
+        """From encoded ChatMessages, whose bytes are kept as they are."""
+        return cls(tuple(ChatMessage.decode(message) for message in encoded))
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether the end of a process ended it, not its user: then it has no answer, and it may run again."""
+        return bool(self._extras.get("interrupted_by") == "restart")
+
+    @property
+    def awaits(self) -> bool:
+        """Whether it waits for a person: its last message only holds the place where it goes on."""
+        return self._extras.get("status") == AWAITING
+
+    @property
+    def asked_of_person(self) -> dict[str, Any]:
+        """What the person is asked, where it waits for one."""
+        payload: dict[str, Any] = self._extras["awaiting"]["payload"]
+        return payload
+
+    @property
+    def last_seq(self) -> int:
+        """The number of the event with which it began to wait."""
+        return int(self._extras["awaiting"]["seq"])
+
+    def is_for(self, ask: Ask) -> bool:
+        """Whether a person's answer is to the question with which it waits."""
+        if not self.awaits or ask.human is None or self._answer is None:
+            return False
+        named = ask.human.checkpoint_id
+        right_question = named is None or named == self.asked_of_person["checkpoint_id"]
+        return right_question and self._answer.metadata.get("agent_id") == ask.agent_id
+
+    @property
+    def question(self) -> ChatMessage:
+        """What the user asked."""
+        return self.messages[0]
+
+    def is_newest_of(self, session: Session) -> bool:
+        """Whether no other exchange has followed it: what came after it has the ranks that it might need."""
+        return self.messages[-1].rank + 1 == session.next_rank
+
+    def is_of(self, ask: Ask) -> bool:
+        """Whether it is what this ask asks for: the same text for the same agent, as far as there was one."""
+        if self.question.role != "user" or self.question.text != ask.message:
+            return False
+        if self.cut_off or self._answer is None:
+            return True
+        return bool(self._answer.metadata.get("agent_id", ask.agent_id) == ask.agent_id)
+
+    def paused(self, session: Session) -> Session:
+        """The session as the waiting exchange, its newest one, goes on: at the rank that was held for it."""
+        return replace(session, next_rank=self.messages[-1].rank)
+
+    def before(self, session: Session) -> Session:
+        """The session as it was when the exchange, its newest one, began: the same ranks are given again."""
+        return replace(session, next_rank=self.question.rank)
+
+    def tell(self, turn: Turn, session: Session) -> None:
+        """Publish it as the turn's events: accepted, each message, the answer's text in one piece, the end it had."""
+        turn.restarted = True
+        turn.publish(Accepted())
+        for message in self.messages:
+            if message is not self._answer:
+                turn.publish(Whole(message))
+        if self._answer is not None:
+            if sources := self._answer.metadata.get("sources"):
+                turn.publish(Cited(sources))
+            if text := self._streamed(self._answer):
+                turn.publish(TextDelta(self._answer.rank, "final", text))
+        turn.publish(self._end(turn.ask, session))
+
+    @property
+    def _answer(self) -> ChatMessage | None:
+        last = self.messages[-1]
+        return last if (last.role, last.channel) == ("assistant", "final") else None
+
+    @property
+    def _extras(self) -> dict[str, Any]:
+        extras = self._answer.metadata.get("extras") if self._answer is not None else None
+        return extras if isinstance(extras, dict) else {}
+
+    def _streamed(self, answer: ChatMessage) -> str:
+        """What was streamed of the answer: of a failed one, what stands before the excuse."""
+        texts = [part["text"] for part in answer.parts if part["type"] == "text"]
+        if "error" in self._extras:
+            texts.pop()
+        return texts[0] if texts else ""
+
+    def _end(self, ask: Ask, session: Session) -> Payload:
+        extras = self._extras
+        if self.awaits:
+            return Awaiting(self.asked_of_person, self.messages[:-1], session)
+        if self._answer is None or extras.get("status") == "interrupted":
+            return Cancelled(self.messages, session)
+        if "error" in extras:
+            return Failed(
+                _code(extras["error"]),
+                refused=False,
+                language=ask.language,
+                partial=bool(self._streamed(self._answer)),
+                messages=self.messages,
+                session=session,
+            )
+        return Final(
+            messages=self.messages,
+            session=session,
+            ledger=extras.get("ledger", []),
+            unattributed_ms=extras.get("unattributed_ms", 0.0),
+            durable="db",
+            warnings=tuple(extras.get("warnings", ())),
+        )
+
+
+def _code(stored: str) -> Code:
+    try:
+        return Code(stored)
+    except ValueError:
+        return Code.INTERNAL

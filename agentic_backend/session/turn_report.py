@@ -1,0 +1,181 @@
+"""What is told of a turn when it has ended: metrics, the window of the verdict, and one line of the log."""
+
+import logging
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from agentic_backend.errors import HistoryUnavailable, Overloaded, StorageFull
+from agentic_backend.metrics import AgenticMetrics
+from agentic_backend.session.models import Durability
+from agentic_backend.session.stream import Ask
+from agentic_backend.verdict import Windows
+from backend_kit.kpi import Kpi, Ledger, LedgerRow, Spent, Status
+from backend_kit.wire import Code, ServiceError
+
+logger = logging.getLogger("turnwise.turn")
+
+TURN_PHASES: Final = ("session_wait", "turn_open", "turn_close")
+"""Phases of every turn beside those of docs/contract.md#phases: its wait for earlier turns of its session, and its own
+ends."""
+
+_ELSEWHERE: Final = frozenset({"llm_invoke", "kf_vector_search", "kf_vector_rerank"})
+"""Phases that are another process's time: what they leave of a turn is the overhead that we own."""
+_AROUND: Final = frozenset({"llm_invoke", "stream_agent_response"})
+_PLAIN: Final = re.compile(r"[\w.:;/@+-]{1,200}", re.ASCII)
+_QUOTABLE: Final = re.compile(r"[ !#-\[\]-~]{1,200}")
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnd:
+    """How a turn that ran has ended. Times on the perf_counter clock, gaps in seconds."""
+
+    status: Status
+    code: Code | None
+    durable: Durability
+    model: str
+    first_token_at: float | None
+    longest_gap_s: float
+
+
+class TurnReports:
+    """Accounts for turns, each once, whatever became of it."""
+
+    def __init__(self, kpi: Kpi, metrics: AgenticMetrics, windows: Windows, *, acked_by_database: bool) -> None:
+        """`acked_by_database`: what a turn's end waits for is Postgres and not the spool (`persistence.ack: db`)."""
+        self._acked_by_database = acked_by_database
+        self._kpi = kpi
+        self._metrics = metrics
+        self.windows = windows
+
+    def begin(self, ledger: Ledger) -> None:
+        """A turn came out of the queue of its session; `leave` follows, however it ends."""
+        now = time.perf_counter()
+        ledger.add("session_wait", ledger.started, now)
+        self._kpi.record_phase("session_wait", now - ledger.started)
+        self.windows.begin(ledger)
+
+    def leave(self, ledger: Ledger) -> None:
+        """The turn is over."""
+        self.windows.leave(ledger)
+
+    def ended(self, ask: Ask, end: TurnEnd, ledger: Ledger) -> None:
+        """A turn that ran."""
+        metrics = self._metrics
+        total_s = time.perf_counter() - ask.received_at
+        rows = ledger.rows()
+        unattributed_ms = ledger.unattributed_ms(total_s * 1e3)
+        first_token_s = None if end.first_token_at is None else end.first_token_at - ask.received_at
+        self._kpi.record_phase("stream_total", total_s, end.status)
+        metrics.turn(ledger.owner, end.status).observe(total_s)
+        metrics.turns(ledger.owner, end.status).inc()
+        if end.code is not None:
+            metrics.exchange_errors.inc()
+        if first_token_s is not None:
+            metrics.first_token(ledger.owner).observe(first_token_s)
+            metrics.stream_gap.observe(end.longest_gap_s)
+        metrics.unattributed.observe(unattributed_ms / 1e3)
+        elsewhere_ms = sum(row["ms"] for row in rows if row["phase"] in _ELSEWHERE)
+        metrics.overhead.observe(max(0.0, total_s - elsewhere_ms / 1e3))
+        self.windows.ended(
+            rows,
+            total_ms=total_s * 1e3,
+            unattributed_ms=unattributed_ms,
+            first_token_ms=None if first_token_s is None else first_token_s * 1e3,
+            stored=self._acked_by_database,
+        )
+        if logger.isEnabledFor(logging.INFO):
+            fields = {
+                "status": end.status,
+                "code": end.code.value if end.code is not None else "none",
+                "durable": end.durable,
+                "model": end.model or "none",
+                "total_ms": total_s * 1e3,
+                "ttft_ms": "none" if first_token_s is None else first_token_s * 1e3,
+                "gap_max_ms": end.longest_gap_s * 1e3,
+                **_sums(ledger.spent),
+                "unattributed_ms": unattributed_ms,
+            }
+            logger.info("%s", _line(ask, ledger.owner, fields, rows))
+
+    def refused(self, ask: Ask, error: ServiceError, ledger: Ledger) -> None:
+        """An ask that became no turn."""
+        status = "error" if isinstance(error, HistoryUnavailable) else "rejected"
+        self._metrics.turns(ledger.owner, status).inc()
+        waited_ms = (time.perf_counter() - ask.received_at) * 1e3
+        if isinstance(error, Overloaded | StorageFull):
+            # Who is turned away is told when to come again: that is what the missing room costs.
+            cost_ms = max(waited_ms, (error.retry_after_s or 0.0) * 1e3)
+            self.windows.refused("admission" if isinstance(error, Overloaded) else "stored", cost_ms)
+        if logger.isEnabledFor(logging.INFO):
+            fields = {"status": status, "code": error.code.value, "total_ms": waited_ms}
+            logger.info("%s", _line(ask, ledger.owner, fields, ledger.rows()))
+
+
+def loggable(text: str) -> str:
+    """Text as it may stand in a line of the log: as it is, in quotes, or not at all (`unprintable`)."""
+    if _PLAIN.fullmatch(text):
+        return text
+    # Ids come from clients: what could end a value or a line is left out rather than escaped.
+    return f'"{text}"' if _QUOTABLE.fullmatch(text) else "unprintable"
+
+
+def usage_of(ledger: Ledger) -> dict[str, Any] | None:
+    """What the turn's model calls have used, for `metadata.extras.usage`: in all, and each call with the step that made
+    it. None where no model has counted."""
+    if not ledger.spent:
+        return None
+    rows = ledger.rows()
+    steps = [
+        {
+            "step": _step(spent.at, rows, ledger.started),
+            "model": spent.model,
+            "input_tokens": spent.input_tokens,
+            "output_tokens": spent.output_tokens,
+            "cost": round(spent.cost, 9),
+        }
+        for spent in ledger.spent
+    ]
+    sums = _sums(ledger.spent)
+    return {**sums, "cost": round(sums["cost"], 9), "steps": steps}
+
+
+def _sums(spent: Sequence[Spent]) -> dict[str, Any]:
+    return {
+        "input_tokens": sum(one.input_tokens for one in spent),
+        "output_tokens": sum(one.output_tokens for one in spent),
+        "cost": sum(one.cost for one in spent),
+    }
+
+
+def _step(at: float, rows: Sequence[LedgerRow], started: float) -> str:
+    """The innermost phase around a model call that is the agent's own."""
+    at_ms = (at - started) * 1e3
+    around = [row for row in rows if row["start_ms"] <= at_ms <= row["start_ms"] + row["ms"] + 1.0]
+    steps = [row for row in around if row["phase"] not in _AROUND]
+    return max(steps, key=lambda row: row["depth"])["phase"] if steps else "answer"
+
+
+def _line(ask: Ask, agent_id: str, fields: Mapping[str, Any], rows: Sequence[LedgerRow]) -> str:
+    """One line in logfmt: whose turn, how it ended, and the milliseconds of each phase. Nothing that anybody wrote."""
+    took: dict[str, float] = {}
+    for row in rows:
+        took[row["phase"]] = took.get(row["phase"], 0.0) + row["ms"]
+    named = {
+        "exchange_id": ask.exchange_id,
+        "session_id": ask.session_id,
+        "request_id": ask.request_id,
+        "agent": agent_id,
+        **fields,
+        **{f"phase.{phase}": ms for phase, ms in took.items()},
+    }
+    return " ".join(f"{key}={_value(value)}" for key, value in named.items())
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, float):
+        # Prices of a token have more leading zeros than times; never an exponent, which no reader of logs expects.
+        return f"{value:.3f}" if value >= 1 or value == 0 else f"{value:.9f}".rstrip("0").rstrip(".")
+    return loggable(str(value))

@@ -1,0 +1,105 @@
+"""Once a second: publishes what pools, caches and the loop count, closes the slice of the verdict, and judges."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from agentic_backend.metrics import AgenticMetrics
+from agentic_backend.verdict import CAUSES, Gauged, Windows, judge
+from backend_kit.db.pool import Pool, PoolReport, PoolStats
+from backend_kit.kpi import LoopMonitor
+
+TICK_S: Final = 1.0
+_JUDGED_EVERY: Final = 10
+
+
+class CountsLookups(Protocol):
+    """A cache that counts; whoever has none has no such numbers."""
+
+    hits: int
+    misses: int
+
+
+@dataclass(frozen=True, slots=True)
+class TickerSources:
+    """What is looked at. The owners count, this only reads: `main` is the pool of reads, `batch` the batcher's."""
+
+    loop: LoopMonitor
+    main: Pool
+    batch: Pool
+    tokens: CountsLookups | None = None
+
+
+class Ticker:
+    """Runs as one task. `verdict_lines` is for the summary thread: the verdict over what came since the last one."""
+
+    def __init__(self, sources: TickerSources, windows: Windows, metrics: AgenticMetrics) -> None:
+        self._sources = sources
+        self._windows = windows
+        self._metrics = metrics
+        self.pools = PoolReport((sources.main, sources.batch), metrics)
+        self._told = 0
+        self._judged = 0
+        self._counted: dict[tuple[str, str], int] = {}
+
+    async def tick_each_second(self, publish: Callable[[], None]) -> None:
+        """Tick for ever; `publish` is called at each tick too."""
+        ticks = 0
+        while True:
+            await asyncio.sleep(TICK_S)
+            publish()
+            self.tick()
+            ticks += 1
+            if ticks % _JUDGED_EVERY == 0:
+                self.judge()
+
+    def tick(self) -> None:
+        """One second has gone by. On the loop's thread."""
+        main, batch = self._sources.main.stats(), self._sources.batch.stats()
+        self.pools.publish()
+        compiled = main.compiled + batch.compiled
+        self._count("statement", "hit", main.statements + batch.statements - compiled)
+        self._count("statement", "miss", compiled)
+        if self._sources.tokens is not None:
+            self._count("jwt", "hit", self._sources.tokens.hits)
+            self._count("jwt", "miss", self._sources.tokens.misses)
+        self._windows.close_slice(self._gauged(main, batch))
+
+    def judge(self) -> None:
+        """Publish the verdict over the slices since the last one."""
+        seen, self._judged = self._windows.since(self._judged)
+        verdict = judge(seen)
+        for cause in CAUSES:
+            if verdict.causes_ms[cause] > 0:
+                self._metrics.turn_wait(cause).inc(verdict.causes_ms[cause] * verdict.turns / 1e3)
+            self._metrics.bound_by(cause).set(verdict.bound_by == cause)
+
+    def verdict_lines(self) -> list[str]:
+        """The last line of a summary."""
+        seen, self._told = self._windows.since(self._told)
+        return [judge(seen).line()]
+
+    def _count(self, cache: str, result: str, total: int) -> None:
+        key = (cache, result)
+        new = total - self._counted.get(key, 0)
+        if new > 0:
+            self._metrics.cache_request(cache, hit=result == "hit", count=new)
+            self._counted[key] = total
+
+    def _gauged(self, main: PoolStats, batch: PoolStats) -> Gauged:
+        lag = self._sources.loop.totals()
+        return Gauged(
+            cpu_s=time.thread_time(),
+            held_s=lag.held_s,
+            lag_s=lag.lag_s,
+            lag_samples=lag.samples,
+            reads=main.waits,
+            read_wait_s=main.waited_s,
+            read_sql_s=main.statement_s,
+            batch_wait_s=batch.waited_s,
+            batch_sql_s=batch.statement_s,
+            pending=int(self._metrics.persist_queue_depth.value or 0),
+            oldest_s=(self._metrics.persist_oldest_ms.value or 0.0) / 1e3,
+        )

@@ -1,0 +1,197 @@
+"""What the configuration makes of the parts of the service: settings become clients, rules and limits."""
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+from agentic_backend.agent import AgentKit, Catalog
+from agentic_backend.agent.created import CreatedAgents
+from agentic_backend.agent.interrupts import Checkpoints
+from agentic_backend.agent.kit import NamedModel
+from agentic_backend.agent.toolbox import Toolbox
+from agentic_backend.chat.hub import SocketHub, SocketRules
+from agentic_backend.knowledge import AttachmentClient, AttachmentEndpoint, KnowledgeClient, KnowledgeEndpoint
+from agentic_backend.llm import ModelPool
+from agentic_backend.llm.configured import connections_of, endpoint_of
+from agentic_backend.llm.observer import Metered
+from agentic_backend.metrics import AgenticMetrics
+from agentic_backend.persist.persistence import Persistence
+from agentic_backend.persist.retention import Pruner, Retention, RetentionRules
+from agentic_backend.rest.agents import AgentServices
+from agentic_backend.rest.attachments import AttachmentServices
+from agentic_backend.rest.configuration import PublicSettings
+from agentic_backend.session.admission import TurnLimits
+from agentic_backend.session.attachments import Leftovers
+from agentic_backend.session.registry import TurnRegistry
+from agentic_backend.settings import DEFAULT_MODEL, AgenticSettings
+from backend_kit.aio import TaskRegistry
+
+if TYPE_CHECKING:
+    from agentic_backend.agent.mcp import McpToolbox
+
+_MIB = 1024 * 1024
+
+
+def make_models(settings: AgenticSettings, metrics: AgenticMetrics) -> ModelPool:
+    """The HTTP session to the model endpoints, with the limits of the configuration."""
+    connections = connections_of(settings.ai.default_chat_model)
+    return ModelPool(connections, Metered(metrics, settings.ai.prices), pool_wait=metrics.http_pool_wait("llm").observe)
+
+
+def make_knowledge(settings: AgenticSettings, metrics: AgenticMetrics, deadline_s: float) -> KnowledgeClient:
+    """The client of knowledge flow; `ai.timeout` bounds the parts of a call, `deadline_s` the whole."""
+    url, timeout = settings.ai.knowledge_flow_url, settings.ai.timeout
+    endpoint = KnowledgeEndpoint(url, deadline_s, connect_s=timeout.connect, read_s=timeout.read)
+    return KnowledgeClient(endpoint, metrics)
+
+
+def make_attachments(
+    settings: AgenticSettings, persistence: Persistence, metrics: AgenticMetrics, stack: AsyncExitStack
+) -> AttachmentServices:
+    """What the routes of attachments need; `stack` closes their connections to knowledge flow."""
+    ai = settings.ai
+    endpoint = AttachmentEndpoint(ai.knowledge_flow_url, connect_s=ai.timeout.connect)
+    client = AttachmentClient(endpoint)
+    stack.push_async_callback(client.aclose)
+    return AttachmentServices(
+        store=persistence.attachments,
+        sessions=persistence.store,
+        documents=client,
+        leftovers=Leftovers(persistence.attachments, client),
+        most=ai.max_attached_files_per_user,
+        max_bytes=ai.max_attached_file_size_mb * _MIB,
+        limit_hit=metrics.limit_hit,
+    )
+
+
+def make_toolbox(settings: AgenticSettings, tasks: TaskRegistry, metrics: AgenticMetrics) -> "McpToolbox | None":
+    """The tools of the configured MCP servers, None where there is none. Takes a second: not on the loop."""
+    if not any(server.enabled for server in settings.mcp.servers):
+        return None
+    # The SDK takes a second and 30 MB to import: only who uses it pays.
+    from agentic_backend.agent.mcp import McpToolbox
+
+    return McpToolbox(settings.mcp, tasks, metrics)
+
+
+def make_kit(
+    settings: AgenticSettings, models: ModelPool, knowledge: KnowledgeClient, toolbox: Toolbox | None = None
+) -> AgentKit:
+    """What graphs are built from: the configured chat models, the documents, and the tools."""
+    ai = settings.ai
+    configured = {DEFAULT_MODEL: (ai.default_chat_model, ai.default_chat_model.name)} | {
+        model.id: (model.called_as(ai.default_chat_model), model.title or model.id) for model in ai.chat_models
+    }
+    named = {
+        model_id: NamedModel(models.chat_model(endpoint_of(model, settings.deadlines)), model.name, title)
+        for model_id, (model, title) in configured.items()
+    }
+    default = named[DEFAULT_MODEL]
+    return AgentKit(default.chat_model, default.name, knowledge, toolbox, named)
+
+
+def make_catalog(
+    settings: AgenticSettings, kit: AgentKit, metrics: AgenticMetrics, checkpoints: Checkpoints | None = None
+) -> Catalog:
+    """The configured agents."""
+    return Catalog(
+        settings.ai.agents,
+        kit,
+        recursion_limit=settings.ai.recursion.recursion_limit,
+        max_graphs=settings.ai.max_concurrent_agents,
+        on_lookup=lambda hit: metrics.cache_request("graph", hit=hit),
+        checkpoints=checkpoints,
+    )
+
+
+def make_agents(settings: AgenticSettings, catalog: Catalog, persistence: Persistence) -> AgentServices:
+    """What the routes of agents need: who may change them, and those that were made over REST."""
+    ai = settings.ai
+    roles = frozenset(ai.agent_editor_roles) if settings.security.user.enabled else None
+    if ai.use_static_config_only:
+        return AgentServices(catalog, None, roles)
+    servers = frozenset(server.id for server in settings.mcp.servers)
+    made = CreatedAgents(catalog, persistence.agents, most=ai.max_made_agents, mcp_servers=servers)
+    return AgentServices(catalog, made, roles)
+
+
+def make_retention(
+    settings: AgenticSettings,
+    persistence: Persistence,
+    registry: TurnRegistry,
+    hub: SocketHub,
+    metrics: AgenticMetrics,
+) -> Retention:
+    """What deletes old sessions: those that this process knows to be in use stay, and it forgets those that went."""
+    days = settings.history.retention_days
+
+    async def forget(key: tuple[str, str]) -> None:
+        persistence.forget(key)
+        await registry.forget(*key)
+
+    def in_use(keys: Sequence[tuple[str, str]]) -> set[tuple[str, str]]:
+        # By the monotonic clock: that of Postgres calls them old, or nobody would ask.
+        followed, kept_s = hub.followed(), days * 86_400.0
+        return {
+            key
+            for key in keys
+            if key in followed or registry.knows(*key, kept_s) or persistence.has_in_use(key, kept_s)
+        }
+
+    pruner = Pruner(persistence.database.main, in_use=in_use, forget=forget)
+    return Retention(persistence.database, pruner, RetentionRules(days), metrics)
+
+
+def turn_limits(settings: AgenticSettings) -> TurnLimits:
+    """Admission of turns, from `limits:`."""
+    limits = settings.limits
+    return TurnLimits(
+        max_turns=limits.max_turns,
+        queue_length=limits.queue_length,
+        queue_deadline_s=limits.queue_deadline_s,
+        turns_per_user=limits.per_user.turns,
+        asks_per_min=limits.per_user.asks_per_min,
+        burst=limits.per_user.burst,
+    )
+
+
+def sign_in_at(settings: AgenticSettings) -> str | None:
+    """The issuer that people sign in at, None where there is no such place: authentication off, or a shared secret."""
+    security = settings.security
+    return security.user.realm_url if security.user.enabled and security.hs256_secret is None else None
+
+
+def public_settings(settings: AgenticSettings) -> PublicSettings:
+    """What anybody may read of the configuration."""
+    user, ai = settings.security.user, settings.ai
+    return PublicSettings(
+        auth_enabled=user.enabled,
+        realm_url=sign_in_at(settings),
+        client_id=user.client_id,
+        max_message_chars=settings.limits.max_message_chars,
+        max_attached_files_per_user=ai.max_attached_files_per_user,
+        max_attached_file_size_mb=ai.max_attached_file_size_mb,
+        static_agents_only=ai.use_static_config_only,
+    )
+
+
+def operator_roles(settings: AgenticSettings) -> frozenset[str] | None:
+    """The roles of operators; None where there is no authentication, which is on one machine: its user is one."""
+    security = settings.security
+    return frozenset(security.operator_roles) if security.user.enabled else None
+
+
+def socket_rules(settings: AgenticSettings) -> SocketRules:
+    """Admission and deadlines of sockets, from `limits:`, `deadlines:` and `security:`."""
+    limits, deadlines, security = settings.limits, settings.deadlines, settings.security
+    return SocketRules(
+        authorized_origins=security.authorized_origins,
+        allow_query_token=security.allow_query_token,
+        max_sockets=limits.max_sockets,
+        sockets_per_user=limits.per_user.sockets,
+        sockets_per_address=limits.per_address.sockets,
+        max_message_chars=limits.max_message_chars,
+        send_s=deadlines.send_s,
+        idle_s=deadlines.idle_s,
+        heartbeat_s=deadlines.heartbeat_s,
+    )

@@ -1,0 +1,246 @@
+"""The frame of a service: one application whose lifespan builds everything, and what each service does alike around it.
+
+A service is a subclass of `Service`. It says which parts it builds and in which order, which routes it has, and what
+keeps it from taking new work.
+"""
+
+import gc
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import AsyncExitStack, asynccontextmanager
+from importlib.metadata import version
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+
+from backend_kit.aio import TaskRegistry
+from backend_kit.auth import HmacVerifier, Identity, IssuerKeys, IssuerVerifier, KeyWaits, NoAuth, Verifier
+from backend_kit.build import git_sha
+from backend_kit.http import (
+    BodyLimit,
+    HttpMetrics,
+    RequestId,
+    RequestMetrics,
+    add_api_docs,
+    bearer,
+    health_router,
+    install_error_handlers,
+    refusals,
+)
+from backend_kit.kpi import Kpi, KpiOptions, KpiRuntime
+from backend_kit.settings import Security, ServiceSettings, config_hash
+
+logger = logging.getLogger(__name__)
+
+Identify = Callable[..., Awaitable[Identity]]
+"""The dependency by which a route knows its caller."""
+
+_LATE_S: Final = 1.0
+_LATE_FOR_S: Final = 10.0
+
+
+class Built(Protocol):
+    """What the lifespan of every service builds, whatever else it does. A service has a dataclass of its own."""
+
+    @property
+    def tasks(self) -> TaskRegistry:
+        """The background work."""
+        ...
+
+    @property
+    def runtime(self) -> KpiRuntime:
+        """What observes the process."""
+        ...
+
+
+Config = TypeVar("Config", bound=ServiceSettings)
+State = TypeVar("State", bound=Built)
+
+
+class Service(ABC, Generic[Config, State]):
+    """A service: `app` is the ASGI application, `drain` its orderly end. Two may live in one process.
+
+    A subclass sets `app` to what `_make_app` gives, when what its routes need is there.
+    """
+
+    app: FastAPI
+
+    def __init__(
+        self,
+        settings: Config,
+        *,
+        freeze_gc: bool,
+        waits: KeyWaits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`freeze_gc` takes what the start made out of garbage collection, in a process that does nothing else.
+
+        `waits` bounds how long the issuer's keys are waited for; `clock`, in seconds, says how long the loop is late.
+        """
+        self._settings = settings
+        self._freeze_gc = freeze_gc
+        self._clock = clock
+        self._verifier = make_verifier(settings.security, waits)
+        self._registry = CollectorRegistry()
+        self._state: State | None = None
+        self._draining = False
+        self._late_since: float | None = None
+
+    @property
+    def metrics_port(self) -> int | None:
+        """Where /metrics listens, None before the start and after the end, or where it is off."""
+        return None if self._state is None else self._state.runtime.metrics_port
+
+    @property
+    def running(self) -> State:
+        """What the lifespan built. Raises RuntimeError before the start and after the end."""
+        if self._state is None:
+            raise RuntimeError("the service is not running")
+        return self._state
+
+    def state(self) -> tuple[bool, str, dict[str, Any]]:
+        """Readiness: not a question of Postgres, or one outage would take every instance out at once."""
+        state = self._state
+        if state is None:
+            return False, "starting", {}
+        status = "draining" if self._draining else self._hindrance(state)
+        if status is None:
+            status = "loop_late" if self._loop_is_late(state) else "ready"
+        return status == "ready", status, self._dependencies(state, status)
+
+    @abstractmethod
+    async def drain(self) -> None:
+        """End the work in an order that loses nothing; the server closes afterwards. Sets `_draining` first."""
+
+    @abstractmethod
+    async def _build(self, stack: AsyncExitStack) -> State:
+        """Build the parts in order; `stack` closes them in reverse."""
+
+    @abstractmethod
+    def _add_routes(self, app: FastAPI, identify: Identify, base: str) -> None:
+        """Add the routes, below the path `base`, and the middleware that stands inside of the frame's."""
+
+    @abstractmethod
+    def _hindrance(self, state: State) -> str | None:
+        """Why no new work should come here, in the one word of `/ready`; None where nothing speaks against it."""
+
+    @abstractmethod
+    def _dependencies(self, state: State, status: str) -> dict[str, Any]:
+        """How each dependency is, for the body of `/ready` that has this status."""
+
+    def _identity_provider(self) -> str | None:
+        """Whether the issuer of tokens answers, `up` or `down`; None where there is none to ask."""
+        if not isinstance(self._verifier, IssuerVerifier):
+            return None
+        return "up" if self._verifier.keys.reachable else "down"
+
+    def _loop_is_late(self, state: State) -> bool:
+        now = self._clock()
+        if state.runtime.loop.lag_s < _LATE_S:
+            self._late_since = None
+            return False
+        if self._late_since is None:
+            self._late_since = now
+        return now - self._late_since >= _LATE_FOR_S
+
+    def _make_app(
+        self, title: str, *, max_body_bytes: int, file_paths: Collection[str], chat_page: bool = False
+    ) -> FastAPI:
+        """The application. Bodies have at most `max_body_bytes`, but for files that are sent to `file_paths`;
+        `chat_page`: people can sign in at `/`."""
+        app = FastAPI(
+            title=title,
+            version=version("turnwise"),
+            lifespan=self._lifespan,
+            responses=refusals(),
+            openapi_url=None,  # nor its pages, which load scripts from elsewhere: `add_api_docs` has ours
+        )
+        base = self._settings.app.base_url
+        identify = bearer(self._verifier)
+        install_error_handlers(app)
+        # Not `include_router`: what is included is made once more, on the loop, in the first request.
+        app.router.routes += health_router(self, base).routes
+        self._add_routes(app, identify, base)
+        if self._settings.app.api_docs:
+            add_api_docs(app, identify, chat_page=chat_page)
+        app.add_middleware(RequestMetrics, metrics=HttpMetrics(self._registry))
+        app.add_middleware(BodyLimit, limit_bytes=max_body_bytes, file_paths=file_paths)
+        app.add_middleware(RequestId)
+        return app
+
+    @asynccontextmanager
+    async def _lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            self._state = await self._build(stack)
+            if self._freeze_gc:
+                _freeze_gc()
+                stack.callback(gc.unfreeze)
+            yield
+            self._state = None
+
+    def _make_kpi(self, phases: tuple[str, ...], timeouts: tuple[type[Exception], ...] = ()) -> Kpi:
+        """The observations of this service; `timeouts` are the errors that count as one."""
+        return Kpi(
+            self._registry,
+            service=self._settings.app.name,
+            legacy_ms_names=self._settings.metrics.legacy_ms_names,
+            phases=phases,
+            timeouts=timeouts,
+        )
+
+    def _observe(self, kpi: Kpi, stack: AsyncExitStack) -> KpiRuntime:
+        """Start what observes the process, until the stack closes. Raises MetricsPortTaken."""
+        runtime = KpiRuntime(kpi, kpi_options(self._settings)).start()
+        stack.callback(runtime.close)
+        return runtime
+
+    def _start_tasks(self, tasks: TaskRegistry, stack: AsyncExitStack) -> None:
+        """Begin the background work of every service; all background work ends before what `stack` holds by now."""
+        stack.push_async_callback(tasks.aclose)
+        if isinstance(self._verifier, IssuerVerifier):
+            tasks.spawn("issuer-keys", self._verifier.keys.refresh_keys, restart=True, essential=True)
+
+
+def make_verifier(security: Security, waits: KeyWaits | None = None) -> Verifier:
+    """Who checks tokens: nobody where authentication is off (said aloud), else a shared secret or the issuer's keys.
+
+    Raises RuntimeError where authentication is on and there is no key, which settings refuse.
+    """
+    user = security.user
+    if not user.enabled:
+        logger.warning("authentication is OFF: every caller is the user 'admin'")
+        return NoAuth()
+    if security.hs256_secret is not None:
+        secret = security.hs256_secret.get_secret_value()
+        return HmacVerifier(secret, client_id=user.client_id or "", issuer=user.realm_url, audience=user.client_id)
+    if user.realm_url is None or user.client_id is None:
+        raise RuntimeError("security.user.enabled without a key")
+    keys = IssuerKeys(user.realm_url, algorithm=user.algorithm, jwks_url=user.jwks_url, waits=waits)
+    return IssuerVerifier(keys, client_id=user.client_id)
+
+
+def kpi_options(settings: ServiceSettings) -> KpiOptions:
+    """The measurement switches of the configuration."""
+    app = settings.app
+    return KpiOptions(
+        log_level=app.log_level,
+        summary_interval_s=app.kpi_log_summary_interval_sec,
+        summary_top_n=app.kpi_log_summary_top_n,
+        process_interval_s=app.kpi_process_metrics_interval_sec,
+        metrics_enabled=app.metrics_enabled,
+        metrics_address=app.metrics_address,
+        metrics_port=app.metrics_port,
+        version=version("turnwise"),
+        git_sha=git_sha(),
+        config_hash=config_hash(settings),
+    )
+
+
+def _freeze_gc() -> None:
+    """Take what start-up made out of garbage collection (docs/libraries.md#garbage-collection)."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
