@@ -152,7 +152,7 @@ def check(servers: tuple[Server, ...], question: str) -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         for server in servers:
-            frames = runner.run_turn(asked(server))
+            frames = runner.run(asked(server))
             searched = any(frame.startswith('{"type":"sources"') for frame in frames)
             reranked = searched and '"rerank":"skipped"' not in frames[-1]
             wanted = (server.name in ("+ search", "+ rerank"), server.name == "+ rerank")
