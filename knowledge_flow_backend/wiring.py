@@ -20,8 +20,9 @@ from knowledge_flow_backend.ingest.fast_router import FastServices
 from knowledge_flow_backend.ingest.pool import ParserPool, ParserPoolRules
 from knowledge_flow_backend.ingest.receive import UploadLimits
 from knowledge_flow_backend.ingest.router import IngestServices
-from knowledge_flow_backend.ingest.service import IngestRules, IngestService
+from knowledge_flow_backend.ingest.service import IngestService
 from knowledge_flow_backend.ingest.staging import Staging
+from knowledge_flow_backend.ingest.steps import IngestRules, IngestSteps
 from knowledge_flow_backend.library.attachments import Attachments
 from knowledge_flow_backend.library.intake import Intake
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
@@ -165,26 +166,9 @@ async def make_ingest(
     intake = Intake(database, lease_s=processing.lease_s)
     files = files_at_once(settings)
     rules = IngestRules(processing.chunk_size_chars, processing.chunk_overlap_chars, files=files)
-    service = IngestService(
-        pool=pool,
-        staging=staging,
-        intake=intake,
-        writer=writer,
-        embedder=embedder,
-        rules=rules,
-        metrics=metrics,
-        kpi=kpi,
-        tasks=tasks,
-    )
-    fast = FastIngest(
-        pool=pool,
-        writer=writer,
-        embedder=embedder,
-        rules=rules,
-        max_chars=processing.max_attachment_chars,
-        metrics=metrics,
-        kpi=kpi,
-    )
+    steps = IngestSteps(pool=pool, writer=writer, embedder=embedder, rules=rules, metrics=metrics, kpi=kpi)
+    service = IngestService(steps, staging, intake, tasks)
+    fast = FastIngest(steps, max_chars=processing.max_attachment_chars)
     max_file = processing.max_file_mb * _MIB
     bounds = UploadLimits(max_file, limits.max_upload_files, limits.max_upload_mb * _MIB)
     one_file = UploadLimits(max_file, 1, max_file + _FORM_BYTES)

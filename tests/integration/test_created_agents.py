@@ -195,6 +195,14 @@ async def test_what_is_refused_changes_nothing(service, change, status):
     assert agent in await service.get("/agents")
 
 
+async def test_of_its_options_those_that_are_unknown_are_ignored(service):
+    _, agent = await create(service)
+    body = {"id": agent["id"], "name": "Ada", "chat_options": {"attach_files": True, "of_a_newer_page": True}}
+    status, told = await call(service, "PUT", "/agents/update", body)
+    assert (status, told["chat_options"]) == (200, {**agent["chat_options"], "attach_files": True})
+    assert told in await service.get("/agents")
+
+
 async def test_names_and_number_are_bounded(start_service):
     async with start_service(ai=editing(max_made_agents=2)) as service:
         statuses = [(await create(service, name))[0] for name in ("Georges", "Ada", "Ada", "Bo", "Cy")]

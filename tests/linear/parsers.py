@@ -485,7 +485,7 @@ UNREACHED: Final[dict[str, str]] = {
     "knowledge_flow_backend/index/database.py::connect_args": _OPERATOR,
     "knowledge_flow_backend/index/models.py::chunk_uid": _PASSES_ON,
     "knowledge_flow_backend/ingest/chunks.py::chunk_uid": _PASSES_ON,
-    "knowledge_flow_backend/ingest/service.py::embedded_text": _PASSES_ON,
+    "knowledge_flow_backend/ingest/steps.py::embedded_text": _PASSES_ON,
     "knowledge_flow_backend/library/router.py::attachment": "a label, which `names.label` has cut to 240 characters",
     "knowledge_flow_backend/library/statements.py::label_lock": _PASSES_ON,
     "knowledge_flow_backend/engines/opensearch/body.py::heading_of": _PASSES_ON,
