@@ -97,7 +97,7 @@ def reply(turns: Sequence[Turn]) -> str:
     if _SEARCH_WORDS.search(system) and asked.strip():
         return asked.strip()
     earlier = [turn.text[:_MAX_EARLIER_CHARS] for turn in turns if turn.role == "user"][-_MAX_EARLIER - 1 : -1]
-    missing = next((said for told, said in _MISSING if told.search(system)), "")
+    missing = next((text for pattern, text in _MISSING if pattern.search(system)), "")
     return _from_conversation(asked, earlier) or _small_talk(asked, missing) or _nothing_known(asked, earlier, missing)
 
 

@@ -69,8 +69,8 @@ def answer_from(question: str, passages: Sequence[Passage]) -> str:
         if len(chosen.keys() | set(wanted)) <= _MOST_SENTENCES:
             chosen |= dict.fromkeys(wanted)
     places = list(dict.fromkeys(where[0] for where in chosen))
-    told = sorted(chosen, key=lambda where: (places.index(where[0]), where))
-    return " ".join(f"{by_place[where].sentence.text} [{by_place[where].number}]" for where in told)
+    ordered = sorted(chosen, key=lambda where: (places.index(where[0]), where))
+    return " ".join(f"{by_place[where].sentence.text} [{by_place[where].number}]" for where in ordered)
 
 
 def _candidates(question: str, passages: Sequence[Passage]) -> list[_Candidate]:

@@ -17,15 +17,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from backend_kit.wire import InvalidJson, loads
-from ws_bench.config.goflags import Flags
+from ws_bench.config.golang import Flags, parse_duration
 from ws_bench.errors import PreparationFailed, UsageError
-from ws_bench.fakes.completions import Completions, Stats
+from ws_bench.fakes.completions import Completions, MockLlmStats
 from ws_bench.fakes.embedding import DEFAULT_DIMENSIONS, MAX_DIMENSIONS, as_base64, embed
 from ws_bench.fakes.http import Connection, Request, error_body
 from ws_bench.fakes.knobs import KNOBS, BadKnob, Knobs, parse_knob, with_knobs
 from ws_bench.fakes.reranking import rerank_body, rerank_request
-from ws_bench.fakes.wheel import Wheel
-from ws_bench.record.golang import parse_duration
+from ws_bench.fakes.timer_wheel import TimerWheel
 
 _MAX_INPUTS = 2048
 
@@ -85,8 +84,8 @@ class MockLlm:
 
     def __init__(self, options: MockOptions) -> None:
         self._options = options
-        self.stats = Stats()
-        self._wheel = Wheel(asyncio.get_running_loop())
+        self.stats = MockLlmStats()
+        self._wheel = TimerWheel(asyncio.get_running_loop())
         self._completions = Completions(self._wheel, self.stats, options.knobs, seed=options.seed, keep=options.keep)
         self._connections: set[Connection] = set()
         self._server: asyncio.Server | None = None
@@ -173,7 +172,7 @@ class MockLlm:
                 connection.respond(200, body())
 
         if latency_s > 0:
-            self._wheel.at(self._wheel.time() + latency_s, answer)
+            self._wheel.call_at(self._wheel.time() + latency_s, answer)
         else:
             answer()
 

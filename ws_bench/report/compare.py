@@ -12,7 +12,7 @@ from statistics import stdev
 from typing import Any
 
 from backend_kit.wire import InvalidJson, dumps, loads
-from ws_bench.config.goflags import Flags
+from ws_bench.config.golang import Flags
 from ws_bench.config.options import parse_percent
 from ws_bench.errors import BenchError, UsageError
 from ws_bench.record.estimates import RATE, estimates_of, window_for
@@ -191,7 +191,7 @@ def refuse_unlike(runs: Sequence[Recording], *, force: bool) -> None:
     for run in runs:
         _refuse(likeness(runs[0]), likeness(run), force=force)
         report = build_report(run)
-        if report.outcome in ("FAILED", "INTERRUPTED") or report.seen is None:
+        if report.outcome in ("FAILED", "INTERRUPTED") or report.measured is None:
             raise UsageError(f"a run with outcome {report.outcome} cannot be compared")
         if report.self_check is not None and report.self_check.limited:
             print(f"! a run was client-limited: {'; '.join(report.self_check.limits)}", file=sys.stderr)
