@@ -13,8 +13,8 @@ from pathlib import Path
 
 from deploy.keycloak.distribution import VERSION, installed, script
 from deploy.keycloak.errors import KeycloakFailed
-from turnwise.ports import Wanted, require_free
-from turnwise.tether import tethered
+from turnwise.parent_death import with_parent_death_signal
+from turnwise.ports import WantedPort, require_free_ports
 
 REALM = "turnwise"
 REALM_FILE = Path(__file__).with_name("realm.json")
@@ -50,7 +50,7 @@ class Keycloak:
 
     def start(self, say: Callable[[str], None] = lambda _text: None) -> None:
         """Start it. Raises `PortTaken` or `KeycloakFailed`."""
-        require_free([Wanted("Keycloak", "127.0.0.1", self._port)])
+        require_free_ports([WantedPort("Keycloak", "127.0.0.1", self._port)])
         home = installed(self._checkout, os.environ, say)
         imports = home / f"keycloak-{VERSION}" / "data" / "import"
         imports.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ class Keycloak:
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(  # noqa: S603 - what Maven brought, checked
                 # The script hands the signal on to its Java.
-                tethered(command, signal.SIGTERM),
+                with_parent_death_signal(command, signal.SIGTERM),
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from deploy.opensearch.errors import OpenSearchFailed
 from deploy.opensearch.jars import HERE, class_path, find_java
-from turnwise.ports import Wanted, require_free
-from turnwise.tether import tethered
+from turnwise.parent_death import with_parent_death_signal
+from turnwise.ports import WantedPort, require_free_ports
 
 START_S = 240.0
 STOP_S = 20.0
@@ -56,13 +56,13 @@ class OpenSearchNode:
         java = find_java(os.environ)
         jars = class_path(self._checkout, os.environ, say)
         self.directory.mkdir(parents=True, exist_ok=True)
-        require_free([Wanted("OpenSearch", "127.0.0.1", self.port)])
+        require_free_ports([WantedPort("OpenSearch", "127.0.0.1", self.port)])
         command = [str(java), f"-Xms{self._heap_mb}m", f"-Xmx{self._heap_mb}m"]
         command += ["-XX:TieredStopAtLevel=1"] if self._short_lived else []
         command += ["-cp", jars, str(HERE / "LocalNode.java"), str(self.directory), str(self.port)]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own program
-                tethered(command, signal.SIGTERM),
+                with_parent_death_signal(command, signal.SIGTERM),
                 cwd=self.directory,
                 env={"PATH": os.defpath, "LANG": "C.UTF-8"},
                 stdin=subprocess.DEVNULL,
