@@ -13,7 +13,7 @@ from backend_kit.wire import dumps
 from ws_bench.config.flags import RunConfig, parse_run_flags
 from ws_bench.config.golang import Flags
 from ws_bench.config.options import Outputs
-from ws_bench.errors import BenchError, UsageError
+from ws_bench.errors import UsageError
 from ws_bench.load.run import run_load
 from ws_bench.load.workers import run_workers
 from ws_bench.record.recording import Recording, load_recording, merge_recordings
@@ -27,6 +27,7 @@ from ws_bench.report.report import (
     markdown_text,
     result_json,
     summary_block,
+    write_file,
 )
 
 T = TypeVar("T")
@@ -122,7 +123,4 @@ def write_outputs(report: RunReport, outputs: Outputs) -> None:
         "md": lambda: markdown_text(report).encode(),
     }
     for flag, path in outputs.files().items():
-        try:
-            Path(path).write_bytes(makers[flag]())
-        except OSError as failure:
-            raise BenchError(f"-{flag}: cannot write {path!r}: {failure.strerror}") from failure
+        write_file(path, makers[flag](), flag)

@@ -4,7 +4,6 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 from backend_kit.wire import dumps
 from ws_bench.cli.commands import run_in_loop
@@ -13,13 +12,13 @@ from ws_bench.config.flags import RunConfig, config_as_json, config_of
 from ws_bench.config.golang import Flags, milliseconds, parse_duration
 from ws_bench.config.options import parse_gate, parse_percent
 from ws_bench.config.runflags import run_flags
-from ws_bench.errors import BenchError, UsageError
+from ws_bench.errors import UsageError
 from ws_bench.load.run import run_load
 from ws_bench.record.recording import Recording
 from ws_bench.record.results import SteadyWindow, TurnResult, percentile
 from ws_bench.record.stats import slope_of
 from ws_bench.record.summary import EXIT_GATE, EXIT_INTERRUPTED, EXIT_OK, build_report
-from ws_bench.report.report import text_table
+from ws_bench.report.report import text_table, write_file
 
 SCHEMA = "turnwise.ws_bench.knee"
 SCHEMA_VERSION = 1
@@ -263,7 +262,4 @@ def _write(config: RunConfig, knee: Knee, probes: Sequence[Probe]) -> None:
         "knee": {**asdict(knee), "rate": knee.rate},
         "probes": [asdict(probe) for probe in probes],
     }
-    try:
-        Path(config.outputs.json).write_bytes(dumps(content) + b"\n")
-    except OSError as failure:
-        raise BenchError(f"cannot write {config.outputs.json!r}: {failure.strerror}") from failure
+    write_file(config.outputs.json, dumps(content) + b"\n")

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from backend_kit.wire import dumps
@@ -11,12 +10,12 @@ from ws_bench.cli.commands import run_in_loop
 from ws_bench.config.flags import RunConfig, config_of
 from ws_bench.config.golang import Flags
 from ws_bench.config.runflags import run_flags
-from ws_bench.errors import BenchError, UsageError
+from ws_bench.errors import UsageError
 from ws_bench.load.run import run_load
 from ws_bench.record.results import Spread
 from ws_bench.record.summary import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, RunReport, build_report
 from ws_bench.report.html import page
-from ws_bench.report.report import Style, detail_rows, result_json, text_table
+from ws_bench.report.report import Style, detail_rows, result_json, text_table, write_file
 from ws_bench.report.svg import Axis, Series, line_chart, stacked_chart
 
 SCHEMA = "turnwise.ws_bench.sweep"
@@ -204,10 +203,7 @@ def _write(config: RunConfig, levels: Sequence[Level], recovery: Level | None) -
         files[config.outputs.markdown] = f"```\n{sweep_text(levels, recovery, Style(enabled=False))}```\n".encode()
     for path, body in files.items():
         if path:
-            try:
-                Path(path).write_bytes(body)
-            except OSError as failure:
-                raise BenchError(f"cannot write {path!r}: {failure.strerror}") from failure
+            write_file(path, body)
 
 
 def _flags() -> Flags:

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ws_bench.fakes.extract import Passage, answer_from
-from ws_bench.fakes.prose import sentences_in
-from ws_bench.fakes.words import terms
+from ws_bench.fakes.text import sentences_in, terms
 
 STAND_IN = (
     "I am only a stand-in for a language model and know nothing myself: to get real answers, start Turnwise with "

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ws_bench.fakes.prose import Sentence, sentences_in
-from ws_bench.fakes.words import terms, words
+from ws_bench.fakes.text import Sentence, sentences_in, terms, words
 
 _MOST_PASSAGES, _MOST_CHARS = 20, 8_000
 """What is looked at, so that an answer costs milliseconds whatever the prompt holds."""

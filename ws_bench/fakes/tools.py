@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from backend_kit.wire import dumps
 from ws_bench.fakes.answers import Turn
-from ws_bench.fakes.words import terms, words
+from ws_bench.fakes.text import terms, words
 
 _PIECE = re.compile(r".{1,8}", re.DOTALL)
 _MAX_DEPTH = 5

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ws_bench.errors import TurnBroken
-from ws_bench.load.sessions import SessionApi
+from ws_bench.load.sessions import SessionApi, for_each
 from ws_bench.record.dialects import answer_of
 from ws_bench.record.recording import HistoryCheck
 
@@ -39,16 +39,13 @@ async def verify_history(
     sessions: SessionApi, acknowledged: AcknowledgedTurns, *, patience_s: float, concurrency: int
 ) -> HistoryCheck:
     """Read the history of every session; one that lacks a turn is read again until the patience is over."""
-    todo = iter(acknowledged.answers.items())
     findings: list[_Finding] = []
 
-    async def worker() -> None:
-        for session_id, answers in todo:
-            findings.append(await _check_session(sessions, session_id, answers, patience_s))
+    async def check(session_id: str) -> None:
+        answers = acknowledged.answers[session_id]
+        findings.append(await _check_session(sessions, session_id, answers, patience_s))
 
-    async with asyncio.TaskGroup() as workers:
-        for _ in range(min(concurrency, len(acknowledged.answers))):
-            workers.create_task(worker())
+    await for_each(acknowledged.answers, check, concurrency=concurrency)
     samples = [text for finding in findings for text in (*finding.missing, *finding.altered)]
     return HistoryCheck(
         acknowledged=sum(len(answers) for answers in acknowledged.answers.values()),

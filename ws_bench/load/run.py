@@ -4,15 +4,16 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from random import Random
+from typing import Any
 
 from backend_kit.wire import dumps
 from ws_bench.config.arrivals import schedule
 from ws_bench.config.flags import RunConfig, config_as_json
-from ws_bench.config.options import Cut, Gate
+from ws_bench.config.options import Cut, Gate, Outputs
 from ws_bench.config.prompts import Prompts
 from ws_bench.config.runflags import NATIVE_SUBPROTOCOL
 from ws_bench.errors import PreparationFailed, TurnBroken
@@ -23,7 +24,7 @@ from ws_bench.load.live import LiveProgress, Progress, progress
 from ws_bench.load.misbehaviour import MisbehavingClients
 from ws_bench.load.pacing import ClosedLoop, Interrupt, OpenLoop, Pacer, SharedTotal
 from ws_bench.load.server import ServerMonitor, server_view
-from ws_bench.load.sessions import SessionApi
+from ws_bench.load.sessions import SessionApi, for_each
 from ws_bench.record.dialects import clock
 from ws_bench.record.environment import environment
 from ws_bench.record.gates import GateResult, check_gates
@@ -50,6 +51,31 @@ async def run_load(config: RunConfig, argv: Sequence[str]) -> Recording:
             sessions = await stack.enter_async_context(SessionApi(config))
             postgres = await stack.enter_async_context(PostgresMonitor(config.observe.postgres))
             return await _Run(config, argv, interrupt, sessions, postgres).execute()
+
+
+@asynccontextmanager
+async def observed(
+    outputs: Outputs,
+    server: ServerMonitor,
+    postgres: PostgresMonitor,
+    current: Callable[[], Progress],
+    *monitors: Coroutine[Any, Any, None],
+) -> AsyncGenerator[None]:
+    """Watch services, database and progress during the block, and run the other monitors until its end."""
+    watching = [postgres.run_canary(), *monitors]
+    if outputs.live:
+        watching.append(LiveProgress(current, interval_s=outputs.live_interval_s).show_until_cancelled())
+    async with asyncio.TaskGroup() as group:
+        scraping = group.create_task(server.scrape_until_stopped(), name="server-metrics")
+        tasks = [group.create_task(one, name="monitor") for one in watching]
+        yield
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        server.stop()
+        await scraping
+    await postgres.end_window()
+    await server.ask_whole_verdict()
 
 
 class StopSignals:
@@ -165,34 +191,22 @@ class _Run:
 
     async def _load(self) -> None:
         """All clients, from the first one's ramp slot to the last one's end, and what watches them meanwhile."""
-        async with asyncio.TaskGroup() as watchers:
-            scraping = watchers.create_task(self._server.scrape_until_stopped(), name="server-metrics")
-            watching = [
-                watchers.create_task(self._postgres.run_canary(), name="postgres"),
-                watchers.create_task(self._watch_edges(), name="steady-window"),
-            ]
-            if self._config.gates.abort:
-                watching.append(watchers.create_task(self._watch_gates(), name="gates"))
-            if self._config.outputs.progress:
-                watching.append(watchers.create_task(self._report_progress(), name="progress"))
-            if self._config.outputs.live:
-                live = LiveProgress(self._progress, interval_s=self._config.outputs.live_interval_s)
-                watching.append(watchers.create_task(live.show_until_cancelled(), name="live"))
-            async with asyncio.TaskGroup() as besides:
-                self._misbehaving.start(besides)
-                async with asyncio.TaskGroup() as clients:
-                    for client in range(self._config.clients):
-                        clients.create_task(self._client(client), name=f"client-{client}")
-                    if isinstance(self._pacer, OpenLoop):
-                        clients.create_task(self._start_schedule(self._pacer), name="schedule")
-                self._misbehaving.end()
-            for task in watching:
-                task.cancel()
-            await asyncio.gather(*watching, return_exceptions=True)
-            self._server.stop()
-            await scraping
-        await self._postgres.end_window()
-        await self._server.ask_whole_verdict()
+        monitors = [self._watch_edges()]
+        if self._config.gates.abort:
+            monitors.append(self._watch_gates())
+        if self._config.outputs.progress:
+            monitors.append(self._report_progress())
+        async with (
+            observed(self._config.outputs, self._server, self._postgres, self._progress, *monitors),
+            asyncio.TaskGroup() as misbehaving,
+        ):
+            self._misbehaving.start(misbehaving)
+            async with asyncio.TaskGroup() as clients:
+                for client in range(self._config.clients):
+                    clients.create_task(self._client(client), name=f"client-{client}")
+                if isinstance(self._pacer, OpenLoop):
+                    clients.create_task(self._start_schedule(self._pacer), name="schedule")
+            self._misbehaving.end()
 
     def _make_pacer(self) -> Pacer:
         config, load = self._config, self._config.load
@@ -392,21 +406,17 @@ class _Run:
 
     async def _prepare(self) -> None:
         """Create one session a client. On a failure those already created are deleted again."""
-        todo = iter(range(self._config.clients))
         failures: list[TurnBroken] = []
 
-        async def worker() -> None:
-            for _ in todo:
-                if failures or self._interrupt.requested:
-                    return
-                try:
-                    self._context.prepared.append(await create_session(self._context))
-                except TurnBroken as broken:
-                    failures.append(broken)
+        async def prepare(_: int) -> None:
+            if failures or self._interrupt.requested:
+                return
+            try:
+                self._context.prepared.append(await create_session(self._context))
+            except TurnBroken as broken:
+                failures.append(broken)
 
-        async with asyncio.TaskGroup() as workers:
-            for _ in range(min(self._config.prepare_concurrency, self._config.clients)):
-                workers.create_task(worker())
+        await for_each(range(self._config.clients), prepare, concurrency=self._config.prepare_concurrency)
         if failures and not self._interrupt.requested:
             await self._delete(self._context.prepared)
             raise PreparationFailed(f"prepare sessions failed: {failures[0]}")
@@ -423,17 +433,8 @@ class _Run:
         )
 
     async def _delete(self, session_ids: list[str]) -> None:
-        if not self._config.delete_session:
-            return
-        todo = iter(session_ids)
-
-        async def worker() -> None:
-            for session_id in todo:
-                await self._sessions.delete(session_id)
-
-        async with asyncio.TaskGroup() as workers:
-            for _ in range(min(self._config.prepare_concurrency, len(session_ids))):
-                workers.create_task(worker())
+        if self._config.delete_session:
+            await for_each(session_ids, self._sessions.delete, concurrency=self._config.prepare_concurrency)
 
     def _print_delete_failures(self) -> None:
         failures = self._sessions.delete_failures

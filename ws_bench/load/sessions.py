@@ -1,14 +1,30 @@
 """Sessions of the run over REST: create, delete, and what became of them."""
 
 import asyncio
+from collections.abc import Awaitable, Callable, Collection
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import aiohttp
 
 from ws_bench.config.flags import RunConfig
 from ws_bench.errors import SessionCallFailed, json_or_text, refusal_text
+
+T = TypeVar("T")
+
+
+async def for_each(items: Collection[T], work: Callable[[T], Awaitable[None]], *, concurrency: int) -> None:
+    """Do the work on every item, on at most `concurrency` at a time. Raises what the work raises, as a group."""
+    todo = iter(items)
+
+    async def worker() -> None:
+        for item in todo:
+            await work(item)
+
+    async with asyncio.TaskGroup() as workers:
+        for _ in range(min(concurrency, len(items))):
+            workers.create_task(worker())
 
 
 class SessionApi:

@@ -15,9 +15,9 @@ from typing import Any
 from backend_kit.wire import InvalidJson, loads
 from ws_bench.config.flags import RunConfig, config_as_json
 from ws_bench.errors import PreparationFailed, UsageError
-from ws_bench.load.live import LiveProgress, Progress
+from ws_bench.load.live import Progress
 from ws_bench.load.pacing import Interrupt
-from ws_bench.load.run import StopSignals
+from ws_bench.load.run import StopSignals, observed
 from ws_bench.load.server import ServerMonitor, server_view
 from ws_bench.record.dialects import clock
 from ws_bench.record.environment import environment
@@ -68,21 +68,10 @@ class _WorkerProcesses:
 
     async def execute(self) -> Recording:
         with ProcessMonitor(self._config.observe.pids, self._recorder.begin) as processes:
-            async with asyncio.TaskGroup() as watchers:
-                scraping = watchers.create_task(self._server.scrape_until_stopped(), name="server-metrics")
-                watching = [watchers.create_task(self._postgres.run_canary(), name="postgres")]
-                if self._config.outputs.live:
-                    live = LiveProgress(self._current_progress, interval_s=self._config.outputs.live_interval_s)
-                    watching.append(watchers.create_task(live.show_until_cancelled(), name="live"))
+            async with observed(self._config.outputs, self._server, self._postgres, self._current_progress):
                 failures = await asyncio.gather(
                     *(self._child(number) for number in range(self._config.workers)), return_exceptions=True
                 )
-                for task in watching:
-                    task.cancel()
-                self._server.stop()
-                await scraping
-            await self._postgres.end_window()
-            await self._server.ask_whole_verdict()
         for failure in failures:
             if failure is not None:
                 raise failure

@@ -6,10 +6,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, TextIO
 
 from ws_bench.config.flags import RunConfig
 from ws_bench.config.golang import figure, format_bool, format_duration
+from ws_bench.errors import BenchError
 from ws_bench.record.estimates import Interval, intervals_of
 from ws_bench.record.recording import SCHEMA, SCHEMA_VERSION
 from ws_bench.record.results import Spread
@@ -245,6 +247,15 @@ def phase_table(report: RunReport) -> list[tuple[str, ...]]:
         rows += [_row(f"{'  ' if row.top else '    '}{row.name}", row.figures, row.share) for row in steady.phases]
         rows.append(_row("unexplained (client - server)", steady.unexplained, steady.unexplained.avg / whole))
     return [header, *rows] if len(rows) > 1 else []
+
+
+def write_file(path: str, content: bytes, flag: str = "") -> None:
+    """Write a file that was asked for, by `-flag` if one is named. Raises `BenchError`."""
+    try:
+        Path(path).write_bytes(content)
+    except OSError as failure:
+        prefix = f"-{flag}: " if flag else ""
+        raise BenchError(f"{prefix}cannot write {path!r}: {failure.strerror}") from failure
 
 
 def text_table(rows: Sequence[Sequence[str]]) -> list[str]:
