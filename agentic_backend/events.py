@@ -14,7 +14,8 @@ from backend_kit.wire import dumps, loads
 Role = Literal["user", "assistant", "tool", "system"]
 Channel = Literal["final", "plan", "thought", "observation", "tool_call", "tool_result", "error", "system_note"]
 Part = dict[str, Any]
-"""One part of a message as it stands on the wire: `{"type": "text", "text": …}` and the other shapes of protocol.md."""
+"""One part of a message as it stands on the wire: `{"type": "text", "text": …}` and the other shapes of
+docs/protocol.md."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ Emit = Callable[[AgentEvent], None]
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One message of a session (CONTRACT ChatMessage). `json` is its encoding, made once, used everywhere.
+    """One message of a session (docs/protocol.md#messages). `json` is its encoding, made once, used everywhere.
 
     It stands for the parts too: ended turns stay in memory for a while, and a second copy of each long text with them.
     """

@@ -240,7 +240,7 @@ def kpi_options(settings: ServiceSettings) -> KpiOptions:
 
 
 def _freeze_gc() -> None:
-    """Take what start-up made out of garbage collection: a full collection over it costs 100 to 180 ms."""
+    """Take what start-up made out of garbage collection (docs/libraries.md#garbage-collection)."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)

@@ -1,8 +1,8 @@
 """Several processes that serve one port: started, restarted when one dies, ended together.
 
 Each worker listens for itself with SO_REUSEPORT, so the kernel spreads connections by their addresses (63:87 to 75:75
-of 150; one socket shared by all gave 49:101, COSTS §7), and the connections of a dead one are refused at once instead
-of waiting for its successor.
+of 150; docs/libraries.md#a-shared-listening-socket: 49:101), and the connections of a dead one are refused at once
+instead of waiting for its successor.
 """
 
 import asyncio

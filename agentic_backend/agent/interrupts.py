@@ -34,7 +34,7 @@ class Choice(BaseModel):
 
 
 class HitlPayload(BaseModel):
-    """What a person is asked (CONTRACT §2). Needs words: a question or a title."""
+    """What a person is asked (docs/contract.md#questions-to-a-person). Needs words: a question or a title."""
 
     model_config = ConfigDict(extra="allow")
 

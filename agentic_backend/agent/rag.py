@@ -22,10 +22,10 @@ from agentic_backend.settings import AgentSettings, FieldSpec
 from backend_kit.kpi import phase
 
 PHASES: Final = ("keyword_expansion", "follow_up")
-"""Phases beside those of CONTRACT §6, for what comes before a search where it is switched on."""
+"""Phases beside those of docs/contract.md#phases, for what comes before a search where it is switched on."""
 WITHOUT_DOCUMENTS: Final = "answered_without_documents"
 BEING_PREPARED: Final = "documents_being_prepared"
-"""The warning of an answer whose search failed (TRUST §2)."""
+"""The warning of an answer whose search failed."""
 
 SYSTEM_PROMPT: Final = """\
 You are Rico. You answer from the passages that were found in the user's documents, correctly and briefly, in the
@@ -86,7 +86,7 @@ FIELDS: Final = (
         key="rag.require_documents", type="boolean", title="Fail where documents cannot be searched", default=False
     ),
 )
-"""What may be tuned (CONTRACT §3)."""
+"""What may be tuned; some keys are those of older files (docs/contract.md#agents)."""
 _ONLY_DOCUMENTS: Final = (
     "The user wants answers from documents alone: do not answer from what you know, say what is missing."
 )
@@ -113,7 +113,7 @@ class RagState(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Rico's tunable values (CONTRACT §3). Prompts are plain text: nothing is put into them."""
+    """Rico's tunable values. Prompts are plain text: nothing is put into them."""
 
     system: str
     with_sources: str
@@ -185,7 +185,7 @@ def build(settings: AgentSettings, kit: AgentKit) -> Graph:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Where a turn may look (CONTRACT §2)."""
+    """Where a turn may look (docs/search.md#rico)."""
 
     session: bool
     corpus: bool

@@ -14,8 +14,8 @@ from agentic_backend.knowledge import Hit
 from backend_kit.wire import dumps
 
 KEPT_BYTES: Final = 12 * 1024
-"""What the sources of one answer may take in its metadata. The compatible `final` has 32 KiB a frame (CONTRACT §2):
-this leaves 20 for question, answer, ledger and session."""
+"""What the sources of one answer may take in its metadata. The compatible `final` has 32 KiB a frame
+(docs/contract.md#frames): this leaves 20 for question, answer, ledger and session."""
 _KEPT_CHARS: Final = ((600, 300), (300, 200), (120, 100), (0, 60))
 """Characters of a content and of any other text, tried in this order until everything fits."""
 # How it was found is of use to knowledge flow and its reranker, not to who reads the answer.

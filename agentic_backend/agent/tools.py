@@ -20,7 +20,7 @@ from agentic_backend.settings import AgentSettings, FieldSpec
 from backend_kit.wire import dumps
 
 PHASES: Final = ("mcp_discover", "tool_call")
-"""Phases beside those of CONTRACT §6: the first listing of a server's tools, and one call of a tool."""
+"""Phases beside those of docs/contract.md#phases: the first listing of a server's tools, and one call of a tool."""
 INTERRUPTS: Final = True
 """It waits for a person before a tool that may change something."""
 WITHOUT_TOOLS: Final = "answered_without_tools"

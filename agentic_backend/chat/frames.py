@@ -72,7 +72,7 @@ class _Lenient(BaseModel):
 
 
 class RuntimeContext(_Frame):
-    """What an ask may say about itself (CONTRACT §2). Who asks is never part of it: that comes from the token."""
+    """What an ask may say about itself. Who asks is never part of it: that comes from the token."""
 
     language: CleanText | None = None
     session_id: CleanText | None = None

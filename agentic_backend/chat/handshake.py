@@ -68,7 +68,7 @@ def credential_from(
 def origin_allowed(
     origin: str | None, allowed: Collection[str], host: str | None, *, source: TokenSource, any_host: bool = False
 ) -> bool:
-    """Whether a WebSocket handshake with this `Origin` may go on (TRUST E5). Everything is compared exactly.
+    """Whether a WebSocket handshake with this `Origin` may go on (docs/trust.md#E5). Everything is compared exactly.
 
     Allowed are the origins of `allowed` (`security.authorized_origins`) and the page that this service serves
     itself: the origin whose authority is the `Host` asked for. By name that holds only with `any_host`, to be set

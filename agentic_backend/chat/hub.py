@@ -53,7 +53,8 @@ class SocketRules:
 
 
 class SocketHub:
-    """Accepts sockets in the order of TRUST 4.4, runs them, and ends them when they idle, block, or must leave."""
+    """Accepts sockets in the order of docs/protocol.md#handshake, runs them, and ends them when they idle, block, or
+    must leave."""
 
     def __init__(
         self, *, verifier: Verifier, rules: SocketRules, metrics: AgenticMetrics, delivered: Callable[[float], None]
@@ -226,7 +227,7 @@ class SocketHub:
             allow_query_token=self._rules.allow_query_token,
         )
         try:
-            # Without authentication any token will do, but there must be one (CONTRACT §2).
+            # Without authentication any token will do, but there must be one (docs/contract.md#handshake-and-tokens).
             identity = await self._verifier.verify(token) if token else None
         except AuthError:
             identity = None
@@ -307,6 +308,6 @@ def _denial(status: int, code: Code) -> JSONResponse:
 
 
 def _abort_handle(scope: Mapping[str, Any]) -> Callable[[], None]:
-    """The transport's abort, which the hardened protocol puts into the scope (TRUST U4)."""
+    """The transport's abort, which the hardened protocol puts into the scope (docs/libraries.md#U4)."""
     abort: Callable[[], None] = scope["state"]["abort"]
     return abort

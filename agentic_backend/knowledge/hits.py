@@ -7,7 +7,8 @@ from typing import Any, Final
 from backend_kit.wire import InvalidJson, loads
 
 Hit = dict[str, Any]
-"""A VectorSearchHit of CONTRACT §4: content, uid, title and score, and of its other keys those that say something."""
+"""A VectorSearchHit (docs/search.md#search): content, uid, title and score, and of its other keys those that say
+something."""
 
 MAX_CONTENT_CHARS: Final = 8_000
 _MAX_TEXT_CHARS: Final = 2_000

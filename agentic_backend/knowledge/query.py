@@ -1,4 +1,4 @@
-"""What is asked of knowledge flow (CONTRACT §4). Values only."""
+"""What is asked of knowledge flow (docs/search.md#search). Values only."""
 
 from dataclasses import dataclass
 from typing import Any, Final, Literal

@@ -66,14 +66,8 @@ class _Tuning(_Body):
     mcp_servers: Annotated[list[_Server], Field(max_length=16)] = []
 
 
-class _Options(_Body):
-    search_policy_selection: bool = False
-    libraries_selection: bool = False
-    include_corpus_in_search: bool = False
-    attach_files: bool = False
-    search_rag_scoping: bool = False
-    documents_selection: bool = False
-    deep_search_delegate: bool = False
+class _Options(ChatOptions):
+    model_config = ConfigDict(extra="ignore")  # as in every body, where the configuration refuses
 
 
 class UpdateAgent(_Body):
@@ -117,7 +111,7 @@ class UpdateAgent(_Body):
                 fields=fields,
                 mcp_servers=servers,
             ),
-            chat_options=ChatOptions(**self.chat_options.model_dump()),
+            chat_options=self.chat_options,
         )
 
 

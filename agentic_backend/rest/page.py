@@ -22,7 +22,8 @@ class ChatPage:
     """Serves `web/`, and the page itself at `/` and at the addresses of citations.
 
     It may load from and connect to this service alone, and connect to the origin of `realm_url` where people sign in
-    there: a model's answer can make it fetch nothing else (TRUST F6). They sign out by a form, which leads back here.
+    there: a model's answer can make it fetch nothing else (docs/trust.md#F6). They sign out by a form, which leads back
+    here.
     """
 
     def __init__(self, realm_url: str | None) -> None:
@@ -44,7 +45,7 @@ class ChatPage:
             return HTMLResponse(self._html, headers=self._headers)
 
         app.add_api_route("/", page, include_in_schema=False)
-        # The address of a citation (CONTRACT §4): the page reads the document's uid from it.
+        # The address of a citation (docs/contract.md#search-and-rerank): the page reads the document's uid from it.
         app.add_api_route("/documents/{uid}", page, include_in_schema=False)
         app.mount("/web", _WithHeaders(StaticFiles(directory=WEB), self._headers), name="web")
 

@@ -207,7 +207,7 @@ def _json(content: bytes) -> Response:
 
 
 def _with_files(session: Session, names: dict[str, str]) -> dict[str, Any]:
-    """SessionWithFiles of CONTRACT §2."""
+    """SessionWithFiles of docs/contract.md#messages-and-sessions."""
     agent = {"id": session.agent_id, "name": names.get(session.agent_id, session.agent_id)}
     files = [{"id": id_, "name": name} for id_, name in session.attachments]
     return {**session.wire(), "agents": [agent], "file_names": [file["name"] for file in files], "attachments": files}

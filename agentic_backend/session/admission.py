@@ -1,4 +1,4 @@
-"""How many turns may run at once, in all and per user, and who waits for a slot (DESIGN §3 `limits:`; 0 = off)."""
+"""How many turns may run at once, in all and per user, and who waits for a slot (the section `limits`; 0 = off)."""
 
 import asyncio
 import time

@@ -8,12 +8,13 @@ from agentic_backend.events import ChatMessage, text_part, utc_now
 from backend_kit.wire import dumps, loads
 
 Durability = Literal["spool", "db", "none"]
-"""What stands behind a finished turn when its `final` is sent (DESIGN §4)."""
+"""What stands behind a finished turn when its `final` is sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A conversation of one user with one agent (CONTRACT SessionSchema). `version` grows with each change."""
+    """A conversation of one user with one agent (docs/contract.md#messages-and-sessions). `version` grows with each
+    change."""
 
     id: str
     user_id: str

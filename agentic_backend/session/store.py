@@ -19,32 +19,17 @@ from agentic_backend.session.models import (
 ALL_SESSIONS: Final = SessionsWanted()
 
 
-class SessionStore(Protocol):
-    """Reads and small writes of sessions. Every method may raise `HistoryUnavailable`; none waits over 2 s for a slot.
+class TurnStore(Protocol):
+    """What a turn reads of its session. Every method may raise `HistoryUnavailable`; none waits over 2 s for a slot.
 
     `user_id` is part of every look-up: another user's session is an unknown one.
     """
-
-    async def create(self, session: Session, most: int = 0) -> bool:
-        """Store a new session where the user has fewer than `most` (0: any number). True once it is committed."""
 
     async def get(self, session_id: str, user_id: str) -> Session | None:
         """The session, with what is still on its way to the database, or None."""
 
     async def touch(self, session_id: str, user_id: str) -> bool:
         """Store that a session is used again after a long time, so that no retention takes it. False: it is gone."""
-
-    async def list_for(self, user_id: str, wanted: SessionsWanted = ALL_SESSIONS) -> list[Session]:
-        """The user's sessions, newest first, in one query, what is on its way included."""
-
-    async def delete(self, session_id: str, user_id: str) -> bool:
-        """Delete the session and all that hangs on it, in order after its turns. False where it is unknown."""
-
-    async def history(self, session_id: str, user_id: str, window: HistoryWindow) -> list[bytes]:
-        """Encoded ChatMessages of the window, ascending rank, pending ones included."""
-
-    async def message(self, session_id: str, user_id: str, rank: int) -> bytes | None:
-        """One encoded ChatMessage, or None."""
 
     async def remembered(self, session_id: str, user_id: str, max_exchanges: int) -> list[Remembered]:
         """User texts and answers of the last exchanges, oldest first: what an agent is reminded of."""
@@ -57,6 +42,25 @@ class SessionStore(Protocol):
 
         Raises `StorageFull` where it has ended and nothing stands behind it yet (`TurnLog.append`).
         """
+
+
+class SessionStore(TurnStore, Protocol):
+    """The same, with the other reads and the small writes of sessions, which raise as those do."""
+
+    async def create(self, session: Session, most: int = 0) -> bool:
+        """Store a new session where the user has fewer than `most` (0: any number). True once it is committed."""
+
+    async def list_for(self, user_id: str, wanted: SessionsWanted = ALL_SESSIONS) -> list[Session]:
+        """The user's sessions, newest first, in one query, what is on its way included."""
+
+    async def delete(self, session_id: str, user_id: str) -> bool:
+        """Delete the session and all that hangs on it, in order after its turns. False where it is unknown."""
+
+    async def history(self, session_id: str, user_id: str, window: HistoryWindow) -> list[bytes]:
+        """Encoded ChatMessages of the window, ascending rank, pending ones included."""
+
+    async def message(self, session_id: str, user_id: str, rank: int) -> bytes | None:
+        """One encoded ChatMessage, or None."""
 
     async def change(
         self,
@@ -72,7 +76,7 @@ class SessionStore(Protocol):
         """
 
 
-async def load_owned(store: SessionStore, session_id: str, user_id: str) -> Session:
+async def load_owned(store: TurnStore, session_id: str, user_id: str) -> Session:
     """The session, where it is this user's. Raises `SessionNotFound`: another's is answered as one that is not there.
 
     May raise `HistoryUnavailable` too, for either. What hangs on a session (messages, exchanges, attachments, feedback)

@@ -18,7 +18,8 @@ from backend_kit.wire import Code, ServiceError
 logger = logging.getLogger("turnwise.turn")
 
 TURN_PHASES: Final = ("session_wait", "turn_open", "turn_close")
-"""Phases of every turn beside those of CONTRACT §6: its wait for earlier turns of its session, and its own ends."""
+"""Phases of every turn beside those of docs/contract.md#phases: its wait for earlier turns of its session, and its own
+ends."""
 
 _ELSEWHERE: Final = frozenset({"llm_invoke", "kf_vector_search", "kf_vector_rerank"})
 """Phases that are another process's time: what they leave of a turn is the overhead that we own."""

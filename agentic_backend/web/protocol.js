@@ -60,7 +60,8 @@ const PONG_DEADLINE_MS = 10_000;
 const CLOSE_STALE = 4001;
 
 /**
- * What the page does after a close, by its code (TRUST §2); any code that is not listed is a reason to reconnect.
+ * What the page does after a close, by its code (docs/protocol.md#close-codes); any code that is not listed is a reason
+ * to reconnect.
  * @type {Map<number, "asleep"|"replaced"|"refused">}
  */
 const AFTER_CLOSE = new Map([

@@ -13,7 +13,7 @@ AuthDetail = Literal[
     "Token has expired",
     "Invalid token",
 ]
-"""The closed list of texts a client sees in `{"detail": …}` of a 401 (CONTRACT §1)."""
+"""The closed list of texts a client sees in `{"detail": …}` of a 401 (docs/protocol.md#handshake)."""
 
 Clock = Callable[[], float]
 """Seconds, of the epoch or since some moment."""

@@ -35,7 +35,8 @@ class Verifier(Protocol):
 class NoAuth:
     """The explicit mode without authentication: everyone is `admin` by name, and has no admin role.
 
-    Any token and no token pass. A socket still has to show one (CONTRACT §2): its caller checks that.
+    Any token and no token pass. A socket still has to show one (docs/contract.md#handshake-and-tokens): its caller
+    checks that.
     """
 
     def __init__(self) -> None:
@@ -203,7 +204,7 @@ def check_claims(claims: Mapping[str, Any], client_id: str = "") -> None:
 
 
 def identity_from(claims: Mapping[str, Any], client_id: str) -> Identity:
-    """The claims of CONTRACT §1 as an Identity. Raises `AuthError` on a `sub` that no row can hold."""
+    """The claims of docs/contract.md#claims as an Identity. Raises `AuthError` on a `sub` that no row can hold."""
     uid = claims.get("sub")
     if not isinstance(uid, str) or not 0 < len(uid) <= _MAX_UID_CHARS or not _storable(uid):
         raise AuthError("Invalid token")

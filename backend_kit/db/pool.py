@@ -237,7 +237,7 @@ class Pool:
     def _on_execute(
         self, _connection: object, _cursor: object, _statement: str, _parameters: object, context: Any, _many: bool
     ) -> None:
-        # A statement that is compiled on each execution costs 0.3-0.5 ms of loop: it must show (COSTS §4).
+        # Compiled on each execution it would hold the loop: it must show (docs/libraries.md#sqlalchemys-compiler).
         if context is not None and context.cache_hit is not CacheStats.CACHE_HIT:
             self._compiled += 1
 

@@ -54,7 +54,7 @@ async def _service_error(request: Request, error: Exception) -> Response:
 
 
 async def _validation_error(request: Request, _error: Exception) -> Response:
-    # FastAPI's own body quotes the input, tokens included (TRUST U11).
+    # FastAPI's own body quotes the input, tokens included (docs/libraries.md#U11).
     return error_response(request, Code.BAD_REQUEST)
 
 

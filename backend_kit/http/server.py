@@ -21,7 +21,7 @@ from backend_kit.http.ws import HardenedWS
 logger = logging.getLogger(__name__)
 
 Drain = Callable[[], Awaitable[None]]
-"""Ends the application's work in order (TRUST 4.3, steps 1 to 5). Called once, on the loop."""
+"""Ends the application's work in order (docs/operations.md#stopping-without-loss, 1 to 5). Called once, on the loop."""
 
 EXIT_FORCED = 1
 _FORCE_AFTER_S = 0.2
@@ -57,10 +57,10 @@ class ServeSettings:
 class DrainServer(uvicorn.Server):
     """A uvicorn server that drains before it shuts down.
 
-    uvicorn closes every WebSocket with 1012 within 10 ms of SIGTERM, before the lifespan hears of it (TRUST U1). Here
-    the first SIGTERM or SIGINT runs `drain` while the server goes on serving; only then does uvicorn's own shutdown
-    begin. A second signal ends the process within a second. After a drain the exit code is 0: the signal is not
-    raised again.
+    uvicorn closes every WebSocket with 1012 within 10 ms of SIGTERM, before the lifespan hears of it
+    (docs/libraries.md#U1). Here the first SIGTERM or SIGINT runs `drain` while the server goes on serving; only then
+    does uvicorn's own shutdown begin. A second signal ends the process within a second. After a drain the exit code is
+    0: the signal is not raised again.
     """
 
     def __init__(self, config: uvicorn.Config, drain: Drain, *, drain_limit_s: float = 60.0) -> None:
@@ -158,7 +158,8 @@ def build_server(app: Any, drain: Drain, settings: ServeSettings | None = None) 
         server_header=False,
         proxy_headers=bool(chosen.forwarded_allow_ips),
         forwarded_allow_ips=chosen.forwarded_allow_ips,
-        # No limit_concurrency: it counts sockets, lets them in and then answers 503 to health checks (TRUST U7).
+        # No limit_concurrency: it counts sockets, lets them in and then answers 503 to health checks
+        # (docs/libraries.md#U7).
         backlog=chosen.backlog,
         timeout_keep_alive=chosen.keep_alive_s,
         timeout_graceful_shutdown=chosen.graceful_s,

@@ -1,7 +1,8 @@
 """The WebSocket protocol of uvicorn, made safe against peers that do not read, do not answer, or break the rules.
 
 uvicorn closes a transport and then waits for its buffer to empty, which a peer that reads nothing never lets happen
-(TRUST U4). Here every closing has an end: what is still unsent after `linger_s` is dropped with the connection.
+(docs/libraries.md#U4). Here every closing has an end: what is still unsent after `linger_s` is dropped with the
+connection.
 """
 
 import asyncio

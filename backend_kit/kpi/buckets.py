@@ -1,4 +1,4 @@
-"""Histogram buckets in seconds (METRICS.md), one tuple a purpose."""
+"""Histogram buckets in seconds, one tuple a purpose."""
 
 TURN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 """Whole turns, model calls and phases: from a cached read to a turn's deadline."""

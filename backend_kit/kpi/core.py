@@ -27,7 +27,7 @@ FIRST_PHASES: Final = (
     "answer_no_sources", "answer_with_sources", "stream_agent_response", "persist_tx", "stream_total", "session_list",
     "session_write", "history_get", "attachments_list_on_delete",
 )  # fmt: skip
-"""The phases of CONTRACT §6: what readers of the summary have always known."""
+"""The phases of docs/contract.md#phases: what readers of the summary have always known."""
 PHASES: Final = (*FIRST_PHASES, "admission_wait", "spool_ack", "embed_query", "os_query")
 """Phases every process knows, so that the label set of the metric is closed."""
 

@@ -14,7 +14,8 @@ from backend_kit.kpi.summary import Summary
 
 @dataclass(frozen=True, slots=True)
 class KpiOptions:
-    """The `app` switches of CONTRACT §7 that concern measurement. Intervals in seconds, 0 = off."""
+    """The `app` switches that concern measurement (docs/contract.md#configuration-files). Intervals in seconds,
+    0 = off."""
 
     log_level: str = "info"
     summary_interval_s: float = 10.0

@@ -1,4 +1,5 @@
-"""The summary log: the lines of CONTRACT §6, written by a thread of its own through a handler of its own."""
+"""The summary log: the lines of docs/operations.md#the-summary-log, written by a thread of its own through a handler of
+its own."""
 
 import logging
 import sys

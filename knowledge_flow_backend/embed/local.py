@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from backend_kit.aio import TaskRegistry
+from backend_kit.aio.retry import Backoff
 from knowledge_flow_backend.concurrency import ThreadsBusy, WorkerThreads, gather_pair
 from knowledge_flow_backend.embed.batcher import BatchRules, MicroBatcher
 from knowledge_flow_backend.embed.port import unit_vectors
@@ -38,7 +39,8 @@ _STEPS = {
 RETRY_MIN_S, RETRY_MAX_S = 5.0, 300.0
 BUILD = (sys.executable, "-m", "knowledge_flow_backend.embed.build")
 DOCUMENTS_A_BATCH = 4
-"""Passages cost 21 ms each whatever the batch (COMPONENTS §4), and a question waits for one batch of them."""
+"""Passages cost 21 ms each whatever the batch (docs/libraries.md#minilm-on-onnxruntime), and a question waits for one
+batch of them."""
 
 
 class Encoder(Protocol):
@@ -124,14 +126,14 @@ class LocalEmbedder:
         """What `start` does, awaited. Weights that cannot be fetched are tried again: after 5 s, then twice that each
         time, at most 5 min. Any other failure is logged, and is for good: `state` says `failed`."""
         file = model_file(self._home)
-        wait_s = self._retry_min_s
+        backoff = Backoff(self._retry_min_s, RETRY_MAX_S, jitter=0.0)
         while not is_made(file):
             code, errors = await self._make(file)
             if code == EXIT_UNREACHABLE:
+                wait_s = backoff.next_s()
                 logger.error("%s. It is tried again in %g s", errors, wait_s)
                 self._state = "fetching"
                 await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, RETRY_MAX_S)
             elif code != 0:
                 self._state = "failed"
                 logger.critical("the model file %s could not be made (exit code %d): %s", file, code, errors)

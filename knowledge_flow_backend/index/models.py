@@ -13,7 +13,7 @@ Vector = NDArray[np.float32]
 
 
 class Policy(StrEnum):
-    """How chunks are found (CONTRACT §4)."""
+    """How chunks are found (docs/search.md#policies)."""
 
     HYBRID = "hybrid"
     """Both of the following, fused by reciprocal rank."""

@@ -41,7 +41,7 @@ SUFFIXES = frozenset(suffix for suffix in _FORMATS if suffix)
 def label(raw: str) -> str:
     """A clean relative label of the name that a client sent, "" where nothing is left of it.
 
-    `../../x` is `x`, `C:\\docs\\a.md` is `docs/a.md`. What is cut for its length keeps its ending and gets a mark of
+    `../../x` is `x`, `C:\\texts\\a.md` is `texts/a.md`. What is cut for its length keeps its ending and gets a mark of
     its own, so that two long names stay two names.
     """
     parts = []

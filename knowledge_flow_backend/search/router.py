@@ -48,5 +48,5 @@ def _reader(identity: Identity) -> Reader:
 
 
 def _json(hits: list[dict[str, Any]], headers: dict[str, str]) -> Response:
-    # Not through the framework's encoder, which costs more than the search itself (COSTS §1).
+    # Not through the framework's encoder, which costs more than the search itself (docs/libraries.md#fastapis-encoder).
     return Response(dumps(hits), headers=headers, media_type="application/json")

@@ -1,4 +1,4 @@
-"""The shapes of CONTRACT §4: what a search and a rerank are asked, and what a hit looks like."""
+"""The shapes of docs/search.md: what a search and a rerank are asked, and what a hit looks like."""
 
 import re
 from datetime import UTC, datetime

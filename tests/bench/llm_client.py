@@ -1,6 +1,6 @@
 """CPU of the model client per 50-token turn: ChatOpenAI as it comes against ours.
 
-Hypothesis: dict chunks over aiohttp cost at most a quarter of the default client (COSTS §10, "good").
+Hypothesis: dict chunks over aiohttp cost at most a quarter of the default client (docs/libraries.md#the-openai-client).
 Control: the same `ChatOpenAI.astream`, one shared instance, keep-alive on, `stream_usage` on, the same mock model.
 Command: `python -m tests.bench.llm_client [--rounds 5] [--turns 160]`. Exit code 1 where the paced ratio is above 0.25.
 
@@ -89,7 +89,7 @@ def main() -> int:
     with ModuleProcess("ws_bench", "mock-llm", "--port", str(port)) as process:
         process.wait_for_http(f"http://127.0.0.1:{port}/v1/models")
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            ratio = runner.run_turn(measure(f"http://127.0.0.1:{port}/v1", options.rounds, options.turns))
+            ratio = runner.run(measure(f"http://127.0.0.1:{port}/v1", options.rounds, options.turns))
     print(f"paced ratio {ratio:.3f}, bound {BOUND}")
     return 0 if ratio <= BOUND else 1
 

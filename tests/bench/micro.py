@@ -68,7 +68,7 @@ class Cases:
         return sum(stats.count for rollup in kept_now if (stats := rollup.take()) is not None)
 
     def listed(self) -> list[Case]:
-        """Name, function, bound in µs. Bounds are METRICS' and DESIGN's where they give one."""
+        """Name, function, bound in µs."""
         return [
             ("phase timer: kpi.phase, no turn", self.phase_alone, 2.0),
             ("phase timer: phase() into a ledger", self.phase_in_turn, 2.0),

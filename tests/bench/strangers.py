@@ -1,6 +1,6 @@
 """What strangers cost the others: 200 clients that ask and never read, 5,000 that only stay; figure, bound and verdict.
 
-    make bench-strangers            the full figures of TRUST D5 and D8, on a machine that does nothing else
+    make bench-strangers            the full figures of docs/trust.md#D5 and D8, on a machine that does nothing else
 
 Hypothesis: a reader that does not read costs nobody else anything, since each socket has its own writer and a deadline;
 a socket that says nothing costs its memory. Control: nobody, in two windows of the same closed load, one before and one

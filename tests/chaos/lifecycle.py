@@ -37,7 +37,8 @@ _UNTIDY = re.compile(r"pool is closed|was destroyed but it is pending|never retr
 
 
 async def drain(deployment: Deployment, size: Size) -> list[Row]:
-    """B1 and B2: SIGTERM with 150 streams and idle sockets; every answer ends, in the order of TRUST 4.3."""
+    """B1 and B2: SIGTERM with 150 streams and idle sockets; every answer ends, in the order of
+    docs/operations.md#stopping-without-loss."""
     async with stage(deployment, "B1", _NOBODY, sessions=0, model=_MODEL) as scene:
         service = scene.service
         streams = await _streams(scene, _STREAMS)

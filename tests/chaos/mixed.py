@@ -1,4 +1,5 @@
-"""Everything at once (TRUST C12), `make chaos-mixed`: `python -m tests.chaos.mixed [--short] [--seconds N] [--seed N]`.
+"""Everything at once (docs/trust.md#C12), `make chaos-mixed`:
+`python -m tests.chaos.mixed [--short] [--seconds N] [--seed N]`.
 
 150 clients ask for ten minutes while Postgres, the model and the network before both fail at random, agents have models
 that refuse, stall, break off and talk nonsense, one has a knowledge flow that does, and strangers break every rule of
@@ -60,7 +61,7 @@ class Extent:
     behind (half a head stays for 10 s) and, in the full form, for idle connections to the model, which are kept for 30,
     and turns that have ended, for 120: neither look finds what the service keeps for a while.
 
-    SessionMemory is settled after minutes only: in the short form it may grow by four times as much.
+    Memory is settled after minutes only: in the short form it may grow by four times as much.
     """
 
     seconds: float

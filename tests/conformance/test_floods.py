@@ -124,7 +124,7 @@ async def test_a_peer_that_pings_and_never_reads_takes_no_memory(standing: Stand
 
 
 async def test_a_thousand_messages_a_second_are_told_and_then_ended(standing: Standing) -> None:
-    """TRUST D11, in bursts of what the transport still takes: `rate_limited`, then 1008."""
+    """docs/trust.md#D11, in bursts of what the transport still takes: `rate_limited`, then 1008."""
     codes: list[str] = []
     before = (await limit_hits(standing)).get("frames", 0)
     async with watched(standing), peer(standing.port) as stranger:
@@ -210,7 +210,7 @@ async def refused_with(standing: Standing, status: int, code: str) -> None:
 async def test_a_flood_of_handshakes_gets_exactly_the_sockets_there_are(
     limited: Standing, status: int, code: str, limit: str
 ) -> None:
-    """TRUST D9, E10: of 300 that race, 30 get in; the places are free again when they leave."""
+    """docs/trust.md#D9 and E10: of 300 that race, 30 get in; the places are free again when they leave."""
     for _ in range(2):
         async with polled(limited):
             _, statuses, held = await open_sockets(limited, 300, "crowd")
@@ -266,7 +266,8 @@ async def test_of_a_users_sockets_the_newest_stay(limited: Standing) -> None:
 async def test_a_flood_of_asks_gets_exactly_the_turns_there_are(
     limited: Standing, model: HeldModel, code: str, limit: str, answered: int
 ) -> None:
-    """TRUST E10: 4 users ask 20 times each at once; whoever is within the limit is answered, the rest is told when.
+    """docs/trust.md#E10: 4 users ask 20 times each at once; whoever is within the limit is answered, the rest is told
+    when.
 
     No turn ends before all the others have been told.
     """

@@ -1,4 +1,5 @@
-"""TRUST D1: raw frames of every kind against the service as it is run, while another client is being answered."""
+"""docs/trust.md#D1: raw frames of every kind against the service as it is run, while another client is being
+answered."""
 
 import zlib
 
@@ -130,7 +131,8 @@ LARGEST_GROWTH_MB = 2.0
 
 
 async def test_what_is_too_large_takes_no_memory(standing: Standing, deflating: Standing) -> None:
-    """TRUST D4: 10 MB at once, 2**63 announced, and bombs; the second round must not need more than the first."""
+    """docs/trust.md#D4: 10 MB at once, 2**63 announced, and bombs; the second round must not need more than the
+    first."""
     for server, frames, extension in (
         (standing, OVERSIZE, ()),
         (deflating, (COMPRESSED[-2].sent, COMPRESSED[-1].sent), ("Sec-WebSocket-Extensions: permessage-deflate",)),

@@ -105,7 +105,7 @@ ORIGINS = {
 async def test_a_page_of_another_origin_never_gets_in(
     standing: Standing, origin: str, status: int, carrying: str
 ) -> None:
-    """TRUST E5: exact match, whatever token the handshake carries."""
+    """docs/trust.md#E5: exact match, whatever token the handshake carries."""
     token = token_of("stranger")
     credentials = {
         "header": [f"Authorization: Bearer {token}"],
@@ -139,7 +139,7 @@ async def test_of_two_origins_neither_counts(standing: Standing) -> None:
 
 
 async def test_heads_that_never_end_are_ended(standing: Standing) -> None:
-    """TRUST D10 at its published 10 s: silent connections, half heads, and one that trickles; others are answered."""
+    """docs/trust.md#D10 at its 10 s: silent connections, half heads, and one that trickles; others are answered."""
     half, silent = 20, 20
     async with bystander(standing):
         peers = [peer(standing.port) for _ in range(half + silent)]

@@ -9,7 +9,6 @@ ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(
     r"^<!-- (?P<mark>[a-z]+): (?P<name>[a-z-]+) -->\n```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
-_LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)(?:#[^)]*)?\)")
 
 
 @dataclass(frozen=True)
@@ -51,11 +50,6 @@ def table(page: Path, *heading: str) -> list[list[str]]:
                 rows.append(_cells(row))
     assert rows, f"{page}: no table with {heading}"
     return rows
-
-
-def links(page: Path) -> list[str]:
-    """Every link of the page to a file of the project, without its fragment."""
-    return _LINK.findall(page.read_text())
 
 
 def _cells(line: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""TRUST D13: clients that do anything the native protocol allows, and what it does not, in any order."""
+"""docs/trust.md#D13: clients that do anything the native protocol allows, and what it does not, in any order."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,5 @@
-"""TRUST G2: both services against their own OpenAPI documents: what fits is answered as told, the rest is refused."""
+"""docs/trust.md#G2: both services against their own OpenAPI documents: what fits is answered as told, the rest is
+refused."""
 
 import contextlib
 import itertools

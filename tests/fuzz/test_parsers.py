@@ -1,4 +1,5 @@
-"""TRUST G4: whatever a client or a model server sends, the parsers raise what they say they raise, and nothing else."""
+"""docs/trust.md#G4: whatever a client or a model server sends, the parsers raise what they say they raise, and nothing
+else."""
 
 import json
 from collections.abc import Callable

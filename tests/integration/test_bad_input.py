@@ -1,4 +1,4 @@
-"""TRUST D2 and D3 on the native protocol: each broken frame has its code, and the socket is usable after it."""
+"""docs/trust.md#D2 and D3 on the native protocol: each broken frame has its code, and the socket is usable after it."""
 
 import asyncio
 import json

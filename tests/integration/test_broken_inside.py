@@ -1,4 +1,5 @@
-"""TRUST E12: services at DEBUG whose tables have gone, so that every route fails inside: nothing of it is told."""
+"""docs/trust.md#E12: services at DEBUG whose tables have gone, so that every route fails inside: nothing of it is
+told."""
 
 import asyncio
 import json

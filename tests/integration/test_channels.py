@@ -1,4 +1,4 @@
-"""How each failure looks on each channel (TRUST §2): native socket, compatible socket, REST with its event stream.
+"""How each failure looks on each channel (docs/protocol.md#how-a-failure-looks-by-channel).
 
 A row is an event; what is to be seen of it on a channel follows from its kind and from the closed list of codes. Each
 test makes its rows happen in one service, over real connections, and compares whole tables.

@@ -102,7 +102,8 @@ async def let_in(service, token):
 
 
 async def test_an_issuer_behind_a_bad_network_holds_up_nobody_with_a_known_key(start_service):
-    """TRUST E8: it hangs, answers after 30 s, or is gone. Issuer and service share this loop, which is watched."""
+    """docs/trust.md#E8: it hangs, answers after 30 s, or is gone. Issuer and service share this loop, which is
+    watched."""
     async with distant_issuer() as (made, proxy):
         async with start_service(security=security_of(made), parts=Parts(keys=PATIENT)) as service:
             assert (await asked(service, made.token()))[0] == 200
@@ -138,7 +139,8 @@ async def closed_with(socket):
 
 @pytest.mark.parametrize("native", [True, False], ids=["native", "compatible"])
 async def test_a_socket_ends_with_its_token_and_its_turn_before_it(start_service, native):
-    """TRUST E6. A token that ended a moment ago still opens a socket, for the sake of clocks: nobody waits here."""
+    """docs/trust.md#E6. A token that ended a moment ago still opens a socket, for the sake of clocks: nobody waits
+    here."""
     async with (
         issuer() as made,
         start_service("mock;gap=20;tokens=50", security=security_of(made), parts=Parts(keys=PATIENT)) as service,

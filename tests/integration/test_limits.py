@@ -22,7 +22,7 @@ async def refused(service, frame):
 
 
 async def test_of_a_hundred_sessions_asked_for_at_once_the_last_place_has_one_winner(start_service):
-    """TRUST E10."""
+    """docs/trust.md#E10."""
 
     async def create(service, user):
         async with service.http.post(f"{BASE}/chatbot/session", headers=headers_of(user)) as response:

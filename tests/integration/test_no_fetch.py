@@ -1,4 +1,4 @@
-"""TRUST F4: an address that comes from a user is text. Nothing of it is ever fetched, however it is spelled."""
+"""docs/trust.md#F4: an address that comes from a user is text. Nothing of it is ever fetched, however it is spelled."""
 
 import asyncio
 import json

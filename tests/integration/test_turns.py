@@ -207,8 +207,8 @@ async def test_after_an_answer_without_sense_the_next_ask_on_the_socket_is_answe
 
 
 async def test_a_message_that_waits_in_a_long_turn_does_not_end_the_socket(start_service):
-    """TRUST D7: the turn outlasts the keepalive several times over, with asks before it; a ping without a pong would
-    be the last."""
+    """docs/trust.md#D7: the turn outlasts the keepalive several times over, with asks before it; a ping without a pong
+    would be the last."""
     server = {"ping_interval_s": 0.4, "ping_timeout_s": PATIENCE_S}
     async with start_service(model=SLOW, server=server) as service, peer(service.port) as client:
         session_id = await service.create_session()

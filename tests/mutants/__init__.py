@@ -1,1 +1,1 @@
-"""Planted mistakes, each of which a named test must catch: `python -m tests.mutants` (STYLE rule 12)."""
+"""Planted mistakes, each of which a named test must catch: `python -m tests.mutants` (docs/development.md)."""

@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -13,6 +13,7 @@ from opensearchpy import AsyncOpenSearch, OpenSearchException, TransportError
 from opensearchpy.exceptions import ConnectionError as NotConnected
 from opensearchpy.exceptions import ConnectionTimeout
 
+from backend_kit.aio.retry import NO_RETRY, Backoff, Retries, try_within
 from backend_kit.wire import dumps
 from knowledge_flow_backend.engines.write_throttle import WriteThrottle
 from knowledge_flow_backend.errors import IndexUnavailable
@@ -20,11 +21,10 @@ from knowledge_flow_backend.settings import OpenSearch
 
 logger = logging.getLogger(__name__)
 
-RETRIES: Final = 1
+_REPEATED: Final = Retries(max_retries=1, budget_s=inf, base_s=0.15, jitter=2 / 3)
 """Further attempts of what may be repeated: with one, a cluster in trouble gets at most twice the requests."""
 _PASSING: Final = frozenset({429, 502, 503, 504})
 _BULK_TRIES: Final = 6
-_JITTER_S: Final = (0.05, 0.15)
 _NONSENSE: Final = "opensearch: its answer cannot be read"
 
 
@@ -163,7 +163,7 @@ class Cluster:
         await self._client.close()
 
     async def _write_batch(self, index: str, lines: bytes, alias: bool) -> None:
-        wait_s = 0.2
+        backoff = Backoff(0.2, self._rules.longest_backoff_s, jitter=0.5)
         for attempt in range(1, _BULK_TRIES + 1):
             answer = await self._bulk(index, lines, alias)
             if answer is not None:
@@ -172,8 +172,7 @@ class Cluster:
                 if not lines:
                     return
             if attempt < _BULK_TRIES:
-                await asyncio.sleep(random.uniform(wait_s / 2, wait_s))  # noqa: S311 - not for secrets
-                wait_s = min(wait_s * 2, self._rules.longest_backoff_s)
+                await asyncio.sleep(backoff.next_s())
         raise IndexUnavailable("opensearch: too busy to write, status=429")
 
     async def _bulk(self, index: str, lines: bytes, alias: bool) -> Any:
@@ -199,19 +198,20 @@ class Cluster:
 
     async def _ask(self, request: Callable[[], Awaitable[Any]], *, repeat: bool) -> Any:
         """The answer. `repeat`: a refused connection and a busy or red cluster are tried again, a time-out is not."""
-        for attempt in range(RETRIES + 1):
-            try:
-                answer = await request()
-                if not isinstance(answer, dict):
-                    raise IndexUnavailable(_NONSENSE)
-                return answer
-            except TransportError as error:
-                if not repeat or attempt == RETRIES or not _passes(error):
-                    raise _failure(error) from error
-            except OpenSearchException as error:
-                raise IndexUnavailable(_NONSENSE) from error
-            await asyncio.sleep(random.uniform(*_JITTER_S))  # noqa: S311 - not for secrets
-        raise AssertionError("the last attempt returns or raises")
+        try:
+            answer = await try_within(
+                _REPEATED if repeat else NO_RETRY,
+                request,
+                TransportError,
+                lambda error: 0.0 if _passes(error) else None,
+            )
+        except TransportError as error:
+            raise _failure(error) from error
+        except OpenSearchException as error:
+            raise IndexUnavailable(_NONSENSE) from error
+        if not isinstance(answer, dict):
+            raise IndexUnavailable(_NONSENSE)
+        return answer
 
 
 class _Shared:

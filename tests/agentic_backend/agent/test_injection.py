@@ -1,4 +1,5 @@
-"""TRUST F5: passages that give orders, to a model that obeys them all: what it can reach is what it could before."""
+"""docs/trust.md#F5: passages that give orders, to a model that obeys them all: what it can reach is what it could
+before."""
 
 import itertools
 from typing import Any

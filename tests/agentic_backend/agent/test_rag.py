@@ -235,7 +235,8 @@ async def test_text_of_a_document_stays_between_its_marks(pool: ModelPool, fake:
 
 @pytest.mark.servers
 async def test_whatever_is_found_the_prompt_is_bounded(pool: ModelPool, fake: FakeKnowledge) -> None:
-    """TRUST C9: more hits than were asked for, of 100,000 letters, from a knowledge flow that keeps to no limit."""
+    """docs/trust.md#C9: more hits than were asked for, of 100,000 letters, from a knowledge flow that keeps to no
+    limit."""
     many = [hit(f"d{n}", "x" * 100_000, title="t" * 9_000, section="s" * 9_000) for n in range(12)]
     fake.search, fake.rerank = answers(200, many), answers(200, many)
     async with scripted(says("ok")) as model, asked_rico(pool, model.base_url, fake.base_url) as rag:

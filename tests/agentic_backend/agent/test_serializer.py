@@ -1,4 +1,4 @@
-"""TRUST F8: what a checkpoint may make of its bytes: plain values, and nothing that the bytes name."""
+"""docs/trust.md#F8: what a checkpoint may make of its bytes: plain values, and nothing that the bytes name."""
 
 import pickle
 from pathlib import PurePosixPath

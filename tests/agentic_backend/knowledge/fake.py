@@ -1,4 +1,5 @@
-"""A small knowledge flow over real HTTP: CONTRACT §4's search and rerank, with answers that a test may put in place."""
+"""A small knowledge flow over real HTTP: search and rerank of docs/search.md, with answers that a test may put in
+place."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -68,7 +68,8 @@ async def test_unknown_keys_are_asked_for_with_restraint() -> None:
 
 
 async def test_a_flood_of_unknown_keys_costs_the_issuer_two_fetches_a_minute() -> None:
-    """TRUST E8, on a clock of ours: three minutes of 20 unknown keys a second, and a key that is new in the middle."""
+    """docs/trust.md#E8, on a clock of ours: three minutes of 20 unknown keys a second, and a key that is new in the
+    middle."""
     seconds = 0.0
     async with issuer() as made, kept(IssuerKeys(made.url, waits=PATIENT, clock=lambda: seconds)) as keys:
         assert await keys.find("k1")

@@ -1,7 +1,7 @@
 """The obvious stack, nothing hampered: FastAPI, ChatOpenAI as it comes, LangGraph's own streaming, the ORM in a task.
 
 One shared client with keep-alive, one graph compiled at the start, uvicorn's defaults, log level warning. The graph is
-one model node: a prebuilt agent without tools is the same with more steps around it (COSTS §3), so this favours it.
+one model node: a prebuilt agent without tools costs more (docs/libraries.md#langgraphs-streaming), so this favours it.
 """
 
 import asyncio

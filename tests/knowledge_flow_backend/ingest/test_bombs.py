@@ -1,4 +1,4 @@
-"""TRUST F2: small files that unpack to hundreds of megabytes, read by a real child: refused, and cheap."""
+"""docs/trust.md#F2: small files that unpack to hundreds of megabytes, read by a real child: refused, and cheap."""
 
 import asyncio
 import re

@@ -7,10 +7,10 @@ from knowledge_flow_backend.ingest.names import MAX_LABEL_CHARS, base_name, form
     ("raw", "clean"),
     [
         ("a.md", "a.md"),
-        ("docs/a.md", "docs/a.md"),
+        ("texts/a.md", "texts/a.md"),
         ("../../x", "x"),
         ("/etc/passwd", "etc/passwd"),
-        ("C:\\docs\\..\\a.md", "docs/a.md"),
+        ("C:\\texts\\..\\a.md", "texts/a.md"),
         ("a\x00b.md", "ab.md"),
         ("./././a.md", "a.md"),
         ("....//a.md", "a.md"),
@@ -65,7 +65,7 @@ def test_other_files_are_not_read(name: str) -> None:
 
 
 def test_parts_of_a_name() -> None:
-    assert stem("docs/a.b.md") == "a.b"
+    assert stem("texts/a.b.md") == "a.b"
     assert stem("README") == "README"
     assert stem(".env") == ".env"
     assert suffix("a/b.TAR.GZ") == "gz"

@@ -1,4 +1,4 @@
-"""TRUST F4: what a document refers to is not fetched while it is read."""
+"""docs/trust.md#F4: what a document refers to is not fetched while it is read."""
 
 import zipfile
 from io import BytesIO

@@ -9,7 +9,7 @@ from ws_bench.fakes.text import sentences_in, terms
 PAGE = """# The spool
 
 Finished turns are kept on a local disk. It takes about half
-a millisecond, e.g. on an SSD. **Nothing is lost then.** See [the page](docs/spool.md#kept) for *more* of `it`.
+a millisecond, e.g. on an SSD. **Nothing is lost then.** See [the page](pages/spool.md#kept) for *more* of `it`.
 
 | the spool | keeps finished turns on a local disk. |
 |---|---|

@@ -11,7 +11,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Create the tables of CONTRACT §5."""
+    """Create the tables of docs/contract.md#tables."""
     _session()
     _history()
     _attachments()

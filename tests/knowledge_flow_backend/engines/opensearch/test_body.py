@@ -92,7 +92,7 @@ def test_a_pending_document_is_let_in_by_its_valid_writing_only() -> None:
 
 
 def test_what_a_caller_sends_is_a_value_and_never_a_key() -> None:
-    """TRUST F7."""
+    """docs/trust.md#F7."""
     clean = ["plain"] * len(HOSTILE)
 
     def shape(values: list[str]) -> Any:

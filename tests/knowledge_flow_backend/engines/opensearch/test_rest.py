@@ -1,4 +1,4 @@
-"""TRUST C10: what a client of the service is told while its OpenSearch is red, busy or silent."""
+"""docs/trust.md#C10: what a client of the service is told while its OpenSearch is red, busy or silent."""
 
 import asyncio
 

@@ -1,23 +1,30 @@
-"""What uvicorn, starlette and pydantic do as delivered (TRUST U1 to U13): where one changes, our workaround must too.
+"""What uvicorn, starlette and pydantic do as delivered (docs/libraries.md#U1 to U13).
 
-U14, conformance, is `tests/conformance`.
+Where one changes, our workaround must too: of U1, U2 and U7 it is in backend_kit/http/server.py, of U3 to U6 in
+backend_kit/http/ws.py, of U8 in backend_kit/http/redact.py, of U12 in backend_kit/http/head.py. U14, conformance, is
+`tests/conformance`.
 """
 
 import asyncio
 import logging
+import signal
+from types import FrameType
 from typing import Any
 
 import pytest
 import uvicorn
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from starlette.websockets import WebSocket
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn import _types
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 from websockets.server import ServerProtocol
 
+from backend_kit.http import build_server, listen
 from backend_kit.http.head import HandshakeTimeoutHttp
 from backend_kit.http.redact import LOGGERS, RedactTokens
+from backend_kit.http.ws import HardenedWS
 from tests.backend_kit.http.socket_app import (
     SocketApp,
     at_end,
@@ -25,6 +32,7 @@ from tests.backend_kit.http.socket_app import (
     connect,
     frame,
     handshake,
+    no_drain,
     plain,
     read_frame,
 )
@@ -135,6 +143,7 @@ def test_u7_limit_concurrency_lets_sockets_in_and_shuts_health_out(socket_app: S
 @pytest.mark.usefixtures("unfiltered")
 @pytest.mark.servers
 def test_u8_the_token_of_the_query_is_logged_in_clear(socket_app: SocketApp, caplog: pytest.LogCaptureFixture) -> None:
+    """backend_kit/http/redact.py filters what goes to these loggers."""
     with caplog.at_level(logging.INFO), plain(socket_app, access_log=False) as running, connect(running.port) as sock:
         handshake(sock, "/echo?token=CANARY")
         sock.sendall(frame(8, b""))
@@ -197,17 +206,59 @@ def test_u11_an_error_of_pydantic_quotes_the_input_unless_it_is_told_not_to() ->
     assert quoted == [True, False]
 
 
-def test_the_private_parts_that_we_extend_are_there() -> None:
-    """What `backend_kit.http` overrides of classes that promise nothing: what nobody calls would guard nothing."""
+def test_the_private_parts_of_sockets_that_we_extend_are_there() -> None:
+    """backend_kit/http/ws.py overrides them in WebSocketsSansIOProtocol, reads and sets those of its codec, and names
+    the types: what nobody calls would guard nothing."""
     ours = {"handle_events", "handle_ping", "handle_parser_exception", "keepalive_timeout", "send_receive_event_to_app"}
     assert ours | {"stop_keepalive", "run_asgi", "shutdown", "data_received"} <= vars(WebSocketsSansIOProtocol).keys()
-    assert {"data_received", "connection_made", "connection_lost"} <= vars(H11Protocol).keys()
-    assert HandshakeTimeoutHttp.__mro__[1] is H11Protocol, "httptools is here, whose private parts nobody has looked at"
     codec = vars(ServerProtocol(logger=logging.getLogger("test")))
     assert {"events", "parser_exc", "handshake_exc", "debug", "logger"} <= codec.keys()
+    assert {"ASGISendEvent", "WebSocketScope"} <= vars(_types).keys()
+
+
+async def test_the_private_parts_of_http_that_we_extend_are_there(socket_app: SocketApp) -> None:
+    """backend_kit/http/head.py overrides and reads them in H11Protocol."""
+    assert {"data_received", "connection_made", "connection_lost"} <= vars(H11Protocol).keys()
+    config = uvicorn.Config(socket_app)
+    config.load()
+    protocol = H11Protocol(config, ServerState(), {}, asyncio.get_running_loop())
+    assert {"transport", "connections", "cycle", "access_log", "loop"} <= vars(protocol).keys()
+    assert vars(protocol)["cycle"] is None
+    assert "response_complete" in RequestResponseCycle.__init__.__code__.co_names
+
+
+def test_the_server_speaks_by_the_protocols_that_were_looked_at(socket_app: SocketApp) -> None:
+    """backend_kit/http/head.py and backend_kit/http/ws.py extend exactly these, whatever else can be imported."""
+    config = build_server(socket_app, no_drain).config
+    config.load()
+    assert config.http_protocol_class.__mro__[1:3] == (HandshakeTimeoutHttp, H11Protocol)
+    assert config.ws_protocol_class is not None
+    assert config.ws_protocol_class.__mro__[1:3] == (HardenedWS, WebSocketsSansIOProtocol)
+
+
+@pytest.mark.servers
+async def test_the_server_gives_its_signals_to_one_method_and_serves_in_another(socket_app: SocketApp) -> None:
+    """backend_kit/http/server.py overrides `handle_exit` and `main_loop`, and ends both by `should_exit`."""
+    told: list[Any] = []
+
+    class Watched(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the shape of a handler
+            told.append(sig)
+            self.should_exit = True
+
+        async def main_loop(self) -> None:
+            told.append("begun")
+            signal.raise_signal(signal.SIGTERM)
+            await super().main_loop()
+            told.append("ended")
+
+    with listen("127.0.0.1", 0) as sock:
+        await Watched(uvicorn.Config(socket_app, log_config=None)).serve(sockets=[sock])
+    assert told == ["begun", signal.SIGTERM, "ended"]
 
 
 async def test_the_wait_for_a_ping_is_the_interval_less_the_last_round_trip(socket_app: SocketApp) -> None:
+    """backend_kit/http/ws.py sets `last_ping_rtt` at first, so that sockets opened together are not pinged together."""
     config = uvicorn.Config(socket_app, ws_ping_interval=20.0)
     config.load()
     protocol = WebSocketsSansIOProtocol(config, ServerState(), {}, asyncio.get_running_loop())

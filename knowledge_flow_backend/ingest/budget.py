@@ -1,12 +1,12 @@
-"""Room in memory for large files: what is written at the same time stays within a bound."""
+"""A byte budget: what large files hold in memory at the same time stays within one bound."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
-class Room:
-    """So many bytes. Who needs more than there are in all waits until all of them are free."""
+class ByteBudget:
+    """A semaphore that counts bytes. Who needs more than there are in all waits until all of them are free."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -14,8 +14,8 @@ class Room:
         self._changed = asyncio.Condition()
 
     @asynccontextmanager
-    async def of(self, size: int) -> AsyncIterator[None]:
-        """Hold so many bytes for the block."""
+    async def hold(self, size: int) -> AsyncIterator[None]:
+        """Hold `size` bytes for the block."""
         needed = min(size, self._size)
         async with self._changed:
             await self._changed.wait_for(lambda: self._free >= needed)
