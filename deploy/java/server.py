@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from deploy.java.errors import JavaServerFailed
-from turnwise.ports import Wanted, require_free
-from turnwise.tether import tethered
+from turnwise.parent_death import with_parent_death_signal
+from turnwise.ports import WantedPort, require_free_ports
 
 START_S = 240.0
 STOP_S = 20.0
@@ -60,13 +60,13 @@ class JavaServer(ABC):
 
     def start(self, say: Callable[[str], None] = lambda _text: None) -> None:
         """Start it. Raises `PortTaken` or `JavaServerFailed`."""
-        require_free([Wanted(self.name, "127.0.0.1", self.port)])
+        require_free_ports([WantedPort(self.name, "127.0.0.1", self.port)])
         self.log.parent.mkdir(parents=True, exist_ok=True)
         command = self.prepare(say)
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(  # noqa: S603 - what Maven brought, checked
                 # A script hands the signal on to its Java.
-                tethered(command.arguments, signal.SIGTERM),
+                with_parent_death_signal(command.arguments, signal.SIGTERM),
                 cwd=command.directory,
                 env=command.environ,
                 stdin=subprocess.DEVNULL,

@@ -2,8 +2,8 @@
 
 import pytest
 
+from ws_bench.config.golang import format_bool, format_duration, parse_bool, parse_duration
 from ws_bench.errors import UsageError
-from ws_bench.record.golang import format_bool, format_duration, parse_bool, parse_duration
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import io
 import pytest
 
 from tests.support.patience import PATIENCE_S
-from ws_bench.report.live import Live, Progress, progress, progress_line
+from ws_bench.load.live import LiveProgress, Progress, progress, progress_line
 
 
 def at(elapsed_s: float = 5.0, done: int = 10, **more: object) -> Progress:
@@ -57,7 +57,7 @@ async def test_a_terminal_has_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     terminal = Terminal()
     async with asyncio.TaskGroup() as group:
-        showing = group.create_task(Live(at, stream=terminal).run())
+        showing = group.create_task(LiveProgress(at, stream=terminal).show_until_cancelled())
         await asyncio.wait_for(terminal.drawn.wait(), PATIENCE_S)
         showing.cancel()
     assert "10 of 40" in terminal.getvalue()

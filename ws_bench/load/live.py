@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
-from ws_bench.record.golang import format_duration, milliseconds
+from ws_bench.config.golang import format_duration, milliseconds
 from ws_bench.record.results import percentile
 
 if TYPE_CHECKING:
@@ -78,15 +78,17 @@ def progress_line(now: Progress) -> str:
     )
 
 
-class Live:
-    """Shows what `look` returns, until it is cancelled."""
+class LiveProgress:
+    """Shows what `current` returns, until it is cancelled."""
 
-    def __init__(self, look: Callable[[], Progress], *, interval_s: float = 0.0, stream: TextIO | None = None) -> None:
-        self._look = look
+    def __init__(
+        self, current: Callable[[], Progress], *, interval_s: float = 0.0, stream: TextIO | None = None
+    ) -> None:
+        self._current = current
         self._stream = sys.stderr if stream is None else stream
         self._interval_s = interval_s
 
-    async def run(self) -> None:
+    async def show_until_cancelled(self) -> None:
         """Show until cancelled. Without `rich` a terminal has lines too."""
         if self._stream.isatty():
             with contextlib.suppress(ImportError):
@@ -96,16 +98,16 @@ class Live:
     async def _lines(self, interval_s: float) -> None:
         while True:
             await asyncio.sleep(interval_s)
-            print(progress_line(self._look()), file=self._stream, flush=True)
+            print(progress_line(self._current()), file=self._stream, flush=True)
 
     async def _table(self) -> None:
         from rich.console import Console
-        from rich.live import Live as RichLive
+        from rich.live import Live
 
         console = Console(file=self._stream)
-        with RichLive(_table(self._look()), console=console, auto_refresh=False, transient=True) as shown:
+        with Live(_table(self._current()), console=console, auto_refresh=False, transient=True) as shown:
             while True:
-                shown.update(_table(self._look()), refresh=True)
+                shown.update(_table(self._current()), refresh=True)
                 await asyncio.sleep(self._interval_s or _TERMINAL_S)
 
 

@@ -12,7 +12,7 @@ from ws_bench.record.dialects import clock
 _INTERVAL_S = 1.0
 
 
-class ProcessWatch:
+class ProcessMonitor:
     """Records processes while it is entered. A process that ends, or may not be looked at, has no more samples."""
 
     def __init__(self, pids: Sequence[int], begin: float) -> None:
@@ -23,7 +23,7 @@ class ProcessWatch:
         self._thread: threading.Thread | None = None
         self.samples: dict[int, list[dict[str, Any]]] = {pid: [] for pid in pids}
 
-    def __enter__(self) -> "ProcessWatch":
+    def __enter__(self) -> "ProcessMonitor":
         if self._pids:
             self._thread = threading.Thread(target=self._run, name="process-watch", daemon=True)
             self._thread.start()

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from ws_bench.config.pacing import ClosedLoop, Interrupt, SharedTotal
+from ws_bench.load.pacing import ClosedLoop, Interrupt, SharedTotal
 from ws_bench.record.dialects import clock
 
 

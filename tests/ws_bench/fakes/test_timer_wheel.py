@@ -3,18 +3,18 @@
 import asyncio
 
 from tests.support.patience import PATIENCE_S
-from ws_bench.fakes.wheel import EARLY_S, Wheel
+from ws_bench.fakes.timer_wheel import EARLY_S, TimerWheel
 
 
 async def test_calls_come_in_order_of_their_times_and_never_early() -> None:
-    wheel = Wheel(asyncio.get_running_loop())
+    wheel = TimerWheel(asyncio.get_running_loop())
     called: list[tuple[float, float]] = []
     done = asyncio.Event()
     begin = wheel.time()
     for delay in (0.05, 0.01, 0.03, 0.0, 0.0301):
         due = begin + delay
-        wheel.at(due, lambda due=due: called.append((due, wheel.time())))  # type: ignore[misc]
-    wheel.at(begin + 0.06, done.set)
+        wheel.call_at(due, lambda due=due: called.append((due, wheel.time())))  # type: ignore[misc]
+    wheel.call_at(begin + 0.06, done.set)
     await asyncio.wait_for(done.wait(), PATIENCE_S)
     assert [due for due, _ in called] == sorted(due for due, _ in called)
     assert len(called) == 5
@@ -22,14 +22,14 @@ async def test_calls_come_in_order_of_their_times_and_never_early() -> None:
 
 
 async def test_a_call_may_ask_for_another_one_and_the_past_is_served_too() -> None:
-    wheel = Wheel(asyncio.get_running_loop())
+    wheel = TimerWheel(asyncio.get_running_loop())
     done = asyncio.Event()
     left = [20]
 
     def again() -> None:
         left[0] -= 1
         if left[0]:
-            wheel.at(wheel.time() - 1.0, again)
+            wheel.call_at(wheel.time() - 1.0, again)
         else:
             done.set()
 
@@ -39,8 +39,8 @@ async def test_a_call_may_ask_for_another_one_and_the_past_is_served_too() -> No
 
 
 async def test_an_earlier_call_moves_the_timer_forward() -> None:
-    wheel = Wheel(asyncio.get_running_loop())
+    wheel = TimerWheel(asyncio.get_running_loop())
     done = asyncio.Event()
-    wheel.at(wheel.time() + 3600, lambda: None)
-    wheel.at(wheel.time() + 0.01, done.set)
+    wheel.call_at(wheel.time() + 3600, lambda: None)
+    wheel.call_at(wheel.time() + 0.01, done.set)
     await asyncio.wait_for(done.wait(), PATIENCE_S)

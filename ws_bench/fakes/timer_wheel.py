@@ -11,7 +11,7 @@ EARLY_S = 0.001
 """The loop's timers count whole milliseconds and may come early by less than one: a caller treats that as due."""
 
 
-class Wheel:
+class TimerWheel:
     """Calls functions at a time on the loop's clock, never early. With nothing to do it sets no timer.
 
     A function must not raise: what is left of its bucket would be lost.
@@ -25,10 +25,10 @@ class Wheel:
         self._armed_for = 0
 
     def time(self) -> float:
-        """Now, in the seconds that `at` takes."""
+        """Now, in the seconds that `call_at` takes."""
         return self._loop.time()
 
-    def at(self, when: float, call: Callable[[], None]) -> None:
+    def call_at(self, when: float, call: Callable[[], None]) -> None:
         """Call in the first tick at or after `when` (loop seconds). There is no cancel: check on arrival instead."""
         tick = math.ceil(when / TICK_S)
         bucket = self._buckets.get(tick)

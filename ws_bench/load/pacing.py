@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from random import Random
 from typing import Protocol
 
-from ws_bench.config.distributions import Distribution
+from ws_bench.config.distributions import RandomVariable
 from ws_bench.record.dialects import clock
 
 
@@ -88,7 +88,7 @@ class ClosedLoop:
         turns_each: int,
         ramp_s: float = 0.0,
         duration_s: float = 0.0,
-        think: Distribution | None = None,
+        think: RandomVariable | None = None,
         random: Random | None = None,
     ) -> None:
         self._interrupt = interrupt

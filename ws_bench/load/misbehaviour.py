@@ -11,8 +11,8 @@ from random import Random
 from typing import Any
 
 from ws_bench.errors import TurnBroken
-from ws_bench.load.client import Wire
-from ws_bench.load.conversation import Context, create_session, follow
+from ws_bench.load.client import ClientSocket
+from ws_bench.load.conversation import RunContext, create_session, follow_turn
 from ws_bench.record.dialects import CompatibleTurn, NativeTurn, TurnReader, ask_frame, clock, parse_event, resume_frame
 from ws_bench.record.results import Spread, spread
 
@@ -20,7 +20,7 @@ _KINDS = ("hang-ups", "slow readers", "burst", "idle")
 
 
 @dataclass(slots=True)
-class Besides:
+class MisbehaviourCounts:
     """What became of them, by kind: how many came, their turns that ended as meant, and what went wrong instead."""
 
     came: Counter[str] = field(default_factory=Counter)
@@ -47,8 +47,8 @@ class Besides:
 class MisbehavingClients:
     """Starts them in a task group of the run and ends them with it. None of their turns is in a percentile."""
 
-    def __init__(self, context: Context, random: Random) -> None:
-        self.besides = Besides()
+    def __init__(self, context: RunContext, random: Random) -> None:
+        self.counts = MisbehaviourCounts()
         self._context = context
         self._options = context.config.misbehaviour
         self._random = random
@@ -84,7 +84,7 @@ class MisbehavingClients:
         if self._group is None or self._ending:
             return
         if kind:
-            self.besides.came[kind] += 1
+            self.counts.came[kind] += 1
         group: asyncio.TaskGroup = self._group
         task = group.create_task(work(), name=kind or "burst")
         self._tasks.add(task)
@@ -93,21 +93,21 @@ class MisbehavingClients:
     async def _idle(self) -> None:
         kind = "idle"
         try:
-            wire = await self._context.engine.connect()
+            socket = await self._context.connector.connect()
         except TurnBroken as broken:
-            self.besides.errors[kind][broken.kind] += 1
+            self.counts.errors[kind][broken.kind] += 1
             return
         try:
             while True:
-                await wire.recv()
+                await socket.recv()
         except TurnBroken as broken:
-            self.besides.idle_lost += 1
-            self.besides.errors[kind][broken.kind] += 1
+            self.counts.idle_lost += 1
+            self.counts.errors[kind][broken.kind] += 1
         except asyncio.CancelledError:
-            self.besides.good[kind] += 1
+            self.counts.good[kind] += 1
             raise
         finally:
-            await wire.close()
+            await socket.close()
 
     async def _burst(self) -> None:
         await self._first_ask.wait()
@@ -117,50 +117,50 @@ class MisbehavingClients:
             self._spawn(functools.partial(self._one_of_burst, begin), "burst")
 
     async def _one_of_burst(self, begin: float) -> None:
-        async with _Guest(self._context, self.besides.errors["burst"]) as guest:
-            await guest.arrive()
-            self.besides.burst_connect_ms.append((clock() - begin) * 1000)
-            reader = await guest.ask()
-            await guest.hear(reader)
-            self.besides.good["burst"] += 1
+        async with _ExtraClient(self._context, self.counts.errors["burst"]) as client:
+            await client.connect()
+            self.counts.burst_connect_ms.append((clock() - begin) * 1000)
+            reader = await client.ask()
+            await client.follow(reader)
+            self.counts.good["burst"] += 1
 
     async def _slow_reader(self) -> None:
-        async with _Guest(self._context, self.besides.errors["slow readers"]) as guest:
-            await guest.arrive(bytes_per_s=self._options.slow_bytes_per_s)
+        async with _ExtraClient(self._context, self.counts.errors["slow readers"]) as client:
+            await client.connect(bytes_per_s=self._options.slow_bytes_per_s)
             while not self._ending:
-                reader = await guest.ask()
-                await guest.hear(reader)
-                self.besides.good["slow readers"] += 1
+                reader = await client.ask()
+                await client.follow(reader)
+                self.counts.good["slow readers"] += 1
 
     async def _hangup(self) -> None:
-        async with _Guest(self._context, self.besides.errors["hang-ups"]) as guest:
-            await guest.arrive()
-            reader = await guest.ask()
-            ended = await guest.leave_after(reader, self._options.hangup_after_s)
-            self.besides.good["hang-ups"] += 1
+        async with _ExtraClient(self._context, self.counts.errors["hang-ups"]) as client:
+            await client.connect()
+            reader = await client.ask()
+            ended = await client.hang_up_after(reader, self._options.hangup_after_s)
+            self.counts.good["hang-ups"] += 1
             if self._options.reconnect and not ended:
-                await guest.come_back(reader)
-                self.besides.resumed += 1
+                await client.resume(reader)
+                self.counts.resumed += 1
 
 
-class _Guest:
+class _ExtraClient:
     """A client with a session and socket of its own, which deletes what it made. Its failures are counted."""
 
-    def __init__(self, context: Context, errors: Counter[str]) -> None:
+    def __init__(self, context: RunContext, errors: Counter[str]) -> None:
         self._context = context
         self._errors = errors
-        self._wire: Wire | None = None
+        self._connection: ClientSocket | None = None
         self._session_id = ""
         self._own_session = False
         self._exchange_id = ""
 
-    async def __aenter__(self) -> "_Guest":
+    async def __aenter__(self) -> "_ExtraClient":
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, failure: BaseException | None, _: object) -> bool:
         # Taken down also when the run ends this client's task: within the deadlines of close and delete.
-        if self._wire is not None:
-            await self._wire.close()
+        if self._connection is not None:
+            await self._connection.close()
         if self._own_session and self._context.config.delete_session:
             await self._context.sessions.delete(self._session_id)
         if isinstance(failure, TurnBroken):
@@ -171,7 +171,7 @@ class _Guest:
             return True
         return False
 
-    async def arrive(self, *, bytes_per_s: float = 0.0) -> None:
+    async def connect(self, *, bytes_per_s: float = 0.0) -> None:
         config = self._context.config
         if config.owns_sessions:
             self._session_id = await create_session(self._context)
@@ -179,7 +179,7 @@ class _Guest:
         else:
             self._session_id = config.session
         async with asyncio.timeout(config.timeout_s):
-            self._wire = await self._context.engine.connect(bytes_per_s=bytes_per_s)
+            self._connection = await self._context.connector.connect(bytes_per_s=bytes_per_s)
 
     async def ask(self) -> TurnReader:
         config = self._context.config
@@ -190,11 +190,11 @@ class _Guest:
             return NativeTurn(self._exchange_id)
         return CompatibleTurn(self._session_id, self._exchange_id)
 
-    async def hear(self, reader: TurnReader) -> None:
+    async def follow(self, reader: TurnReader) -> None:
         async with asyncio.timeout(self._context.config.timeout_s):
-            await follow(self._socket(), reader, lambda: None)
+            await follow_turn(self._socket(), reader, lambda: None)
 
-    async def leave_after(self, reader: TurnReader, after_s: float | None) -> bool:
+    async def hang_up_after(self, reader: TurnReader, after_s: float | None) -> bool:
         """Read until it is time, then cut the connection. True where the turn had ended before."""
         ended = False
         with contextlib.suppress(TimeoutError):
@@ -205,13 +205,13 @@ class _Guest:
         self._socket().abort()
         return ended
 
-    async def come_back(self, reader: TurnReader) -> None:
+    async def resume(self, reader: TurnReader) -> None:
         async with asyncio.timeout(self._context.config.timeout_s):
-            self._wire = await self._context.engine.connect()
-            await self._wire.send(resume_frame(self._session_id, self._exchange_id, reader.last_seq))
-        await self.hear(reader)
+            self._connection = await self._context.connector.connect()
+            await self._connection.send(resume_frame(self._session_id, self._exchange_id, reader.last_seq))
+        await self.follow(reader)
 
-    def _socket(self) -> Wire:
-        if self._wire is None:
-            raise RuntimeError("a guest that has not arrived")
-        return self._wire
+    def _socket(self) -> ClientSocket:
+        if self._connection is None:
+            raise RuntimeError("a client is used before it is connected")
+        return self._connection
