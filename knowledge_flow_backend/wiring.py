@@ -1,4 +1,4 @@
-"""What the configuration makes of the parts of the service: the embedder, the search and the ingestion."""
+"""Builds the parts of the service from the configuration: the embedder, the search and the ingestion."""
 
 import os
 from contextlib import AsyncExitStack
@@ -130,7 +130,7 @@ def _make_http_reranker(
 
 
 def endpoint_of(chosen: CrossencoderSettings | EmbeddingSettings, url: str) -> Endpoint:
-    """The endpoint at `url` as the configuration wants it called."""
+    """The endpoint at `url` with the configured key, timeouts and limits."""
     limits = chosen.http_client_limits
     return Endpoint(
         url=url,

@@ -42,9 +42,9 @@ class IngestServices:
 
 
 def build_router(services: Callable[[], IngestServices], identify: Callable[..., Any], base: str) -> APIRouter:
-    """The route below the base path. `services()` is asked at each request."""
+    """The route below the base path. `services()` is called at each request."""
     router = APIRouter(prefix=base, tags=["documents"], responses=refusals())
-    # The library writes a line for each broken body: whoever sends them would fill the log.
+    # The library logs each broken body: a client that sends them would fill the log.
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
     caller = Annotated[Identity, Depends(identify)]
 
@@ -76,7 +76,10 @@ def build_router(services: Callable[[], IngestServices], identify: Callable[...,
 
 
 async def receive_files(request: Request, staging: Staging, limits: UploadLimits, upload: Upload) -> None:
-    """Fill `upload` with the files and fields of a request, also as far as it came. Raises as `receive` does."""
+    """Fill `upload` with the files and fields of a request, also where it breaks off.
+
+    Raises as `receive`; also `TooLarge` for a declared length, `BadRequest` where the client has gone or sent no file.
+    """
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limits.request_bytes:
         raise TooLarge("declared")
@@ -110,7 +113,7 @@ def is_id(value: object) -> bool:
 
 
 class CutShort(Response):
-    """An answer given while the client still sends: told at once, then what still comes is thrown away for a while.
+    """An answer to a client that is still sending: it goes out at once, and what still comes is discarded for a while.
 
     A socket that is closed with unread bytes is reset, and a client in the middle of sending then loses the answer.
     """
