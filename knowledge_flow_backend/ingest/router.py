@@ -38,9 +38,9 @@ class IngestServices:
 
 
 def build_router(services: Callable[[], IngestServices], identify: Callable[..., Any], base: str) -> APIRouter:
-    """The route below the base path. `services()` is asked at each request."""
+    """The route below the base path. `services()` is called at each request."""
     router = APIRouter(prefix=base, tags=["documents"], responses=refusals())
-    # The library writes a line for each broken body: whoever sends them would fill the log.
+    # The library logs each broken body: a client that sends them would fill the log.
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
     caller = Annotated[Identity, Depends(identify)]
 
@@ -72,7 +72,10 @@ def build_router(services: Callable[[], IngestServices], identify: Callable[...,
 
 
 async def receive_files(request: Request, staging: Staging, limits: UploadLimits, upload: Upload) -> None:
-    """Fill `upload` with the files and fields of a request, also as far as it came. Raises as `receive` does."""
+    """Fill `upload` with the files and fields of a request, also where it breaks off.
+
+    Raises as `receive`; also `TooLarge` for a declared length, `BadRequest` where the client has gone or sent no file.
+    """
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limits.request_bytes:
         raise TooLarge("declared")
