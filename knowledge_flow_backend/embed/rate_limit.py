@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 CHARS_A_TOKEN = 4
-"""Roughly, for English; where it is too low, the endpoint answers 429."""
+"""Roughly, for English; where it is off, the endpoint answers 429."""
 
 
 class RateLimit:

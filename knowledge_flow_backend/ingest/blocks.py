@@ -66,7 +66,7 @@ class Sections:
 
 
 class Writer:
-    """Builds the canonical text where the file's own text is none, block by block with empty lines between them."""
+    """For formats whose source is not the canonical text: builds it block by block, an empty line between two."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []
