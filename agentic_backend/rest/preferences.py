@@ -1,4 +1,4 @@
-"""REST of a session's preferences: a JSON object that the client keeps there, which turns carry and never change."""
+"""REST of a session's preferences: a JSON object stored for the client, which turns carry but never change."""
 
 import math
 from collections.abc import Callable
@@ -16,14 +16,14 @@ from backend_kit.kpi import Kpi
 from backend_kit.wire import dumps
 
 MAX_BYTES: Final = 16 * 1024
-"""Of the preferences as compact JSON: every frame with a session repeats them."""
+"""Size limit of the preferences as compact JSON: every frame with a session repeats them."""
 _INT_BITS = 63
 
 SessionId = Annotated[str, PathParam(min_length=1, max_length=64)]
 
 
 def storable_object(value: dict[str, Any]) -> dict[str, Any]:
-    """Refuse what JSON, UTF-8 or Postgres cannot carry, at any depth down to 32."""
+    """The value, checked. Raises ValueError for what JSON, UTF-8 or Postgres cannot carry, or below depth 32."""
     _check(value, MAX_DEPTH)
     return value
 
@@ -45,15 +45,15 @@ class PreferenceServices(Protocol):
 
     @property
     def registry(self) -> TurnRegistry:
-        """Whose turns carry them."""
+        """Its turns carry them."""
 
     @property
     def kpi(self) -> Kpi:
-        """Where their phases are timed."""
+        """Times their phases."""
 
 
 def add_preferences(router: APIRouter, services: Callable[[], PreferenceServices], caller: Any) -> None:
-    """The two routes. `services()` is asked at each request: it exists once the app runs."""
+    """Add the two routes. `services()` is called at each request: its result exists once the app runs."""
 
     @router.get("/chatbot/session/{session_id}/preferences")
     async def preferences(session_id: SessionId, identity: caller) -> dict[str, Any]:
