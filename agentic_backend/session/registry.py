@@ -48,7 +48,7 @@ class RegistryRules:
     cancelled_end_s: float = 5.0
     """Seconds that a drain waits for turns that it cancelled."""
     by_session: bool = True
-    """Whether a session runs one turn at a time and is remembered after it; else asks have nothing to do with each other."""
+    """Whether a session runs one turn at a time and is remembered after it; else each ask stands alone."""
 
 
 @dataclass(slots=True)
