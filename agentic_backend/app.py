@@ -27,7 +27,7 @@ from agentic_backend.rest.kpi_routes import KpiViews
 from agentic_backend.rest.page import ChatPage
 from agentic_backend.rest.router import ChatServices, build_routes
 from agentic_backend.session.admission import Admission
-from agentic_backend.session.baseline import BaselineTurns
+from agentic_backend.session.baseline import baseline_turns
 from agentic_backend.session.models import Session
 from agentic_backend.session.past_exchanges import SessionMemory
 from agentic_backend.session.registry import RegistryRules, TurnRegistry
@@ -94,7 +94,7 @@ class State:
     persistence: Persistence
     admission: Admission
     registry: TurnRegistry
-    baseline: BaselineTurns
+    baseline: TurnRegistry
     hub: SocketHub
     chat: ChatServices
 
@@ -129,7 +129,10 @@ class AgenticService(Service[AgenticSettings, State]):
         logger.info("drain 1/5: not ready any more; new sockets and asks are refused")
         leaving = state.hub.begin_drain()
         logger.info("drain 2/5: %d idle sockets closed with 1012", leaving)
-        cancelled = await state.registry.drain(self._settings.deadlines.drain_s)
+        async with asyncio.TaskGroup() as group:
+            both = (state.registry, state.baseline)
+            drains = [group.create_task(turns.drain(self._settings.deadlines.drain_s)) for turns in both]
+        cancelled = sum(drain.result() for drain in drains)
         logger.info("drain 3/5: running turns have ended, %d of them cancelled at the deadline", cancelled)
         cut = await state.hub.wait_empty(_SOCKETS_LEAVE_S)
         logger.info("drain 4/5: all sockets closed, %d of them cut", cut)
@@ -188,6 +191,7 @@ class AgenticService(Service[AgenticSettings, State]):
         admission = Admission(turn_limits(settings), metrics.limit_hit)
         windows = Windows()
         TurnQuantiles(windows, self._registry)
+        reports = TurnReports(kpi, metrics, windows, acked_by_database=settings.persistence.ack == "db")
         runner = TurnRunner(
             store=persistence.store,
             log=persistence.log,
@@ -195,14 +199,14 @@ class AgenticService(Service[AgenticSettings, State]):
             admission=admission,
             metrics=metrics,
             kpi=kpi,
-            reports=TurnReports(kpi, metrics, windows, acked_by_database=settings.persistence.ack == "db"),
+            reports=reports,
             rules=TurnRules(settings.deadlines.turn_s, settings.ai.restore_max_exchanges),
             leases=persistence.leases,
             titles=self._make_titles(models, persistence, tasks, kpi),
             memory=SessionMemory(clock=parts.clock),
         )
         registry = TurnRegistry(runner=runner, admission=admission, log=persistence.log, tasks=tasks, rules=parts.turns)
-        baseline = BaselineTurns(parts.direct(kit), admission, tasks, turn_s=settings.deadlines.turn_s)
+        baseline = baseline_turns(parts.direct(kit), admission, metrics, kpi, reports, tasks, settings.deadlines.turn_s)
         hub = self._make_hub(metrics, windows)
         chat = ChatServices(
             hub=hub,

@@ -26,10 +26,10 @@ from backend_kit.settings import (
 from backend_kit.settings.base import http_url
 
 DEFAULT_MODEL: Final = "default"
-"""The id of `ai.default_chat_model` among the models that an agent or a turn may name."""
+"""Id of `ai.default_chat_model` in agents, asks and preferences."""
 
 ANY_MODEL: Final = "*"
-"""Stands for every configured model among those that a turn may choose."""
+"""In `further_models`: every configured model."""
 
 FieldType = Literal[
     "string",
@@ -51,7 +51,7 @@ Listed: Final = Strict(False)
 
 
 def _origin(value: str) -> str:
-    """A browser origin: scheme, host and port, nothing after them (it is compared byte for byte)."""
+    """A browser origin: scheme, host and port, and nothing else, since it is compared byte for byte."""
     url = http_url(value)
     if url != value or urlsplit(url).path or urlsplit(url).query or urlsplit(url).fragment:
         raise SettingsRefused("must be an origin: scheme://host[:port] and nothing after it")
@@ -82,43 +82,48 @@ class AgenticApp(App):
 
 
 class AgenticSecurity(Security):
-    """Authentication of callers and of the pages they come from."""
+    """Authentication of callers and of the web pages they use."""
+
+    ignored_keys: ClassVar[tuple[str, ...]] = ("m2m", "rebac")
 
     authorized_origins: Annotated[tuple[Origin, ...], Listed] = ()
-    """Origins that a browser may connect from, compared exactly. The service's own page needs no entry."""
+    """Origins of other pages that may open sockets and event streams, compared exactly; others get 403. The service's
+    own page needs no entry, except by host name while authentication is off."""
     allow_query_token: bool = False
-    """Whether a WebSocket may carry its token as `?token=`, where proxies and histories keep it."""
+    """Whether a WebSocket may send its token as `?token=`, which proxies and browser histories record. If not, such a
+    token is ignored."""
     operator_roles: Annotated[tuple[Text, ...], Listed] = ("admin",)
-    """Roles of those who may see what the service observes of itself (`/kpi`). Without authentication everybody may."""
+    """Roles that may read `/kpi`, the service's measurements of itself; others get 403. Without authentication
+    everybody may."""
 
 
 class FieldSpec(Section):
-    """One value of an agent that an operator may tune; `default` is the value in force."""
+    """One value of an agent that operators may change."""
 
     key: Text
     """Dotted name, such as `prompts.system`."""
     type: FieldType = "string"
-    """What the value is and how a form shows it."""
+    """Type of the value, and how a form shows it."""
     title: str = ""
-    """Label in a form."""
+    """Label in a form. Handed through to clients of `GET /agents`."""
     description: str | None = None
-    """What the value does."""
+    """What the value does. Handed through to clients of `GET /agents`."""
     required: bool = False
-    """Whether a form may leave it empty."""
+    """Whether the value may not be empty."""
     default: JsonValue = None
-    """The value."""
+    """The value in force; none = the default of the agent's module."""
     enum: Annotated[tuple[str, ...], Listed] | None = None
-    """The values of a `select`."""
+    """The allowed values of a text; none = any."""
     min: float | None = None
-    """Least number."""
+    """Smallest allowed number; none = no bound."""
     max: float | None = None
-    """Greatest number."""
+    """Largest allowed number; none = no bound."""
     pattern: str | None = None
-    """Regular expression that a text must match."""
+    """Regular expression that the whole text must match; none = any text."""
     item_type: FieldType | None = None
-    """Type of the items of an `array`."""
+    """Type of the items of an `array`; none = `string`."""
     ui: dict[str, JsonValue] = Field(default_factory=dict)
-    """Hints for a form, handed through."""
+    """Hints for a form. Handed through to clients of `GET /agents`."""
 
 
 class McpServerRef(Section):
@@ -129,35 +134,35 @@ class McpServerRef(Section):
 
 
 class AgentTuning(Section):
-    """How an agent presents itself and what may be tuned."""
+    """How an agent presents itself, and what of it may be changed."""
 
     role: str = ""
-    """One line under the agent's name."""
+    """One line under the agent's name. Handed through to clients of `GET /agents`."""
     description: str = ""
-    """What the agent is for."""
+    """What the agent is for. Handed through to clients of `GET /agents`."""
     tags: Annotated[tuple[str, ...], Listed] = ()
-    """Words to group agents by."""
+    """Words to group agents by. Handed through to clients of `GET /agents`."""
     fields: Annotated[tuple[FieldSpec, ...], Listed] = ()
     mcp_servers: Annotated[tuple[McpServerRef, ...], Listed] = ()
 
 
 class ChatOptions(Section):
-    """Controls that the chat page shows for an agent."""
+    """Controls that a client offers for an agent. Handed through to clients of `GET /agents`."""
 
     search_policy_selection: bool = False
-    """Offer the search policy."""
+    """Offer a choice of search policy. Handed through to clients of `GET /agents`."""
     libraries_selection: bool = False
-    """Offer document libraries."""
+    """Offer a choice of document libraries. Handed through to clients of `GET /agents`."""
     include_corpus_in_search: bool = False
-    """Offer to leave the corpus out."""
+    """Offer to leave out the corpus. Handed through to clients of `GET /agents`."""
     attach_files: bool = False
-    """Offer attachments."""
+    """Offer attachments, as the service's page does. Handed through to clients of `GET /agents`."""
     search_rag_scoping: bool = False
-    """Offer the scope of retrieval."""
+    """Offer a choice of retrieval scope. Handed through to clients of `GET /agents`."""
     documents_selection: bool = False
-    """Offer single documents."""
+    """Offer a choice of single documents. Handed through to clients of `GET /agents`."""
     deep_search_delegate: bool = False
-    """Offer deep search."""
+    """Offer deep search. Handed through to clients of `GET /agents`."""
 
 
 MAX_STARTERS: Final = 6
@@ -165,28 +170,29 @@ MAX_STARTER_CHARS: Final = 200
 
 
 class AgentSettings(Section):
-    """One agent: which graph it runs and with which values (also the shape of `GET /agents`)."""
+    """One agent: its graph and the values it runs with. `GET /agents` returns the same shape."""
 
     id: Text
-    """Identifier in asks and sessions; the name where it is left out."""
+    """Identifier in asks and sessions; left out = the name."""
     name: Text
     """Name in the chat page."""
     enabled: bool = True
-    """Whether the agent is offered."""
+    """Whether clients may ask the agent."""
     class_path: Text | None = None
-    """Module that holds the agent's graph."""
+    """Python module with the agent's `build`; none = the plain agent (`agentic_backend.agent.plain`)."""
     type: Text = "agent"
-    """Kind of agent."""
+    """Kind of agent. One created over REST without `class_path` is the built-in agent of this name, else the plain
+    one."""
     model: Text = DEFAULT_MODEL
-    """Model that answers: `default` is `ai.default_chat_model`, else the id of an entry of `ai.chat_models`."""
+    """Model that answers: `default` is `ai.default_chat_model`, any other the id of an entry of `ai.chat_models`."""
     further_models: Annotated[tuple[Text, ...], Listed] = ()
-    """Further models that a turn may choose instead, by the same ids; `*` is all of them."""
+    """Ids of models that a turn may choose instead; `*` = all, none = no choice."""
     starters: Annotated[
         tuple[Annotated[str, Field(max_length=MAX_STARTER_CHARS, pattern=r"\S")], ...],
         Listed,
         Field(max_length=MAX_STARTERS),
     ] = ()
-    """Questions that the chat page suggests at the beginning of a conversation with the agent."""
+    """Questions that the chat page suggests for a new conversation: at most 6 of 200 characters."""
     tuning: AgentTuning = AgentTuning()
     chat_options: ChatOptions = ChatOptions()
 
@@ -205,7 +211,7 @@ class AgentSettings(Section):
         return self
 
     def unknown_model(self, known: Collection[str]) -> Literal["model", "further_models"] | None:
-        """The key under which a model is named that is none of the known ones, if there is one."""
+        """The first key that names an unknown model; None if there is none."""
         if self.model not in known:
             return "model"
         return (
@@ -213,7 +219,7 @@ class AgentSettings(Section):
         )
 
     def tuned(self, key: str, fallback: Any) -> Any:
-        """The value of a tunable field; `fallback` where the agent does not list it or leaves it empty."""
+        """The value of a field, or `fallback` if the agent does not list it or leaves it empty."""
         for field in self.tuning.fields:
             if field.key == key and field.default is not None:
                 return field.default
@@ -221,7 +227,7 @@ class AgentSettings(Section):
 
 
 class ClientTimeout(Section):
-    """Deadlines of the knowledge-flow client, in seconds."""
+    """Deadlines of the knowledge-flow client, in seconds. At the deadline the call fails."""
 
     connect: Seconds = 20
     """Seconds to open a connection."""
@@ -235,11 +241,11 @@ class ChatModelSettings(Section):
     base_url: HttpUrl | None = None
     """Endpoint with its version path; OPENAI_BASE_URL overrides it. Without either: the provider's own."""
     api_key: SecretStr | None = None
-    """Set through OPENAI_API_KEY."""
+    """API key of the endpoint; set through OPENAI_API_KEY. Without it, requests carry no key."""
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
-    """Sampling temperature."""
+    """Sampling temperature; 0 = the most likely tokens."""
     max_retries: Annotated[int, Field(ge=0, le=10)] = 2
-    """Further attempts with jitter, only before the first token."""
+    """Further attempts before the first token, with jitter; 0 = none. More than 2 count as 2."""
     timeout: ModelTimeout = ModelTimeout()
     http_client_limits: HttpClientLimits = HttpClientLimits()
 
@@ -250,39 +256,39 @@ class ChatModel(Section):
     provider: Literal["openai"] = "openai"
     """Protocol of the endpoint."""
     name: Text
-    """Model name that is sent; OPENAI_MODEL overrides it."""
+    """Model name sent to the endpoint; OPENAI_MODEL overrides it."""
     settings: ChatModelSettings = ChatModelSettings()
 
 
 class OfferedModelSettings(Section):
-    """How a further model is called. What is left out is as for `ai.default_chat_model`.
+    """How a further model is called. What is left out is taken from `ai.default_chat_model`.
 
-    Connections have the timeouts and limits of `ai.default_chat_model`; models on one server share them.
+    Its connections have the timeouts and limits of `ai.default_chat_model`, and are shared by all models on one server.
     """
 
     ignored_keys: ClassVar[tuple[str, ...]] = ("timeout", "http_client_limits")
 
     base_url: HttpUrl | None = None
-    """Endpoint with its version path."""
+    """Endpoint with its version path; none = that of `ai.default_chat_model`."""
     api_key: SecretStr | None = None
-    """Key of that endpoint. With a base_url of its own the model never gets the key of another."""
+    """API key of the endpoint; none = that of `ai.default_chat_model`, but no key if `base_url` is set here."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    """Sampling temperature."""
+    """Sampling temperature; none = that of `ai.default_chat_model`."""
     max_retries: Annotated[int, Field(ge=0, le=10)] | None = None
-    """Further attempts with jitter, only before the first token."""
+    """Further attempts before the first token; none = those of `ai.default_chat_model`. More than 2 count as 2."""
 
 
 class OfferedModel(Section):
-    """A further model that agents and turns may name."""
+    """A further model that agents and turns may choose."""
 
     id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,63}$")]
-    """Name of the choice in agents, asks and preferences."""
+    """Identifier in agents, asks and preferences."""
     title: str = ""
-    """Label in the chat page; the id where it is left out."""
+    """Label in the chat page; none = the id."""
     provider: Literal["openai"] = "openai"
     """Protocol of the endpoint."""
     name: Text
-    """Model name that is sent."""
+    """Model name sent to the endpoint."""
     settings: OfferedModelSettings = OfferedModelSettings()
 
     @model_validator(mode="after")
@@ -300,51 +306,54 @@ class OfferedModel(Section):
 
 
 class ModelPrice(Section):
-    """What a model's tokens cost."""
+    """The price of a model's tokens. A model without an entry costs nothing."""
 
     model: Text
-    """Model name as it is sent."""
+    """Model name as it is sent to the endpoint."""
     input_per_million: Annotated[float, Field(ge=0)] = 0.0
-    """Price of a million tokens that the model reads, in `ai.currency`."""
+    """Price of a million input tokens, in `ai.currency`."""
     output_per_million: Annotated[float, Field(ge=0)] = 0.0
-    """Price of a million tokens that it writes."""
+    """Price of a million output tokens, in `ai.currency`."""
 
 
 class Recursion(Section):
     """Bound of a graph's loop."""
 
     recursion_limit: Positive = 40
-    """Steps of one run."""
+    """Steps of one run of the graph; above it the turn fails. An agent with tools answers with what it has."""
 
 
 class Ai(Section):
-    """Agents, models, and what they may use."""
+    """The agents, their models and the knowledge-flow service."""
 
     knowledge_flow_url: HttpUrl = "http://127.0.0.1:8111/knowledge-flow/v1"
     """Base URL of the knowledge-flow service."""
     timeout: ClientTimeout = ClientTimeout()
     restore_max_exchanges: Count = 20
-    """Earlier exchanges that an agent is given."""
+    """Latest exchanges of a session that the agent sees; 0 = none."""
     max_concurrent_agents: Positive = 1024
-    """Compiled graphs that are cached."""
+    """Compiled graphs kept in memory; above it the least recently used one is dropped."""
     max_concurrent_sessions_per_user: Count = 0
-    """Sessions a user may have; 0 = no limit."""
+    """Sessions a user may have; a further one gets 403. 0 = no limit."""
     max_attached_files_per_user: Count = 20
-    """Attachments a user may have; 0 = none, uploads answer `attachments_disabled`."""
+    """Attachments a user may have; a further one gets `attachment_limit_reached`. 0 = no uploads: they get
+    `attachments_disabled`."""
     max_attached_file_size_mb: Positive = 50
-    """Largest attachment, in MB; knowledge flow's `processing.max_file_mb` should not be less."""
+    """Largest attachment in MiB; a larger one gets `attachment_too_large`. Knowledge flow's `processing.max_file_mb`
+    should not be less."""
     use_static_config_only: bool = True
-    """Whether agents come from this file alone. Off, further ones may be made over REST."""
+    """Whether agents come from this file only. If not, agents may also be created over REST."""
     max_made_agents: Count = 100
-    """Agents that may be made over REST, in all."""
+    """Agents that may be created over REST, by all users together; a further one is refused with 400. 0 = none."""
     agent_editor_roles: Annotated[tuple[Text, ...], Listed] = ("admin",)
-    """Roles of those who may make, change and delete agents over REST. Without authentication everybody may."""
+    """Roles that may create, change and delete agents over REST. Without authentication everybody may."""
     default_chat_model: ChatModel
     chat_models: Annotated[tuple[OfferedModel, ...], Listed] = ()
     default_language_model: ChatModel | None = None
-    """Makes titles of sessions after their first answer; without it the first question is the title."""
+    """Model that writes the title of a session after its first answer; none = the first question is the title. Its
+    connections are those of `ai.default_chat_model`: of its timeouts and limits only `timeout.read` counts."""
     prices: Annotated[tuple[ModelPrice, ...], Listed] = ()
-    """What tokens cost; a model without an entry costs nothing."""
+    """What tokens cost. A model without an entry costs nothing."""
     currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = "USD"
     """Currency of the prices (ISO 4217)."""
     recursion: Recursion = Recursion()
@@ -365,11 +374,6 @@ class Ai(Section):
                 raise SettingsRefused("names a model that is not among chat_models", "agents", place, where)
         return self
 
-    @property
-    def language_model(self) -> ChatModel:
-        """The model for what is not an answer, such as titles."""
-        return self.default_language_model or self.default_chat_model
-
 
 class McpServer(Section):
     """A tool server (Model Context Protocol)."""
@@ -377,23 +381,24 @@ class McpServer(Section):
     ignored_keys: ClassVar[tuple[str, ...]] = ("sse_read_timeout", "auth_mode")
 
     id: Text
-    """Identifier that agents refer to."""
-    name: Text
-    """Name that people see."""
+    """Identifier in agents, logs and metrics."""
+    name: Text | None = None
+    """Name of the server. Accepted, without effect: existing configurations of Fred carry it."""
     description: str | None = None
-    """What its tools do."""
+    """What its tools do. Accepted, without effect: existing configurations of Fred carry it."""
     enabled: bool = True
     """Whether agents may use it."""
     transport: Literal["streamable_http"] = "streamable_http"
-    """How it is spoken to."""
+    """The only supported transport; others are refused. Accepted, without effect: existing configurations of Fred carry
+    it."""
     url: HttpUrl
-    """Its endpoint."""
+    """URL of its endpoint."""
     forward_token: bool = False
-    """Whether it is given the asker's token. Its tools are discovered with that of whoever comes first."""
+    """Whether requests carry the token of the user who asked. The tools are listed with the token of the first one."""
     approved_tools: Annotated[tuple[Text, ...], Listed] = ()
-    """Tools that run without asking a person, although they do not say that they only read."""
+    """Tools that run without asking the user, although they are not declared read-only."""
     tools_to_approve: Annotated[tuple[Text, ...], Listed] = ()
-    """Tools that run only after a person has agreed, although they say that they only read; `*` is all of them."""
+    """Tools that run only after the user has agreed, although they are declared read-only; `*` = all."""
 
     @model_validator(mode="after")
     def _approval_is_one_or_the_other(self) -> "McpServer":
@@ -402,7 +407,7 @@ class McpServer(Section):
         return self
 
     def needs_approval(self, tool: str, *, read_only: bool) -> bool:
-        """Whether a tool may only run after a person has agreed; `read_only` is what it says of itself."""
+        """Whether a tool may run only after the user has agreed; `read_only` is what it declares about itself."""
         if tool in self.approved_tools:
             return False
         return not read_only or tool in self.tools_to_approve or "*" in self.tools_to_approve
@@ -413,13 +418,13 @@ class Mcp(Section):
 
     servers: Annotated[tuple[McpServer, ...], Listed] = ()
     discover_s: Seconds = 5
-    """Seconds to connect to a server and to list its tools."""
+    """Seconds to connect to a server and list its tools; then the turn goes on without them."""
     call_s: Seconds = 20
-    """Seconds of one call of a tool."""
+    """Seconds for one call of a tool; then the model is given an error as its result."""
     tools_ttl_s: Seconds = 300
-    """Age at which a server's tools are listed again, in the background."""
+    """Seconds after which a server's tools are listed again, in the background."""
     max_result_chars: Positive = 20_000
-    """Characters of a tool's result that the model is given; what is longer is cut."""
+    """Characters of a tool's result that the model is given; the rest is cut off."""
 
     @model_validator(mode="after")
     def _servers_are_unique(self) -> "Mcp":
@@ -428,7 +433,7 @@ class Mcp(Section):
 
 
 class Storage(Section):
-    """Where sessions and their history are."""
+    """Where sessions and their history are stored."""
 
     # Only knowledge flow speaks to OpenSearch; the tables have fixed names.
     ignored_keys: ClassVar[tuple[str, ...]] = ("*_store", "opensearch")
@@ -440,39 +445,42 @@ class PersistenceSettings(Section):
     """How a finished turn reaches Postgres."""
 
     ack: Literal["spool", "db", "none"] = "spool"
-    """What `final` waits for: the local spool, Postgres, or nothing (which promises nothing)."""
+    """What `final` waits for: `spool` = the local disk, `db` = Postgres, `none` = nothing, so a crash may lose
+    turns."""
     replicas: Literal["single", "many"] = "single"
-    """Whether other instances write to the same database; `many` needs `ack: db`."""
+    """`many` if other instances use the same database; it needs `ack: db`. With `single` a second instance ends with
+    exit code 3."""
     spool_dir: Text = ".turnwise/spool"
-    """Directory of the spool, on a volume that outlives the process; one process a directory."""
+    """Directory of the spool, used by one process only, on a volume that outlives it."""
     max_records: Positive = 20_000
-    """Finished turns that wait for Postgres; above it new turns are refused with `storage_full`."""
+    """Finished turns that may wait for Postgres; above it new turns get `storage_full`."""
     max_bytes_mb: Positive = 512
-    """MiB that wait for Postgres; above it new turns are refused with `storage_full`."""
+    """MiB of finished turns that may wait for Postgres; above it new turns get `storage_full`."""
     batch_max_records: Annotated[int, Field(ge=1, le=64)] = 64
-    """Turns a transaction."""
+    """Turns written in one transaction; the rest waits for the next one."""
     batch_linger_ms: Count = 200
-    """Milliseconds that the first turn of a batch waits for others; 5 at most with `ack: db`."""
+    """Milliseconds that the first turn of a batch waits for others; 0 = none. With `ack: db` at most 5."""
 
     @model_validator(mode="after")
     def _promises_are_kept(self) -> "PersistenceSettings":
-        """Another instance cannot see this one's spool, so it cannot see turns that are only there."""
+        """Refuse a spool with several instances: none of them sees the turns in another's spool."""
         if self.replicas == "many" and self.ack != "db":
             raise SettingsRefused("replicas: many needs ack: db", "ack")
         return self
 
 
 class PerUser(Section):
-    """Limits of one user; 0 = off."""
+    """Limits of one user; 0 = no limit."""
 
     sockets: Count = 0
-    """Open sockets; the oldest is closed with 4409."""
+    """Open sockets and event streams. A further socket closes the oldest with 4409; a further stream gets 429. 0 = no
+    limit."""
     turns: Count = 0
-    """Turns at once."""
+    """Turns in progress; a further ask gets `too_many_turns`. 0 = no limit."""
     asks_per_min: Count = 0
-    """Asks a minute in the long run."""
+    """Average asks per minute; above it asks get `rate_limited`. 0 = no limit."""
     burst: Count = 0
-    """Asks that may come at once within that rate."""
+    """Asks that may arrive at once within that rate; at least 1 where there is one."""
 
     @model_validator(mode="after")
     def _rate_has_a_burst(self) -> "PerUser":
@@ -482,72 +490,74 @@ class PerUser(Section):
 
 
 class PerAddress(Section):
-    """Limits of one client address; 0 = off."""
+    """Limits of one client address; 0 = no limit."""
 
     sockets: Count = 0
-    """Open sockets; further ones get 429."""
+    """Open sockets and event streams; further ones get 429. 0 = no limit."""
 
 
 class Limits(Section):
-    """Admission of sockets and turns; 0 = off."""
+    """Admission of sockets and turns; 0 = no limit."""
 
     max_sockets: Count = 6000
-    """Open sockets; further ones get 503."""
+    """Open sockets and event streams; further ones get 503. 0 = no limit."""
     max_turns: Count = 2000
-    """Turns at once; further asks queue."""
+    """Turns in progress; further asks wait in the queue. 0 = no limit."""
     queue_length: Count = 100
-    """Asks that may wait for a turn; further ones are `overloaded`."""
+    """Asks that may wait for a turn; further ones get `overloaded`. 0 = no queue."""
     queue_deadline_s: Seconds = 2
-    """Seconds that an ask may wait."""
+    """Seconds that an ask may wait for a turn; then it gets `overloaded`."""
     per_user: PerUser = PerUser()
     per_address: PerAddress = PerAddress()
     max_message_chars: Positive = 32_000
-    """Characters of an ask."""
+    """Characters of a question; a longer one gets `message_too_long`."""
     max_frame_bytes: Positive = 262_144
-    """Bytes of a frame after inflation; above it the socket is closed with 1009."""
+    """Bytes of a WebSocket message after decompression; a larger one closes the socket with 1009."""
 
 
 class Deadlines(Section):
-    """How long each wait may take, in seconds on the monotonic clock."""
+    """Deadlines in seconds, measured on the monotonic clock."""
 
     first_token_s: Seconds = 30
-    """Model call to first token."""
+    """Seconds from the call of the model to its first token; then the turn fails with `llm_timeout`."""
     inter_token_s: Seconds = 20
-    """One token to the next."""
+    """Seconds between two tokens; then the turn fails with `llm_timeout`."""
     turn_s: Seconds = 120
-    """A whole turn."""
+    """Seconds for a whole turn; then it fails with `turn_deadline`."""
     send_s: Seconds = 10
-    """Hand-over of one frame to a reader; then its socket is aborted."""
+    """Seconds that a client may take to receive a frame; then its connection is cut. Its turn goes on."""
     idle_s: Seconds = 1800
-    """A socket without an ask."""
+    """Seconds that a socket may be open without an ask; then it is closed with 4408."""
     heartbeat_s: Seconds = 15
-    """Silence after which a heartbeat is sent (native protocol)."""
+    """Seconds of silence after which a heartbeat is sent (native protocol)."""
     drain_s: Seconds = 25
-    """Running turns at SIGTERM; then they are cancelled."""
+    """Seconds that running turns may take after SIGTERM; then they are cancelled and stored as interrupted."""
 
 
 class Server(Section):
     """The WebSocket server and the interpreter."""
 
     ws_per_message_deflate: bool = False
-    """Compress frames: 27 KB of memory more for each idle socket."""
+    """Whether frames are compressed, which costs 27 KB of memory for each idle socket."""
     gc_freeze: bool = True
-    """Take what exists after start out of garbage collection."""
+    """Whether objects that exist after the start are excluded from garbage collection."""
     ping_interval_s: Seconds = 20
-    """Seconds between keepalive pings."""
+    """Seconds between two keepalive pings."""
     ping_timeout_s: Seconds = 20
-    """Seconds to wait for the pong."""
+    """Seconds to wait for a pong; then the connection is closed."""
     http_compression: Literal["none", "gzip", "zstd", "auto"] = "auto"
-    """Encodings that REST answers of 1 KiB and more may have, as `Accept-Encoding` asks; `auto`: zstd, else gzip."""
+    """Encoding of REST answers of 1 KiB and more, if `Accept-Encoding` allows it; `auto` = zstd, else gzip."""
 
 
 class HistorySettings(Section):
     """What is kept of conversations: in memory, and for how long."""
 
     cache_mb: Count = 64
-    """MiB of restored history in all; 0 = read it each time."""
+    """MiB of recent history kept in memory, the least recently used dropped first; 0 = read from Postgres for each
+    turn. No effect with `replicas: many`."""
     retention_days: Annotated[int, Field(ge=0, le=36_500)] = 0
-    """Days without a turn after which a session is deleted with all that hangs on it; 0 = kept for ever."""
+    """Days without a turn after which a session is deleted with everything that belongs to it; 0 = kept until a user
+    deletes it."""
 
 
 class AgenticSettings(ServiceSettings):

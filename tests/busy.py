@@ -14,7 +14,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from turnwise.tether import tethered
+from turnwise.parent_death import with_parent_death_signal
 
 ROOT = Path(__file__).parents[1]
 _COMPUTES = "while True: pass"
@@ -42,7 +42,8 @@ def main(arguments: list[str]) -> int:
         place = stack.enter_context(tempfile.TemporaryDirectory(dir="/var/tmp", prefix="turnwise-busy-"))
         programs = [[_COMPUTES]] * (os.cpu_count() or 1) + [[_WRITES, str(Path(place, "written"))]]
         neighbours = [
-            subprocess.Popen(tethered([sys.executable, "-c", *program], signal.SIGKILL)) for program in programs
+            subprocess.Popen(with_parent_death_signal([sys.executable, "-c", *program], signal.SIGKILL))
+            for program in programs
         ]
         for neighbour in neighbours:
             stack.callback(neighbour.wait)

@@ -7,7 +7,7 @@ EXTRAS = "agentic,knowledge-flow,bench,local"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; the exit code: its own, or 1 with the reason in words where something is not installed."""
+    """Run one command. Returns its exit code, or 1 after naming the package that is not installed."""
     parser = argparse.ArgumentParser(prog="turnwise", description="Turnwise on this machine.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     run = commands.add_parser(
@@ -17,15 +17,14 @@ def main(argv: list[str] | None = None) -> int:
         "Data is kept in $TURNWISE_HOME, else in .turnwise of this directory (of the checkout where there is one).",
     )
     try:
-        from turnwise import run as running
+        from turnwise.run import add_arguments, run_command
 
-        running.add_arguments(run)
+        add_arguments(run)
         arguments = sys.argv[1:] if argv is None else argv
         if not arguments:
             parser.print_help()
             return 0
-        options = parser.parse_args(arguments)
-        return running.run(options)
+        return run_command(parser.parse_args(arguments))
     except ModuleNotFoundError as error:
         print(f'turnwise: {error.name} is not installed: pip install "turnwise[{EXTRAS}]"', file=sys.stderr)
         return 1

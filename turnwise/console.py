@@ -1,7 +1,8 @@
 """The terminal and the log file: what matters is shown, everything is kept.
 
-The terminal gets the launcher's own lines, errors of the programs, and below them one living line. What the programs
-write goes to a file of bounded size. Without a terminal (a pipe, a service manager) there is no living line.
+The terminal gets the launcher's own lines, the programs' errors and, below them, a status line that is overwritten in
+place. The programs' output goes to a file of bounded size. Without a terminal (a pipe, a service manager) there is no
+status line.
 """
 
 import contextlib
@@ -26,49 +27,49 @@ _CLEAR = "\r\x1b[K"
 
 
 class Console:
-    """Writes whole lines, from whatever thread. A terminal or a disk that is gone is no reason to fail.
+    """Writes whole lines, from any thread. Never raises when the terminal or the disk is gone.
 
-    `log` is the file for what the programs write; without one, or with `verbose`, it is written to the terminal.
+    `log` is the file for the programs' output; without one, or with `verbose`, that output goes to the terminal.
     """
 
     def __init__(
         self, stream: TextIO, log: Path | None = None, *, verbose: bool = False, log_bytes: int = LOG_BYTES
     ) -> None:
-        """The log becomes another file beside it at `log_bytes`."""
+        """At `log_bytes` the log is rotated; three files are kept."""
         self._stream = stream
         self._lock = threading.Lock()
         self._verbose = verbose or log is None
         self._log = None if log is None else _log_file(log, log_bytes)
         self._status = ""
         self._shown: deque[float] = deque(maxlen=SHOWN)
-        self.living = not self._verbose and stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-        """Whether there is a line that is written over and over."""
+        self.has_status_line = not self._verbose and stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        """Whether a status line is shown and overwritten in place."""
 
     def say(self, name: str, text: str) -> None:
-        """One line of the one named: `name     | text`, names of one width."""
+        """Print one line as `name     | text`, the name padded to a fixed width."""
         self.announce(f"{name:<{NAME_WIDTH}}| {text}")
 
     def announce(self, text: str) -> None:
-        """A line without a name."""
+        """Print a line without a name."""
         self._keep(text)
         self._show(text)
 
     def output(self, name: str, text: str) -> None:
-        """A line that a program wrote: kept, and shown where it tells of trouble (at most 5 in 10 s), or all is."""
+        """Log a line of a program's output; print it if it reports an error (at most 5 in 10 s) or if verbose."""
         line = f"{name:<{NAME_WIDTH}}| {text}"
         self._keep(line)
         if self._verbose or (_TROUBLE.search(text) and self._may_show()):
             self._show(line)
 
     def status(self, text: str) -> None:
-        """Put `text` in place of the living line; empty: take it away. Nothing without a terminal."""
-        if self.living:
+        """Replace the status line by `text`; an empty text removes it. Does nothing without a terminal."""
+        if self.has_status_line:
             with self._lock:
                 self._status = text
-                self._write(self._living())
+                self._write(self._status_line())
 
     def close(self) -> None:
-        """Take the living line away, and close the log."""
+        """Remove the status line and close the log."""
         self.status("")
         if self._log is not None:
             self._log.close()
@@ -87,9 +88,9 @@ class Console:
 
     def _show(self, line: str) -> None:
         with self._lock:
-            self._write(f"{_CLEAR}{line}\n{self._living()}" if self._status else f"{line}\n")
+            self._write(f"{_CLEAR}{line}\n{self._status_line()}" if self._status else f"{line}\n")
 
-    def _living(self) -> str:
+    def _status_line(self) -> str:
         return _CLEAR + self._status[: shutil.get_terminal_size().columns - 1]
 
     def _write(self, text: str) -> None:
@@ -99,7 +100,7 @@ class Console:
 
 
 def _log_file(path: Path, size: int) -> logging.Handler:
-    """Of so many bytes, and two older ones beside it. It tells who wrote what to the owner alone."""
+    """A rotating log file of `size` bytes with two older ones, in a directory that only its owner may read."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     handler = logging.handlers.RotatingFileHandler(
         path, maxBytes=size, backupCount=LOG_FILES - 1, encoding="utf-8", errors="replace"

@@ -1,4 +1,4 @@
-"""Why a local start is refused.
+"""Why a local start fails.
 
 StartRefused
 ├── PortTaken
@@ -7,11 +7,11 @@ StartRefused
 
 
 class StartRefused(Exception):
-    """The start cannot go on; `str()` is one sentence for the person at the terminal that says what to do."""
+    """The start cannot go on; `str()` is one sentence that tells the user what to do."""
 
 
 class PortTaken(StartRefused):
-    """Something else listens on a port that is needed."""
+    """Another program listens on a port that is needed."""
 
 
 class PostgresFailed(StartRefused):

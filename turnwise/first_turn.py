@@ -5,7 +5,7 @@ import asyncio
 import aiohttp
 
 from backend_kit.wire import dumps, loads
-from turnwise.plan import Service
+from turnwise.plan import ServicePlan
 
 AGENT = "Georges"
 QUESTION = "Hello"
@@ -14,11 +14,11 @@ TURN_S = 90.0
 
 
 class FirstTurnFailed(Exception):
-    """The services run, but a turn does not come through; `str()` says where it ended."""
+    """The services run, but a turn fails; `str()` says where."""
 
 
-async def readiness(service: Service) -> str:
-    """The word in which the service says whether it can take requests: `ready`, or why not; empty: it is silent."""
+async def readiness(service: ServicePlan) -> str:
+    """The status of the service's `/ready`: `ready`, or why it is not; empty if it does not answer."""
     timeout = aiohttp.ClientTimeout(total=2.0)
     try:
         async with (
@@ -30,8 +30,8 @@ async def readiness(service: Service) -> str:
         return ""
 
 
-async def first_turn(service: Service) -> None:
-    """Create a session, ask, wait for `final`, delete the session. `FirstTurnFailed` after 90 s at the latest."""
+async def first_turn(service: ServicePlan) -> None:
+    """Create a session, ask, wait for `final`, delete the session. Raises `FirstTurnFailed`, after at most 90 s."""
     base = f"{service.origin}{service.base_path}/chatbot"
     headers = {"Authorization": f"Bearer {TOKEN}"}
     try:
@@ -65,7 +65,7 @@ async def _ask(client: aiohttp.ClientSession, base: str, session_id: str) -> Non
 
 
 def _check_answer(answer: dict[str, object]) -> None:
-    """A turn that fails in its middle still has a `final`, whose answer carries the code."""
+    """Raise if the answer carries an error code: a turn that fails midway still ends with `final`."""
     metadata = answer.get("metadata")
     extras = metadata.get("extras") if isinstance(metadata, dict) else None
     if isinstance(extras, dict) and extras.get("error"):

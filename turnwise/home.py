@@ -1,4 +1,4 @@
-"""Where the local start keeps its data: `$TURNWISE_HOME`, else `.turnwise/` in the checkout.
+"""Where the local start keeps its data (`$TURNWISE_HOME`, else `.turnwise/` in the checkout) and finds its resources.
 
 Postgres refuses to run as root, so root's servers run as `nobody`, who must be able to reach the directory. Where the
 checkout is closed to others (a mode-700 home), root's data therefore lives in `/var/lib/turnwise-<hash of checkout>`,
@@ -14,22 +14,34 @@ from pathlib import Path
 
 from turnwise.errors import StartRefused
 
+PACKAGE = Path(__file__).parent
+
+
+def checkout(package: Path = PACKAGE) -> Path | None:
+    """The root of the checkout that this code runs from; None in an installed wheel."""
+    return None if (package / "data").is_dir() else package.parent
+
+
+def resource_directory(package: Path = PACKAGE) -> Path:
+    """The directory that holds `config/`, `docs/` and README.md: the checkout, or the copy inside the wheel."""
+    return checkout(package) or package / "data"
+
 
 def choose_home(checkout: Path, environ: Mapping[str, str]) -> Path:
-    """The data directory, created where absent. Raises `StartRefused` with what to do when there is none to use."""
-    wish = environ.get("TURNWISE_HOME")
-    if wish:
-        return _made(Path(wish).absolute())
+    """The data directory, created if absent. Raises `StartRefused`, which says what to do, if none can be used."""
+    wanted = environ.get("TURNWISE_HOME")
+    if wanted:
+        return _created(Path(wanted).absolute())
     if os.geteuid() != 0 or closed_to_others(checkout) is None:
-        return _made(checkout / ".turnwise")
-    places = [place for place in (Path("/var/lib"), Path(tempfile.gettempdir()), Path("/tmp")) if _open_to_all(place)]  # noqa: S108 - _own checks whose it is
+        return _created(checkout / ".turnwise")
+    places = [place for place in (Path("/var/lib"), Path(tempfile.gettempdir()), Path("/tmp")) if _open_to_all(place)]  # noqa: S108 - _require_own checks whose it is
     if not places:
         raise StartRefused("no directory that user nobody can reach: set TURNWISE_HOME to one")
-    return _own(_made(places[0] / f"turnwise-{hashlib.sha256(os.fsencode(checkout)).hexdigest()[:12]}"))
+    return _require_own(_created(places[0] / f"turnwise-{hashlib.sha256(os.fsencode(checkout)).hexdigest()[:12]}"))
 
 
 def closed_to_others(path: Path) -> Path | None:
-    """The first directory on the way to `path`, itself included, that strangers may not pass; None if they may."""
+    """The first of `path` and its parents that other users may not traverse; None if they may traverse all."""
     for directory in (path, *path.parents):
         if not directory.stat().st_mode & stat.S_IXOTH:
             return directory
@@ -40,16 +52,16 @@ def _open_to_all(place: Path) -> bool:
     return place.is_dir() and os.access(place, os.W_OK) and closed_to_others(place) is None
 
 
-def _own(home: Path) -> Path:
-    """In a directory shared with strangers: refuse what one of them has put there under our name."""
+def _require_own(home: Path) -> Path:
+    """Refuse a directory that another user created under our name in a shared place."""
     details = home.lstat()
     if not stat.S_ISDIR(details.st_mode) or details.st_uid != os.geteuid():
         raise StartRefused(f"{home} does not belong to this user: remove it or set TURNWISE_HOME")
     return home
 
 
-def _made(home: Path) -> Path:
-    """Create the directory where absent, passable for the user that Postgres runs as."""
+def _created(home: Path) -> Path:
+    """Create the directory if absent, traversable for the user that Postgres runs as."""
     try:
         if not home.is_dir():
             home.mkdir(parents=True)

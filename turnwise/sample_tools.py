@@ -1,7 +1,7 @@
 """The MCP server beside `make run`, so that Sammy has something to do: notes, the menu of a canteen, and a clock.
 
-`python -m turnwise.sample_tools --port PORT --notes FILE` serves streamable HTTP on loopback, at `/mcp`. What only
-reads says so (`readOnlyHint`); what changes the notes does not, so that the agent asks a person first.
+`python -m turnwise.sample_tools --port PORT --notes FILE` serves streamable HTTP on loopback, at `/mcp`. Tools
+that only read carry `readOnlyHint`; those that change the notes do not, so that the agent asks a person first.
 """
 
 import argparse
@@ -38,47 +38,47 @@ _MENU: Final = {
 Day = Literal["today", "tomorrow", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
 
 
-class NotDone(Exception):
-    """A tool could not do what was asked; `str()` is the sentence that says why."""
+class ToolFailed(Exception):
+    """A tool could not do what was asked; `str()` is a sentence that says why."""
 
 
 class Notes:
-    """The notes, in order, in one file that is replaced as a whole; readable by its owner alone."""
+    """The notes, in order, in one file that is replaced atomically and readable by its owner alone."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._changing = threading.Lock()  # tools run in threads
+        self._lock = threading.Lock()  # tools run in threads
 
     def all(self) -> list[str]:
-        """Every note. Raises `NotDone` where the file cannot be read."""
+        """Every note. Raises `ToolFailed` if the file cannot be read."""
         try:
             kept = json.loads(self._file.read_bytes())
         except FileNotFoundError:
             return []
         except (OSError, ValueError):
-            raise NotDone("The notes cannot be read.") from None
+            raise ToolFailed("The notes cannot be read.") from None
         if not isinstance(kept, list) or not all(isinstance(note, str) for note in kept):
-            raise NotDone("The notes cannot be read.")
+            raise ToolFailed("The notes cannot be read.")
         return kept
 
     def add(self, text: str) -> int:
-        """Keep one more; its number, from 1 on. Raises `NotDone` for one that is empty, too long, or too many."""
+        """Append a note and return its number, from 1. Raises `ToolFailed` if it is empty, too long or one too many."""
         note = " ".join(text.split())
         if not note or len(note) > MOST_CHARS:
-            raise NotDone(f"A note has 1 to {MOST_CHARS} characters.")
-        with self._changing:
+            raise ToolFailed(f"A note has 1 to {MOST_CHARS} characters.")
+        with self._lock:
             notes = self.all()
             if len(notes) >= MOST_NOTES:
-                raise NotDone(f"There are {MOST_NOTES} notes already: delete one first.")
+                raise ToolFailed(f"There are {MOST_NOTES} notes already: delete one first.")
             self._keep([*notes, note])
         return len(notes) + 1
 
     def delete(self, number: int) -> str:
-        """Forget the note of that number, and say which it was. Raises `NotDone` where there is none."""
-        with self._changing:
+        """Delete the note of that number and return its text. Raises `ToolFailed` if there is none."""
+        with self._lock:
             notes = self.all()
             if not 1 <= number <= len(notes):
-                raise NotDone(f"There is no note {number}: there are {len(notes)}.")
+                raise ToolFailed(f"There is no note {number}: there are {len(notes)}.")
             gone = notes.pop(number - 1)
             self._keep(notes)
         return gone
@@ -92,7 +92,7 @@ class Notes:
                 os.fsync(file.fileno())
             Path(name).replace(self._file)
         except OSError as error:
-            raise NotDone(f"The notes cannot be written: {error.strerror}.") from None
+            raise ToolFailed(f"The notes cannot be written: {error.strerror}.") from None
 
 
 def sample_tools(notes: Notes, now: Callable[[], datetime]) -> MCPServer:
@@ -117,26 +117,26 @@ def sample_tools(notes: Notes, now: Callable[[], datetime]) -> MCPServer:
     @server.tool(annotations=_READS)
     def list_notes() -> CallToolResult:
         """List the notes: show which ones are kept, read them."""
-        return _told(lambda: _listed(notes.all()))
+        return _tool_result(lambda: _listed(notes.all()))
 
     @server.tool(annotations=_ADDS)
     def add_note(text: str) -> CallToolResult:
         """Add a note: write down a text, keep it, remember it."""
-        return _told(lambda: f"Note {notes.add(text)} is kept: {' '.join(text.split())}")
+        return _tool_result(lambda: f"Note {notes.add(text)} is kept: {' '.join(text.split())}")
 
     @server.tool(annotations=_DELETES)
     def delete_note(number: int) -> CallToolResult:
         """Delete a note, remove it for good, by its number."""
-        return _told(lambda: f"Note {number} is deleted: {notes.delete(number)}")
+        return _tool_result(lambda: f"Note {number} is deleted: {notes.delete(number)}")
 
     return server
 
 
-def _told(doing: Callable[[], str]) -> CallToolResult:
-    """What came of it. The SDK would put a head before the sentence of an exception."""
+def _tool_result(doing: Callable[[], str]) -> CallToolResult:
+    """The tool's result. An exception is not left to the SDK, which would put a prefix before its sentence."""
     try:
         text, failed = doing(), False
-    except NotDone as reason:
+    except ToolFailed as reason:
         text, failed = str(reason), True
     return CallToolResult(content=[TextContent(text=text)], is_error=failed)
 
@@ -156,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     tools = sample_tools(Notes(options.notes), lambda: datetime.now().astimezone())
     app = tools.streamable_http_app()
-    # A connection that listens for changes never ends by itself: it is not waited for.
+    # A client that listens for changes keeps its connection open: the shutdown does not wait for it.
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
     try:
         listening = socket.create_server((HOST, options.port), backlog=128)

@@ -1,13 +1,11 @@
-"""The first documents: our own pages and one PDF, sent to the library "Turnwise" by the command that anyone would use.
+"""The first documents: our own pages and one PDF, ingested into the library "Turnwise" by the public command.
 
-What was sent is remembered by a hash in the data directory, so that a later start sends only what has changed since;
-knowledge flow itself does nothing for a file that it has.
+A hash of what was sent is kept in the data directory, so that a later start sends nothing while it is unchanged;
+knowledge flow itself skips a file that it already has.
 """
 
 import asyncio
-import contextlib
 import hashlib
-import os
 import shutil
 import signal
 import subprocess
@@ -17,8 +15,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from turnwise.first_turn import readiness
-from turnwise.plan import Service
-from turnwise.tether import tethered
+from turnwise.parent_death import with_parent_death_signal
+from turnwise.plan import ServicePlan
+from turnwise.supervise import kill_group
 
 LIBRARY = "Turnwise"
 READY_S = 1200.0  # a first start fetches the embedding model
@@ -30,11 +29,11 @@ _HOPELESS = frozenset({"embedder_failed", "schema_mismatch"})
 
 
 class SamplesFailed(Exception):
-    """The documents are not (all) in the library; `str()` says why. The next start tries again."""
+    """Not all documents are in the library; `str()` says why. The next start tries again."""
 
 
 def sample_files(data: Path) -> dict[str, Path]:
-    """The documents of a checkout or a wheel (`turnwise.data`), by the name that each has in the library."""
+    """The documents below `home.resource_directory()`, by the name that each has in the library."""
     docs = sorted((data / "docs").glob("*.md"))
     pdfs = sorted((data / "config" / "samples").glob("*.pdf"))
     return {file.relative_to(data).as_posix(): file for file in (*docs, data / "README.md", *pdfs)}
@@ -47,15 +46,15 @@ class Samples:
         self,
         data: Path,
         home: Path,
-        service: Service,
+        service: ServicePlan,
         *,
         scope: str,
-        tell: Callable[[str], None] = lambda _: None,
+        report: Callable[[str], None] = lambda _: None,
         ready_s: float = READY_S,
     ) -> None:
-        """`tell` hears what is waited for, for at most `ready_s`."""
+        """`report` receives what `ingest_files` waits for, which is at most `ready_s`."""
         self._ready_s = ready_s
-        self._tell = tell
+        self._report = report
         self._files = sample_files(data)
         self._mark = home / _MARK
         self._service = service
@@ -66,19 +65,22 @@ class Samples:
         return len(self._files)
 
     def fingerprint(self) -> str:
-        """A hash of names and contents, and of where they go."""
+        """A hash of the names, contents and destination. Raises OSError if a file cannot be read."""
         digest = hashlib.sha256(self._scope.encode())
         for name, file in self._files.items():
             content = file.read_bytes()
             digest.update(f"\0{name}\0{len(content)}\0".encode() + content)
         return digest.hexdigest()
 
-    def are_there(self) -> bool:
-        """Whether an earlier start has sent exactly these."""
+    def already_sent(self) -> bool:
+        """Whether an earlier start sent exactly these documents. Raises OSError."""
         return self._mark.exists() and self._mark.read_text().strip() == self.fingerprint()
 
-    async def ingest(self, environment: Mapping[str, str]) -> str:
-        """Wait for the service, send the files, remember it; the command's own summary. Raises `SamplesFailed`."""
+    async def ingest_files(self, environment: Mapping[str, str]) -> str:
+        """Wait for the service, send the files and record it; returns the command's summary.
+
+        Raises `SamplesFailed` if the service or the command fails, OSError if a file cannot be read or written.
+        """
         await self._await_ready()
         fingerprint = self.fingerprint()
         with tempfile.TemporaryDirectory(prefix="turnwise-samples-") as folder:
@@ -86,7 +88,7 @@ class Samples:
                 copy = Path(folder, name)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, copy)
-            code, output = await self._run(folder, environment)
+            code, output = await self._run_command(folder, environment)
         lines = output.splitlines() or ["no word"]
         if code != 0:
             failed = [line for line in lines if line.startswith("failed")]
@@ -95,26 +97,26 @@ class Samples:
         return lines[-1]
 
     async def _await_ready(self) -> None:
-        """What it is doing meanwhile is said, once each."""
-        give_up = asyncio.get_running_loop().time() + self._ready_s
-        said = ""
+        """Wait until the service is ready, reporting each thing that it waits for once. Raises `SamplesFailed`."""
+        deadline = asyncio.get_running_loop().time() + self._ready_s
+        reported = ""
         while (status := await readiness(self._service)) != "ready":
             if status in _HOPELESS:
                 raise SamplesFailed(f"knowledge flow is not ready: {status}; its log says why")
-            if asyncio.get_running_loop().time() > give_up:
+            if asyncio.get_running_loop().time() > deadline:
                 raise SamplesFailed(f"knowledge flow is not ready after {self._ready_s:g} s")
-            if status != said and status in _WAITS:
-                self._tell(_WAITS[status])
-            said = status
+            if status != reported and status in _WAITS:
+                self._report(_WAITS[status])
+            reported = status
             await asyncio.sleep(POLL_S)
 
-    async def _run(self, folder: str, environment: Mapping[str, str]) -> tuple[int, str]:
-        """The command's exit code and what it printed. Cancelled or late, it is killed with all that it started."""
+    async def _run_command(self, folder: str, environment: Mapping[str, str]) -> tuple[int, str]:
+        """Run the command; returns its exit code and output. If late or cancelled, its process group is killed."""
         url = f"{self._service.origin}{self._service.base_path}"
         module = [sys.executable, "-m", "knowledge_flow_backend.cli", "ingest", folder]
-        # From the main thread: the tether is to the thread that starts it.
+        # From the main thread: the parent-death signal is bound to the starting thread.
         process = subprocess.Popen(  # noqa: ASYNC220, S603 - waits for no more than the exec of our own command
-            tethered([*module, "--library", LIBRARY, "--url", url], signal.SIGTERM),
+            with_parent_death_signal([*module, "--library", LIBRARY, "--url", url], signal.SIGTERM),
             cwd=self._home,
             env=dict(environment),
             stdin=subprocess.DEVNULL,
@@ -132,6 +134,5 @@ class Samples:
             raise SamplesFailed(f"not done after {INGEST_S:g} s") from None
         finally:
             if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                kill_group(process.pid)
         return process.returncode, output

@@ -1,11 +1,12 @@
-"""Runs programs as children: output kept, restarted with back-off when they die, ended in order and for certain.
+"""Runs programs as children: logs their output, restarts them with back-off, and stops them in order.
 
-One that ends by itself with an error before it has ever been of use would do so again: that is a fault, said at once.
+A program that exits with an error before it has ever been useful would do so again: it is not restarted, and the fault
+is reported at once.
 
-Each child leads a session of its own, so that a Ctrl-C at the terminal reaches the launcher alone, and is on a tether
-(see tether.py), so that it ends even when the launcher is killed. Pipes are read and ends are awaited in threads:
-what asyncio's own `Process.wait` waits for besides the end (the pipes, which a grandchild may hold open) differs
-between patch releases of Python.
+Each child leads a session of its own, so that a Ctrl-C at the terminal reaches the launcher alone, and has a
+parent-death signal (parent_death.py), so that it ends even when the launcher is killed. Threads read the pipes and
+wait for the exits: what asyncio's own `Process.wait` waits for besides the exit (the pipes, which a grandchild may hold
+open) differs between patch releases of Python.
 """
 
 import asyncio
@@ -42,8 +43,8 @@ _FATAL = re.compile(r"\b(?:FATAL|PANIC):\s+")
 class Program:
     """How to run one child.
 
-    `command` makes the (tethered) argument vector, after `prepare`, which runs before every start, may block and may
-    raise `StartRefused`. To end it: `stop_signal`, then SIGKILL after `stop_s` seconds.
+    `prepare` runs before every start, may block and may raise `StartRefused`; then `command` gives the argument vector,
+    with its parent-death signal. To end the program: `stop_signal`, then SIGKILL after `stop_s` seconds.
     """
 
     name: str
@@ -56,19 +57,19 @@ class Program:
 
 
 class Child:
-    """One program, kept running from `run()` until `stop()`, or until it is of no use to start it again."""
+    """One program, kept running from `keep_running()` until `stop()`, or until restarting it is hopeless."""
 
     def __init__(self, program: Program, console: Console, *, restart_min_s: float = RESTART_MIN_S) -> None:
-        """`restart_min_s`: when it is started again at first."""
+        """`restart_min_s`: delay before the first restart."""
         self.name = program.name
         self.deaths = 0
-        self.of_use = False
-        """Set once it has done what it is for, or by 30 s of life: from then on it is started again whatever it ends
-        of. Before, only after a signal."""
+        self.is_useful = False
+        """True once it has served its purpose or has run for 30 s: from then on it is restarted however it ends. Before
+        that it is restarted only after a signal."""
         self.fault: str | None = None
-        """Why it is not started again, in one line."""
+        """Why it is not restarted, in one line; None while it runs."""
         self.warnings: deque[str] = deque(maxlen=_LAST_LINES)
-        """What it has logged as a warning or worse, without time and name; its figures are no reason for anything."""
+        """Lines that it logged as a warning or worse, without time and name; its KPI lines are left out."""
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._program = program
         self._console = console
@@ -78,11 +79,11 @@ class Child:
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
 
-    async def run(self) -> None:
-        """Start the program again whenever it ends: after 0.5 s, twice that each time, at most 10 s.
+    async def keep_running(self) -> None:
+        """Restart the program whenever it ends: after 0.5 s, doubling each time up to 10 s.
 
-        The wait is back at 0.5 s once the program has lived for 30 s. Call it once; returns after `stop()`, or with
-        `fault` set.
+        The delay is reset once the program has run for 30 s. Call it once; it returns after `stop()`, or with `fault`
+        set.
         """
         self._began = True
         loop = asyncio.get_running_loop()
@@ -95,10 +96,10 @@ class Child:
                     break
                 self.deaths += 1
                 if loop.time() - born >= HEALTHY_S:
-                    self.of_use, delay_s = True, self._restart_min_s
-                if not self.of_use and (code > 0 or self.deaths >= DEATHS_BEFORE_USE):
+                    self.is_useful, delay_s = True, self._restart_min_s
+                if not self.is_useful and (code > 0 or self.deaths >= DEATHS_BEFORE_USE):
                     self._console.say(self.name, how)
-                    self.fault = useful_line(self._lines) or how
+                    self.fault = failure_line(self._lines) or how
                     break
                 self._console.say(self.name, f"{how}; it starts again in {delay_s:g} s")
                 with contextlib.suppress(TimeoutError):
@@ -109,7 +110,8 @@ class Child:
             self._ended.set()
 
     async def stop(self) -> None:
-        """End the program, politely at first, and return when it is gone. Harmless when it does not run."""
+        """Send the stop signal, then SIGKILL after `stop_s`; return when the program is gone. Does nothing if it is not
+        running."""
         self._stopping.set()
         if not self._began:
             return
@@ -123,20 +125,20 @@ class Child:
             await self._ended.wait()
 
     def kill(self) -> None:
-        """SIGKILL to the program and its process group, for good. Harmless when it does not run."""
+        """Send SIGKILL to the program's process group and do not restart it. Does nothing if it is not running."""
         self._stopping.set()
         if self._process is not None:
-            _kill_group(self._process.pid)
+            kill_group(self._process.pid)
 
     async def _run_once(self) -> tuple[int, str]:
-        """Run the program to its end; its exit code (negative: a signal), and how it ended, in words."""
+        """Run the program to its end; its exit code (negative: a signal) and a phrase that says how it ended."""
         try:
             await asyncio.to_thread(self._program.prepare)
         except StartRefused as error:
             return -1, f"cannot start: {error}"
         if self._stopping.is_set():
             return -1, "was not started"
-        # From the main thread: the tether is to the thread that starts it.
+        # From the main thread: the parent-death signal is bound to the starting thread.
         process = subprocess.Popen(  # noqa: ASYNC220, S603 - waits for no more than the exec of our own command
             self._program.command(),
             cwd=self._program.cwd,
@@ -151,10 +153,10 @@ class Child:
         reader = threading.Thread(target=self._read_output, args=(process.stdout,), name=self.name, daemon=True)
         reader.start()
         await asyncio.to_thread(os.waitid, os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        _kill_group(process.pid)  # what it started and left behind
+        kill_group(process.pid)  # processes that it started and left behind
         code = process.wait()
         self._process = None
-        await asyncio.to_thread(reader.join, 2.0)  # its last words
+        await asyncio.to_thread(reader.join, 2.0)  # the last lines of its output
         return code, f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
     def _read_output(self, pipe: IO[bytes] | None) -> None:
@@ -169,27 +171,27 @@ class Child:
                 self._console.output(self.name, text)
 
 
-async def stop_in_turn(children: list[Child]) -> None:
-    """Stop the children one after the other, the last one first."""
+async def stop_in_reverse(children: list[Child]) -> None:
+    """Stop the children one at a time, the last one first."""
     for child in reversed(children):
         await child.stop()
 
 
-def useful_line(lines: Iterable[str]) -> str:
-    """Of what a program wrote before it ended, the line that says why; empty where it wrote nothing.
+def failure_line(lines: Iterable[str]) -> str:
+    """The line of a program's output that says why it ended; empty if it wrote nothing.
 
-    That is the last exception, or the last that was logged as an error or worse; else the last line.
+    That is its last exception or its last log line of level ERROR or above; else the last line.
     """
-    said = [line for line in lines if line.strip()]
-    for line in reversed(said):
+    written = [line for line in lines if line.strip()]
+    for line in reversed(written):
         found = _LOGGED.match(line) or _FATAL.search(line)
         text = line[found.end() :] if found else line if _RAISED.match(line) else ""
         if text and not text.startswith(_SAYS_NOTHING):
             return text.strip()
-    return said[-1].strip() if said else ""
+    return written[-1].strip() if written else ""
 
 
-def _kill_group(pid: int) -> None:
-    """SIGKILL to the group that a child leads. Only before the child is reaped: then the number is still its own."""
+def kill_group(pid: int) -> None:
+    """Send SIGKILL to the group that a child leads. Call it before the child is reaped: later its id may be reused."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)

@@ -9,7 +9,7 @@ BenchError
 
 from backend_kit.wire import InvalidJson, loads
 
-_SAID_CHARS = 300
+_REFUSAL_CHARS = 300
 
 
 class BenchError(Exception):
@@ -47,10 +47,10 @@ def json_or_text(raw: bytes) -> object:
     try:
         return loads(raw)
     except InvalidJson:
-        return raw[: 4 * _SAID_CHARS].decode(errors="replace")
+        return raw[: 4 * _REFUSAL_CHARS].decode(errors="replace")
 
 
-def said_by(body: object) -> str:
+def refusal_text(body: object) -> str:
     """The service's own words of a refusal: `{"detail": {"code", "message"}}`, `{"detail": "…"}` or a short text."""
     detail = body.get("detail") if isinstance(body, dict) else body
     if isinstance(detail, dict):
@@ -58,4 +58,4 @@ def said_by(body: object) -> str:
     # A page of a proxy says less than its status.
     if not isinstance(detail, str) or detail.lstrip().startswith("<"):
         return ""
-    return detail[:_SAID_CHARS]
+    return detail[:_REFUSAL_CHARS]

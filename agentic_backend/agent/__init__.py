@@ -5,7 +5,15 @@ from agentic_backend.agent.catalog import Agent, AgentUnusable, Catalog
 from agentic_backend.agent.direct import DirectAnswer
 from agentic_backend.agent.interrupts import ResumedRun, SavedRun, Waiting
 from agentic_backend.agent.kit import AgentKit
-from agentic_backend.agent.run import AgentAnswer, AgentRun, AgentState, FinishReason, HistoryItem
+from agentic_backend.agent.run import (
+    AgentAnswer,
+    AgentRun,
+    AgentState,
+    FinishReason,
+    HistoryItem,
+    TurnAgent,
+    TurnAgents,
+)
 from agentic_backend.agent.title import TitleWriter
 
 AGENT_PHASES = (*rag.PHASES, *tools.PHASES, *interrupts.PHASES)
@@ -26,5 +34,7 @@ __all__ = [
     "ResumedRun",
     "SavedRun",
     "TitleWriter",
+    "TurnAgent",
+    "TurnAgents",
     "Waiting",
 ]

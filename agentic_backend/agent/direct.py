@@ -1,19 +1,46 @@
 """One model call without a graph: the rung below an agent in the bench's ladder."""
 
+from typing import Final
+
 from langchain_core.messages import HumanMessage
 
 from agentic_backend.agent.answering import stream_answer
+from agentic_backend.agent.interrupts import SavedRun
 from agentic_backend.agent.kit import AgentKit
 from agentic_backend.agent.run import AgentAnswer, AgentRun
+from agentic_backend.errors import NotAwaiting
+from agentic_backend.settings import DEFAULT_MODEL
+
+DIRECT_LABEL: Final = "baseline"
+"""Its name in metrics, whichever agent was asked for."""
 
 
 class DirectAnswer:
-    """Sends the message alone to the model and streams what it says."""
+    """An agent that sends the message alone to the default model and streams what it says.
+
+    It is its own catalog too, with itself under every id.
+    """
 
     def __init__(self, kit: AgentKit) -> None:
         self._kit = kit
+
+    def get(self, agent_id: str) -> "DirectAnswer":  # noqa: ARG002 - of `TurnAgents`
+        """Itself."""
+        return self
+
+    def label(self, agent_id: str) -> str:  # noqa: ARG002 - of `TurnAgents`
+        """The same for every id."""
+        return DIRECT_LABEL
+
+    def model_of(self, wanted: str | None, preferred: object = None, *, lenient: bool = False) -> str:  # noqa: ARG002 - of `TurnAgent`
+        """The default model, whichever a turn wants."""
+        return DEFAULT_MODEL
 
     async def run(self, run: AgentRun) -> AgentAnswer:
         """Answer the turn's message; its history is not used. Raises `TurnFailed`."""
         messages = [HumanMessage(run.message)]
         return await stream_answer(self._kit.chat_model, messages, run.emit, fallback_model_name=self._kit.model_name)
+
+    async def claim(self, session_id: str, run_id: str) -> SavedRun:  # noqa: ARG002 - of `TurnAgent`
+        """Raise `NotAwaiting`: it never asks a person."""
+        raise NotAwaiting

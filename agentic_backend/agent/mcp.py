@@ -37,6 +37,7 @@ from pydantic import TypeAdapter, ValidationError
 from agentic_backend.agent.toolbox import Offer, Tool, ToolAnswer, ToolCaller
 from agentic_backend.settings import Mcp, McpServer
 from backend_kit.aio import Breaker, TaskRegistry
+from backend_kit.aio.retry import try_again
 from backend_kit.kpi import phase
 from backend_kit.wire import dumps
 
@@ -246,17 +247,18 @@ class _Server:
     async def _call(self, name: str, arguments: dict[str, Any], caller: ToolCaller) -> CallToolResult:
         # Not Client.call_tool: it lists the tools again on each new connection, to check output which it then drops.
         request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=arguments))
-        for last in (False, True):
-            try:
-                async with self._client(caller) as client:
-                    return await client.session.send_request(request, _RESULT)
-            except (MCPError, *_LOST) as failure:
-                if _is_lost(failure):
-                    self._let_go()
-                # The server has forgotten the session, so it refused the call without looking at it.
-                if last or getattr(failure, "message", "") != _SESSION_FORGOTTEN:
-                    raise
-        raise AssertionError("the second attempt returns or raises")
+
+        async def attempt() -> CallToolResult:
+            async with self._client(caller) as client:
+                return await client.session.send_request(request, _RESULT)
+
+        def wait_s(failure: Exception, attempts: int) -> float | None:
+            if _is_lost(failure):
+                self._let_go()
+            # A server that has forgotten the session refused the call without looking at it.
+            return 0.0 if attempts == 1 and getattr(failure, "message", "") == _SESSION_FORGOTTEN else None
+
+        return await try_again(attempt, (MCPError, *_LOST), wait_s)
 
     @asynccontextmanager
     async def _client(self, caller: ToolCaller) -> AsyncIterator[Client]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypedDict
 
-from agentic_backend.agent.interrupts import ResumedRun
+from agentic_backend.agent.interrupts import ResumedRun, SavedRun
 from agentic_backend.events import Emit, Part
 from backend_kit.auth import Credentials
 
@@ -62,6 +62,29 @@ class AgentAnswer:
     parts: list[Part] = field(default_factory=list)
     metadata: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+
+
+class TurnAgent(Protocol):
+    """What a turn needs of the agent that it is asked of."""
+
+    def model_of(self, wanted: str | None, preferred: object = None, *, lenient: bool = False) -> str:
+        """The id of the model that answers. Raises `BadRequest` where a turn wants one that it may not choose."""
+
+    async def run(self, run: AgentRun) -> AgentAnswer:
+        """Run one turn. Raises `TurnFailed`, or `Waiting` once a run that a person has to answer to is stored."""
+
+    async def claim(self, session_id: str, run_id: str) -> SavedRun:
+        """Take over a run that waits. Raises `NotAwaiting` where none does, or `HistoryUnavailable`."""
+
+
+class TurnAgents(Protocol):
+    """Where turns find their agents."""
+
+    def get(self, agent_id: str) -> TurnAgent:
+        """The agent. Raises `AgentNotFound`."""
+
+    def label(self, agent_id: str) -> str:
+        """The agent's name in metrics: one of a small set, whatever a client sent."""
 
 
 class AgentState(TypedDict, total=False):

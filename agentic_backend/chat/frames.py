@@ -29,6 +29,7 @@ from backend_kit.wire import dumps
 
 MAX_DEPTH: Final = 32
 """Levels of nesting in a client's JSON that is stored or passed on; our encoder refuses 255, no client needs 32."""
+_INT_BITS: Final = 63
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -40,7 +41,7 @@ def storable(text: str) -> str:
 
 
 def storable_json(value: Any) -> Any:
-    """A JSON value with all its text checked as by `storable`. Raises ValueError, also for more than 32 levels."""
+    """The value, checked. Raises ValueError for what JSON, UTF-8 or Postgres cannot carry, or below depth 32."""
     _check_json(value, MAX_DEPTH)
     return value
 
@@ -56,6 +57,11 @@ def _check_json(value: Any, depth: int) -> None:
                 storable(key)
         for item in value.values() if isinstance(value, dict) else value:
             _check_json(item, depth - 1)
+    elif isinstance(value, int):
+        if value.bit_length() > _INT_BITS:
+            raise ValueError("a whole number of more than 64 bits")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("not a number of JSON")
 
 
 CleanText = Annotated[str, AfterValidator(storable)]

@@ -3,7 +3,6 @@
 from agentic_backend.knowledge.attachments import AttachmentClient, AttachmentEndpoint, Ingested
 from agentic_backend.knowledge.client import Caller, KnowledgeClient, KnowledgeEndpoint
 from agentic_backend.knowledge.hits import Hit
-from agentic_backend.knowledge.observer import KnowledgeObserver, Metered, Unobserved
 from agentic_backend.knowledge.query import SearchPolicy, SearchQuery
 
 __all__ = [
@@ -14,9 +13,6 @@ __all__ = [
     "Ingested",
     "KnowledgeClient",
     "KnowledgeEndpoint",
-    "KnowledgeObserver",
-    "Metered",
     "SearchPolicy",
     "SearchQuery",
-    "Unobserved",
 ]

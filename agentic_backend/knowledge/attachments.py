@@ -1,22 +1,25 @@
 """Attachments in knowledge flow: uploads, which take their time, on connections of their own, and deletions."""
 
-import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import IO, Any, Final, Literal
+from typing import IO, Any, Final
 
 import aiohttp
 from yarl import URL
 
 from agentic_backend.errors import KfUnavailable, Unauthenticated, UploadProcessingFailed
-from agentic_backend.knowledge.client import Caller
-from backend_kit.wire import InvalidJson, loads
+from agentic_backend.knowledge.client import Caller, cause_of
+from backend_kit.client.connections import Connections
+from backend_kit.client.json_client import CallFailed, HttpRequest, JsonClient
 
 logger = logging.getLogger(__name__)
 
 _MAX_ANSWER_BYTES: Final = 256 * 1024
 _MAX_SENTENCE_CHARS: Final = 300
+_REFUSED: Final = frozenset({400, 413, 422})
+"""Statuses of a file that is not taken; the answer says why."""
+_ANSWERED: Final = _REFUSED | {200, 204}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +57,8 @@ class AttachmentClient:
     def __init__(self, endpoint: AttachmentEndpoint) -> None:
         self._endpoint = endpoint
         self._ingest = URL(endpoint.base_url.rstrip("/") + "/fast/ingest")
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=endpoint.max_connections, ttl_dns_cache=60),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=endpoint.connect_s),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"User-Agent": "turnwise"},
-        )
+        limits = Connections(endpoint.max_connections, keepalive_s=15.0, connect_s=endpoint.connect_s, pool_s=None)
+        self._client = JsonClient(limits)
 
     async def ingest(self, file: IO[bytes], name: str, session_id: str, caller: Caller) -> Ingested:
         """Have a file read and indexed for its session. Raises `UploadProcessingFailed` with the reason in words."""
@@ -67,7 +66,7 @@ class AttachmentClient:
         form.add_field("session_id", session_id)
         form.add_field("file", _Lent(file, content_type="application/octet-stream"), filename=name)
         status, answer = await self._call("POST", self._ingest, caller, self._endpoint.ingest_s, form)
-        if status in (400, 413, 422):
+        if status in _REFUSED:
             raise UploadProcessingFailed(_sentence(answer))
         if status != 200:
             raise _unavailable("ingest", f"HTTP {status}")
@@ -92,37 +91,25 @@ class AttachmentClient:
 
     async def aclose(self) -> None:
         """Close the connections. Calls that still run fail."""
-        await self._session.close()
+        await self._client.aclose()
 
     async def _call(
-        self,
-        method: Literal["POST", "DELETE"],
-        url: URL,
-        caller: Caller,
-        limit_s: float,
-        form: aiohttp.FormData | None = None,
+        self, method: str, url: URL, caller: Caller, limit_s: float, form: aiohttp.FormData | None = None
     ) -> tuple[int, Mapping[str, Any]]:
         """Status and decoded body; an empty one where that is no JSON object."""
-        headers = {name: value for name, value in caller.headers().items() if name != "Content-Type"}
+        request = HttpRequest(url, method, form, caller.headers(), max_bytes=_MAX_ANSWER_BYTES, good=_ANSWERED)
+        answer = None
         try:
-            async with (
-                asyncio.timeout(limit_s),
-                self._session.request(method, url, data=form, headers=headers, allow_redirects=False) as response,
-            ):
-                body = await response.content.read(_MAX_ANSWER_BYTES)
-                while not response.content.at_eof() and len(body) < _MAX_ANSWER_BYTES:
-                    body += await response.content.read(_MAX_ANSWER_BYTES - len(body))
-        except TimeoutError:
-            raise _unavailable(method, "late") from None
-        except (aiohttp.ClientError, OSError) as failure:
-            raise _unavailable(method, f"no connection: {type(failure).__name__}") from None
-        if response.status == 401:
+            found = await self._client.call(request, deadline_s=limit_s)
+            status = found.status
+            answer = found.json()
+        except CallFailed as failure:
+            if not failure.status:
+                raise _unavailable(method, cause_of(failure)) from None
+            status = failure.status
+        if status == 401:
             raise Unauthenticated
-        try:
-            answer = loads(body)
-        except InvalidJson:
-            answer = None
-        return response.status, answer if isinstance(answer, dict) else {}
+        return status, answer if isinstance(answer, dict) else {}
 
 
 def _sentence(answer: Mapping[str, Any]) -> str:

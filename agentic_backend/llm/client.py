@@ -23,6 +23,7 @@ from agentic_backend.llm.failures import AttemptFailed
 from agentic_backend.llm.observer import CallStatus, LlmObserver
 from agentic_backend.llm.sse import SseParser, SseTooLarge
 from backend_kit.aio import Breaker
+from backend_kit.aio.retry import try_within
 from backend_kit.wire import dumps
 
 logger = logging.getLogger(__name__)
@@ -95,19 +96,14 @@ class CompletionsClient:
 
     async def retrying(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Make attempts until one succeeds, fails for good, or the retry budget is used up (`AttemptFailed`)."""
-        policy = self.endpoint.retries
-        started = self.clock()
-        retries = 0
-        while True:
-            try:
-                return await attempt()
-            except AttemptFailed as failure:
-                delay_s = policy.delay_s(retries, failure.error.retry_after_s)
-                late = self.clock() - started + delay_s > policy.budget_s
-                if not failure.retry or retries >= policy.max_retries or late:
-                    raise
-            retries += 1
-            await self._sleep(delay_s)
+        return await try_within(
+            self.endpoint.retries,
+            attempt,
+            AttemptFailed,
+            lambda failure: (failure.error.retry_after_s or 0.0) if failure.retry else None,
+            clock=self.clock,
+            sleep=self._sleep,
+        )
 
     def begun(self, seconds: float) -> None:
         """Account for the first token of a stream. A probe has shown enough then: its end may be minutes away."""

@@ -1,7 +1,9 @@
 """Settings to endpoints: which keys of the configuration bound a model call, and how."""
 
 from agentic_backend import settings
-from agentic_backend.llm.endpoint import CallDeadlines, Connections, Endpoint, Retries
+from agentic_backend.llm.endpoint import CallDeadlines, Endpoint
+from backend_kit.aio.retry import Retries
+from backend_kit.client.connections import Connections
 
 _PROVIDER_URLS = {"openai": "https://api.openai.com/v1"}
 _MAX_RETRIES = 2

@@ -3,10 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from time import perf_counter
-from types import SimpleNamespace
 from typing import Any
 
-import aiohttp
 from langchain_core.callbacks import AsyncCallbackManager
 from langchain_core.messages import AIMessageChunk, BaseMessage
 from langchain_core.runnables.config import ensure_config
@@ -15,9 +13,9 @@ from pydantic import SecretStr
 
 from agentic_backend.llm import chunks as wire
 from agentic_backend.llm.client import CompletionsClient
-from agentic_backend.llm.endpoint import Connections, Endpoint
+from agentic_backend.llm.endpoint import Endpoint
 from agentic_backend.llm.observer import LlmObserver, Unobserved
-from backend_kit.kpi import current_ledger
+from backend_kit.client.connections import Connections, open_session
 
 _PLAIN = frozenset({"tools", "tool_choice"})
 _STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
@@ -79,23 +77,8 @@ class ModelPool:
         self._sleep = sleep
         self._observer = observer or Unobserved()
         self._models: dict[Endpoint, StreamingChatModel] = {}
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                # A server that stalls must not use up the connections to another.
-                limit=0,
-                limit_per_host=limits.max_connections,
-                keepalive_timeout=limits.keepalive_s if limits.keepalive else None,
-                force_close=not limits.keepalive,
-                ttl_dns_cache=60,
-            ),
-            # No total and no read timeout here: a stream's deadlines are kept by `CompletionStream`.
-            timeout=aiohttp.ClientTimeout(
-                total=None, connect=limits.pool_s + limits.connect_s, sock_connect=limits.connect_s
-            ),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"User-Agent": "turnwise"},
-            trace_configs=[_pool_wait(pool_wait)] if pool_wait is not None else None,
-        )
+        # No bound on an answer here: a stream's deadlines are kept by `CompletionStream`.
+        self._session = open_session(limits, pool_wait=pool_wait, pool_wait_row="llm_pool_wait")
 
     def chat_model(self, endpoint: Endpoint) -> StreamingChatModel:
         """The model of the endpoint, made on first use."""
@@ -140,22 +123,3 @@ class _NoSyncClient:
     @property
     def with_raw_response(self) -> "_NoSyncClient":
         return self
-
-
-def _pool_wait(tell: Callable[[float], None]) -> aiohttp.TraceConfig:
-    """Reports how long a call waited for a connection; says nothing of calls that did not wait."""
-
-    async def queued(_session: aiohttp.ClientSession, context: SimpleNamespace, _params: object) -> None:
-        context.queued_at = perf_counter()
-
-    async def unqueued(_session: aiohttp.ClientSession, context: SimpleNamespace, _params: object) -> None:
-        now = perf_counter()
-        tell(now - context.queued_at)
-        ledger = current_ledger()
-        if ledger is not None:
-            ledger.add("llm_pool_wait", context.queued_at, now)
-
-    config = aiohttp.TraceConfig()
-    config.on_connection_queued_start.append(queued)
-    config.on_connection_queued_end.append(unqueued)
-    return config

@@ -13,7 +13,7 @@ class SseParser:
     """Turns the bytes of a stream, cut anywhere, into the data of its events (WHATWG HTML §9.2.6).
 
     Lines end in LF, CRLF or CR. Several `data` lines of one event are joined by LF. Comments, `event`, `id` and
-    `retry` are read over. An event that the stream's end cuts off is never delivered. SessionMemory is bounded by
+    `retry` are read over. An event that the stream's end cuts off is never delivered. Memory is bounded by
     `max_bytes` plus one fed chunk.
     """
 

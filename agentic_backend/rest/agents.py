@@ -9,9 +9,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, St
 
 from agentic_backend.agent import Catalog
 from agentic_backend.agent.created import CreatedAgents
-from agentic_backend.chat.frames import storable
+from agentic_backend.chat.frames import storable, storable_json
 from agentic_backend.errors import AgentNotFound, AgentRefused, BadRequest, Forbidden
-from agentic_backend.rest.preferences import storable_object
 from agentic_backend.settings import (
     DEFAULT_MODEL,
     MAX_STARTER_CHARS,
@@ -66,14 +65,8 @@ class _Tuning(_Body):
     mcp_servers: Annotated[list[_Server], Field(max_length=16)] = []
 
 
-class _Options(_Body):
-    search_policy_selection: bool = False
-    libraries_selection: bool = False
-    include_corpus_in_search: bool = False
-    attach_files: bool = False
-    search_rag_scoping: bool = False
-    documents_selection: bool = False
-    deep_search_delegate: bool = False
+class _Options(ChatOptions):
+    model_config = ConfigDict(extra="ignore")  # as in every body, where the configuration refuses
 
 
 class UpdateAgent(_Body):
@@ -99,7 +92,7 @@ class UpdateAgent(_Body):
         if len(set(self.starters)) != len(self.starters):
             raise BadRequest("duplicate starter")
         try:
-            storable_object(values)
+            storable_json(values)
         except ValueError:
             raise BadRequest("a value that cannot be stored") from None
         fields = tuple(FieldSpec(key=key, default=value) for key, value in values.items())
@@ -116,7 +109,7 @@ class UpdateAgent(_Body):
                 fields=fields,
                 mcp_servers=servers,
             ),
-            chat_options=ChatOptions(**self.chat_options.model_dump()),
+            chat_options=self.chat_options,
         )
 
 

@@ -47,6 +47,8 @@ class RegistryRules:
     """How many asks may wait for the same session."""
     cancelled_end_s: float = 5.0
     """Seconds that a drain waits for turns that it cancelled."""
+    by_session: bool = True
+    """Whether a session runs one turn at a time and is remembered after it; else all asks are independent."""
 
 
 @dataclass(slots=True)
@@ -231,7 +233,7 @@ class TurnRegistry:
             raise Draining(retry_after_s=2.0)
         if not self._log.has_room():
             raise StorageFull(retry_after_s=5.0)
-        slot = self._slots.get((ask.user_id, ask.session_id))
+        slot = self._slots.get(self._slot_key(ask))
         if slot is not None and slot.running is not None:
             self._expect_place(slot, ask)
         self._admission.check(ask.user_id)
@@ -252,7 +254,7 @@ class TurnRegistry:
 
     async def _run(self, key: _Key, turn: Turn) -> None:
         ask = turn.ask
-        slot_key = (ask.user_id, ask.session_id)
+        slot_key = self._slot_key(ask)
         slot = self._slot(slot_key)
         try:
             turn.begin()
@@ -262,7 +264,7 @@ class TurnRegistry:
                 if known is not None:
                     changed = known.session.preferring(turn.preferences).titled(turn.title)
                     known = replace(known, session=changed)
-                slot.known = known
+                slot.known = known if self._rules.by_session else None
             finally:
                 self._free(slot_key, slot)
         except SessionBusy as error:
@@ -307,6 +309,9 @@ class TurnRegistry:
         slot.running = None
         if slot.known is None and self._slots.get(key) is slot:
             del self._slots[key]  # an unknown session: nothing to remember
+
+    def _slot_key(self, ask: Ask) -> _Key:
+        return (ask.user_id, ask.session_id if self._rules.by_session else ask.exchange_id)
 
     def _slot(self, key: _Key) -> _Slot:
         slot = self._slots.get(key)

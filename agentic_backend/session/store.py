@@ -19,32 +19,17 @@ from agentic_backend.session.models import (
 ALL_SESSIONS: Final = SessionsWanted()
 
 
-class SessionStore(Protocol):
-    """Reads and small writes of sessions. Every method may raise `HistoryUnavailable`; none waits over 2 s for a slot.
+class TurnStore(Protocol):
+    """What a turn reads of its session. Every method may raise `HistoryUnavailable`; none waits over 2 s for a slot.
 
     `user_id` is part of every look-up: another user's session counts as unknown.
     """
-
-    async def create(self, session: Session, most: int = 0) -> bool:
-        """Store a new session if the user has fewer than `most` (0: no limit). True once it is committed."""
 
     async def get(self, session_id: str, user_id: str) -> Session | None:
         """The session including pending operations, or None."""
 
     async def touch(self, session_id: str, user_id: str) -> bool:
         """Store that a session is used again after a long time, so that retention keeps it. False if it is gone."""
-
-    async def list_for(self, user_id: str, wanted: SessionsWanted = ALL_SESSIONS) -> list[Session]:
-        """The user's sessions including pending operations, newest first, in one query."""
-
-    async def delete(self, session_id: str, user_id: str) -> bool:
-        """Delete the session and all that belongs to it, in order after its turns. False if it is unknown."""
-
-    async def history(self, session_id: str, user_id: str, window: HistoryWindow) -> list[bytes]:
-        """Encoded ChatMessages of the window, ascending rank, pending ones included."""
-
-    async def message(self, session_id: str, user_id: str, rank: int) -> bytes | None:
-        """One encoded ChatMessage, or None."""
 
     async def remembered(self, session_id: str, user_id: str, max_exchanges: int) -> list[Remembered]:
         """User texts and answers of the last exchanges, oldest first, as context for an agent."""
@@ -57,6 +42,25 @@ class SessionStore(Protocol):
 
         Raises `StorageFull` if it has ended but is not durable yet (`TurnLog.append`).
         """
+
+
+class SessionStore(TurnStore, Protocol):
+    """All reads and small writes of sessions, which raise as those of `TurnStore`."""
+
+    async def create(self, session: Session, most: int = 0) -> bool:
+        """Store a new session if the user has fewer than `most` (0: no limit). True once it is committed."""
+
+    async def list_for(self, user_id: str, wanted: SessionsWanted = ALL_SESSIONS) -> list[Session]:
+        """The user's sessions including pending operations, newest first, in one query."""
+
+    async def delete(self, session_id: str, user_id: str) -> bool:
+        """Delete the session and all that belongs to it, in order after its turns. False if it is unknown."""
+
+    async def history(self, session_id: str, user_id: str, window: HistoryWindow) -> list[bytes]:
+        """Encoded ChatMessages of the window, ascending rank, pending ones included."""
+
+    async def message(self, session_id: str, user_id: str, rank: int) -> bytes | None:
+        """One encoded ChatMessage, or None."""
 
     async def change(
         self,
@@ -72,8 +76,8 @@ class SessionStore(Protocol):
         """
 
 
-async def load_owned(store: SessionStore, session_id: str, user_id: str) -> Session:
-    """The session, if it is this user's. Raises `SessionNotFound` for an unknown one and for another user's alike.
+async def load_owned(store: TurnStore, session_id: str, user_id: str) -> Session:
+    """The session, where it is this user's. Raises `SessionNotFound`: another's is answered as one that is not there.
 
     May also raise `HistoryUnavailable`. What belongs to a session (messages, exchanges, attachments, feedback) is
     always looked up by user as well, whether or not this function was called before.

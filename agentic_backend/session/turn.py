@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentic_backend.agent import Agent, AgentAnswer, AgentRun, Catalog, ResumedRun, SavedRun, Waiting
+from agentic_backend.agent import AgentAnswer, AgentRun, ResumedRun, SavedRun, TurnAgent, TurnAgents, Waiting
 from agentic_backend.errors import (
     Conflict,
     ExchangeNotFound,
@@ -24,7 +24,7 @@ from agentic_backend.session.admission import Admission
 from agentic_backend.session.exchange import Exchange
 from agentic_backend.session.models import AskRecord, Durability, Remembered, Session, TurnRecord
 from agentic_backend.session.past_exchanges import AWAITING, KnownSession, SessionMemory, StoredExchange
-from agentic_backend.session.store import Lease, Leases, SessionStore, TurnLog, load_owned
+from agentic_backend.session.store import Lease, Leases, TurnLog, TurnStore, load_owned
 from agentic_backend.session.stream import Accepted, Ask, Awaiting, Cancelled, Failed, Final, SessionChanged, Turn
 from agentic_backend.session.titles import Titles
 from agentic_backend.session.turn_report import TurnEnd, TurnReports, loggable, usage_of
@@ -53,7 +53,7 @@ class _Prepared:
     `waited` the exchange that waited for a person, `saved` its claimed run."""
 
     session: Session
-    agent: Agent
+    agent: TurnAgent
     history: Sequence[Remembered]
     lease: Lease | None
     model: str
@@ -84,9 +84,9 @@ class TurnRunner:
     def __init__(
         self,
         *,
-        store: SessionStore,
+        store: TurnStore,
         log: TurnLog,
-        catalog: Catalog,
+        catalog: TurnAgents,
         admission: Admission,
         metrics: AgenticMetrics,
         kpi: Kpi,
@@ -197,7 +197,9 @@ class TurnRunner:
             raise Conflict
         return stored
 
-    async def _prepare(self, turn: Turn, known: KnownSession, agent: Agent, lease: Lease | None) -> _Prepared | None:
+    async def _prepare(
+        self, turn: Turn, known: KnownSession, agent: TurnAgent, lease: Lease | None
+    ) -> _Prepared | None:
         """What the turn runs with; None if its exchange has ended before, and was replayed."""
         ask, session = turn.ask, known.session
         stored = await self._stored(ask, known)

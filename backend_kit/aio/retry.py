@@ -5,6 +5,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
@@ -12,22 +13,43 @@ _LOG_INTERVAL_S: Final = 1.0
 
 
 class Backoff:
-    """Waits that double from `first_s` to `longest_s`, each with full jitter: uniform between 0 and the bound."""
+    """Waits whose bound doubles from `first_s` to `longest_s` seconds.
 
-    def __init__(self, first_s: float = 0.05, longest_s: float = 2.0) -> None:
+    `jitter` is the share of a wait that is random: with 1 (full jitter) a wait is uniform between 0 and the bound, with
+    0 it is the bound. What failed at one moment must not come back at one moment.
+    """
+
+    def __init__(self, first_s: float = 0.05, longest_s: float = 2.0, *, jitter: float = 1.0) -> None:
         self._first_s = first_s
         self._longest_s = longest_s
+        self._jitter = jitter
         self.bound_s = first_s
 
     def next_s(self) -> float:
         """Seconds to wait now."""
-        wait = random.uniform(0.0, self.bound_s)  # noqa: S311 - not for secrets
+        wait_s = self.bound_s * random.uniform(1.0 - self._jitter, 1.0)  # noqa: S311 - not for secrets
         self.bound_s = min(self.bound_s * 2, self._longest_s)
-        return wait
+        return wait_s
 
     def reset(self) -> None:
         """Begin again at `first_s`, after a success."""
         self.bound_s = self._first_s
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """When a call is tried again: the waits of a `Backoff` from `base_s` to `cap_s`, in seconds."""
+
+    max_retries: int = 2
+    """Further attempts after the first."""
+    budget_s: float = 10.0
+    """No attempt begins later than this after the first: a wait that does not fit is not begun."""
+    base_s: float = 0.25
+    cap_s: float = 4.0
+    jitter: float = 1.0
+
+
+NO_RETRY: Final = Retries(max_retries=0)
 
 
 class QuietLog:
@@ -36,14 +58,15 @@ class QuietLog:
     An outage makes every reader fail; hundreds of equal lines would bury the relevant one.
     """
 
-    def __init__(self, logger: logging.Logger) -> None:
+    def __init__(self, logger: logging.Logger, *, clock: Callable[[], float] = time.perf_counter) -> None:
         self._logger = logger
+        self._clock = clock
         self._said: dict[str, float] = {}
         self._silent: dict[str, int] = {}
 
     def warning(self, cause: str, message: str, *args: object) -> None:
         """Log `message` under `cause`, a word of a small set."""
-        now = time.perf_counter()
+        now = self._clock()
         if now - self._said.get(cause, float("-inf")) < _LOG_INTERVAL_S:
             self._silent[cause] = self._silent.get(cause, 0) + 1
             return
@@ -91,3 +114,30 @@ async def keep_trying(
         return backoff.next_s()
 
     return await try_again(attempt, failures, wait_s)
+
+
+async def try_within(
+    retries: Retries,
+    attempt: Callable[[], Awaitable[T]],
+    failures: type[Exception] | tuple[type[Exception], ...],
+    asked_s: Callable[[Any], float | None],
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> T:
+    """`try_again` as `retries` allows.
+
+    `asked_s(failure)` is how many seconds the other side wants to be left alone, to which the wait is added, or None
+    where another attempt would not help. `clock` is monotonic, in seconds.
+    """
+    began = clock()
+    backoff = Backoff(retries.base_s, retries.cap_s, jitter=retries.jitter)
+
+    def wait_s(failure: Exception, attempts: int) -> float | None:
+        asked = asked_s(failure)
+        if asked is None or attempts > retries.max_retries:
+            return None
+        pause_s = asked + backoff.next_s()
+        return pause_s if clock() - began + pause_s <= retries.budget_s else None
+
+    return await try_again(attempt, failures, wait_s, sleep=sleep)

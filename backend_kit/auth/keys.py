@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import jwt
 
+from backend_kit.aio.retry import Backoff
 from backend_kit.auth.identity import Clock
 from backend_kit.wire import loads
 
@@ -80,14 +81,15 @@ class IssuerKeys:
     async def refresh_keys(self) -> None:
         """Keep the keys, for ever: at once, then every five minutes, and when they are asked for."""
         waits = self._waits
-        retry_s = waits.first_retry_s
+        backoff = Backoff(waits.first_retry_s, waits.cool_down_s, jitter=0.0)
         async with aiohttp.ClientSession(auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()) as http:
             while True:
                 await self._refresh(http)
+                if self.reachable:
+                    backoff.reset()
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(waits.refresh_s if self.reachable else retry_s):
+                    async with asyncio.timeout(waits.refresh_s if self.reachable else backoff.next_s()):
                         await self._wanted.wait()
-                retry_s = waits.first_retry_s if self.reachable else min(retry_s * 2, waits.cool_down_s)
 
     async def _refresh(self, http: aiohttp.ClientSession) -> None:
         self._began, self._fetching = self._clock(), True

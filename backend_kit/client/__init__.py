@@ -1,1 +1,1 @@
-"""Calls to other services over HTTP."""
+"""Calls to other services over HTTP: connections with limits, and JSON with deadlines, retries and a breaker."""

@@ -1,16 +1,13 @@
 """uvicorn's HTTP/1.1 protocol with a deadline for the head of a request (docs/libraries.md#U12)."""
 
 import asyncio
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from uvicorn.config import Config
-from uvicorn.server import ServerState
 
-if TYPE_CHECKING or find_spec("httptools") is None:
-    from uvicorn.protocols.http.h11_impl import H11Protocol as HttpProtocol
-else:
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as HttpProtocol
+# This one, also where httptools is installed: its private parts are those that were looked at (tests/contracts).
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from backend_kit.http.ws import limit_unread
 
@@ -19,7 +16,7 @@ HEAD_TIMEOUT_S = 10.0
 _TIMEOUT_RESPONSE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
-class HandshakeTimeoutHttp(HttpProtocol):
+class HandshakeTimeoutHttp(H11Protocol):
     """`uvicorn.Config(http=HandshakeTimeoutHttp)`. A connection whose next request has no complete head
     `head_timeout_s` after it was opened, or after the head's first byte, is closed: with 408 if a head has begun,
     silently if nothing came. Bytes that trickle in do not extend the time.

@@ -1,4 +1,4 @@
-"""What every settings model is built from: the frozen section, the error that ends a start, checked value types."""
+"""Base classes of the settings: the frozen section, the error that ends a start, checked value types."""
 
 from typing import Annotated, ClassVar
 from urllib.parse import urlsplit
@@ -7,11 +7,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 
 class SettingsError(Exception):
-    """A configuration that cannot be used. Its text is one line, says where, and never holds a value."""
+    """A configuration that cannot be used. Its text is one line that names the place and never contains a value."""
 
 
 class SettingsRefused(ValueError):
-    """What a validator raises: a reason without the value, and the key below the validated section it is about."""
+    """Raised by validators: a reason without the value, and the path of the key below the validated section."""
 
     def __init__(self, reason: str, *path: str | int) -> None:
         super().__init__(reason)
@@ -21,8 +21,10 @@ class SettingsRefused(ValueError):
 class Section(BaseModel):
     """A mapping of the configuration file: frozen, exact types, no unknown key, no input in error texts.
 
-    `ignored_keys` are `fnmatch` patterns of keys that older files carry and that have no effect here: they are
-    dropped before validation, with one log line. A docstring under a field is its meaning in docs/configuration.md.
+    `ignored_keys` are `fnmatch` patterns of keys that existing configurations of Fred carry and that have no effect
+    here: they are dropped before validation, with one log line. A docstring under a field is its meaning in
+    docs/configuration.md. It says "Handed through" if clients get the value and the service does not read it, and
+    "Accepted, without effect" if nothing reads it.
     """
 
     model_config = ConfigDict(
@@ -37,9 +39,9 @@ class Section(BaseModel):
 
 
 class RootSection(Section):
-    """The whole file of one service.
+    """The configuration file of one service.
 
-    `env_overrides` maps an environment variable to the keys it sets, where the file has their section.
+    `env_overrides` maps an environment variable to the keys it sets, if the file has their section.
     `env_named` maps a key that holds the name of an environment variable to the key that takes its value.
     """
 
@@ -48,7 +50,7 @@ class RootSection(Section):
 
 
 def http_url(value: str) -> str:
-    """An absolute http(s) URL without credentials and without a trailing slash."""
+    """The URL without a trailing slash. Raises `SettingsRefused` unless it is absolute http(s) without credentials."""
     try:
         parts = urlsplit(value)
         port_ok = parts.port is None or parts.port > 0

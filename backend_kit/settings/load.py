@@ -1,4 +1,4 @@
-"""From files and environment to one frozen settings object, or to one line that says what is wrong and where."""
+"""Loads files and environment into one frozen settings object, or into one line that says what is wrong and where."""
 
 import logging
 import os
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 S = TypeVar("S", bound=RootSection)
 
-# Below this likeness a key of another section may be meant; above the other, an ignored key is a typo of a known one.
+# Below _LIKE a key of another section may be meant; from _VERY_LIKE on an ignored key is a typo of a known one.
 _LIKE = 0.5
 _VERY_LIKE = 0.85
 
@@ -49,7 +49,7 @@ _REASONS = {
 
 
 def load_or_exit(model: type[S], env: Mapping[str, str] | None = None) -> S:
-    """The settings of the file that `CONFIG_FILE` names; a bad one is said on stderr and ends the process with 2.
+    """The settings of the file that `CONFIG_FILE` names. If they cannot be used, writes why to stderr and exits with 2.
 
     Call it before anything heavy is imported.
     """
@@ -64,8 +64,8 @@ def load_or_exit(model: type[S], env: Mapping[str, str] | None = None) -> S:
 def load(model: type[S], config_file: Path, env: Mapping[str, str]) -> S:
     """Read `config_file`, apply the overrides of `env` and of the file that its `ENV_FILE` names, validate.
 
-    A variable of `env` wins over the same one of the `.env` file; an empty one counts as not set. Keys without effect
-    here are dropped and named in one log line. Raises `SettingsError`.
+    A variable of `env` overrides the same one of the `.env` file; an empty one counts as not set. Keys without effect
+    here are dropped and named in one log line. Raises `SettingsError` for a configuration that cannot be used.
     """
     document = read_yaml(config_file)
     ignored = list(_drop_ignored(document, document.data, model, (), model))
@@ -89,7 +89,7 @@ def _config_file(env: Mapping[str, str]) -> Path:
 
 
 def known_keys(model: type[Section], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], type[Section]]]:
-    """Each key below `model` with the section it belongs to; items of a list are entered without an index."""
+    """Each key below `model` with its section; paths into lists have no index."""
     for name, field in model.model_fields.items():
         yield (*path, name), model
         nested = nested_section(field.annotation)
@@ -105,7 +105,7 @@ def nested_section(annotation: Any) -> type[Section] | None:
 
 
 def config_hash(section: Section) -> str:
-    """Twelve hex digits that change with any value but a secret."""
+    """Twelve hex digits that change with every value except secrets."""
     return sha256(dumps(_without_secrets(section.model_dump()))).hexdigest()[:12]
 
 
@@ -128,7 +128,7 @@ def _variables(env: Mapping[str, str]) -> dict[str, tuple[str, str]]:
 def _drop_ignored(
     document: YamlDocument, data: Any, model: type[Section], path: KeyPath, root: type[Section]
 ) -> Iterator[KeyPath]:
-    """Refuse unknown keys by name, drop those without effect; yields the dropped ones."""
+    """Drop the keys without effect and yield their paths. Raises `SettingsError` for an unknown key."""
     if isinstance(data, list):
         for index, item in enumerate(data):
             yield from _drop_ignored(document, item, model, (*path, index), root)
@@ -146,7 +146,7 @@ def _drop_ignored(
 
 
 def _has_no_effect(key: str, model: type[Section]) -> bool:
-    """Whether `key` is one that older files carry, and not a slip in a key that is known here."""
+    """Whether `key` is an ignored key, and not a typo of a known one."""
     if key in model.ignored_keys:
         return True
     matches = any(fnmatchcase(key, pattern) for pattern in model.ignored_keys)
@@ -154,7 +154,7 @@ def _has_no_effect(key: str, model: type[Section]) -> bool:
 
 
 def _nearest(key: str, model: type[Section], root: type[Section]) -> str:
-    """The key that was meant: of this section where one is like it, else the full path of the likest of all."""
+    """The key that was probably meant: one of this section if any is similar, else the path of the most similar one."""
     here = [*model.model_fields, *(name for name in model.ignored_keys if "*" not in name)]
     nearest = max(here, key=lambda name: _likeness(key, name), default="")
     if nearest and _likeness(key, nearest) >= _LIKE:
@@ -164,7 +164,7 @@ def _nearest(key: str, model: type[Section], root: type[Section]) -> str:
 
 
 def _likeness(typed: str, known: str) -> float:
-    """How like two names are, 0 to 1. Swapped letters count as one slip, however short the name."""
+    """Similarity of two names, 0 to 1. Swapped letters count as one typo, however short the name."""
     ratio = SequenceMatcher(None, typed.lower(), known.lower()).ratio()
     return max(ratio, 0.9) if sorted(typed.lower()) == sorted(known.lower()) else ratio
 
@@ -179,7 +179,7 @@ def _apply_overrides(document: YamlDocument, model: type[RootSection], variables
 
 
 def _apply_named(document: YamlDocument, model: type[RootSection], variables: dict[str, tuple[str, str]]) -> None:
-    """Put the value of the variable that one key names into another key."""
+    """Set a key to the value of the environment variable that another key names."""
     for naming, named in model.env_named.items():
         path = tuple(naming.split("."))
         variable = _get(document.data, path)
@@ -198,7 +198,7 @@ def _get(data: Any, path: tuple[str, ...]) -> Any:
 
 
 def _set(document: YamlDocument, model: type[Section], path: tuple[str, ...], value: str, place: str) -> None:
-    """Set a key. A section that the file leaves out is made where it has a default, else there is nothing to set."""
+    """Set a key. A section missing from the file is added if it has a default; otherwise nothing is set."""
     data: Any = document.data
     section: type[Section] | None = model
     for key in path[:-1]:
@@ -214,7 +214,7 @@ def _set(document: YamlDocument, model: type[Section], path: tuple[str, ...], va
 
 
 def _first_error(document: YamlDocument, failure: ValidationError) -> SettingsError:
-    """The first thing that is wrong, in this project's words: pydantic's own may hold the value."""
+    """The first failure as an error of ours: the texts of pydantic may contain the value."""
     detail = failure.errors(include_url=False, include_input=False)[0]
     refused = detail.get("ctx", {}).get("error")
     if isinstance(refused, SettingsRefused):
@@ -223,7 +223,7 @@ def _first_error(document: YamlDocument, failure: ValidationError) -> SettingsEr
 
 
 def _reason(detail: ErrorDetails) -> str:
-    """The reason without the value; what an error's context adds is the rule, not the input."""
+    """The reason without the value: the context of an error holds the violated rule, not the input."""
     rule = {
         name: int(bound) if isinstance(bound, float) and bound.is_integer() else bound
         for name, bound in detail.get("ctx", {}).items()

@@ -1,4 +1,4 @@
-"""The sections that both services have: process, security, Postgres, models, metrics."""
+"""The sections of both services: process, security, Postgres, models, metrics."""
 
 from ipaddress import ip_address
 from typing import Annotated, ClassVar, Literal
@@ -22,7 +22,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 class App(Section):
-    """The process: where it listens, what it logs."""
+    """The process: its address, its log and its metrics."""
 
     ignored_keys: ClassVar[tuple[str, ...]] = ("reload", "reload_dir")
 
@@ -31,44 +31,46 @@ class App(Section):
     base_url: BasePath
     """Path prefix of every route."""
     address: Text = "127.0.0.1"
-    """Address to listen on."""
+    """Address to listen on. Without authentication it must be loopback, unless `security.allow_insecure` is set."""
     port: Port
-    """Port to listen on."""
+    """TCP port to listen on. Where it is taken, the start ends with exit code 2."""
     log_level: LogLevel = "info"
-    """Lowest level that is logged; the KPI summary has a level of its own."""
+    """Lowest level that is logged. The KPI summary is written at every level."""
     api_docs: bool = True
-    """Whether `/docs` and `/openapi.json` are served; the latter to known callers only, where they must be known."""
+    """Whether `/docs` and `/openapi.json` are served. With authentication, `/openapi.json` requires a token."""
     metrics_enabled: bool = True
     """Whether `/metrics` is served."""
     metrics_address: Text = "127.0.0.1"
-    """Address of `/metrics`, which is served from a thread, so that overload cannot hide it."""
+    """Address of `/metrics`. It has threads of its own, so overload cannot hide it, and no authentication."""
     metrics_port: Port
-    """Port of `/metrics`."""
+    """TCP port of `/metrics`. Where it is taken, the start ends with exit code 3."""
     kpi_process_metrics_interval_sec: Seconds = 10
-    """Seconds between two measures of CPU, memory and open files."""
+    """Seconds between two measurements of CPU, memory and open files."""
     kpi_log_summary_interval_sec: Annotated[float, Field(ge=0, le=86_400)] = 10.0
-    """Seconds between two KPI summaries in the log; 0 = none."""
+    """Seconds between two KPI summaries in the log; 0 = no summaries."""
     kpi_log_summary_top_n: Count = 20
-    """Keys of each kind in a summary beside those that every summary has, longest in all first; 0 = all, by name."""
+    """Keys of each kind that a summary lists after the fixed ones, those with the largest total first; 0 = all, by
+    name."""
 
 
 class UserSecurity(Section):
-    """Who may call."""
+    """How callers are authenticated."""
 
     enabled: bool = True
-    """Whether a token is checked. Off, everybody is user `admin` without an admin role: loopback only."""
+    """Whether tokens are checked. If not, every caller is the user `admin` without an admin role."""
     client_id: Text | None = None
-    """Client whose roles are read from the token, and its audience. A token that names another client is refused."""
+    """Client whose roles are read from the token, and the token's required audience. Tokens issued for another client
+    are refused."""
     realm_url: HttpUrl | None = None
-    """Issuer of the tokens. Without a shared secret its public keys verify them."""
+    """Issuer of the tokens. Its public keys verify them, unless there is a shared secret."""
     jwks_url: HttpUrl | None = None
-    """Where the issuer's keys are, if not where its discovery document says: its address inside a cluster, say."""
+    """URL of the issuer's keys, such as an address inside the cluster; none = as its discovery document says."""
     algorithm: Literal["RS256", "ES256"] = "RS256"
-    """How the issuer signs. Tokens signed in any other way are refused."""
+    """Signature algorithm of the issuer. Tokens signed with another one are refused."""
 
 
 class Security(Section):
-    """Authentication of callers. Where browsers may come from is the business of the service that has a page."""
+    """Authentication of callers. Origins of browsers concern only the service that serves a page."""
 
     ignored_keys: ClassVar[tuple[str, ...]] = (
         "m2m",
@@ -80,49 +82,52 @@ class Security(Section):
 
     user: UserSecurity = UserSecurity()
     allow_insecure: bool = False
-    """Start although authentication is off and the address is not loopback."""
+    """Start even though authentication is off and `app.address` is not loopback: everybody who reaches the port is
+    `admin`."""
     hs256_secret_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
-    """Name of the environment variable with the shared secret of HS256 tokens."""
+    """Name of the environment variable that holds the shared secret of HS256 tokens; none = no shared secret."""
     hs256_secret: Annotated[SecretStr, Field(min_length=32)] | None = None
-    """The shared secret itself, at least 32 characters: set it through the variable above, not in the file."""
+    """The shared secret, at least 32 characters. Set it through that variable, not in the file."""
 
 
 class Postgres(Section):
-    """The database and the pool of the engine for reads and small writes."""
+    """The database, and the connection pool for reads and small writes."""
 
     host: Text
     """Host name or address."""
     port: Port = 5432
-    """Port."""
+    """TCP port."""
     database: Text
-    """Database name; it must exist."""
+    """Name of the database, which must exist. The service creates its tables."""
     username: Text
-    """Role to connect as."""
+    """Role to connect as. It must be allowed to create tables."""
     password: SecretStr | None = None
-    """Set through FRED_POSTGRES_PASSWORD."""
+    """Password of the role; set through FRED_POSTGRES_PASSWORD."""
     pool_size: Positive = 20
-    """Connections that are kept."""
+    """Connections that the pool keeps open."""
     max_overflow: Count = 10
-    """Connections above pool_size that are opened under load and closed after."""
+    """Connections that the pool opens above `pool_size` under load and closes afterwards; 0 = none."""
     pool_timeout: Seconds = 2.0
-    """Seconds to wait for a connection. 100, as older files have it, makes a reader wait for a pool that is gone."""
+    """Seconds to wait for a free connection; then the read fails. With 100, as in older files, readers wait that long
+    for a database that is down."""
     connect_timeout: Annotated[int, Field(ge=2, le=3600)] = 2
-    """Seconds to open a connection, in whole seconds."""
+    """Seconds to open a connection; then the attempt fails."""
     pool_recycle: Annotated[int, Field(ge=-1)] = 1800
-    """Age in seconds at which a connection is replaced; -1 = never."""
+    """Age in seconds at which a connection is replaced; -1 = never, 0 = before each use."""
     pool_pre_ping: bool = False
-    """Whether a connection is tested before each use: one round trip more."""
+    """Whether each connection is tested before it is used, which costs one more round trip."""
 
 
 class ModelTimeout(Section):
-    """Deadlines of one connection to the model, in seconds; a whole turn has `deadlines`."""
+    """Deadlines of one request to a model, in seconds. At the deadline the attempt fails."""
 
     connect: Seconds = 10
     """Seconds to open a connection."""
     read: Seconds = 60
-    """Seconds without a byte of the answer."""
+    """Embedding and rerank endpoints: seconds without a byte of the answer. Chat models: seconds until a whole answer
+    that is not streamed; streams are bounded by `deadlines`."""
     write: Seconds = 10
-    """Seconds to hand over the request."""
+    """Seconds to send the request. Accepted, without effect: existing configurations of Fred carry it."""
     pool: Seconds = 5
     """Seconds to wait for a free connection."""
 
@@ -131,22 +136,24 @@ class HttpClientLimits(Section):
     """The connection pool of one model endpoint."""
 
     max_connections: Count = 2048
-    """Connections at once; each call in flight holds one. 0 = no limit."""
+    """Open connections, one for each call in progress; further calls wait for `timeout.pool`. 0 = no limit."""
     max_keepalive_connections: Count = 512
-    """Idle connections that are kept; 0 = a new connection for each call, which costs 0.3 ms of CPU."""
+    """0 = a new connection for each call, which costs 0.3 ms of CPU. Above 0 idle connections are kept, however
+    many."""
     keepalive_expiry_seconds: Seconds = 30
-    """Seconds that an idle connection is kept."""
+    """Seconds until an idle connection is closed."""
 
 
 class Metrics(Section):
-    """What is exposed to Prometheus."""
+    """What Prometheus reads."""
 
     legacy_ms_names: bool = True
-    """Whether the `_ms` names of older dashboards are exposed beside the `_seconds` ones."""
+    """Whether the `_ms` metrics of older dashboards are exposed in addition to the `_seconds` ones."""
 
 
 class ServiceSettings(RootSection):
-    """What the file of each service has, and the rule that ties two sections: auth off is local."""
+    """The sections of both services, and the rule between two of them: without authentication only loopback is
+    served."""
 
     ignored_keys: ClassVar[tuple[str, ...]] = ("scheduler", "frontend_settings")
     env_named: ClassVar[dict[str, str]] = {"security.hs256_secret_env": "security.hs256_secret"}

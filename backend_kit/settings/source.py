@@ -1,4 +1,4 @@
-"""Configuration files as plain data that knows where each key came from: YAML and `.env`."""
+"""Reads configuration files (YAML and `.env`) as plain data, with the place of each key."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,20 +25,20 @@ class YamlDocument:
         self.places: dict[KeyPath, str] = {}
 
     def place(self, path: KeyPath) -> str:
-        """Where `path` is, or where the nearest mapping around it is."""
+        """The place of `path`, or of the nearest mapping around it."""
         for length in range(len(path), 0, -1):
             if path[:length] in self.places:
                 return self.places[path[:length]]
         return f"{self.file}:1"
 
     def error(self, path: KeyPath, reason: str) -> SettingsError:
-        """The one line that ends the start: place, key path, reason (which holds no value)."""
+        """The one line that ends the start: place, key path and a reason that contains no value."""
         parts = [self.place(path), dotted(path), reason] if path else [self.place(path), reason]
         return SettingsError(one_line(": ".join(parts)))
 
 
 def read_yaml(file: Path) -> YamlDocument:
-    """Read a mapping. Raises `SettingsError` for what cannot be read, parsed, or is there twice."""
+    """Read a mapping. Raises `SettingsError` if it cannot be read or parsed, or has a key twice."""
     return _Reader(file).read()
 
 
@@ -57,7 +57,7 @@ def read_env_file(file: Path) -> dict[str, tuple[str, str]]:
 
 
 def read_text(file: Path) -> str:
-    """The file as text; `SettingsError` where it cannot be read or is not UTF-8."""
+    """The file as text. Raises `SettingsError` if it cannot be read or is not UTF-8."""
     try:
         raw = file.read_bytes()
     except OSError as exc:

@@ -1,4 +1,4 @@
-"""`python -I health.py URL`: 0 where URL answers 200 within 4 s. The images have no curl."""
+"""`python -I health.py URL` exits with 0 if URL answers 200 within 4 s. The images have no curl."""
 
 import sys
 import urllib.request
@@ -7,14 +7,14 @@ _TIMEOUT_S = 4.0
 
 
 def main(arguments: list[str]) -> int:
-    """Ask once; the exit code, and what is wrong on stderr."""
+    """Request the URL once. Returns the exit code; prints the reason of a failure to stderr."""
     (url,) = arguments
-    # No proxy, whatever the environment says: it asks the container it runs in.
+    # No proxy, whatever the environment says: the URL is in this container.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=_TIMEOUT_S) as answer:
             answer.read()
-    except OSError as error:  # HTTPError and URLError are ones
+    except OSError as error:  # HTTPError and URLError are subclasses
         sys.stderr.write(f"{url}: {error}\n")
         return 1
     return 0

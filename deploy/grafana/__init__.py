@@ -1,1 +1,1 @@
-"""Grafana's dashboards: written here as values, kept beside as the JSON that Grafana provisions."""
+"""Grafana's dashboards: written as Python values and kept beside them as the JSON that Grafana provisions."""

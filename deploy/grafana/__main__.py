@@ -1,4 +1,4 @@
-"""`python -m deploy.grafana` writes the dashboards' JSON anew; a test holds it to what the Python says."""
+"""`python -m deploy.grafana` rewrites the dashboards' JSON; a test compares it with the Python."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ def files() -> dict[str, str]:
 
 
 def main() -> int:
-    """Write what is wanted and remove what is not."""
+    """Write every dashboard and remove stale files. Raises OSError."""
     wanted = files()
     DIRECTORY.mkdir(exist_ok=True)
     for file in DIRECTORY.glob("*.json"):

@@ -18,21 +18,21 @@ TOKEN_VARIABLE = "GRAFANA_TOKEN"  # noqa: S105 - the name of a variable
 
 
 class Annotations:
-    """The annotations of one Grafana. Raises OSError where it cannot be reached or refuses."""
+    """The annotations of one Grafana. Its methods raise OSError if it cannot be reached or refuses."""
 
     def __init__(self, url: str, token: str | None) -> None:
-        """`url` is its root; `token` that of a service account which may write annotations, None where anyone may."""
+        """`url` is its root; `token` belongs to a service account that may write annotations, None if anyone may."""
         self._url = url.rstrip("/") + "/api/annotations"
         self._headers = {"Content-Type": "application/json"}
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
 
-    def begin(self, text: str, tags: Sequence[str]) -> int:
-        """Mark this moment; the mark's id."""
+    def mark_begin(self, text: str, tags: Sequence[str]) -> int:
+        """Mark this moment and return the mark's id. Raises KeyError or ValueError for an answer without one."""
         body = {"time": _now_ms(), "tags": [BENCH_TAG, *tags], "text": text}
         return int(self._send("POST", self._url, body)["id"])
 
-    def end(self, mark: int, text: str) -> None:
+    def mark_end(self, mark: int, text: str) -> None:
         """Make the mark a region that ends now, with another text."""
         self._send("PATCH", f"{self._url}/{mark}", {"timeEnd": _now_ms(), "text": text})
 
@@ -43,7 +43,7 @@ class Annotations:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command between two marks; its exit code. A Grafana that does not answer never keeps it from running."""
+    """Run the command between two marks and return its exit code. It runs even if Grafana does not answer."""
     parser = argparse.ArgumentParser(
         prog="python -m deploy.grafana.annotate",
         description=f"Run a command and mark it on the dashboards. {TOKEN_VARIABLE}: token of a service account.",
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(command: Sequence[str]) -> int:
-    """The exit code as a shell says it: 127 where there is no such program, 128 + N for one that signal N ended."""
+    """The exit code as a shell reports it: 127 if the program cannot be run, 128 + N after signal N."""
     try:
         process = subprocess.Popen(command)  # noqa: S603 - the operator's own command
     except OSError as error:
@@ -77,13 +77,13 @@ def _run(command: Sequence[str]) -> int:
             code = process.wait()
             return code if code >= 0 else 128 - code
         except KeyboardInterrupt:
-            # Ctrl-C reached the command too: it ends in its own way, and then its end is marked.
+            # Ctrl-C reached the command too: wait for it to end in its own way, then mark the end.
             continue
 
 
 def _begin(grafana: Annotations, text: str, tags: Sequence[str]) -> int | None:
     try:
-        return grafana.begin(text, tags)
+        return grafana.mark_begin(text, tags)
     except (OSError, ValueError, KeyError) as error:
         _say(f"the begin is not marked: {error}")
         return None
@@ -91,7 +91,7 @@ def _begin(grafana: Annotations, text: str, tags: Sequence[str]) -> int | None:
 
 def _end(grafana: Annotations, mark: int, text: str) -> None:
     try:
-        grafana.end(mark, text)
+        grafana.mark_end(mark, text)
     except (OSError, ValueError) as error:
         _say(f"the end is not marked: {error}")
 

@@ -1,7 +1,7 @@
 """Panels, rows and dashboards as values, and their classic JSON: what Grafana provisions from a file."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 from deploy.grafana.promql import precision
@@ -25,18 +25,19 @@ class Target:
     legend: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Panel:
-    """One picture. `unit` is Grafana's name of it (s, percentunit, reqps, bytes, …).
+    """One panel. `unit` is Grafana's name of the unit (s, percentunit, reqps, bytes, …).
 
-    `stacked` puts series upon one another: only for parts that do not overlap. `bound` is drawn as a red threshold.
-    `quiet` says why the panel may be without data on a healthy system; None: it always has some under load.
+    `stacked` stacks the series: only for parts that do not overlap. `bound` is drawn as a red threshold. `quiet` says
+    why the panel may have no data on a healthy system; None: it always has some under load.
     """
 
     title: str
     description: str
     unit: str
     targets: Sequence[Target]
+    _: KW_ONLY
     kind: Kind = "timeseries"
     width: int = 12
     height: int = 8
@@ -55,7 +56,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dashboard:
-    """One file. `known_by` is a metric of the processes that it is about: they are what its variables offer.
+    """One dashboard file. `known_by` is a metric that identifies the processes offered by its variables.
 
     `phases` adds the variable `$phase`.
     """
@@ -68,12 +69,12 @@ class Dashboard:
     phases: bool = False
 
     def panels(self) -> Iterator[Panel]:
-        """Every panel, from the top."""
+        """Every panel, top to bottom."""
         for row in self.rows:
             yield from row.panels
 
     def json(self) -> Json:
-        """What Grafana reads."""
+        """The dashboard as Grafana provisions it."""
         return {
             "annotations": {"list": _annotations()},
             "description": self.description,
@@ -127,12 +128,12 @@ def _common(panel: Panel, identity: int, place: dict[str, int]) -> Json:
 
 
 def _precisions(panel: Panel) -> list[str]:
-    """How far its percentiles may be off, each word once."""
-    return [said for said in dict.fromkeys(precision(target.expr) for target in panel.targets) if said]
+    """How far its percentiles may be off, each sentence once."""
+    return [text for text in dict.fromkeys(precision(target.expr) for target in panel.targets) if text]
 
 
 def _target(panel: Panel, number: int, target: Target) -> Json:
-    made: Json = {
+    content: Json = {
         "datasource": DATASOURCE,
         "editorMode": "code",
         "expr": target.expr,
@@ -141,10 +142,10 @@ def _target(panel: Panel, number: int, target: Target) -> Json:
         "refId": chr(ord("A") + number),
     }
     if panel.kind == "heatmap":
-        made["format"] = "heatmap"
+        content["format"] = "heatmap"
     if panel.kind == "table":
-        made |= {"format": "table", "instant": True}
-    return made
+        content |= {"format": "table", "instant": True}
+    return content
 
 
 def _thresholds(panel: Panel) -> Json:
@@ -258,7 +259,7 @@ def _query_variable(name: str, query: str, *, every: bool = True) -> Json:
 
 
 def _annotations() -> list[Json]:
-    """What stands on the time axis: benches, as `deploy.grafana.annotate` marks them, and starts of processes."""
+    """Marks on the time axis: benches, as `deploy.grafana.annotate` records them, and process starts."""
     tagged = {"limit": 100, "matchAny": False, "tags": [BENCH_TAG], "type": "tags"}
     return [
         {"datasource": GRAFANA, "enable": True, "iconColor": "blue", "name": "Benches", "target": tagged},

@@ -1,9 +1,9 @@
-"""The few shapes of query that the dashboards are made of, over the processes that are chosen in them."""
+"""The few forms of query that the dashboards use, over the processes chosen in their variables."""
 
 CHOSEN = 'job=~"$job", instance=~"$instance"'
 WINDOW = "$__rate_interval"
 FINE = frozenset({"app_turn_seconds", "app_time_to_first_token_seconds", "app_turn_overhead_seconds"})
-"""Histograms whose bounds are a tenth apart from 50 ms to 60 s."""
+"""Histograms whose bucket bounds are a tenth apart from 50 ms to 60 s."""
 
 
 def select(metric: str, *matchers: str) -> str:
@@ -12,7 +12,7 @@ def select(metric: str, *matchers: str) -> str:
 
 
 def rate(metric: str, *matchers: str, by: str = "") -> str:
-    """A counter's increase a second, summed over the chosen processes, for each value of the labels `by`."""
+    """A counter's increase per second, summed over the chosen processes, for each value of the labels `by`."""
     return f"{_sum(by)} (rate({select(metric, *matchers)}[{WINDOW}]))"
 
 
@@ -23,12 +23,12 @@ def quantile(q: float, histogram: str, *matchers: str, by: str = "") -> str:
 
 
 def exact(q: float, gauge: str) -> str:
-    """A quantile that each process computed of all it saw in the last minute: never to be added up or averaged."""
+    """A quantile that each process computed over its last minute: must not be added up or averaged."""
     return select(gauge, f'q="{q}"')
 
 
 def precision(expr: str) -> str:
-    """How far a quantile of the query may be off, in words for a panel; empty where it is none of buckets."""
+    """A sentence for a panel on how far a quantile may be off; empty if the query interpolates no buckets."""
     if "histogram_quantile" not in expr:
         return ""
     if any(f"{family}_bucket" in expr for family in FINE):
@@ -40,7 +40,7 @@ def precision(expr: str) -> str:
 
 
 def mean(histogram: str, *matchers: str, by: str = "") -> str:
-    """Sum by count over the window."""
+    """The mean observation over the window: sum by count."""
     return f"{rate(f'{histogram}_sum', *matchers, by=by)} / {rate(f'{histogram}_count', *matchers, by=by)}"
 
 
@@ -50,7 +50,7 @@ def level(gauge: str, *matchers: str, by: str = "") -> str:
 
 
 def cells(histogram: str, *matchers: str) -> str:
-    """What fell into each bucket, for a heat map."""
+    """Observations in each bucket, for a heat map."""
     return f"sum by (le) (increase({select(f'{histogram}_bucket', *matchers)}[{WINDOW}]))"
 
 

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backend_kit.aio import Breaker, TaskRegistry
-from backend_kit.client.json_calls import CallFailed, Endpoint, JsonCalls, sendable
+from backend_kit.client.json_client import CallFailed, guarded
 from knowledge_flow_backend.embed.batcher import BatchRules, MicroBatcher, Outcome
+from knowledge_flow_backend.embed.model_server import ModelCalls, ModelServer, sendable
 from knowledge_flow_backend.embed.port import unit_vectors
 from knowledge_flow_backend.embed.rate_limit import RateLimit
 from knowledge_flow_backend.errors import EmbeddingUnavailable, SchemaMismatch
@@ -56,7 +57,7 @@ class OpenAiEmbedder:
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        server: ModelServer,
         embedding: EmbeddingRules,
         rules: BatchRules,
         *,
@@ -65,7 +66,7 @@ class OpenAiEmbedder:
     ) -> None:
         self.model = embedding.model
         self._rules = rules
-        self._calls = JsonCalls(endpoint, pool_wait=metrics.embed_pool_wait.observe, room_bytes=MAX_ANSWER_BYTES)
+        self._calls = ModelCalls(server, pool_wait=metrics.embed_pool_wait.observe, room_bytes=MAX_ANSWER_BYTES)
         self._breaker = Breaker(
             time.perf_counter, lambda wait_s: EmbeddingUnavailable("circuit open", retry_after_s=wait_s)
         )
@@ -97,7 +98,7 @@ class OpenAiEmbedder:
         return await self._batcher.embed_query(text)
 
     async def embed_documents(self, texts: Sequence[str]) -> list[Vector]:
-        """See `Embedder`. Waits for the configured rate_limit, and as long as a 429 asked for.
+        """See `Embedder`. Waits for the configured rate, and as long as a 429 asked for.
 
         Raises `SchemaMismatch` where the endpoint's vectors have another length than before: it has another model.
         """
@@ -114,18 +115,11 @@ class OpenAiEmbedder:
         await self._calls.aclose()
 
     async def _compute(self, texts: list[str]) -> list[Outcome]:
-        self._breaker.admit()
-        verdict = self._breaker.undecided
         try:
-            outcomes = await self._divided([sendable(text, _MAX_CHARS) for text in texts], [_REFUSALS])
-            verdict = self._breaker.succeeded
-            return outcomes
+            with guarded(self._breaker):
+                return await self._divided([sendable(text, _MAX_CHARS) for text in texts], [_REFUSALS])
         except CallFailed as failure:
-            if failure.kind == "down":
-                verdict = self._breaker.failed
             raise self._failed(failure) from None
-        finally:
-            verdict()
 
     async def _divided(self, texts: list[str], refusals: list[int]) -> list[Outcome]:
         """The batch's vectors. Where the endpoint refuses it, its halves', so that a text it does not take fails alone.

@@ -1,17 +1,14 @@
-"""Takes received files to the index, stage by stage: read, embed, write; each ends in the index or with its reason."""
+"""Uploads as jobs with leases: each received file ends in the index or with its reason, also after its process died."""
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 from backend_kit.aio import TaskRegistry
-from backend_kit.kpi import Kpi
 from backend_kit.wire import ServiceError
-from knowledge_flow_backend.embed import Embedder
 from knowledge_flow_backend.errors import (
     Conflict,
     Draining,
@@ -19,49 +16,19 @@ from knowledge_flow_backend.errors import (
     SchemaMismatch,
     UploadProcessingFailed,
 )
-from knowledge_flow_backend.index import Chunk, Document, DocumentContent, IndexWriter, Reader, Vector
-from knowledge_flow_backend.ingest.names import Format, base_name, format_of, suffix
-from knowledge_flow_backend.ingest.pool import Outline, ParserPool
+from knowledge_flow_backend.index import Document, Reader
+from knowledge_flow_backend.ingest.names import base_name, suffix
 from knowledge_flow_backend.ingest.progress import Destination, Line, Outcome, Stage, UploadProgress, Work
 from knowledge_flow_backend.ingest.receive import ReceivedFile
-from knowledge_flow_backend.ingest.room import Room
-from knowledge_flow_backend.ingest.staging import Folder, Staging
-from knowledge_flow_backend.ingest.stored import StoredChunks, StoredVectors
-from knowledge_flow_backend.ingest.work import Job
+from knowledge_flow_backend.ingest.staging import Staging
+from knowledge_flow_backend.ingest.steps import IngestRules, IngestSteps, kind_of
 from knowledge_flow_backend.library.intake import Arrival, Claim, Intake
 from knowledge_flow_backend.library.reasons import Reason, Refused
-from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 
 logger = logging.getLogger(__name__)
 
-_PHASES: dict[Stage, str] = {"parse": "ingest_parse", "embed": "ingest_embed", "index": "ingest_write"}
-
-PARSERS_REVISION = 2
-"""Counts changes of parsers and of the division into chunks that are worth reading unchanged files again for."""
 MAX_DEATHS = 3
 """Processes that may die over a file, before it is taken for the cause."""
-HELD_BYTES = 64 * 1024 * 1024
-"""Of files whose text and bytes are in memory at a time, while they are written."""
-_EMBED_TRIES = 3
-_EMBED_RETRY_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class IngestRules:
-    """Sizes in characters, times in seconds. `files` are worked on at once; others wait in order.
-
-    `loading_s` is how long a file waits for an embedder that is loading.
-    """
-
-    chunk_size: int
-    chunk_overlap: int
-    files: int
-    loading_s: float = 120.0
-
-    @property
-    def pipeline(self) -> str:
-        """Names everything that decides which chunks the same bytes become."""
-        return f"{PARSERS_REVISION}:{self.chunk_size}:{self.chunk_overlap}"
 
 
 class IngestService:
@@ -71,30 +38,14 @@ class IngestService:
     service does, hold this process's jobs and take up those that another one left.
     """
 
-    def __init__(
-        self,
-        *,
-        pool: ParserPool,
-        staging: Staging,
-        intake: Intake,
-        writer: IndexWriter,
-        embedder: Embedder,
-        rules: IngestRules,
-        metrics: KnowledgeFlowMetrics,
-        kpi: Kpi,
-        tasks: TaskRegistry,
-    ) -> None:
-        self._pool = pool
+    def __init__(self, steps: IngestSteps, staging: Staging, intake: Intake, tasks: TaskRegistry) -> None:
+        self._steps = steps
         self._staging = staging
         self._intake = intake
-        self._writer = writer
-        self._embedder = embedder
-        self._rules = rules
-        self._metrics = metrics
-        self._kpi = kpi
         self._tasks = tasks
-        self._slots = asyncio.Semaphore(rules.files)
-        self._room = Room(HELD_BYTES)
+        self._rules = steps.rules
+        self._metrics = steps.metrics
+        self._slots = asyncio.Semaphore(steps.rules.files)
         self._uploads: set[asyncio.Event] = set()
         self._held: dict[str, Claim] = {}
         self._draining = False
@@ -223,11 +174,9 @@ class IngestService:
             logger.exception("an upload could not be read back from the staging directory")
             work.outcome = Outcome(Reason.STORAGE_FAILED)
         finally:
-            self._observe(work, "store", status, perf_counter() - began)
-
-    def _observe(self, work: Work, stage: Stage, status: str, seconds: float) -> None:
-        self._metrics.ingest_stage(stage, status).observe(seconds)
-        work.upload.figures.stages[stage] += seconds
+            seconds = perf_counter() - began
+            self._metrics.ingest_stage("store", status).observe(seconds)
+            work.upload.figures.stages["store"] += seconds
 
     def _finish(self, work: Work, outcome: Outcome) -> None:
         work.upload.finish(work.file.name, outcome)
@@ -286,14 +235,19 @@ class IngestService:
             file.folder = await self._staging.folder()
             await self._staging.restore(file.folder, self._intake.pieces(claim))
         async with self._stage(work, claim, "parse") as found:
-            outline = await self._pool.read(job_of(file, self._rules))
+            outline = await self._steps.read(file)
             if outline.cut:
                 found["cut"] = outline.cut
-            chunks = await asyncio.to_thread(StoredChunks, file.folder.chunks, claim.uid)
+            chunks = await self._steps.chunks(file, claim.uid)
         async with self._stage(work, claim, "embed"):
-            vectors = await self._embed(outline.title, chunks, work)
-        async with self._stage(work, claim, "index"), self._room.of(arrival.size):
-            await self._write(claim, arrival, work, outline, chunks, vectors)
+
+            def embedded(count: int) -> None:
+                work.say("embed", "in_progress", done=count, of=len(chunks))
+
+            vectors = await self._steps.embed(outline.title, chunks, file, patient=True, embedded=embedded)
+        async with self._stage(work, claim, "index"):
+            document = _document(claim, arrival, work, outline.title)
+            await self._steps.store(document, file, chunks, vectors)
         await self._intake.finish(claim)
         work.upload.figures.size += file.size
         work.upload.figures.chunks += len(chunks)
@@ -305,70 +259,18 @@ class IngestService:
         claim.stages[stage] = {"status": "running"}
         await self._intake.note(claim)
         work.say(stage, "in_progress")
-        began = perf_counter()
         found: dict[str, Any] = {}
-        status = "error"
+        began = perf_counter()
+        status = "failed"
         try:
-            with self._kpi.phase(_PHASES[stage]):
+            with self._steps.timed(stage):
                 yield found
-            status = "ok"
+            status = "done"
         finally:
             seconds = perf_counter() - began
-            self._observe(work, stage, status, seconds)
-            ended = {"status": "done" if status == "ok" else "failed", "ms": round(seconds * 1e3, 3)}
-            claim.stages[stage] = {**ended, **found}
+            work.upload.figures.stages[stage] += seconds
+            claim.stages[stage] = {"status": status, "ms": round(seconds * 1e3, 3), **found}
         work.say(stage, "success", **found)
-
-    async def _embed(self, title: str, chunks: StoredChunks, work: Work) -> StoredVectors:
-        vectors = StoredVectors(work.file.folder.vectors)
-        batches = chunks.batches()
-        while batch := await asyncio.to_thread(next, batches, None):
-            some = await self._embed_some([embedded_text(title, chunk) for chunk in batch])
-            await asyncio.to_thread(vectors.extend, some)
-            work.say("embed", "in_progress", done=len(vectors), of=len(chunks))
-        return vectors
-
-    async def _embed_some(self, texts: Sequence[str]) -> list[Vector]:
-        """Embed, and try again: an ingestion has no caller who would rather do without."""
-        began = asyncio.get_running_loop().time()
-        tries = 0
-        while True:
-            loading = self._embedder.state == "loading"
-            try:
-                return await self._embedder.embed_documents(texts)
-            except EmbeddingUnavailable as failure:
-                tries += not loading
-                waited = asyncio.get_running_loop().time() - began
-                if tries >= _EMBED_TRIES or (loading and waited >= self._rules.loading_s):
-                    raise
-                await asyncio.sleep(min(_EMBED_RETRY_S, failure.retry_after_s or _EMBED_RETRY_S))
-
-    async def _write(
-        self,
-        claim: Claim,
-        arrival: Arrival,
-        work: Work,
-        outline: Outline,
-        chunks: Sequence[Chunk],
-        vectors: Sequence[Vector],
-    ) -> None:
-        content = await asyncio.to_thread(read_content, work.file.folder)
-        document = Document(
-            uid=claim.uid,
-            owner_id=work.upload.where.reader.user_id,
-            title=outline.title,
-            file_name=arrival.name,
-            file_path=arrival.path,
-            mime_type=arrival.mime,
-            type=arrival.type,
-            source_tag=arrival.source_tag,
-            content_hash=arrival.sha256,
-            size_bytes=arrival.size,
-            tag_ids=arrival.tags,
-            claim=claim.mark,
-        )
-        await self._writer.replace_document(document, content, chunks, vectors)
-        self._metrics.ingested_chunks.inc(len(chunks))
 
 
 def arrival_of(work: Work, rules: IngestRules) -> Arrival:
@@ -388,40 +290,21 @@ def arrival_of(work: Work, rules: IngestRules) -> Arrival:
     )
 
 
-def kind_of(file: ReceivedFile) -> Format:
-    """How a file is read. Raises `Refused` for one that is empty, or of a type that is not read."""
-    kind = format_of(file.name)
-    if kind is None:
-        raise Refused(Reason.UNSUPPORTED_TYPE)
-    if file.size == 0:
-        raise Refused(Reason.EMPTY)
-    return kind
-
-
-def job_of(file: ReceivedFile, rules: IngestRules, *, max_chars: int | None = None) -> Job:
-    """What a parsing child is told of a file. Raises as `kind_of`."""
-    folder = file.folder
-    return Job(
-        source=str(folder.raw),
-        format=kind_of(file).parser,
-        name=file.name,
-        content=str(folder.content),
-        chunks=str(folder.chunks),
-        size=rules.chunk_size,
-        overlap=rules.chunk_overlap,
-        max_chars=max_chars,
+def _document(claim: Claim, arrival: Arrival, work: Work, title: str) -> Document:
+    return Document(
+        uid=claim.uid,
+        owner_id=work.upload.where.reader.user_id,
+        title=title,
+        file_name=arrival.name,
+        file_path=arrival.path,
+        mime_type=arrival.mime,
+        type=arrival.type,
+        source_tag=arrival.source_tag,
+        content_hash=arrival.sha256,
+        size_bytes=arrival.size,
+        tag_ids=arrival.tags,
+        claim=claim.mark,
     )
-
-
-def embedded_text(title: str, chunk: Chunk) -> str:
-    """What is embedded for a chunk: a passage by itself often does not name what it is about."""
-    above = " > ".join(part for part in (title, chunk.section) if part)
-    return f"{above}\n\n{chunk.content}"
-
-
-def read_content(folder: Folder) -> DocumentContent:
-    """The canonical text and the raw bytes; runs in a thread."""
-    return DocumentContent(markdown=folder.content.read_bytes().decode(), raw=folder.raw.read_bytes())
 
 
 def _reason_of(failure: ServiceError) -> Reason:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from backend_kit.aio import Breaker
-from backend_kit.client.json_calls import CallFailed, Endpoint, JsonCalls, sendable
+from backend_kit.client.json_client import CallFailed, guarded
+from knowledge_flow_backend.embed.model_server import ModelCalls, ModelServer, sendable
 from knowledge_flow_backend.index.models import Reader
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 from knowledge_flow_backend.rerank.port import Candidate, RerankFailed
@@ -45,32 +46,22 @@ class HttpReranker:
     It sends the texts that it is given and the question; who asks, and what the texts are of, stays here.
     """
 
-    def __init__(self, endpoint: Endpoint, rules: HttpRerankRules, *, metrics: KnowledgeFlowMetrics) -> None:
+    def __init__(self, server: ModelServer, rules: HttpRerankRules, *, metrics: KnowledgeFlowMetrics) -> None:
         self._rules = rules
-        self._calls = JsonCalls(endpoint, pool_wait=metrics.rerank_pool_wait.observe)
+        self._calls = ModelCalls(server, pool_wait=metrics.rerank_pool_wait.observe)
         self._breaker = Breaker(time.perf_counter, lambda _wait_s: RerankFailed("failed"))
         self._said: dict[str, float] = {}
 
     async def score(self, question: str, candidates: Sequence[Candidate], reader: Reader) -> list[float]:  # noqa: ARG002 - the texts are the caller's own
         """See `Reranker`."""
-        self._breaker.admit()
-        verdict = self._breaker.undecided
         try:
-            async with asyncio.timeout(self._rules.deadline_s):
-                scores = await self._scores(question, candidates)
-            verdict = self._breaker.succeeded
-            return scores
-        except TimeoutError:
-            verdict = self._breaker.failed
-            raise
+            with guarded(self._breaker):
+                async with asyncio.timeout(self._rules.deadline_s):
+                    return await self._scores(question, candidates)
         except BadScores as failure:
             raise self._say("failed", f"the answer makes no sense: {failure}") from None
         except CallFailed as failure:
-            if failure.kind == "down":
-                verdict = self._breaker.failed
             raise self._say("busy" if failure.kind == "busy" else "failed", str(failure)) from None
-        finally:
-            verdict()
 
     async def aclose(self) -> None:
         """Close the connections. Reranks that still run fail."""

@@ -1,4 +1,4 @@
-"""SessionMemory is handed back in a quiet second, once a minute, and what lies in a cycle goes with it."""
+"""Memory is handed back in a quiet second, once a minute, and what lies in a cycle goes with it."""
 
 import gc
 import weakref

@@ -128,7 +128,7 @@ def on_opensearch(bench: Bench, pgvector: Path) -> Path:
     whole = bench.deployment.service_cores | bench.deployment.other_cores
     move(bench.node, whole)
     with pinned_to(whole), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run_turn(fill(settings, bench.node.port))
+        runner.run(fill(settings, bench.node.port))
     await_merges(bench.node.port)
     move(bench.node, bench.deployment.other_cores)
     print(f"in OpenSearch after {time.perf_counter() - begun:.0f} s more")
@@ -338,13 +338,13 @@ def measure(bench: Bench, engine: str, config: Path, ports: tuple[int, int], chu
         process.wait_for_http(f"http://127.0.0.1:{port}{BASE}/ready", 90.0)
         print(f"{engine:9} {'p50 ms':>8} {'p95 ms':>8} {'service':>9} {'postgres':>9} {'node':>9}  ms of CPU a search")
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            empty, late = (runner.run_turn(empty_request(port, process.pid, silence_s)) for silence_s in (0.0, 0.02))
+            empty, late = (runner.run(empty_request(port, process.pid, silence_s)) for silence_s in (0.0, 0.02))
             print(
                 f"calibration {calibration():.1f} ms; an empty request {empty:.2f} ms of CPU, {late:.2f} after silence"
             )
             for policy in POLICIES:
                 runs = [
-                    runner.run_turn(one_after_the_other(bench, port, chunks, policy, process.pid))
+                    runner.run(one_after_the_other(bench, port, chunks, policy, process.pid))
                     for _ in range(bench.size.rounds)
                 ]
                 own, line = sorted(runs)[len(runs) // 2]
@@ -362,13 +362,13 @@ def with_upload(bench: Bench, runner: asyncio.Runner, engine: str, where: tuple[
     port, metrics_port, pid = where
     before, used, first = held(metrics_port), cpu_s(pid), calibration()
     ran, waited = scheduled_s(pid)
-    alone = runner.run_turn(crowd(bench, port, chunks))
+    alone = runner.run(crowd(bench, port, chunks))
     print(f"{_CLIENTS} clients alone: {held(metrics_port) - before:.0f} samples of lag above {HELD_S * 1e3:.0f} ms")
     print(told(pid, ran, waited))
     own = (cpu_s(pid) - used) * 1e3 / len(alone)
     print(f"service CPU a search {own:.2f} ms; calibration {first:.1f} before and {calibration():.1f} ms after")
     before, (ran, waited) = held(metrics_port), scheduled_s(pid)
-    beside, seen = runner.run_turn(while_ingesting(bench, port, chunks))
+    beside, seen = runner.run(while_ingesting(bench, port, chunks))
     late = held(metrics_port) - before
     print(told(pid, ran, waited))
     for what, took in (("alone", alone), ("while ingesting", beside)):

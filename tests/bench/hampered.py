@@ -49,7 +49,7 @@ def slow_spool(seconds: float) -> None:
 def silent() -> None:
     """Let nothing be observed: no phase, no rollup, no Prometheus child, no sampler, no summary, no turn's account."""
     from agentic_backend.session.turn_report import TurnReports
-    from agentic_backend.ticker import Watch
+    from agentic_backend.ticker import Ticker
     from backend_kit.kpi import core, exposition, loop, summary
 
     nothing: Any = lambda *_, **__: None  # noqa: E731 - put in many places
@@ -64,8 +64,8 @@ def silent() -> None:
         (core.Kpi, "record_phase", nothing),
         (TurnReports, "begin", nothing),
         (TurnReports, "ended", nothing),
-        (Watch, "tick", nothing),
-        (Watch, "judge", nothing),
+        (Ticker, "tick", nothing),
+        (Ticker, "judge", nothing),
     ]
     for owner, method, substitute in places:
         setattr(owner, method, substitute)

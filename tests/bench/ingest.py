@@ -88,7 +88,7 @@ def serve_model(port: int) -> None:
     web.run_app(app, host="127.0.0.1", port=port, print=lambda *_: print("listening", flush=True))
 
 
-class SessionMemory:
+class Memory:
     """RSS of a process and of its children, looked at ten times a second from a thread."""
 
     def __init__(self, pid: int) -> None:
@@ -98,7 +98,7 @@ class SessionMemory:
         self.children_mb = self.child_mb = 0.0
 
     @contextmanager
-    def watched(self) -> Iterator["SessionMemory"]:
+    def watched(self) -> Iterator["Memory"]:
         """Look for as long as the block runs."""
         thread = threading.Thread(target=self._look)
         thread.start()
@@ -196,7 +196,7 @@ def late(before: dict[float, float], after: dict[float, float], limit_s: float) 
     return (total - counts[within]) / total, highest
 
 
-def report(done: dict[str, Any], memory: SessionMemory, lag: tuple[float, float], verdicts: Verdicts) -> None:
+def report(done: dict[str, Any], memory: Memory, lag: tuple[float, float], verdicts: Verdicts) -> None:
     """Print the figures."""
     print(f"{done['bytes'] / MIB:.0f} MB, {done['chunks']} chunks in {done['seconds']:.1f} s", end=": ")
     print(f"{done['bytes'] / MIB / done['seconds']:.2f} MB/s, {done['chunks_per_s']:.0f} chunks/s")
@@ -231,7 +231,7 @@ def main() -> int:
         # A first small one: the index gets its shape, the child its modules.
         asyncio.run(upload(url, write_files(texts, 1, 10_000), "first"))
         files = write_files(texts, max(1, total // size), size * MIB)
-        with SessionMemory(process.pid).watched() as memory:
+        with Memory(process.pid).watched() as memory:
             before = asyncio.run(lags(metrics_url))
             done = asyncio.run(upload(url, files, "measured"))
             after = asyncio.run(lags(metrics_url))

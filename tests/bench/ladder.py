@@ -7,8 +7,8 @@ median of the rounds' own differences.
 Command: `make bench-ladder` (`--short`: one round of short windows, bounds five times as wide).
 
     echo        our WebSocket server, which sends the frames of a streamed turn at the model's pace
-    raw model   ws-baseline of the service: one model call, streamed; no session, no graph, nothing stored
-    graph       Georges: session, admission, LangGraph, memory of the session; the record of the turn is dropped
+    raw model   ws-baseline of the service: a turn of one model call, streamed; no session, no graph, nothing stored
+    graph       Georges: session, LangGraph, memory of the session; the record of the turn is dropped
     + persist   the same with the spool before `final` and Postgres behind it
     + search    Rico without his reranker: knowledge flow embeds and searches 10,000 chunks, six passages in the prompt
     + rerank    Rico
@@ -152,7 +152,7 @@ def check(servers: tuple[Server, ...], question: str) -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         for server in servers:
-            frames = runner.run_turn(asked(server))
+            frames = runner.run(asked(server))
             searched = any(frame.startswith('{"type":"sources"') for frame in frames)
             reranked = searched and '"rerank":"skipped"' not in frames[-1]
             wanted = (server.name in ("+ search", "+ rerank"), server.name == "+ rerank")

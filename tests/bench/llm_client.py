@@ -89,7 +89,7 @@ def main() -> int:
     with ModuleProcess("ws_bench", "mock-llm", "--port", str(port)) as process:
         process.wait_for_http(f"http://127.0.0.1:{port}/v1/models")
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            ratio = runner.run_turn(measure(f"http://127.0.0.1:{port}/v1", options.rounds, options.turns))
+            ratio = runner.run(measure(f"http://127.0.0.1:{port}/v1", options.rounds, options.turns))
     print(f"paced ratio {ratio:.3f}, bound {BOUND}")
     return 0 if ratio <= BOUND else 1
 

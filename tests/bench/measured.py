@@ -66,7 +66,7 @@ def sample(
         )
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        counted = runner.run_turn(run(server.target, load, questions=questions, at_edge=at_edge))
+        counted = runner.run(run(server.target, load, questions=questions, at_edge=at_edge))
     used, mine, others, helpers = (after - before for before, after in zip(*edges, strict=True))
     turns = counted.turns
     return Sample(

@@ -177,8 +177,8 @@ class HubCases:
         self._turns = ToldTurns()
         loop = runner.get_loop()
         served = [loop.create_task(self._hub.serve(peer.websocket(), self._turns)) for peer in self._peers]
-        runner.run_turn(until(lambda: len(self._hub) == IDLE))
-        stack.callback(lambda: runner.run_turn(self._leave(served)))
+        runner.run(until(lambda: len(self._hub) == IDLE))
+        stack.callback(lambda: runner.run(self._leave(served)))
 
     def listed(self) -> list[Case]:
         """The cases."""
@@ -189,7 +189,7 @@ class HubCases:
             for _ in times:
                 await self._hub.tick(time.monotonic())
 
-        self._runner.run_turn(repeat())
+        self._runner.run(repeat())
 
     async def _leave(self, served: list[asyncio.Task[None]]) -> None:
         for peer in self._peers:
@@ -206,8 +206,8 @@ class StorageCases:
     def __init__(self, metrics: AgenticMetrics, runner: asyncio.Runner, stack: ExitStack) -> None:
         self._runner = runner
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="turnwise-bench-")))
-        self._spool = runner.run_turn(_opened(Spool(directory / "spool", metrics.spool_commit.observe)))
-        stack.callback(lambda: runner.run_turn(self._spool.aclose()))
+        self._spool = runner.run(_opened(Spool(directory / "spool", metrics.spool_commit.observe)))
+        stack.callback(lambda: runner.run(self._spool.aclose()))
         records = [record_of(number) for number in range(BATCH)]
         self._body = records[0].encode()
         self._key = (records[0].session.id, records[0].session.user_id)
@@ -223,8 +223,8 @@ class StorageCases:
         self._records = {"records": JsonBytes(b"[" + b",".join(record.encode() for record in records) + b"]")}
         self._reads = request_pool(settings, metrics)
         self._batches = batch_pool(settings, metrics)
-        stack.callback(lambda: runner.run_turn(self._batches.aclose()))
-        stack.callback(lambda: runner.run_turn(self._reads.aclose()))
+        stack.callback(lambda: runner.run(self._batches.aclose()))
+        stack.callback(lambda: runner.run(self._reads.aclose()))
 
     def listed(self) -> list[Case]:
         """The cases."""
@@ -242,7 +242,7 @@ class StorageCases:
             for _ in times:
                 await operation()
 
-        return lambda times: self._runner.run_turn(repeat(times))
+        return lambda times: self._runner.run(repeat(times))
 
     async def _append_many(self) -> None:
         await asyncio.gather(*(self._append() for _ in range(BATCH)))

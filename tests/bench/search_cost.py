@@ -104,7 +104,7 @@ def main() -> None:
     questions = [lines[number % len(lines)] for number in range(options.searches + WARM_UP)]
     settings = load(KnowledgeFlowSettings, options.config, os.environ)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run_turn(run(settings, questions))
+        runner.run(run(settings, questions))
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def checked(server: Server, answer: str) -> Server:
             return client.session_id, said
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        session_id, said = runner.run_turn(two_turns())
+        session_id, said = runner.run(two_turns())
     if said != [answer, answer]:
         raise SystemExit(f"{server.name} fails the turn check: it said {said}")
     wanted = [(0, "user", "Hello"), (1, "assistant", answer), (2, "user", "Again"), (3, "assistant", answer)]

@@ -61,7 +61,7 @@ class Extent:
     behind (half a head stays for 10 s) and, in the full form, for idle connections to the model, which are kept for 30,
     and turns that have ended, for 120: neither look finds what the service keeps for a while.
 
-    SessionMemory is settled after minutes only: in the short form it may grow by four times as much.
+    Memory is settled after minutes only: in the short form it may grow by four times as much.
     """
 
     seconds: float

@@ -1,6 +1,8 @@
-"""What is pinned: the lock is that of pyproject.toml, and above the versions whose faults are known."""
+"""What is pinned: the lock is that of pyproject.toml, above the versions whose faults are known, and a library whose
+private or undocumented parts we use has an upper bound."""
 
 import os
+import re
 import shutil
 import subprocess
 import tomllib
@@ -8,9 +10,11 @@ from functools import cache
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 from packaging.version import Version
 
 from tests.checks.source import ROOT
+from tests.contracts.table import CONTRACTS, PYTHON
 
 # docs/trust.md#G5: below these, faults in token checks (pyjwt), in checkpoints (langgraph) and in form parsing are
 # known.
@@ -28,6 +32,40 @@ def test_the_lock_is_above_the_floor(package: str) -> None:
     versions = [Version(entry["version"]) for entry in _locked() if entry["name"] == package]
     assert versions, f"{package} is not locked"
     assert min(versions) >= Version(FLOORS[package])
+
+
+USERS = {
+    library: {module for one in CONTRACTS if one.library == library for module in one.uses}
+    for library in {one.library for one in CONTRACTS} - {PYTHON}
+}
+"""By library: the modules of ours that use more of it than it promises."""
+_DEPENDENCY = re.compile(r' *"([a-z][^"]*)",')
+
+
+@pytest.mark.parametrize("library", sorted(USERS))
+def test_a_library_that_we_use_beyond_its_promises_has_an_upper_bound(library: str) -> None:
+    """Wherever it is asked for; the comment above one of these places names the files of ours that stand on it."""
+    asked = [(requirement, comment) for requirement, comment in _asked_for() if requirement.name == library]
+    assert asked, f"{library} is not in pyproject.toml"
+    (version,) = (entry["version"] for entry in _locked() if entry["name"] == library)
+    major, *_ = Version(version).release
+    for requirement, _ in asked:
+        assert requirement.specifier.contains(version)
+        assert not requirement.specifier.contains(f"{major + 1}.0")
+    named = {path for _, comment in asked for path in re.findall(r"[\w/]+\.py", comment)}
+    assert named == {f"{module.replace('.', '/')}.py" for module in USERS[library]}
+
+
+def _asked_for() -> list[tuple[Requirement, str]]:
+    """What the project asks for, with and without its extras, each with the comment above it."""
+    text, _, _ = (ROOT / "pyproject.toml").read_text().partition("[dependency-groups]")
+    found: list[tuple[Requirement, str]] = []
+    comment = ""
+    for line in text.splitlines():
+        if dependency := _DEPENDENCY.match(line):
+            found.append((Requirement(dependency[1]), comment))
+        comment = f"{comment} {line}" if line.lstrip().startswith("#") else ""
+    return found
 
 
 @cache

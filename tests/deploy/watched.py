@@ -19,7 +19,7 @@ import yaml
 from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.support.processes import ROOT
-from turnwise.tether import tethered
+from turnwise.parent_death import with_parent_death_signal
 
 PROMETHEUS = ROOT / "deploy/prometheus"
 BUILT_IN = {"up", "scrape_duration_seconds", "ALERTS"}
@@ -126,6 +126,6 @@ async def prometheus(file: Path) -> AsyncIterator[Prometheus]:
 
 
 def _started(command: list[str], log: Path) -> "subprocess.Popen[bytes]":
-    # From the test's own thread: a tethered process ends with the thread that started it.
+    # From the test's own thread: such a process ends with the thread that started it.
     with log.open("w") as output:
-        return subprocess.Popen(tethered(command, signal.SIGKILL), stdout=output, stderr=output)
+        return subprocess.Popen(with_parent_death_signal(command, signal.SIGKILL), stdout=output, stderr=output)

@@ -16,8 +16,8 @@ import numpy as np
 from knowledge_flow_backend.embed.local import MODEL_NAME, LocalModel, is_made, model_file
 from knowledge_flow_backend.index import Chunk, Document, DocumentContent, Vector
 from knowledge_flow_backend.ingest.chunks import ChunkRules
-from knowledge_flow_backend.ingest.service import embedded_text, read_content
 from knowledge_flow_backend.ingest.staging import Folder
+from knowledge_flow_backend.ingest.steps import embedded_text, read_content
 from knowledge_flow_backend.ingest.stored import StoredChunks
 from knowledge_flow_backend.ingest.work import Job, run
 from tests.eval.manual import Page

@@ -195,6 +195,14 @@ async def test_what_is_refused_changes_nothing(service, change, status):
     assert agent in await service.get("/agents")
 
 
+async def test_of_its_options_those_that_are_unknown_are_ignored(service):
+    _, agent = await create(service)
+    body = {"id": agent["id"], "name": "Ada", "chat_options": {"attach_files": True, "of_a_newer_page": True}}
+    status, told = await call(service, "PUT", "/agents/update", body)
+    assert (status, told["chat_options"]) == (200, {**agent["chat_options"], "attach_files": True})
+    assert told in await service.get("/agents")
+
+
 async def test_names_and_number_are_bounded(start_service):
     async with start_service(ai=editing(max_made_agents=2)) as service:
         statuses = [(await create(service, name))[0] for name in ("Georges", "Ada", "Ada", "Bo", "Cy")]
@@ -240,7 +248,7 @@ async def test_who_may_change_agents(service):
     callers = [Identity("u", "u", roles=frozenset(roles)) for roles in ((), ("reader",), ("reader", "keeper"))]
     assert [services.may_edit(caller) for caller in callers] == [True, True, True]
     assert [restricted.may_edit(caller) for caller in callers] == [False, False, True]
-    assert not any(replace(services, made=None).may_edit(caller) for caller in callers)
+    assert not any(replace(services, created=None).may_edit(caller) for caller in callers)
 
 
 async def test_it_survives_a_restart_and_what_no_longer_fits_is_left_out(start_service, database):

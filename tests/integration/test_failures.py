@@ -7,6 +7,7 @@ import pytest
 from agentic_backend.agent import DirectAnswer
 from agentic_backend.app import Parts
 from agentic_backend.persist.persistence import Persistence
+from agentic_backend.session.stream import Ask, HumanAnswer
 from tests.support.odd_agent import odd
 from tests.support.patience import PATIENCE_S
 from tests.support.service import hear, hear_until, say
@@ -92,6 +93,31 @@ async def test_a_baseline_call_is_stopped_by_4000_and_by_cancel(start_service):
         async with asyncio.timeout(PATIENCE_S):
             await turn.done.wait()
         assert baseline.find("e1", "admin") is None
+
+
+async def test_nothing_is_known_of_a_baseline_call_that_has_ended(service):
+    baseline = service.service.running.baseline
+    async with service.compatible("-baseline") as socket:
+        for _ in range(2):
+            await say(socket, **ask("anything", client_exchange_id="e1"))
+            final = (await hear_until(socket, "final"))[-1]
+            assert [message["rank"] for message in final["messages"]] == [0, 1]
+    goes_on = Ask("anything", "Georges", "", "e1", "admin", 0.0, human=HumanAnswer({}))
+    for told in (baseline.resume("anything", "e1", "admin"), baseline.submit(goes_on)):
+        async with asyncio.timeout(PATIENCE_S):
+            await told.done.wait()
+        assert told.events[-1].payload.code == "exchange_not_found"
+
+
+async def test_a_drain_ends_a_baseline_call_at_its_deadline(start_service):
+    async with start_service("mock;ttft=600000", deadlines={"drain_s": 0.1}) as service:
+        async with service.compatible("-baseline") as socket:
+            await say(socket, **ask("anything", client_exchange_id="e1"))
+            await hear(socket)
+            async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+                group.create_task(service.service.drain())
+                assert (await hear(socket))["type"] == "final"
+        assert service.service.running.baseline.running == 0
 
 
 async def test_a_baseline_call_during_a_drain_is_refused(service):

@@ -23,8 +23,8 @@ from agentic_backend.rest import attachments, compression, export
 from agentic_backend.session import exchange, titles, turn_report
 from agentic_backend.session.models import Session
 from backend_kit import auth, wire
-from backend_kit.client import json_calls
 from backend_kit.http.redact import redact
+from knowledge_flow_backend.embed import model_server
 from knowledge_flow_backend.engines.opensearch import body as opensearch_body
 from knowledge_flow_backend.engines.opensearch import terms
 from knowledge_flow_backend.ingest import names, tables
@@ -347,7 +347,7 @@ CASES: Final[dict[str, Case]] = {
     "knowledge_flow_backend/ingest/names.py::stem": (names.stem, again(".", "a")),
     "knowledge_flow_backend/ingest/names.py::suffix": (names.suffix, again(".", "a", "./")),
     "knowledge_flow_backend/ingest/names.py::format_of": (names.format_of, again(".", "a")),
-    "backend_kit/client/json_calls.py::sendable": (json_calls.sendable, _WORDS + again("\ud800", "\x00")),
+    "knowledge_flow_backend/embed/model_server.py::sendable": (model_server.sendable, _WORDS + again("\ud800", "\x00")),
     "knowledge_flow_backend/rerank/bm25.py::words": (bm25.words, _WORDS),
     "knowledge_flow_backend/rerank/bm25.py::bm25": (
         lambda made: bm25.bm25(made, [made] * 5),
@@ -475,6 +475,7 @@ UNREACHED: Final[dict[str, str]] = {
     "agentic_backend/rest/page.py::origin_of": _OPERATOR,
     "backend_kit/db/libpq.py::connect_args": _OPERATOR,
     "backend_kit/http/server.py::listen": _OPERATOR,
+    "backend_kit/process.py::arguments": _OPERATOR,
     "backend_kit/settings/base.py::http_url": _OPERATOR,
     "backend_kit/settings/models.py::is_loopback": _OPERATOR,
     "backend_kit/settings/source.py::one_line": _OPERATOR,
@@ -484,7 +485,7 @@ UNREACHED: Final[dict[str, str]] = {
     "knowledge_flow_backend/index/database.py::connect_args": _OPERATOR,
     "knowledge_flow_backend/index/models.py::chunk_uid": _PASSES_ON,
     "knowledge_flow_backend/ingest/chunks.py::chunk_uid": _PASSES_ON,
-    "knowledge_flow_backend/ingest/service.py::embedded_text": _PASSES_ON,
+    "knowledge_flow_backend/ingest/steps.py::embedded_text": _PASSES_ON,
     "knowledge_flow_backend/library/router.py::attachment": "a label, which `names.label` has cut to 240 characters",
     "knowledge_flow_backend/library/statements.py::label_lock": _PASSES_ON,
     "knowledge_flow_backend/engines/opensearch/body.py::heading_of": _PASSES_ON,

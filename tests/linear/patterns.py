@@ -195,9 +195,9 @@ UNREACHED: Final[dict[str, str]] = {
     "backend_kit/settings/models.py::BasePath": f"{_CONFIGURED}; {_RUST}",
     "backend_kit/settings/models.py::Security": f"{_CONFIGURED}; {_RUST}",
     "knowledge_flow_backend/settings.py::VectorStore": f"{_CONFIGURED}; {_RUST}",
-    "turnwise/move.py::_LOCAL_URL": _CONFIGURED,
-    "ws_bench/record/gates.py::_GATE": _FLAG,
-    "ws_bench/record/golang.py::_TERM": _FLAG,
+    "turnwise/ports.py::_LOCAL_URL": _CONFIGURED,
+    "ws_bench/config/options.py::_GATE": _FLAG,
+    "ws_bench/config/golang.py::_TERM": _FLAG,
     "ws_bench/config/options.py::parse_cut": _FLAG,
     "ws_bench/config/options.py::parse_bytes": _FLAG,
 }

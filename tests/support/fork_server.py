@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from turnwise.tether import tethered, tie
+from turnwise.parent_death import set_parent_death_signal, with_parent_death_signal
 
 ROOT = Path(__file__).parents[2]
 LIBRARIES = (
@@ -159,7 +159,10 @@ class ForkServer:
             with theirs:
                 command = [sys.executable, "-m", __name__, str(theirs.fileno())]
                 self._process = subprocess.Popen(
-                    tethered(command, signal.SIGKILL), cwd=ROOT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+                    with_parent_death_signal(command, signal.SIGKILL),
+                    cwd=ROOT,
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
                 )
         return self._socket
 
@@ -217,9 +220,9 @@ class _Server:
             os.close(told)
 
     def _leave(self, server: int, output: int, told: int) -> None:
-        """Be as a program that was just started, on a tether to the server."""
+        """Be as a program that was just started, with a parent-death signal from the server."""
         os.setsid()
-        tie(server, signal.SIGKILL)
+        set_parent_death_signal(server, signal.SIGKILL)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.dup2(output, sys.stdout.fileno())

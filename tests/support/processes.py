@@ -20,7 +20,7 @@ import pytest
 
 from tests.support.fork_server import FORKS, Fork, needs_own_interpreter
 from tests.support.patience import PATIENCE_S
-from turnwise.tether import tethered
+from turnwise.parent_death import with_parent_death_signal
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -149,7 +149,7 @@ class ModuleProcess:
 
     def _start(self) -> "subprocess.Popen[str] | Fork":
         return subprocess.Popen(
-            tethered([sys.executable, "-m", self._module, *self._arguments], signal.SIGKILL),
+            with_parent_death_signal([sys.executable, "-m", self._module, *self._arguments], signal.SIGKILL),
             env=self._env,
             cwd=self._cwd,
             stdin=subprocess.DEVNULL,

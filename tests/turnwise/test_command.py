@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.processes import ROOT
 from turnwise import __main__ as command
-from turnwise import data
+from turnwise import home
 
 
 def test_bare_it_prints_help_and_run_says_what_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,7 +39,7 @@ def test_a_port_that_is_none_is_refused(port: str, capsys: pytest.CaptureFixture
 
 
 def test_what_comes_with_the_code_is_found_in_a_checkout_and_in_a_wheel(tmp_path: Path) -> None:
-    assert data.checkout() == data.data_directory() == ROOT
+    assert home.checkout() == home.resource_directory() == ROOT
     (tmp_path / "data").mkdir()
-    assert data.checkout(tmp_path) is None
-    assert data.data_directory(tmp_path) == tmp_path / "data"
+    assert home.checkout(tmp_path) is None
+    assert home.resource_directory(tmp_path) == tmp_path / "data"

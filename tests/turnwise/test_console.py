@@ -56,7 +56,7 @@ def test_a_flood_of_trouble_is_kept_and_five_lines_of_it_are_shown(tmp_path: Pat
 def test_verbose_shows_all_and_has_no_living_line(tmp_path: Path, terminal: Terminal) -> None:
     told = Console(terminal, tmp_path / "x.log", verbose=True)
     told.output("agentic", "INFO served")
-    told.status("living")
+    told.status("has_status_line")
     told.close()
     assert terminal.getvalue() == "agentic  | INFO served\n"
 

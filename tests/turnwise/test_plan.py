@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from turnwise.data import data_directory
 from turnwise.errors import StartRefused
+from turnwise.home import resource_directory
 from turnwise.plan import OPENAI_URL, Plan, read_plan
 
 AGENTIC: dict[str, Any] = {
@@ -179,7 +179,7 @@ def test_a_port_that_leaves_no_room_is_refused(files: tuple[Path, Path], port: i
 
 def test_the_files_that_come_with_it_move_without_a_rest() -> None:
     """Whatever program of this machine they name, its default port is in them nowhere any more."""
-    config = data_directory() / "config"
+    config = resource_directory() / "config"
     before = plan((config / "agentic/configuration.yaml", config / "knowledge_flow/configuration.yaml"))
     made = plan((config / "agentic/configuration.yaml", config / "knowledge_flow/configuration.yaml"), port=30_000)
     assert made.knowledge_flow is not None

@@ -22,8 +22,8 @@ from tests.support.ports import free_port
 from tests.support.postgres import public_directory
 from tests.support.processes import ROOT
 from turnwise.errors import PortTaken, PostgresFailed
+from turnwise.parent_death import with_parent_death_signal
 from turnwise.postgres import BINARIES, EmbeddedPostgres, _copy_for_everyone, _runnable_binaries
-from turnwise.tether import tethered
 
 pytestmark = pytest.mark.servers
 
@@ -78,7 +78,7 @@ def test_data_outlives_a_kill_and_the_new_server_does_not_mind_what_the_killed_o
     server.start()
     run(server, "CREATE TABLE kept AS SELECT 7 AS n")
     server.kill()
-    # The number in a stale postmaster.pid may by now be that of a living program.
+    # The number in a stale postmaster.pid may by now be that of a has_status_line program.
     pid_file = directory / "data/postmaster.pid"
     lines = pid_file.read_text().splitlines()
     pid_file.write_text("\n".join([str(os.getpid()), *lines[1:]]) + "\n")
@@ -187,10 +187,10 @@ def test_the_binaries_of_the_wheel_are_used_where_they_can_be(directory: Path) -
     assert _runnable_binaries(directory, None).is_relative_to(sys.prefix)
 
 
-def test_a_tethered_program_ends_with_its_parent_as_soon_as_it_is_tied() -> None:
+def test_a_program_ends_with_its_parent_as_soon_as_the_signal_is_set() -> None:
     script = (
-        "import subprocess, sys, time; from turnwise.tether import tethered; import signal;"
-        "child = subprocess.Popen(tethered([sys.executable, '-c', 'import time; print(1, flush=True);"
+        "import subprocess, sys, time; from turnwise.parent_death import with_parent_death_signal; import signal;"
+        "child = subprocess.Popen(with_parent_death_signal([sys.executable, '-c', 'import time; print(1, flush=True);"
         " time.sleep(600)'], signal.SIGTERM), stdout=subprocess.PIPE, text=True);"
         "child.stdout.readline(); print(child.pid, flush=True); time.sleep(600)"
     )
@@ -203,8 +203,8 @@ def test_a_tethered_program_ends_with_its_parent_as_soon_as_it_is_tied() -> None
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_tethered_program_does_not_start_for_a_parent_that_is_gone() -> None:
-    command = tethered([sys.executable, "-c", "print('started')"], signal.SIGTERM)
+def test_a_program_does_not_start_for_a_parent_that_is_gone() -> None:
+    command = with_parent_death_signal([sys.executable, "-c", "print('started')"], signal.SIGTERM)
     command[4] = "1"  # the process id of a parent that is not ours
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")

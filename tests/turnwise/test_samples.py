@@ -6,13 +6,13 @@ import pytest
 
 from tests.support.ports import free_port
 from tests.support.processes import ROOT
-from turnwise.plan import Service
+from turnwise.plan import ServicePlan
 from turnwise.samples import Samples, SamplesFailed, sample_files
 
 
-def service(tmp_path: Path) -> Service:
+def service(tmp_path: Path) -> ServicePlan:
     port = free_port()
-    return Service(
+    return ServicePlan(
         "knowledge flow", "knowledge_flow_backend", tmp_path / "x", "127.0.0.1", port, "127.0.0.1", None, "/kf"
     )
 
@@ -54,5 +54,5 @@ def test_a_changed_a_new_and_a_renamed_file_are_noticed_and_so_is_another_databa
 async def test_a_service_that_never_answers_is_said_and_nothing_is_remembered(checkout, tmp_path):
     samples = Samples(checkout, tmp_path, service(tmp_path), scope="x", ready_s=0.3)
     with pytest.raises(SamplesFailed, match="not ready"):
-        await samples.ingest({})
-    assert not samples.are_there()
+        await samples.ingest_files({})
+    assert not samples.already_sent()

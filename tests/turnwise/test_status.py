@@ -1,4 +1,4 @@
-"""The living line, from what the service says of itself."""
+"""The has_status_line line, from what the service says of itself."""
 
 from pathlib import Path
 

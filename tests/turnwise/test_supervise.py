@@ -13,8 +13,8 @@ from tests.support.patience import PATIENCE_S
 from tests.support.processes import ROOT
 from turnwise.console import Console
 from turnwise.errors import StartRefused
-from turnwise.supervise import Child, Program, stop_in_turn, useful_line
-from turnwise.tether import tethered
+from turnwise.parent_death import with_parent_death_signal
+from turnwise.supervise import Child, Program, failure_line, stop_in_reverse
 
 pytestmark = pytest.mark.servers
 
@@ -42,7 +42,7 @@ class Screen(io.StringIO):
 
 def program(script: str, *, name: str = "sample", stop_s: float = PATIENCE_S) -> Program:
     def command() -> list[str]:
-        return tethered([sys.executable, "-u", "-c", script], signal.SIGTERM)
+        return with_parent_death_signal([sys.executable, "-u", "-c", script], signal.SIGTERM)
 
     return Program(name, command, os.environ, ROOT, stop_s=stop_s)
 
@@ -56,7 +56,7 @@ async def test_output_carries_the_name_in_a_column_of_one_width() -> None:
         child = Child(
             program("import sys, time; print('out'); print('err', file=sys.stderr); time.sleep(600)"), Console(screen)
         )
-        tasks.create_task(child.run())
+        tasks.create_task(child.keep_running())
         assert await screen.line_with("out") == "sample   | out\n"
         assert await screen.line_with("err") == "sample   | err\n"
         await child.stop()
@@ -66,8 +66,8 @@ async def test_a_child_that_dies_is_said_and_started_again_later_each_time() -> 
     screen = Screen()
     async with asyncio.TaskGroup() as tasks:
         child = Child(program("raise SystemExit(3)"), Console(screen))
-        child.of_use = True
-        tasks.create_task(child.run())
+        child.is_useful = True
+        tasks.create_task(child.keep_running())
         assert await screen.line_with("again") == "sample   | ended with code 3; it starts again in 0.5 s\n"
         assert await screen.line_with("again") == "sample   | ended with code 3; it starts again in 1 s\n"
         assert child.deaths == 2
@@ -79,14 +79,14 @@ async def test_a_child_that_ends_of_itself_before_it_was_of_use_is_not_started_a
     script = f"import os; os.write(2, {said.encode()}); os._exit(3)"
     screen = Screen()
     child = Child(program(script), Console(screen))
-    await child.run()
+    await child.keep_running()
     assert (child.deaths, child.fault) == (1, "another process has it")
     await screen.line_with("sample   | ended with code 3\n")
 
 
 async def test_a_child_that_is_killed_each_time_before_it_was_of_use_is_given_up() -> None:
     child = Child(program("import os; os.kill(os.getpid(), 9)"), Console(Screen()), restart_min_s=0.01)
-    await child.run()
+    await child.keep_running()
     assert (child.deaths, child.fault) == (3, "was ended by SIGKILL")
 
 
@@ -107,14 +107,14 @@ MISSING = "ModuleNotFoundError: No module named 'x'"
     ],
 )
 def test_of_what_a_program_said_the_line_that_says_why_is_found(lines: list[str], useful: str) -> None:
-    assert useful_line(lines) == useful
+    assert failure_line(lines) == useful
 
 
 async def test_a_child_that_is_killed_is_said_by_the_name_of_the_signal_and_runs_again() -> None:
     screen = Screen()
     async with asyncio.TaskGroup() as tasks:
         child = Child(program("import os; print(os.getpid()); import time; time.sleep(600)"), Console(screen))
-        tasks.create_task(child.run())
+        tasks.create_task(child.keep_running())
         first = int((await screen.line_with("|")).split("|")[1])
         os.kill(first, signal.SIGKILL)
         await screen.line_with("was ended by SIGKILL")
@@ -129,7 +129,7 @@ async def test_a_child_that_ignores_the_polite_signal_is_killed() -> None:
     screen = Screen()
     async with asyncio.TaskGroup() as tasks:
         child = Child(program(deaf, stop_s=0.2), Console(screen))
-        tasks.create_task(child.run())
+        tasks.create_task(child.keep_running())
         await screen.line_with("up")
         await child.stop()
     await screen.line_with("did not end within 0.2 s and is killed")
@@ -144,7 +144,7 @@ async def test_what_a_dead_child_has_left_behind_is_ended_with_it() -> None:
     screen = Screen()
     async with asyncio.TaskGroup() as tasks:
         child = Child(program(parent), Console(screen))
-        tasks.create_task(child.run())
+        tasks.create_task(child.keep_running())
         left = psutil.Process(int((await screen.line_with("left")).split()[-1]))
         await screen.line_with("was ended by SIGKILL")
         await child.stop()
@@ -156,7 +156,7 @@ async def test_a_child_stops_while_it_waits_to_start_again() -> None:
     screen = Screen()
     async with asyncio.TaskGroup() as tasks:
         child = Child(program("raise SystemExit(0)"), Console(screen))
-        tasks.create_task(child.run())
+        tasks.create_task(child.keep_running())
         await screen.line_with("again")
         await child.stop()
 
@@ -172,7 +172,7 @@ async def test_a_start_that_is_refused_is_said_and_tried_again() -> None:
     screen = Screen()
     async with asyncio.TaskGroup() as tasks:
         child = Child(Program("sample", ready.command, os.environ, ROOT, prepare=prepare), Console(screen))
-        tasks.create_task(child.run())
+        tasks.create_task(child.keep_running())
         await screen.line_with("cannot start: no room; it starts again in 0.5 s")
         await screen.line_with("up")
         await child.stop()
@@ -187,10 +187,10 @@ async def test_children_end_in_the_opposite_order() -> None:
     async with asyncio.TaskGroup() as tasks:
         children = [Child(program(polite, name=name), Console(screen)) for name in ("first", "second", "third")]
         for child in children:
-            tasks.create_task(child.run())
+            tasks.create_task(child.keep_running())
         for _ in children:
             await screen.line_with("up")
-        await stop_in_turn(children)
+        await stop_in_reverse(children)
     for name in ("third", "second", "first"):
         assert (await screen.line_with("bye")).startswith(name)
 
@@ -203,7 +203,7 @@ async def test_a_line_without_end_is_cut_and_not_kept() -> None:
     screen = Screen()
     async with asyncio.TaskGroup() as tasks:
         child = Child(program("import time; print('x' * 200_000); print('up'); time.sleep(600)"), Console(screen))
-        tasks.create_task(child.run())
+        tasks.create_task(child.keep_running())
         await screen.line_with("up")
         await child.stop()
     assert sum(line.count("x") for line in screen.seen) == 200_000
@@ -218,7 +218,7 @@ print('2026-11-22 17:59:55,449 WARNING agentic_backend.llm.client model x failed
 print('up', flush=True); time.sleep(600)"""
     async with asyncio.TaskGroup() as tasks:
         child = Child(program(script), Console(screen))
-        tasks.create_task(child.run())
+        tasks.create_task(child.keep_running())
         await screen.line_with("up")
         assert list(child.warnings) == ["model x failed: HTTP 404"]
         await child.stop()

@@ -119,7 +119,7 @@ class Run:
         require(not alive, f"still there after the end: {[child.cmdline() for child in alive]}")
 
     def kill(self) -> None:
-        """Whatever state it is in. Its children are on a tether to it."""
+        """Whatever state it is in. Its children end with it."""
         self._process.kill()
         self._process.wait()
         self._log.close()

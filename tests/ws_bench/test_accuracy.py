@@ -12,7 +12,7 @@ import pytest
 from tests.support.patience import PATIENCE_S
 from tests.ws_bench.dice import dice
 from tests.ws_bench.scripted import Exchange, ScriptedService, answer, bench, scripted_service
-from ws_bench.config.distributions import Distribution
+from ws_bench.config.distributions import RandomVariable
 from ws_bench.record.results import percentile
 
 pytestmark = pytest.mark.servers
@@ -37,7 +37,7 @@ def result_of(path: Path) -> dict[str, Any]:
 )
 async def test_counts_and_percentiles_are_those_of_the_services_own_log(tmp_path: Path, load: tuple[str, ...]) -> None:
     out = tmp_path / "out.json"
-    times, random = Distribution("lognormal", 300.0, 900.0), dice(11)
+    times, random = RandomVariable("lognormal", 300.0, 900.0), dice(11)
 
     async def slow(service: ScriptedService, exchange: Exchange) -> None:
         began = time.perf_counter()

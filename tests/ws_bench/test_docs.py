@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 from ws_bench.__main__ import _COMMANDS, _HELP
+from ws_bench.config.options import TIMES
 from ws_bench.config.runflags import run_flags
 from ws_bench.fakes.knobs import KNOBS
-from ws_bench.record.gates import TIMES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "ws_bench.md").read_text()
 HIDDEN = {"help", "progress"}

@@ -11,10 +11,10 @@ import uvloop
 
 from backend_kit.wire import dumps
 from ws_bench.config.flags import RunConfig, parse_run_flags
-from ws_bench.config.goflags import Flags
+from ws_bench.config.golang import Flags
 from ws_bench.config.options import Outputs
-from ws_bench.errors import BenchError, UsageError
-from ws_bench.load.run import run
+from ws_bench.errors import UsageError
+from ws_bench.load.run import run_load
 from ws_bench.load.workers import run_workers
 from ws_bench.record.recording import Recording, load_recording, merge_recordings
 from ws_bench.record.summary import EXIT_INTERRUPTED, EXIT_OK, RunReport, build_report
@@ -27,6 +27,7 @@ from ws_bench.report.report import (
     markdown_text,
     result_json,
     summary_block,
+    write_file,
 )
 
 T = TypeVar("T")
@@ -39,12 +40,12 @@ def run_command(argv: list[str]) -> int:
     style, quiet = Style.of(sys.stdout), config.outputs.progress
     if not quiet:
         print(config_recap(config, style), end="", flush=True)
-    recording = in_loop(lambda: make_recording(config, argv))
+    recording = run_in_loop(lambda: make_recording(config, argv))
     if recording is None:
         return EXIT_INTERRUPTED
     report = build_report(recording)
     if not quiet:
-        show(report, style)
+        print_report(report, style)
     write_outputs(report, config.outputs)
     return report.exit_code
 
@@ -60,7 +61,7 @@ def report_command(argv: list[str]) -> int:
     check_outputs(outputs)
     report = build_report(load_recording(values.result))
     if not outputs.files():
-        show(report, Style.of(sys.stdout))
+        print_report(report, Style.of(sys.stdout))
     write_outputs(report, outputs)
     return EXIT_OK
 
@@ -77,17 +78,17 @@ def merge_command(argv: list[str]) -> int:
     outputs = Outputs(json=values.json, html=values.html, markdown=values.md, csv=values.csv)
     check_outputs(outputs)
     report = build_report(merge_recordings([load_recording(path) for path in values.results]))
-    show(report, Style.of(sys.stdout))
+    print_report(report, Style.of(sys.stdout))
     write_outputs(report, outputs)
     return report.exit_code
 
 
 async def make_recording(config: RunConfig, argv: Sequence[str]) -> Recording:
     """Carry out a run, in this process or in several."""
-    return await (run_workers(config, argv) if config.workers > 1 else run(config, argv))
+    return await (run_workers(config, argv) if config.workers > 1 else run_load(config, argv))
 
 
-def in_loop(main: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
+def run_in_loop(main: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
     """Run on a loop of its own; None when it was stopped at once, which has been said then."""
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -97,7 +98,7 @@ def in_loop(main: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
         return None
 
 
-def show(report: RunReport, style: Style) -> None:
+def print_report(report: RunReport, style: Style) -> None:
     """Print the compatible block and what follows it."""
     print(summary_block(report, style), end="")
     print(detail_block(report, style), end="", flush=True)
@@ -122,7 +123,4 @@ def write_outputs(report: RunReport, outputs: Outputs) -> None:
         "md": lambda: markdown_text(report).encode(),
     }
     for flag, path in outputs.files().items():
-        try:
-            Path(path).write_bytes(makers[flag]())
-        except OSError as failure:
-            raise BenchError(f"-{flag}: cannot write {path!r}: {failure.strerror}") from failure
+        write_file(path, makers[flag](), flag)

@@ -4,24 +4,21 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 from backend_kit.wire import dumps
-from ws_bench.cli.commands import in_loop
+from ws_bench.cli.commands import run_in_loop
 from ws_bench.config.arrivals import parse_rate, steady_stages
 from ws_bench.config.flags import RunConfig, config_as_json, config_of
-from ws_bench.config.goflags import Flags
-from ws_bench.config.options import parse_percent
+from ws_bench.config.golang import Flags, milliseconds, parse_duration
+from ws_bench.config.options import parse_gate, parse_percent
 from ws_bench.config.runflags import run_flags
-from ws_bench.errors import BenchError, UsageError
-from ws_bench.load.run import run as run_once
-from ws_bench.record.gates import parse_gate
-from ws_bench.record.golang import milliseconds, parse_duration
+from ws_bench.errors import UsageError
+from ws_bench.load.run import run_load
 from ws_bench.record.recording import Recording
 from ws_bench.record.results import SteadyWindow, TurnResult, percentile
 from ws_bench.record.stats import slope_of
 from ws_bench.record.summary import EXIT_GATE, EXIT_INTERRUPTED, EXIT_OK, build_report
-from ws_bench.report.report import text_table
+from ws_bench.report.report import text_table, write_file
 
 SCHEMA = "turnwise.ws_bench.knee"
 SCHEMA_VERSION = 1
@@ -163,7 +160,7 @@ def _probe(config: RunConfig, rate: float, seconds: float, argv: Sequence[str]) 
     load = replace(config.load, stages=steady_stages(rate, seconds), duration_s=0.0)
     outputs = replace(config.outputs, json="", markdown="")
     run = replace(config, load=load, outputs=outputs)
-    recording = in_loop(lambda: run_once(run, argv))
+    recording = run_in_loop(lambda: run_load(run, argv))
     if recording is None or recording.interrupted:
         return None
     report = build_report(recording)
@@ -265,7 +262,4 @@ def _write(config: RunConfig, knee: Knee, probes: Sequence[Probe]) -> None:
         "knee": {**asdict(knee), "rate": knee.rate},
         "probes": [asdict(probe) for probe in probes],
     }
-    try:
-        Path(config.outputs.json).write_bytes(dumps(content) + b"\n")
-    except OSError as failure:
-        raise BenchError(f"cannot write {config.outputs.json!r}: {failure.strerror}") from failure
+    write_file(config.outputs.json, dumps(content) + b"\n")

@@ -3,20 +3,19 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from backend_kit.wire import dumps
-from ws_bench.cli.commands import in_loop
+from ws_bench.cli.commands import run_in_loop
 from ws_bench.config.flags import RunConfig, config_of
-from ws_bench.config.goflags import Flags
+from ws_bench.config.golang import Flags
 from ws_bench.config.runflags import run_flags
-from ws_bench.errors import BenchError, UsageError
-from ws_bench.load.run import run as run_once
+from ws_bench.errors import UsageError
+from ws_bench.load.run import run_load
 from ws_bench.record.results import Spread
 from ws_bench.record.summary import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, RunReport, build_report
 from ws_bench.report.html import page
-from ws_bench.report.report import Style, detail_rows, result_json, text_table
+from ws_bench.report.report import Style, detail_rows, result_json, text_table, write_file
 from ws_bench.report.svg import Axis, Series, line_chart, stacked_chart
 
 SCHEMA = "turnwise.ws_bench.sweep"
@@ -37,13 +36,13 @@ class Level:
     @property
     def latency(self) -> Spread | None:
         """Latency in the steady window, or of the whole run where there was none."""
-        seen = self.report.seen
-        return seen.latency if seen and seen.latency else self.report.latency
+        measured = self.report.measured
+        return measured.latency if measured and measured.latency else self.report.latency
 
     @property
     def turns_per_s(self) -> float:
         """Of the steady window, or of the whole run."""
-        return self.report.seen.window.turns_per_s if self.report.seen else 0.0
+        return self.report.measured.window.turns_per_s if self.report.measured else 0.0
 
 
 def sweep_command(argv: list[str]) -> int:
@@ -84,7 +83,7 @@ def level_table(levels: Sequence[Level]) -> list[tuple[str, ...]]:
     per_client = levels[0].turns_per_s / levels[0].clients
     for level in levels:
         report, latency, little = level.report, level.latency, level.report.little
-        first = report.seen.first_token if report.seen else None
+        first = report.measured.first_token if report.measured else None
         ideal = per_client * level.clients
         rows.append(
             (
@@ -107,7 +106,7 @@ def phase_rows(levels: Sequence[Level]) -> list[tuple[str, ...]]:
     """Phases down, levels across: mean milliseconds of a turn; empty where no server told."""
     names: dict[str, bool] = {}
     for level in levels:
-        for row in level.report.seen.phases if level.report.seen else ():
+        for row in level.report.measured.phases if level.report.measured else ():
             names[row.name] = names.get(row.name, False) or row.top
     if not names:
         return []
@@ -174,7 +173,7 @@ def _run_levels(
         again = " again" if number == len(counts) else ""
         print(f"{clients} client(s){again}", file=sys.stderr, flush=True)
         run = replace(config, clients=clients, outputs=quiet)
-        recording = in_loop(lambda run=run: run_once(run, argv))  # type: ignore[misc] # bound now
+        recording = run_in_loop(lambda run=run: run_load(run, argv))  # type: ignore[misc] # bound now
         if recording is None:
             return levels, None, True
         levels.append(Level(clients, build_report(recording)))
@@ -204,10 +203,7 @@ def _write(config: RunConfig, levels: Sequence[Level], recovery: Level | None) -
         files[config.outputs.markdown] = f"```\n{sweep_text(levels, recovery, Style(enabled=False))}```\n".encode()
     for path, body in files.items():
         if path:
-            try:
-                Path(path).write_bytes(body)
-            except OSError as failure:
-                raise BenchError(f"cannot write {path!r}: {failure.strerror}") from failure
+            write_file(path, body)
 
 
 def _flags() -> Flags:
@@ -226,8 +222,8 @@ def _parse_levels(text: str) -> tuple[int, ...]:
 
 
 def _mean_of(level: Level, phase: str) -> float:
-    seen = level.report.seen
-    return next((row.figures.avg for row in seen.phases if row.name == phase), 0.0) if seen else 0.0
+    measured = level.report.measured
+    return next((row.figures.avg for row in measured.phases if row.name == phase), 0.0) if measured else 0.0
 
 
 def _own_mean(level: Level, phase: str) -> float:
@@ -236,5 +232,5 @@ def _own_mean(level: Level, phase: str) -> float:
 
 
 def _unexplained(level: Level) -> str:
-    seen = level.report.seen
-    return f"{seen.unexplained.avg:.2f}" if seen and seen.unexplained else ""
+    measured = level.report.measured
+    return f"{measured.unexplained.avg:.2f}" if measured and measured.unexplained else ""

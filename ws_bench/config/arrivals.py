@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
 
+from ws_bench.config.golang import parse_duration
 from ws_bench.errors import UsageError
-from ws_bench.record.golang import parse_duration
 
 _MAX_ARRIVALS = 5_000_000
 _PER_S = {"s": 1.0, "m": 60.0, "h": 3600.0}

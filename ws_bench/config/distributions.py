@@ -13,7 +13,7 @@ FORMS = "VALUE, exp:MEAN, uniform:LOW..HIGH, normal:MEAN,SD, lognormal:MEDIAN,P9
 
 
 @dataclass(frozen=True, slots=True)
-class Distribution:
+class RandomVariable:
     """A distribution of times that are never below 0, in the unit of the numbers it was given.
 
     `kind` is constant (a), exp (mean a), uniform (a to b), normal (mean a, standard deviation b, cut off at 0) or
@@ -37,18 +37,18 @@ class Distribution:
         return random.lognormvariate(math.log(self.a), math.log(self.b / self.a) / _P95)
 
 
-def constant(value: float) -> Distribution:
+def constant(value: float) -> RandomVariable:
     """Always the same."""
-    return Distribution("constant", value)
+    return RandomVariable("constant", value)
 
 
-def parse_distribution(text: str, number: Callable[[str], float]) -> Distribution:
+def parse_distribution(text: str, number: Callable[[str], float]) -> RandomVariable:
     """One of `FORMS`, its numbers read by `number`. Raises `UsageError`, or ValueError where `number` does."""
     kind, separator, rest = text.partition(":")
     if not separator:
         return constant(number(text))
     if kind == "exp":
-        return Distribution("exp", number(rest))
+        return RandomVariable("exp", number(rest))
     mark = ".." if kind == "uniform" else ","
     first, found, second = rest.partition(mark)
     if kind not in {"uniform", "normal", "lognormal"} or not found:
@@ -56,4 +56,4 @@ def parse_distribution(text: str, number: Callable[[str], float]) -> Distributio
     a, b = number(first), number(second)
     if (kind == "uniform" and b < a) or (kind == "lognormal" and not 0 < a <= b):
         raise UsageError(f"invalid distribution {text!r}: the second number is below the first")
-    return Distribution(kind, a, b)
+    return RandomVariable(kind, a, b)

@@ -5,11 +5,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ws_bench.config.arrivals import Stage, duration_of
-from ws_bench.config.distributions import Distribution
+from ws_bench.config.distributions import RandomVariable
+from ws_bench.config.golang import parse_duration
 from ws_bench.errors import UsageError
-from ws_bench.record.gates import Gate
-from ws_bench.record.golang import parse_duration
-from ws_bench.record.results import NO_CUT, Cut
+
+_GATE = re.compile(r"\s*([a-z_]+?)[:_](min|avg|p50|p95|p99|p999|max|rate|count|per_s)\s*(<=|>=|<|>)\s*(\S+)\s*")
+_ALIASES = {"turn": "turn_latency", "latency": "turn_latency", "first_token": "ttft"}
+TIMES = ("turn_latency", "response", "ttft", "gap", "connect", "session_create")
+_COUNTS = ("errors", "not_sent")
+_FORM = "such as turn_latency:p95<4000ms, ttft:p99<500ms, errors:rate<0.1%, turns:per_s>20"
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What is left out at one end of a run: `amount` of seconds, of the run's length (share) or of turns."""
+
+    kind: str = "seconds"
+    amount: float = 0.0
+
+
+NO_CUT = Cut()
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +35,7 @@ class Load:
     arrival: str = "constant"
     duration_s: float = 0.0
     """Of a closed loop; 0: each client has its number of turns."""
-    think: Distribution | None = None
+    think: RandomVariable | None = None
     expected_interval_s: float = 0.0
     warmup: Cut = NO_CUT
     cooldown: Cut = NO_CUT
@@ -89,12 +104,52 @@ class Outputs:
 
 
 @dataclass(frozen=True, slots=True)
+class Gate:
+    """One condition: a figure of a metric against a bound (milliseconds, a share of 1, a count, or a rate)."""
+
+    text: str
+    metric: str
+    figure: str
+    compare: str
+    bound: float
+
+
+@dataclass(frozen=True, slots=True)
 class Gates:
     """What decides the exit code beyond success."""
 
     thresholds: tuple[Gate, ...] = ()
     goodput: Mapping[str, float] = field(default_factory=dict)
     abort: bool = False
+
+
+def parse_gate(text: str) -> Gate:
+    """The gate of `METRIC:FIGURE<BOUND`. Raises `UsageError`."""
+    found = _GATE.fullmatch(text)
+    if found is None:
+        raise UsageError(f"invalid threshold {text!r} ({_FORM})")
+    metric, figure, compare, bound = found.groups()
+    metric = _ALIASES.get(metric, metric)
+    known = (
+        (metric in TIMES and figure not in {"rate", "count", "per_s"})
+        or (metric in _COUNTS and figure in {"rate", "count"})
+        or (metric, figure) == ("turns", "per_s")
+    )
+    if not known:
+        raise UsageError(f"invalid threshold {text!r}: no such figure ({_FORM})")
+    return Gate(text.strip(), metric, figure, compare, _bound(text, metric, bound))
+
+
+def parse_goodput(text: str) -> dict[str, float]:
+    """Limits in milliseconds of `ttft:300ms turn:4s`. Raises `UsageError`."""
+    limits: dict[str, float] = {}
+    for item in text.replace(",", " ").split():
+        name, colon, limit = item.partition(":")
+        name = _ALIASES.get(name, name)
+        if not colon or name not in {"turn_latency", "ttft"}:
+            raise UsageError(f"invalid goodput limit {item!r} (such as ttft:300ms turn:4s)")
+        limits[name] = parse_duration(limit) * 1000
+    return limits
 
 
 def parse_cut(text: str) -> Cut:
@@ -138,3 +193,12 @@ def parse_slow_readers(text: str) -> tuple[float, float]:
 def parse_pids(text: str) -> tuple[int, ...]:
     """Process ids, separated by commas. Raises ValueError."""
     return tuple(int(item) for item in text.split(",") if item.strip())
+
+
+def _bound(text: str, metric: str, bound: str) -> float:
+    try:
+        if metric in TIMES:
+            return float(bound) if bound.replace(".", "", 1).isdigit() else parse_duration(bound) * 1000
+        return float(bound[:-1]) / 100 if bound.endswith("%") else float(bound.removesuffix("/s"))
+    except (ValueError, UsageError):
+        raise UsageError(f"invalid bound in threshold {text!r} ({_FORM})") from None

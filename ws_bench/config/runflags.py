@@ -3,22 +3,22 @@
 import argparse
 
 from ws_bench.config.arrivals import parse_rate, parse_stages, steady_stages
-from ws_bench.config.distributions import FORMS, Distribution, parse_distribution
-from ws_bench.config.goflags import Flags
+from ws_bench.config.distributions import FORMS, RandomVariable, parse_distribution
+from ws_bench.config.golang import Flags, parse_bool, parse_duration
 from ws_bench.config.options import (
+    NO_CUT,
     Load,
     Misbehaviour,
     Observe,
     Outputs,
     parse_cut,
+    parse_gate,
+    parse_goodput,
     parse_percent,
     parse_pids,
     parse_slow_readers,
 )
 from ws_bench.errors import UsageError
-from ws_bench.record.gates import parse_gate, parse_goodput
-from ws_bench.record.golang import parse_bool, parse_duration
-from ws_bench.record.results import NO_CUT
 
 DEFAULT_URL = "ws://127.0.0.1:8000/agentic/v1/chatbot/query/ws"
 NATIVE_SUBPROTOCOL = "turnwise.v1"
@@ -178,7 +178,7 @@ def outputs_of(values: argparse.Namespace) -> Outputs:
     )
 
 
-def _times(text: str) -> Distribution:
+def _times(text: str) -> RandomVariable:
     return parse_distribution(text, parse_duration)
 
 

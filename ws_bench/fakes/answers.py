@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ws_bench.fakes.extract import Passage, answer_from
-from ws_bench.fakes.prose import sentences_in
-from ws_bench.fakes.words import terms
+from ws_bench.fakes.text import sentences_in, terms
 
 STAND_IN = (
     "I am only a stand-in for a language model and know nothing myself: to get real answers, start Turnwise with "
@@ -97,7 +96,7 @@ def reply(turns: Sequence[Turn]) -> str:
     if _SEARCH_WORDS.search(system) and asked.strip():
         return asked.strip()
     earlier = [turn.text[:_MAX_EARLIER_CHARS] for turn in turns if turn.role == "user"][-_MAX_EARLIER - 1 : -1]
-    missing = next((said for told, said in _MISSING if told.search(system)), "")
+    missing = next((text for pattern, text in _MISSING if pattern.search(system)), "")
     return _from_conversation(asked, earlier) or _small_talk(asked, missing) or _nothing_known(asked, earlier, missing)
 
 

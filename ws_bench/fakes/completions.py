@@ -10,12 +10,12 @@ from random import Random
 from typing import Any
 
 from backend_kit.wire import InvalidJson, dumps, loads
-from ws_bench.config.distributions import Distribution
+from ws_bench.config.distributions import RandomVariable
 from ws_bench.fakes.answers import Turn, reply, turns_of
 from ws_bench.fakes.http import Connection, chunk, error_body
-from ws_bench.fakes.knobs import MAX_TOKENS, BadKnob, Knobs, drawn, knobs_of
-from ws_bench.fakes.tools import arguments_for, asked_for, called_tool, pieces_of
-from ws_bench.fakes.wheel import EARLY_S, Wheel
+from ws_bench.fakes.knobs import MAX_TOKENS, BadKnob, Knobs, draw_amount, knobs_of
+from ws_bench.fakes.timer_wheel import EARLY_S, TimerWheel
+from ws_bench.fakes.tools import arguments_for, offered_tool, pieces_of, requested_tool
 
 _TOKEN = re.compile(r"\s*\S+|\s+$")
 _FILLER_TEXT = """
@@ -29,7 +29,7 @@ _RETRY_STATUSES = frozenset({429, 503})
 
 
 @dataclass(slots=True)
-class Stats:
+class MockLlmStats:
     """What the fake model did since it started, for tests and reports.
 
     A stream here is an accepted completion, streamed or not: open until it is finished, cut by the client, or
@@ -81,7 +81,7 @@ class Stats:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CompletionPlan:
     """One completion as decided on arrival: its tokens and how they are to be sent."""
 
     completion_id: str
@@ -108,7 +108,7 @@ class Plan:
 class Completions:
     """Answers `POST /v1/chat/completions`: one for the server, with its knobs' defaults and its statistics."""
 
-    def __init__(self, wheel: Wheel, stats: Stats, defaults: Knobs, *, seed: int, keep: int) -> None:
+    def __init__(self, wheel: TimerWheel, stats: MockLlmStats, defaults: Knobs, *, seed: int, keep: int) -> None:
         self._wheel = wheel
         self._stats = stats
         self._defaults = defaults
@@ -131,7 +131,7 @@ class Completions:
             self._refuse(knobs, connection)
             return
         plan = self._plan(request, knobs)
-        times = Times(knobs, len(plan.tokens), self._random)
+        times = TokenSchedule(knobs, len(plan.tokens), self._random)
         if not request.get("stream"):
             _Whole(plan, knobs, times, connection, self._stats, self._wheel).step()
         elif connection.can_stream:
@@ -147,9 +147,9 @@ class Completions:
         headers = ((b"retry-after", b"%g" % knobs.retry_s),) if status in _RETRY_STATUSES else ()
         connection.respond(status, error_body(f"refused by the error knob with {status}", kind), headers)
 
-    def _plan(self, request: Mapping[str, Any], knobs: Knobs) -> Plan:
+    def _plan(self, request: Mapping[str, Any], knobs: Knobs) -> CompletionPlan:
         turns = turns_of(request["messages"])
-        count = round(drawn(knobs.tokens, self._random))
+        count = round(draw_amount(knobs.tokens, self._random))
         tool = _tool_of(request, turns, knobs, fixed=count > 0)
         if tool is not None:
             tokens = pieces_of(arguments_for(tool, turns))
@@ -158,7 +158,7 @@ class Completions:
         limit = request.get("max_completion_tokens") or request.get("max_tokens")
         cut = isinstance(limit, int) and 0 < limit < len(tokens)
         options = request.get("stream_options")
-        return Plan(
+        return CompletionPlan(
             completion_id=f"chatcmpl-{next(self._numbers):012d}",
             model=request["model"],
             created=int(time.time()),
@@ -173,8 +173,8 @@ class Completions:
 def _tool_of(request: Mapping[str, Any], turns: Sequence[Turn], knobs: Knobs, *, fixed: bool) -> dict[str, Any] | None:
     """The tool to call: the one of the knob, else, where the length of the answer is not `fixed`, the one asked for."""
     if knobs.tool:
-        return called_tool(request, knobs.tool)
-    return None if fixed else asked_for(request, turns)
+        return offered_tool(request, knobs.tool)
+    return None if fixed else requested_tool(request, turns)
 
 
 class BadRequest(ValueError):
@@ -203,7 +203,7 @@ def filler(count: int) -> list[str]:
     ]
 
 
-def stream_frames(plan: Plan) -> tuple[list[bytes], bytes]:
+def stream_frames(plan: CompletionPlan) -> tuple[list[bytes], bytes]:
     """A completion's events as chunks of the transfer coding: one element a token, and the end.
 
     The first element also holds the event that names the role; the end holds the finish reason, the usage where it
@@ -235,7 +235,7 @@ def stream_frames(plan: Plan) -> tuple[list[bytes], bytes]:
     return frames, opening + end
 
 
-def whole_body(plan: Plan) -> dict[str, object]:
+def whole_body(plan: CompletionPlan) -> dict[str, object]:
     """The body of an answer that is not streamed."""
     message: dict[str, object] = {"role": "assistant", "content": "".join(plan.tokens)}
     if plan.tool:
@@ -250,7 +250,7 @@ def whole_body(plan: Plan) -> dict[str, object]:
     }
 
 
-def _tool_call(plan: Plan, arguments: str) -> dict[str, object]:
+def _tool_call(plan: CompletionPlan, arguments: str) -> dict[str, object]:
     call_id = f"call_{plan.completion_id.removeprefix('chatcmpl-')}"
     return {"id": call_id, "type": "function", "function": {"name": plan.tool, "arguments": arguments}}
 
@@ -262,23 +262,23 @@ def _stop_of(knobs: Knobs, tokens: int) -> tuple[int, str]:
     return (stop, name) if stop <= tokens else (tokens, "finish")
 
 
-class Times:
-    """When the tokens of one answer are due, in seconds after its request; drawn once, on arrival."""
+class TokenSchedule:
+    """When the tokens of one answer are due, in seconds after its request; draw_amount once, on arrival."""
 
     __slots__ = ("_due", "_gap_s", "_pause", "_start_s")
 
     def __init__(self, knobs: Knobs, tokens: int, random: Random) -> None:
-        self._start_s = drawn(knobs.ttft_ms, random) / 1000
+        self._start_s = draw_amount(knobs.ttft_ms, random) / 1000
         self._pause = (knobs.pause[0], knobs.pause[1] / 1000) if knobs.pause else None
         self._due: list[float] | None = None
         self._gap_s = 0.0
-        if isinstance(knobs.gap_ms, Distribution):
+        if isinstance(knobs.gap_ms, RandomVariable):
             gaps = (knobs.gap_ms.draw(random) / 1000 for _ in range(max(tokens - 1, 0)))
             self._due = list(itertools.accumulate(gaps, initial=self._start_s))
         else:
             self._gap_s = knobs.gap_ms / 1000
 
-    def of(self, position: int) -> float:
+    def due_s(self, position: int) -> float:
         """When the token at a position (from 0) is due."""
         due = (
             self._start_s + position * self._gap_s
@@ -294,7 +294,13 @@ class _Answer:
     __slots__ = ("_connection", "_ending", "_last_at", "_open", "_start", "_stats", "_stop", "_times", "_wheel")
 
     def __init__(
-        self, plan: Plan, knobs: Knobs, times: Times, connection: Connection, stats: Stats, wheel: Wheel
+        self,
+        plan: CompletionPlan,
+        knobs: Knobs,
+        times: TokenSchedule,
+        connection: Connection,
+        stats: MockLlmStats,
+        wheel: TimerWheel,
     ) -> None:
         now = wheel.time()
         self._connection = connection
@@ -303,7 +309,7 @@ class _Answer:
         self._stop, self._ending = _stop_of(knobs, len(plan.tokens))
         self._start = now
         self._times = times
-        self._last_at = now + times.of(max(self._stop - 1, 0))
+        self._last_at = now + times.due_s(max(self._stop - 1, 0))
         if self._ending == "finish":
             self._last_at = max(self._last_at, now + knobs.floor_ms / 1000)
         self._open = True
@@ -334,7 +340,13 @@ class _Stream(_Answer):
     __slots__ = ("_frames", "_sent")
 
     def __init__(
-        self, plan: Plan, knobs: Knobs, times: Times, connection: Connection, stats: Stats, wheel: Wheel
+        self,
+        plan: CompletionPlan,
+        knobs: Knobs,
+        times: TokenSchedule,
+        connection: Connection,
+        stats: MockLlmStats,
+        wheel: TimerWheel,
     ) -> None:
         super().__init__(plan, knobs, times, connection, stats, wheel)
         frames, end = stream_frames(plan)
@@ -370,7 +382,7 @@ class _Stream(_Answer):
             else:
                 connection.write(data)
         if sent < len(frames):
-            self._wheel.at(self._due(sent), self.step)
+            self._wheel.call_at(self._due(sent), self.step)
         elif self._ending == "finish":
             self._finished()
             connection.end_stream()
@@ -378,7 +390,7 @@ class _Stream(_Answer):
             self._truncate()
 
     def _due(self, position: int) -> float:
-        return self._last_at if position == len(self._frames) - 1 else self._start + self._times.of(position)
+        return self._last_at if position == len(self._frames) - 1 else self._start + self._times.due_s(position)
 
 
 class _Whole(_Answer):
@@ -387,7 +399,13 @@ class _Whole(_Answer):
     __slots__ = ("_garbage", "_plan")
 
     def __init__(
-        self, plan: Plan, knobs: Knobs, times: Times, connection: Connection, stats: Stats, wheel: Wheel
+        self,
+        plan: CompletionPlan,
+        knobs: Knobs,
+        times: TokenSchedule,
+        connection: Connection,
+        stats: MockLlmStats,
+        wheel: TimerWheel,
     ) -> None:
         super().__init__(plan, knobs, times, connection, stats, wheel)
         self._plan = plan
@@ -398,7 +416,7 @@ class _Whole(_Answer):
         if not self._open or self._ending == "stall":
             return
         if self._last_at > self._wheel.time() + EARLY_S:
-            self._wheel.at(self._last_at, self.step)
+            self._wheel.call_at(self._last_at, self.step)
         elif self._ending == "truncate":
             self._truncate()
         else:

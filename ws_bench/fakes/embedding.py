@@ -1,16 +1,30 @@
-"""A deterministic embedder without weights: words hashed into a unit vector, so that shared words mean closeness."""
+"""Embeddings of the fake model: words hashed into a unit vector, so that texts that share words lie close together."""
 
 import base64
 import itertools
 import math
-import re
 import zlib
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-_WORD = re.compile(r"\w+")
+from backend_kit.wire import InvalidJson, loads
+from ws_bench.fakes.text import words
+
 DEFAULT_DIMENSIONS = 384
 MAX_DIMENSIONS = 4096
+_MAX_INPUTS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequest:
+    """A checked embeddings request: texts or token lists."""
+
+    model: str
+    inputs: list[str | list[int]]
+    dimensions: int
+    base64: bool
 
 
 def embed(text: str | Sequence[int], dimensions: int = DEFAULT_DIMENSIONS) -> "array[float]":
@@ -19,15 +33,61 @@ def embed(text: str | Sequence[int], dimensions: int = DEFAULT_DIMENSIONS) -> "a
     Each word and each pair of neighbours adds ±1 to the place that its CRC-32 names. A text without words points
     along the first axis.
     """
-    words = _WORD.findall(text.lower()) if isinstance(text, str) else [str(token) for token in text]
+    features = words(text) if isinstance(text, str) else [str(token) for token in text]
     weights = [0.0] * dimensions
-    for feature in (*words, *(f"{left} {right}" for left, right in itertools.pairwise(words))):
+    for feature in (*features, *(f"{left} {right}" for left, right in itertools.pairwise(features))):
         digest = zlib.crc32(feature.encode())
         weights[(digest >> 1) % dimensions] += 1.0 if digest & 1 else -1.0
     norm = math.sqrt(math.fsum(weight * weight for weight in weights))
     if norm == 0:
         weights[0], norm = 1.0, 1.0
     return array("f", [weight / norm for weight in weights])
+
+
+def embedding_request(body: bytes) -> EmbeddingRequest:
+    """Read a request as OpenAI-compatible clients send it. Raises ValueError with a text for the caller."""
+    try:
+        request = loads(body)
+    except InvalidJson:
+        raise ValueError("the body is not JSON") from None
+    if not isinstance(request, dict) or not isinstance(request.get("model"), str):
+        raise ValueError("`model` must be a string")  # noqa: TRY004 - one kind of refusal for the caller
+    dimensions = request.get("dimensions") or DEFAULT_DIMENSIONS
+    if not isinstance(dimensions, int) or not 1 <= dimensions <= MAX_DIMENSIONS:
+        raise ValueError(f"`dimensions` must be in 1..{MAX_DIMENSIONS}")
+    inputs = _inputs_of(request.get("input"))
+    if not 1 <= len(inputs) <= _MAX_INPUTS:
+        raise ValueError(f"`input` must hold 1..{_MAX_INPUTS} texts")
+    return EmbeddingRequest(request["model"], inputs, dimensions, request.get("encoding_format") == "base64")
+
+
+def embedding_body(request: EmbeddingRequest) -> dict[str, object]:
+    """The answer, one vector per input."""
+    data = []
+    tokens = 0
+    for index, text in enumerate(request.inputs):
+        vector = embed(text, request.dimensions)
+        tokens += len(text.split()) if isinstance(text, str) else len(text)
+        shown: object = as_base64(vector) if request.base64 else vector.tolist()
+        data.append({"object": "embedding", "index": index, "embedding": shown})
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "data": data, "model": request.model, "usage": usage}
+
+
+def _inputs_of(given: Any) -> list[str | list[int]]:
+    if isinstance(given, str):
+        return [given]
+    if not isinstance(given, list):
+        raise ValueError("`input` must be a text, a list of texts, or token ids")  # noqa: TRY004 - as above
+    if given and all(isinstance(item, int) for item in given):
+        return [given]
+    if not all(isinstance(item, str) or _is_tokens(item) for item in given):
+        raise ValueError("`input` must be a text, a list of texts, or token ids")
+    return given
+
+
+def _is_tokens(item: Any) -> bool:
+    return isinstance(item, list) and all(isinstance(token, int) for token in item)
 
 
 def as_base64(vector: "array[float]") -> str:

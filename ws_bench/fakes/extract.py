@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ws_bench.fakes.prose import Sentence, sentences_in
-from ws_bench.fakes.words import terms, words
+from ws_bench.fakes.text import Sentence, sentences_in, terms, words
 
 _MOST_PASSAGES, _MOST_CHARS = 20, 8_000
 """What is looked at, so that an answer costs milliseconds whatever the prompt holds."""
@@ -69,8 +68,8 @@ def answer_from(question: str, passages: Sequence[Passage]) -> str:
         if len(chosen.keys() | set(wanted)) <= _MOST_SENTENCES:
             chosen |= dict.fromkeys(wanted)
     places = list(dict.fromkeys(where[0] for where in chosen))
-    told = sorted(chosen, key=lambda where: (places.index(where[0]), where))
-    return " ".join(f"{by_place[where].sentence.text} [{by_place[where].number}]" for where in told)
+    ordered = sorted(chosen, key=lambda where: (places.index(where[0]), where))
+    return " ".join(f"{by_place[where].sentence.text} [{by_place[where].number}]" for where in ordered)
 
 
 def _candidates(question: str, passages: Sequence[Passage]) -> list[_Candidate]:

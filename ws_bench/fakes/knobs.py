@@ -31,10 +31,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from random import Random
 
-from ws_bench.config.distributions import Distribution, parse_distribution
+from ws_bench.config.distributions import RandomVariable, parse_distribution
 from ws_bench.errors import UsageError
 
-Amount = float | Distribution
+Amount = float | RandomVariable
 Value = Amount | str | tuple[int, float]
 MAX_TOKENS = 100_000
 _MAX_MS = 3_600_000.0
@@ -62,9 +62,9 @@ class Knobs:
     pause: tuple[int, float] | None = None
 
 
-def drawn(amount: Amount, random: Random) -> float:
+def draw_amount(amount: Amount, random: Random) -> float:
     """The amount, or the next value of its distribution."""
-    return amount.draw(random) if isinstance(amount, Distribution) else amount
+    return amount.draw(random) if isinstance(amount, RandomVariable) else amount
 
 
 def _amount(plain: Callable[[str], float]) -> Callable[[str], Amount]:

@@ -27,7 +27,7 @@ _START_DEADLINE_S = 20.0
 
 
 @dataclass(slots=True)
-class Window:
+class StreamCounts:
     """What the client saw: finished streams, their tokens, wrong ones, and the time of each stream in ms."""
 
     streams: int = 0
@@ -39,7 +39,7 @@ class Window:
 class _Asker(asyncio.Protocol):
     """One client connection that asks for a stream, counts its tokens, and asks again."""
 
-    def __init__(self, request: bytes, tokens: int, window: Window) -> None:
+    def __init__(self, request: bytes, tokens: int, window: StreamCounts) -> None:
         self._request = request
         self._expected = tokens
         self._window = window
@@ -108,7 +108,7 @@ def _first_line(server: "subprocess.Popen[str]") -> str:
     return line
 
 
-async def _measure(options: argparse.Namespace, port: int, server: psutil.Process) -> tuple[Window, float]:
+async def _measure(options: argparse.Namespace, port: int, server: psutil.Process) -> tuple[StreamCounts, float]:
     """Bring the streams up spread over one stream's length, let one length pass, then count over the window."""
     loop = asyncio.get_running_loop()
     body = dumps(
@@ -124,7 +124,7 @@ async def _measure(options: argparse.Namespace, port: int, server: psutil.Proces
         b"Authorization: Bearer none\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
     )
     length_s = max(options.tokens * options.gap / 1000, 0.5)
-    window = Window()
+    window = StreamCounts()
     transports: list[asyncio.BaseTransport] = []
     for _ in range(options.streams):
         asker = functools.partial(_Asker, request, options.tokens, window)
@@ -137,13 +137,13 @@ async def _measure(options: argparse.Namespace, port: int, server: psutil.Proces
     await asyncio.sleep(options.seconds)
     after, end = server.cpu_times(), time.perf_counter()
     used = (after.user + after.system) - (before.user + before.system)
-    counted = Window(window.streams, window.tokens, window.wrong, list(window.times_ms))
+    counted = StreamCounts(window.streams, window.tokens, window.wrong, list(window.times_ms))
     for transport in transports:
         transport.close()
     return counted, used / (end - begin)
 
 
-def _say(options: argparse.Namespace, window: Window, cores: float, *, shared: bool) -> int:
+def _say(options: argparse.Namespace, window: StreamCounts, cores: float, *, shared: bool) -> int:
     times = spread(window.times_ms)
     nominal = (options.tokens - 1) * options.gap
     complete = window.wrong == 0 and window.streams > 0

@@ -14,20 +14,15 @@ import gc
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from backend_kit.wire import InvalidJson, loads
-from ws_bench.config.goflags import Flags
+from ws_bench.config.golang import Flags, parse_duration
 from ws_bench.errors import PreparationFailed, UsageError
-from ws_bench.fakes.completions import Completions, Stats
-from ws_bench.fakes.embedding import DEFAULT_DIMENSIONS, MAX_DIMENSIONS, as_base64, embed
+from ws_bench.fakes.completions import Completions, MockLlmStats
+from ws_bench.fakes.embedding import embedding_body, embedding_request
 from ws_bench.fakes.http import Connection, Request, error_body
 from ws_bench.fakes.knobs import KNOBS, BadKnob, Knobs, parse_knob, with_knobs
 from ws_bench.fakes.reranking import rerank_body, rerank_request
-from ws_bench.fakes.wheel import Wheel
-from ws_bench.record.golang import parse_duration
-
-_MAX_INPUTS = 2048
+from ws_bench.fakes.timer_wheel import TimerWheel
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +80,8 @@ class MockLlm:
 
     def __init__(self, options: MockOptions) -> None:
         self._options = options
-        self.stats = Stats()
-        self._wheel = Wheel(asyncio.get_running_loop())
+        self.stats = MockLlmStats()
+        self._wheel = TimerWheel(asyncio.get_running_loop())
         self._completions = Completions(self._wheel, self.stats, options.knobs, seed=options.seed, keep=options.keep)
         self._connections: set[Connection] = set()
         self._server: asyncio.Server | None = None
@@ -148,11 +143,11 @@ class MockLlm:
     def _embeddings(self, request: Request, connection: Connection) -> None:
         self.stats.embedding_requests += 1
         try:
-            wanted = _embedding_request(request.body)
+            wanted = embedding_request(request.body)
         except ValueError as failure:
             self._refuse(connection, failure)
         else:
-            self._later(self._options.embed_latency_s, connection, lambda: _embedding_body(wanted))
+            self._later(self._options.embed_latency_s, connection, lambda: embedding_body(wanted))
 
     def _rerank(self, request: Request, connection: Connection) -> None:
         self.stats.rerank_requests += 1
@@ -173,64 +168,9 @@ class MockLlm:
                 connection.respond(200, body())
 
         if latency_s > 0:
-            self._wheel.at(self._wheel.time() + latency_s, answer)
+            self._wheel.call_at(self._wheel.time() + latency_s, answer)
         else:
             answer()
-
-
-@dataclass(frozen=True, slots=True)
-class _EmbeddingRequest:
-    """A checked embeddings request: texts or token lists."""
-
-    model: str
-    inputs: list[str | list[int]]
-    dimensions: int
-    base64: bool
-
-
-def _embedding_request(body: bytes) -> _EmbeddingRequest:
-    """Read a request as OpenAI-compatible clients send it. Raises ValueError with a text for the caller."""
-    try:
-        request = loads(body)
-    except InvalidJson:
-        raise ValueError("the body is not JSON") from None
-    if not isinstance(request, dict) or not isinstance(request.get("model"), str):
-        raise ValueError("`model` must be a string")  # noqa: TRY004 - one kind of refusal for the caller
-    dimensions = request.get("dimensions") or DEFAULT_DIMENSIONS
-    if not isinstance(dimensions, int) or not 1 <= dimensions <= MAX_DIMENSIONS:
-        raise ValueError(f"`dimensions` must be in 1..{MAX_DIMENSIONS}")
-    inputs = _inputs_of(request.get("input"))
-    if not 1 <= len(inputs) <= _MAX_INPUTS:
-        raise ValueError(f"`input` must hold 1..{_MAX_INPUTS} texts")
-    return _EmbeddingRequest(request["model"], inputs, dimensions, request.get("encoding_format") == "base64")
-
-
-def _inputs_of(given: Any) -> list[str | list[int]]:
-    if isinstance(given, str):
-        return [given]
-    if not isinstance(given, list):
-        raise ValueError("`input` must be a text, a list of texts, or token ids")  # noqa: TRY004 - as above
-    if given and all(isinstance(item, int) for item in given):
-        return [given]
-    if not all(isinstance(item, str) or _is_tokens(item) for item in given):
-        raise ValueError("`input` must be a text, a list of texts, or token ids")
-    return given
-
-
-def _is_tokens(item: Any) -> bool:
-    return isinstance(item, list) and all(isinstance(token, int) for token in item)
-
-
-def _embedding_body(request: _EmbeddingRequest) -> dict[str, object]:
-    data = []
-    tokens = 0
-    for index, text in enumerate(request.inputs):
-        vector = embed(text, request.dimensions)
-        tokens += len(text.split()) if isinstance(text, str) else len(text)
-        shown: object = as_base64(vector) if request.base64 else vector.tolist()
-        data.append({"object": "embedding", "index": index, "embedding": shown})
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return {"object": "list", "data": data, "model": request.model, "usage": usage}
 
 
 async def serve(options: MockOptions) -> None:

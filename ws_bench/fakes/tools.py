@@ -8,13 +8,13 @@ from typing import Any, Final
 
 from backend_kit.wire import dumps
 from ws_bench.fakes.answers import Turn
-from ws_bench.fakes.words import terms, words
+from ws_bench.fakes.text import terms, words
 
 _PIECE = re.compile(r".{1,8}", re.DOTALL)
 _MAX_DEPTH = 5
 _MOST_TOOLS: Final = 64
 _MOST_CHARS: Final = 2_000
-_LEAST_OF_NAME, _LEAST_TOLD = 0.5, 2
+_LEAST_OF_NAME, _LEAST_OF_DESCRIPTION = 0.5, 2
 _NAME_PART: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 _NUMBER: Final = re.compile(r"(?<![\w.])-?\d{1,15}(?:\.\d{1,9})?(?![\w.]*\w)")
 _QUOTED: Final = re.compile(r"[\"“„«]([^\"“”„«»\n]{1,500})[\"”“»]")
@@ -23,7 +23,7 @@ _ORDINALS: Final = {"first": "1", "second": "2", "third": "3", "fourth": "4", "f
 _AFTER_COLON: Final = re.compile(r"^[^:\n]{1,80}:\s+(\S.*)$", re.DOTALL)
 
 
-def called_tool(request: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+def offered_tool(request: Mapping[str, Any], name: str) -> dict[str, Any] | None:
     """The function of a request's tools that has this name (`*`: any), None where there is none to be called.
 
     After a tool's result the model answers, as one does that has what it asked for.
@@ -31,7 +31,7 @@ def called_tool(request: Mapping[str, Any], name: str) -> dict[str, Any] | None:
     return next((function for function in _offered(request) if name in ("*", function["name"])), None)
 
 
-def asked_for(request: Mapping[str, Any], turns: Sequence[Turn]) -> dict[str, Any] | None:
+def requested_tool(request: Mapping[str, Any], turns: Sequence[Turn]) -> dict[str, Any] | None:
     """The function that does what the last user message asks for, None where none does.
 
     The message must share half of the words of the tool's name with it, or two words with what the tool says of itself.
@@ -40,13 +40,13 @@ def asked_for(request: Mapping[str, Any], turns: Sequence[Turn]) -> dict[str, An
     asked = terms(_asked(turns)[:_MOST_CHARS])
     offered = list(_offered(request)) if asked else []
     names = [terms(" ".join(_NAME_PART.findall(function["name"]))) for function in offered]
-    told = [_told(function) - name for function, name in zip(offered, names, strict=True)]
+    told = [_described(function) - name for function, name in zip(offered, names, strict=True)]
     frequency = Counter(term for name, words_of in zip(names, told, strict=True) for term in name | words_of)
     best: tuple[float, int, int] | None = None
     for place, (name, words_of) in enumerate(zip(names, told, strict=True)):
         weight = {term: math.log(1 + len(offered) / frequency[term]) for term in (name | words_of) & asked}
         part = len(name & asked) / max(len(name), 1)
-        if part < _LEAST_OF_NAME and len(words_of & asked) < _LEAST_TOLD:
+        if part < _LEAST_OF_NAME and len(words_of & asked) < _LEAST_OF_DESCRIPTION:
             continue
         fits = sum(weight[term] * (1 + part if term in name else 1.0) for term in weight)
         entry = (fits, -len(_required(offered[place])), -place)
@@ -93,7 +93,7 @@ def _required(function: Mapping[str, Any]) -> Sequence[str]:
     return required if isinstance(required, list) else ()
 
 
-def _told(function: Mapping[str, Any]) -> set[str]:
+def _described(function: Mapping[str, Any]) -> set[str]:
     """Words of a tool's description, and of the names and values of its arguments."""
     parameters = function.get("parameters")
     properties = parameters.get("properties") if isinstance(parameters, dict) else None
@@ -111,7 +111,7 @@ class _Filling:
         self._words = frozenset(words(asked[:_MOST_CHARS]))
         ordinals = [_ORDINALS[word] for word in words(asked[:_MOST_CHARS]) if word in _ORDINALS]
         self._numbers = iter([*_NUMBER.findall(asked[:_MOST_CHARS]), *ordinals])
-        self._text = _said(asked, name)
+        self._text = _text_argument(asked, name)
 
     def value(self, schema: Mapping[str, Any], depth: int) -> object:
         """The value that a JSON schema of a tool allows."""
@@ -149,7 +149,7 @@ class _Filling:
         return fallback
 
 
-def _said(asked: str, name: str) -> str:
+def _text_argument(asked: str, name: str) -> str:
     """What a message gives to a tool as a text."""
     text = asked[:_MOST_CHARS] if len(asked) > _MOST_CHARS else asked
     if found := _QUOTED.search(text) or _AFTER_COLON.match(text):

@@ -1,4 +1,4 @@
-"""The WebSocket engine behind a seam of four calls, so that another library can take its place."""
+"""The WebSocket connector behind a seam of four calls, so that another library can take its place."""
 
 import asyncio
 import errno
@@ -12,14 +12,14 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 from websockets.typing import Subprotocol
 
-from ws_bench.errors import TurnBroken, json_or_text, said_by
+from ws_bench.errors import TurnBroken, json_or_text, refusal_text
 
 _CLOSE_TIMEOUT_S = 2.0
 _SLOW_BUFFER = 4096
 _AUTH_STATUSES = frozenset({401, 403})
 
 
-class Wire(Protocol):
+class ClientSocket(Protocol):
     """One open socket. Every call raises `TurnBroken` when the socket does not hold."""
 
     async def send(self, text: str) -> None:
@@ -35,17 +35,17 @@ class Wire(Protocol):
         """Cut the connection without a close handshake, as a browser that is killed."""
 
 
-class Engine(Protocol):
+class Connector(Protocol):
     """Opens sockets to one address."""
 
-    async def connect(self, *, bytes_per_s: float = 0.0) -> Wire:
+    async def connect(self, *, bytes_per_s: float = 0.0) -> ClientSocket:
         """A socket whose handshake is done. Raises `TurnBroken`; the caller sets the deadline.
 
         With `bytes_per_s` it reads no faster, through the smallest buffers there are, so that the peer feels it.
         """
 
 
-class WebsocketsEngine:
+class WebsocketsConnector:
     """The `websockets` library: no compression, no pings, no proxy, so that a run measures the service alone."""
 
     def __init__(
@@ -57,8 +57,8 @@ class WebsocketsEngine:
         self._max_size = max_size
         self._ssl = _insecure_context() if insecure and url.startswith("wss:") else None
 
-    async def connect(self, *, bytes_per_s: float = 0.0) -> Wire:
-        """See `Engine.connect`."""
+    async def connect(self, *, bytes_per_s: float = 0.0) -> ClientSocket:
+        """See `Connector.connect`."""
         try:
             sock = await _small_socket(self._url) if bytes_per_s else None
             connection = await connect(
@@ -80,11 +80,11 @@ class WebsocketsEngine:
         if self._subprotocol and connection.subprotocol != self._subprotocol:
             await connection.close()
             raise TurnBroken("protocol_not_native", f"the service does not speak {self._subprotocol}")
-        return _WebsocketsWire(connection, bytes_per_s)
+        return _WebsocketsSocket(connection, bytes_per_s)
 
 
-class _WebsocketsWire:
-    """A `Wire` over one connection of `websockets`."""
+class _WebsocketsSocket:
+    """A `ClientSocket` over one connection of `websockets`."""
 
     def __init__(self, connection: ClientConnection, bytes_per_s: float = 0.0) -> None:
         self._connection = connection
@@ -116,7 +116,7 @@ def dial_failure(failure: Exception) -> TurnBroken:
     """The error class of a connection that did not come about."""
     if isinstance(failure, InvalidStatus):
         status = failure.response.status_code
-        said = said_by(json_or_text(bytes(failure.response.body or b"")))
+        said = refusal_text(json_or_text(bytes(failure.response.body or b"")))
         return TurnBroken(f"auth_{status}" if status in _AUTH_STATUSES else f"ws_handshake_{status}", said)
     if isinstance(failure, InvalidHandshake):
         return TurnBroken("ws_handshake", type(failure).__name__)

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ws_bench.config.flags import RunConfig
-from ws_bench.config.pacing import Interrupt
 from ws_bench.config.prompts import Prompts
 from ws_bench.errors import SessionCallFailed, TurnBroken
-from ws_bench.load.client import Engine, Wire
-from ws_bench.load.history import Acknowledged
+from ws_bench.load.client import ClientSocket, Connector
+from ws_bench.load.history import AcknowledgedTurns
+from ws_bench.load.pacing import Interrupt
 from ws_bench.load.sessions import SessionApi
 from ws_bench.record.dialects import (
     CompatibleTurn,
@@ -31,37 +31,37 @@ class SocketLost(Exception):
     """The recorded turn left no usable socket behind."""
 
 
-class Context:
+class RunContext:
     """What all clients of a run share."""
 
     def __init__(
         self,
         config: RunConfig,
-        engine: Engine,
+        connector: Connector,
         interrupt: Interrupt,
         sessions: SessionApi,
         recorder: Recorder,
         prompts: Prompts,
     ) -> None:
         self.config = config
-        self.engine = engine
+        self.connector = connector
         self.interrupt = interrupt
         self.sessions = sessions
         self.recorder = recorder
         self.prompts = prompts
         self.prepared: list[str] = []
-        self.acknowledged = Acknowledged()
+        self.acknowledged = AcknowledgedTurns()
         self.kept_sessions: list[str] = []
         """Sessions of clients that have left, to be deleted at the end: their history is looked at before."""
 
 
-class Seat:
-    """A client's session and socket. `open` makes what is missing, `close` takes down what is the seat's own."""
+class Conversation:
+    """A client's session and socket. `open` creates whichever is missing, `close` deletes what this one created."""
 
-    def __init__(self, client: int, context: Context) -> None:
+    def __init__(self, client: int, context: RunContext) -> None:
         self._client = client
         self._context = context
-        self._wire: Wire | None = None
+        self._socket: ClientSocket | None = None
         self._session_id: str | None = None
         self._own_session = False
         self._opened = 0
@@ -71,51 +71,51 @@ class Seat:
         """Be ready to ask. Raises `TurnBroken`, and may be called again then."""
         if self._session_id is None:
             self._session_id, self._own_session = await self._session()
-        if self._wire is None:
+        if self._socket is None:
             if self._opened:
                 self._context.recorder.reconnects += 1
-            self._wire = await self._connect()
+            self._socket = await self._connect()
             self._opened += 1
 
-    async def turn(self, intended: float | None = None) -> None:
+    async def run_turn(self, intended: float | None = None) -> None:
         """One ask and its events, recorded; on the run's clock `intended` is when it should have been asked.
 
-        Raises `SocketLost` when the socket cannot carry another turn; the seat has left it then.
+        Raises `SocketLost` when the socket cannot carry another turn; the conversation has closed it by then.
         """
-        if self._wire is None or self._session_id is None:
-            raise RuntimeError("a seat is used before it is open")
-        context, wire = self._context, self._wire
+        if self._socket is None or self._session_id is None:
+            raise RuntimeError("a conversation is used before it is open")
+        context, socket = self._context, self._socket
         config, recorder = context.config, context.recorder
         exchange_id = uuid.uuid4().hex
         reader: TurnReader = NativeTurn(exchange_id) if config.native else CompatibleTurn(self._session_id, exchange_id)
         message = context.prompts.next(self._client)
         frame = ask_frame(self._session_id, exchange_id, message, config.agent, config.runtime_context)
         asked = clock()
-        recorder.ask(self._client)
-        failure = await self._carry_out(wire, frame, reader)
+        recorder.turn_asked(self._client)
+        failure = await self._ask_and_follow(socket, frame, reader)
         result = turn_result(self._client, asked, clock(), recorder.begin, reader, failure)
         if intended is not None:
             result = replace(result, intended=intended - recorder.begin)
-        self._last = (recorder.answered(result), exchange_id)
+        self._last = (recorder.turn_ended(result), exchange_id)
         if result.ok and config.verify_history:
             context.acknowledged.add(self._session_id, exchange_id, reader.answer)
         if failure is not None and not failure.usable:
-            await self.leave()
+            await self.disconnect()
             raise SocketLost
 
-    async def leave(self) -> None:
+    async def disconnect(self) -> None:
         """Close the socket; the session stays, and `open` makes a new socket."""
-        wire, self._wire = self._wire, None
-        if wire is None:
+        socket, self._socket = self._socket, None
+        if socket is None:
             return
         begin = clock()
-        await wire.close()
+        await socket.close()
         self._context.recorder.close_ms.append((clock() - begin) * 1000)
-        await self._look_after(wire)
+        await self._check_late_frames(socket)
 
     async def close(self) -> None:
-        """Leave, and delete the session where it was made for this seat."""
-        await self.leave()
+        """Leave, and delete the session where it was made for this conversation."""
+        await self.disconnect()
         if not self._own_session or self._session_id is None or not self._context.config.delete_session:
             return
         if self._context.config.verify_history:
@@ -123,29 +123,29 @@ class Seat:
         else:
             await self._context.sessions.delete(self._session_id)
 
-    async def _carry_out(self, wire: Wire, frame: str, reader: TurnReader) -> TurnBroken | None:
-        """Ask and follow to the end; what broke it, None for a turn that ended well."""
+    async def _ask_and_follow(self, socket: ClientSocket, frame: str, reader: TurnReader) -> TurnBroken | None:
+        """Ask, and follow the turn to its end; what broke it, None for a turn that ended well."""
         context = self._context
         frames = 0
 
-        def seen() -> None:
+        def count_frame() -> None:
             nonlocal frames
             frames += 1
 
         try:
             async with context.interrupt.within(context.config.timeout_s):
-                await wire.send(frame)
-                await follow(wire, reader, seen, debug=context.config.debug_events)
+                await socket.send(frame)
+                await follow_turn(socket, reader, count_frame, debug=context.config.debug_events)
         except TurnBroken as broken:
             return broken
         except TimeoutError:
-            await wire.close(CLIENT_STOP, "client_stop")
+            await socket.close(CLIENT_STOP, "client_stop")
             if context.interrupt.requested:
                 return TurnBroken("client_cancel", "no final in time")
             return TurnBroken("turn_timeout" if frames else "ask_timeout", "no final in time")
         return None
 
-    async def _look_after(self, wire: Wire) -> None:
+    async def _check_late_frames(self, socket: ClientSocket) -> None:
         """What came after the last turn's end: anything of a turn is one terminal event too many."""
         if self._last is None:
             return
@@ -153,15 +153,15 @@ class Seat:
         recorder = self._context.recorder
         try:
             while True:
-                kind = after_the_end(await wire.recv(), exchange_id)
+                kind = after_the_end(await socket.recv(), exchange_id)
                 if kind and recorder.turns[number].ok:
                     late = replace(recorder.turns[number], error=kind, detail="after the turn's final")
-                    recorder.replace(number, late)
+                    recorder.replace_result(number, late)
         except TurnBroken:
             return
 
     async def _session(self) -> tuple[str, bool]:
-        """The session to ask in, and whether this seat has to delete it."""
+        """The session to ask in, and whether this conversation has to delete it."""
         config = self._context.config
         if config.session or not config.create_session:
             return config.session, False
@@ -169,19 +169,19 @@ class Seat:
             return self._context.prepared[self._client], False
         return await create_session(self._context), True
 
-    async def _connect(self) -> Wire:
+    async def _connect(self) -> ClientSocket:
         context = self._context
         begin = clock()
         try:
             async with context.interrupt.within(context.config.timeout_s):
-                wire = await context.engine.connect()
+                socket = await context.connector.connect()
         except TimeoutError as late:
             raise TurnBroken("connect_timeout") from late
         context.recorder.connect_ms.append((clock() - begin) * 1000)
-        return wire
+        return socket
 
 
-async def create_session(context: Context) -> str:
+async def create_session(context: RunContext) -> str:
     """A new session's id, its time recorded. Raises `SessionCallFailed`."""
     begin = clock()
     try:
@@ -193,13 +193,15 @@ async def create_session(context: Context) -> str:
     return session_id
 
 
-async def follow(wire: Wire, reader: TurnReader, seen: Callable[[], None], *, debug: bool = False) -> None:
+async def follow_turn(
+    socket: ClientSocket, reader: TurnReader, on_frame: Callable[[], None], *, debug: bool = False
+) -> None:
     """Read events until the turn has ended well. The clock is read before an event is parsed. Raises `TurnBroken`."""
     ended = False
     while not ended:
-        frame = await wire.recv()
+        frame = await socket.recv()
         now = clock()
-        seen()
+        on_frame()
         if debug:
             print(f"event raw: {frame.decode(errors='replace')}", file=sys.stderr)
         ended = reader.feed(parse_event(frame), now)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ws_bench.errors import TurnBroken
-from ws_bench.load.sessions import SessionApi
+from ws_bench.load.sessions import SessionApi, for_each
 from ws_bench.record.dialects import answer_of
 from ws_bench.record.recording import HistoryCheck
 
 _RETRY_S = 0.5
 
 
-class Acknowledged:
+class AcknowledgedTurns:
     """The turns whose final was read, by session and exchange, with their answer."""
 
     def __init__(self) -> None:
@@ -36,19 +36,16 @@ class _Finding:
 
 
 async def verify_history(
-    sessions: SessionApi, acknowledged: Acknowledged, *, patience_s: float, concurrency: int
+    sessions: SessionApi, acknowledged: AcknowledgedTurns, *, patience_s: float, concurrency: int
 ) -> HistoryCheck:
     """Read the history of every session; one that lacks a turn is read again until the patience is over."""
-    todo = iter(acknowledged.answers.items())
     findings: list[_Finding] = []
 
-    async def worker() -> None:
-        for session_id, answers in todo:
-            findings.append(await _look(sessions, session_id, answers, patience_s))
+    async def check(session_id: str) -> None:
+        answers = acknowledged.answers[session_id]
+        findings.append(await _check_session(sessions, session_id, answers, patience_s))
 
-    async with asyncio.TaskGroup() as workers:
-        for _ in range(min(concurrency, len(acknowledged.answers))):
-            workers.create_task(worker())
+    await for_each(acknowledged.answers, check, concurrency=concurrency)
     samples = [text for finding in findings for text in (*finding.missing, *finding.altered)]
     return HistoryCheck(
         acknowledged=sum(len(answers) for answers in acknowledged.answers.values()),
@@ -60,7 +57,9 @@ async def verify_history(
     )
 
 
-async def _look(sessions: SessionApi, session_id: str, answers: Mapping[str, str], patience_s: float) -> _Finding:
+async def _check_session(
+    sessions: SessionApi, session_id: str, answers: Mapping[str, str], patience_s: float
+) -> _Finding:
     """What the last reading says. There is one after the patience is over: this process may have slept until then."""
     loop = asyncio.get_running_loop()
     ends_at = loop.time() + patience_s

@@ -4,54 +4,81 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from random import Random
+from typing import Any
 
 from backend_kit.wire import dumps
 from ws_bench.config.arrivals import schedule
 from ws_bench.config.flags import RunConfig, config_as_json
-from ws_bench.config.pacing import ClosedLoop, Interrupt, OpenLoop, Pacer, SharedTotal
+from ws_bench.config.options import Cut, Gate, Outputs
 from ws_bench.config.prompts import Prompts
 from ws_bench.config.runflags import NATIVE_SUBPROTOCOL
 from ws_bench.errors import PreparationFailed, TurnBroken
-from ws_bench.load.client import WebsocketsEngine
-from ws_bench.load.conversation import Context, Seat, SocketLost, create_session
+from ws_bench.load.client import WebsocketsConnector
+from ws_bench.load.conversation import Conversation, RunContext, SocketLost, create_session
 from ws_bench.load.history import verify_history
-from ws_bench.load.misbehave import MisbehavingClients
-from ws_bench.load.server import ServerWatch, view_of
-from ws_bench.load.sessions import SessionApi
+from ws_bench.load.live import LiveProgress, Progress, progress
+from ws_bench.load.misbehaviour import MisbehavingClients
+from ws_bench.load.pacing import ClosedLoop, Interrupt, OpenLoop, Pacer, SharedTotal
+from ws_bench.load.server import ServerMonitor, server_view
+from ws_bench.load.sessions import SessionApi, for_each
 from ws_bench.record.dialects import clock
 from ws_bench.record.environment import environment
-from ws_bench.record.gates import Gate, GateResult, check_gates
-from ws_bench.record.postgres import PostgresWatch
+from ws_bench.record.gates import GateResult, check_gates
+from ws_bench.record.postgres import PostgresMonitor
+from ws_bench.record.processes import ProcessMonitor
 from ws_bench.record.recorder import Recorder
 from ws_bench.record.recording import HistoryCheck, Recording, SessionCounts, window_of
-from ws_bench.record.results import Cut, TurnResult, first_tokens, gaps, latencies, spread
-from ws_bench.record.selfcheck import GeneratorWatch
-from ws_bench.record.watch import ProcessWatch
-from ws_bench.report.live import Live, Progress, progress
+from ws_bench.record.results import TurnResult, first_tokens, gaps, latencies, spread
+from ws_bench.record.selfcheck import GeneratorMonitor
 
 _ABORT_TURNS = 20
 _ABORT_INTERVAL_S = 1.0
-_TELL_INTERVAL_S = 1.0
+_PROGRESS_INTERVAL_S = 1.0
 
 
-async def run(config: RunConfig, argv: Sequence[str]) -> Recording:
+async def run_load(config: RunConfig, argv: Sequence[str]) -> Recording:
     """Carry out a run. SIGINT or SIGTERM ends it early with a full recording; a second one cancels this call.
 
     Raises `PreparationFailed` when what must stand before the first turn could not be set up.
     """
     interrupt = Interrupt(config.grace_s)
-    with Signals(interrupt):
+    with StopSignals(interrupt):
         async with AsyncExitStack() as stack:
             sessions = await stack.enter_async_context(SessionApi(config))
-            postgres = await stack.enter_async_context(PostgresWatch(config.observe.postgres))
+            postgres = await stack.enter_async_context(PostgresMonitor(config.observe.postgres))
             return await _Run(config, argv, interrupt, sessions, postgres).execute()
 
 
-class Signals:
+@asynccontextmanager
+async def observed(
+    outputs: Outputs,
+    server: ServerMonitor,
+    postgres: PostgresMonitor,
+    current: Callable[[], Progress],
+    *monitors: Coroutine[Any, Any, None],
+) -> AsyncGenerator[None]:
+    """Watch services, database and progress during the block, and run the other monitors until its end."""
+    watching = [postgres.run_canary(), *monitors]
+    if outputs.live:
+        watching.append(LiveProgress(current, interval_s=outputs.live_interval_s).show_until_cancelled())
+    async with asyncio.TaskGroup() as group:
+        scraping = group.create_task(server.scrape_until_stopped(), name="server-metrics")
+        tasks = [group.create_task(one, name="monitor") for one in watching]
+        yield
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        server.stop()
+        await scraping
+    await postgres.end_window()
+    await server.ask_whole_verdict()
+
+
+class StopSignals:
     """SIGINT and SIGTERM while a run lasts: the first asks for an end, the second cancels the run."""
 
     def __init__(self, interrupt: Interrupt) -> None:
@@ -59,7 +86,7 @@ class Signals:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
 
-    def __enter__(self) -> "Signals":
+    def __enter__(self) -> "StopSignals":
         for number in (signal.SIGINT, signal.SIGTERM):
             self._loop.add_signal_handler(number, self._on_signal)
         return self
@@ -86,7 +113,7 @@ class _Run:
         argv: Sequence[str],
         interrupt: Interrupt,
         sessions: SessionApi,
-        postgres: PostgresWatch,
+        postgres: PostgresMonitor,
     ) -> None:
         self._config = config
         self._argv = argv
@@ -95,7 +122,7 @@ class _Run:
         self._postgres = postgres
         self._started_unix = time.time()
         self._recorder = Recorder(config.clients)
-        engine = WebsocketsEngine(
+        connector = WebsocketsConnector(
             config.dial_url,
             {} if config.token_in_query else config.auth_headers,
             subprotocol=NATIVE_SUBPROTOCOL if config.native else "",
@@ -105,9 +132,9 @@ class _Run:
         # Each purpose draws from its own sequence, so that a flag for one does not move the others.
         seed = config.load.seed
         prompts = Prompts(config.prompts, config.message, _random(seed, "prompts"))
-        self._context = Context(config, engine, interrupt, sessions, self._recorder, prompts)
-        self._besides = MisbehavingClients(self._context, _random(seed, "misbehaviour"))
-        self._server = ServerWatch(config, self._recorder)
+        self._context = RunContext(config, connector, interrupt, sessions, self._recorder, prompts)
+        self._misbehaving = MisbehavingClients(self._context, _random(seed, "misbehaviour"))
+        self._server = ServerMonitor(config, self._recorder)
         self._pacer: Pacer = SharedTotal(interrupt, total=0)
         self._begun = 0.0
         self._ready = 0
@@ -121,13 +148,13 @@ class _Run:
         if config.owns_sessions and config.per_client and config.prepare_sessions:
             await self._prepare()
         if config.outputs.progress:
-            await self._start_together()
+            await self._wait_for_start()
         self._begun = recorder.now()
         self._pacer = self._make_pacer()
         history: HistoryCheck | None = None
         with (
-            GeneratorWatch(recorder.begin, lambda: recorder.in_flight) as watch,
-            ProcessWatch(config.observe.pids, recorder.begin) as processes,
+            GeneratorMonitor(recorder.begin, lambda: recorder.in_flight) as watch,
+            ProcessMonitor(config.observe.pids, recorder.begin) as processes,
         ):
             try:
                 await self._load()
@@ -135,7 +162,7 @@ class _Run:
             finally:
                 await self._delete(self._context.prepared + self._context.kept_sessions)
         elapsed_s = recorder.now()
-        self._say_delete_failures()
+        self._print_delete_failures()
         recording = Recording(
             config=config_as_json(config),
             started_unix=self._started_unix,
@@ -152,46 +179,34 @@ class _Run:
             planned=self._planned,
             dropped=self._pacer.dropped if isinstance(self._pacer, OpenLoop) else 0,
             reconnects=recorder.reconnects,
-            besides=self._besides.besides.as_json(),
+            besides=self._misbehaving.counts.as_json(),
             series=[watch.series],
             postgres=self._postgres.view,
             history=history,
             watched=processes.as_json(),
             environment=environment(self._argv),
         )
-        recording.server = view_of(self._server.log, window_of(recording))
+        recording.server = server_view(self._server.log, window_of(recording))
         return recording
 
     async def _load(self) -> None:
         """All clients, from the first one's ramp slot to the last one's end, and what watches them meanwhile."""
-        async with asyncio.TaskGroup() as watchers:
-            scraping = watchers.create_task(self._server.run(), name="server-metrics")
-            watching = [
-                watchers.create_task(self._postgres.run(), name="postgres"),
-                watchers.create_task(self._watch_edges(), name="steady-window"),
-            ]
-            if self._config.gates.abort:
-                watching.append(watchers.create_task(self._watch_gates(), name="gates"))
-            if self._config.outputs.progress:
-                watching.append(watchers.create_task(self._tell_parent(), name="progress"))
-            if self._config.outputs.live:
-                live = Live(self._progress, interval_s=self._config.outputs.live_interval_s)
-                watching.append(watchers.create_task(live.run(), name="live"))
-            async with asyncio.TaskGroup() as besides:
-                self._besides.start(besides)
-                async with asyncio.TaskGroup() as clients:
-                    for client in range(self._config.clients):
-                        clients.create_task(self._client(client), name=f"client-{client}")
-                    if isinstance(self._pacer, OpenLoop):
-                        clients.create_task(self._start_schedule(self._pacer), name="schedule")
-                self._besides.end()
-            for task in watching:
-                task.cancel()
-            await asyncio.gather(*watching, return_exceptions=True)
-            self._server.stop()
-            await scraping
-        await self._postgres.end()
-        await self._server.ask_whole_verdict()
+        monitors = [self._watch_edges()]
+        if self._config.gates.abort:
+            monitors.append(self._watch_gates())
+        if self._config.outputs.progress:
+            monitors.append(self._report_progress())
+        async with (
+            observed(self._config.outputs, self._server, self._postgres, self._progress, *monitors),
+            asyncio.TaskGroup() as misbehaving,
+        ):
+            self._misbehaving.start(misbehaving)
+            async with asyncio.TaskGroup() as clients:
+                for client in range(self._config.clients):
+                    clients.create_task(self._client(client), name=f"client-{client}")
+                if isinstance(self._pacer, OpenLoop):
+                    clients.create_task(self._start_schedule(self._pacer), name="schedule")
+            self._misbehaving.end()
 
     def _make_pacer(self) -> Pacer:
         config, load = self._config, self._config.load
@@ -234,70 +249,70 @@ class _Run:
         began = clock()
         if await self._pacer.admit(client) is None:
             return
-        seat = Seat(client, self._context)
+        conversation = Conversation(client, self._context)
         try:
-            await seat.open()
+            await conversation.open()
             admitted = True
             while admitted:
-                self._besides.before_turn()
-                await seat.turn()
+                self._misbehaving.before_turn()
+                await conversation.run_turn()
                 admitted = await self._pacer.admit(client) is not None
-            self._recorder.done()
+            self._recorder.client_done()
         except TurnBroken as broken:
             self._record_not_asked(client, began, broken)
         except SocketLost:
             return
         finally:
-            await seat.close()
+            await conversation.close()
 
     async def _open_client(self, client: int) -> None:
         """A socket before the first turn, a new one after a break; each turn that arrives is asked or an error."""
-        seat = Seat(client, self._context)
+        conversation = Conversation(client, self._context)
         try:
             await self._interrupt.pause(client * self._config.ramp_s / self._config.clients)
             try:
-                await seat.open()
+                await conversation.open()
             except TurnBroken:
                 # The first turn that comes here tries again, and says what is wrong.
-                await seat.leave()
+                await conversation.disconnect()
             self._ready += 1
             if self._ready == self._config.clients:
                 self._all_ready.set()
             while (due := await self._pacer.admit(client)) is not None:
-                self._besides.before_turn()
+                self._misbehaving.before_turn()
                 try:
-                    await seat.open()
-                    await seat.turn(due)
+                    await conversation.open()
+                    await conversation.run_turn(due)
                 except TurnBroken as broken:
                     self._record_not_asked(client, clock(), broken, due)
                 except SocketLost:
                     continue
         finally:
-            await seat.close()
+            await conversation.close()
 
     async def _single_turns(self, client: int) -> None:
         """Total mode: a new session and socket for each turn."""
         while await self._pacer.admit(client) is not None:
             began = clock()
-            seat = Seat(client, self._context)
-            self._besides.before_turn()
+            conversation = Conversation(client, self._context)
+            self._misbehaving.before_turn()
             try:
-                await seat.open()
-                await seat.turn()
+                await conversation.open()
+                await conversation.run_turn()
             except TurnBroken as broken:
                 self._record_not_asked(client, began, broken)
             except SocketLost:
                 continue
             finally:
-                await seat.close()
-        self._recorder.done()
+                await conversation.close()
+        self._recorder.client_done()
 
     def _record_not_asked(self, client: int, began: float, broken: TurnBroken, due: float | None = None) -> None:
         """Count the turn that could not be asked; one given up because of an interrupt counts as not sent."""
         if self._interrupt.requested:
             return
         zero = self._recorder.begin
-        self._recorder.add(
+        self._recorder.add_result(
             TurnResult(
                 client=client,
                 asked=began - zero,
@@ -316,24 +331,24 @@ class _Run:
         await (self._scheduled if load.open else recorder.all_asked).wait()
         begin = recorder.now()
         await self._sleep_until(begin + _seconds(load.warmup, length))
-        await self._edge("begin")
+        await self._mark_edge("begin")
         edge_at = recorder.now()
         if length:
             last = (begin if load.open else self._begun) + length
             await self._sleep_until(last - _seconds(load.cooldown, length))
         else:
             await recorder.first_done.wait()
-        await self._edge("end")
+        await self._mark_edge("end")
         await self._server.ask_steady_verdict(recorder.now() - edge_at)
 
     async def _sleep_until(self, at: float) -> None:
         await asyncio.sleep(max(at - self._recorder.now(), 0.0))
 
-    async def _edge(self, which: str) -> None:
-        self._server.poke()
+    async def _mark_edge(self, which: str) -> None:
+        self._server.scrape_now()
         if self._config.outputs.progress:
-            tell({"edge": which})
-        await (self._postgres.begin() if which == "begin" else self._postgres.end())
+            write_to_parent({"edge": which})
+        await (self._postgres.begin_window() if which == "begin" else self._postgres.end_window())
 
     async def _watch_gates(self) -> None:
         """End the run when a gate does not hold any more, judged by what there is so far."""
@@ -341,22 +356,22 @@ class _Run:
         while not self._aborted:
             await asyncio.sleep(_ABORT_INTERVAL_S)
             if len(recorder.turns) >= _ABORT_TURNS:
-                failed = [gate.text for gate in self._early(gates) if not gate.passed and gate.value is not None]
+                failed = [gate.text for gate in self._gates_so_far(gates) if not gate.passed and gate.value is not None]
                 if failed:
                     self._aborted = failed[0]
                     self._interrupt.request()
 
-    def _early(self, gates: tuple[Gate, ...]) -> list[GateResult]:
+    def _gates_so_far(self, gates: tuple[Gate, ...]) -> list[GateResult]:
         turns = self._recorder.turns
         spreads = {"turn_latency": spread(latencies(turns)), "ttft": spread(first_tokens(turns))}
         # A rate or a count of what was not sent means nothing before the end.
         counted = [gate for gate in gates if gate.metric in (*spreads, "errors")]
         return check_gates(counted, spreads, {"errors": self._recorder.errors.total()}, len(turns))
 
-    async def _tell_parent(self) -> None:
+    async def _report_progress(self) -> None:
         while True:
-            tell(asdict(self._progress()))
-            await asyncio.sleep(_TELL_INTERVAL_S)
+            write_to_parent(asdict(self._progress()))
+            await asyncio.sleep(_PROGRESS_INTERVAL_S)
 
     def _progress(self) -> Progress:
         recorder, load = self._recorder, self._config.load
@@ -370,14 +385,14 @@ class _Run:
             total=0 if load.duration_s else self._pacer.total,
             active=recorder.active,
             in_flight=recorder.in_flight,
-            recent_ms=recorder.recent(),
+            recent_ms=recorder.recent_latencies(),
             errors=dict(recorder.errors.most_common()),
             ends_at_s=ends_at,
         )
 
-    async def _start_together(self) -> None:
+    async def _wait_for_start(self) -> None:
         """Wait until the process that began this one closes its input: every worker is prepared then."""
-        tell({"ready": True})
+        write_to_parent({"ready": True})
         loop, closed = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(sys.stdin.fileno(), closed.set)
         try:
@@ -391,21 +406,17 @@ class _Run:
 
     async def _prepare(self) -> None:
         """Create one session a client. On a failure those already created are deleted again."""
-        todo = iter(range(self._config.clients))
         failures: list[TurnBroken] = []
 
-        async def worker() -> None:
-            for _ in todo:
-                if failures or self._interrupt.requested:
-                    return
-                try:
-                    self._context.prepared.append(await create_session(self._context))
-                except TurnBroken as broken:
-                    failures.append(broken)
+        async def prepare(_: int) -> None:
+            if failures or self._interrupt.requested:
+                return
+            try:
+                self._context.prepared.append(await create_session(self._context))
+            except TurnBroken as broken:
+                failures.append(broken)
 
-        async with asyncio.TaskGroup() as workers:
-            for _ in range(min(self._config.prepare_concurrency, self._config.clients)):
-                workers.create_task(worker())
+        await for_each(range(self._config.clients), prepare, concurrency=self._config.prepare_concurrency)
         if failures and not self._interrupt.requested:
             await self._delete(self._context.prepared)
             raise PreparationFailed(f"prepare sessions failed: {failures[0]}")
@@ -422,25 +433,16 @@ class _Run:
         )
 
     async def _delete(self, session_ids: list[str]) -> None:
-        if not self._config.delete_session:
-            return
-        todo = iter(session_ids)
+        if self._config.delete_session:
+            await for_each(session_ids, self._sessions.delete, concurrency=self._config.prepare_concurrency)
 
-        async def worker() -> None:
-            for session_id in todo:
-                await self._sessions.delete(session_id)
-
-        async with asyncio.TaskGroup() as workers:
-            for _ in range(min(self._config.prepare_concurrency, len(session_ids))):
-                workers.create_task(worker())
-
-    def _say_delete_failures(self) -> None:
+    def _print_delete_failures(self) -> None:
         failures = self._sessions.delete_failures
         if failures:
             print(f"delete session failed: {len(failures)} times, last: {failures[-1]}", file=sys.stderr)
 
 
-def tell(what: Mapping[str, object]) -> None:
+def write_to_parent(what: Mapping[str, object]) -> None:
     """A line of JSON to the process that began this one. Fails, and so ends the run, where that is gone."""
     print(dumps(dict(what)).decode(), flush=True)
 

@@ -21,7 +21,7 @@ from ws_bench.record.exposition import (
     label_values,
     read_samples,
 )
-from ws_bench.record.observed import Observed, observed_figures, observed_labels, read_observed
+from ws_bench.record.observed import ObservedValues, observed_figures, observed_labels, read_observed
 from ws_bench.record.recorder import Recorder
 from ws_bench.record.recording import ServerView
 from ws_bench.record.results import SteadyWindow
@@ -66,11 +66,11 @@ class Scrape:
 
 
 @dataclass(frozen=True, slots=True)
-class Reads:
+class _Reads:
     """Every address at the begin and the end of a time. `observed` is empty where one of them has no distributions."""
 
     metrics: Sequence[tuple[Samples, Samples]]
-    observed: Sequence[tuple[Observed, Observed]]
+    observed: Sequence[tuple[ObservedValues, ObservedValues]]
 
     def figures(self, family: str, keys: Sequence[str], **labels: str) -> Figures | None:
         """Of the observations themselves where the service tells them, else of a histogram, which knows less."""
@@ -90,26 +90,26 @@ class ServerLog:
     failures: list[str] = field(default_factory=list)
 
 
-class ServerWatch:
-    """Reads the services' metrics at an interval, and at once when it is poked."""
+class ServerMonitor:
+    """_Reads the services' metrics at an interval, and at once when it is poked."""
 
     def __init__(self, config: RunConfig, recorder: Recorder) -> None:
         self.log = ServerLog(config.observe.metrics_urls)
         self._config = config
         self._recorder = recorder
-        self._poked = asyncio.Event()
+        self._scrape_asked = asyncio.Event()
         self._stopping = False
 
-    def poke(self) -> None:
+    def scrape_now(self) -> None:
         """Read now: the steady window begins or ends."""
-        self._poked.set()
+        self._scrape_asked.set()
 
     def stop(self) -> None:
         """Read a last time and end."""
         self._stopping = True
-        self._poked.set()
+        self._scrape_asked.set()
 
-    async def run(self) -> None:
+    async def scrape_until_stopped(self) -> None:
         """Read until `stop`."""
         if not self.log.urls:
             return
@@ -119,10 +119,10 @@ class ServerWatch:
                 await self._scrape(http)
                 try:
                     async with asyncio.timeout(self._config.observe.interval_s):
-                        await self._poked.wait()
+                        await self._scrape_asked.wait()
                 except TimeoutError:
                     continue
-                self._poked.clear()
+                self._scrape_asked.clear()
             await self._scrape(http)
 
     async def ask_steady_verdict(self, seconds: float) -> None:
@@ -188,7 +188,7 @@ def verdict_url(socket_url: str) -> str:
     return urlunsplit((scheme, parts.netloc, f"{base}/kpi/verdict", "", ""))
 
 
-def view_of(log: ServerLog, window: SteadyWindow | None) -> ServerView | None:
+def server_view(log: ServerLog, window: SteadyWindow | None) -> ServerView | None:
     """The services over the window: between the reads nearest to its edges. None where there are not two of them."""
     scrapes = [scrape for scrape in log.scrapes if all(scrape.texts)]
     if len(scrapes) < 2:
@@ -229,7 +229,7 @@ def view_of(log: ServerLog, window: SteadyWindow | None) -> ServerView | None:
     )
 
 
-def _observed(scrapes: Sequence[Scrape], log: ServerLog) -> Mapping[float, list[Observed]]:
+def _observed(scrapes: Sequence[Scrape], log: ServerLog) -> Mapping[float, list[ObservedValues]]:
     """The distributions of each scrape; none at all where an address has none, since a part is no whole."""
     if not all(scrape.observed and all(scrape.observed) for scrape in scrapes):
         return {}
@@ -241,22 +241,22 @@ def _observed(scrapes: Sequence[Scrape], log: ServerLog) -> Mapping[float, list[
 
 
 def _reads(
-    parsed: Mapping[float, list[Samples]], observed: Mapping[float, list[Observed]], begin: float, end: float
-) -> Reads:
-    return Reads(
+    parsed: Mapping[float, list[Samples]], observed: Mapping[float, list[ObservedValues]], begin: float, end: float
+) -> _Reads:
+    return _Reads(
         list(zip(parsed[begin], parsed[end], strict=True)),
         list(zip(observed[begin], observed[end], strict=True)) if observed else [],
     )
 
 
-def _by_label(reads: Reads, family: str, key: str, label: str) -> dict[str, Figures]:
+def _by_label(reads: _Reads, family: str, key: str, label: str) -> dict[str, Figures]:
     names = {name for _, after in reads.metrics for name in label_values(after, f"{family}_count", label)}
     names |= observed_labels([after for _, after in reads.observed], key, label)
     found = {name: reads.figures(family, (key,), **{label: name}) for name in sorted(names)}
     return {name: figures for name, figures in found.items() if figures is not None}
 
 
-def _ended(reads: Reads) -> dict[str, int]:
+def _ended(reads: _Reads) -> dict[str, int]:
     counts: dict[str, int] = {}
     for before, after in reads.metrics:
         for status in label_values(after, "app_turns_total", "status"):
@@ -272,7 +272,7 @@ def _exhausted(samples: Samples) -> bool:
 
 
 def _series(
-    parsed: Mapping[float, list[Samples]], observed: Mapping[float, list[Observed]]
+    parsed: Mapping[float, list[Samples]], observed: Mapping[float, list[ObservedValues]]
 ) -> dict[str, list[float | None]]:
     """Between each read and the next: lag and waits as p95 in milliseconds, turns a second, CPU of the first."""
     columns: dict[str, list[float | None]] = {"at": [], "lag_p95": [], "pool_wait_p95": [], "sql_p95": [], "turns": []}

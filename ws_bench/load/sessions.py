@@ -1,14 +1,30 @@
 """Sessions of the run over REST: create, delete, and what became of them."""
 
 import asyncio
+from collections.abc import Awaitable, Callable, Collection
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import aiohttp
 
 from ws_bench.config.flags import RunConfig
-from ws_bench.errors import SessionCallFailed, json_or_text, said_by
+from ws_bench.errors import SessionCallFailed, json_or_text, refusal_text
+
+T = TypeVar("T")
+
+
+async def for_each(items: Collection[T], work: Callable[[T], Awaitable[None]], *, concurrency: int) -> None:
+    """Do the work on every item, on at most `concurrency` at a time. Raises what the work raises, as a group."""
+    todo = iter(items)
+
+    async def worker() -> None:
+        for item in todo:
+            await work(item)
+
+    async with asyncio.TaskGroup() as workers:
+        for _ in range(min(concurrency, len(items))):
+            workers.create_task(worker())
 
 
 class SessionApi:
@@ -41,7 +57,7 @@ class SessionApi:
         status, payload = await self._call("POST", self._config.session_url, body)
         session_id = payload.get("id") if isinstance(payload, dict) else None
         if status >= 300 or not isinstance(session_id, str) or not session_id:
-            why = "no session id in the answer" if status < 300 else said_by(payload)
+            why = "no session id in the answer" if status < 300 else refusal_text(payload)
             raise SessionCallFailed(f"session_create_{status}", why)
         self.created += 1
         return session_id
@@ -58,7 +74,7 @@ class SessionApi:
             self.delete_failures.append("session_delete_timeout")
         else:
             if status >= 300:
-                self.delete_failures.append(str(SessionCallFailed(f"session_delete_{status}", said_by(payload))))
+                self.delete_failures.append(str(SessionCallFailed(f"session_delete_{status}", refusal_text(payload))))
             else:
                 self.deleted += 1
 
@@ -67,7 +83,7 @@ class SessionApi:
         url = f"{self._config.session_url.rstrip('/')}/{quote(session_id, safe='')}/history"
         status, payload = await self._call("GET", url, None)
         if status >= 300 or not isinstance(payload, list):
-            raise SessionCallFailed(f"history_{status}", said_by(payload))
+            raise SessionCallFailed(f"history_{status}", refusal_text(payload))
         return [message for message in payload if isinstance(message, dict)]
 
     async def _call(self, method: str, url: str, body: dict[str, str] | None) -> tuple[int, object]:

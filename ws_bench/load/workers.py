@@ -14,18 +14,18 @@ from typing import Any
 
 from backend_kit.wire import InvalidJson, loads
 from ws_bench.config.flags import RunConfig, config_as_json
-from ws_bench.config.pacing import Interrupt
 from ws_bench.errors import PreparationFailed, UsageError
-from ws_bench.load.run import Signals
-from ws_bench.load.server import ServerWatch, view_of
+from ws_bench.load.live import Progress
+from ws_bench.load.pacing import Interrupt
+from ws_bench.load.run import StopSignals, observed
+from ws_bench.load.server import ServerMonitor, server_view
 from ws_bench.record.dialects import clock
 from ws_bench.record.environment import environment
-from ws_bench.record.postgres import PostgresWatch
+from ws_bench.record.postgres import PostgresMonitor
+from ws_bench.record.processes import ProcessMonitor
 from ws_bench.record.recorder import Recorder
 from ws_bench.record.recording import Recording, load_recording, merge_recordings, window_of
 from ws_bench.record.results import percentile
-from ws_bench.record.watch import ProcessWatch
-from ws_bench.report.live import Live, Progress
 
 _OFF = ("-html=", "-csv=", "-md=", "-no-live", "-server-metrics=", "-postgres=", "-watch-pid=", "-abort-on-fail=false")
 
@@ -41,17 +41,17 @@ async def run_workers(config: RunConfig, argv: Sequence[str]) -> Recording:
     if config.clients < config.workers:
         raise UsageError("-workers cannot be more than -clients")
     interrupt = Interrupt(config.grace_s)
-    with Signals(interrupt), tempfile.TemporaryDirectory(prefix="ws_bench-") as directory:
+    with StopSignals(interrupt), tempfile.TemporaryDirectory(prefix="ws_bench-") as directory:
         async with AsyncExitStack() as stack:
-            postgres = await stack.enter_async_context(PostgresWatch(config.observe.postgres))
-            return await _Crew(config, argv, interrupt, postgres, Path(directory)).execute()
+            postgres = await stack.enter_async_context(PostgresMonitor(config.observe.postgres))
+            return await _WorkerProcesses(config, argv, interrupt, postgres, Path(directory)).execute()
 
 
-class _Crew:
-    """The children of a run, and what they have said so far."""
+class _WorkerProcesses:
+    """The children of a run, and what they have reported so far."""
 
     def __init__(
-        self, config: RunConfig, argv: Sequence[str], interrupt: Interrupt, postgres: PostgresWatch, directory: Path
+        self, config: RunConfig, argv: Sequence[str], interrupt: Interrupt, postgres: PostgresMonitor, directory: Path
     ) -> None:
         self._config = config
         self._argv = argv
@@ -60,29 +60,18 @@ class _Crew:
         self._directory = directory
         self._recorder = Recorder(config.clients)
         self._started_unix = time.time()
-        self._server = ServerWatch(config, self._recorder)
+        self._server = ServerMonitor(config, self._recorder)
         self._progress: dict[int, dict[str, Any]] = {}
         self._prepared: dict[int, asyncio.subprocess.Process] = {}
         self._begun: set[int] = set()
         self._ended = False
 
     async def execute(self) -> Recording:
-        with ProcessWatch(self._config.observe.pids, self._recorder.begin) as processes:
-            async with asyncio.TaskGroup() as watchers:
-                scraping = watchers.create_task(self._server.run(), name="server-metrics")
-                watching = [watchers.create_task(self._postgres.run(), name="postgres")]
-                if self._config.outputs.live:
-                    live = Live(self._look, interval_s=self._config.outputs.live_interval_s)
-                    watching.append(watchers.create_task(live.run(), name="live"))
+        with ProcessMonitor(self._config.observe.pids, self._recorder.begin) as processes:
+            async with observed(self._config.outputs, self._server, self._postgres, self._current_progress):
                 failures = await asyncio.gather(
                     *(self._child(number) for number in range(self._config.workers)), return_exceptions=True
                 )
-                for task in watching:
-                    task.cancel()
-                self._server.stop()
-                await scraping
-            await self._postgres.end()
-            await self._server.ask_whole_verdict()
         for failure in failures:
             if failure is not None:
                 raise failure
@@ -102,7 +91,7 @@ class _Crew:
         shift = self._started_unix - merged.started_unix
         log = self._server.log
         log.scrapes = [replace(scrape, at=scrape.at + shift) for scrape in log.scrapes]
-        merged.server = view_of(log, window_of(merged))
+        merged.server = server_view(log, window_of(merged))
         return merged
 
     async def _child(self, number: int) -> None:
@@ -117,8 +106,8 @@ class _Crew:
         )  # fmt: skip
         try:
             async with asyncio.TaskGroup() as group:
-                stopping = group.create_task(self._pass_on(process), name=f"stop-{number}")
-                await self._hear(number, process)
+                stopping = group.create_task(self._forward_interrupt(process), name=f"stop-{number}")
+                await self._read_reports(number, process)
                 await process.wait()
                 stopping.cancel()
         finally:
@@ -130,27 +119,27 @@ class _Crew:
             self._interrupt.request()  # the others wait for this one, or measure half a load
             raise PreparationFailed(f"worker {number} ended with {process.returncode} and without a result")
 
-    async def _pass_on(self, process: asyncio.subprocess.Process) -> None:
+    async def _forward_interrupt(self, process: asyncio.subprocess.Process) -> None:
         await self._interrupt.wait()
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
 
-    async def _hear(self, number: int, process: asyncio.subprocess.Process) -> None:
+    async def _read_reports(self, number: int, process: asyncio.subprocess.Process) -> None:
         if process.stdout is None:
             return
         async for line in process.stdout:
             try:
-                said = loads(line)
+                report = loads(line)
             except InvalidJson:
                 continue
-            if said.get("ready"):
-                self._ready(number, process)
-            elif said.get("edge"):
-                await self._edge(number, said["edge"])
+            if report.get("ready"):
+                self._child_is_ready(number, process)
+            elif report.get("edge"):
+                await self._edge(number, report["edge"])
             else:
-                self._progress[number] = said
+                self._progress[number] = report
 
-    def _ready(self, number: int, process: asyncio.subprocess.Process) -> None:
+    def _child_is_ready(self, number: int, process: asyncio.subprocess.Process) -> None:
         """Let all begin when the last one is prepared: a child waits until its input is closed."""
         self._prepared[number] = process
         if len(self._prepared) == self._config.workers:
@@ -163,14 +152,14 @@ class _Crew:
         if which == "begin":
             self._begun.add(number)
             if len(self._begun) == self._config.workers:
-                self._server.poke()
-                await self._postgres.begin()
+                self._server.scrape_now()
+                await self._postgres.begin_window()
         elif not self._ended:
             self._ended = True
-            self._server.poke()
-            await self._postgres.end()
+            self._server.scrape_now()
+            await self._postgres.end_window()
 
-    def _look(self) -> Progress:
+    def _current_progress(self) -> Progress:
         return joined_progress(list(self._progress.values()), clock() - self._recorder.begin)
 
     def _file(self, number: int) -> Path:

@@ -16,7 +16,7 @@ _NATIVE_BESIDE = frozenset({"session", "heartbeat", "pong"})
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class TurnLedger:
     """The server's own account of a turn: milliseconds by phase, which of them are of depth 0, and the whole.
 
     `own` is what a phase took itself, without those inside it: these add up. `total_ms` is from the ask's arrival to
@@ -38,7 +38,7 @@ class TurnReader(Protocol):
     gaps_ms: "array[float]"
     last_seq: int
     answer: str
-    ledger: "Ledger"
+    ledger: "TurnLedger"
 
     def feed(self, event: Event, now: float) -> bool:
         """Take the next event, read at `now` (seconds). True when the turn ended well; raises `TurnBroken`."""
@@ -83,20 +83,20 @@ class _Timeline:
         self.gaps_ms: array[float] = array("d")
         self.last_seq = -1
         self.answer = ""
-        self.ledger = Ledger()
+        self.ledger = TurnLedger()
 
-    def seen(self, now: float) -> None:
+    def note_event(self, now: float) -> None:
         if self.first_event_at is None:
             self.first_event_at = now
 
-    def token(self, now: float) -> None:
+    def note_token(self, now: float) -> None:
         if self.last_token_at is None:
             self.first_token_at = now
         else:
             self.gaps_ms.append((now - self.last_token_at) * 1000)
         self.last_token_at = now
 
-    def final(self, event: Event) -> None:
+    def note_final(self, event: Event) -> None:
         """Take the final. Raises `TurnBroken` where it is not a success."""
         messages = _check_final(event)
         self.answer = answer_of(messages)
@@ -117,20 +117,20 @@ class CompatibleTurn(_Timeline):
 
     def feed(self, event: Event, now: float) -> bool:
         """See `TurnReader.feed`."""
-        self.seen(now)
+        self.note_event(now)
         kind = event.get("type")
         if kind == "stream":
             message = event.get("message")
             self._check_owner(message)
             self._check_rank(message)
             if _says_something(message):
-                self.token(now)
+                self.note_token(now)
             return False
         if kind == "session":
             return False
         if kind == "final":
             self._check_all(event)
-            self.final(event)
+            self.note_final(event)
             return True
         if kind == "error":
             # The service closes the socket after this frame (1011): nothing more can be asked on it.
@@ -176,21 +176,21 @@ class NativeTurn(_Timeline):
         kind = event.get("type")
         if kind in _NATIVE_BESIDE:
             return False
-        self.seen(now)
+        self.note_event(now)
         if kind == "error":
             code = event.get("code") or "unknown"
             raise TurnBroken(f"server_error_event({code})", str(event.get("message", "")), usable=True)
         self._check_order(event)
         if kind == "delta":
             if event.get("text"):
-                self.token(now)
+                self.note_token(now)
             return False
         if kind == "message" and self.first_token_at is None and _says_something(event.get("message")):
-            self.token(now)
+            self.note_token(now)
         if kind in _NATIVE_PASSING:
             return False
         if kind == "final":
-            self.final(event)
+            self.note_final(event)
             return True
         if kind == "cancelled":
             raise TurnBroken("server_cancelled", usable=True)
@@ -258,7 +258,7 @@ def after_the_end(frame: bytes, exchange_id: str) -> str:
     return "protocol_after_final" if event.get("exchange_id", exchange_id) == exchange_id else "protocol_cross_talk"
 
 
-def _ledger_of(event: Event, messages: Sequence[Mapping[str, Any]]) -> Ledger:
+def _ledger_of(event: Event, messages: Sequence[Mapping[str, Any]]) -> TurnLedger:
     """The ledger beside the messages (native), or in the answer's metadata (both protocols)."""
     extras = _extras(messages[-1]) if messages else {}
     rows = _rows(event.get("ledger") or extras.get("ledger"))
@@ -279,7 +279,7 @@ def _ledger_of(event: Event, messages: Sequence[Mapping[str, Any]]) -> Ledger:
     if not isinstance(total, int | float):
         total = last if phases else None
     # The answer's own total is taken before it is stored; a phase that ended later was still before the final.
-    return Ledger(phases, own, tuple(top), None if total is None else max(float(total), last))
+    return TurnLedger(phases, own, tuple(top), None if total is None else max(float(total), last))
 
 
 def _rows(given: object) -> list[tuple[str, int, float, float]]:

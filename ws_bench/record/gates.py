@@ -2,12 +2,11 @@
 
 import math
 import operator
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ws_bench.errors import UsageError
-from ws_bench.record.golang import figure, parse_duration
+from ws_bench.config.golang import figure
+from ws_bench.config.options import TIMES, Gate
 from ws_bench.record.results import Spread, TurnResult
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
@@ -16,22 +15,6 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-_GATE = re.compile(r"\s*([a-z_]+?)[:_](min|avg|p50|p95|p99|p999|max|rate|count|per_s)\s*(<=|>=|<|>)\s*(\S+)\s*")
-_ALIASES = {"turn": "turn_latency", "latency": "turn_latency", "first_token": "ttft"}
-TIMES = ("turn_latency", "response", "ttft", "gap", "connect", "session_create")
-_COUNTS = ("errors", "not_sent")
-_FORM = "such as turn_latency:p95<4000ms, ttft:p99<500ms, errors:rate<0.1%, turns:per_s>20"
-
-
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """One condition: a figure of a metric against a bound (milliseconds, a share of 1, a count, or a rate)."""
-
-    text: str
-    metric: str
-    figure: str
-    compare: str
-    bound: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,35 +33,6 @@ class Goodput:
     limits: str
     share: float
     turns_per_s: float | None
-
-
-def parse_gate(text: str) -> Gate:
-    """The gate of `METRIC:FIGURE<BOUND`. Raises `UsageError`."""
-    found = _GATE.fullmatch(text)
-    if found is None:
-        raise UsageError(f"invalid threshold {text!r} ({_FORM})")
-    metric, figure, compare, bound = found.groups()
-    metric = _ALIASES.get(metric, metric)
-    known = (
-        (metric in TIMES and figure not in {"rate", "count", "per_s"})
-        or (metric in _COUNTS and figure in {"rate", "count"})
-        or (metric, figure) == ("turns", "per_s")
-    )
-    if not known:
-        raise UsageError(f"invalid threshold {text!r}: no such figure ({_FORM})")
-    return Gate(text.strip(), metric, figure, compare, _bound(text, metric, bound))
-
-
-def parse_goodput(text: str) -> dict[str, float]:
-    """Limits in milliseconds of `ttft:300ms turn:4s`. Raises `UsageError`."""
-    limits: dict[str, float] = {}
-    for item in text.replace(",", " ").split():
-        name, colon, limit = item.partition(":")
-        name = _ALIASES.get(name, name)
-        if not colon or name not in {"turn_latency", "ttft"}:
-            raise UsageError(f"invalid goodput limit {item!r} (such as ttft:300ms turn:4s)")
-        limits[name] = parse_duration(limit) * 1000
-    return limits
 
 
 def check_gates(
@@ -103,15 +57,6 @@ def goodput(limits: Mapping[str, float], results: Sequence[TurnResult], total: i
 def _is_good(result: TurnResult, limits: Mapping[str, float]) -> bool:
     values = {"turn_latency": result.latency_ms, "ttft": result.first_token_ms}
     return all((value := values[name]) is not None and value <= limit for name, limit in limits.items())
-
-
-def _bound(text: str, metric: str, bound: str) -> float:
-    try:
-        if metric in TIMES:
-            return float(bound) if bound.replace(".", "", 1).isdigit() else parse_duration(bound) * 1000
-        return float(bound[:-1]) / 100 if bound.endswith("%") else float(bound.removesuffix("/s"))
-    except (ValueError, UsageError):
-        raise UsageError(f"invalid bound in threshold {text!r} ({_FORM})") from None
 
 
 def _value(gate: Gate, spreads: Mapping[str, Spread | None], counts: Mapping[str, float], total: int) -> float | None:

@@ -16,7 +16,7 @@ from ws_bench.record.exposition import Figures
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class ObservedValues:
     """One read: sums (milliseconds) and counts of values by key, since `started` (Unix time of the process)."""
 
     started: float
@@ -24,21 +24,23 @@ class Observed:
     values: Mapping[str, Mapping[float, int]] = field(default_factory=dict)
 
 
-def read_observed(text: str) -> Observed:
+def read_observed(text: str) -> ObservedValues:
     """What an address answered. Raises ValueError where it is no such answer."""
     try:
         given = loads(text.encode())
-        told = given["distributions"]
-        return Observed(
+        entries = given["distributions"]
+        return ObservedValues(
             started=float(given["started"]),
-            sums={key: float(one["sum"]) for key, one in told.items()},
-            values={key: {float(value): int(count) for value, count in one["values"]} for key, one in told.items()},
+            sums={key: float(one["sum"]) for key, one in entries.items()},
+            values={key: {float(value): int(count) for value, count in one["values"]} for key, one in entries.items()},
         )
     except (InvalidJson, KeyError, TypeError, AttributeError) as failure:
         raise ValueError(f"no distributions: {failure}") from failure
 
 
-def observed_figures(reads: Iterable[tuple[Observed, Observed]], names: Sequence[str], **labels: str) -> Figures | None:
+def observed_figures(
+    reads: Iterable[tuple[ObservedValues, ObservedValues]], names: Sequence[str], **labels: str
+) -> Figures | None:
     """What the keys of these names, with these labels, saw between two reads, pooled over processes; None for nothing.
 
     Percentiles are by nearest rank.
@@ -47,7 +49,7 @@ def observed_figures(reads: Iterable[tuple[Observed, Observed]], names: Sequence
     total = 0.0
     for before, after in reads:
         # A process that began anew counts whole.
-        base = before if before.started == after.started else Observed(after.started)
+        base = before if before.started == after.started else ObservedValues(after.started)
         for key, values in after.values.items():
             if _is(key, names, labels):
                 earlier = base.values.get(key, {})
@@ -64,7 +66,7 @@ def observed_figures(reads: Iterable[tuple[Observed, Observed]], names: Sequence
     return Figures(count, total / count, p50, p95, p99)
 
 
-def observed_labels(observed: Sequence[Observed], name: str, label: str) -> set[str]:
+def observed_labels(observed: Sequence[ObservedValues], name: str, label: str) -> set[str]:
     """The values that a label has among the keys of that name."""
     keys = [key for one in observed for key in one.values if key.partition("|")[0] == name]
     return {value for key in keys if (value := _labels(key).get(label)) is not None}

@@ -56,11 +56,11 @@ class PostgresView:
         return cls([Statement(**one) for one in given["statements"]], given["without"], canary and Spread(**canary))
 
 
-class PostgresWatch:
+class PostgresMonitor:
     """One connection of the generator's own. Enter it before the run: a database that cannot be had ends the run.
 
-    `begin` and `end` mark the window. Between them it does nothing, or where the extension is missing one `SELECT 1`
-    four times a second, whose round trip is network, server and this loop together.
+    Between `begin_window` and `end_window` it does nothing; where the extension pg_stat_statements is missing it sends
+    one `SELECT 1` four times a second, whose round trip is network, server and this loop together.
     """
 
     def __init__(self, dsn: str) -> None:
@@ -73,7 +73,7 @@ class PostgresWatch:
         self._ended = False
         self.view: PostgresView | None = None
 
-    async def __aenter__(self) -> "PostgresWatch":
+    async def __aenter__(self) -> "PostgresMonitor":
         if not self._dsn:
             return self
         try:
@@ -97,7 +97,7 @@ class PostgresWatch:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    async def begin(self) -> None:
+    async def begin_window(self) -> None:
         """The steady window begins: count from zero."""
         if self._connection is None or self._begun.is_set():
             return
@@ -106,7 +106,7 @@ class PostgresWatch:
                 await self._connection.execute("SELECT pg_stat_statements_reset()")
         self._begun.set()
 
-    async def run(self) -> None:
+    async def run_canary(self) -> None:
         """The canary, until cancelled or the window has ended."""
         if self._connection is None or not self._without:
             return
@@ -118,7 +118,7 @@ class PostgresWatch:
                 self._canary.append((clock() - begin) * 1000)
                 await asyncio.sleep(_CANARY_INTERVAL_S)
 
-    async def end(self) -> None:
+    async def end_window(self) -> None:
         """The steady window ends: keep what was counted, or why nothing was."""
         # Again where a first try was cut off: what watches the window is cancelled at the end of the load.
         if self._connection is None or self.view is not None:

@@ -37,7 +37,7 @@ class Recorder:
         """Seconds since the run began."""
         return clock() - self.begin
 
-    def ask(self, client: int) -> None:
+    def turn_asked(self, client: int) -> None:
         """An ask is written now."""
         self.in_flight += 1
         if len(self._asked) < self._clients:
@@ -45,12 +45,12 @@ class Recorder:
             if len(self._asked) == self._clients:
                 self.all_asked.set()
 
-    def answered(self, result: TurnResult) -> int:
+    def turn_ended(self, result: TurnResult) -> int:
         """The turn of an ask has ended; the number of its record."""
         self.in_flight -= 1
-        return self.add(result)
+        return self.add_result(result)
 
-    def add(self, result: TurnResult) -> int:
+    def add_result(self, result: TurnResult) -> int:
         """Keep a result; the number of its record."""
         self.turns.append(result)
         if result.ok:
@@ -59,16 +59,16 @@ class Recorder:
             self.errors[result.error] += 1
         return len(self.turns) - 1
 
-    def replace(self, number: int, result: TurnResult) -> None:
+    def replace_result(self, number: int, result: TurnResult) -> None:
         """A turn turned out otherwise after its end."""
         self.turns[number] = result
         self.errors[result.error] += 1
 
-    def done(self) -> None:
+    def client_done(self) -> None:
         """A client has no more turns."""
         self.first_done.set()
 
-    def recent(self) -> list[float]:
+    def recent_latencies(self) -> list[float]:
         """Latencies of the turns that ended well in the last ten seconds, in milliseconds."""
         oldest = self.now() - _RECENT_S
         while self._recent and self._recent[0][0] < oldest:

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from backend_kit.wire import InvalidJson, loads
+from ws_bench.config.options import Cut
 from ws_bench.errors import UsageError
 from ws_bench.record.exposition import Figures
 from ws_bench.record.postgres import PostgresView
-from ws_bench.record.results import Cut, Histogram, SteadyWindow, TurnResult, in_window, steady_window
+from ws_bench.record.results import Histogram, SteadyWindow, TurnResult, in_window, steady_window
 from ws_bench.record.selfcheck import GeneratorSeries
 
 SCHEMA = "turnwise.ws_bench.run"
@@ -266,7 +267,7 @@ def merge_recordings(parts: Sequence[Recording]) -> Recording:
     for part in parts:
         shift = part.started_unix - zero
         merged.elapsed_s = max(merged.elapsed_s, part.elapsed_s + shift)
-        merged.turns += [_moved(turn, shift, first_client) for turn in part.turns]
+        merged.turns += [_shifted(turn, shift, first_client) for turn in part.turns]
         first_client += int(part.config.get("clients", 1))
         merged.gaps.merge(part.gaps)
         merged.connect_ms += part.connect_ms
@@ -291,7 +292,7 @@ def merge_recordings(parts: Sequence[Recording]) -> Recording:
     return merged
 
 
-def _moved(turn: TurnResult, seconds: float, first_client: int) -> TurnResult:
+def _shifted(turn: TurnResult, seconds: float, first_client: int) -> TurnResult:
     intended = None if turn.intended is None else turn.intended + seconds
     return replace(
         turn,

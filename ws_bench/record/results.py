@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ws_bench.config.options import NO_CUT, Cut
+
 P999_COUNT = 10_000
 _GROWTH = math.log(1.005)
 _SMALLEST = 1e-3
@@ -78,17 +80,6 @@ class Spread:
     max: float
     p999: float | None = None
     """Only from 10,000 values on: of fewer it would be one of the ten highest, and chance."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """What is left out at one end of a run: `amount` of seconds, of the run's length (share) or of turns."""
-
-    kind: str = "seconds"
-    amount: float = 0.0
-
-
-NO_CUT = Cut()
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ class SelfCheck:
         return bool(self.limits)
 
 
-class GeneratorWatch:
+class GeneratorMonitor:
     """Samples from a thread at a fixed rate, so that a loop that is held is seen while it is held.
 
     Use it as a context manager on the loop's thread.
@@ -94,7 +94,7 @@ class GeneratorWatch:
         self._thread: threading.Thread | None = None
         self._gc_began = 0.0
 
-    def __enter__(self) -> "GeneratorWatch":
+    def __enter__(self) -> "GeneratorMonitor":
         loop = asyncio.get_running_loop()
         gc.callbacks.append(self._on_gc)
         self._thread = threading.Thread(target=self._run, args=(loop,), name="generator-watch", daemon=True)

@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ws_bench.record.gates import GateResult, Goodput, check_gates, goodput, parse_gate
+from ws_bench.config.options import parse_gate
+from ws_bench.record.gates import GateResult, Goodput, check_gates, goodput
 from ws_bench.record.recording import Recording, window_of
 from ws_bench.record.results import (
     Spread,
@@ -44,7 +45,7 @@ class PhaseRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class WindowFigures:
     """The figures of the turns of a window alone: the steady one, or, where there was none, the whole run."""
 
     window: SteadyWindow
@@ -82,7 +83,7 @@ class RunReport:
     connect: Spread | None
     session_create: Spread | None
     close: Spread | None
-    seen: Window | None
+    measured: WindowFigures | None
     """None only where nothing was asked."""
     self_check: SelfCheck | None
     little: LittlesLaw | None
@@ -92,9 +93,9 @@ class RunReport:
     red_flags: list[str]
 
     @property
-    def steady(self) -> Window | None:
+    def steady(self) -> WindowFigures | None:
         """The steady window; None for a run whose whole load was never on at once."""
-        return self.seen if self.seen is not None and self.seen.is_steady else None
+        return self.measured if self.measured is not None and self.measured.is_steady else None
 
     @property
     def outcome(self) -> str:
@@ -127,12 +128,12 @@ def build_report(recording: Recording) -> RunReport:
     good = [turn for turn in turns if turn.ok]
     setup_s, ramp_s = ramp_seconds(turns)
     latency = spread(latencies(good))
-    seen = _window(recording, turns)
-    window = seen.window if seen else None
+    measured = _window(recording, turns)
+    window = measured.window if measured else None
     counts = tally(turns, recording.total)
     load = recording.config.get("load", {})
     interval = float(load.get("expected_interval_s", 0.0))
-    figures = seen.latency if seen and seen.latency else latency
+    figures = measured.latency if measured and measured.latency else latency
     check = check_generator(recording.series, window, figures.p50 if figures else None)
     little = (
         littles_law(recording.series, window, [(turn.asked, turn.ended) for turn in turns if turn.sent])
@@ -167,7 +168,7 @@ def build_report(recording: Recording) -> RunReport:
         connect=spreads["connect"],
         session_create=spreads["session_create"],
         close=spread(recording.close_ms),
-        seen=seen,
+        measured=measured,
         self_check=check,
         little=little,
         gates=_gates(recording, spreads, counts, window_of(recording)),
@@ -183,24 +184,24 @@ def sample_of(turn: TurnResult) -> str:
     return " ".join(text.split())[:_SAMPLE_CHARS]
 
 
-def _window(recording: Recording, turns: Sequence[TurnResult]) -> Window | None:
+def _window(recording: Recording, turns: Sequence[TurnResult]) -> WindowFigures | None:
     steady = window_of(recording)
     window = steady or whole_window(turns)
     if window is None:
         return None
     inside = in_window(turns, window, by_begin=recording.open_loop) if steady else turns
     good = [turn for turn in inside if turn.ok]
-    told = [turn for turn in good if turn.server_ms is not None]
-    return Window(
+    with_ledger = [turn for turn in good if turn.server_ms is not None]
+    return WindowFigures(
         window=window,
         is_steady=steady is not None,
         latency=spread(turn.latency_ms for turn in good),
         response=spread(turn.response_ms for turn in good),
         first_token=spread(first_tokens(good)),
-        phases=_phase_rows(told),
-        server=_present(turn.server_ms for turn in told),
-        unexplained=spread(turn.response_ms - (turn.server_ms or 0.0) for turn in told),
-        matched=len(told),
+        phases=_phase_rows(with_ledger),
+        server=_present(turn.server_ms for turn in with_ledger),
+        unexplained=spread(turn.response_ms - (turn.server_ms or 0.0) for turn in with_ledger),
+        matched=len(with_ledger),
     )
 
 

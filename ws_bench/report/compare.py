@@ -12,14 +12,14 @@ from statistics import stdev
 from typing import Any
 
 from backend_kit.wire import InvalidJson, dumps, loads
-from ws_bench.config.goflags import Flags
+from ws_bench.config.golang import Flags
 from ws_bench.config.options import parse_percent
-from ws_bench.errors import BenchError, UsageError
+from ws_bench.errors import UsageError
 from ws_bench.record.estimates import RATE, estimates_of, window_for
 from ws_bench.record.recording import Recording, load_recording, window_of
 from ws_bench.record.stats import Estimate, Ratio, bootstrap_mean, log_ratio, prediction_band, ratio_of
 from ws_bench.record.summary import EXIT_GATE, EXIT_OK, build_report
-from ws_bench.report.report import Style
+from ws_bench.report.report import Style, write_file
 
 BASELINE_SCHEMA = "turnwise.ws_bench.baseline"
 BASELINE_VERSION = 1
@@ -74,7 +74,7 @@ def compare_command(argv: list[str]) -> int:
     if not (values.baseline or values.old or values.noise_runs):
         print("Two runs do not show how far runs of one build lie apart here: -noise-runs or groups of runs do.")
     if values.json:
-        _write(values.json, {"verdict": verdict, "figures": [asdict(finding) for finding in findings]})
+        write_file(values.json, dumps({"verdict": verdict, "figures": [asdict(one) for one in findings]}) + b"\n")
     return EXIT_GATE if verdict == "worse" else EXIT_OK
 
 
@@ -154,18 +154,16 @@ def save_baseline(path: str, runs: Sequence[Recording], confidence: float, *, fo
             "low": min(low, centre * (1 - _GROUP_EFFECT)),
             "high": max(high, centre * (1 + _GROUP_EFFECT)),
         }
-    _write(
-        path,
-        {
-            "schema": BASELINE_SCHEMA,
-            "schema_version": BASELINE_VERSION,
-            "runs": len(runs),
-            "confidence": confidence,
-            "steady": steady,
-            "likeness": likeness(runs[0]),
-            "figures": bands,
-        },
-    )
+    baseline = {
+        "schema": BASELINE_SCHEMA,
+        "schema_version": BASELINE_VERSION,
+        "runs": len(runs),
+        "confidence": confidence,
+        "steady": steady,
+        "likeness": likeness(runs[0]),
+        "figures": bands,
+    }
+    write_file(path, dumps(baseline) + b"\n")
 
 
 def figures_of(run: Recording, *, steady: bool) -> dict[str, float]:
@@ -191,7 +189,7 @@ def refuse_unlike(runs: Sequence[Recording], *, force: bool) -> None:
     for run in runs:
         _refuse(likeness(runs[0]), likeness(run), force=force)
         report = build_report(run)
-        if report.outcome in ("FAILED", "INTERRUPTED") or report.seen is None:
+        if report.outcome in ("FAILED", "INTERRUPTED") or report.measured is None:
             raise UsageError(f"a run with outcome {report.outcome} cannot be compared")
         if report.self_check is not None and report.self_check.limited:
             print(f"! a run was client-limited: {'; '.join(report.self_check.limits)}", file=sys.stderr)
@@ -283,13 +281,6 @@ def _baseline(path: str) -> dict[str, Any]:
     if not isinstance(baseline, dict) or baseline.get("schema") != BASELINE_SCHEMA:
         raise UsageError(f"{path} is not a baseline")
     return baseline
-
-
-def _write(path: str, content: Mapping[str, Any]) -> None:
-    try:
-        Path(path).write_bytes(dumps(dict(content)) + b"\n")
-    except OSError as failure:
-        raise BenchError(f"cannot write {path!r}: {failure.strerror}") from failure
 
 
 def _print(findings: Sequence[Finding], verdict: str) -> None:

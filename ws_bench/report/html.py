@@ -5,8 +5,8 @@ from html import escape
 from math import log10
 from typing import TypeVar
 
+from ws_bench.config.golang import figure, format_duration, milliseconds
 from ws_bench.record.gates import GateResult
-from ws_bench.record.golang import figure, format_duration, milliseconds
 from ws_bench.record.results import Spread, TurnResult, percentile
 from ws_bench.record.summary import RunReport
 from ws_bench.report.report import detail_rows, phase_table, spreads_of
@@ -102,14 +102,14 @@ def _figures(charts: Sequence[tuple[str, str]], note: str) -> str:
 
 
 def _cards(report: RunReport) -> str:
-    counts, seen = report.tally, report.seen
-    latency = seen.latency if seen and seen.latency else report.latency
+    counts, measured = report.tally, report.measured
+    latency = measured.latency if measured and measured.latency else report.latency
     rate = f"{'steady ' if report.steady else ''}turns/s"
     cards = [
         (report.outcome, "outcome"),
         (f"{counts.success} / {counts.total}", "turns that succeeded"),
         (str(counts.errors), "errors"),
-        (f"{seen.window.turns_per_s:.2f}" if seen else "none", rate),
+        (f"{measured.window.turns_per_s:.2f}" if measured else "none", rate),
     ]
     if latency is not None:
         cards += [
@@ -171,12 +171,14 @@ def _percentiles(report: RunReport, good: Sequence[TurnResult]) -> str:
     lines.append(("first token", sorted(t.first_token_ms for t in good if t.first_token_ms is not None)))
     series = [
         Series(
-            name, [(_stretch(share), percentile(values, share)) for share in _SHARES if _told(share, values)], colour
+            name,
+            [(_stretch(share), percentile(values, share)) for share in _SHARES if _enough_values(share, values)],
+            colour,
         )
         for colour, (name, values) in enumerate(lines)
         if values
     ]
-    ticks = [(_stretch(share), f"p{share * 100:g}") for share in _TICKS if _told(share, lines[0][1])]
+    ticks = [(_stretch(share), f"p{share * 100:g}") for share in _TICKS if _enough_values(share, lines[0][1])]
     return line_chart(series, Axis("percentile", ticks), Axis("ms"))
 
 
@@ -198,15 +200,15 @@ def _flow(report: RunReport, good: Sequence[TurnResult], shade: tuple[float, flo
 
 
 def _phases(good: Sequence[TurnResult], shade: tuple[float, float] | None) -> str:
-    told = sorted((turn for turn in good if turn.server_ms is not None), key=lambda turn: turn.ended)
-    if not told:
+    with_ledger = sorted((turn for turn in good if turn.server_ms is not None), key=lambda turn: turn.ended)
+    if not with_ledger:
         return ""
     totals: dict[str, float] = {}
-    for turn in told:
+    for turn in with_ledger:
         for name, ms in turn.own_ms.items():
             totals[name] = totals.get(name, 0.0) + ms
     names = sorted(totals, key=lambda name: -totals[name])[: len(_PALETTE) - 2]
-    binned = _bins([(turn.ended, turn) for turn in told])
+    binned = _bins([(turn.ended, turn) for turn in with_ledger])
     series = [
         Series(name, [(at, _mean(turn.own_ms.get(name, 0.0) for turn in turns)) for at, turns in binned], colour)
         for colour, name in enumerate(names)
@@ -300,7 +302,7 @@ def _stretch(share: float) -> float:
     return -log10(1 - share)
 
 
-def _told(share: float, values: Sequence[float]) -> bool:
+def _enough_values(share: float, values: Sequence[float]) -> bool:
     """Whether so high a percentile is more than the highest value of few."""
     return (1 - share) * len(values) >= 1
 

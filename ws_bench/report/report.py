@@ -6,14 +6,16 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, TextIO
 
 from ws_bench.config.flags import RunConfig
+from ws_bench.config.golang import figure, format_bool, format_duration
+from ws_bench.errors import BenchError
 from ws_bench.record.estimates import Interval, intervals_of
-from ws_bench.record.golang import figure, format_bool, format_duration
 from ws_bench.record.recording import SCHEMA, SCHEMA_VERSION
 from ws_bench.record.results import Spread
-from ws_bench.record.summary import RunReport, Window
+from ws_bench.record.summary import RunReport, WindowFigures
 
 _RESET, _BOLD, _DIM = "\033[0m", "\033[1m", "\033[2m"
 _RED, _GREEN, _YELLOW, _CYAN = "\033[31m", "\033[32m", "\033[33m", "\033[36m"
@@ -157,7 +159,7 @@ def result_json(report: RunReport) -> dict[str, object]:
         "ramp_s": report.ramp_s,
         "requests_per_s": counts.success / recording.elapsed_s if recording.elapsed_s > 0 else 0.0,
         "steady": _window_json(report.steady),
-        "whole": None if report.steady else _window_json(report.seen),
+        "whole": None if report.steady else _window_json(report.measured),
         **{name: _json(figures) for name, figures in spreads_of(report).items()},
         "sessions": asdict(recording.sessions),
         "besides": recording.besides,
@@ -230,7 +232,7 @@ def markdown_text(report: RunReport) -> str:
 
 def phase_table(report: RunReport) -> list[tuple[str, ...]]:
     """Client and server beside one another over the steady window, a header first; empty where nothing was told."""
-    steady = report.seen
+    steady = report.measured
     if steady is None or steady.latency is None or steady.response is None:
         return []
     header = (f"over the {window_name(report)}, ms", "count", "avg", "p50", "p95", "p99", "share")
@@ -245,6 +247,15 @@ def phase_table(report: RunReport) -> list[tuple[str, ...]]:
         rows += [_row(f"{'  ' if row.top else '    '}{row.name}", row.figures, row.share) for row in steady.phases]
         rows.append(_row("unexplained (client - server)", steady.unexplained, steady.unexplained.avg / whole))
     return [header, *rows] if len(rows) > 1 else []
+
+
+def write_file(path: str, content: bytes, flag: str = "") -> None:
+    """Write a file that was asked for, by `-flag` if one is named. Raises `BenchError`."""
+    try:
+        Path(path).write_bytes(content)
+    except OSError as failure:
+        prefix = f"-{flag}: " if flag else ""
+        raise BenchError(f"{prefix}cannot write {path!r}: {failure.strerror}") from failure
 
 
 def text_table(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -265,7 +276,7 @@ def window_name(report: RunReport) -> str:
 
 
 def _window_rows(report: RunReport) -> list[tuple[str, str]]:
-    seen = report.seen
+    seen = report.measured
     rows = [] if report.steady else [("Steady window", "none (the whole load was never on at once)")]
     if seen is None:
         return rows
@@ -361,7 +372,7 @@ def _server_block(report: RunReport, style: Style) -> str:
     blocks = []
     table = phase_table(report)
     over = window_name(report).upper()
-    if table and report.seen is not None and report.seen.matched:
+    if table and report.measured is not None and report.measured.matched:
         blocks.append([style("WHERE THE TIME WENT", _BOLD, _CYAN), *text_table(table)])
     if report.recording.server is not None:
         blocks.append([style(f"SERVER OVER THE {over}", _BOLD, _CYAN), *_server_lines(report, style)])
@@ -374,7 +385,7 @@ def _server_lines(report: RunReport, style: Style) -> list[str]:
     server = report.recording.server
     if server is None:
         return []
-    turns = report.seen.window.turns if report.seen else 0
+    turns = report.measured.window.turns if report.measured else 0
     ended = " ".join(f"{status}={count}" for status, count in sorted(server.ended.items())) or "none"
     failed = any(status in _SERVER_FAILURES for status in server.ended)
     lines = [
@@ -456,7 +467,7 @@ def _json(figures: Spread | None) -> dict[str, float] | None:
     return {name: value for name, value in asdict(figures).items() if value is not None}
 
 
-def _window_json(steady: Window | None) -> dict[str, object] | None:
+def _window_json(steady: WindowFigures | None) -> dict[str, object] | None:
     if steady is None:
         return None
     return {

@@ -1,4 +1,4 @@
-"""The dashboards, one module each: which pictures, in which order, of which queries."""
+"""The dashboards, one module each: which panels, in which order, of which queries."""
 
 from deploy.grafana.boards.bench import bench
 from deploy.grafana.boards.knowledge_flow import knowledge_flow
@@ -11,5 +11,5 @@ from deploy.grafana.model import Dashboard
 
 
 def all_dashboards() -> list[Dashboard]:
-    """Every dashboard; the first is where to begin."""
+    """Every dashboard; the first is the one to begin with."""
     return [service_level(), time_spent(), saturation(), knowledge_flow(), model(), process(), bench()]

@@ -21,50 +21,50 @@ def _marks() -> Row:
         "Benches are the blue regions (deploy.grafana.annotate)",
         [
             Panel(
-                title="Turns a second",
-                description="Turns that ended.",
-                unit="ops",
-                targets=[Target(rate("app_turns_total", by="status"), "{{status}}")],
+                "Turns a second",
+                "Turns that ended.",
+                "ops",
+                [Target(rate("app_turns_total", by="status"), "{{status}}")],
             ),
             Panel(
-                title="Turn and first token p95",
-                description="Beside what ws_bench says of the same minutes; turn and first token of every turn.",
-                unit="s",
-                targets=[
+                "Turn and first token p95",
+                "Beside what ws_bench says of the same minutes; turn and first token of every turn.",
+                "s",
+                [
                     Target(exact(0.95, "app_turn_quantile_seconds"), "turn {{instance}}"),
                     Target(exact(0.95, "app_time_to_first_token_quantile_seconds"), "first token {{instance}}"),
                     Target(quantile(0.95, "app_turn_overhead_seconds"), "overhead"),
                 ],
             ),
             Panel(
-                title="CPU a turn",
-                description="Of the agentic process: what a turn costs.",
-                unit="s",
-                targets=[Target(f"{rate('process_cpu_seconds_total')} / {TURNS}", "CPU")],
+                "CPU a turn",
+                "Of the agentic process: what a turn costs.",
+                "s",
+                [Target(f"{rate('process_cpu_seconds_total')} / {TURNS}", "CPU")],
             ),
             Panel(
-                title="Loop",
-                description="Busy share, and lag.",
-                unit="short",
-                targets=[
+                "Loop",
+                "Busy share, and lag.",
+                "short",
+                [
                     Target(level("app_event_loop_busy_ratio"), "busy share"),
                     Target(quantile(0.99, "app_event_loop_lag_seconds"), "lag p99, s"),
                 ],
             ),
             Panel(
-                title="Sockets and turns",
-                description="Load as it arrives.",
-                unit="short",
-                targets=[
+                "Sockets and turns",
+                "Load as it arrives.",
+                "short",
+                [
                     Target(level("app_ws_connections"), "sockets"),
                     Target(level("app_turns_in_progress"), "turns in progress"),
                 ],
             ),
             Panel(
-                title="Persist",
-                description="Whether storage keeps up.",
-                unit="s",
-                targets=[
+                "Persist",
+                "Whether storage keeps up.",
+                "s",
+                [
                     Target(quantile(0.95, "app_persist_lag_seconds"), "lag p95"),
                     Target(quantile(0.95, "app_db_pool_wait_seconds"), "pool wait p95"),
                 ],

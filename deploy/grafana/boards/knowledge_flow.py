@@ -1,7 +1,7 @@
 """Search, rerank, embedding and ingestion."""
 
 from deploy.grafana.model import Dashboard, Panel, Row, Target
-from deploy.grafana.parts import percentiles, tail
+from deploy.grafana.parts import CONNECTIONS_OPENED, percentiles, tail
 from deploy.grafana.promql import level, mean, quantile, rate, select
 
 
@@ -21,30 +21,26 @@ def _searches() -> Row:
         "Searches",
         [
             Panel(
-                title="Requests a second",
-                description="By route and outcome.",
-                unit="reqps",
+                "Requests a second",
+                "By route and outcome.",
+                "reqps",
+                [Target(rate("app_kf_request_seconds_count", by="route, status"), "{{route}} {{status}}")],
                 stacked=True,
-                targets=[Target(rate("app_kf_request_seconds_count", by="route, status"), "{{route}} {{status}}")],
             ),
             Panel(
-                title="Requests p95",
-                description="By route, all workers together.",
-                unit="s",
-                bound=1,
-                targets=tail("app_kf_request_seconds", "route"),
+                "Requests p95", "By route, all workers together.", "s", tail("app_kf_request_seconds", "route"), bound=1
             ),
             Panel(
-                title="Phases p95",
-                description="lexical_query runs beside embed_query; vector_query holds the fusion.",
-                unit="s",
-                targets=tail("app_phase_latency_seconds", "phase"),
+                "Phases p95",
+                "lexical_query runs beside embed_query; vector_query holds the fusion.",
+                "s",
+                tail("app_phase_latency_seconds", "phase"),
             ),
             Panel(
-                title="As the agents see it p95",
-                description="The same calls from the other side: well above, the way there or the loop here is slow.",
-                unit="s",
-                targets=[
+                "As the agents see it p95",
+                "The same calls from the other side: well above, the way there or the loop here is slow.",
+                "s",
+                [
                     Target(
                         "histogram_quantile(0.95, sum by (phase, le) (rate(app_phase_latency_seconds_bucket"
                         '{phase=~"kf_vector_search|kf_vector_rerank"}[$__rate_interval])))',
@@ -53,16 +49,16 @@ def _searches() -> Row:
                 ],
             ),
             Panel(
-                title="Searches in progress",
-                description="By worker.",
-                unit="short",
-                targets=[Target(select("app_kf_searches_in_progress"), "{{instance}}")],
+                "Searches in progress",
+                "By worker.",
+                "short",
+                [Target(select("app_kf_searches_in_progress"), "{{instance}}")],
             ),
             Panel(
-                title="Empty answers a second",
-                description="Searches without a hit.",
-                unit="ops",
-                targets=[Target(rate("app_kf_search_empty_total"), "empty")],
+                "Empty answers a second",
+                "Searches without a hit.",
+                "ops",
+                [Target(rate("app_kf_search_empty_total"), "empty")],
             ),
         ],
     )
@@ -73,31 +69,31 @@ def _embedding() -> Row:
         "Models",
         [
             Panel(
-                title="Embedding",
-                description="Wait for the model, and one batch at it.",
-                unit="s",
-                targets=[
+                "Embedding",
+                "Wait for the model, and one batch at it.",
+                "s",
+                [
                     Target(quantile(0.95, "app_embed_queue_seconds"), "wait p95"),
                     Target(quantile(0.95, "app_embed_seconds"), "batch p95"),
                 ],
             ),
             Panel(
-                title="Texts a batch",
-                description="The mean: it grows when the model is the bottleneck.",
-                unit="short",
-                targets=[Target(mean("app_embed_batch_size"), "texts")],
+                "Texts a batch",
+                "The mean: it grows when the model is the bottleneck.",
+                "short",
+                [Target(mean("app_embed_batch_size"), "texts")],
             ),
             Panel(
-                title="Wait for a thread that reranks",
-                description="High: crossencoder_model.settings.threads.",
-                unit="s",
-                targets=percentiles("app_rerank_queue_seconds"),
+                "Wait for a thread that reranks",
+                "High: crossencoder_model.settings.threads.",
+                "s",
+                percentiles("app_rerank_queue_seconds"),
             ),
             Panel(
-                title="Reranks that were skipped, a second",
-                description="By cause.",
-                unit="ops",
-                targets=[Target(rate("app_rerank_skipped_total", by="cause"), "{{cause}}")],
+                "Reranks that were skipped, a second",
+                "By cause.",
+                "ops",
+                [Target(rate("app_rerank_skipped_total", by="cause"), "{{cause}}")],
                 quiet="none is skipped",
             ),
         ],
@@ -108,49 +104,23 @@ def _index() -> Row:
     return Row(
         "Index and process",
         [
+            Panel("Wait for a connection p95", "By pool.", "s", tail("app_db_pool_wait_seconds", "pool"), bound=0.1),
+            Panel("Statements p95", "By statement.", "s", tail("app_db_statement_seconds", "pool", "op")),
             Panel(
-                title="Wait for a connection p95",
-                description="By pool.",
-                unit="s",
-                bound=0.1,
-                targets=tail("app_db_pool_wait_seconds", "pool"),
-            ),
-            Panel(
-                title="Statements p95",
-                description="By statement.",
-                unit="s",
-                targets=tail("app_db_statement_seconds", "pool", "op"),
-            ),
-            Panel(
-                title="Connections",
-                description="By pool and state, all workers together.",
-                unit="short",
+                "Connections",
+                "By pool and state, all workers together.",
+                "short",
+                [Target(level("app_db_pool_connections", 'state!="overflow"', by="pool, state"), "{{pool}} {{state}}")],
                 stacked=True,
-                targets=[
-                    Target(
-                        level("app_db_pool_connections", 'state!="overflow"', by="pool, state"), "{{pool}} {{state}}"
-                    )
-                ],
             ),
+            CONNECTIONS_OPENED,
+            Panel("Loop lag p99", "By worker.", "s", tail("app_event_loop_lag_seconds", "instance", q=0.99), bound=0.1),
             Panel(
-                title="Connections opened a second",
-                description="More than now and then: the pool is too small, or connections break.",
-                unit="ops",
-                targets=[Target(rate("app_db_connections_opened_total", by="pool"), "{{pool}}")],
-            ),
-            Panel(
-                title="Loop lag p99",
-                description="By worker.",
-                unit="s",
-                bound=0.1,
-                targets=tail("app_event_loop_lag_seconds", "instance", q=0.99),
-            ),
-            Panel(
-                title="Loop busy",
-                description="By worker: near 1 on all, more app.workers.",
-                unit="percentunit",
+                "Loop busy",
+                "By worker: near 1 on all, more app.workers.",
+                "percentunit",
+                [Target(select("app_event_loop_busy_ratio"), "{{instance}}")],
                 bound=0.9,
-                targets=[Target(select("app_event_loop_busy_ratio"), "{{instance}}")],
             ),
         ],
     )
@@ -161,30 +131,25 @@ def _ingestion() -> Row:
         "Ingestion",
         [
             Panel(
-                title="Files a minute",
-                description="By outcome.",
-                unit="short",
-                targets=[Target(f"60 * {rate('app_ingest_documents_total', by='status')}", "{{status}}")],
+                "Files a minute",
+                "By outcome.",
+                "short",
+                [Target(f"60 * {rate('app_ingest_documents_total', by='status')}", "{{status}}")],
                 quiet="nothing is ingested",
             ),
             Panel(
-                title="Passages a minute",
-                description="Written to the index.",
-                unit="short",
-                targets=[Target(f"60 * {rate('app_ingest_chunks_total')}", "passages")],
+                "Passages a minute",
+                "Written to the index.",
+                "short",
+                [Target(f"60 * {rate('app_ingest_chunks_total')}", "passages")],
             ),
             Panel(
-                title="Stages p95",
-                description="parse, embed and index of one file.",
-                unit="s",
-                targets=tail("app_ingest_stage_seconds", "stage"),
+                "Stages p95",
+                "parse, embed and index of one file.",
+                "s",
+                tail("app_ingest_stage_seconds", "stage"),
                 quiet="nothing is ingested",
             ),
-            Panel(
-                title="Files in work",
-                description="By worker.",
-                unit="short",
-                targets=[Target(select("app_ingest_in_progress"), "{{instance}}")],
-            ),
+            Panel("Files in work", "By worker.", "short", [Target(select("app_ingest_in_progress"), "{{instance}}")]),
         ],
     )

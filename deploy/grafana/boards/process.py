@@ -21,29 +21,29 @@ def _resources() -> Row:
         "Resources",
         [
             Panel(
-                title="CPU",
-                description="Cores in use, by process.",
-                unit="short",
-                targets=[Target(rate("process_cpu_seconds_total", by="job, instance"), "{{job}} {{instance}}")],
+                "CPU",
+                "Cores in use, by process.",
+                "short",
+                [Target(rate("process_cpu_seconds_total", by="job, instance"), "{{job}} {{instance}}")],
             ),
             Panel(
-                title="Resident memory",
-                description="By process.",
-                unit="bytes",
-                targets=[Target(select("process_resident_memory_bytes"), "{{job}} {{instance}}")],
+                "Resident memory",
+                "By process.",
+                "bytes",
+                [Target(select("process_resident_memory_bytes"), "{{job}} {{instance}}")],
             ),
             Panel(
-                title="File descriptors",
-                description="Open ones as a part of the limit.",
-                unit="percentunit",
+                "File descriptors",
+                "Open ones as a part of the limit.",
+                "percentunit",
+                [Target(f"{select('process_open_fds')} / {select('process_max_fds')}", "{{job}} {{instance}}")],
                 bound=0.8,
-                targets=[Target(f"{select('process_open_fds')} / {select('process_max_fds')}", "{{job}} {{instance}}")],
             ),
             Panel(
-                title="Time in garbage collection",
-                description="Share of the time that the process stood still.",
-                unit="percentunit",
-                targets=[Target(rate("app_gc_pause_seconds_sum", by="job, instance"), "{{job}} {{instance}}")],
+                "Time in garbage collection",
+                "Share of the time that the process stood still.",
+                "percentunit",
+                [Target(rate("app_gc_pause_seconds_sum", by="job, instance"), "{{job}} {{instance}}")],
             ),
         ],
     )
@@ -54,18 +54,16 @@ def _work() -> Row:
         "Tasks and threads",
         [
             Panel(
-                title="Failures",
-                description="By kind of task or thread, a minute; each is begun again, with a traceback in the log.",
-                unit="short",
-                targets=[
-                    Target(f"60 * {rate('app_task_failures_total', by='job, instance, task')}", "{{instance}} {{task}}")
-                ],
+                "Failures",
+                "By kind of task or thread, a minute; each is begun again, with a traceback in the log.",
+                "short",
+                [Target(f"60 * {rate('app_task_failures_total', by='job, instance, task')}", "{{instance}} {{task}}")],
             ),
             Panel(
-                title="Threads",
-                description="1: it does its work. At 0 /ready says task_down.",
-                unit="short",
-                targets=[Target(select("app_thread_up"), "{{instance}} {{thread}}")],
+                "Threads",
+                "1: it does its work. At 0 /ready says task_down.",
+                "short",
+                [Target(select("app_thread_up"), "{{instance}} {{thread}}")],
             ),
         ],
     )
@@ -76,22 +74,17 @@ def _traffic() -> Row:
         "REST",
         [
             Panel(
-                title="Requests a second",
-                description="By route and status; searches have a dashboard of their own.",
-                unit="reqps",
-                targets=[
+                "Requests a second",
+                "By route and status; searches have a dashboard of their own.",
+                "reqps",
+                [
                     Target(
                         rate("app_http_request_seconds_count", by="route, method, status"),
                         "{{method}} {{route}} {{status}}",
                     )
                 ],
             ),
-            Panel(
-                title="Requests p95",
-                description="By route.",
-                unit="s",
-                targets=tail("app_http_request_seconds", "method", "route"),
-            ),
+            Panel("Requests p95", "By route.", "s", tail("app_http_request_seconds", "method", "route")),
         ],
     )
 
@@ -101,29 +94,26 @@ def _targets() -> Row:
         "Processes",
         [
             Panel(
-                title="What runs",
-                description="Version, source and configuration of each process.",
-                unit="short",
+                "What runs",
+                "Version, source and configuration of each process.",
+                "short",
+                [Target(select("app_build_info"), "")],
                 kind="table",
-                targets=[Target(select("app_build_info"), "")],
             ),
             Panel(
-                title="Up",
-                description="1: it answered the last scrape.",
-                unit="short",
-                targets=[Target(f"up{{{CHOSEN}}}", "{{job}} {{instance}}")],
+                "Up", "1: it answered the last scrape.", "short", [Target(f"up{{{CHOSEN}}}", "{{job}} {{instance}}")]
             ),
             Panel(
-                title="Age",
-                description="Time since the start.",
-                unit="s",
-                targets=[Target(f"time() - {select('process_start_time_seconds')}", "{{job}} {{instance}}")],
+                "Age",
+                "Time since the start.",
+                "s",
+                [Target(f"time() - {select('process_start_time_seconds')}", "{{job}} {{instance}}")],
             ),
             Panel(
-                title="Scrapes",
-                description="How long a scrape takes.",
-                unit="s",
-                targets=[Target(f"scrape_duration_seconds{{{CHOSEN}}}", "{{job}} {{instance}}")],
+                "Scrapes",
+                "How long a scrape takes.",
+                "s",
+                [Target(f"scrape_duration_seconds{{{CHOSEN}}}", "{{job}} {{instance}}")],
             ),
         ],
     )

@@ -1,7 +1,7 @@
 """What is full: the loop, slots, pools, Postgres, the spool, readers."""
 
 from deploy.grafana.model import Dashboard, Panel, Row, Target
-from deploy.grafana.parts import TURNS, percentiles, tail
+from deploy.grafana.parts import CONNECTIONS_OPENED, TURNS, percentiles, tail
 from deploy.grafana.promql import level, mean, quantile, rate, select
 
 
@@ -21,23 +21,23 @@ def _verdict() -> Row:
         "Verdict",
         [
             Panel(
-                title="Who bounds the service",
-                description="The cause that the service names itself, 1 while it holds; the log says why.",
-                unit="short",
+                "Who bounds the service",
+                "The cause that the service names itself, 1 while it holds; the log says why.",
+                "short",
+                [Target(f"max by (cause) ({select('app_bound_by')})", "{{cause}}")],
                 stacked=True,
-                targets=[Target(f"max by (cause) ({select('app_bound_by')})", "{{cause}}")],
             ),
             Panel(
-                title="Time of a turn by cause",
-                description="What the verdict is made of, for the mean turn.",
-                unit="s",
-                stacked=True,
-                targets=[
+                "Time of a turn by cause",
+                "What the verdict is made of, for the mean turn.",
+                "s",
+                [
                     Target(
                         f"{rate('app_turn_wait_seconds_total', by='cause')} / ignoring(cause) group_left() {TURNS}",
                         "{{cause}}",
                     )
                 ],
+                stacked=True,
             ),
         ],
     )
@@ -48,31 +48,31 @@ def _loop() -> Row:
         "Event loop",
         [
             Panel(
-                title="Loop lag p99",
-                description="How late the loop is, 25 samples a second from a thread.",
-                unit="s",
+                "Loop lag p99",
+                "How late the loop is, 25 samples a second from a thread.",
+                "s",
+                tail("app_event_loop_lag_seconds", "instance", q=0.99),
                 bound=0.1,
-                targets=tail("app_event_loop_lag_seconds", "instance", q=0.99),
             ),
             Panel(
-                title="Loop busy",
-                description="CPU share of the loop's thread: near 1 a core is used up.",
-                unit="percentunit",
+                "Loop busy",
+                "CPU share of the loop's thread: near 1 a core is used up.",
+                "percentunit",
+                [Target(select("app_event_loop_busy_ratio"), "{{instance}}")],
                 bound=0.9,
-                targets=[Target(select("app_event_loop_busy_ratio"), "{{instance}}")],
             ),
             Panel(
-                title="Stalls a minute",
-                description="Times the loop was late by more than 100 ms; the log names the stack.",
-                unit="short",
-                targets=[Target(f"60 * {rate('app_event_loop_stalls_total', by='instance')}", "{{instance}}")],
+                "Stalls a minute",
+                "Times the loop was late by more than 100 ms; the log names the stack.",
+                "short",
+                [Target(f"60 * {rate('app_event_loop_stalls_total', by='instance')}", "{{instance}}")],
                 quiet="the loop is never late",
             ),
             Panel(
-                title="Pauses by garbage collection p99",
-                description="They stop the loop too.",
-                unit="s",
-                targets=tail("app_gc_pause_seconds", "instance", q=0.99),
+                "Pauses by garbage collection p99",
+                "They stop the loop too.",
+                "s",
+                tail("app_gc_pause_seconds", "instance", q=0.99),
                 quiet="it seldom collects",
             ),
         ],
@@ -84,53 +84,38 @@ def _waiting() -> Row:
         "Turns and sockets",
         [
             Panel(
-                title="Turns",
-                description="That hold a slot of limits.max_turns, and that wait for one.",
-                unit="short",
-                targets=[
+                "Turns",
+                "That hold a slot of limits.max_turns, and that wait for one.",
+                "short",
+                [
                     Target(level("app_turns_in_progress"), "in progress"),
                     Target(level("app_turns_queued"), "queued"),
                 ],
             ),
+            Panel("Wait for a slot", "From the ask to a slot.", "s", percentiles("app_admission_wait_seconds")),
+            Panel("Open sockets", "Chat sockets.", "short", [Target(level("app_ws_connections"), "sockets")]),
             Panel(
-                title="Wait for a slot",
-                description="From the ask to a slot.",
-                unit="s",
-                targets=percentiles("app_admission_wait_seconds"),
-            ),
-            Panel(
-                title="Open sockets",
-                description="Chat sockets.",
-                unit="short",
-                targets=[Target(level("app_ws_connections"), "sockets")],
-            ),
-            Panel(
-                title="Turned away by a limit",
-                description="Sockets, asks and frames. Many of one user or address: somebody floods.",
-                unit="ops",
-                targets=[Target(rate("app_limit_hits_total", by="limit"), "{{limit}}")],
+                "Turned away by a limit",
+                "Sockets, asks and frames. Many of one user or address: somebody floods.",
+                "ops",
+                [Target(rate("app_limit_hits_total", by="limit"), "{{limit}}")],
                 quiet="nobody is turned away",
             ),
+            Panel("Longest send of a turn", "High: clients do not read.", "s", percentiles("app_ws_send_seconds")),
             Panel(
-                title="Longest send of a turn",
-                description="High: clients do not read.",
-                unit="s",
-                targets=percentiles("app_ws_send_seconds"),
-            ),
-            Panel(
-                title="Bytes that wait for clients",
-                description="In outboxes, and kept for clients that resume.",
-                unit="bytes",
-                targets=[
+                "Bytes that wait for clients",
+                "In outboxes, and kept for clients that resume.",
+                "bytes",
+                [
                     Target(level("app_outbox_bytes"), "outboxes"),
                     Target(level("app_replay_bytes"), "kept for resume"),
                 ],
             ),
             Panel(
-                title="Wait for an HTTP connection p95",
-                description="By calls that had to wait: llm and kf.",
-                unit="s",
-                targets=tail("app_http_pool_wait_seconds", "pool"),
+                "Wait for an HTTP connection p95",
+                "By calls that had to wait: llm and kf.",
+                "s",
+                tail("app_http_pool_wait_seconds", "pool"),
                 quiet="no call had to wait",
             ),
         ],
@@ -142,52 +127,43 @@ def _database() -> Row:
         "Postgres",
         [
             Panel(
-                title="Wait for a connection p95",
-                description="By pool. A late loop reads as a wait too.",
-                unit="s",
+                "Wait for a connection p95",
+                "By pool. A late loop reads as a wait too.",
+                "s",
+                tail("app_db_pool_wait_seconds", "pool"),
                 bound=0.1,
-                targets=tail("app_db_pool_wait_seconds", "pool"),
             ),
             Panel(
-                title="Connections",
-                description="By pool and state; those above pool_size are among them.",
-                unit="short",
+                "Connections",
+                "By pool and state; those above pool_size are among them.",
+                "short",
+                [Target(level("app_db_pool_connections", 'state!="overflow"', by="pool, state"), "{{pool}} {{state}}")],
                 stacked=True,
-                targets=[
-                    Target(
-                        level("app_db_pool_connections", 'state!="overflow"', by="pool, state"), "{{pool}} {{state}}"
-                    )
-                ],
             ),
             Panel(
-                title="Waiting for a connection",
-                description="Right now, by pool.",
-                unit="short",
-                targets=[Target(level("app_db_pool_waiting", by="pool"), "{{pool}}")],
+                "Waiting for a connection",
+                "Right now, by pool.",
+                "short",
+                [Target(level("app_db_pool_waiting", by="pool"), "{{pool}}")],
             ),
             Panel(
-                title="Statements p95",
-                description="By statement; commit is one of its own.",
-                unit="s",
-                targets=tail("app_db_statement_seconds", "pool", "op"),
+                "Statements p95",
+                "By statement; commit is one of its own.",
+                "s",
+                tail("app_db_statement_seconds", "pool", "op"),
             ),
             Panel(
-                title="Statements a second",
-                description="By statement.",
-                unit="ops",
-                targets=[Target(rate("app_db_statement_seconds_count", by="pool, op"), "{{pool}} {{op}}")],
+                "Statements a second",
+                "By statement.",
+                "ops",
+                [Target(rate("app_db_statement_seconds_count", by="pool, op"), "{{pool}} {{op}}")],
             ),
+            CONNECTIONS_OPENED,
             Panel(
-                title="Connections opened a second",
-                description="More than now and then: the pool is too small, or connections break.",
-                unit="ops",
-                targets=[Target(rate("app_db_connections_opened_total", by="pool"), "{{pool}}")],
-            ),
-            Panel(
-                title="Records a transaction",
-                description="The mean batch: it grows when Postgres is slow.",
-                unit="short",
-                targets=[Target(mean("app_persist_batch_records"), "records")],
+                "Records a transaction",
+                "The mean batch: it grows when Postgres is slow.",
+                "short",
+                [Target(mean("app_persist_batch_records"), "records")],
             ),
         ],
     )
@@ -198,54 +174,46 @@ def _to_postgres() -> Row:
         "From final to Postgres",
         [
             Panel(
-                title="Records that wait for Postgres",
-                description="Finished turns, and records in the spool (those of running turns included).",
-                unit="short",
-                targets=[
+                "Records that wait for Postgres",
+                "Finished turns, and records in the spool (those of running turns included).",
+                "short",
+                [
                     Target(level("app_persist_queue_depth"), "waiting"),
                     Target(level("app_spool_records"), "in the spool"),
                 ],
             ),
             Panel(
-                title="Age of the oldest",
-                description="Rises without end: Postgres is away or too slow.",
-                unit="s",
+                "Age of the oldest",
+                "Rises without end: Postgres is away or too slow.",
+                "s",
+                [Target(select("app_persist_oldest_seconds"), "{{instance}}")],
                 bound=30,
-                targets=[Target(select("app_persist_oldest_seconds"), "{{instance}}")],
             ),
+            Panel("Lag", "From final to the commit of its rows.", "s", percentiles("app_persist_lag_seconds")),
             Panel(
-                title="Lag",
-                description="From final to the commit of its rows.",
-                unit="s",
-                targets=percentiles("app_persist_lag_seconds"),
-            ),
-            Panel(
-                title="Spool p95",
-                description="`final` waits until its record is acknowledged; the commits are the disk's part.",
-                unit="s",
-                targets=[
+                "Spool p95",
+                "`final` waits until its record is acknowledged; the commits are the disk's part.",
+                "s",
+                [
                     Target(quantile(0.95, "app_spool_ack_seconds"), "acknowledged"),
                     Target(quantile(0.95, "app_spool_commit_seconds"), "commit"),
                 ],
             ),
             Panel(
-                title="Size of the spool",
-                description="Bytes of its file.",
-                unit="bytes",
-                targets=[Target(select("app_spool_bytes"), "{{instance}}")],
+                "Size of the spool", "Bytes of its file.", "bytes", [Target(select("app_spool_bytes"), "{{instance}}")]
             ),
             Panel(
-                title="Size of the history",
-                description="Tables in Postgres, indexes included.",
-                unit="bytes",
-                targets=[Target(select("app_history_bytes"), "{{table}}")],
+                "Size of the history",
+                "Tables in Postgres, indexes included.",
+                "bytes",
+                [Target(select("app_history_bytes"), "{{table}}")],
             ),
             Panel(
-                title="Clock difference",
-                description="By how much a host is ahead of Postgres: above a minute nothing is deleted for its age.",
-                unit="s",
+                "Clock difference",
+                "By how much a host is ahead of Postgres: above a minute nothing is deleted for its age.",
+                "s",
+                [Target(select("app_clock_difference_seconds"), "{{instance}}")],
                 bound=60,
-                targets=[Target(select("app_clock_difference_seconds"), "{{instance}}")],
             ),
         ],
     )
@@ -256,32 +224,32 @@ def _trouble() -> Row:
         "What must not happen to records",
         [
             Panel(
-                title="Fill",
-                description="What waits for Postgres, as a part of its bound: at 1 new turns are refused.",
-                unit="percentunit",
+                "Fill",
+                "What waits for Postgres, as a part of its bound: at 1 new turns are refused.",
+                "percentunit",
+                [Target(select("app_persist_fill_ratio"), "{{instance}}")],
                 bound=0.8,
-                targets=[Target(select("app_persist_fill_ratio"), "{{instance}}")],
                 quiet="next to nothing waits",
             ),
             Panel(
-                title="Tried again, a second",
-                description="Transactions, by cause.",
-                unit="ops",
-                targets=[Target(rate("app_persist_retries_total", by="cause"), "{{cause}}")],
+                "Tried again, a second",
+                "Transactions, by cause.",
+                "ops",
+                [Target(rate("app_persist_retries_total", by="cause"), "{{cause}}")],
                 quiet="Postgres is well",
             ),
             Panel(
-                title="Replayed",
-                description="Records that an earlier process had left in the spool.",
-                unit="short",
-                targets=[Target(select("app_persist_replayed_total"), "{{instance}}")],
+                "Replayed",
+                "Records that an earlier process had left in the spool.",
+                "short",
+                [Target(select("app_persist_replayed_total"), "{{instance}}")],
                 quiet="the last end was in order",
             ),
             Panel(
-                title="Lost, put aside, in conflict",
-                description="Must stay at 0.",
-                unit="short",
-                targets=[
+                "Lost, put aside, in conflict",
+                "Must stay at 0.",
+                "short",
+                [
                     Target(level("app_persist_failures_total", by="reason"), "lost: {{reason}}"),
                     Target(level("app_spool_dead_letters"), "dead letters kept"),
                     Target(level("app_rank_conflicts_total"), "rank conflicts"),

@@ -44,16 +44,7 @@ def _figures() -> Row:
 
 def _figure(title: str, description: str, unit: str, expr: str, bound: float | None = None) -> Panel:
     targets = [Target(expr, title)]
-    return Panel(
-        title=title,
-        description=description,
-        unit=unit,
-        kind="stat",
-        width=4,
-        height=4,
-        bound=bound,
-        targets=targets,
-    )
+    return Panel(title, description, unit, targets, kind="stat", width=4, height=4, bound=bound)
 
 
 def _turns() -> Row:
@@ -61,43 +52,38 @@ def _turns() -> Row:
         "Turns",
         [
             Panel(
-                title="Turns a second by outcome",
-                description="rejected never began; cancelled is a user's stop.",
-                unit="ops",
+                "Turns a second by outcome",
+                "rejected never began; cancelled is a user's stop.",
+                "ops",
+                [Target(rate("app_turns_total", by="status"), "{{status}}")],
                 stacked=True,
-                targets=[Target(rate("app_turns_total", by="status"), "{{status}}")],
             ),
             Panel(
-                title="Failing turns by agent",
-                description="Errors and timeouts over five minutes (recording rule).",
-                unit="percentunit",
+                "Failing turns by agent",
+                "Errors and timeouts over five minutes (recording rule).",
+                "percentunit",
+                [Target('agent:app_turns:error_ratio_5m{job=~"$job"}', "{{agent}}")],
                 bound=0.05,
-                targets=[Target('agent:app_turns:error_ratio_5m{job=~"$job"}', "{{agent}}")],
             ),
             Panel(
-                title="Turn",
-                description="Ask to final, by all agents: of every turn of the last minute, by process.",
-                unit="s",
-                targets=exact_percentiles("app_turn_quantile_seconds"),
+                "Turn",
+                "Ask to final, by all agents: of every turn of the last minute, by process.",
+                "s",
+                exact_percentiles("app_turn_quantile_seconds"),
             ),
+            Panel("Turn p95 by agent", "Ask to final.", "s", tail("app_turn_seconds", "agent")),
             Panel(
-                title="Turn p95 by agent",
-                description="Ask to final.",
-                unit="s",
-                targets=tail("app_turn_seconds", "agent"),
-            ),
-            Panel(
-                title="First token",
-                description="Ask to the first text of the answer: of every turn of the last minute, by process.",
-                unit="s",
+                "First token",
+                "Ask to the first text of the answer: of every turn of the last minute, by process.",
+                "s",
+                exact_percentiles("app_time_to_first_token_quantile_seconds"),
                 bound=5,
-                targets=exact_percentiles("app_time_to_first_token_quantile_seconds"),
             ),
             Panel(
-                title="Longest silence within an answer",
-                description="One observation a turn.",
-                unit="s",
-                targets=percentiles("app_stream_gap_seconds"),
+                "Longest silence within an answer",
+                "One observation a turn.",
+                "s",
+                percentiles("app_stream_gap_seconds"),
             ),
         ],
     )
@@ -108,21 +94,20 @@ def _objective() -> Row:
         "Objective: first text within 5 s for 99 % of turns",
         [
             Panel(
-                title="Turns over 5 s",
-                description="Share over four windows; a page at 14.4 % in 1 h and 5 min, a "
-                "ticket at 6 % in 6 h and 30 min.",
-                unit="percentunit",
-                bound=0.01,
-                targets=[
+                "Turns over 5 s",
+                "Share over four windows; a page at 14.4 % in 1 h and 5 min, a ticket at 6 % in 6 h and 30 min.",
+                "percentunit",
+                [
                     Target(f'job:app_time_to_first_token:slow_ratio_{window}{{job=~"$job"}}', window)
                     for window in ("5m", "30m", "1h", "6h")
                 ],
+                bound=0.01,
             ),
             Panel(
-                title="Alerts that fire",
-                description="Of deploy/prometheus/rules/alerts.yml.",
-                unit="short",
-                targets=[
+                "Alerts that fire",
+                "Of deploy/prometheus/rules/alerts.yml.",
+                "short",
+                [
                     Target(
                         'count by (alertname, severity) (ALERTS{alertstate="firing", job=~"agentic|knowledge-flow"})',
                         "{{severity}} {{alertname}}",

@@ -27,36 +27,36 @@ def _whole() -> Row:
         "The mean turn",
         [
             Panel(
-                title="Where the time of a turn goes",
-                description="The mean turn in parts that do not overlap. `agent` is its own code between its calls.",
-                unit="s",
-                stacked=True,
-                width=24,
-                height=10,
-                targets=[
+                "Where the time of a turn goes",
+                "The mean turn in parts that do not overlap. `agent` is its own code between its calls.",
+                "s",
+                [
                     Target(f"{spent('llm_invoke')} / {TURNS}", "model"),
                     Target(f"{spent(*KNOWLEDGE)} / {TURNS}", "knowledge flow"),
                     Target(f"({spent('stream_agent_response')} - {spent(*ELSEWHERE)}) / {TURNS}", "agent"),
                     *ours,
                 ],
+                stacked=True,
+                width=24,
+                height=10,
             ),
             Panel(
-                title="Around the agent",
-                description="The same without model, search and agent: what the service adds.",
-                unit="s",
+                "Around the agent",
+                "The same without model, search and agent: what the service adds.",
+                "s",
+                ours,
                 stacked=True,
-                targets=ours,
             ),
             Panel(
-                title="Share of a turn",
-                description="Model, search and the rest, which is ours.",
-                unit="percentunit",
-                stacked=True,
-                targets=[
+                "Share of a turn",
+                "Model, search and the rest, which is ours.",
+                "percentunit",
+                [
                     Target(f"{spent('llm_invoke')} / {turn}", "model"),
                     Target(f"{spent(*KNOWLEDGE)} / {turn}", "knowledge flow"),
                     Target(f"{rate('app_turn_overhead_seconds_sum')} / {turn}", "ours"),
                 ],
+                stacked=True,
             ),
         ],
     )
@@ -67,37 +67,32 @@ def _phases() -> Row:
         "Phases (they nest: never add them up)",
         [
             Panel(
-                title="Phases p95",
-                description="Each phase of the chosen processes.",
-                unit="s",
+                "Phases p95",
+                "Each phase of the chosen processes.",
+                "s",
+                tail("app_phase_latency_seconds", "phase"),
                 height=10,
-                targets=tail("app_phase_latency_seconds", "phase"),
             ),
             Panel(
-                title="Phases that fail, a second",
-                description="By how they ended.",
-                unit="ops",
-                height=10,
-                targets=[
+                "Phases that fail, a second",
+                "By how they ended.",
+                "ops",
+                [
                     Target(
                         rate("app_phase_latency_seconds_count", 'status!="ok"', by="phase, status"),
                         "{{phase}} {{status}}",
                     )
                 ],
+                height=10,
                 quiet="nothing fails",
             ),
+            Panel("Overhead", "Turn minus model and search.", "s", percentiles("app_turn_overhead_seconds")),
             Panel(
-                title="Overhead",
-                description="Turn minus model and search.",
-                unit="s",
-                targets=percentiles("app_turn_overhead_seconds"),
-            ),
-            Panel(
-                title="Unattributed",
-                description="What no phase accounts for: should stay under 3 ms.",
-                unit="s",
+                "Unattributed",
+                "What no phase accounts for: should stay under 3 ms.",
+                "s",
+                percentiles("app_turn_unattributed_seconds"),
                 bound=0.01,
-                targets=percentiles("app_turn_unattributed_seconds"),
             ),
         ],
     )
@@ -107,19 +102,13 @@ def _maps() -> Row:
     return Row(
         "Distributions",
         [
+            Panel("Turns", "Ask to final.", "s", [Target(cells("app_turn_seconds"), "{{le}}")], kind="heatmap"),
             Panel(
-                title="Turns",
-                description="Ask to final.",
-                unit="s",
+                "Phase $phase",
+                "The phase that is chosen above.",
+                "s",
+                [Target(cells("app_phase_latency_seconds", 'phase="$phase"'), "{{le}}")],
                 kind="heatmap",
-                targets=[Target(cells("app_turn_seconds"), "{{le}}")],
-            ),
-            Panel(
-                title="Phase $phase",
-                description="The phase that is chosen above.",
-                unit="s",
-                kind="heatmap",
-                targets=[Target(cells("app_phase_latency_seconds", 'phase="$phase"'), "{{le}}")],
             ),
         ],
     )

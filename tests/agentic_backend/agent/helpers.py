@@ -5,9 +5,10 @@ from typing import Any
 
 from agentic_backend.agent import AgentKit, AgentRun
 from agentic_backend.events import AgentEvent, Delta
-from agentic_backend.llm import CallDeadlines, Endpoint, ModelPool, Retries
+from agentic_backend.llm import CallDeadlines, Endpoint, ModelPool
 from agentic_backend.session.models import Remembered
 from agentic_backend.settings import AgentSettings, AgentTuning, FieldSpec
+from backend_kit.aio.retry import Retries
 
 QUICK = Retries(base_s=0.001, cap_s=0.002)
 

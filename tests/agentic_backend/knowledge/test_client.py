@@ -11,7 +11,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from agentic_backend.errors import KfUnavailable
-from agentic_backend.knowledge import Caller, KnowledgeClient, KnowledgeEndpoint, Metered, SearchQuery
+from agentic_backend.knowledge import Caller, KnowledgeClient, KnowledgeEndpoint, SearchQuery
 from agentic_backend.metrics import AgenticMetrics
 from backend_kit.auth import Credentials
 from backend_kit.kpi import Kpi, Ledger
@@ -129,9 +129,7 @@ async def test_connections_are_kept_and_their_number_is_bounded(fake: FakeKnowle
 async def test_searches_and_waits_for_a_connection_are_counted(fake: FakeKnowledge) -> None:
     registry = CollectorRegistry()
     kpi = Kpi(registry, service="agentic")
-    client = KnowledgeClient(
-        KnowledgeEndpoint(fake.base_url, max_connections=1), Metered(AgenticMetrics(registry, kpi))
-    )
+    client = KnowledgeClient(KnowledgeEndpoint(fake.base_url, max_connections=1), AgenticMetrics(registry, kpi))
     try:
         await asyncio.gather(*(client.search(QUERY, Caller()) for _ in range(3)))
         fake.hits.clear()

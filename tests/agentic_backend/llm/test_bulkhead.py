@@ -6,8 +6,10 @@ import asyncio
 import pytest
 
 from agentic_backend.errors import LlmUnavailable
-from agentic_backend.llm import Connections, Endpoint, ModelPool, Retries
+from agentic_backend.llm import Endpoint, ModelPool
 from agentic_backend.llm.models import StreamingChatModel
+from backend_kit.aio.retry import Retries
+from backend_kit.client.connections import Connections
 from tests.agentic_backend.llm.scripted import (
     DONE,
     SSE_HEAD,

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import logging
-import random
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,9 +12,11 @@ from langchain_core.messages import HumanMessage
 from pydantic import SecretStr
 
 from agentic_backend.errors import LlmProtocol, LlmRateLimited, LlmTimeout, LlmUnavailable, TurnFailed
-from agentic_backend.llm import CallDeadlines, Connections, Endpoint, ModelPool, Retries
+from agentic_backend.llm import CallDeadlines, Endpoint, ModelPool
 from agentic_backend.llm.client import CompletionStream
 from agentic_backend.llm.failures import AttemptFailed
+from backend_kit.aio.retry import Retries
+from backend_kit.client.connections import Connections
 from tests.agentic_backend.llm.conftest import Watched
 from tests.agentic_backend.llm.scripted import (
     DONE,
@@ -494,13 +495,3 @@ async def test_failures_are_logged_once_a_second_and_cause(pool: ModelPool, capl
             with pytest.raises(LlmProtocol):
                 await ask(pool, model.base_url)
     assert 1 <= len([record for record in caplog.records if "http_status" in record.getMessage()]) < 20
-
-
-def test_the_wait_before_a_retry_is_jittered_within_a_doubling_window() -> None:
-    random.seed(7)
-    policy = Retries(base_s=1.0, cap_s=3.0)
-    for done, window in ((0, 1.0), (1, 2.0), (2, 3.0), (3, 3.0)):
-        delays = [policy.delay_s(done, None) for _ in range(200)]
-        assert 0 <= min(delays) < window / 4
-        assert window * 3 / 4 < max(delays) <= window
-    assert policy.delay_s(0, 5.0) >= 5.0

@@ -8,18 +8,11 @@ from pydantic import SecretStr
 
 from agentic_backend import settings
 from agentic_backend.errors import LlmTimeout
-from agentic_backend.llm import (
-    CallDeadlines,
-    Connections,
-    Endpoint,
-    Metered,
-    ModelPool,
-    Retries,
-    connections_of,
-    endpoint_of,
-)
+from agentic_backend.llm import CallDeadlines, Endpoint, Metered, ModelPool, connections_of, endpoint_of
 from agentic_backend.llm.failures import retry_after_s
 from agentic_backend.metrics import AgenticMetrics
+from backend_kit.aio.retry import Retries
+from backend_kit.client.connections import Connections
 from backend_kit.kpi import Kpi
 from tests.agentic_backend.llm.conftest import Watched
 from tests.support.mock_llm import MockModel

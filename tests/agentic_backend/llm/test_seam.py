@@ -14,7 +14,8 @@ from langchain_core.runnables.config import set_config_context
 from langchain_openai import ChatOpenAI
 
 from agentic_backend.errors import LlmProtocol, LlmTimeout, LlmUnavailable
-from agentic_backend.llm import CallDeadlines, Endpoint, ModelPool, Retries
+from agentic_backend.llm import CallDeadlines, Endpoint, ModelPool
+from backend_kit.aio.retry import Retries
 from tests.agentic_backend.llm.conftest import Watched
 from tests.agentic_backend.llm.scripted import (
     DONE,

@@ -10,7 +10,6 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from agentic_backend.errors import HistoryUnavailable
 from agentic_backend.persist.persistence import Persistence
 from agentic_backend.session.models import HistoryWindow
-from backend_kit.aio.retry import Backoff
 from backend_kit.db.faults import Cause, cause_of
 from backend_kit.db.pool import PoolRules, database_url
 from backend_kit.kpi import Kpi
@@ -216,14 +215,3 @@ def test_the_cause_of_an_error_of_the_driver_follows_its_type(error: Exception, 
 
 def test_no_free_connection_is_a_cause_of_its_own() -> None:
     assert cause_of(PoolTimeout()) is Cause.POOL
-
-
-def test_backoff_doubles_up_to_its_bound_with_full_jitter() -> None:
-    backoff = Backoff(0.05, 2.0)
-    bounds = []
-    for _ in range(8):
-        bounds.append(backoff.bound_s)
-        assert 0.0 <= backoff.next_s() <= bounds[-1]
-    assert bounds == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
-    backoff.reset()
-    assert backoff.bound_s == 0.05

@@ -35,7 +35,7 @@ from tests.support.ports import free_port
 from tests.support.postgres import Database
 from tests.support.processes import ROOT
 from tests.support.small_disk import Neighbour, NoRight, fill, small_disk
-from turnwise.tether import tethered
+from turnwise.parent_death import with_parent_death_signal
 
 pytestmark = pytest.mark.servers
 
@@ -418,7 +418,7 @@ def test_the_service_starts_where_no_file_can_be_written_at_all(tmp_path: Path) 
     file = tmp_path / "settings.yaml"
     file.write_text(yaml.safe_dump(settings))
     limited = 'ulimit -f 0; exec "$0" -m agentic_backend >/dev/full 2>&1'
-    command = tethered(["/bin/sh", "-c", limited, sys.executable], signal.SIGKILL)
+    command = with_parent_death_signal(["/bin/sh", "-c", limited, sys.executable], signal.SIGKILL)
     home = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "CONFIG_FILE": str(file), "ENV_FILE": ""}
     with subprocess.Popen(command, env=os.environ | home, cwd=ROOT) as process:
         try:

@@ -1,9 +1,10 @@
-"""docs/configuration.md, made from the models: `python -m tests.backend_kit.settings.reference` writes it."""
+"""The reference of docs/configuration.md, made from the models: `python -m tests.backend_kit.settings.reference`."""
 
 import ast
 import inspect
 import textwrap
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -20,77 +21,72 @@ from knowledge_flow_backend.settings import KnowledgeFlowSettings
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "configuration.md"
 
-INTRODUCTION = """# Configuration
+HANDED_THROUGH = "Handed through"
+WITHOUT_EFFECT = "Accepted, without effect"
+"""How the docstring of a key that the product does not read says so: clients get the value, or nobody does."""
 
-Each service reads one YAML file, which `CONFIG_FILE` names, and a `.env` file, if `ENV_FILE` names one (`NAME=value`
-lines; a variable of the environment wins over the same one there). The files that come with Turnwise:
+_BEGIN = "<!-- reference: begin -->\n"
+"""What stands before it is written by hand."""
 
-| file | for |
-|---|---|
-| `config/agentic/configuration.yaml`, `config/knowledge_flow/configuration.yaml` | `make run`: one machine, no users |
-| `…/configuration_bench.yaml` | `make bench`: mock model, embedded Postgres, no limits per user |
-| `knowledge_flow/configuration_opensearch.yaml` | `make opensearch` beside `make run`: passages in OpenSearch |
-| `…/configuration_prod.yaml` | a cluster with users: copy it and put your names in |
 
-The settings are read once and never change while the service runs. A file that is wrong ends the start with exit
-code 2 and one line on stderr, which never holds a value:
-
-```
-config/agentic/configuration.yaml:12: limits.max_trns: unknown key (did you mean "max_turns"?)
-```
-
-A key that is there twice, of the wrong type, unknown, or missing is refused. Keys that files of Fred carry and that
-have no effect here ([contract](contract.md#configuration-files)) are accepted, and one line in the log names them.
-Types are exact: `"8000"` is not a number, `1` is not `true`. **0 means off** where a key is a limit. Units are in the
-names; where a compatible name has none, the meaning says it. A default of *required* has none.
-
-This page is made from the models by `python -m tests.backend_kit.settings.reference`; a test keeps it so.
-"""
+def page() -> str:
+    """The whole page: what is written by hand, as it is there, and the reference."""
+    return DOCUMENT.read_text().partition(_BEGIN)[0] + _BEGIN + reference()
 
 
 def reference() -> str:
-    """The whole page."""
+    """Every key of both services."""
     return "\n".join(
         [
-            INTRODUCTION,
-            *_service("Agentic service", AgenticSettings),
-            *_service("Knowledge flow", KnowledgeFlowSettings),
+            *_service("Every key: agentic service", AgenticSettings),
+            *_service("Every key: knowledge flow", KnowledgeFlowSettings),
         ]
     )
 
 
 def _service(title: str, model: type[RootSection]) -> Iterator[str]:
     yield f"## {title}\n"
-    yield "| variable of the environment | key it sets |\n|---|---|"
+    yield "| environment variable | key it sets |\n|---|---|"
     for name, keys in model.env_overrides.items():
         yield f"| `{name}` | {', '.join(f'`{key}`' for key in keys)} |"
     for naming, named in model.env_named.items():
         yield f"| the one that `{naming}` names | `{named}` |"
-    yield f"\nWithout effect: {', '.join(f'`{key}`' for key in _ignored(model, ''))}.\n"
+    yield f"\n{WITHOUT_EFFECT}: {', '.join(_without_effect(model, ''))}.\n"
     yield "| key | type | default | meaning |\n|---|---|---|---|"
-    yield from _rows(model, "")
+    yield from _rows(model, "", {})
     yield ""
 
 
-def _ignored(model: type[Section], prefix: str) -> Iterator[str]:
-    yield from (prefix + key for key in model.ignored_keys)
+def _without_effect(model: type[Section], prefix: str) -> Iterator[str]:
+    """The ignored keys, and those that say so themselves. A pattern does not cover the fields that match it."""
+    for key in model.ignored_keys:
+        kept = [f"`{name}`" for name in model.model_fields if fnmatchcase(name, key)]
+        yield f"`{prefix}{key}`" + (f" (other than {', '.join(kept)})" if kept else "")
     for name, field in model.model_fields.items():
         nested = nested_section(field.annotation)
         if nested is not None:
-            yield from _ignored(nested, f"{prefix}{name}{_index(field)}.")
+            yield from _without_effect(nested, f"{prefix}{name}{_index(field)}.")
+        elif WITHOUT_EFFECT in meaning(model, name):
+            yield f"`{prefix}{name}`"
 
 
-def _rows(model: type[Section], prefix: str) -> Iterator[str]:
+def _rows(model: type[Section], prefix: str, shown: dict[type[Section], str]) -> Iterator[str]:
+    """A row a key. `shown` has the sections that stand on the page already: their keys are not repeated."""
     for name, field in model.model_fields.items():
         nested = nested_section(field.annotation)
+        key = f"{prefix}{name}"
         if nested is None:
-            yield f"| `{prefix}{name}` | {_type(field)} | {_default(field)} | {meaning(model, name)} |"
+            yield f"| `{key}` | {_type(field)} | {_default(field)} | {meaning(model, name)} |"
             continue
-        if field.is_required() or field.default in (None, ()):
-            doc = inspect.getdoc(nested) or ""
+        same = shown.get(nested)
+        if same is not None or field.is_required() or field.default in (None, ()):
+            text = meaning(model, name) or (inspect.getdoc(nested) or "").splitlines()[0]
+            default = "*required*" if field.is_required() else "none" if field.default in (None, ()) else "as there"
             kind = "list" if _index(field) else "section"
-            yield f"| `{prefix}{name}` | {kind} | {_default(field)} | {doc.splitlines()[0]} |"
-        yield from _rows(nested, f"{prefix}{name}{_index(field)}.")
+            yield f"| `{key}` | {kind} | {default} | {text}{f' Keys as in `{same}`.' if same else ''} |"
+        if same is None:
+            shown[nested] = key
+            yield from _rows(nested, f"{key}{_index(field)}.", shown)
 
 
 def _index(field: FieldInfo) -> str:
@@ -145,7 +141,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def meaning(model: type[Section], name: str) -> str:
-    """The docstring under a field, of the class or of the nearest base that has one; empty where there is none."""
+    """The docstring under a field, of the class or of the nearest base that has one; empty if none has."""
     for base in model.__mro__:
         if issubclass(base, Section) and name in _docstrings(base):
             return " ".join(_docstrings(base)[name].split())
@@ -165,4 +161,4 @@ def _docstrings(model: type[Section]) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    DOCUMENT.write_text(reference())
+    DOCUMENT.write_text(page())

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import orjson
 
-from backend_kit.http import serve
+from backend_kit.http import listen, serve
 from tests.bench.comparators.options import READY_PATH
 from tests.bench.driver import NATIVE
 
@@ -66,7 +66,7 @@ def main() -> int:
     parser.add_argument("--gap-ms", type=float, required=True)
     options = parser.parse_args()
     app = Echo(options.tokens, options.gap_ms / 1e3)
-    return serve(app, host="127.0.0.1", port=options.port, drain=_nothing_to_drain)
+    return serve(app, listen("127.0.0.1", options.port), drain=_nothing_to_drain)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from deploy.java.errors import JavaServerFailed
 from deploy.opensearch import jars
-from deploy.opensearch.errors import OpenSearchFailed
 from deploy.opensearch.jars import class_path, find_java
 
 pytestmark = pytest.mark.servers
@@ -35,7 +35,7 @@ def silent(_text: str) -> None:
 def test_a_java_that_will_not_do_is_said(tmp_path: Path, modules: str | None, words: str) -> None:
     if modules:
         program(tmp_path, "java", f"echo {modules}")
-    with pytest.raises(OpenSearchFailed, match=words):
+    with pytest.raises(JavaServerFailed, match=words):
         find_java({"PATH": str(tmp_path)})
 
 
@@ -48,7 +48,7 @@ def test_the_java_of_java_home_comes_first(tmp_path: Path) -> None:
 
 
 def test_without_maven_it_says_what_to_install(tmp_path: Path) -> None:
-    with pytest.raises(OpenSearchFailed, match="apt-get install maven"):
+    with pytest.raises(JavaServerFailed, match="apt-get install maven"):
         class_path(tmp_path, {"PATH": str(tmp_path)}, silent)
 
 
@@ -56,7 +56,7 @@ def test_a_download_that_fails_is_said_and_tried_again(tmp_path: Path) -> None:
     program(tmp_path, "mvn", "echo '[ERROR] no network'; exit 1")
     environ = {"PATH": f"{tmp_path}:{os.defpath}"}
     for _ in range(2):
-        with pytest.raises(OpenSearchFailed, match="no network"):
+        with pytest.raises(JavaServerFailed, match="no network"):
             class_path(tmp_path, environ, silent)
 
 
@@ -69,7 +69,7 @@ def test_another_plugin_than_the_expected_one_is_refused(tmp_path: Path) -> None
 mkdir -p $to; cp {archive} $to/{jars.KNN_ARCHIVE}"""
     program(tmp_path, "mvn", copies)
     environ = {"PATH": f"{tmp_path}:{os.defpath}"}
-    with pytest.raises(OpenSearchFailed, match="its SHA-256 differs"):
+    with pytest.raises(JavaServerFailed, match="its SHA-256 differs"):
         class_path(tmp_path, environ, silent)
     # With the expected one its jars, and they alone, are on the class path; it is not asked again.
     expected = hashlib.sha256(archive.read_bytes()).hexdigest()

@@ -57,7 +57,6 @@ def test_the_command_starts_a_node_and_ends_it() -> None:
         urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5)
 
 
-@pytest.mark.java
 def test_a_taken_port_is_said(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -14,9 +14,10 @@ from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
 from backend_kit.aio import TaskRegistry
-from backend_kit.client.json_calls import Endpoint
+from backend_kit.client.connections import Connections
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.embed.batcher import BatchRules
+from knowledge_flow_backend.embed.model_server import ModelServer
 from knowledge_flow_backend.embed.openai import EmbeddingRules, OpenAiEmbedder
 from knowledge_flow_backend.errors import EmbeddingUnavailable, SchemaMismatch
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
@@ -36,13 +37,11 @@ async def embedder(
 ) -> AsyncIterator[OpenAiEmbedder]:
     kpi = Kpi(CollectorRegistry(), service="kf")
     tasks = TaskRegistry()
-    endpoint = Endpoint(
-        url=f"{base_url}/embeddings", api_key=SecretStr("key-canary"), connect_s=2.0, read_s=read_s, pool_s=10.0,
-        max_retries=max_retries, max_connections=16, keepalive_s=30.0,
-    )  # fmt: skip
+    connections = Connections(max_connections=16, connect_s=2.0, read_s=read_s)
+    model_server = ModelServer(f"{base_url}/embeddings", SecretStr("key-canary"), connections, max_retries)
     rules = BatchRules(slots=slots, queries=32, documents=4, waiting=100)
     embedding = EmbeddingRules("mock", dimensions)
-    made = OpenAiEmbedder(endpoint, embedding, rules, metrics=KnowledgeFlowMetrics(kpi.registry, kpi), tasks=tasks)
+    made = OpenAiEmbedder(model_server, embedding, rules, metrics=KnowledgeFlowMetrics(kpi.registry, kpi), tasks=tasks)
     try:
         yield made
     finally:

@@ -1,4 +1,4 @@
-"""The rate_limit of passages, on a clock of the test's own."""
+"""The pace of passages, on a clock of the test's own."""
 
 import asyncio
 

@@ -29,8 +29,9 @@ from knowledge_flow_backend.ingest import router as ingest_router
 from knowledge_flow_backend.ingest.pool import WORKER, ParserPool, ParserPoolRules
 from knowledge_flow_backend.ingest.receive import UploadLimits
 from knowledge_flow_backend.ingest.router import IngestServices
-from knowledge_flow_backend.ingest.service import IngestRules, IngestService
+from knowledge_flow_backend.ingest.service import IngestService
 from knowledge_flow_backend.ingest.staging import Staging
+from knowledge_flow_backend.ingest.steps import HELD_BYTES, IngestRules, IngestSteps
 from knowledge_flow_backend.library import router as library_router
 from knowledge_flow_backend.library.intake import Intake
 from knowledge_flow_backend.library.router import LibraryServices
@@ -87,8 +88,9 @@ class Ingestion:
     port: int
     http: aiohttp.ClientSession
     database: IndexDatabase
-    pool: ParserPool
+    staging: Staging
     staging_root: Path
+    steps: IngestSteps
     service: IngestService
     embedder: HashingEmbedder
     tasks: TaskRegistry
@@ -161,6 +163,7 @@ async def running(
     timeout_s: float = PATIENCE_S,
     wrapped: Callable[[IndexWriter], IndexWriter] = lambda writer: writer,
     raw_piece_bytes: int = RAW_PIECE_BYTES,
+    held_bytes: int = HELD_BYTES,
     pool_timeout: float = 600.0,
 ) -> AsyncIterator[Ingestion]:
     """The service on a free port; everything is closed in reverse. `wrapped` puts something around its writer."""
@@ -181,17 +184,16 @@ async def running(
         stack.push_async_callback(tasks.aclose)
         writer = wrapped(PgVectorWriter(database, model=embedder.model))
         intake = Intake(database, lease_s=60.0)
-        service = IngestService(
+        steps = IngestSteps(
             pool=pool,
-            staging=staging,
-            intake=intake,
             writer=writer,
             embedder=embedder,
             rules=IngestRules(400, 40, files=2),
             metrics=metrics,
             kpi=kpi,
-            tasks=tasks,
+            held_bytes=held_bytes,
         )
+        service = IngestService(steps, staging, intake, tasks)
         tasks.spawn("ingest-leases", service.keep_leases)
         ingest = IngestServices(service, intake, staging, LIMITS)
         library = LibraryServices(Library(Statements(database), writer, piece_bytes=raw_piece_bytes), metrics)
@@ -203,8 +205,9 @@ async def running(
             port=port,
             http=http,
             database=database,
-            pool=pool,
+            staging=staging,
             staging_root=directory,
+            steps=steps,
             service=service,
             embedder=embedder,
             tasks=tasks,

@@ -10,22 +10,17 @@ from typing import Any
 
 import aiohttp
 import pytest
-from prometheus_client import CollectorRegistry
 
-from backend_kit.kpi import Kpi
-from knowledge_flow_backend.engines.pgvector.writer import PgVectorWriter
-from knowledge_flow_backend.index import Chunk, Document, DocumentContent, Reader, Vector
-from knowledge_flow_backend.index.database import IndexDatabase
+from knowledge_flow_backend.index import Chunk, Document, DocumentContent, IndexWriter, Reader, Vector
 from knowledge_flow_backend.ingest.fast import PREVIEW_CHARS, FastIngest
 from knowledge_flow_backend.ingest.receive import ReceivedFile
-from knowledge_flow_backend.ingest.service import IngestRules
 from knowledge_flow_backend.ingest.staging import Staging
-from knowledge_flow_backend.metrics import PHASES
 from tests.knowledge_flow_backend.corpus import Corpus
-from tests.knowledge_flow_backend.ingest.ingestion import Ingestion
+from tests.knowledge_flow_backend.ingest.ingestion import running
 from tests.knowledge_flow_backend.service import BASE, RunningKnowledgeFlow, StartKnowledgeFlow
 from tests.support.patience import PATIENCE_S
 from tests.support.people import SECURITY, headers_of
+from tests.support.postgres import Database
 
 TEXT = "# Pumps\n\n## Cleaning\n\nRinse the filter once a week with warm water.\n"
 
@@ -119,13 +114,17 @@ async def test_the_best_attachments_keep_their_places_beside_a_large_corpus(
     assert [uid.startswith("corpus-") for uid in both] == [True, False, False, False]
 
 
-class HeldWriter(PgVectorWriter):
+class HeldWriter:
     """Writes once it is let to; `most` is how many documents it was given at a time."""
 
-    def __init__(self, database: IndexDatabase, model: str) -> None:
-        super().__init__(database, model=model)
+    def __init__(self) -> None:
         self.let = asyncio.Event()
         self.held = self.most = 0
+
+    def around(self, writer: IndexWriter) -> IndexWriter:
+        """Itself, in front of the one that writes."""
+        self._writer = writer
+        return self
 
     async def replace_document(
         self, document: Document, content: DocumentContent, chunks: Sequence[Chunk], vectors: Sequence[Vector]
@@ -134,9 +133,12 @@ class HeldWriter(PgVectorWriter):
         self.most = max(self.most, self.held)
         await self.let.wait()
         try:
-            return await super().replace_document(document, content, chunks, vectors)
+            return await self._writer.replace_document(document, content, chunks, vectors)
         finally:
             self.held -= 1
+
+    async def delete_document(self, document_uid: str) -> bool:
+        return await self._writer.delete_document(document_uid)
 
 
 async def received(staging: Staging) -> ReceivedFile:
@@ -145,31 +147,24 @@ async def received(staging: Staging) -> ReceivedFile:
     return ReceivedFile("pumps.md", folder, len(TEXT), hashlib.sha256(TEXT.encode()).hexdigest())
 
 
-async def test_attachments_that_wait_to_be_written_are_not_in_memory(ingestion: Ingestion, tmp_path: Path) -> None:
-    writer = HeldWriter(ingestion.database, ingestion.embedder.model)
-    staging = Staging(tmp_path / "attachments")
-    await staging.open()
-    fast = FastIngest(
-        pool=ingestion.pool,
-        writer=writer,
-        embedder=ingestion.embedder,
-        rules=IngestRules(200, 0, files=6),
-        max_chars=20_000,
-        metrics=ingestion.metrics,
-        kpi=Kpi(CollectorRegistry(), service="test", phases=PHASES),
-        held_bytes=2 * len(TEXT),
-    )
-    async with asyncio.TaskGroup() as tasks:
-        files = [await received(staging) for _ in range(6)]
-        kept = [tasks.create_task(fast.ingest(file, "s1", Reader("ann"))) for file in files]
-        while len(ingestion.embedder.texts) < 6 or writer.held < 2:  # noqa: ASYNC110 - they tell nobody
-            await asyncio.sleep(0.01)
-        for _ in range(20):  # whoever else found room would be there by then
-            await asyncio.to_thread(int)
-        writer.let.set()
-    assert len({one.result()["document_uid"] for one in kept}) == 6
-    assert writer.most == 2
-    await staging.aclose()
+async def test_attachments_and_uploads_that_wait_to_be_written_share_one_bound_of_memory(
+    database: Database, tmp_path: Path
+) -> None:
+    writer = HeldWriter()
+    bound = 2 * len(TEXT)
+    async with running(database, tmp_path / "staging", wrapped=writer.around, held_bytes=bound) as ingestion:
+        fast = FastIngest(ingestion.steps, max_chars=20_000)
+        async with asyncio.TaskGroup() as tasks:
+            files = [await received(ingestion.staging) for _ in range(3)]
+            kept = [tasks.create_task(fast.ingest(file, "s1", Reader("ann"))) for file in files]
+            uploads = [tasks.create_task(ingestion.put(f"{number}.md", TEXT)) for number in range(2)]
+            while len(ingestion.embedder.texts) < 5 or writer.held < 2:  # noqa: ASYNC110 - they tell nobody
+                await asyncio.sleep(0.01)
+            for _ in range(20):  # whoever else found memory would be there by then
+                await asyncio.to_thread(int)
+            writer.let.set()
+        assert len({one.result()["document_uid"] for one in kept} | {one.result() for one in uploads}) == 5
+        assert writer.most == 2
 
 
 async def test_only_its_owner_deletes_it(service: RunningKnowledgeFlow, corpus: Corpus) -> None:

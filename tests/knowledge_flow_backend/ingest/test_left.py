@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import text
 
 from knowledge_flow_backend.index import Chunk, Document, DocumentContent, IndexWriter, Vector
-from knowledge_flow_backend.ingest.room import Room
+from knowledge_flow_backend.ingest.budget import ByteBudget
 from tests.knowledge_flow_backend.ingest.ingestion import Ingestion, running
 from tests.knowledge_flow_backend.ingest.test_ingest import ends
 from tests.support.patience import PATIENCE_S
@@ -216,11 +216,11 @@ async def test_an_upload_tells_its_figures(ingestion: Ingestion, caplog: pytest.
     assert "embed_s=" in told
 
 
-async def test_large_files_have_the_room_to_themselves() -> None:
-    room, order = Room(10), []
+async def test_who_needs_more_than_the_budget_has_all_of_it_alone() -> None:
+    budget, order = ByteBudget(10), []
 
     async def hold(name: str, size: int, until: asyncio.Event) -> None:
-        async with room.of(size):
+        async with budget.hold(size):
             order.append(name)
             await until.wait()
 

@@ -11,8 +11,9 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
-from backend_kit.client.json_calls import Endpoint
+from backend_kit.client.connections import Connections
 from backend_kit.kpi import Kpi
+from knowledge_flow_backend.embed.model_server import ModelServer
 from knowledge_flow_backend.metrics import PHASES, KnowledgeFlowMetrics
 from knowledge_flow_backend.rerank import Candidate, Reranked, RerankService
 from knowledge_flow_backend.rerank.http import HttpReranker, HttpRerankRules, default_batch
@@ -62,16 +63,14 @@ async def reranking(
 ) -> AsyncIterator[Reranking]:
     kpi = Kpi(CollectorRegistry(), service="kf", phases=PHASES)
     metrics = KnowledgeFlowMetrics(kpi.registry, kpi)
-    endpoint = Endpoint(
-        url=f"{base_url}/rerank", api_key=SecretStr(KEY), connect_s=5.0, read_s=30.0, pool_s=30.0,
-        max_retries=max_retries, max_connections=max_connections, keepalive_s=30.0,
-    )  # fmt: skip
+    connections = Connections(max_connections=max_connections, pool_s=30.0, read_s=30.0)
+    model_server = ModelServer(f"{base_url}/rerank", SecretStr(KEY), connections, max_retries)
     rules = HttpRerankRules(
         shape=shape, model="some-model", batch_texts=batch_texts or default_batch(shape), text_chars=200,
         deadline_s=deadline_s,
     )  # fmt: skip
-    assert KEY not in repr(endpoint)
-    reranker = HttpReranker(endpoint, rules, metrics=metrics)
+    assert KEY not in repr(model_server)
+    reranker = HttpReranker(model_server, rules, metrics=metrics)
     try:
         yield Reranking(RerankService(reranker, metrics=metrics, kpi=kpi), kpi.registry)
     finally:

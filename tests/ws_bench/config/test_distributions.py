@@ -5,9 +5,9 @@ from statistics import fmean, median, stdev
 import pytest
 
 from tests.ws_bench.dice import dice
-from ws_bench.config.distributions import Distribution, constant, parse_distribution
+from ws_bench.config.distributions import RandomVariable, constant, parse_distribution
+from ws_bench.config.golang import parse_duration
 from ws_bench.errors import UsageError
-from ws_bench.record.golang import parse_duration
 from ws_bench.record.results import percentile
 
 COUNT = 20_000
@@ -55,7 +55,7 @@ def test_the_seed_decides() -> None:
 
 
 def test_units_belong_to_the_caller() -> None:
-    assert parse_distribution("uniform:1s..1m30s", parse_duration) == Distribution("uniform", 1.0, 90.0)
+    assert parse_distribution("uniform:1s..1m30s", parse_duration) == RandomVariable("uniform", 1.0, 90.0)
     assert constant(3.0) == parse_distribution("3", float)
 
 

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from ws_bench.config.flags import RunConfig, config_as_json, parse_run_flags, session_url_of
-from ws_bench.config.goflags import join_go_flags
+from ws_bench.config.golang import join_go_flags
 from ws_bench.config.runflags import DEFAULT_URL
 from ws_bench.errors import UsageError
 

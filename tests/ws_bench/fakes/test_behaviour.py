@@ -10,11 +10,11 @@ import pytest
 from tests.ws_bench.dice import dice
 from tests.ws_bench.fakes.conftest import Model, StartModel
 from tests.ws_bench.fakes.test_mock_llm import CHAT, TOKEN, ask, events, first_tokens, text_of
-from ws_bench.config.distributions import Distribution
+from ws_bench.config.distributions import RandomVariable
 from ws_bench.fakes.answers import Turn
-from ws_bench.fakes.completions import Times
+from ws_bench.fakes.completions import TokenSchedule
 from ws_bench.fakes.knobs import Knobs, knobs_of
-from ws_bench.fakes.tools import arguments_for, called_tool
+from ws_bench.fakes.tools import arguments_for, offered_tool
 from ws_bench.record.results import percentile
 
 SEARCH = {
@@ -39,25 +39,25 @@ SEARCH = {
 def test_times_have_the_distribution_in_the_models_name() -> None:
     knobs = knobs_of("mock;ttft=lognormal:300,900;gap=exp:20", Knobs())
     random = dice(4)
-    drawn = [Times(knobs, 3, random) for _ in range(4000)]
-    first = sorted(times.of(0) for times in drawn)
-    gaps = sorted(times.of(2) - times.of(1) for times in drawn)
+    drawn = [TokenSchedule(knobs, 3, random) for _ in range(4000)]
+    first = sorted(times.due_s(0) for times in drawn)
+    gaps = sorted(times.due_s(2) - times.due_s(1) for times in drawn)
     assert percentile(first, 0.50) == pytest.approx(0.300, rel=0.05)
     assert percentile(first, 0.95) == pytest.approx(0.900, rel=0.08)
     assert sum(gaps) / len(gaps) == pytest.approx(0.020, rel=0.05)
-    assert all(times.of(0) <= times.of(1) <= times.of(2) for times in drawn)
+    assert all(times.due_s(0) <= times.due_s(1) <= times.due_s(2) for times in drawn)
 
 
 def test_the_same_seed_gives_the_same_times() -> None:
     knobs = knobs_of("mock;gap=exp:20", Knobs())
-    once, again, other = (Times(knobs, 9, dice(seed)) for seed in (1, 1, 2))
-    assert [once.of(n) for n in range(9)] == [again.of(n) for n in range(9)] != [other.of(n) for n in range(9)]
+    once, again, other = (TokenSchedule(knobs, 9, dice(seed)) for seed in (1, 1, 2))
+    assert [once.due_s(n) for n in range(9)] == [again.due_s(n) for n in range(9)] != [other.due_s(n) for n in range(9)]
 
 
 def test_knobs_hold_distributions_pauses_and_names() -> None:
     knobs = knobs_of("m;tokens=normal:50,10;ttft=uniform:10..20;pause=5:250;tool=search;retry=2.5;garbage=3", Knobs())
-    assert knobs.tokens == Distribution("normal", 50, 10)
-    assert knobs.ttft_ms == Distribution("uniform", 10, 20)
+    assert knobs.tokens == RandomVariable("normal", 50, 10)
+    assert knobs.ttft_ms == RandomVariable("uniform", 10, 20)
     assert (knobs.pause, knobs.tool, knobs.retry_s, knobs.garbage) == ((5, 250.0), "search", 2.5, 3)
 
 
@@ -182,4 +182,4 @@ async def test_openais_own_client_reads_a_streamed_tool_call(model: Model) -> No
 def test_every_kind_of_argument_has_a_value(schema: dict[str, Any], value: object) -> None:
     function = {"name": "f", "parameters": {"type": "object", "properties": {"x": schema}, "required": ["x"]}}
     assert json.loads(arguments_for(function, [Turn("user", "asked")])) == {"x": value}
-    assert called_tool({"messages": [{"role": "user"}], "tools": [{"function": function}]}, "*") == function
+    assert offered_tool({"messages": [{"role": "user"}], "tools": [{"function": function}]}, "*") == function

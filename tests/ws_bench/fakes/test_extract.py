@@ -4,8 +4,7 @@ import pytest
 
 from ws_bench.fakes.answers import NOTHING_FOUND, Turn, reply
 from ws_bench.fakes.extract import Passage, answer_from
-from ws_bench.fakes.prose import sentences_in
-from ws_bench.fakes.words import terms
+from ws_bench.fakes.text import sentences_in, terms
 
 PAGE = """# The spool
 

@@ -8,7 +8,7 @@ import pytest
 from tests.ws_bench.fakes.conftest import Model
 from tests.ws_bench.fakes.test_mock_llm import CHAT, ask
 from ws_bench.fakes.answers import Turn
-from ws_bench.fakes.tools import arguments_for, asked_for
+from ws_bench.fakes.tools import arguments_for, requested_tool
 
 DAYS = ["today", "tomorrow", "monday", "friday"]
 
@@ -31,7 +31,7 @@ TOOLS = [
 def call(question: str, tools: list[Any] | None = None) -> tuple[str, Any] | None:
     turns = [Turn("user", "Delete note 7"), Turn("assistant", "Done."), Turn("user", question)]
     messages = [{"role": turn.role, "content": turn.text} for turn in turns]
-    function = asked_for({"messages": messages, "tools": TOOLS if tools is None else tools}, turns)
+    function = requested_tool({"messages": messages, "tools": TOOLS if tools is None else tools}, turns)
     return None if function is None else (function["name"], json.loads(arguments_for(function, turns)))
 
 

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from ws_bench.errors import SessionCallFailed
-from ws_bench.load.history import Acknowledged, compare_history, verify_history
+from ws_bench.load.history import AcknowledgedTurns, compare_history, verify_history
 
 
 def row(exchange_id: str, role: str, text: str, rank: int) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class Store:
 
 
 async def test_a_turn_that_comes_late_is_waited_for_and_one_that_never_comes_is_counted() -> None:
-    acknowledged = Acknowledged()
+    acknowledged = AcknowledgedTurns()
     acknowledged.add("late", "a", "A")
     acknowledged.add("never", "b", "B")
     acknowledged.add("unread", "c", "C")
@@ -75,7 +75,7 @@ async def test_a_history_that_could_not_be_read_in_time_is_read_once_more() -> N
                 await asyncio.Event().wait()
             return await super().history(session_id)
 
-    acknowledged = Acknowledged()
+    acknowledged = AcknowledgedTurns()
     acknowledged.add("s", "a", "A")
     store = Late({"s": [[], [row("a", "assistant", "A", 1)]]})
     check = await verify_history(store, acknowledged, patience_s=0.2, concurrency=1)  # type: ignore[arg-type]

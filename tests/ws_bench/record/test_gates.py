@@ -2,8 +2,9 @@
 
 import pytest
 
+from ws_bench.config.options import parse_gate, parse_goodput
 from ws_bench.errors import UsageError
-from ws_bench.record.gates import check_gates, goodput, parse_gate, parse_goodput
+from ws_bench.record.gates import check_gates, goodput
 from ws_bench.record.results import TurnResult, spread
 
 

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Histogram
 
 from backend_kit.kpi import Kpi
 from ws_bench.record.exposition import Figures
-from ws_bench.record.observed import Observed, observed_figures, observed_labels, read_observed
+from ws_bench.record.observed import ObservedValues, observed_figures, observed_labels, read_observed
 from ws_bench.record.results import percentile
 
 
@@ -18,7 +18,7 @@ class Service:
         self.kpi = Kpi(CollectorRegistry(), service="t")
         self.started = started
 
-    def read(self) -> Observed:
+    def read(self) -> ObservedValues:
         told = {"unit": "ms", "started": self.started, "distributions": self.kpi.distributions()}
         return read_observed(json.dumps(told))
 

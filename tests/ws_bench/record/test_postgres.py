@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.postgres import Database
 from tests.ws_bench.scripted import Exchange, ScriptedService, answer, bench, scripted_service
-from ws_bench.record.postgres import PostgresWatch
+from ws_bench.record.postgres import PostgresMonitor
 
 RESET = "SELECT stats_reset FROM pg_stat_statements_info"
 CANARY = "SELECT query FROM pg_stat_activity WHERE application_name = 'ws_bench' AND query = 'SELECT 1'"
@@ -78,14 +78,14 @@ async def test_statements_are_counted_over_the_steady_window_alone(debian_postgr
 
 @pytest.mark.postgres
 async def test_what_was_counted_is_kept_though_the_end_was_cut_off(debian_postgres: str) -> None:
-    async with PostgresWatch(debian_postgres) as watch:
-        await watch.begin()
-        cut_off = asyncio.ensure_future(watch.end())
+    async with PostgresMonitor(debian_postgres) as watch:
+        await watch.begin_window()
+        cut_off = asyncio.ensure_future(watch.end_window())
         await asyncio.sleep(0)
         cut_off.cancel()
         with pytest.raises(asyncio.CancelledError):
             await cut_off
-        await watch.end()
+        await watch.end_window()
         assert watch.view is not None
         assert watch.view.without == ""
 

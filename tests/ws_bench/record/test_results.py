@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ws_bench.config.options import Cut
 from ws_bench.record.results import (
-    Cut,
     Histogram,
     TurnResult,
     back_filled,

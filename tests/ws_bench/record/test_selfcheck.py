@@ -8,7 +8,7 @@ import pytest
 
 from ws_bench.record.dialects import clock
 from ws_bench.record.results import SteadyWindow
-from ws_bench.record.selfcheck import GeneratorSeries, GeneratorWatch, check_generator, floats, littles_law
+from ws_bench.record.selfcheck import GeneratorMonitor, GeneratorSeries, check_generator, floats, littles_law
 
 WINDOW = SteadyWindow(0.0, 16.0, 0)
 
@@ -28,7 +28,7 @@ def series(*, lag_ms: float = 0.1, cpu: float = 0.1, in_flight: float = 4.0) -> 
 
 @pytest.mark.blocks_loop("the watch must see a loop that is held")
 async def test_a_loop_that_is_held_is_seen_for_as_long_as_it_is_held() -> None:
-    with GeneratorWatch(clock(), lambda: 7) as watch:
+    with GeneratorMonitor(clock(), lambda: 7) as watch:
         await asyncio.sleep(0.2)
         time.sleep(2.0)  # noqa: ASYNC251 - what is to be seen
         await asyncio.sleep(0.1)

@@ -6,8 +6,8 @@ import re
 import pytest
 
 from ws_bench.config.flags import RunConfig, config_as_json, parse_run_flags
+from ws_bench.config.golang import figure, milliseconds
 from ws_bench.record.exposition import Figures
-from ws_bench.record.golang import figure, milliseconds
 from ws_bench.record.recording import Recording, ServerView, SessionCounts
 from ws_bench.record.results import TurnResult, gaps
 from ws_bench.record.summary import RunReport, build_report

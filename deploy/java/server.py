@@ -1,0 +1,118 @@
+"""One Java server as a process of ours: on loopback, asked until it answers, ended with its Java."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from deploy.java.errors import JavaServerFailed
+from turnwise.parent_death import with_parent_death_signal
+from turnwise.ports import WantedPort, require_free_ports
+
+START_S = 240.0
+STOP_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class JavaCommand:
+    """What is started, with which variables, and where."""
+
+    arguments: list[str]
+    environ: Mapping[str, str]
+    directory: Path | None = None
+
+
+class JavaServer(ABC):
+    """A server on 127.0.0.1:`port`. `start()` blocks until it answers. It ends with this process."""
+
+    name: ClassVar[str]
+    ready_path: ClassVar[str]
+    """Answers once the server is of use."""
+
+    def __init__(self, checkout: Path, log: Path, port: int) -> None:
+        """`log` is the file that takes what it writes."""
+        self.checkout = checkout
+        self.log = log
+        self.port = port
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @abstractmethod
+    def prepare(self, say: Callable[[str], None]) -> JavaCommand:
+        """Get what it is made of, which `say` is told of, and say how it is started. Raises `JavaServerFailed`."""
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id, None while it does not run."""
+        return self._process.pid if self._process and self._process.poll() is None else None
+
+    def start(self, say: Callable[[str], None] = lambda _text: None) -> None:
+        """Start it. Raises `PortTaken` or `JavaServerFailed`."""
+        require_free_ports([WantedPort(self.name, "127.0.0.1", self.port)])
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        command = self.prepare(say)
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(  # noqa: S603 - what Maven brought, checked
+                # A script hands the signal on to its Java.
+                with_parent_death_signal(command.arguments, signal.SIGTERM),
+                cwd=command.directory,
+                env=command.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        try:
+            self._await_ready(self._process)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End it, the Java below a script too. Harmless when it does not run."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(signal.SIGTERM)  # does nothing to one that has ended
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def wait(self) -> int:
+        """Block until it ends by itself; its exit code. Raises RuntimeError where it has not been started."""
+        if self._process is None:
+            raise RuntimeError("not started")
+        return self._process.wait()
+
+    def _await_ready(self, process: "subprocess.Popen[bytes]") -> None:
+        give_up = time.monotonic() + START_S
+        while not self._answers():
+            if process.poll() is not None:
+                raise JavaServerFailed(f"{self.name} ended with code {process.returncode}: {self._log_end()}")
+            if time.monotonic() > give_up:
+                raise JavaServerFailed(f"{self.name} does not answer at {self.url}: {self._log_end()}")
+            time.sleep(0.1)
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}{self.ready_path}", timeout=2):  # noqa: S310 - our own loopback
+                return True
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            return False
+
+    def _log_end(self) -> str:
+        return " | ".join(self.log.read_text(errors="replace").splitlines()[-5:])

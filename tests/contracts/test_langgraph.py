@@ -1,0 +1,104 @@
+"""What langgraph and its savers keep of a run that waits for a person, and under which names."""
+
+from typing import Any, TypedDict
+
+import psycopg
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import Command, interrupt
+
+from agentic_backend.persist.checkpoints import TABLES
+from tests.support.postgres import Database
+
+
+class State(TypedDict, total=False):
+    said: str
+
+
+def asks(state: State) -> State:
+    return {"said": interrupt("Are you sure?")}
+
+
+def waiting_graph() -> Any:
+    """A graph that asks, compiled without a saver."""
+    graph = StateGraph(State)
+    graph.add_node("asks", asks)
+    graph.add_edge(START, "asks")
+    graph.add_edge("asks", END)
+    return graph.compile()
+
+
+def thread(name: str) -> RunnableConfig:
+    return {"configurable": {"thread_id": name}}
+
+
+async def test_a_compiled_graph_takes_a_saver_and_says_what_it_waits_for() -> None:
+    """agentic_backend/agent/catalog.py sets `checkpointer` on the graph that an agent's module has compiled, lets a run
+    be saved at its end alone (`durability`), and finds under `__interrupt__` what a person is asked."""
+    graph = waiting_graph()
+    saver = graph.checkpointer = InMemorySaver()
+    state = await graph.ainvoke({}, thread("t"), durability="exit")
+    (asked,) = state["__interrupt__"]
+    assert asked.value == "Are you sure?"
+    assert len([one async for one in saver.alist(thread("t"))]) == 1
+
+
+async def test_a_saved_run_goes_on_elsewhere_by_the_id_of_its_question() -> None:
+    """agentic_backend/agent/interrupts.py carries checkpoints with their writes from one saver into another thread, and
+    answers by the id that stands among the writes of the channel `__interrupt__`."""
+    graph = waiting_graph()
+    saver = graph.checkpointer = InMemorySaver()
+    await graph.ainvoke({}, thread("t"), durability="exit")
+    (kept,) = [one async for one in saver.alist(thread("t"))]
+    assert kept.config["configurable"]["checkpoint_ns"] == ""
+    assert kept.checkpoint["id"] == kept.config["configurable"]["checkpoint_id"]
+    await saver.adelete_thread("t")
+    assert [one async for one in saver.alist(thread("t"))] == []
+
+    other = graph.checkpointer = InMemorySaver()
+    config: RunnableConfig = {"configurable": {"thread_id": "u", "checkpoint_ns": ""}}
+    put = await other.aput(config, kept.checkpoint, kept.metadata, kept.checkpoint["channel_versions"])
+    for task_id, channel, value in kept.pending_writes or ():
+        await other.aput_writes(put, [(channel, value)], task_id)
+    (asked,) = [one for _, channel, value in kept.pending_writes or () if channel == "__interrupt__" for one in value]
+    state = await graph.ainvoke(Command(resume={asked.id: "yes"}), thread("u"), durability="exit")
+    assert state["said"] == "yes"
+    assert "__interrupt__" not in state
+
+
+async def test_postgres_has_these_tables_with_these_columns(empty_database: Database) -> None:
+    """agentic_backend/persist/checkpoints.py ties each of TABLES to the sessions by `thread_id`, and claims a run by
+    the row of `checkpoints` with its `checkpoint_id` in the outermost `checkpoint_ns`."""
+    async with AsyncPostgresSaver.from_conn_string(empty_database.dsn) as saver:
+        await saver.setup()
+        await saver.setup()
+    with psycopg.connect(empty_database.dsn) as connection:
+        columns = connection.execute(
+            "SELECT table_name, column_name, data_type FROM information_schema.columns WHERE table_schema = 'public'"
+        ).fetchall()
+    tables = {table for table, _, _ in columns}
+    assert tables == {*TABLES, "checkpoint_migrations"}
+    assert {table for table, column, _ in columns if column == "thread_id"} == set(TABLES)
+    assert {("checkpoints", name, "text") for name in ("thread_id", "checkpoint_ns", "checkpoint_id")} <= set(columns)
+
+
+async def test_postgres_gives_back_what_a_saver_in_memory_had(empty_database: Database) -> None:
+    """agentic_backend/persist/checkpoints.py stores what came out of one in memory and reads it back whole."""
+    graph = waiting_graph()
+    memory = graph.checkpointer = InMemorySaver()
+    await graph.ainvoke({}, thread("t"), durability="exit")
+    (kept,) = [one async for one in memory.alist(thread("t"))]
+    async with AsyncPostgresSaver.from_conn_string(empty_database.dsn) as saver:
+        await saver.setup()
+        config: RunnableConfig = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+        put = await saver.aput(config, kept.checkpoint, kept.metadata, kept.checkpoint["channel_versions"])
+        for task_id, channel, value in kept.pending_writes or ():
+            await saver.aput_writes(put, [(channel, value)], task_id)
+        (found,) = [one async for one in saver.alist(thread("t"))]
+    assert found.checkpoint["id"] == kept.checkpoint["id"]
+    assert found.checkpoint["channel_values"] == kept.checkpoint["channel_values"]
+    assert found.config["configurable"]["checkpoint_ns"] == ""
+    assert found.parent_config is None
+    assert sorted(found.pending_writes or (), key=str) == sorted(kept.pending_writes or (), key=str)
