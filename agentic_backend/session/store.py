@@ -45,7 +45,7 @@ class TurnStore(Protocol):
 
 
 class SessionStore(TurnStore, Protocol):
-    """The same, with the other reads and the small writes of sessions, which raise as those do."""
+    """All reads and small writes of sessions, which raise as those of `TurnStore`."""
 
     async def create(self, session: Session, most: int = 0) -> bool:
         """Store a new session if the user has fewer than `most` (0: no limit). True once it is committed."""
