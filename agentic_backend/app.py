@@ -17,7 +17,7 @@ from agentic_backend.chat.hub import SocketHub
 from agentic_backend.errors import LlmTimeout, TurnDeadline
 from agentic_backend.knowledge import KnowledgeClient
 from agentic_backend.llm import ModelPool
-from agentic_backend.llm.configured import endpoint_of
+from agentic_backend.llm.endpoint import endpoint_of
 from agentic_backend.memory_release import MemoryRelease, release_memory
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.persistence import Persistence

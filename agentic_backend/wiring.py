@@ -12,7 +12,7 @@ from agentic_backend.agent.toolbox import Toolbox
 from agentic_backend.chat.hub import SocketHub, SocketRules
 from agentic_backend.knowledge import AttachmentClient, AttachmentEndpoint, KnowledgeClient, KnowledgeEndpoint
 from agentic_backend.llm import ModelPool
-from agentic_backend.llm.configured import connections_of, endpoint_of
+from agentic_backend.llm.endpoint import connections_of, endpoint_of
 from agentic_backend.llm.observer import Metered
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.persistence import Persistence

@@ -23,8 +23,8 @@ from knowledge_flow_backend.ingest.router import IngestServices
 from knowledge_flow_backend.ingest.service import IngestService
 from knowledge_flow_backend.ingest.staging import Staging
 from knowledge_flow_backend.ingest.steps import IngestRules, IngestSteps
-from knowledge_flow_backend.library.attachments import Attachments
 from knowledge_flow_backend.library.intake import Intake
+from knowledge_flow_backend.library.store import Attachments
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 from knowledge_flow_backend.rerank import Reranker, RerankService
 from knowledge_flow_backend.rerank.http import HttpReranker, HttpRerankRules, default_batch

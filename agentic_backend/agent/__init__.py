@@ -2,7 +2,7 @@
 
 from agentic_backend.agent import interrupts, rag, tools
 from agentic_backend.agent.catalog import Agent, AgentUnusable, Catalog
-from agentic_backend.agent.direct import DirectAnswer
+from agentic_backend.agent.direct import DirectAnswer, TitleWriter
 from agentic_backend.agent.interrupts import ResumedRun, SavedRun, Waiting
 from agentic_backend.agent.kit import AgentKit
 from agentic_backend.agent.run import (
@@ -14,7 +14,6 @@ from agentic_backend.agent.run import (
     TurnAgent,
     TurnAgents,
 )
-from agentic_backend.agent.title import TitleWriter
 
 AGENT_PHASES = (*rag.PHASES, *tools.PHASES, *interrupts.PHASES)
 """Phases of the built-in agents, in addition to those that every process knows."""

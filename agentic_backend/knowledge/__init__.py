@@ -2,8 +2,7 @@
 
 from agentic_backend.knowledge.attachments import AttachmentClient, AttachmentEndpoint, Ingested
 from agentic_backend.knowledge.client import Caller, KnowledgeClient, KnowledgeEndpoint
-from agentic_backend.knowledge.hits import Hit
-from agentic_backend.knowledge.query import SearchPolicy, SearchQuery
+from agentic_backend.knowledge.hits import Hit, SearchPolicy, SearchQuery
 
 __all__ = [
     "AttachmentClient",

@@ -4,6 +4,7 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import inf
 from time import perf_counter
 from typing import Any, Final, TypeVar
@@ -11,16 +12,14 @@ from typing import Any, Final, TypeVar
 from yarl import URL
 
 from agentic_backend.errors import KfPreparing, KfUnavailable
-from agentic_backend.knowledge.hits import BadHits, Hit, parse_hits
-from agentic_backend.knowledge.query import MAX_QUESTION_CHARS, SearchQuery
-from agentic_backend.knowledge.timing import enter_timing
+from agentic_backend.knowledge.hits import MAX_QUESTION_CHARS, BadHits, Hit, SearchQuery, parse_hits
 from agentic_backend.metrics import AgenticMetrics
 from backend_kit.aio import Breaker
 from backend_kit.aio.retry import NO_RETRY, Retries
 from backend_kit.auth import Credentials
 from backend_kit.client.connections import Connections
 from backend_kit.client.json_client import CallFailed, HttpRequest, JsonClient, guarded
-from backend_kit.kpi import phase
+from backend_kit.kpi import current_ledger, phase
 from backend_kit.wire import dumps
 
 logger = logging.getLogger(__name__)
@@ -234,3 +233,32 @@ def _is_up(failure: CallFailed) -> bool | None:
     if failure.kind == "refused" or _is_preparing(failure):
         return bool(failure.status)
     return False if failure.down else None
+
+
+_MAX_PARTS: Final = 32
+_MAX_CHARS: Final = 4096
+_MS: Final = r"(\d{1,7}(?:\.\d{1,6})?)"
+_PART: Final = re.compile(rf"(?:^|, ?)([a-z][a-z0-9_]{{0,39}});dur={_MS}(?:;start={_MS})?(?=,|$)")
+
+
+def enter_timing(header: str, began: float, ended: float) -> None:
+    """Enter the parts of a Server-Timing header, their names after `kf_`, as rows inside the current phase.
+
+    `began` and `ended` are the call as we saw it, on the perf_counter clock. The other side's clock is another one, so
+    its `total` is put into the middle of ours: what is left on either side is the way there and back. A header that is
+    no such list enters nothing.
+    """
+    ledger = current_ledger()
+    if ledger is None or not header or len(header) > _MAX_CHARS:
+        return
+    parts = [
+        (name, float(ms) / 1e3, None if start is None else float(start) / 1e3)
+        for name, ms, start in (part.groups() for part in islice(_PART.finditer(header), _MAX_PARTS))
+    ]
+    total_s = next((took_s for name, took_s, _ in parts if name == "total"), 0.0)
+    if not 0 < total_s <= ended - began:
+        return
+    first = began + (ended - began - total_s) / 2
+    for name, took_s, start_s in parts:
+        if start_s is not None and start_s + took_s <= total_s + 1e-4:
+            ledger.add(f"kf_{name}", first + start_s, first + start_s + took_s)

@@ -1,7 +1,6 @@
 """Chat models on langchain-openai, with the limits, deadlines and retries that a turn needs."""
 
-from agentic_backend.llm.configured import connections_of, endpoint_of
-from agentic_backend.llm.endpoint import CallDeadlines, Endpoint
+from agentic_backend.llm.endpoint import CallDeadlines, Endpoint, connections_of, endpoint_of
 from agentic_backend.llm.models import ModelPool
 from agentic_backend.llm.observer import CallStatus, LlmObserver, Metered, Unobserved
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -10,13 +11,49 @@ from typing import Final
 from sqlalchemy import text
 
 from agentic_backend.metrics import AgenticMetrics
-from agentic_backend.persist.clocks import APART_S, Clocks, ClocksDiffer
 from agentic_backend.spool.pending import Key
 from backend_kit.aio import TaskRegistry
 from backend_kit.aio.retry import QuietLog
 from backend_kit.db.database import Database
 from backend_kit.db.faults import DatabaseFault, cause_of, sqlstate_of
-from backend_kit.db.pool import Pool
+from backend_kit.db.pool import Pool, TimedConnection
+
+APART_S: Final = 60.0
+"""Seconds by which the clocks may differ: far above what NTP leaves, far below any retention age."""
+
+_NOW: Final = text("SELECT extract(epoch FROM clock_timestamp())::double precision AS epoch_s")
+
+
+class ClocksDiffer(Exception):
+    """The two clocks differ by more than `APART_S`; which is wrong is unknown. `str()` is one line for the operator."""
+
+    def __init__(self, ahead_s: float) -> None:
+        self.ahead_s = ahead_s
+        way = "ahead of" if ahead_s > 0 else "behind"
+        super().__init__(f"the clock of this host is {abs(ahead_s):.0f} s {way} that of Postgres")
+
+
+class Clocks:
+    """Compares the two clocks. `wall` is this host's, in seconds since the epoch."""
+
+    def __init__(self, wall: Callable[[], float] = time.time) -> None:
+        self._wall = wall
+
+    async def ahead_s(self, connection: TimedConnection) -> float:
+        """Seconds by which this host is ahead, negative if it is behind; accurate to half the round trip.
+
+        Raises sqlalchemy's DBAPIError.
+        """
+        asked = self._wall()
+        (row,) = await connection.execute("clock", _NOW)
+        return (asked + self._wall()) / 2 - float(row.epoch_s)
+
+    async def agree(self, connection: TimedConnection) -> None:
+        """Check that the clocks agree. Raises `ClocksDiffer` if not, or sqlalchemy's DBAPIError."""
+        ahead_s = await self.ahead_s(connection)
+        if abs(ahead_s) > APART_S:
+            raise ClocksDiffer(ahead_s)
+
 
 logger = logging.getLogger(__name__)
 

@@ -33,9 +33,8 @@ async def _prune(settings: AgenticSettings, days: int, *, dry_run: bool) -> int:
     from prometheus_client import CollectorRegistry
 
     from agentic_backend.metrics import AgenticMetrics
-    from agentic_backend.persist.clocks import ClocksDiffer
     from agentic_backend.persist.database import request_pool
-    from agentic_backend.persist.retention import Pruner
+    from agentic_backend.persist.retention import ClocksDiffer, Pruner
     from backend_kit.db.faults import DatabaseFault, cause_of, sqlstate_of
     from backend_kit.kpi import Kpi
 

@@ -2,8 +2,7 @@
 
 from agentic_backend.verdict.causes import CAUSES, NOBODY, Cause, own_ms
 from agentic_backend.verdict.judge import Verdict, judge
-from agentic_backend.verdict.quantiles import TurnQuantiles
-from agentic_backend.verdict.window import Gauged, Slice, Windows, merged
+from agentic_backend.verdict.window import Gauged, Slice, TurnQuantiles, Windows, merged
 
 __all__ = [
     "CAUSES", "NOBODY", "Cause", "Gauged", "Slice", "TurnQuantiles", "Verdict", "Windows", "judge", "merged", "own_ms",

@@ -5,10 +5,16 @@ from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from agentic_backend.verdict.causes import Account, account_of, own_ms
 from backend_kit.kpi import Ledger, LedgerRow
+from backend_kit.kpi.rollup import nearest_rank
 
 KEPT_S: Final = 300
 """Seconds of history: what the live view shows."""
@@ -194,3 +200,44 @@ def merged(slices: Iterable[Slice]) -> Slice:
         whole.turn_ms.extend(part.turn_ms)
         whole.first_token_ms.extend(part.first_token_ms)
     return whole
+
+
+QUANTILES: Final = (0.5, 0.95, 0.99)
+QUANTILE_WINDOW_S: Final = 60.0
+_TURN = ("app_turn_quantile_seconds", "Ask to final, by nearest rank over all turns that ended in the last minute.")
+_FIRST_TOKEN = (
+    "app_time_to_first_token_quantile_seconds",
+    "Ask to the first text of the answer, by nearest rank over all turns that ended in the last minute.",
+)
+
+
+class TurnQuantiles(Collector):
+    """Computed at each scrape from the slices of the verdict. Without a turn in the last minute there is no sample.
+
+    Percentiles cannot be aggregated: each process has its own.
+    """
+
+    def __init__(self, windows: Windows, registry: CollectorRegistry) -> None:
+        self._windows = windows
+        registry.register(self)
+
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        """The empty families, so that registering does not collect."""
+        return [GaugeMetricFamily(name, text, labels=["q"]) for name, text in (_TURN, _FIRST_TOKEN)]
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        """A gauge for each of the two."""
+        horizon = time.monotonic() - QUANTILE_WINDOW_S
+        recent = [slice_ for slice_ in self._windows.kept() if slice_.ended_at > horizon]
+        return [
+            _family(*_TURN, sorted(chain.from_iterable(slice_.turn_ms for slice_ in recent))),
+            _family(*_FIRST_TOKEN, sorted(chain.from_iterable(slice_.first_token_ms for slice_ in recent))),
+        ]
+
+
+def _family(name: str, text: str, ordered_ms: Sequence[float]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, text, labels=["q"])
+    if ordered_ms:
+        for q in QUANTILES:
+            family.add_metric([str(q)], nearest_rank(list(ordered_ms), q) / 1e3)
+    return family

@@ -1,7 +1,7 @@
 """A caller's identity and credentials, and the error for callers without valid ones."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NoReturn
 
@@ -80,3 +80,20 @@ class Credentials:
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError("Credentials cannot be serialised")
+
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+def header(headers: Headers, name: bytes) -> str | None:
+    """The first value of a header (`name` in lower case), None where it is absent."""
+    for key, value in headers:
+        if key.lower() == name:
+            return value.decode("latin-1")
+    return None
+
+
+def bearer_of(headers: Headers) -> str | None:
+    """The token of `Authorization: Bearer`. An empty token is none."""
+    scheme, _, token = (header(headers, b"authorization") or "").partition(" ")
+    return token.strip() or None if scheme.lower() == "bearer" else None

@@ -3,14 +3,15 @@
 import re
 import secrets
 import time
-from collections.abc import Collection, MutableMapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from typing import Annotated, Any, Final
 
-from fastapi import HTTPException, Response
+from fastapi import HTTPException, Request, Response, Security
+from fastapi.security import HTTPBearer
 from prometheus_client import CollectorRegistry, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from backend_kit.auth import header
+from backend_kit.auth import Credentials, Identity, NoAuth, Verifier, bearer_of, header
 from backend_kit.wire import Code, dumps, message_for
 
 REQUEST_ID_HEADER = "X-Request-ID"
@@ -155,3 +156,28 @@ class BodyLimit:
 def _too_large(scope: Scope) -> dict[str, str]:
     language = header(scope["headers"], b"accept-language")
     return {"code": Code.TOO_LARGE.value, "message": message_for(Code.TOO_LARGE, language)}
+
+
+_SCHEME: Final = HTTPBearer(
+    auto_error=False, scheme_name="bearer", bearerFormat="JWT", description="A token of the configured issuer."
+)
+
+
+def bearer(verifier: Verifier) -> Callable[..., Awaitable[Identity]]:
+    """A dependency that returns the `Identity` behind `Authorization: Bearer`. Raises `AuthError`, rendered as 401.
+
+    `request.state.credentials` has the token itself, for calls on the caller's behalf; None without one.
+    If callers are verified, the OpenAPI document marks each route that depends on it.
+    """
+
+    async def identity(request: Request) -> Identity:
+        token = bearer_of(request.scope["headers"])
+        caller = await verifier.verify(token)
+        request.state.credentials = Credentials(token) if token else None
+        return caller
+
+    # FastAPI documents what a dependency depends on; the scheme itself decides nothing.
+    async def documented(request: Request, scheme: Annotated[Any, Security(_SCHEME)]) -> Identity:  # noqa: ARG001 - for the document
+        return await identity(request)
+
+    return identity if isinstance(verifier, NoAuth) else documented

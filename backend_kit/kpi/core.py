@@ -17,9 +17,8 @@ from prometheus_client import Gauge as PrometheusGauge
 
 from backend_kit.aio import Vigil
 from backend_kit.kpi.buckets import TURN
-from backend_kit.kpi.distribution import Seen
 from backend_kit.kpi.exposition import LegacyPhaseHistogram
-from backend_kit.kpi.rollup import Rollup
+from backend_kit.kpi.rollup import Rollup, Seen
 
 FIRST_PHASES: Final = (
     "session_read", "agent_init", "history_restore", "llm_invoke", "llm_invoke_title", "vector_search",

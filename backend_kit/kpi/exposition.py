@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 
 from backend_kit.aio import Vigil, WatchedThread
 from backend_kit.kpi.buckets import SHORT
-from backend_kit.kpi.distribution import Seen
+from backend_kit.kpi.rollup import Seen
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
 
 
 class Code(StrEnum):
@@ -97,3 +98,25 @@ def message_for(code: Code, language: str | None = None) -> str:
     """The fixed text of a code; French where `language` starts with `fr`, else English."""
     info = CODES[code]
     return info.fr if language is not None and language.lower().startswith("fr") else info.en
+
+
+class ServiceError(Exception):
+    """A failure with a wire code. Subclasses set `code`; its `str()` is for logs and contains no input value."""
+
+    code: ClassVar[Code] = Code.INTERNAL
+    cause: ClassVar[str] = ""
+    """Which of several causes with this code it is, for another service: header `X-Cause`."""
+
+    def __init__(self, reason: str = "", *, retry_after_s: float | None = None) -> None:
+        super().__init__(reason or self.code.value)
+        self.retry_after_s = retry_after_s
+
+    @property
+    def status(self) -> int:
+        """The HTTP status of this failure on REST."""
+        return CODES[self.code].status
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same request may succeed later."""
+        return CODES[self.code].retryable

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from deploy.java.errors import JavaServerFailed
+from deploy.java.server import JavaServerFailed
 
 PLUGIN: Final = "org.apache.maven.plugins:maven-dependency-plugin:2.8"
 _DOWNLOAD_S: Final = 900.0

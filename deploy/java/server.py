@@ -13,9 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from deploy.java.errors import JavaServerFailed
+from turnwise.errors import StartRefused
 from turnwise.parent_death import with_parent_death_signal
 from turnwise.ports import WantedPort, require_free_ports
+
+
+class JavaServerFailed(StartRefused):
+    """There is no Java for it, what it is made of cannot be had, or it ended before it answered."""
+
 
 START_S = 240.0
 STOP_S = 20.0

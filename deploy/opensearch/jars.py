@@ -9,8 +9,8 @@ import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from deploy.java.errors import JavaServerFailed
 from deploy.java.install import PLUGIN, MavenDownload, check_sha256, install_once
+from deploy.java.server import JavaServerFailed
 
 HERE = Path(__file__).parent
 PLACE = Path(".tools", "opensearch")

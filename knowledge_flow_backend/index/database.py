@@ -4,12 +4,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from backend_kit.db.database import Database
+from backend_kit.db.faults import AnyFault, Cause, cause_of, sqlstate_of
 from backend_kit.db.libpq import MIGRATION_TIMEOUT_MS, STATEMENT_TIMEOUT_MS
 from backend_kit.db.libpq import connect_args as libpq_args
 from backend_kit.db.pool import Pool, PoolMetrics, PoolRules
 from backend_kit.db.schema import Migrations, migrate_schema
 from backend_kit.settings import Postgres
-from knowledge_flow_backend.errors import IndexUnavailable
+from knowledge_flow_backend.errors import IndexUnavailable, SchemaMismatch, UploadProcessingFailed
 
 LOCK_KEY: Final = 0x6B6E_6F77_666C_6F77
 """The advisory lock of migrations and of the first write: "knowflow" in ASCII."""
@@ -83,3 +84,18 @@ def migrate(settings: Postgres, index: str) -> str:
     )
     args = connect_args("turnwise-knowledge-migrate", index, settings.connect_timeout, MIGRATION_TIMEOUT_MS)
     return migrate_schema(settings, migrations, args)
+
+
+_DIMENSIONS = "22000"
+"""pgvector's SQLSTATE for two vectors of different lengths, or one that is not as long as its column."""
+
+
+def failure_of(error: AnyFault) -> IndexUnavailable | SchemaMismatch | UploadProcessingFailed:
+    """The failure to raise for a database error. Its text names the SQLSTATE only: the server's may quote the
+    question."""
+    sqlstate, cause = sqlstate_of(error), cause_of(error)
+    if sqlstate == _DIMENSIONS:
+        return SchemaMismatch("the vector does not have the length of the index")
+    if cause is Cause.POISON:
+        return UploadProcessingFailed(f"sqlstate={sqlstate}")
+    return IndexUnavailable("no free connection" if cause is Cause.POOL else f"sqlstate={sqlstate}")

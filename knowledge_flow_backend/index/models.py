@@ -4,6 +4,7 @@ import hashlib
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,3 +152,8 @@ class Similarity:
 def chunk_uid(document_uid: str, content_hash: str, ordinal: int) -> str:
     """The uid of a chunk: the same bytes give the same one, so that citations outlive a repeated ingestion."""
     return hashlib.sha256(f"{document_uid}\0{content_hash}\0{ordinal}".encode()).hexdigest()[:24]
+
+
+READS_LIBRARY: Final = """(t.owner_id = :reader OR t.everyone OR :reader = ANY(t.reader_users)
+        OR t.reader_groups && CAST(:groups AS text[]))"""
+"""Takes `reader` (text) and `groups` (list of text), both of a verified identity."""

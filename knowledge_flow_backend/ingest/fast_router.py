@@ -19,9 +19,9 @@ from knowledge_flow_backend.ingest.receive import ReceivedFile, Upload, UploadLi
 from knowledge_flow_backend.ingest.router import MAX_ID_CHARS, is_id, receive_files
 from knowledge_flow_backend.ingest.service import IngestService
 from knowledge_flow_backend.ingest.staging import Staging
-from knowledge_flow_backend.library.attachments import Attachments
 from knowledge_flow_backend.library.bodies import Id
 from knowledge_flow_backend.library.reasons import SENTENCES, Reason, Refused
+from knowledge_flow_backend.library.store import Attachments
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
 """The steps from a received file to the index, which jobs and attachments share: read, chunk, embed, store."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Final
@@ -11,7 +11,6 @@ from backend_kit.kpi import Kpi
 from knowledge_flow_backend.embed import Embedder
 from knowledge_flow_backend.errors import EmbeddingUnavailable
 from knowledge_flow_backend.index import Chunk, Document, DocumentContent, IndexWriter, Vector
-from knowledge_flow_backend.ingest.budget import ByteBudget
 from knowledge_flow_backend.ingest.names import Format, format_of
 from knowledge_flow_backend.ingest.pool import Outline, ParserPool
 from knowledge_flow_backend.ingest.progress import Stage
@@ -21,6 +20,30 @@ from knowledge_flow_backend.ingest.stored import StoredChunks, StoredVectors
 from knowledge_flow_backend.ingest.work import Job
 from knowledge_flow_backend.library.reasons import Reason, Refused
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
+
+
+class ByteBudget:
+    """A semaphore that counts bytes. Who needs more than there are in all waits until all of them are free."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._free = size
+        self._changed = asyncio.Condition()
+
+    @asynccontextmanager
+    async def hold(self, size: int) -> AsyncIterator[None]:
+        """Hold `size` bytes for the block."""
+        needed = min(size, self._size)
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._free >= needed)
+            self._free -= needed
+        try:
+            yield
+        finally:
+            self._free += needed
+            async with self._changed:
+                self._changed.notify_all()
+
 
 PARSERS_REVISION = 2
 """Counts changes of parsers and of the division into chunks that are worth reading unchanged files again for."""

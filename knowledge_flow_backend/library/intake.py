@@ -22,8 +22,7 @@ from backend_kit.db.faults import DatabaseFault
 from backend_kit.db.pool import TimedConnection
 from backend_kit.wire import dumps
 from knowledge_flow_backend.index import Reader
-from knowledge_flow_backend.index.database import IndexDatabase
-from knowledge_flow_backend.index.faults import failure_of
+from knowledge_flow_backend.index.database import IndexDatabase, failure_of
 from knowledge_flow_backend.library.reasons import Reason, Refused
 from knowledge_flow_backend.library.statements import label_lock
 from knowledge_flow_backend.library.store import Statements

@@ -9,7 +9,7 @@ from typing import Final
 
 from sqlalchemy import text
 
-from knowledge_flow_backend.index.rights import READS_LIBRARY
+from knowledge_flow_backend.index.models import READS_LIBRARY
 
 _READS: Final = f"""(d.owner_id = :reader OR EXISTS (
     SELECT 1 FROM document_tags dt JOIN tags t ON t.id = dt.tag_id

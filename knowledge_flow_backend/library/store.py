@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import TextClause
+from sqlalchemy import TextClause, text
 
 from backend_kit.db.faults import DatabaseFault, sqlstate_of
 from backend_kit.db.pool import TimedConnection
 from knowledge_flow_backend.errors import Conflict, Forbidden
 from knowledge_flow_backend.index import IndexWriter, Reader
-from knowledge_flow_backend.index.database import IndexDatabase
-from knowledge_flow_backend.index.faults import failure_of
+from knowledge_flow_backend.index.database import IndexDatabase, failure_of
 from knowledge_flow_backend.library import statements
 from knowledge_flow_backend.library.reasons import SENTENCES, Reason
 
@@ -386,3 +385,28 @@ def _tag(row: Any) -> dict[str, Any]:
 def _time(value: datetime | None) -> str | None:
     """ISO 8601 with Z, as every time on the wire."""
     return None if value is None else value.isoformat().replace("+00:00", "Z")
+
+
+# Contents and chunks go with the document (ON DELETE CASCADE).
+_DELETE = text(
+    """DELETE FROM documents WHERE uid = :uid AND owner_id = :user AND session_id IS NOT NULL
+    AND session_id = coalesce(CAST(:session AS text), session_id) RETURNING uid"""
+)
+_DELETE_SESSION = text("DELETE FROM documents WHERE session_id = :session AND owner_id = :user RETURNING uid")
+
+
+class Attachments:
+    """Both methods raise `IndexUnavailable` where Postgres is away."""
+
+    def __init__(self, database: IndexDatabase) -> None:
+        self._statements = Statements(database)
+
+    async def delete(self, reader: Reader, uid: str, session_id: str | None) -> bool:
+        """Delete one of the reader's own; False where it is not there, another's, or of another session."""
+        values = {"uid": uid, "user": reader.user_id, "session": session_id}
+        return bool(await self._statements.rows("delete_attachment", _DELETE, values))
+
+    async def delete_session(self, reader: Reader, session_id: str) -> int:
+        """Delete all that the reader has in a session; returns how many."""
+        values = {"user": reader.user_id, "session": session_id}
+        return len(await self._statements.rows("delete_attachments", _DELETE_SESSION, values))

@@ -180,7 +180,7 @@ CONTRACTS = (
         "prometheus-client",
         "test_prometheus_client.py::test_a_collector_that_describes_itself_is_not_collected_when_it_is_registered",
         {
-            "agentic_backend.verdict.quantiles": ("def describe", "metrics_core"),
+            "agentic_backend.verdict.window": ("def describe", "metrics_core"),
             "backend_kit.kpi.exposition": ("def describe",),
         },
     ),

@@ -25,7 +25,7 @@ class Counting(Collector):
 
 
 def test_a_collector_that_describes_itself_is_not_collected_when_it_is_registered() -> None:
-    """backend_kit/kpi/exposition.py and agentic_backend/verdict/quantiles.py have a `describe`, which the library asks
+    """backend_kit/kpi/exposition.py and agentic_backend/verdict/window.py have a `describe`, which the library asks
     for where there is one: what they compute is not there yet."""
     registry = CollectorRegistry(auto_describe=True)
     collector = Counting()

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import psycopg
 
-from knowledge_flow_backend.engines.opensearch.fusion import Ranked, fused, ordered
+from knowledge_flow_backend.engines.opensearch.index import Ranked, fused, ordered
 from knowledge_flow_backend.engines.pgvector import statements
 from knowledge_flow_backend.index import Policy
 from tests.eval.__main__ import defaults, home, judged

@@ -15,7 +15,8 @@ from websockets.server import ServerProtocol
 
 from agentic_backend.agent import answering, questions, sources
 from agentic_backend.chat import frames, handshake, sse
-from agentic_backend.knowledge import hits, timing
+from agentic_backend.knowledge import hits
+from agentic_backend.knowledge.client import enter_timing
 from agentic_backend.llm import chunks as llm_chunks
 from agentic_backend.llm import failures
 from agentic_backend.llm.sse import SseParser
@@ -26,7 +27,7 @@ from backend_kit import auth, wire
 from backend_kit.http.redact import redact
 from knowledge_flow_backend.embed import model_server
 from knowledge_flow_backend.engines.opensearch import body as opensearch_body
-from knowledge_flow_backend.engines.opensearch import terms
+from knowledge_flow_backend.engines.opensearch.body import spelled
 from knowledge_flow_backend.ingest import names, tables
 from knowledge_flow_backend.ingest.blocks import Parsed
 from knowledge_flow_backend.ingest.chunks import ChunkRules, chunks
@@ -355,19 +356,19 @@ CASES: Final[dict[str, Case]] = {
     ),
     "knowledge_flow_backend/engines/opensearch/body.py::cut": (opensearch_body.cut, _WORDS),
     "knowledge_flow_backend/engines/opensearch/body.py::words_of": (opensearch_body.words_of, _WORDS),
-    "knowledge_flow_backend/engines/opensearch/terms.py::spelled": (
-        terms.spelled,
+    "knowledge_flow_backend/engines/opensearch/body.py::spelled": (
+        spelled,
         (*_WORDS, lambda n: " ".join(map("a.b{}".format, range(n)))),
     ),
     "backend_kit/http/redact.py::redact": (
         lambda made: redact(made, len(made)),
         again("?", "?a=", "?token=", "bearer ", "bearer", ".", "eyJ", "%74", " ", "a", "?%", "=", "bearer."),
     ),
-    "backend_kit/auth/headers.py::bearer_of": (
+    "backend_kit/auth/identity.py::bearer_of": (
         lambda made: auth.bearer_of([(b"authorization", made.encode())]),
         again("Bearer ", " ", "a", "bearer"),
     ),
-    "backend_kit/auth/headers.py::header": (lambda made: auth.header([(b"a", b"b")] * made, b"x"), (lambda n: n,)),
+    "backend_kit/auth/identity.py::header": (lambda made: auth.header([(b"a", b"b")] * made, b"x"), (lambda n: n,)),
     "backend_kit/wire/json.py::loads": (wire.loads, _JSON + _OBJECT),
     "backend_kit/wire/text.py::normalized": (
         lambda made: wire.normalized("NFKD", made),
@@ -416,8 +417,8 @@ CASES: Final[dict[str, Case]] = {
         lambda made: hits.parse_hits(made, 100),
         _JSON + _OBJECT + raw('{"content":"a","uid":"a","title":"a","score":1},', before="[", behind="1]"),
     ),
-    "agentic_backend/knowledge/timing.py::enter_timing": (
-        timing.enter_timing,
+    "agentic_backend/knowledge/client.py::enter_timing": (
+        enter_timing,
         again("a", "a;dur=1, ", ", ", "a;dur=", ";"),
     ),
     "agentic_backend/llm/chunks.py::parse_chunk": (

@@ -68,7 +68,7 @@ HOSTILE: Final[dict[str, tuple[Hostile, ...]]] = {
     f"{_CHAT}/handshake.py::_TRACEPARENT": (("00-", "a", ""), ("", "0", "")),
     "agentic_backend/knowledge/client.py::_TOKEN": (("", "a", "\n"),),
     "agentic_backend/knowledge/client.py::_ID": (("", "a", " "),),
-    "agentic_backend/knowledge/timing.py::_PART": (
+    "agentic_backend/knowledge/client.py::_PART": (
         ("", "a", ""),
         ("", ", a", ""),
         ("", "a;dur=1,", ""),
@@ -164,9 +164,9 @@ HOSTILE: Final[dict[str, tuple[Hostile, ...]]] = {
         ("", "\n\t", "x"),
     ),
     "knowledge_flow_backend/rerank/bm25.py::_WORD": (("", "a", ""), ("", "_", "")),
-    f"{_SEARCH}/calls.py::_ID": (("", "a", " "),),
+    f"{_SEARCH}/router.py::_ID": (("", "a", " "),),
     f"{_OPENSEARCH}/body.py::_WORD": (("", "a", ""), ("", "a ", "")),
-    f"{_OPENSEARCH}/terms.py::_DOTTED": (("", "a", ""), ("", "a.", ""), ("", "a..", ""), ("", "_", "")),
+    f"{_OPENSEARCH}/body.py::_DOTTED": (("", "a", ""), ("", "a.", ""), ("", "a..", ""), ("", "_", "")),
     f"{_SEARCH}/wire.py::_UNRESERVED": (("", "a", " "),),
     "turnwise/console.py::_TROUBLE": (("", "a", ""), ("", " ", ""), ("", " ERROR", "")),
     "turnwise/supervise.py::_RAISED": (("", "a", " "), ("", "Error", " "), ("", ".", "")),

@@ -1,7 +1,6 @@
 """What to watch while a load test runs."""
 
-from deploy.grafana.model import Dashboard, Panel, Row, Target
-from deploy.grafana.parts import TURNS
+from deploy.grafana.model import TURNS, Dashboard, Panel, Row, Target
 from deploy.grafana.promql import exact, level, quantile, rate
 
 

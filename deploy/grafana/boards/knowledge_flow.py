@@ -1,7 +1,6 @@
 """Search, rerank, embedding and ingestion."""
 
-from deploy.grafana.model import Dashboard, Panel, Row, Target
-from deploy.grafana.parts import CONNECTIONS_OPENED, percentiles, tail
+from deploy.grafana.model import CONNECTIONS_OPENED, Dashboard, Panel, Row, Target, percentiles, tail
 from deploy.grafana.promql import level, mean, quantile, rate, select
 
 

@@ -1,7 +1,6 @@
 """The chat model: how fast, how often it fails, what it costs."""
 
-from deploy.grafana.model import Dashboard, Panel, Row, Target
-from deploy.grafana.parts import TURNS, percentiles
+from deploy.grafana.model import TURNS, Dashboard, Panel, Row, Target, percentiles
 from deploy.grafana.promql import mean, rate
 
 _HIT = 'result="hit"'

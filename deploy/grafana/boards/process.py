@@ -1,7 +1,6 @@
 """Each process of both services: CPU, memory, descriptors, versions."""
 
-from deploy.grafana.model import Dashboard, Panel, Row, Target
-from deploy.grafana.parts import tail
+from deploy.grafana.model import Dashboard, Panel, Row, Target, tail
 from deploy.grafana.promql import CHOSEN, rate, select
 
 

@@ -1,7 +1,6 @@
 """What is full: the loop, slots, pools, Postgres, the spool, readers."""
 
-from deploy.grafana.model import Dashboard, Panel, Row, Target
-from deploy.grafana.parts import CONNECTIONS_OPENED, TURNS, percentiles, tail
+from deploy.grafana.model import CONNECTIONS_OPENED, TURNS, Dashboard, Panel, Row, Target, percentiles, tail
 from deploy.grafana.promql import level, mean, quantile, rate, select
 
 

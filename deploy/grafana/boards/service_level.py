@@ -1,7 +1,6 @@
 """What users get: turns, first token, errors."""
 
-from deploy.grafana.model import Dashboard, Panel, Row, Target
-from deploy.grafana.parts import exact_percentiles, percentiles, tail
+from deploy.grafana.model import Dashboard, Panel, Row, Target, exact_percentiles, percentiles, tail
 from deploy.grafana.promql import exact, level, quantile, rate
 
 

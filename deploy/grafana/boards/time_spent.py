@@ -1,7 +1,18 @@
 """Where the time of a turn goes."""
 
-from deploy.grafana.model import Dashboard, Panel, Row, Target
-from deploy.grafana.parts import ELSEWHERE, KNOWLEDGE, OWN_PHASES, TURNS, percentiles, spent, tail
+from deploy.grafana.model import (
+    ELSEWHERE,
+    KNOWLEDGE,
+    OWN_PHASES,
+    TURNS,
+    Dashboard,
+    Panel,
+    Row,
+    Target,
+    percentiles,
+    spent,
+    tail,
+)
 from deploy.grafana.promql import cells, rate
 
 

@@ -14,8 +14,7 @@ from knowledge_flow_backend.engines.catch_up import CatchUp
 from knowledge_flow_backend.engines.opensearch import statements
 from knowledge_flow_backend.engines.opensearch.body import Place, moved, of_generations
 from knowledge_flow_backend.engines.opensearch.cluster import Cluster
-from knowledge_flow_backend.index.database import IndexDatabase
-from knowledge_flow_backend.index.faults import failure_of
+from knowledge_flow_backend.index.database import IndexDatabase, failure_of
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 
 logger = logging.getLogger(__name__)

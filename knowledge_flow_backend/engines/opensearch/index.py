@@ -15,25 +15,48 @@ from sqlalchemy import Executable
 from backend_kit.db.faults import DatabaseFault
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.concurrency import gather_pair
-from knowledge_flow_backend.engines.attachments import with_attachments
 from knowledge_flow_backend.engines.opensearch import statements as opensearch_statements
 from knowledge_flow_backend.engines.opensearch.body import Rights, Shape, by_vector, by_words, parts_of, words_of
 from knowledge_flow_backend.engines.opensearch.cluster import Cluster
-from knowledge_flow_backend.engines.opensearch.fusion import Ranked, fused, ordered
 from knowledge_flow_backend.engines.opensearch.shape import ENGINE, check_index
 from knowledge_flow_backend.engines.pgvector import statements
-from knowledge_flow_backend.engines.pgvector.queries import candidates_of, hit_of, scope_of
+from knowledge_flow_backend.engines.pgvector.queries import candidates_of, hit_of, scope_of, with_attachments
 from knowledge_flow_backend.engines.pgvector.rows import Made, check_made, vector_text
 from knowledge_flow_backend.engines.priority_semaphore import PrioritySemaphore
 from knowledge_flow_backend.index import ChunkHit, IndexQuery, Policy, Reader, Similarity, Vector
-from knowledge_flow_backend.index.database import IndexDatabase
-from knowledge_flow_backend.index.faults import failure_of
+from knowledge_flow_backend.index.database import IndexDatabase, failure_of
 from knowledge_flow_backend.index.port import Embed
 
 TRIES: Final = 3
 """Searches that one question may cost while documents are replaced, deleted or shared."""
 SPARE: Final = 8
 """Hits that are asked for beyond the limit, for those that Postgres no longer knows."""
+
+Ranked = list[tuple[str, float]]
+"""Keys of chunks with their scores, best first."""
+
+
+def ordered(found: Sequence[tuple[str, float]]) -> Ranked:
+    """Best first; equal scores in the order of their keys, so that the same search gives the same list."""
+    return sorted(found, key=lambda one: (-one[1], one[0]))
+
+
+def fused(words: Ranked, nearest: Ranked, word_share: float) -> Ranked:
+    """What words found and what is nearest, as one list.
+
+    A score is `word_share` of what the best passage by words scored, and for the rest the cosine. A passage that is
+    not among the nearest is at most as near as the last of them, and counts as that one does.
+    """
+    best = max((score for _, score in words), default=0.0) or 1.0
+    shares = {key: score / best for key, score in words}
+    cosines = dict(nearest)
+    furthest = min(cosines.values(), default=0.0)
+    return ordered(
+        [
+            (key, word_share * shares.get(key, 0.0) + (1.0 - word_share) * cosines.get(key, furthest))
+            for key in {**shares, **cosines}
+        ]
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,7 @@ from knowledge_flow_backend.engines.opensearch.shape import ENGINE, check_index,
 from knowledge_flow_backend.engines.pgvector.rows import Made
 from knowledge_flow_backend.engines.pgvector.statements import INFO
 from knowledge_flow_backend.errors import IndexUnavailable, SchemaMismatch
-from knowledge_flow_backend.index.database import IndexDatabase
-from knowledge_flow_backend.index.faults import failure_of
+from knowledge_flow_backend.index.database import IndexDatabase, failure_of
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from knowledge_flow_backend.engines.pgvector.statements import (
     SCOPE,
     with_columns,
 )
-from knowledge_flow_backend.index.rights import READS_LIBRARY
+from knowledge_flow_backend.index.models import READS_LIBRARY
 
 
 def rights(most_pending: int) -> TextualSelect:

@@ -31,8 +31,7 @@ from knowledge_flow_backend.engines.pgvector.rows import (
     vector_text,
 )
 from knowledge_flow_backend.errors import Conflict, IndexUnavailable, SchemaMismatch
-from knowledge_flow_backend.index.database import IndexDatabase
-from knowledge_flow_backend.index.faults import failure_of
+from knowledge_flow_backend.index.database import IndexDatabase, failure_of
 from knowledge_flow_backend.index.models import Chunk, Document, DocumentContent, Vector
 
 logger = logging.getLogger(__name__)

@@ -9,15 +9,13 @@ from sqlalchemy import Executable, text
 from backend_kit.db.faults import DatabaseFault
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.concurrency import gather_pair
-from knowledge_flow_backend.engines.attachments import with_attachments
 from knowledge_flow_backend.engines.pgvector import statements
-from knowledge_flow_backend.engines.pgvector.queries import candidates_of, hit_of, scope_of
+from knowledge_flow_backend.engines.pgvector.queries import candidates_of, hit_of, scope_of, with_attachments
 from knowledge_flow_backend.engines.pgvector.rows import Made, check_made, vector_text
 from knowledge_flow_backend.engines.pgvector.writer import ENGINE
 from knowledge_flow_backend.engines.priority_semaphore import PrioritySemaphore
 from knowledge_flow_backend.index import ChunkHit, IndexQuery, Policy, Reader, Similarity, Vector
-from knowledge_flow_backend.index.database import IndexDatabase
-from knowledge_flow_backend.index.faults import failure_of
+from knowledge_flow_backend.index.database import IndexDatabase, failure_of
 from knowledge_flow_backend.index.port import Embed
 
 _TRY_LOCK = text("SELECT pg_try_advisory_xact_lock(hashtext(current_schema() || '.common_words'))")

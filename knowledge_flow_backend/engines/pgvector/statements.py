@@ -14,7 +14,7 @@ from typing import Final
 from sqlalchemy import TextualSelect, column, text
 
 from knowledge_flow_backend.index import ChunkHit
-from knowledge_flow_backend.index.rights import READS_LIBRARY
+from knowledge_flow_backend.index.models import READS_LIBRARY
 
 RANKED: Final = 2000
 """Chunks that are ranked by their words. The rarest words of a question choose them, as many words as keep within

@@ -14,8 +14,7 @@ from sqlalchemy import text
 
 from backend_kit.db.faults import DatabaseFault
 from knowledge_flow_backend.engines.catch_up import CatchUp
-from knowledge_flow_backend.index.database import IndexDatabase
-from knowledge_flow_backend.index.faults import failure_of
+from knowledge_flow_backend.index.database import IndexDatabase, failure_of
 
 logger = logging.getLogger(__name__)
 

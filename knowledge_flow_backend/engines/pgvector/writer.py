@@ -17,8 +17,7 @@ from knowledge_flow_backend.engines.pgvector.rows import (
     remember,
 )
 from knowledge_flow_backend.errors import SchemaMismatch
-from knowledge_flow_backend.index.database import IndexDatabase
-from knowledge_flow_backend.index.faults import failure_of
+from knowledge_flow_backend.index.database import IndexDatabase, failure_of
 from knowledge_flow_backend.index.models import Chunk, Document, DocumentContent, Vector
 
 logger = logging.getLogger(__name__)

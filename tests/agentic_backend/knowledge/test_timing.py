@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from agentic_backend.knowledge.timing import enter_timing
+from agentic_backend.knowledge.client import enter_timing
 from backend_kit.kpi import Kpi, Ledger
 
 

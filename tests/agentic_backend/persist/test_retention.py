@@ -13,10 +13,17 @@ from sqlalchemy.exc import DBAPIError
 
 from agentic_backend.events import iso_z
 from agentic_backend.metrics import AgenticMetrics
-from agentic_backend.persist.clocks import Clocks, ClocksDiffer
 from agentic_backend.persist.database import history_database, migrate
 from agentic_backend.persist.persistence import Persistence
-from agentic_backend.persist.retention import TABLES, Pruner, PruneRules, Retention, RetentionRules
+from agentic_backend.persist.retention import (
+    TABLES,
+    Clocks,
+    ClocksDiffer,
+    Pruner,
+    PruneRules,
+    Retention,
+    RetentionRules,
+)
 from agentic_backend.spool.pending import Key
 from backend_kit.aio import TaskRegistry
 from backend_kit.db.database import Database

@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from agentic_backend.verdict import Gauged, TurnQuantiles, Windows
-from agentic_backend.verdict.quantiles import QUANTILE_WINDOW_S
+from agentic_backend.verdict.window import QUANTILE_WINDOW_S
 
 
 def ended(windows: Windows, turn_ms: float, first_token_ms: float | None) -> None:

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from prometheus_client import Histogram
 
 from backend_kit.kpi import Kpi
-from backend_kit.kpi.distribution import Distribution, Seen
 from backend_kit.kpi.exposition import MetricsServer
-from backend_kit.kpi.rollup import FOLD_ABOVE, Rollup, nearest_rank
+from backend_kit.kpi.rollup import FOLD_ABOVE, Distribution, Rollup, Seen, nearest_rank
 from tests.support.patience import PATIENCE_S
 
 

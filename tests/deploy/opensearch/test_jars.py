@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.java.errors import JavaServerFailed
+from deploy.java.server import JavaServerFailed
 from deploy.opensearch import jars
 from deploy.opensearch.jars import class_path, find_java
 

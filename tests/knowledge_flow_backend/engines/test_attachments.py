@@ -2,7 +2,7 @@
 
 import pytest
 
-from knowledge_flow_backend.engines.attachments import with_attachments
+from knowledge_flow_backend.engines.pgvector.queries import with_attachments
 from knowledge_flow_backend.index import ChunkHit
 
 

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import text
 
 from knowledge_flow_backend.index import Chunk, Document, DocumentContent, IndexWriter, Vector
-from knowledge_flow_backend.ingest.budget import ByteBudget
+from knowledge_flow_backend.ingest.steps import ByteBudget
 from tests.knowledge_flow_backend.ingest.ingestion import Ingestion, running
 from tests.knowledge_flow_backend.ingest.test_ingest import ends
 from tests.support.patience import PATIENCE_S

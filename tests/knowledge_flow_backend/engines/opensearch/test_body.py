@@ -23,7 +23,7 @@ from knowledge_flow_backend.engines.opensearch.body import (
     visible,
     words_of,
 )
-from knowledge_flow_backend.engines.opensearch.fusion import fused, ordered
+from knowledge_flow_backend.engines.opensearch.index import fused, ordered
 from knowledge_flow_backend.engines.opensearch.shape import number_of, numbered
 
 SHAPE = Shape("mock", 384, "token")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from knowledge_flow_backend.engines.opensearch.terms import spelled
+from knowledge_flow_backend.engines.opensearch.body import spelled
 from tests.knowledge_flow_backend.corpus import Corpus
 
 TEXTS = [
