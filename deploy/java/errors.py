@@ -1,4 +1,4 @@
-"""Why a local Java server is refused.
+"""Why a local Java server cannot run.
 
 StartRefused (turnwise.errors)
 └── JavaServerFailed
@@ -8,4 +8,4 @@ from turnwise.errors import StartRefused
 
 
 class JavaServerFailed(StartRefused):
-    """There is no Java for it, what it is made of cannot be had, or it ended before it answered."""
+    """Java is missing, the server cannot be downloaded, or it exited before it answered."""

@@ -1,7 +1,7 @@
-"""Reranks of the fake model: the cosine of question and document, answered in the shape in which it was asked.
+"""Reranks of the fake model: the cosine of question and document, answered in the shape of the request.
 
-`texts` is the shape of TEI; `documents` that of Cohere, Jina, vLLM and infinity, which one answer serves: documents
-are repeated only where `return_documents` asks for them.
+`texts` is the shape of TEI; `documents` that of Cohere, Jina, vLLM and infinity, which share one answer: documents are
+repeated only if `return_documents` asks for them.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ MAX_TEI_TEXTS = 32
 
 @dataclass(frozen=True, slots=True)
 class RerankRequest:
-    """A checked request. `model` is None in the shape of TEI."""
+    """A validated request. `model` is None in the shape of TEI."""
 
     model: str | None
     query: str

@@ -1,4 +1,4 @@
-"""Clients beside the measured ones that do what real ones do: hang up, read slowly, come all at once, stay silent."""
+"""Extra clients that misbehave as real ones do: they hang up, read slowly, arrive in a burst or stay silent."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ _KINDS = ("hang-ups", "slow readers", "burst", "idle")
 
 @dataclass(slots=True)
 class MisbehaviourCounts:
-    """What became of them, by kind: how many came, their turns that ended as meant, and what went wrong instead."""
+    """Counts by kind: clients that came, turns that ended as intended, and errors."""
 
     came: Counter[str] = field(default_factory=Counter)
     good: Counter[str] = field(default_factory=Counter)
@@ -31,7 +31,7 @@ class MisbehaviourCounts:
     idle_lost: int = 0
 
     def as_json(self) -> dict[str, object]:
-        """For a result file: only the kinds that came."""
+        """For a result file: only the kinds that took part."""
         return {
             kind: {"came": self.came[kind], "good": self.good[kind], "errors": dict(self.errors[kind])}
             for kind in _KINDS
@@ -40,12 +40,12 @@ class MisbehaviourCounts:
 
     @property
     def burst_connect(self) -> Spread | None:
-        """Time from the burst's begin until each of its sockets was open."""
+        """Time from the start of the burst until each of its sockets was open."""
         return spread(self.burst_connect_ms)
 
 
 class MisbehavingClients:
-    """Starts them in a task group of the run and ends them with it. None of their turns is in a percentile."""
+    """Runs them as tasks of the run and ends them with it. None of their turns is in a percentile."""
 
     def __init__(self, context: RunContext, random: Random) -> None:
         self.counts = MisbehaviourCounts()
@@ -58,7 +58,7 @@ class MisbehavingClients:
         self._first_ask = asyncio.Event()
 
     def start(self, group: asyncio.TaskGroup) -> None:
-        """Bring up those that are there from the begin on."""
+        """Start the clients that are there from the beginning."""
         self._group = group
         options = self._options
         for _ in range(options.idle):
@@ -69,13 +69,13 @@ class MisbehavingClients:
             self._spawn(self._burst, "")
 
     def before_turn(self) -> None:
-        """A measured turn begins: with the chosen probability somebody else asks too, and hangs up."""
+        """Call before each measured turn: with the configured probability another client asks and hangs up."""
         self._first_ask.set()
         if self._options.hangup_share and self._random.random() < self._options.hangup_share:
             self._spawn(self._hangup, "hang-ups")
 
     def end(self) -> None:
-        """The measured turns are done: silent sockets close, slow readers and hang-ups under way are given up."""
+        """Cancel every client: the measured turns are done."""
         self._ending = True
         for task in self._tasks:
             task.cancel()
@@ -144,7 +144,7 @@ class MisbehavingClients:
 
 
 class _ExtraClient:
-    """A client with a session and socket of its own, which deletes what it made. Its failures are counted."""
+    """A client with a session and socket of its own, which deletes what it created and counts its failures."""
 
     def __init__(self, context: RunContext, errors: Counter[str]) -> None:
         self._context = context
@@ -158,7 +158,7 @@ class _ExtraClient:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, failure: BaseException | None, _: object) -> bool:
-        # Taken down also when the run ends this client's task: within the deadlines of close and delete.
+        # Also when the run cancels this client's task: within the deadlines of close and delete.
         if self._connection is not None:
             await self._connection.close()
         if self._own_session and self._context.config.delete_session:
@@ -195,7 +195,7 @@ class _ExtraClient:
             await follow_turn(self._socket(), reader, lambda: None)
 
     async def hang_up_after(self, reader: TurnReader, after_s: float | None) -> bool:
-        """Read until it is time, then cut the connection. True where the turn had ended before."""
+        """Read until it is time, then drop the connection. Returns whether the turn had ended before."""
         ended = False
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._context.config.timeout_s if after_s is None else after_s):
