@@ -53,12 +53,12 @@ class State:
     fast: FastServices
     library: LibraryServices
     mismatch: str | None = field(default=None)
-    """Why the index does not fit the embedder, in words; None where it does, or is not known yet."""
+    """Why the index does not fit the embedder, as a sentence; None while it fits or this is not known yet."""
 
 
 class KnowledgeFlowService(Service[KnowledgeFlowSettings, State]):
-    """One knowledge-flow service: `app` is the ASGI application, `drain` its orderly end. It keeps nothing that
-    another process would need: two may live side by side, in one process or in several."""
+    """One knowledge-flow service: `app` is the ASGI application, `drain` its orderly shutdown. It holds no state that
+    another process would need: several may run side by side, in one process or in several."""
 
     def __init__(self, settings: KnowledgeFlowSettings, *, freeze_gc: bool = False) -> None:
         """`freeze_gc` is for a process that does nothing else."""
@@ -71,7 +71,7 @@ class KnowledgeFlowService(Service[KnowledgeFlowSettings, State]):
         )
 
     async def drain(self) -> None:
-        """End uploads. Searches are short: the server lets those that run end when it closes."""
+        """End uploads. Searches are short: the server lets the running ones finish when it closes."""
         self._draining = True
         logger.info("drain 1/2: not ready any more; new uploads are refused")
         left = await self.running.ingest.ingest.drain(self._settings.deadlines.drain_s)
@@ -154,25 +154,25 @@ def serve_app(settings: KnowledgeFlowSettings, sock: socket.socket) -> int:
 
 
 async def _open_index(state: State) -> None:
-    """First contact with the servers of the index, and whether what they hold was made by this embedder."""
+    """Contact the servers of the index for the first time, and check that this embedder wrote what they hold."""
     await state.database.connect_until_ready()
     if not state.database.ready:
         return
     try:
         await _reach(state.engine)
         if isinstance(state.embedder, OpenAiEmbedder):
-            # Its name does not say the length of its vectors: one is made.
+            # The model's name does not tell the length of its vectors: embed a text to find out.
             await state.engine.check(await state.embedder.dimension())
     except SchemaMismatch as mismatch:
         state.mismatch = str(mismatch)
         logger.critical("%s", mismatch)
     except DocumentsUnavailable as failure:
-        # Each search compares too: what is not known now is known then.
+        # Each search compares the lengths again.
         logger.warning("the length of the index's vectors could not be checked: %s", failure)
 
 
 async def _reach(engine: Engine) -> None:
-    """Check the index, trying again for as long as its server is away. Raises `SchemaMismatch`."""
+    """Check the index, retrying while its server is away. Raises `SchemaMismatch`."""
     quiet = QuietLog(logger)
 
     def away(failure: IndexUnavailable) -> None:

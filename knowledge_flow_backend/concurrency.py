@@ -1,4 +1,4 @@
-"""What runs side by side: threads for work that computes, with a bounded queue, and two coroutines at a time."""
+"""Concurrency helpers: threads for computation behind a bounded queue, and two coroutines run together."""
 
 import asyncio
 import threading
@@ -13,7 +13,7 @@ B = TypeVar("B")
 
 
 class ThreadsBusy(Exception):
-    """As many calls wait as may wait."""
+    """The queue of calls is full."""
 
 
 class WorkerThreads:
@@ -24,7 +24,7 @@ class WorkerThreads:
     """
 
     def __init__(self, name: str, threads: int, waiting: int, *, waited: Callable[[float], None] | None = None) -> None:
-        """`waited` is told, from the thread, the seconds each call stood in the queue."""
+        """`waited` is called on the worker's thread with the seconds that each call spent in the queue."""
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._room = threads + waiting
         self._waited = waited
@@ -58,7 +58,7 @@ class WorkerThreads:
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """Take nothing more and drop what waits; what runs ends by itself."""
+        """Accept no more calls and drop the waiting ones; running calls finish on their own."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _leave(self, _future: "Future[T] | None") -> None:
@@ -67,7 +67,7 @@ class WorkerThreads:
 
 
 async def gather_pair(first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B]) -> tuple[A, B]:
-    """Both results. The first failure cancels the other, waits for its end, and is raised bare, not in a group."""
+    """Both results. Raises the first failure itself, not a group, once the other has been cancelled and ended."""
     try:
         async with asyncio.TaskGroup() as tasks:
             one, other = tasks.create_task(first), tasks.create_task(second)

@@ -20,7 +20,7 @@ from backend_kit.wire import Code, ServiceError
 
 
 class BadRequest(ServiceError):
-    """A body that does not have the shape it must have."""
+    """A body of the wrong shape."""
 
     code: ClassVar[Code] = Code.BAD_REQUEST
 

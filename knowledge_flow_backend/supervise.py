@@ -19,9 +19,10 @@ from backend_kit.http import CannotListen, listen
 logger = logging.getLogger(__name__)
 
 EXIT_REFUSED = 2
-"""A worker's exit code for a configuration or a port that will not do."""
+"""A worker's exit code for a configuration or a port that it cannot use."""
 EXIT_NOT_STARTED = 3
-"""uvicorn's for a lifespan that failed, with a metrics port that is taken say. After neither does a restart help."""
+"""uvicorn's exit code for a failed lifespan, for instance where the metrics port is taken. A restart helps after
+neither."""
 GIVE_UP_AFTER = 5
 """Deaths in a row, each within QUICK_S of its start, after which the whole service ends."""
 QUICK_S = 10.0
@@ -45,8 +46,8 @@ class Workers:
         self._code = 0
 
     async def supervise_workers(self) -> int:
-        """Supervise until SIGTERM or SIGINT; the exit code: that of a worker where one was refused, 1 where they died
-        too often or one was cut short."""
+        """Supervise until SIGTERM or SIGINT. Returns the exit code: that of a worker that could not start, 1 where they
+        died too often or one was cut short."""
         loop = asyncio.get_running_loop()
         for what in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(what, self._on_signal, what)
@@ -82,7 +83,7 @@ class Workers:
                 process.send_signal(what)
 
     async def _keep(self, number: int, lifeline: int) -> None:
-        """Run one worker, again and again, until the end."""
+        """Run one worker, and restart it, until the end."""
         quick, delay = 0, _FIRST_DELAY_S
         while not self._stopping.is_set():
             began = asyncio.get_running_loop().time()
@@ -149,7 +150,7 @@ def listen_beside_others(host: str, port: int, *, backlog: int = 2048) -> socket
 
 
 def end_with(lifeline: int) -> None:
-    """Begin this process' end as SIGTERM does when the supervisor is gone, however it went."""
+    """End this process as SIGTERM does once the supervisor is gone, however it ended."""
 
     def watch() -> None:
         os.read(lifeline, 1)  # nothing is ever written: it returns at the end of the pipe

@@ -1,4 +1,4 @@
-"""What the configuration makes of the parts of the service: the embedder, the search and the ingestion."""
+"""Builds the parts of the service from the configuration: the embedder, the search and the ingestion."""
 
 import os
 from contextlib import AsyncExitStack
@@ -132,7 +132,7 @@ def _make_http_reranker(
 
 
 def model_server_of(chosen: CrossencoderSettings | EmbeddingSettings, url: str) -> ModelServer:
-    """The model server at `url` as the configuration wants it called."""
+    """The model server at `url` with the configured key, timeouts and limits."""
     limits = chosen.http_client_limits
     connections = Connections(
         max_connections=limits.max_connections,

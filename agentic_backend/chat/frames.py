@@ -29,6 +29,7 @@ from backend_kit.wire import dumps
 
 MAX_DEPTH: Final = 32
 """Levels of the JSON that a client has us keep or hand on: our encoder refuses 255, and nobody means so many."""
+_INT_BITS: Final = 63
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -40,7 +41,7 @@ def storable(text: str) -> str:
 
 
 def storable_json(value: Any) -> Any:
-    """The same for all text in a JSON value, which has at most 32 levels."""
+    """Refuse what JSON, UTF-8 or Postgres cannot carry, at any depth down to 32."""
     _check_json(value, MAX_DEPTH)
     return value
 
@@ -56,6 +57,11 @@ def _check_json(value: Any, depth: int) -> None:
                 storable(key)
         for item in value.values() if isinstance(value, dict) else value:
             _check_json(item, depth - 1)
+    elif isinstance(value, int):
+        if value.bit_length() > _INT_BITS:
+            raise ValueError("a whole number of more than 64 bits")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("not a number of JSON")
 
 
 CleanText = Annotated[str, AfterValidator(storable)]

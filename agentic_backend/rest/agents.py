@@ -9,9 +9,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, St
 
 from agentic_backend.agent import Catalog
 from agentic_backend.agent.created import CreatedAgents
-from agentic_backend.chat.frames import storable
+from agentic_backend.chat.frames import storable, storable_json
 from agentic_backend.errors import AgentNotFound, AgentRefused, BadRequest, Forbidden
-from agentic_backend.rest.preferences import storable_object
 from agentic_backend.settings import (
     DEFAULT_MODEL,
     MAX_STARTER_CHARS,
@@ -94,7 +93,7 @@ class UpdateAgent(_Body):
         if len(set(self.starters)) != len(self.starters):
             raise BadRequest("a starter twice")
         try:
-            storable_object(values)
+            storable_json(values)
         except ValueError:
             raise BadRequest("a value that cannot be stored") from None
         fields = tuple(FieldSpec(key=key, default=value) for key, value in values.items())

@@ -1,10 +1,8 @@
 """REST of attachments: files that a user gives to one of their sessions, taken off the wire within their limits."""
 
-import asyncio
 import re
 import secrets
 from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Annotated, Any, Final, Protocol
 
@@ -14,7 +12,6 @@ from pydantic import AfterValidator
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
 
 from agentic_backend.chat.frames import storable
 from agentic_backend.errors import (
@@ -35,7 +32,7 @@ from agentic_backend.session.attachments import Attachment, AttachmentStore, Lef
 from agentic_backend.session.models import Session
 from agentic_backend.session.store import SessionStore, load_owned
 from backend_kit.auth import Identity
-from backend_kit.http import error_response, request_id
+from backend_kit.http import CutShort, error_response, request_id
 from backend_kit.wire import CODES, dumps, normalized
 
 PATH: Final = "/chatbot/upload"
@@ -43,7 +40,6 @@ MAX_NAME_CHARS: Final = 120
 FORM_BYTES: Final = 64 * 1024
 """What a form may have beside its file."""
 _MAX_FIELDS: Final = 8
-_LINGER_S: Final = 5.0
 # Control characters, lone surrogates, and the marks that make a name read in another direction than it is spelled.
 _UNSEEN: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 
@@ -92,7 +88,7 @@ def add_attachments(router: APIRouter, services: Callable[[], AttachmentServices
             raise
         except AttachmentTooLarge as refused:
             state.limit_hit("max_attached_file_size_mb")
-            return _CutShort(error_response(request, refused.code))
+            return CutShort(error_response(request, refused.code))
         except UploadProcessingFailed as refused:
             return _unreadable(request, refused)
         return Response(dumps(answer), media_type="application/json")
@@ -240,24 +236,3 @@ def _unreadable(request: Request, refused: UploadProcessingFailed) -> Response:
         return error_response(request, refused.code)
     detail = {"code": refused.code.value, "message": refused.sentence}
     return Response(dumps({"detail": detail}), CODES[refused.code].status, media_type="application/json")
-
-
-class _CutShort(Response):
-    """An answer given while the client still sends: told at once, then what still comes is thrown away for a while.
-
-    A socket that is closed with unread bytes is reset, and a client in the middle of sending then loses the answer.
-    """
-
-    def __init__(self, answer: Response) -> None:
-        super().__init__(bytes(answer.body), answer.status_code, dict(answer.headers))
-        self.headers["Connection"] = "close"
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's shape
-        """Send the whole answer, discard until the client stops, and only then end the exchange."""
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": self.body, "more_body": True})
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_LINGER_S):
-                while (message := await receive())["type"] == "http.request" and message.get("more_body"):
-                    pass
-        await send({"type": "http.response.body", "body": b""})

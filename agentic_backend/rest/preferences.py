@@ -1,6 +1,5 @@
 """REST of a session's preferences: a JSON object that the client keeps there, which turns carry and never change."""
 
-import math
 from collections.abc import Callable
 from typing import Annotated, Any, Final, Protocol
 
@@ -8,7 +7,7 @@ from fastapi import APIRouter
 from fastapi import Path as PathParam
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from agentic_backend.chat.frames import MAX_DEPTH, storable
+from agentic_backend.chat.frames import storable_json
 from agentic_backend.errors import SessionNotFound, TooLarge
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.session.store import SessionStore, load_owned
@@ -17,15 +16,8 @@ from backend_kit.wire import dumps
 
 MAX_BYTES: Final = 16 * 1024
 """Of the preferences as compact JSON: every frame with a session repeats them."""
-_INT_BITS = 63
 
 SessionId = Annotated[str, PathParam(min_length=1, max_length=64)]
-
-
-def storable_object(value: dict[str, Any]) -> dict[str, Any]:
-    """Refuse what JSON, UTF-8 or Postgres cannot carry, at any depth down to 32."""
-    _check(value, MAX_DEPTH)
-    return value
 
 
 class Preferences(BaseModel):
@@ -33,7 +25,7 @@ class Preferences(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True)
 
-    preferences: Annotated[dict[str, Any], AfterValidator(storable_object)]
+    preferences: Annotated[dict[str, Any], AfterValidator(storable_json)]
 
 
 class PreferenceServices(Protocol):
@@ -73,21 +65,3 @@ def add_preferences(router: APIRouter, services: Callable[[], PreferenceServices
             raise SessionNotFound
         state.registry.prefer(session_id, identity.uid, session.preferences)
         return {"preferences": session.preferences}
-
-
-def _check(value: Any, depth: int) -> None:
-    if isinstance(value, str):
-        storable(value)
-    elif isinstance(value, dict | list):
-        if not depth:
-            raise ValueError("nested too deeply")
-        if isinstance(value, dict):
-            for key in value:
-                storable(key)
-        for item in value.values() if isinstance(value, dict) else value:
-            _check(item, depth - 1)
-    elif isinstance(value, int):
-        if value.bit_length() > _INT_BITS:
-            raise ValueError("a whole number of more than 64 bits")
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise ValueError("not a number of JSON")

@@ -3,13 +3,14 @@
 from backend_kit.http.api_docs import add_api_docs
 from backend_kit.http.bearer import bearer
 from backend_kit.http.context import BodyLimit, HttpMetrics, RequestId, RequestMetrics, request_id
-from backend_kit.http.errors import error_response, install_error_handlers, refusals
+from backend_kit.http.errors import CutShort, error_response, install_error_handlers, refusals
 from backend_kit.http.health import health_router
 from backend_kit.http.server import CannotListen, ServeSettings, build_server, listen, serve
 
 __all__ = [
     "BodyLimit",
     "CannotListen",
+    "CutShort",
     "HttpMetrics",
     "RequestId",
     "RequestMetrics",

@@ -1,11 +1,14 @@
 """How a failure looks on REST: one renderer for each kind, and nothing of the input or of our internals in any."""
 
+import asyncio
 import logging
 import math
+from contextlib import suppress
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from starlette.types import Receive, Scope, Send
 
 from backend_kit.auth import AuthError
 from backend_kit.http.context import REQUEST_ID_HEADER, request_id
@@ -14,6 +17,7 @@ from backend_kit.wire import CODES, Code, ServiceError, dumps, message_for
 CAUSE_HEADER = "X-Cause"
 logger = logging.getLogger(__name__)
 
+_LINGER_S = 5.0
 _REFUSED = {"application/json": {"schema": {"type": "object", "required": ["detail"]}}}
 
 
@@ -62,3 +66,24 @@ async def _unhandled(request: Request, error: Exception) -> Response:
     # Starlette raises the error again after this response, so uvicorn logs its traceback just after this line.
     logger.error("request %s failed: %s", request_id(request.scope), type(error).__name__)
     return error_response(request, Code.INTERNAL, with_request_id=True)
+
+
+class CutShort(Response):
+    """An answer given while the client still sends: it goes out at once, and what still comes is discarded for 5 s.
+
+    A socket that is closed with unread bytes is reset, and a client in the middle of sending then loses the answer.
+    """
+
+    def __init__(self, answer: Response) -> None:
+        super().__init__(bytes(answer.body), answer.status_code, dict(answer.headers))
+        self.headers["Connection"] = "close"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's shape
+        """Send the whole answer, discard until the client stops, and only then end the exchange."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_S):
+                while (message := await receive())["type"] == "http.request" and message.get("more_body"):
+                    pass
+        await send({"type": "http.response.body", "body": b""})

@@ -128,7 +128,7 @@ async def ingest(root: Path, found: Found, library: str, url: str, token: str | 
 
 
 async def _library(session: aiohttp.ClientSession, url: str, name: str) -> str:
-    """The id of the caller's library of that name (`path/name`), made where there is none."""
+    """The id of the caller's library of that name (`path/name`), which is created where there is none."""
     path, _, last = name.strip("/").rpartition("/")
     status, made = await call(session, "POST", f"{url}/tags", json={"name": last, "path": path, "type": "document"})
     if status == 201:
@@ -188,7 +188,7 @@ def _progress(total: int) -> AbstractContextManager[Report]:
 @contextmanager
 def _bar(total: int) -> Iterator[Report]:
     """A bar over `total` files; each reported result is printed above it."""
-    # Imported here: it takes a tenth of a second, which who pipes the output need not pay.
+    # Imported here: it takes a tenth of a second, which is wasted where the output is piped.
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,

@@ -21,7 +21,7 @@ Tag = Mapping[str, Any]
 
 
 class Declined(Exception):
-    """What the service answered instead of doing it; `str()` is for the person."""
+    """The service refused; `str()` is its reason for a person."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class LibraryService:
         return found[0]
 
     async def documents(self, tag: Tag) -> list[dict[str, Any]]:
-        """The documents of a library."""
+        """The documents of a library. Raises as `ask`."""
         documents: list[dict[str, Any]] = []
         while True:
             window = {"offset": len(documents), "limit": _PAGE, "sort_by": "file_name"}
@@ -157,6 +157,6 @@ def _say_table(rows: Sequence[Sequence[str]]) -> None:
 
 
 def _say(text: str) -> None:
-    # Names are other people's: none may move the cursor.
+    # Other people choose the names: none may move the cursor.
     sys.stdout.write("".join(char if char.isprintable() else "?" for char in text) + "\n")
     sys.stdout.flush()

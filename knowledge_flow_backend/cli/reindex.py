@@ -1,6 +1,6 @@
-"""`knowledge-flow reindex`: rebuilds an index in OpenSearch while its service goes on. Reads the service's settings.
+"""`knowledge-flow reindex`: rebuilds an index in OpenSearch while its service runs. Reads the service's settings.
 
-Exit codes: 0 done; 1 it failed, and the index in use is the old one or the new one; 2 there is nothing to rebuild.
+Exit codes: 0 done; 1 failed: the old index or the new one is in use; 2 there is nothing to rebuild.
 """
 
 import argparse

@@ -12,14 +12,14 @@ from knowledge_flow_backend.index.models import Vector
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 
 Outcome = Vector | EmbeddingUnavailable
-"""Of one text: its vector, or why it alone has none."""
+"""The outcome of one text: its vector, or why this text alone has none."""
 Compute = Callable[[list[str]], Awaitable[Sequence[Outcome]]]
-"""One batch at the model: as many outcomes as texts. Raises `EmbeddingUnavailable`, `SchemaMismatch` for all."""
+"""Embeds one batch: one outcome per text. Raises `EmbeddingUnavailable`, `SchemaMismatch` for all."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRules:
-    """How texts are put together.
+    """How texts are batched.
 
     `slots` batches run at once. A batch holds up to `queries` questions, or up to `documents` passages; passages take
     at most half of the slots (one where there is only one), so that a question waits for one of their batches at
@@ -116,7 +116,7 @@ class MicroBatcher:
         except (EmbeddingUnavailable, SchemaMismatch) as error:
             failure = error
         finally:
-            # Also after what nobody foresaw, which the task registry logs: nobody is left waiting.
+            # Also after an unexpected error, which the task registry logs: no caller is left waiting.
             for item in batch:
                 _settle(item, failure)
             self._metrics.embed.observe(time.perf_counter() - begun)
@@ -126,7 +126,7 @@ class MicroBatcher:
 
 
 def _settle(item: _Item, outcome: Outcome | SchemaMismatch) -> None:
-    """Give a caller who still waits what became of the text."""
+    """Hand a caller who still waits the outcome of the text."""
     if item.future.done():
         return
     if isinstance(outcome, EmbeddingUnavailable | SchemaMismatch):

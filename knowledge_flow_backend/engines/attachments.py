@@ -7,10 +7,10 @@ from knowledge_flow_backend.index import ChunkHit
 
 
 def with_attachments(hits: Sequence[ChunkHit], attached: Sequence[ChunkHit], limit: int) -> list[ChunkHit]:
-    """At most `limit` hits, best first, that hold the best attached ones, as many of them as fit.
+    """At most `limit` hits, best first, with as many of the best attached ones as fit.
 
-    One that did not make it by itself takes the place of the worst hit and stands last; its score, of another
-    search, is cut to that of the hit before it, so that scores go on descending.
+    An attachment that does not rank high enough replaces the worst hit and comes last. Its score, from another search,
+    is cut to that of the hit before it, so that scores keep descending.
     """
     guaranteed = {hit.chunk_uid for hit in attached[:limit]}
     found = {hit.chunk_uid for hit in hits}

@@ -1,4 +1,4 @@
-"""Work that follows what was written to Postgres, and that nobody waits for."""
+"""Background work after writes to Postgres, for which no caller waits."""
 
 import asyncio
 import contextlib
@@ -17,18 +17,18 @@ class CatchUp(ABC):
     """Catches up whenever something was written, and once a second for what another process wrote."""
 
     def __init__(self, database: IndexDatabase, log: logging.Logger, behind: str) -> None:
-        """`behind` says in a log line what is out of date while it fails."""
+        """`behind` names in a log line what is out of date while the work fails."""
         self._database = database
         self._log = QuietLog(log)
         self._behind = behind
         self._woken = asyncio.Event()
 
     def wake(self) -> None:
-        """Something was written; without it the next look is a second away."""
+        """Catch up at once, since something was written; otherwise the next look may be a second away."""
         self._woken.set()
 
     async def follow_writes(self) -> None:
-        """Until it is cancelled. Failures are logged, once a second at most, and tried again with growing waits."""
+        """Catch up until cancelled. Failures are logged, once a second at most, and retried with growing waits."""
         await self._database.wait_ready()
         while True:
             self._woken.clear()

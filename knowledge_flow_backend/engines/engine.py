@@ -47,11 +47,11 @@ class Engine(Protocol):
         ...
 
     async def check(self, dimension: int | None = None) -> None:
-        """Whether the index is as the embedder needs it. Raises `SchemaMismatch`, `IndexUnavailable`."""
+        """Check that the index fits the embedder. Raises `SchemaMismatch`, `IndexUnavailable`."""
         ...
 
     def spawn(self, tasks: TaskRegistry) -> None:
-        """Start what goes on beside the calls."""
+        """Start the background tasks."""
         ...
 
     async def aclose(self) -> None:
@@ -90,7 +90,7 @@ class PgVectorEngine:
         """See `Engine`."""
 
     async def _count_words(self) -> None:
-        """Keep the common words near what Postgres has learnt; a search goes without until then."""
+        """Keep the common words close to Postgres' statistics; until then a search does without them."""
         await self._database.wait_ready()
         while True:
             try:
@@ -101,7 +101,10 @@ class PgVectorEngine:
 
 
 class OpenSearchEngine:
-    """Chunks and vectors in OpenSearch, documents and rights in Postgres."""
+    """Chunks and vectors in OpenSearch, documents and rights in Postgres.
+
+    Raises RuntimeError where `storage.opensearch` is missing.
+    """
 
     def __init__(
         self,

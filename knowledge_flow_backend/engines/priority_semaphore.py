@@ -1,4 +1,4 @@
-"""Order among searches: so many of their steps run at once, and a search that has begun goes before a new one."""
+"""Order among searches: a bounded number of their steps run at once, and searches that have begun go first."""
 
 import asyncio
 from collections import deque
@@ -11,12 +11,12 @@ from backend_kit.kpi import Kpi
 class PrioritySemaphore:
     """Lets `places` steps of searches, a statement or a query each, run at a time.
 
-    A server of few cores that is sent twenty at once ends them all late and together, and their answers reach the
-    event loop in one heap that holds it. A few at a time end no later, one after the other.
+    A server with few cores that gets twenty at once ends them all late and together, and their answers block the event
+    loop all at once. A few at a time end no later, one after the other.
     """
 
     def __init__(self, places: int, kpi: Kpi) -> None:
-        """The wait is the phase `search_turn` of `kpi`."""
+        """`kpi` times the wait as the phase `search_turn`."""
         self._kpi = kpi
         self._free = places
         self._begun: deque[asyncio.Future[None]] = deque()
@@ -45,11 +45,11 @@ class PrioritySemaphore:
             await place
         except asyncio.CancelledError:
             if not place.cancelled():
-                self._leave()  # the place came in the moment in which nobody wanted it any more
+                self._leave()  # the place came just when the wait was cancelled
             raise
 
     def _leave(self) -> None:
-        """Give the place to the next who still waits."""
+        """Hand the place to the next step that still waits."""
         for queue in (self._begun, self._new):
             while queue:
                 place = queue.popleft()

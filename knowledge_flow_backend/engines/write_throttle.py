@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ThrottleRules:
-    """For `lately_s` after a search the next one is expected. As long as that is so, one piece of at most `piece`
-    chunks is written at a time, and then none for `rests` times as long as it took, at most `longest_rest_s`."""
+    """For `lately_s` after a search another one is expected. Meanwhile one piece of at most `piece` chunks is written
+    at a time, followed by a rest of `rests` times its duration, at most `longest_rest_s`."""
 
     lately_s: float = 1.0
     piece: int = 50
@@ -20,8 +20,8 @@ class ThrottleRules:
 
 
 class WriteThrottle:
-    """Shared by all writes and searches of an index: each search waits a little longer, rather than some for a whole
-    document. Nothing is slowed down where nobody searches."""
+    """Shared by all writes and searches of an index: each search waits a little longer, instead of a few waiting for a
+    whole document. While nobody searches, writes are not slowed down."""
 
     def __init__(
         self, rules: ThrottleRules | None = None, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep

@@ -1,6 +1,6 @@
 """Where documents, libraries and chunks are: the models, the ports over the index, the database and its schema.
 
-`models` and `port` are what the other rooms build on; `engines`, `faults`, `schema`, `database` are Postgres.
+Other packages build on `models` and `port`; `database`, `faults`, `rights` and `migrations` are about Postgres.
 """
 
 from knowledge_flow_backend.index.models import (

@@ -8,7 +8,8 @@ _DIMENSIONS = "22000"
 
 
 def failure_of(error: AnyFault) -> IndexUnavailable | SchemaMismatch | UploadProcessingFailed:
-    """The failure that a caller is told. The text names the SQLSTATE only: the server's own may quote the question."""
+    """The failure to raise for a database error. Its text names the SQLSTATE only: the server's may quote the
+    question."""
     sqlstate, cause = sqlstate_of(error), cause_of(error)
     if sqlstate == _DIMENSIONS:
         return SchemaMismatch("the vector does not have the length of the index")

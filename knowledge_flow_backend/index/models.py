@@ -25,7 +25,8 @@ class Policy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Who reads: only what this caller may see leaves the index. Made of a verified identity, never of a body."""
+    """The caller who reads: only what they may see leaves the index. Built from a verified identity, never from a
+    body."""
 
     user_id: str
     groups: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ from knowledge_flow_backend.index.models import (
 )
 
 Embed = Callable[[], Awaitable[Vector]]
-"""Gives the vector of the question when it is needed: what needs none of it runs meanwhile."""
+"""Gives the vector of the question when it is needed; what does not need it runs meanwhile."""
 
 
 class ChunkIndex(Protocol):
@@ -45,8 +45,8 @@ class IndexWriter(Protocol):
         """Store a document whole, with one unit vector per chunk, in place of what its uid held; status `ready`.
 
         One transaction: on any failure everything is as it was. Returns the document's version (1 for a new one).
-        Raises ValueError where chunks and vectors differ in number, `SchemaMismatch` where the vectors are not those
-        of the index, `Conflict` where the document's claim counts no more, `IndexUnavailable`.
+        Raises ValueError where chunks and vectors differ in number, `SchemaMismatch` where the vectors are not those of
+        the index, `Conflict` where the document's claim no longer holds, `IndexUnavailable`.
         """
         ...
 

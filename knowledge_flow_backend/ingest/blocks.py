@@ -1,10 +1,10 @@
-"""What a parser gives: the canonical text of a document and the blocks it consists of, by offsets into that text."""
+"""What a parser returns: the canonical text of a document and the blocks it consists of, by offsets into that text."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 MAX_TITLE_CHARS = 300
-"""Of a document's title, and of a heading as the name of its section, which every passage below it repeats."""
+"""Bound of a document's title, and of a heading as the name of its section, which every passage below it repeats."""
 
 
 class Kind(StrEnum):
@@ -36,7 +36,7 @@ class Block:
 class Parsed:
     """A document as it is shown and cited. `title` is "" where the document names none.
 
-    `cut` says in a sentence what of the file is not in `content`, "" where everything is.
+    `cut` is a sentence about what of the file is not in `content`, "" where everything is.
     """
 
     content: str
@@ -66,7 +66,7 @@ class Sections:
 
 
 class Writer:
-    """Builds the canonical text of a format that is not its own, block by block, an empty line between two."""
+    """For formats whose source is not the canonical text: builds it block by block, an empty line between two."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []
@@ -80,12 +80,12 @@ class Writer:
         return self._length
 
     def heading(self, level: int, title: str, page: int | None = None) -> None:
-        """A heading of one line; `level` is 1 to 6."""
+        """Append a heading of one line; `level` is 1 to 6."""
         self.sections.enter(level, title)
         self.add(Kind.HEADING, f"{'#' * level} {title}", page)
 
     def add(self, kind: Kind, text: str, page: int | None = None) -> None:
-        """A block; one without visible text is left out."""
+        """Append a block; one without visible text is left out."""
         if not text.strip():
             return
         if self._parts:
@@ -97,7 +97,7 @@ class Writer:
         self._blocks.append(Block(kind, start, self._length, self.sections.path, page))
 
     def parsed(self, title: str, pages: int | None = None, cut: str = "") -> Parsed:
-        """The document. What was cut is said at its end too, where a reader misses it."""
+        """The document. A note about what was cut is also at its end, where a reader misses it."""
         if cut:
             self.sections = Sections()
             self.add(Kind.PROSE, f"*{cut}*")

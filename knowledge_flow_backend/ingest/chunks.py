@@ -17,7 +17,7 @@ _LEAST_PIECE = 0.4
 
 @dataclass(frozen=True, slots=True)
 class ChunkRules:
-    """Sizes in characters: `size` is aimed at, `overlap` is what a chunk repeats of the one before it."""
+    """Sizes in characters: `size` is the target, `overlap` is what a chunk repeats of the one before it."""
 
     size: int
     overlap: int
@@ -46,9 +46,9 @@ def chunk_uid(document_uid: str, ordinal: int, text: str) -> str:
 def chunks(parsed: Parsed, rules: ChunkRules) -> Iterator[TextSpan]:
     """The chunks in order of the text.
 
-    A chunk never spans two sections, except that headings without text of their own stand before what follows them.
-    It is at most `size` long; headings may add half of that. Code, tables and records are divided only where they are
-    longer than `size` (tables before they come here, between their rows: see `tables`). A chunk that goes on in a
+    A chunk never spans two sections, except that headings without text of their own stand before what follows them. It
+    is at most `size` long; headings may add half of that. Code, tables and records are divided only where they are
+    longer than `size` (tables before they come here, between their rows: see `tables`). A chunk that continues a
     section begins with the last sentences of the prose before it.
     """
     for ordinal, pack in enumerate(_packs(parsed, rules)):
@@ -58,7 +58,7 @@ def chunks(parsed: Parsed, rules: ChunkRules) -> Iterator[TextSpan]:
 
 @dataclass(slots=True)
 class _Pack:
-    """Blocks on their way to be a chunk; `body` is whether more than headings are in it."""
+    """Blocks collected for the next chunk; `body` says whether they are more than headings."""
 
     start: int
     end: int
@@ -99,7 +99,7 @@ def _joins(pack: _Pack, piece: Block, rules: ChunkRules) -> bool:
 
 
 def _overlapped(content: str, before: Block, piece: Block, overlap: int) -> int:
-    """Where a chunk begins that goes on after `before`: at a sentence, at most `overlap` characters back."""
+    """Where the chunk that continues after `before` begins: at a sentence, at most `overlap` characters back."""
     if before.kind is not Kind.PROSE or piece.kind is not Kind.PROSE or before.section != piece.section:
         return piece.start
     earliest = max(before.start, before.end - overlap)
@@ -122,7 +122,7 @@ def _pieces(parsed: Parsed, rules: ChunkRules) -> Iterator[Block]:
         start = block.start
         while block.end - start > limit:
             rest = block.end - start
-            # Pieces of about one length: a rest of one line, without what it belongs to, is found by nobody.
+            # Pieces of similar length: a leftover line without its context would never be found.
             cut = _cut(parsed.content, start, start + min(limit, rest // -(-rest // limit) + limit // 8))
             yield Block(block.kind, start, _trimmed(parsed.content, start, cut), block.section, block.page)
             start = cut

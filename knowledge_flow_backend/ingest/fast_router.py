@@ -10,13 +10,13 @@ from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
 from pydantic import AfterValidator
 
 from backend_kit.auth import Identity
-from backend_kit.http import error_response, refusals
+from backend_kit.http import CutShort, error_response, refusals
 from backend_kit.wire import CODES, Code, dumps
 from knowledge_flow_backend.errors import BadRequest, TooLarge, UploadProcessingFailed
 from knowledge_flow_backend.index import Reader
 from knowledge_flow_backend.ingest.fast import FastIngest
 from knowledge_flow_backend.ingest.receive import ReceivedFile, Upload, UploadLimits
-from knowledge_flow_backend.ingest.router import MAX_ID_CHARS, CutShort, is_id, receive_files
+from knowledge_flow_backend.ingest.router import MAX_ID_CHARS, is_id, receive_files
 from knowledge_flow_backend.ingest.service import IngestService
 from knowledge_flow_backend.ingest.staging import Staging
 from knowledge_flow_backend.library.attachments import Attachments

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 CHECKOUT = Path(knowledge_flow_backend.__file__).parents[1]
 WORKER = (sys.executable, "-B", "-m", "knowledge_flow_backend.ingest.worker")
 FILES_A_CHILD = 500
-"""A child is replaced after so many files, so that what a parser leaks stays small."""
+"""Files after which a child is replaced, so that a parser's leaks stay small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Outline:
 
 @dataclass(slots=True)
 class ParserPoolStats:
-    """Since start: files read, files refused, children started, killed at the deadline, dead by themselves."""
+    """Since start: files read, files refused, children started, killed at the deadline, died on their own."""
 
     files: int = 0
     refused: int = 0
@@ -195,7 +195,7 @@ class _Child:
         return answer
 
     async def end(self) -> None:
-        """Let an idle child end by itself."""
+        """Tell an idle child to end."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:

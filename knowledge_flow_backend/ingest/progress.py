@@ -1,4 +1,4 @@
-"""What is told of an upload while it is worked on, and the figures at its end."""
+"""The progress that an upload reports while it runs, and its figures at the end."""
 
 import asyncio
 import logging
@@ -27,7 +27,7 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Whose the documents are to be, and where they are to stand."""
+    """The owner of new documents, and the libraries that they go to."""
 
     reader: Reader
     tags: tuple[str, ...]
@@ -50,7 +50,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Figures:
-    """What an upload came to: files, bytes and chunks that were read, and the seconds of each stage, summed over its
+    """Totals of an upload: files, bytes and chunks that were read, and the seconds of each stage, summed over its
     files."""
 
     began: float = field(default_factory=perf_counter)
@@ -80,7 +80,7 @@ class Figures:
 
 
 class UploadProgress:
-    """The files of one request that are not done yet, and who is told."""
+    """The files of one request that are not done yet, and where their progress is reported."""
 
     def __init__(self, files: list[ReceivedFile], where: Destination, tell: Callable[[Line | None], None]) -> None:
         self.waiting = [Work(file, self) for file in files]
@@ -88,11 +88,11 @@ class UploadProgress:
         self.tell = tell
         self.figures = Figures()
         self.stored = asyncio.Event()
-        """Every file is durable, or has its outcome."""
+        """Set once every file is durable or has its outcome."""
         self.ended = asyncio.Event()
 
     def finish(self, name: str, outcome: Outcome) -> None:
-        """Tell the end of a file."""
+        """Report the end of a file."""
         self.figures.files += 1
         line: Line = {"step": "finished", "filename": name, "document_uid": outcome.uid}
         if outcome.reason is not None:
@@ -103,7 +103,7 @@ class UploadProgress:
         self.tell(line)
 
     def end(self) -> None:
-        """Tell the end of all."""
+        """Report the end of the upload."""
         total, failed = self.figures.files, self.figures.failed
         status = "success" if not failed else "partial" if failed < total else "error"
         counts = {"total": total, "succeeded": total - failed, "failed": failed}
@@ -116,8 +116,8 @@ class UploadProgress:
 
 @dataclass(slots=True)
 class Work:
-    """One file on its way. `claim` is set once it is stored, `outcome` where it has ended, `left` where a process that
-    died had it before: then its bytes are in Postgres and not on this machine."""
+    """One file that is being ingested. `claim` is set once it is stored, `outcome` where it has ended, `left` where a
+    process that died had it before: then its bytes are in Postgres and not on this machine."""
 
     file: ReceivedFile
     upload: UploadProgress
@@ -126,10 +126,10 @@ class Work:
     left: Left | None = None
 
     def take_over(self, left: Left) -> None:
-        """Go on with what a process left."""
+        """Continue a job that a dead process left."""
         self.claim, self.left = left.claim, left
 
     def say(self, stage: Stage, status: str, **more: int | str) -> None:
-        """Tell of a stage."""
+        """Report a stage."""
         uid = self.claim.uid if self.claim is not None else None
         self.upload.tell({"step": stage, "filename": self.file.name, "status": status, "document_uid": uid, **more})

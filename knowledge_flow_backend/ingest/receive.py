@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 _FLUSH_BYTES = 1024 * 1024
 _MAX_FIELD_BYTES = 256 * 1024
-"""Of all fields of a request with their names: they are kept in memory."""
+"""Bound of all fields of a request with their names: they are kept in memory."""
 _MAX_HEADER_BYTES = 64 * 1024
 _MAX_HEADERS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class UploadLimits:
-    """Of one request: bytes of a file, files, bytes in all."""
+    """Bounds of one request: bytes of a file, files, bytes in all."""
 
     file_bytes: int
     files: int
@@ -65,7 +65,7 @@ class Upload:
 async def receive(
     content_type: str, stream: AsyncIterator[bytes], staging: Staging, limits: UploadLimits, upload: Upload
 ) -> None:
-    """Fill `upload` from a request's body, also as far as it came: the caller drops its folders whatever happens.
+    """Fill `upload` from a request's body, also where it breaks off: the caller drops its folders in any case.
 
     Raises `TooLarge` within one network read of a limit, `BadRequest` for a body that is no whole multipart form,
     `MissingFilename`, or OSError where the disk refuses.

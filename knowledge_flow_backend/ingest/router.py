@@ -1,19 +1,16 @@
 """`POST /upload-process-documents`: files in, lines of progress out while they happen."""
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
 
 from backend_kit.auth import Identity
-from backend_kit.http import error_response, refusals
+from backend_kit.http import CutShort, error_response, refusals
 from backend_kit.wire import dumps
 from knowledge_flow_backend.errors import BadRequest, TooLarge, UploadProcessingFailed
 from knowledge_flow_backend.index import Reader
@@ -28,7 +25,6 @@ logger = logging.getLogger(__name__)
 NDJSON = "application/x-ndjson"
 _MAX_TAGS = 50
 MAX_ID_CHARS = 128
-_LINGER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +38,9 @@ class IngestServices:
 
 
 def build_router(services: Callable[[], IngestServices], identify: Callable[..., Any], base: str) -> APIRouter:
-    """The route below the base path. `services()` is asked at each request."""
+    """The route below the base path. `services()` is called at each request."""
     router = APIRouter(prefix=base, tags=["documents"], responses=refusals())
-    # The library writes a line for each broken body: whoever sends them would fill the log.
+    # The library logs each broken body: a client that sends them would fill the log.
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
     caller = Annotated[Identity, Depends(identify)]
 
@@ -76,7 +72,10 @@ def build_router(services: Callable[[], IngestServices], identify: Callable[...,
 
 
 async def receive_files(request: Request, staging: Staging, limits: UploadLimits, upload: Upload) -> None:
-    """Fill `upload` with the files and fields of a request, also as far as it came. Raises as `receive` does."""
+    """Fill `upload` with the files and fields of a request, also where it breaks off.
+
+    Raises as `receive`; also `TooLarge` for a declared length, `BadRequest` where the client has gone or sent no file.
+    """
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limits.request_bytes:
         raise TooLarge("declared")
@@ -107,27 +106,6 @@ async def _destination(state: IngestServices, identity: Identity, upload: Upload
 def is_id(value: object) -> bool:
     """Whether a client's value may be an id."""
     return isinstance(value, str) and 0 < len(value) <= MAX_ID_CHARS and value.isprintable()
-
-
-class CutShort(Response):
-    """An answer given while the client still sends: told at once, then what still comes is thrown away for a while.
-
-    A socket that is closed with unread bytes is reset, and a client in the middle of sending then loses the answer.
-    """
-
-    def __init__(self, answer: Response) -> None:
-        super().__init__(bytes(answer.body), answer.status_code, dict(answer.headers))
-        self.headers["Connection"] = "close"
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's shape
-        """Send the whole answer, discard until the client stops, and only then end the exchange."""
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": self.body, "more_body": True})
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_LINGER_S):
-                while (message := await receive())["type"] == "http.request" and message.get("more_body"):
-                    pass
-        await send({"type": "http.response.body", "body": b""})
 
 
 async def _encoded(lines: AsyncIterator[Line]) -> AsyncIterator[bytes]:

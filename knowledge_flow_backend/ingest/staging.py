@@ -43,7 +43,7 @@ class Folder:
 
 
 class Staging:
-    """A private directory of this process. What touches the disk runs in a thread; OSError is the caller's to name."""
+    """A private directory of this process. Work on the disk runs in a thread and raises OSError."""
 
     def __init__(self, root: Path | None = None) -> None:
         self._root = root or Path(tempfile.gettempdir())
@@ -51,17 +51,18 @@ class Staging:
         self._lock: IO[bytes] | None = None
 
     async def open(self) -> None:
-        """Make the directory, and remove those that killed processes left."""
+        """Create the directory, and remove those that killed processes left."""
         await asyncio.to_thread(self._make)
 
     async def folder(self) -> Folder:
-        """An empty folder for one file."""
+        """An empty folder for one file. Raises RuntimeError before `open`."""
         if self._directory is None:
             raise RuntimeError("the staging directory is not open")
         return Folder(Path(await asyncio.to_thread(tempfile.mkdtemp, dir=self._directory)))
 
     def unmade(self) -> Folder:
-        """The name of a folder that is not there, for a file whose bytes are elsewhere."""
+        """The name of a folder that does not exist, for a file whose bytes are elsewhere. Raises RuntimeError before
+        `open`."""
         if self._directory is None:
             raise RuntimeError("the staging directory is not open")
         return Folder(self._directory / "unmade")
@@ -94,10 +95,10 @@ class Staging:
         self._root.mkdir(parents=True, exist_ok=True)
         for left in self._root.glob(f"{PREFIX}*"):
             with suppress(OSError), (left / _LOCK).open("rb") as lock:  # another process may clear up too
-                # Held by the process whose directory it is, for as long as that lives.
+                # The owner of the directory holds the lock while it lives.
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(left, ignore_errors=True)
-        # Under another name until it is locked, so that nobody takes it for one that was left.
+        # Under another name until it is locked, so that nobody takes it for an abandoned one.
         made = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=self._root))
         self._lock = (made / _LOCK).open("xb")
         fcntl.flock(self._lock, fcntl.LOCK_EX)

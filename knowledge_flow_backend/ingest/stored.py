@@ -17,7 +17,7 @@ _FLOAT_BYTES = 4
 
 
 class StoredChunks(Sequence[Chunk]):
-    """The chunks that a parsing child wrote. Making it reads the whole file once: that belongs in a thread."""
+    """The chunks that a parsing child wrote. The constructor reads the whole file once: call it in a thread."""
 
     def __init__(self, path: Path, document_uid: str) -> None:
         self._path = path

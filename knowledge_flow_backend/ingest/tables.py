@@ -11,7 +11,7 @@ from knowledge_flow_backend.ingest.blocks import Block, Kind, Parsed
 
 _RULE = frozenset("|:- \t")
 _HEADER_WITHIN = 8
-"""A header is looked for in so many lines: before it stands a caption at most."""
+"""Lines in which a header is looked for: at most a caption precedes it."""
 
 
 def table_row(cells: Iterable[str]) -> str:

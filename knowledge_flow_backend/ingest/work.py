@@ -1,4 +1,4 @@
-"""What a parsing child does with one file: parse, divide, write the canonical text, and say what it found."""
+"""What a parsing child does with one file: parse, divide, write the canonical text, and report what it found."""
 
 import zipfile
 import zlib

@@ -20,7 +20,7 @@ _MAX_OUTPUT_BYTES = 1 << 30
 _MAX_OPEN_FILES = 64
 _PR_SET_PDEATHSIG = 1
 _NICE = 10
-"""How far a child steps back where processors are short: searches have callers who wait, files have not."""
+"""Lowers a child's priority for the processor: searches have callers who wait, files do not."""
 
 
 def main(parsers: Mapping[str, Parse] = PARSERS) -> int:
@@ -30,14 +30,14 @@ def main(parsers: Mapping[str, Parse] = PARSERS) -> int:
     _end_with_parent(parent)
     _limit(memory_mb)
     os.nice(_NICE)
-    # What a parser prints must not stand between answers.
+    # What a parser prints must not mix with the answers.
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     try:
         for line in sys.stdin.buffer:
             answers.write(dumps(run(Job(**loads(line)), parsers)) + b"\n")
     except MemoryError:
-        # What is left of the address space is in pieces: a new process serves the next file.
+        # The remaining address space is fragmented: a new process serves the next file.
         return EXIT_OUT_OF_MEMORY
     return 0
 

@@ -42,7 +42,7 @@ class CreateTag(_Model):
     description: Annotated[Storable, Field(max_length=2000)] | None = None
 
     def tag(self) -> NewTag:
-        """The library to be made."""
+        """The library to create."""
         return NewTag(_trimmed(self.name), _path(self.path or ""), self.type, self.description)
 
 
@@ -80,7 +80,7 @@ class AccessBody(_Model):
 
     @classmethod
     def of(cls, access: Access) -> "AccessBody":
-        """As it is told."""
+        """As an answer shows it."""
         return cls(everyone=access.everyone, users=list(access.users), groups=list(access.groups))
 
 
@@ -130,7 +130,7 @@ class Browse(_Model):
     sort_by: str | Annotated[list[Sort], Field(max_length=1)] | None = None
 
     def window(self) -> Window:
-        """The part and order that is asked for; 422 for an order that there is not."""
+        """The requested part and order. Raises HTTPException with 422 for an unknown order."""
         if not self.sort_by:
             return Window(self.limit, self.offset)
         if isinstance(self.sort_by, str):

@@ -1,13 +1,13 @@
-"""The row of a document while it is ingested: found or made, its stages written down, its failure said.
+"""The row of a document while it is ingested: found or created, its stages and its failure recorded.
 
 A document is known by its owner, its label (`file_path`) and its libraries: a file of the same label in one of them is
 a new version of it. Each upload claims the row, and the newest claim counts: an older one stops at its next step, and
-what it has read is not written. A document that is ready stays so, with its old content, until the new one takes its
-place or after that has failed.
+what it has read is not written. A document that is ready stays so with its old content until new content replaces it,
+and also where that fails.
 
-With the claim, in the same transaction, a job is stored: the file's bytes and what is to become of them, leased to the
-process that received it. Where that process dies the lease runs out, and any process takes the job up under a mark of
-its own; a job ends with its document's success, failure or deletion.
+The transaction of the claim also stores a job: the file's bytes and what to do with them, leased to the process that
+received it. If that process dies, the lease runs out, and any process takes the job over under a mark of its own. A job
+ends with its document's success, failure or deletion.
 """
 
 import hashlib
@@ -142,7 +142,7 @@ class Arrival:
 
 @dataclass(slots=True)
 class Claim:
-    """A document in the hands of one upload. `stages` is `{step: {"status", "ms"?, …}}`."""
+    """A document that one upload has claimed. `stages` is `{step: {"status", "ms"?, …}}`."""
 
     uid: str
     pipeline: str
@@ -157,7 +157,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A job that a dead process left, now in this one's hands.
+    """A job that a dead process left and this one has taken over.
 
     `deaths` is how many processes have died while they worked on it, `written` whether the document was stored before
     the last one did.
@@ -175,7 +175,7 @@ class Left:
 
 
 class Intake:
-    """The rows. Every method raises `IndexUnavailable` where Postgres is away.
+    """Rows of documents being ingested, and their jobs. Every method raises `IndexUnavailable` where Postgres is away.
 
     `lease_s`: seconds after which a job belongs to nobody, unless its holder renews it.
     """
@@ -186,14 +186,14 @@ class Intake:
         self.lease_s = lease_s
 
     async def owns(self, reader: Reader, tags: Sequence[str]) -> bool:
-        """Whether all these libraries are there and the caller's own to fill."""
+        """Whether all these libraries exist and belong to the caller."""
         if not tags:
             return True
         rows = await self._statements.rows("own_tags", _OWN_TAGS, {"tags": list(tags), "user": reader.user_id})
         return len(rows) == len(set(tags))
 
     async def claim(self, reader: Reader, arrival: Arrival, pieces: AsyncIterator[bytes]) -> tuple[Claim, bool]:
-        """Take a file in hand and store its bytes: the claim, and False where the document holds these very bytes.
+        """Claim the document of a file and store the file's bytes: the claim, and False where it holds the same bytes.
 
         All or nothing: when this returns True, the file is ingested whatever happens to this process. Raises `Refused`
         with `superseded` where its libraries are deleted meanwhile, with `ambiguous` where it would be a new version of
@@ -217,29 +217,29 @@ class Intake:
         return claim, found.changing or not same
 
     async def note(self, claim: Claim) -> None:
-        """Write the stages down. Raises `Refused` with `superseded` where the document is no longer this upload's."""
+        """Record the stages. Raises `Refused` with `superseded` where the document is no longer this upload's."""
         if not await self._statements.rows("note_stage", _NOTE, claim.row()):
             raise Refused(Reason.SUPERSEDED)
 
     async def finish(self, claim: Claim) -> None:
-        """Write the stages down and forget the job. Raises as `note`."""
+        """Record the stages and delete the job. Raises as `note`."""
         if not await self._statements.rows("finish_document", _FINISH, claim.row()):
             raise Refused(Reason.SUPERSEDED)
 
     async def fail(self, claim: Claim, reason: Reason) -> None:
-        """Write down why it ended and forget the job; nothing where the document is no longer this upload's."""
+        """Record why it failed and delete the job; nothing where the document is no longer this upload's."""
         await self._statements.rows("fail_document", _FAIL, {**claim.row(), "reason": reason.value})
 
     async def renew(self, claims: Sequence[str]) -> None:
-        """Go on holding the jobs of these marks."""
+        """Renew the leases of the jobs with these marks."""
         await self._statements.rows("renew_jobs", _RENEW, {"claims": list(claims), "lease_s": self.lease_s})
 
     async def release(self, claim: Claim) -> None:
-        """Leave a job to whoever takes it next, without waiting for the end of its lease."""
+        """Give up a job, so that another process need not wait for the end of its lease."""
         await self._statements.rows("release_job", _RELEASE, {"claim": claim.mark})
 
     async def take(self, pipeline: str, held: Sequence[str]) -> Left | None:
-        """Take up the oldest job whose lease has run out; None where there is none.
+        """Take over the oldest job whose lease has run out; None where there is none.
 
         `held`: marks of jobs that the caller has. Their leases may have run out while Postgres was away.
         """
@@ -311,8 +311,8 @@ async def _find_or_add(connection: TimedConnection, reader: Reader, arrival: Arr
         "hash": arrival.sha256,
         "size": arrival.size,
     }
-    # The first uid is derived: who deletes a document and uploads it again finds its citations good again. It is taken
-    # where that document was moved to another library since.
+    # The first uid is derived, so that citations of a deleted document work again once it is uploaded again. It is in
+    # use where that document was moved to another library.
     for uid in (_derived(reader, arrival), secrets.token_hex(16)):
         if await connection.execute("add_document", _ADD, {**new, "uid": uid}):
             break

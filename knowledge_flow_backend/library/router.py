@@ -56,7 +56,7 @@ class LibraryServices:
 
 
 def build_router(services: Callable[[], LibraryServices], identify: Callable[..., Any], base: str) -> APIRouter:
-    """The routes below the base path. `services()` is asked at each request."""
+    """The routes below the base path. `services()` is called at each request."""
     router = APIRouter(prefix=base, responses=refusals())
     caller = Annotated[Identity, Depends(identify)]
     _add_tags(router, services, caller)
@@ -75,14 +75,14 @@ def _add_tags(router: APIRouter, services: Callable[[], LibraryServices], caller
 
     @router.post("/tags", status_code=201, tags=[_LIBRARIES])
     async def create_tag(identity: caller, body: CreateTag) -> dict[str, Any]:
-        """Make a library of the caller's own, which nobody else reads. 409 where they have one of that name there."""
+        """Create a library that nobody but the caller reads. 409 where they have one of that name at that path."""
         with _call(services, "tags") as library:
             return await library.add_tag(_reader(identity), body.tag())
 
     @router.put("/tags/{tag_id}", tags=[_LIBRARIES])
     async def change_tag(tag_id: Id, identity: caller, body: ChangeTag) -> dict[str, Any]:
-        """Rename a library, move it to another path, describe it: its owner only. What is left out stays as it is.
-        409 where the owner has one of that name there."""
+        """Rename a library, move it to another path, describe it: its owner only. What is left out stays as it is. 409
+        where the owner has one of that name at that path."""
         with _call(services, "tags") as library:
             return _found(await library.change_tag(_reader(identity), tag_id, **body.fields()), "Library")
 
@@ -96,20 +96,20 @@ def _add_tags(router: APIRouter, services: Callable[[], LibraryServices], caller
 def _add_access(router: APIRouter, services: Callable[[], LibraryServices], caller: Any) -> None:
     @router.get("/tags/{tag_id}/access", tags=[_LIBRARIES])
     async def access(tag_id: Id, identity: caller) -> AccessBody:
-        """Who reads a library beside its owner; told to its owner only."""
+        """Who reads a library beside its owner; shown to its owner only."""
         with _call(services, "tags") as library:
             return AccessBody.of(_found(await library.access(_reader(identity), tag_id), "Library"))
 
     @router.put("/tags/{tag_id}/access", tags=[_LIBRARIES])
     async def set_access(tag_id: Id, identity: caller, body: AccessBody) -> AccessBody:
-        """Let these read a library, and nobody else: its owner only. It holds from the next query on."""
+        """Replace the readers of a library: its owner only. It applies from the next query on."""
         with _call(services, "tags") as library:
             return AccessBody.of(_found(await library.set_access(_reader(identity), tag_id, body.access()), "Library"))
 
     @router.put("/documents/{uid}/tags", tags=[_LIBRARIES])
     async def place(uid: Id, identity: caller, body: Placement) -> dict[str, Any]:
-        """Let a document of the caller's stand in exactly these libraries of theirs; in none, only they find it.
-        409 where one of them holds another document of that path, while it is written, and for an attachment."""
+        """Put the caller's document into exactly these libraries of theirs; in none, only they find it. 409 where one
+        of them holds another document of that path, while it is written, and for an attachment."""
         with _call(services, "documents") as library:
             try:
                 return _found(await library.place(_reader(identity), uid, body.tag_ids), "Document")
@@ -120,7 +120,7 @@ def _add_access(router: APIRouter, services: Callable[[], LibraryServices], call
 def _add_documents(router: APIRouter, services: Callable[[], LibraryServices], caller: Any) -> None:
     @router.post("/documents/browse", tags=[_DOCUMENTS])
     async def browse(identity: caller, body: Annotated[Browse | None, Body()] = None) -> dict[str, Any]:
-        """The documents that the caller may read, as far as the filters choose them; attachments are not listed."""
+        """The documents that the caller may read and the filters choose; attachments are not listed."""
         wanted = body or Browse()
         with _call(services, "documents") as library:
             total, documents = await library.browse(_reader(identity), wanted.filters.chosen(), wanted.window())
@@ -184,7 +184,7 @@ class Download(StreamingResponse):
     """A file in pieces. Where one cannot be read the connection ends before the length that was announced."""
 
     async def stream_response(self, send: Send) -> None:
-        """Send what there is. What is left open here, the server closes."""
+        """Send what there is. The server closes what is left open here."""
         try:
             await super().stream_response(send)
         except ServiceError as failure:
@@ -220,7 +220,7 @@ def _found(value: T | None, what: str) -> T:
 
 
 def _not_found(what: str) -> HTTPException:
-    # The same for what is another's: who may not read a thing does not learn that it is there.
+    # The same for what is another's: a caller who may not read it does not learn that it exists.
     return HTTPException(404, f"{what} not found.")
 
 

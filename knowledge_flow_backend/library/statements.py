@@ -106,8 +106,8 @@ DROP_TAG: Final = text("DELETE FROM tags WHERE id = :id AND owner_id = :reader R
 
 
 def label_lock(owner: str, path: str) -> str:
-    """An expression that holds a label of an owner's to the end of the transaction: who is about to put a document of
-    that label into a library has looked for others there."""
+    """An expression that locks an owner's label to the end of the transaction: taken before looking for other documents
+    of that label in a library and putting one into it."""
     return f"pg_advisory_xact_lock(hashtextextended(current_schema() || '/' || {owner} || '/' || {path}, 0))"
 
 
@@ -125,7 +125,7 @@ LOCK_DOCUMENT: Final = text(
 CHANGING: Final = text(
     "SELECT 1 FROM ingest_jobs j JOIN documents d ON d.uid = j.document_uid WHERE d.uid = :uid AND d.owner_id = :reader"
 )
-# Locked against deletion: who is put into a library stands in it.
+# Locked against deletion: a document that is put into a library stays in it.
 LOCK_TAGS: Final = text(
     f"""SELECT t.id, t.owner_id = :reader AS own FROM tags t
     WHERE t.id = ANY(CAST(:tags AS text[])) AND {READS_LIBRARY} ORDER BY t.id FOR SHARE"""

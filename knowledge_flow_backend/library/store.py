@@ -46,7 +46,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class NewTag:
-    """A library to be made."""
+    """A library to create."""
 
     name: str
     path: str = ""
@@ -64,7 +64,7 @@ class Access:
 
 
 class UnknownLibrary(Exception):
-    """A library that is named is not there for this reader."""
+    """A named library does not exist for this reader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class RawFile:
 
 
 class Statements:
-    """Runs constant statements, each a transaction of its own, and names what goes wrong."""
+    """Runs constant statements, each a transaction of its own, and translates failures."""
 
     def __init__(self, database: IndexDatabase) -> None:
         self._database = database
@@ -109,11 +109,11 @@ class Statements:
 class Library:
     """What the routes of documents and libraries do. Every method raises `IndexUnavailable` where Postgres is away.
 
-    What a reader may not see is not there: None, or an empty list, as for an id that nobody ever gave out.
+    What a reader may not see does not exist for them: None, or an empty list, as for an unknown id.
     """
 
     def __init__(self, statements: Statements, writer: IndexWriter, *, piece_bytes: int = RAW_PIECE_BYTES) -> None:
-        """`piece_bytes`: of a raw file, what is read at a time."""
+        """`piece_bytes`: bytes of a raw file that are read at a time."""
         self._statements = statements
         self._writer = writer
         self._piece_bytes = piece_bytes
@@ -129,7 +129,7 @@ class Library:
         return _tag(rows[0]) if rows else None
 
     async def add_tag(self, reader: Reader, tag: NewTag) -> dict[str, Any]:
-        """Make a library of the reader's own. Raises `Conflict` where they have one of that name there."""
+        """Create a library of the reader's own. Raises `Conflict` where they have one of that name there."""
         tag_id = secrets.token_hex(12)
         values = {"name": tag.name, "path": tag.path, "type": tag.type, "description": tag.description}
         await self._statements.rows("add_tag", statements.ADD_TAG, {**values, "id": tag_id, "reader": reader.user_id})
@@ -155,7 +155,7 @@ class Library:
         return Access(rows[0][0], tuple(rows[0][1]), tuple(rows[0][2])) if rows else None
 
     async def set_access(self, reader: Reader, tag_id: str, access: Access) -> Access | None:
-        """Let these read a library and nobody else, from the next query on. Raises `Forbidden` for another owner's."""
+        """Replace the readers of a library, from the next query on. Raises `Forbidden` for another owner's."""
         if not await self._owns_tag(reader, tag_id):
             return None
         values = {
@@ -171,7 +171,7 @@ class Library:
     async def delete_tag(self, reader: Reader, tag_id: str) -> bool:
         """Delete a library with the owner's documents that stand in no other. Raises `Forbidden` for another's.
 
-        Documents go first: what is cut in the middle is a library with fewer documents, and can be deleted again.
+        Documents go first: interrupted, it leaves a library with fewer documents, which can be deleted again.
         """
         if not await self._owns_tag(reader, tag_id):
             return False
@@ -212,7 +212,7 @@ class Library:
         return await self.document(reader, uid)
 
     async def place(self, reader: Reader, uid: str, tag_ids: Sequence[str]) -> dict[str, Any] | None:
-        """Let a document stand in exactly these libraries, all or nothing; None for an unknown document.
+        """Put a document into exactly these libraries, all or nothing; None for an unknown document.
 
         Raises `UnknownLibrary`; `Forbidden` where the document or a library is another's; `Conflict` for an
         attachment, while new content is written, and where a library holds another document of that path.
@@ -234,7 +234,7 @@ class Library:
         return await self.document(reader, uid)
 
     async def delete_document(self, reader: Reader, uid: str) -> bool:
-        """Delete a document with everything of it. Raises `Forbidden` where it is another's."""
+        """Delete a document with all that belongs to it. Raises `Forbidden` where it is another's."""
         return await self._owns_document(reader, uid) and await self._writer.delete_document(uid)
 
     async def chunks(self, reader: Reader, uid: str, limit: int, offset: int) -> list[dict[str, Any]] | None:
@@ -298,7 +298,7 @@ class Library:
 
 
 async def _lock_own(connection: TimedConnection, reader: Reader, uid: str) -> bool:
-    """Hold the reader's own document against other changes; False where it is not there for them."""
+    """Lock the reader's own document against other changes; False where it does not exist for them."""
     rows = await connection.execute("lock_document", statements.LOCK_DOCUMENT, _key(reader, uid))
     for own, attached in rows:
         if not own:
@@ -311,13 +311,13 @@ async def _lock_own(connection: TimedConnection, reader: Reader, uid: str) -> bo
 
 
 async def _refuse_changing(connection: TimedConnection, reader: Reader, uid: str) -> None:
-    """Raise `Conflict` for a document of the reader's that is written: it will stand where its upload says."""
+    """Raises `Conflict` for a document of the reader's that is being written: its upload decides its libraries."""
     if await connection.execute("changing", statements.CHANGING, {"uid": uid, "reader": reader.user_id}):
         raise Conflict("the document is being written")
 
 
 async def _lock_libraries(connection: TimedConnection, reader: Reader, tags: Sequence[str]) -> None:
-    """Hold the reader's own libraries against deletion."""
+    """Lock the reader's own libraries against deletion."""
     rows = await connection.execute("lock_tags", statements.LOCK_TAGS, {**_who(reader), "tags": tags})
     if len(rows) < len(tags):
         raise UnknownLibrary
@@ -344,7 +344,7 @@ def _document(row: Any) -> dict[str, Any]:
     return {
         "document_uid": values.pop("uid"),
         **values,
-        # Beside the steps stand marks of the ingestion itself, which are nobody's business.
+        # Beside the steps there are internal marks of the ingestion.
         "stages": {name: stage for name, stage in stages.items() if isinstance(stage, dict)},
         "error": None
         if error is None

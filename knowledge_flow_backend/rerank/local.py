@@ -17,7 +17,7 @@ from knowledge_flow_backend.rerank.port import Candidate, RerankFailed
 logger = logging.getLogger(__name__)
 
 WAITING = 64
-"""Reranks that may wait for a thread; one takes a millisecond, and who waits longer than the deadline has gone."""
+"""Reranks that may wait for a thread; one takes a millisecond, and a caller past its deadline has gone."""
 
 WordScores = Callable[[str, Sequence[str]], list[float]]
 
@@ -50,7 +50,7 @@ class LocalReranker:
         self._threads = WorkerThreads("rerank", threads, WAITING, waited=metrics.rerank_queue.observe)
 
     async def score(self, question: str, candidates: Sequence[Candidate], reader: Reader) -> list[float]:
-        """See `Reranker`. Scores are between 0 and 1."""
+        """See `Reranker`. Scores are between 0 and 1. Raises `RerankFailed`."""
         texts = [candidate.text for candidate in candidates]
         try:
             async with asyncio.timeout(self._deadline_s):

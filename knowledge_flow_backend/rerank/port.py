@@ -24,7 +24,7 @@ class Candidate:
 
 
 class Reranker(Protocol):
-    """Scores texts for a question. Nothing of it holds the event loop."""
+    """Scores texts for a question without blocking the event loop."""
 
     async def score(self, question: str, candidates: Sequence[Candidate], reader: Reader) -> list[float]:
         """One score per candidate, in their order; higher is better, comparable within this call. At least one

@@ -28,7 +28,7 @@ class Reranked:
 
 
 class RerankService:
-    """One reranker, or none. Never an error of the answer's."""
+    """One reranker, or none. Its failure is never an error of the answer."""
 
     def __init__(self, reranker: Reranker | None, *, metrics: KnowledgeFlowMetrics, kpi: Kpi) -> None:
         self._reranker = reranker

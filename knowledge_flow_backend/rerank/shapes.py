@@ -53,7 +53,7 @@ def _read(entry: Any) -> tuple[int, float]:
 
 
 def _cohere(model: str, question: str, documents: list[str]) -> dict[str, Any]:
-    # All of them, said aloud: some servers answer fewer where nothing is said.
+    # All of them, explicitly: some servers answer fewer by default.
     return {"model": model, "query": question, "documents": documents, "top_n": len(documents)}
 
 

@@ -1,4 +1,4 @@
-"""One call of search or rerank as a whole: its ledger, the log line it leaves, and the header that tells its caller."""
+"""One call of search or rerank as a whole: its ledger, its log line, and the header that reports it to the caller."""
 
 import asyncio
 import logging
@@ -21,7 +21,8 @@ _ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 @contextmanager
 def call(kpi: Kpi, route: str, request_id: str, headers: Mapping[str, str]) -> Iterator[Ledger]:
-    """Time what the block does, and log it however it ends. Nothing that a person wrote is in the line."""
+    """Time what the block does, and log it however it ends. Raises what the block raises. Nothing that a person wrote
+    is in the line."""
     ledger = Ledger(kpi)
     status = "error"
     try:

@@ -33,7 +33,7 @@ class SearchRules:
 
 
 class SearchService:
-    """What the two routes do, whoever serves them."""
+    """Search and rerank, without HTTP."""
 
     def __init__(
         self,

@@ -164,7 +164,7 @@ def reranked_hit(hit: VectorSearchHit, rank: int, score: float) -> dict[str, Any
 
 
 def _quoted(uid: str) -> str:
-    # Nearly every uid is nothing but such characters, and quoting each anew shows in a profile.
+    # Nearly every uid is nothing but such characters, and quoting each of them shows in a profile.
     return uid if _UNRESERVED.fullmatch(uid) else quote(uid, safe="")
 
 

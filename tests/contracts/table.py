@@ -232,10 +232,7 @@ CONTRACTS = (
     Contract(
         "starlette",
         "test_starlette.py::test_a_response_has_its_parts_in_the_shape_of_asgi",
-        {
-            "agentic_backend.rest.attachments": ("raw_headers",),
-            "knowledge_flow_backend.ingest.router": ("raw_headers",),
-        },
+        {"backend_kit.http.errors": ("raw_headers",)},
     ),
     Contract(
         "starlette",

@@ -66,8 +66,7 @@ async def test_a_form_beyond_a_limit_is_refused(parts: list[bytes], limits: dict
 
 
 async def test_a_response_has_its_parts_in_the_shape_of_asgi() -> None:
-    """agentic_backend/rest/attachments.py and knowledge_flow_backend/ingest/router.py send `raw_headers` and `body` of
-    a response themselves, so that they may go on reading before its end."""
+    """backend_kit/http/errors.py sends `raw_headers` and `body` of a response itself, to read on before its end."""
     response = Response(b"no", 413, {"X-A": "b"}, "text/plain")
     response.headers["Connection"] = "close"
     assert {(b"x-a", b"b"), (b"content-length", b"2"), (b"connection", b"close")} <= set(response.raw_headers)

@@ -1,4 +1,4 @@
-"""What is said to OpenSearch, as pure values: the mapping of an index, its check, documents and queries.
+"""The bodies of requests to OpenSearch, as pure values: the mapping of an index, its check, documents and queries.
 
 Nothing that a caller sends is ever a key, a script or a query string here: only values of `match`, `term`, `terms`.
 """
@@ -22,14 +22,14 @@ HEADING_BOOST: Final = 0.1
 M: Final = 16
 EF_CONSTRUCTION: Final = 512
 EF_SEARCH: Final = 100
-"""Size of the candidate list in the vectors' graph. Version 2.19 takes k where none is said, and finds far less."""
+"""Size of the candidate list in the vectors' graph. Without it version 2.19 takes k, and finds far less."""
 MAX_DIMENSIONS: Final = 16_000
 """The plugin's limit for the lucene engine."""
 
 MAX_WORDS: Final = 64
 MAX_CHARS: Final = 450
-"""What of a question is searched by words. A query of more than 1,024 terms is refused by the server, a character may
-be a term (Han), a name is two or three, and each is looked for in two fields."""
+"""Characters of a question that are searched by words. The server refuses a query of more than 1,024 terms; a Han
+character is one, a name two or three, and each is searched in two fields."""
 
 WORDS: Final = 3
 """Counts changes of what is written for words: an index of another one has to be rebuilt."""
@@ -74,11 +74,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """What a search may see, as Postgres has just said it.
+    """What a search may see, as Postgres has just answered.
 
-    `libraries`: ids that the reader may read and that were asked for. `own`: whether documents of the reader's own
-    count in whatever library they stand. `pending`: documents that the index has not followed yet; of those, only what
-    is of one of `generations` is in scope.
+    `libraries`: ids that the reader may read and that were asked for. `own`: whether the reader's own documents count
+    in any library. `pending`: documents with changes that the index lacks; of those, only chunks of one of
+    `generations` are in scope.
     """
 
     reader: str
@@ -119,7 +119,7 @@ def index_body(shape: Shape) -> dict[str, Any]:
 
 
 def misfit(mapping: Mapping[str, Any], shape: Shape) -> str | None:
-    """Why an index with this mapping will not do, in words; None where it does."""
+    """Why an index with this mapping does not fit, as a sentence; None where it fits."""
     properties = mapping.get("properties", {})
     field = properties.get(VECTOR, {})
     method = field.get("method", {})
@@ -146,7 +146,7 @@ def misfit(mapping: Mapping[str, Any], shape: Shape) -> str | None:
 
 
 def token_of(mapping: Mapping[str, Any]) -> str | None:
-    """Which database's chunks an index holds; None where it was not made by us."""
+    """Which database's chunks an index holds; None where this service did not create it."""
     token: str | None = mapping.get("_meta", {}).get(_META, {}).get("token")
     return token
 
@@ -181,19 +181,19 @@ def bulk_lines(place: Place, ordinal: int, heading: str, content: str, vector: s
     action = dumps({"index": {"_id": key_of(place.generation, ordinal)}})
     words = {TEXT: spelled(f"{heading}\n{content}"), HEADING: spelled(heading)}
     source = dumps({**words, ORDINAL: ordinal, "metadata": metadata_of(place)})
-    # The vector comes as text, from the database too: it is not read and written again.
+    # The vector is text, also from the database: it is not parsed and encoded again.
     return b'%b\n%b,"%b":%b}\n' % (action, source[:-1], VECTOR.encode(), vector.encode())
 
 
 def heading_of(title: str, section: str) -> str:
-    """What stands above a chunk."""
+    """The title and section above a chunk's text."""
     return f"{title} {section}".strip()
 
 
 def visible(rights: Rights) -> dict[str, Any]:
     """The filter of every query: the chunks that the reader may see, of the valid writing of each document.
 
-    A document that the index has not followed yet is left out, and let in by the name of its valid writing only.
+    A document with changes that the index lacks is left out, except for the chunks of its valid generation.
     """
     settled: list[dict[str, Any]] = []
     if rights.corpus and (rights.own or rights.libraries):
@@ -228,7 +228,7 @@ def words_of(question: str) -> list[str]:
 
 
 def by_words(rarities: Mapping[str, float], rights: Rights, size: int) -> dict[str, Any]:
-    """The chunks that hold these words best (BM25), each as rare as it says; those of no rarity are left out."""
+    """The best chunks for these words (BM25), each weighted by its rarity; words without one are left out."""
     clauses = [
         {"match": {field: {"query": word, "boost": share * rarity}}}
         for word, rarity in rarities.items()
@@ -239,7 +239,7 @@ def by_words(rarities: Mapping[str, float], rights: Rights, size: int) -> dict[s
 
 
 def by_vector(vector: Sequence[float], rights: Rights, size: int, *, exact: bool) -> dict[str, Any]:
-    """The chunks whose vectors are nearest, scored (1 + cosine) / 2; `exact`: each that is visible is compared."""
+    """The chunks whose vectors are nearest, scored (1 + cosine) / 2; `exact` compares every visible one."""
     if exact:
         parameters = {"field": VECTOR, "query_value": vector, "space_type": "cosinesimil"}
         script = {"lang": "knn", "source": "knn_score", "params": parameters}
@@ -266,7 +266,7 @@ def of_documents(uids: Iterable[str]) -> dict[str, Any]:
 
 
 def moved(place: Place) -> dict[str, Any]:
-    """Give the chunks of a document's valid writing what queries filter by now."""
+    """The update that gives the chunks of a document's valid generation what queries filter by now."""
     return {
         **of_generations([place.generation]),
         "script": {
@@ -278,7 +278,7 @@ def moved(place: Place) -> dict[str, Any]:
 
 
 def cut(question: str) -> str:
-    """What of a question is searched by words: its beginning."""
+    """The part of a question that is searched by words: its beginning."""
     head = question[:MAX_CHARS]
     words = [match.end() for match in _WORD.finditer(head)]
     return head if len(words) <= MAX_WORDS else head[: words[MAX_WORDS - 1]]

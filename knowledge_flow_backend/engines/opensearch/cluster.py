@@ -22,7 +22,7 @@ from knowledge_flow_backend.settings import OpenSearch
 logger = logging.getLogger(__name__)
 
 _REPEATED: Final = Retries(max_retries=1, budget_s=inf, base_s=0.15, jitter=2 / 3)
-"""Further attempts of what may be repeated: with one, a cluster in trouble gets at most twice the requests."""
+"""Retries of requests that may be repeated: with one, a cluster in trouble gets at most twice the requests."""
 _PASSING: Final = frozenset({429, 502, 503, 504})
 _BULK_TRIES: Final = 6
 _NONSENSE: Final = "opensearch: its answer cannot be read"
@@ -30,7 +30,8 @@ _NONSENSE: Final = "opensearch: its answer cannot be read"
 
 @dataclass(frozen=True, slots=True)
 class ClusterRules:
-    """`connections`: at once; further requests wait for one within their deadline. Seconds for a request of each kind.
+    """`connections`: open at once; more requests wait for one within their deadline. Seconds for a request of each
+    kind.
 
     `bulks`: bulk requests of one document in flight. `longest_backoff_s`: longest wait before what the cluster was too
     busy to take is sent again.
@@ -46,7 +47,7 @@ class ClusterRules:
 
 class Cluster:
     """A client of one cluster. Every method raises `IndexUnavailable` where it is away, red, busy or too slow, with the
-    status in its text and nothing of what the cluster said: that may quote the question."""
+    status in its text and nothing of the cluster's answer, which may quote the question."""
 
     def __init__(
         self, settings: OpenSearch, rules: ClusterRules | None = None, throttle: WriteThrottle | None = None
@@ -56,7 +57,7 @@ class Cluster:
         where = urlsplit(settings.host)
         self._refreshing = _Shared()
         self.throttle = throttle or WriteThrottle()
-        # The library writes a line for each failure, and whole bodies at debug: we say ourselves what went wrong.
+        # The library logs each failure, and whole bodies at debug: failures are logged here instead.
         for name in ("opensearch", "opensearchpy.trace"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         user = settings.username
@@ -69,7 +70,7 @@ class Cluster:
             ssl_show_warn=False,
             http_auth=(user, secret) if user is not None else None,
             pool_maxsize=self._rules.connections,
-            # Ours, below: theirs have no jitter, and repeat what must not be repeated.
+            # Retries are below: the library's have no jitter, and repeat what must not be repeated.
             max_retries=0,
             timeout=self._rules.write_s,
         )
@@ -92,7 +93,7 @@ class Cluster:
             return [(str(hit["_id"]), float(hit["_score"])) for hit in answer["hits"]["hits"]]
 
     async def write(self, index: str, batches: Iterable[Callable[[], bytes]], *, alias: bool = True) -> None:
-        """Write chunks: each batch is made in a thread when its turn comes, and few are in flight.
+        """Write chunks: a thread encodes each batch when its turn comes, and few are in flight.
 
         `alias`: the name must be an alias, or the cluster would make an index of that name by guessing its mapping.
 
@@ -235,7 +236,7 @@ class _Shared:
 
 @contextmanager
 def _understood() -> Iterator[None]:
-    """Read an answer: what stands before a cluster may answer anything, and with a 200."""
+    """Parse an answer: a proxy in front of a cluster may answer anything, even with a 200."""
     try:
         yield
     except (AttributeError, LookupError, TypeError, ValueError) as error:

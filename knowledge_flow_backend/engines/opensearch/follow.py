@@ -1,7 +1,7 @@
-"""Brings the index in OpenSearch up to date behind Postgres: what was deleted, replaced, moved or switched off.
+"""Applies to the index in OpenSearch what was deleted, replaced, moved or switched off in Postgres.
 
-Nothing waits for it: every search asks Postgres which documents are not followed yet, and treats them by what Postgres
-says of them. Triggers note those, so no statement that changes a document can forget to.
+Nothing waits for it: every search asks Postgres which changes the index still lacks, and filters those documents by
+Postgres. Triggers note the changes, so that no statement can forget to.
 """
 
 import logging
@@ -21,12 +21,12 @@ from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 logger = logging.getLogger(__name__)
 
 INTENTION_S: Final = 180.0
-"""Age at which a write that nobody holds has died. Longer than a request may take that its sender has given up."""
+"""Age at which a write without a holder counts as dead. Longer than an abandoned request may take."""
 _BATCH: Final = 200
 
 
 class Follower(CatchUp):
-    """The work of one process; with several, one of them works at a time and the others pass."""
+    """The work of one process; of several, one works at a time and the others skip their turn."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Follower(CatchUp):
             await self._count()
 
     async def follow(self) -> int:
-        """Do what is noted, up to a batch; how many notes were done. Raises `IndexUnavailable`."""
+        """Apply up to a batch of the noted changes; returns how many notes were done. Raises `IndexUnavailable`."""
         self._database.require_ready()
         try:
             async with self._database.writes.connection() as connection:

@@ -1,7 +1,8 @@
 """The index in OpenSearch: words by BM25, vectors by an HNSW graph, rights from Postgres inside each query.
 
-A search is one statement (what may be read, and what the index has not followed yet), the two queries at once, and one
-statement that gives the hits their text and looks at right and validity again. What moved in between is searched anew.
+A search is one statement (what may be read, and which changes the index lacks), the two queries at once, and one
+statement that reads the text of the hits and checks rights and validity again. Where something changed in between, the
+search is repeated.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ from knowledge_flow_backend.index.faults import failure_of
 from knowledge_flow_backend.index.port import Embed
 
 TRIES: Final = 3
-"""Searches that one question may cost while documents are replaced, deleted or shared under it."""
+"""Searches that one question may cost while documents are replaced, deleted or shared."""
 SPARE: Final = 8
 """Hits that are asked for beyond the limit, for those that Postgres no longer knows."""
 
@@ -39,8 +40,8 @@ SPARE: Final = 8
 class OpenSearchRules:
     """`word_share`: part of a hybrid score that words decide. `attachment_hits`: places guaranteed to attachments.
     `parallel`: statements and queries of searches that run at once. `exact_up_to`: chunks in scope up to which each is
-    compared. `most_pending`: pending documents that a query names; beyond them it is exact through the second look in
-    Postgres alone."""
+    compared. `most_pending`: pending documents that a query names; beyond that, only the second check in Postgres keeps
+    it exact."""
 
     word_share: float = 0.6
     attachment_hits: int = 3
@@ -51,7 +52,7 @@ class OpenSearchRules:
 
 @dataclass(frozen=True, slots=True)
 class _Overview:
-    """What a search is about: what made the index, chunks in scope, chunks attached to the session, the filter.
+    """The scope of a search: what wrote the index, chunks in scope, chunks attached to the session, the filter.
 
     `rarities`: of the words that are searched.
     """
@@ -103,7 +104,7 @@ class OpenSearchChunks:
         self._semaphore = PrioritySemaphore(self._rules.parallel, kpi)
 
     async def check(self, dimension: int | None = None) -> None:
-        """Raise `SchemaMismatch` where the index is not as this service makes it, or is not there; `IndexUnavailable`.
+        """Raises `SchemaMismatch` where the index is missing, or not as this service creates it; `IndexUnavailable`.
 
         An empty one needs no index yet: the first write makes it.
         """
@@ -121,7 +122,7 @@ class OpenSearchChunks:
         await check_index(self._cluster, self._database.index, Shape(holds.model, holds.dimension, token[0][0]))
 
     async def search(self, query: IndexQuery, embed: Embed) -> list[ChunkHit]:
-        """See `ChunkIndex`."""
+        """See `ChunkIndex`. Raises as there."""
         self._database.require_ready()
         question = _Question(embed)
         try:
@@ -136,7 +137,7 @@ class OpenSearchChunks:
             raise failure_of(error) from error
 
     async def similarities(self, chunk_uids: Sequence[str], vector: Vector, reader: Reader) -> list[Similarity]:
-        """See `ChunkIndex`. Postgres has the vectors of these few chunks too."""
+        """See `ChunkIndex`. Postgres has the vectors of these few chunks too. Raises as there."""
         self._database.require_ready()
         everywhere = IndexQuery("", Policy.SEMANTIC, reader, limit=0, candidates=0)
         parameters = {**scope_of(everywhere), "uids": list(chunk_uids), "vector": vector_text(vector)}
@@ -147,7 +148,7 @@ class OpenSearchChunks:
         return [Similarity(uid, cosine) for uid, cosine in rows]
 
     async def _search_once(self, query: IndexQuery, question: _Question) -> tuple[list[ChunkHit], bool]:
-        """The hits; and whether something was found that Postgres knows otherwise by now, so that some may lack."""
+        """The hits, and whether some may be missing because documents changed in Postgres meanwhile."""
         overview = await self._overview(query)
         own = self._own_attachments(query, overview)
         attached: Ranked = []
@@ -160,7 +161,7 @@ class OpenSearchChunks:
         wanted = attached[: own.limit + SPARE] if own else []
         hits = await self._hits(query, found[: query.limit + SPARE], wanted)
         lacking = {key for key, _ in [*found[: query.limit + SPARE], *wanted]} - hits.keys()
-        # Many documents that are not followed yet may have taken the places of valid ones: look further down the list.
+        # Chunks of outdated documents may have taken the places of valid ones: ask for more.
         rest = found[query.limit + SPARE :]
         while rest and sum(key in hits for key, _ in found) < query.limit:
             hits |= await self._hits(query, rest[: query.limit + SPARE], [])
@@ -197,7 +198,7 @@ class OpenSearchChunks:
         )
 
     def _own_attachments(self, query: IndexQuery, overview: _Overview) -> IndexQuery | None:
-        """The search of its own among the session's attachments, where they have guaranteed places."""
+        """A separate search among the session's attachments, where they have guaranteed places."""
         limit = min(self._rules.attachment_hits, query.limit)
         if query.session_id is None or not query.corpus or not overview.attached or not limit:
             return None
@@ -230,7 +231,7 @@ class OpenSearchChunks:
         return ordered([(key, 2 * score - 1) for key, score in found])
 
     async def _hits(self, query: IndexQuery, *lists: Ranked) -> dict[str, ChunkHit]:
-        """What is valid and the reader's to see of these, by key."""
+        """Those of these chunks that are valid and that the reader may see, by key."""
         keys = sorted({key for ranked in lists for key, _ in ranked})
         if not keys:
             return {}

@@ -1,8 +1,8 @@
-"""Builds the index in OpenSearch anew from Postgres, beside the one in use, and exchanges the two without a pause.
+"""Rebuilds the index in OpenSearch from Postgres, beside the one in use, and swaps the two without downtime.
 
-Searches and writes go on meanwhile. What they change shows in the documents' rows: round by round what differs from
-what was copied is copied again. The last round holds the writers for the moment that it takes: those under way end
-first, later ones wait and then write to the new index.
+Searches and writes continue meanwhile. Each round copies again the documents whose rows have changed since they were
+copied. The last round blocks the writers while it runs: running writes end first, later ones wait and then go to the
+new index.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ FEW: Final = 20
 """Documents that may be left for the last round, in which writers wait."""
 ROUNDS: Final = 20
 GRACE_S: Final = 5.0
-"""What searches that found the old index behind the alias may still need of it."""
+"""How long searches that found the old index behind the alias may still need it."""
 PAGE: Final = 500
 
 
@@ -68,7 +68,7 @@ class _Page:
 
 
 class Reindexer:
-    """Rebuilds one index. `say` is told the progress, a line at a time."""
+    """Rebuilds one index. `say` gets the progress, a line at a time."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Reindexer:
         self._page = page
 
     async def rebuild_index(self) -> Rebuild:
-        """Build, exchange, delete the old one. Cut off at any moment, the index in use is the old one or the new one.
+        """Build the new index, swap, delete the old one. Interrupted at any moment, the old or the new one is in use.
 
         Raises `NothingToRebuild`, `SchemaMismatch` where the index is another database's, `IndexUnavailable`.
         """
@@ -205,7 +205,7 @@ class Reindexer:
 
 
 async def _differences(connection: TimedConnection, new: Rebuild) -> dict[str, tuple[int, str | None]]:
-    """Documents whose state is not the one that was copied: chunks and state; None: it is no more."""
+    """Documents that have changed since they were copied: chunks and state; None: deleted."""
     states = {uid: (chunks, state) for uid, chunks, state in await connection.execute("states", statements.STATES)}
     changed: dict[str, tuple[int, str | None]] = {
         uid: found for uid, found in states.items() if new.copied.get(uid) != found[1]

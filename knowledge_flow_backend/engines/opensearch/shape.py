@@ -1,4 +1,4 @@
-"""The index in OpenSearch as a whole: made under an alias, and compared with what Postgres says of it."""
+"""Creates the index in OpenSearch under an alias, and compares it with what Postgres knows of it."""
 
 from typing import Final
 
@@ -28,7 +28,7 @@ async def indices_of(cluster: Cluster, alias: str) -> list[str]:
 
 
 async def make_index(cluster: Cluster, alias: str, shape: Shape) -> None:
-    """Make the first index behind the alias. One that is there already will do where it is as it must be.
+    """Create the first index behind the alias. An existing one is kept where it fits.
 
     Raises `SchemaMismatch`, `IndexUnavailable`.
     """
@@ -39,7 +39,7 @@ async def make_index(cluster: Cluster, alias: str, shape: Shape) -> None:
 
 
 async def check_index(cluster: Cluster, alias: str, shape: Shape) -> None:
-    """Raise `SchemaMismatch` where no index is behind the alias, or one that will not do; `IndexUnavailable`."""
+    """Raises `SchemaMismatch` where no index is behind the alias, or one that does not fit; `IndexUnavailable`."""
     mappings = await cluster.mappings(alias)
     if not mappings:
         raise SchemaMismatch(

@@ -23,9 +23,9 @@ from knowledge_flow_backend.index.rights import READS_LIBRARY
 
 
 def rights(most_pending: int) -> TextualSelect:
-    """One row: OVERVIEW, and what a query filters by: libraries, pending documents (at most so many), their valid
-    writings in scope, and those of them that are the session's attachments; and how rare each of `words`, as OpenSearch
-    takes them, is in what the reader may read (0: it says nothing)."""
+    """One row: OVERVIEW, and what a query filters by: libraries, pending documents (at most `most_pending`), their
+    valid writings in scope, and those of them that are the session's attachments; and how rare each of `words`, as
+    OpenSearch takes them, is in what the reader may read (0: it says nothing)."""
     return with_columns(
         f"""WITH {SCOPE}, pending AS MATERIALIZED (
             SELECT DISTINCT document_uid FROM index_pending LIMIT {most_pending}
@@ -61,12 +61,12 @@ HITS: Final = with_columns(
     "key",
     *HIT_FIELDS,
 )
-"""What was found, as far as it is still valid and the reader's to see, in no order."""
+"""The found chunks that are still valid and that the reader may see, in no order."""
 
 TOKEN: Final = text("SELECT token FROM index_identity")
 
 LOCK_WRITING: Final = text("SELECT pg_advisory_xact_lock_shared(hashtext(current_schema() || '.opensearch'))")
-"""Held by whoever writes to the index: until its end the index is not exchanged for another."""
+"""Held by a writer of the index: until it ends the index is not swapped for another one."""
 
 LOCK_EXCHANGE: Final = text("SELECT pg_advisory_xact_lock(hashtext(current_schema() || '.opensearch'))")
 
@@ -114,7 +114,7 @@ STATES: Final = text(
         (SELECT array_agg(dt.tag_id ORDER BY dt.tag_id) FROM document_tags dt WHERE dt.document_uid = d.uid)) AS text))
     FROM documents d WHERE d.generation IS NOT NULL AND d.chunk_count > 0"""
 )
-"""Every document that the index must hold, and a text that changes with whatever the index has of it."""
+"""Every document that belongs in the index, and a text that changes with anything that the index stores of it."""
 
 CHUNKS: Final = text(
     """SELECT d.uid, d.generation, d.owner_id, d.session_id, d.retrievable,

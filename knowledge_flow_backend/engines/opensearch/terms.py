@@ -1,4 +1,4 @@
-"""What of a text is looked for as words, where the engine's own analysis does not take names of code apart.
+"""The words of a text that are searched, for an engine whose own analysis does not split names of code.
 
 The same as the function `search_words` in Postgres: both engines find a name by its parts, its tails and whole.
 """

@@ -5,7 +5,7 @@
 2. The chunks are written and made visible to searches of OpenSearch.
 3. One transaction puts the rows and makes the new generation the valid one. From its commit on, readers find the new
    chunks and none of the old ones; a trigger has noted the old generation.
-4. What is noted is deleted behind it (`opensearch_follow`).
+4. `follow.py` deletes what is noted.
 """
 
 import logging
@@ -47,8 +47,8 @@ class _Intention:
 
 
 class OpenSearchWriter:
-    """The `IndexWriter` on OpenSearch. `model` is the embedder whose vectors it is given; `wake` is called when there
-    is something to delete behind a write."""
+    """The `IndexWriter` on OpenSearch. `model` is the embedder whose vectors it is given; `wake` is called when a write
+    leaves something to delete."""
 
     def __init__(
         self,
@@ -68,8 +68,8 @@ class OpenSearchWriter:
     async def replace_document(
         self, document: Document, content: DocumentContent, chunks: Sequence[Chunk], vectors: Sequence[Vector]
     ) -> int:
-        """See `IndexWriter`. Raises `Conflict` for a uid that is another owner's, `UploadProcessingFailed` for texts
-        that Postgres will never take (a NUL)."""
+        """See `IndexWriter`. Also raises `Conflict` for another owner's uid, `UploadProcessingFailed` for texts that
+        Postgres cannot store (a NUL)."""
         if len(chunks) != len(vectors):
             raise ValueError(f"{len(chunks)} chunks with {len(vectors)} vectors")
         self._database.require_ready()
@@ -94,7 +94,7 @@ class OpenSearchWriter:
         return deleted
 
     async def _fit(self, dimension: int) -> None:
-        """Refuse vectors that are not of the index's model; the first ones ever have the index made."""
+        """Refuse vectors that are not of the index's model; the very first ones create the index."""
         wanted = Made(self._model, dimension, ENGINE)
         async with self._database.writes.connection() as connection:
             holds = await made_by(connection) or await made_by_alone(connection)
@@ -165,7 +165,7 @@ class OpenSearchWriter:
         return version
 
     async def _withdraw(self, intention: _Intention) -> None:
-        """Every request of the write was answered: what it wrote may be deleted without waiting for its death."""
+        """Every request of the write has been answered: what it wrote may be deleted at once."""
         async with self._database.writes.connection() as connection:
             await connection.execute("withdraw", statements.WITHDRAW, {"id": intention.row})
             await connection.commit()

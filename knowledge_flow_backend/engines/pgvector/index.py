@@ -35,7 +35,7 @@ class PgVectorRules:
 
 @dataclass(frozen=True, slots=True)
 class _Overview:
-    """What a search is about: what made the index, chunks in scope, chunks attached to the session.
+    """The scope of a search: what wrote the index, chunks in scope, chunks attached to the session.
 
     `lexical` and `lexical_scores` are arrays as Postgres writes them; None where no word was found or looked for.
     """
@@ -62,7 +62,7 @@ class PgVectorIndex:
         self._semaphore = PrioritySemaphore(self._rules.parallel, kpi)
 
     async def check(self, dimension: int | None = None) -> None:
-        """Raise `SchemaMismatch` where the index holds vectors of another model, or length where that is known;
+        """Raises `SchemaMismatch` where the index holds vectors of another model, or length where that is known;
         `IndexUnavailable`."""
         self._database.require_ready()
         try:
@@ -74,7 +74,7 @@ class PgVectorIndex:
             check_made(self._database.index, holds, Made(self._model, dimension or holds.dimension, ENGINE))
 
     async def count_common_words(self) -> None:
-        """Take over what Postgres knows of words; one process at a time, others pass. Raises `IndexUnavailable`."""
+        """Copy Postgres' statistics of words; one process at a time, the others skip it. Raises `IndexUnavailable`."""
         self._database.require_ready()
         try:
             async with self._database.writes.connection() as connection:
@@ -86,7 +86,7 @@ class PgVectorIndex:
             raise failure_of(error) from error
 
     async def search(self, query: IndexQuery, embed: Embed) -> list[ChunkHit]:
-        """See `ChunkIndex`."""
+        """See `ChunkIndex`. Raises as there."""
         self._database.require_ready()
         try:
             if query.policy is Policy.STRICT:
@@ -98,7 +98,7 @@ class PgVectorIndex:
             raise failure_of(error) from error
 
     async def similarities(self, chunk_uids: Sequence[str], vector: Vector, reader: Reader) -> list[Similarity]:
-        """See `ChunkIndex`."""
+        """See `ChunkIndex`. Raises as there."""
         self._database.require_ready()
         everywhere = IndexQuery("", Policy.SEMANTIC, reader, limit=0, candidates=0)
         parameters = {**scope_of(everywhere), "uids": list(chunk_uids), "vector": vector_text(vector)}

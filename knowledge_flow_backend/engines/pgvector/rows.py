@@ -62,7 +62,7 @@ _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """By what an index is, or is to be, written: the embedder, the length of its vectors, what searches them."""
+    """What writes an index: the embedder, the length of its vectors, the engine that searches them."""
 
     model: str
     dimension: int
@@ -70,19 +70,19 @@ class Made:
 
 
 async def made_by(connection: TimedConnection) -> Made | None:
-    """What the index was made by; None while it is empty."""
+    """What wrote the index; None while it is empty."""
     rows = await connection.execute("index_info", INFO)
     return Made(*rows[0]) if rows else None
 
 
 async def made_by_alone(connection: TimedConnection) -> Made | None:
-    """The same, and from now to the end of the transaction nobody else gives an empty index its shape."""
+    """The same under a lock: until the transaction ends nobody else gives an empty index its shape."""
     await connection.execute("lock", _LOCK)
     return await made_by(connection)
 
 
 async def remember(connection: TimedConnection, made: Made) -> None:
-    """Give the index its shape: the length of its vectors, and by what they are made."""
+    """Give the index its shape: the length of its vectors, and what writes them."""
     # Statements of DDL take no parameters; `dimension` is a checked int.
     await connection.execute(
         "shape", text(f"ALTER TABLE chunks ALTER COLUMN embedding TYPE vector({int(made.dimension)})")
@@ -93,7 +93,7 @@ async def remember(connection: TimedConnection, made: Made) -> None:
 
 
 def check_made(index: str, holds: Made, wanted: Made) -> None:
-    """Raise `SchemaMismatch` where an index was not made as this service makes it."""
+    """Raises `SchemaMismatch` where an index was not written as this service writes it."""
     if holds.engine != wanted.engine:
         raise SchemaMismatch(
             f"index {index!r} was written with storage.vector_store.type: {holds.engine}, the configuration says "
@@ -119,7 +119,7 @@ async def put_rows(
 ) -> int:
     """Put all rows of a document in place of what its uid held, in the transaction of the connection; its version.
 
-    `throttle`: of the chunks, where searches are to come first.
+    `throttle` slows the chunks down where searches are to come first.
 
     Raises `Conflict` where the uid is another owner's or its claim another upload's, and `DatabaseFault`s.
     """

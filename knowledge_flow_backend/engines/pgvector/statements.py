@@ -31,7 +31,7 @@ EXACT_UP_TO: Final = 50_000
 graph, which is asked above that, holds everybody's chunks, and what it passes over depends on all of them."""
 
 COUNTED_DOCUMENTS: Final = 3000
-"""Documents in scope of which the chunks are added up. Where there are more, all that the reader may read count."""
+"""Documents in scope up to which their chunks are counted. With more, all that the reader may read count."""
 
 # Title and section (weight A) count a tenth more than the text. Lengths are left out of account: chunks are filled
 # to one size, and a short one is rarely the better one. docs/search-quality.md has the other choices.
@@ -132,7 +132,7 @@ nearest AS MATERIALIZED (
 
 
 def with_columns(statement: str, *names: str) -> TextualSelect:
-    """A statement with its columns in their order: those of a bare text are found out anew on each execution."""
+    """A statement with its columns in their order: those of plain text would be determined again on each execution."""
     return text(statement).columns(*(column(name) for name in names))
 
 
@@ -220,8 +220,8 @@ COUNT_COMMON_WORDS: Final = text(
     ON CONFLICT (word) DO UPDATE SET chunks = excluded.chunks
     WHERE abs(common_words.chunks - excluded.chunks) > common_words.chunks / 10"""
 )
-"""Take over what ANALYZE learnt of the commonest words of everybody. It decides how chunks are found, never which ones
-or in what order."""
+"""Copy ANALYZE's statistics of the commonest words of all chunks. They decide how chunks are found, never which ones or
+in what order."""
 
 SIMILARITIES: Final = text(
     f"""SELECT c.uid, 1 - ({_DISTANCE}) FROM chunks c JOIN documents d ON d.uid = c.document_uid

@@ -3,7 +3,7 @@
 Documents of an owner that stand in the same libraries, or in one session, are a *place*: who reads one of them reads
 all, so that a reader's counts are the sum over the places that are theirs to read, and no document of anybody else is
 in them. Writers only leave notes, by triggers; one process at a time counts the noted documents again and replaces what
-each was counted as. So no writer waits for another, a cut off count is done again from its notes, and counting twice
+each was counted as. So no writer waits for another, an interrupted count is repeated from its notes, and counting twice
 changes nothing. A count lags a write by a moment; what is found never does.
 """
 
@@ -96,7 +96,7 @@ _DROP_EMPTY = text("DELETE FROM word_places WHERE chunks = 0")
 
 
 class WordCounter(CatchUp):
-    """Counts what was noted; with several processes one of them works at a time and the others pass."""
+    """Counts what was noted; of several processes one works at a time and the others skip their turn."""
 
     def __init__(self, database: IndexDatabase, *, notes: int = NOTES, chunks: int = CHUNKS) -> None:
         """`notes` and `chunks` bound a transaction."""

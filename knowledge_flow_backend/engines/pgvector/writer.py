@@ -31,8 +31,8 @@ _GRAPH = text("CREATE INDEX chunks_embedding ON chunks USING hnsw (embedding vec
 
 
 class PgVectorWriter:
-    """The `IndexWriter` on Postgres with pgvector. `model` is the embedder whose vectors it is given; `wake` is told of
-    each write."""
+    """The `IndexWriter` on Postgres with pgvector. `model` is the embedder whose vectors it is given; `wake` is called
+    after each write."""
 
     def __init__(
         self, database: IndexDatabase, *, model: str, bulk_size: int = 500, wake: Callable[[], None] = lambda: None
@@ -45,8 +45,8 @@ class PgVectorWriter:
     async def replace_document(
         self, document: Document, content: DocumentContent, chunks: Sequence[Chunk], vectors: Sequence[Vector]
     ) -> int:
-        """See `IndexWriter`. Raises `Conflict` for a uid that is another owner's, `UploadProcessingFailed` for texts
-        that Postgres will never take (a NUL)."""
+        """See `IndexWriter`. Also raises `Conflict` for another owner's uid, `UploadProcessingFailed` for texts that
+        Postgres cannot store (a NUL)."""
         if len(chunks) != len(vectors):
             raise ValueError(f"{len(chunks)} chunks with {len(vectors)} vectors")
         self._database.require_ready()

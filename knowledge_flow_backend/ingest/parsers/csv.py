@@ -13,10 +13,10 @@ from knowledge_flow_backend.library.reasons import Reason, Refused
 
 MAX_COLUMNS = 256
 MAX_CHARS = 60_000_000
-"""Of the table that is written: bars around empty cells are several times as long as the commas they stand for."""
+"""Bound of the written table: bars around empty cells are several times as long as the commas they replace."""
 _MAX_CELL_CHARS = 8 * 1024 * 1024
 _END = "\x1f"
-"""Stands behind the last line, and in no text: a reader that does not see it there is within quotes."""
+"""Put after the last line; no text contains it. A reader that does not meet it there is inside quotes."""
 _DELIMITERS = ",;\t|"
 _SAMPLE_CHARS = 64 * 1024
 _SAMPLE_ROWS = 200

@@ -25,7 +25,7 @@ _BODY_LEVEL = 9
 """The outline level that means none."""
 _MC = "{http://schemas.openxmlformats.org/markup-compatibility/2006}"
 _MATH = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
-# Deleted and moved text, formatting, and the second telling of what older programs cannot draw.
+# Deleted and moved text, formatting, and the fallback copy of what older programs cannot draw.
 _UNREAD = frozenset({qn("w:del"), qn("w:moveFrom"), qn("w:pPr"), qn("w:rPr"), f"{_MC}Fallback"})
 _TEXT = frozenset({qn("w:t"), f"{_MATH}t"})
 _SIGNS = {qn("w:tab"): " ", qn("w:br"): "\n", qn("w:cr"): "\n", qn("w:p"): "\n", qn("w:noBreakHyphen"): "-"}
@@ -161,7 +161,7 @@ class _Body:
         self.writer.heading(max(level, 1), text)
 
     def _item(self, depth: int, mark: str, text: str) -> None:
-        # A list of another kind, or one further in, begins anew once this one has gone on.
+        # A list of another kind, or a deeper one, restarts once this one has continued.
         self._counts = {key: count for key, count in self._counts.items() if key[0] < depth or key == (depth, mark)}
         self._counts[depth, mark] = self._counts.get((depth, mark), 0) + 1
         shown = mark if mark == "-" else f"{self._counts[depth, mark]}."

@@ -1,4 +1,4 @@
-"""Office files are ZIP archives of XML: what is looked at before a library may open one."""
+"""Checks on office files, which are ZIP archives of XML, before a library may open one."""
 
 import io
 import re

@@ -39,7 +39,7 @@ _LEVELS = 6
 _NO_TITLE = re.compile(
     r"\w+://|data:|about:|untitled\b|.*\.(?:docx?|odt|tex|dvi|html?|md|pdf|indd|qxd|pptx?)$", re.IGNORECASE
 )
-# What damaged parts of a file make pypdf raise, where the rest of it is worth reading.
+# What pypdf raises for damaged parts of a file whose rest is worth reading.
 _DAMAGED = (PyPdfError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 Heading = tuple[int, str, int]

@@ -36,7 +36,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Refused: it would delete every document."""
+    """Raises NotImplementedError: it would delete every document."""
     raise NotImplementedError("the first revision is not undone")
 
 
@@ -46,7 +46,7 @@ def _time(name: str, *, nullable: bool = False) -> sa.Column[Any]:
 
 
 def _index_info() -> None:
-    """One row once something was written: by which embedder. Another one is refused with schema_mismatch."""
+    """One row after the first write: which embedder wrote it. Another one is refused with schema_mismatch."""
     op.create_table(
         "index_info",
         sa.Column("one_row", sa.Boolean, sa.CheckConstraint("one_row"), primary_key=True, server_default=sa.true()),

@@ -12,7 +12,7 @@ depends_on = None
 def upgrade() -> None:
     """Add it. With pgvector the columns stay empty and no trigger fires."""
     op.add_column("index_info", sa.Column("engine", sa.Text, nullable=False, server_default="pgvector"))
-    # Names one writing of a document in the other engine. What holds another one there is old, or not yet valid.
+    # Names one write of a document in the other engine. Chunks there of any other one are old, or not valid yet.
     op.add_column("documents", sa.Column("generation", sa.Text))
     op.create_index(
         "documents_by_generation",
@@ -28,7 +28,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Refused: the other engine would be left with chunks that nobody knows of."""
+    """Raises NotImplementedError: the other engine would keep chunks that nothing refers to."""
     raise NotImplementedError("delete the index and ingest again")
 
 

@@ -1,4 +1,4 @@
-"""Files that were received and are not in the index yet, with their bytes: what a dead process left is taken up."""
+"""Files that were received and are not in the index yet, with their bytes: another process takes over a dead one's."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -14,7 +14,7 @@ def upgrade() -> None:
     op.create_table(
         "ingest_jobs",
         sa.Column("document_uid", sa.Text, sa.ForeignKey("documents.uid", ondelete="CASCADE"), primary_key=True),
-        # The mark of the claim in documents.stages: who holds another one has lost the document.
+        # The mark of the claim in documents.stages: an upload with another mark has lost the document.
         sa.Column("claim", sa.Text, nullable=False, unique=True),
         sa.Column("label", sa.Text, nullable=False),
         sa.Column("content_hash", sa.Text, nullable=False),

@@ -1,4 +1,4 @@
-"""Words of a chunk anew: names of code by their parts and whole (docs/decisions/0032)."""
+"""Rewrites the words of chunks: names of code by their parts and whole (decision 32)."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -42,5 +42,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Refused: an older program would look for words that are not there."""
+    """Raises NotImplementedError: an older program would look for words that are not there."""
     raise NotImplementedError("start the newer version")

@@ -48,7 +48,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Refused: an older program would leave the counts behind what it writes."""
+    """Raises NotImplementedError: an older program would not count what it writes."""
     raise NotImplementedError("start the newer version")
 
 
