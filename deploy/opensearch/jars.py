@@ -23,7 +23,7 @@ _COMPILER = re.compile(r"^jdk\.compiler@(\d+)", re.MULTILINE)
 
 
 def find_java(environ: Mapping[str, str]) -> Path:
-    """The `java` of JAVA_HOME or PATH, of a JDK that is new enough. Raises `JavaServerFailed`, which names the package."""
+    """The `java` of JAVA_HOME or PATH, of a JDK that is new enough. Raises `JavaServerFailed`, naming the package."""
     name = shutil.which("java", path=_java_path(environ))
     if name is None:
         raise JavaServerFailed(f"OpenSearch needs a JDK {LEAST_JAVA} or newer ({_PACKAGE})")

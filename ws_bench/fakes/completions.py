@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from backend_kit.wire import InvalidJson, dumps, loads
+from backend_kit.wire import dumps
 from ws_bench.config.distributions import RandomVariable
 from ws_bench.fakes.answers import Turn, reply, turns_of
-from ws_bench.fakes.http import Connection, chunk, error_body
+from ws_bench.fakes.http import BadRequest, Connection, chunk, error_body, json_object
 from ws_bench.fakes.knobs import MAX_TOKENS, BadKnob, Knobs, draw_amount, knobs_of
 from ws_bench.fakes.timer_wheel import EARLY_S, TimerWheel
 from ws_bench.fakes.tools import arguments_for, offered_tool, pieces_of, requested_tool
@@ -177,18 +177,9 @@ def _tool_of(request: Mapping[str, Any], turns: Sequence[Turn], knobs: Knobs, *,
     return None if fixed else requested_tool(request, turns)
 
 
-class BadRequest(ValueError):
-    """A body that is not a request this server understands; the text may be shown to the caller."""
-
-
 def parse_request(body: bytes) -> dict[str, Any]:
     """The request with a model name and at least one message object. Raises `BadRequest`."""
-    try:
-        request = loads(body)
-    except InvalidJson as failure:
-        raise BadRequest("the body is not JSON") from failure
-    if not isinstance(request, dict) or not isinstance(request.get("model"), str):
-        raise BadRequest("`model` must be a string")
+    request = json_object(body, "model")
     messages = request.get("messages")
     if not isinstance(messages, list) or not messages or not all(isinstance(item, dict) for item in messages):
         raise BadRequest("`messages` must be a list of at least one object")

@@ -6,11 +6,11 @@ With a web framework a stream would cost a task, and each token several awaits; 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import h11
 
-from backend_kit.wire import dumps
+from backend_kit.wire import InvalidJson, dumps, loads
 
 MAX_BODY = 10 * 1024 * 1024
 _MAX_HEAD = 64 * 1024
@@ -199,6 +199,21 @@ class Connection(asyncio.Protocol):
 def chunk(data: bytes) -> bytes:
     """Bytes as one chunk of the chunked transfer coding."""
     return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+class BadRequest(ValueError):
+    """A body that is not a request that the server understands; the text may be shown to the caller."""
+
+
+def json_object(body: bytes, text_key: str) -> dict[str, Any]:
+    """The JSON object in a body, with a text at `text_key`. Raises `BadRequest`."""
+    try:
+        request = loads(body)
+    except InvalidJson:
+        raise BadRequest("the body is not JSON") from None
+    if not isinstance(request, dict) or not isinstance(request.get(text_key), str):
+        raise BadRequest(f"`{text_key}` must be a string")
+    return request
 
 
 def error_body(message: str, kind: str) -> dict[str, object]:

@@ -19,7 +19,7 @@ from ws_bench.config.golang import Flags, parse_duration
 from ws_bench.errors import PreparationFailed, UsageError
 from ws_bench.fakes.completions import Completions, MockLlmStats
 from ws_bench.fakes.embedding import embedding_body, embedding_request
-from ws_bench.fakes.http import Connection, Request, error_body
+from ws_bench.fakes.http import BadRequest, Connection, Request, error_body
 from ws_bench.fakes.knobs import KNOBS, BadKnob, Knobs, parse_knob, with_knobs
 from ws_bench.fakes.reranking import rerank_body, rerank_request
 from ws_bench.fakes.timer_wheel import TimerWheel
@@ -144,7 +144,7 @@ class MockLlm:
         self.stats.embedding_requests += 1
         try:
             wanted = embedding_request(request.body)
-        except ValueError as failure:
+        except BadRequest as failure:
             self._refuse(connection, failure)
         else:
             self._later(self._options.embed_latency_s, connection, lambda: embedding_body(wanted))
@@ -153,12 +153,12 @@ class MockLlm:
         self.stats.rerank_requests += 1
         try:
             wanted = rerank_request(request.body)
-        except ValueError as failure:
+        except BadRequest as failure:
             self._refuse(connection, failure)
         else:
             self._later(self._options.rerank_latency_s, connection, lambda: rerank_body(wanted))
 
-    def _refuse(self, connection: Connection, failure: ValueError) -> None:
+    def _refuse(self, connection: Connection, failure: BadRequest) -> None:
         self.stats.refused += 1
         connection.respond(400, error_body(str(failure), "invalid_request_error"))
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import functools
 import uuid
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -14,7 +13,6 @@ from ws_bench.errors import TurnBroken
 from ws_bench.load.client import ClientSocket
 from ws_bench.load.conversation import RunContext, create_session, follow_turn
 from ws_bench.record.dialects import CompatibleTurn, NativeTurn, TurnReader, ask_frame, clock, parse_event, resume_frame
-from ws_bench.record.results import Spread, spread
 
 _KINDS = ("hang-ups", "slow readers", "burst", "idle")
 
@@ -26,9 +24,6 @@ class MisbehaviourCounts:
     came: Counter[str] = field(default_factory=Counter)
     good: Counter[str] = field(default_factory=Counter)
     errors: dict[str, Counter[str]] = field(default_factory=lambda: {kind: Counter() for kind in _KINDS})
-    resumed: int = 0
-    burst_connect_ms: list[float] = field(default_factory=list)
-    idle_lost: int = 0
 
     def as_json(self) -> dict[str, object]:
         """For a result file: only the kinds that took part."""
@@ -37,11 +32,6 @@ class MisbehaviourCounts:
             for kind in _KINDS
             if self.came[kind]
         }
-
-    @property
-    def burst_connect(self) -> Spread | None:
-        """Time from the start of the burst until each of its sockets was open."""
-        return spread(self.burst_connect_ms)
 
 
 class MisbehavingClients:
@@ -101,7 +91,6 @@ class MisbehavingClients:
             while True:
                 await socket.recv()
         except TurnBroken as broken:
-            self.counts.idle_lost += 1
             self.counts.errors[kind][broken.kind] += 1
         except asyncio.CancelledError:
             self.counts.good[kind] += 1
@@ -112,14 +101,12 @@ class MisbehavingClients:
     async def _burst(self) -> None:
         await self._first_ask.wait()
         await asyncio.sleep(self._options.burst_at_s)
-        begin = clock()
         for _ in range(self._options.burst):
-            self._spawn(functools.partial(self._one_of_burst, begin), "burst")
+            self._spawn(self._one_of_burst, "burst")
 
-    async def _one_of_burst(self, begin: float) -> None:
+    async def _one_of_burst(self) -> None:
         async with _ExtraClient(self._context, self.counts.errors["burst"]) as client:
             await client.connect()
-            self.counts.burst_connect_ms.append((clock() - begin) * 1000)
             reader = await client.ask()
             await client.follow(reader)
             self.counts.good["burst"] += 1
@@ -140,7 +127,6 @@ class MisbehavingClients:
             self.counts.good["hang-ups"] += 1
             if self._options.reconnect and not ended:
                 await client.resume(reader)
-                self.counts.resumed += 1
 
 
 class _ExtraClient:

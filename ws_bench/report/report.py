@@ -299,20 +299,11 @@ def _interval(one: Interval) -> str:
 
 
 def _time_rows(report: RunReport) -> list[tuple[str, str]]:
-    named = {
-        "Uncorrected latency": report.response,
-        "Corrected latency": report.corrected,
-        "Late start": report.late_start,
-        "First event": report.first_event,
-        "First token": report.first_token,
-        "Gap": report.gap,
-        "Longest stall": report.stall,
-        "Tail": report.tail,
-        "Connect": report.connect,
-        "Session create": report.session_create,
-        "Close": report.close,
-    }
-    rows = [(f"{name} ms {_SIX}", _figures(figures)) for name, figures in named.items() if figures is not None]
+    rows = [
+        (f"{name.removesuffix('_ms').replace('_', ' ').capitalize()} ms {_SIX}", _figures(figures))
+        for name, figures in spreads_of(report).items()
+        if figures is not None and name != "latency_ms"
+    ]
     p999 = report.latency.p999 if report.latency else None
     if p999 is not None:
         rows.insert(0, ("Latency p99.9 ms", f"{p999:.1f}"))
