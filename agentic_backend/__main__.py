@@ -1,4 +1,4 @@
-"""The process of the agentic service: settings, the port and what is its alone first, then everything heavy."""
+"""The process of the agentic service: loads settings, binds the port, takes its locks, then imports the rest."""
 
 import logging
 import sys
@@ -11,7 +11,7 @@ def main() -> int:
     """Serve until a signal ends it.
 
     Exit codes: 0 drained, 1 forced, 2 bad configuration, taken port or unusable spool directory, 3 another process has
-    the spool directory or the database (after a wait of up to 10 s at the start; drained where it is found out later).
+    the spool directory or the database (after a wait of up to 10 s at the start; after a drain if detected later).
     """
     options = arguments("agentic_backend", "The agentic service.").parse_args()
     settings = configure(AgenticSettings, check=options.check)
@@ -28,7 +28,7 @@ def main() -> int:
     except (SpoolTaken, DatabaseTaken) as error:
         logging.getLogger(__name__).critical("%s", error)
         return EXIT_TAKEN
-    # Imports of LangGraph and SQLAlchemy take seconds: what can be known without them must not wait for them.
+    # Importing LangGraph and SQLAlchemy takes seconds: errors that can be found without them must not wait for them.
     with heavy_imports():
         from agentic_backend.app import serve_app
     return serve_app(settings, sock, possessions)

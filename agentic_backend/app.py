@@ -1,4 +1,4 @@
-"""Builds the agentic service in its lifespan, wires the ports, and ends it in the order that loses nothing."""
+"""Builds the agentic service in its lifespan, connects its parts, and ends it in an order that loses nothing."""
 
 import asyncio
 import logging
@@ -68,17 +68,17 @@ _FLUSH_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the service makes some of its parts with, and bounds that are no settings. The defaults are production's."""
+    """Factories of some parts, and bounds that are not settings. The defaults are production's."""
 
     persistence: Callable[..., Persistence] = Persistence
     direct: Callable[[AgentKit], DirectAnswer] = DirectAnswer
     turns: RegistryRules = field(default_factory=RegistryRules)
     knowledge_s: float = 5.0
-    """The deadline of a whole call to knowledge flow."""
+    """The deadline of a whole call to knowledge flow, in seconds."""
     clock: Callable[[], float] = time.monotonic
-    """Says how long a session has not been used here; in seconds."""
+    """Measures how long a session has been unused here; in seconds."""
     keys: KeyWaits | None = None
-    """How long the issuer's keys are waited for."""
+    """How long to wait for the issuer's keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class State:
 
 
 class AgenticService(Service[AgenticSettings, State]):
-    """One agentic service: `app` is the ASGI application, `drain` its orderly end. Two may live in one process."""
+    """One agentic service: `app` is the ASGI application, `drain` its orderly shutdown. A process may have several."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class AgenticService(Service[AgenticSettings, State]):
         logger.info("drain 5/5: history flushed, %d records left", left)
 
     def _give_way(self) -> None:
-        """Another process has the database: end in order, and say by the exit code why."""
+        """Drain because another process has the database, and set the exit code for that."""
         self.disowned = True
         self._end()
 
@@ -232,7 +232,7 @@ class AgenticService(Service[AgenticSettings, State]):
         return state
 
     def _start(self, state: State, windows: Windows, stack: AsyncExitStack) -> None:
-        """Begin the work that goes on in the background until the stack closes."""
+        """Start the background work, which runs until the stack closes."""
         tasks, persistence = state.tasks, state.persistence
         self._start_tasks(tasks, stack)
         persistence.start()
@@ -273,7 +273,7 @@ class AgenticService(Service[AgenticSettings, State]):
         )
 
     def _make_titles(self, models: ModelPool, persistence: Persistence, tasks: TaskRegistry, kpi: Kpi) -> Titles | None:
-        """Titles by the model that is configured for what is not an answer; without one, first questions do."""
+        """The writer of titles if its model is configured, else None: then first questions serve as titles."""
         settings = self._settings
         model = settings.ai.default_language_model
         if model is None:
@@ -312,7 +312,7 @@ def serve_app(settings: AgenticSettings, sock: socket.socket, possessions: Posse
 
 
 def _publish_turns(state: State) -> None:
-    """Drop what is kept too long, and publish the levels that are counted elsewhere."""
+    """Drop expired turns, and publish the levels that are counted elsewhere."""
     metrics = state.metrics
     state.registry.expire()
     metrics.turns_in_progress.set(state.admission.running)

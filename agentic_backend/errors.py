@@ -4,11 +4,11 @@ ServiceError (backend_kit.wire)
 ├── BadRequest, UnknownType, MessageTooLong, TooLarge      the client's frame or body
 ├── SessionNotFound, AgentNotFound, ExchangeNotFound, MessageNotFound
 ├── Unauthenticated, Forbidden
-├── AgentRefused                                 an agent that may not be made so
+├── AgentRefused                                 an agent with values that are not allowed
 ├── SessionBusy, TooManyTurns, RateLimited, Overloaded, Draining, Conflict
 ├── AttachmentsDisabled, AttachmentLimitReached, AttachmentTooLarge, AttachmentDuplicate, AttachmentNotFound
 ├── MissingFilename, UploadProcessingFailed      uploads
-├── NotAwaiting                                  what a person answers was not asked, or is answered
+├── NotAwaiting                                  a person's answer to no open question
 ├── StorageFull, HistoryUnavailable              persistence
 └── TurnFailed                                   a turn that began and could not end well
     ├── LlmUnavailable, LlmRateLimited, LlmTimeout, LlmProtocol
@@ -47,19 +47,19 @@ class TooLarge(ServiceError):
 
 
 class SessionNotFound(ServiceError):
-    """An unknown session, or another user's: the two are not told apart."""
+    """An unknown session, or another user's; the client cannot distinguish the two."""
 
     code: ClassVar[Code] = Code.SESSION_NOT_FOUND
 
 
 class AgentNotFound(ServiceError):
-    """An agent id that the catalog does not hold, or a disabled one."""
+    """An agent id that is not in the catalog, or a disabled agent."""
 
     code: ClassVar[Code] = Code.AGENT_NOT_FOUND
 
 
 class ExchangeNotFound(ServiceError):
-    """A turn that does not run any more, never did, or is another user's."""
+    """A turn that no longer runs, never did, or is another user's."""
 
     code: ClassVar[Code] = Code.EXCHANGE_NOT_FOUND
 
@@ -83,8 +83,8 @@ class Forbidden(ServiceError):
 
 
 class AgentRefused(ServiceError):
-    """An agent that may not be made so. `sentence` says why to a person, and holds nothing of what was sent but names
-    of its keys."""
+    """An agent with values that are not allowed. `sentence` tells a person why; of the request it quotes only names of
+    keys."""
 
     code: ClassVar[Code] = Code.BAD_REQUEST
 
@@ -94,7 +94,7 @@ class AgentRefused(ServiceError):
 
 
 class SessionBusy(ServiceError):
-    """The session is in a turn and the ask said `if_busy: reject`, or its queue is full."""
+    """The session is in a turn and the ask has `if_busy: reject`, or its queue is full."""
 
     code: ClassVar[Code] = Code.SESSION_BUSY
 
@@ -130,7 +130,7 @@ class Conflict(ServiceError):
 
 
 class NotAwaiting(ServiceError):
-    """An answer to a question that was never asked, is answered, or is no longer the newest of its session."""
+    """An answer to a question that was never asked, was answered already, or is no longer the newest of its session."""
 
     code: ClassVar[Code] = Code.NOT_AWAITING
 
@@ -160,7 +160,7 @@ class AttachmentDuplicate(ServiceError):
 
 
 class AttachmentNotFound(ServiceError):
-    """No such attachment, or another user's, or of another session: they are not told apart."""
+    """No such attachment, or another user's, or of another session; the client cannot distinguish these."""
 
     code: ClassVar[Code] = Code.ATTACHMENT_NOT_FOUND
 
@@ -172,7 +172,7 @@ class MissingFilename(ServiceError):
 
 
 class UploadProcessingFailed(ServiceError):
-    """A file that could not be read. `sentence` says why to a person, "" where nobody knows."""
+    """A file that could not be read. `sentence` tells a person why; "" if unknown."""
 
     code: ClassVar[Code] = Code.UPLOAD_PROCESSING_FAILED
 
@@ -228,7 +228,7 @@ class KfUnavailable(TurnFailed):
 
 
 class KfPreparing(KfUnavailable):
-    """Knowledge flow is there, but its embedding model is not yet: it is fetched or loaded."""
+    """Knowledge flow is up, but its embedding model is still being fetched or loaded."""
 
 
 class NotKept(TurnFailed):

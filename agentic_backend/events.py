@@ -1,7 +1,7 @@
-"""What a turn emits: the messages of an exchange and the steps by which an agent makes them.
+"""What a turn emits: the messages of an exchange and the events with which an agent produces them.
 
-An agent yields `Delta`, `Step` and `Sources` through the `Emit` callable in its run's context. The session gives
-them ranks and sequence numbers; chat renders them for each protocol.
+An agent emits `Delta`, `Step` and `Sources` through the `Emit` callable in its run's context. The session assigns
+ranks and sequence numbers; chat renders the events for each protocol.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from backend_kit.wire import dumps, loads
 Role = Literal["user", "assistant", "tool", "system"]
 Channel = Literal["final", "plan", "thought", "observation", "tool_call", "tool_result", "error", "system_note"]
 Part = dict[str, Any]
-"""One part of a message as it stands on the wire: `{"type": "text", "text": …}` and the other shapes of
+"""One part of a message in its wire format: `{"type": "text", "text": …}` and the other shapes of
 docs/protocol.md."""
 
 
@@ -38,21 +38,21 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The passages that the answer may cite, once a turn, each a VectorSearchHit as JSON-ready dict."""
+    """The passages that the answer may cite, at most once per turn, each a VectorSearchHit as JSON-ready dict."""
 
     hits: list[dict[str, Any]]
 
 
 AgentEvent = Delta | Step | Sources
 Emit = Callable[[AgentEvent], None]
-"""Hands an event to the turn. Never blocks and never raises: what is slow is the socket's business."""
+"""Hands an event to the turn. Never waits for a slow socket, and never raises."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One message of a session (docs/protocol.md#messages). `json` is its encoding, made once, used everywhere.
+    """One message of a session (docs/protocol.md#messages). `json` is its encoding, built once, used everywhere.
 
-    It stands for the parts too: ended turns stay in memory for a while, and a second copy of each long text with them.
+    The parts are not kept beside it: ended turns stay in memory for a while, and each long text would be kept twice.
     """
 
     session_id: str
@@ -93,20 +93,20 @@ class ChatMessage:
 
     @classmethod
     def decode(cls, encoded: bytes) -> "ChatMessage":
-        """The message of an encoding that `build` made."""
+        """The message of an encoding by `build`."""
         fields = loads(encoded)
         del fields["parts"]
         return cls(**fields, json=encoded)
 
     @property
     def parts(self) -> list[Part]:
-        """What it says, decoded anew each time."""
+        """The parts of the message, decoded at each call."""
         parts: list[Part] = loads(self.json)["parts"]
         return parts
 
     @property
     def text(self) -> str:
-        """The text parts joined, as an agent's prompt wants them."""
+        """The text parts joined, for an agent's prompt."""
         return "\n".join(part["text"] for part in self.parts if part.get("type") == "text")
 
 

@@ -16,7 +16,7 @@ FINE = (
     *(bound for decade in (-2, -1, 0, 1) for step in _STEPS if 0.05 <= (bound := round(step * 10**decade, 4)) <= 60.0),
     120.0,
 )  # fmt: skip
-"""What users wait for, in seconds: no step above a tenth from 50 ms to 60 s, every bound of `buckets.TURN` among them.
+"""Buckets for what users wait for, in seconds: steps of at most 10 % from 50 ms to 60 s, and all of `buckets.TURN`.
 88 bounds cost a scrape six times what those of `TURN` do: only for families with few children (docs/operations.md)."""
 
 GAP = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5, 5.0)
@@ -30,11 +30,11 @@ class AgenticMetrics(ServiceMetrics):
     label names: `metrics.turn("georges", "ok").observe(3.05)`. Values: status ok|error|cancelled|timeout|rejected;
     agent is the catalog's id; model the configured name; pool main|batch of the database, llm|kf of HTTP; op the
     statement's name or commit.
-    Never a user, session or exchange.
+    A label is never a user, session or exchange.
     """
 
     def __init__(self, registry: CollectorRegistry, kpi: Kpi, *, currency: str = "USD") -> None:
-        """`currency` is that of the price table; it stands in the help text of the cost."""
+        """`currency` is that of the price table; the help text of the cost metric names it."""
         super().__init__(registry, kpi)
         self._currency = currency
         self._turns()
@@ -164,11 +164,11 @@ class AgenticMetrics(ServiceMetrics):
         )
 
     def tool_called(self, server: str, tool: str, status: str, seconds: float) -> None:
-        """A call has ended: ok, error, timeout or cancelled. Tools beyond the first 20 count as `other`."""
+        """Count an ended call: ok, error, timeout or cancelled. Tools beyond the first 20 count as `other`."""
         self._tool_call(server, tool, status).observe(seconds)
 
     def tools_looked_up(self, *, hit: bool) -> None:
-        """A turn wanted a server's tools; a hit needed no discovery."""
+        """Count a request for a server's tools; a hit needed no discovery."""
         self.cache_request("mcp_tools", hit=hit)
 
     def _sockets(self) -> None:
@@ -277,7 +277,7 @@ class AgenticMetrics(ServiceMetrics):
         }
 
     def _retention(self) -> None:
-        # Levels that move by the day: Prometheus keeps them, the summary would repeat them every ten seconds.
+        # Levels that change within days: Prometheus keeps them, the summary would repeat them every ten seconds.
         size = Gauge("app_history_bytes", "Size on disk, indexes included.", ["table"], registry=self._registry)
         rows = Gauge("app_history_rows", "Rows, as Postgres estimates them.", ["table"], registry=self._registry)
         self.history_bytes: Labelled[Gauge] = Labelled(1, lambda values: size.labels(*values))
@@ -293,7 +293,7 @@ class AgenticMetrics(ServiceMetrics):
         )
 
     def limit_hit(self, limit: str) -> None:
-        """A limit has turned something away."""
+        """Count a rejection by a limit."""
         self.limit_hits(limit).inc()
 
     def cache_request(self, cache: str, *, hit: bool, count: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""Once a second: publishes what pools, caches and the loop count, closes the slice of the verdict, and judges."""
+"""Once a second, publishes the counts of pools, caches and the loop, closes the slice of the verdict, and judges."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ _JUDGED_EVERY: Final = 10
 
 
 class CountsLookups(Protocol):
-    """A cache that counts; whoever has none has no such numbers."""
+    """A cache that counts its look-ups."""
 
     hits: int
     misses: int
@@ -24,7 +24,7 @@ class CountsLookups(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TickerSources:
-    """What is looked at. The owners count, this only reads: `main` is the pool of reads, `batch` the batcher's."""
+    """The sources of counts, which are only read here: `main` is the pool of reads, `batch` the batcher's."""
 
     loop: LoopMonitor
     main: Pool
@@ -33,19 +33,19 @@ class TickerSources:
 
 
 class Ticker:
-    """Runs as one task. `verdict_lines` is for the summary thread: the verdict over what came since the last one."""
+    """Runs as one task. `verdict_lines` gives the summary thread the verdict since the last summary."""
 
     def __init__(self, sources: TickerSources, windows: Windows, metrics: AgenticMetrics) -> None:
         self._sources = sources
         self._windows = windows
         self._metrics = metrics
         self.pools = PoolReport((sources.main, sources.batch), metrics)
-        self._told = 0
+        self._mark = 0
         self._judged = 0
         self._counted: dict[tuple[str, str], int] = {}
 
     async def tick_each_second(self, publish: Callable[[], None]) -> None:
-        """Tick for ever; `publish` is called at each tick too."""
+        """Tick until cancelled; each tick also calls `publish`."""
         ticks = 0
         while True:
             await asyncio.sleep(TICK_S)
@@ -56,7 +56,7 @@ class Ticker:
                 self.judge()
 
     def tick(self) -> None:
-        """One second has gone by. On the loop's thread."""
+        """Do the work of one second. On the loop's thread."""
         main, batch = self._sources.main.stats(), self._sources.batch.stats()
         self.pools.publish()
         compiled = main.compiled + batch.compiled
@@ -78,7 +78,7 @@ class Ticker:
 
     def verdict_lines(self) -> list[str]:
         """The last line of a summary."""
-        seen, self._told = self._windows.since(self._told)
+        seen, self._mark = self._windows.since(self._mark)
         return [judge(seen).line()]
 
     def _count(self, cache: str, result: str, total: int) -> None:

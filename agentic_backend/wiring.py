@@ -1,4 +1,4 @@
-"""What the configuration makes of the parts of the service: settings become clients, rules and limits."""
+"""Builds the parts of the service from its settings: clients, rules and limits."""
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -65,10 +65,10 @@ def make_attachments(
 
 
 def make_toolbox(settings: AgenticSettings, tasks: TaskRegistry, metrics: AgenticMetrics) -> "McpToolbox | None":
-    """The tools of the configured MCP servers, None where there is none. Takes a second: not on the loop."""
+    """The tools of the configured MCP servers, None without servers. Takes a second, so call it in a thread."""
     if not any(server.enabled for server in settings.mcp.servers):
         return None
-    # The SDK takes a second and 30 MB to import: only who uses it pays.
+    # The SDK takes a second and 30 MB to import, so it is loaded only if it is used.
     from agentic_backend.agent.mcp import McpToolbox
 
     return McpToolbox(settings.mcp, tasks, metrics)
@@ -105,7 +105,7 @@ def make_catalog(
 
 
 def make_agents(settings: AgenticSettings, catalog: Catalog, persistence: Persistence) -> AgentServices:
-    """What the routes of agents need: who may change them, and those that were made over REST."""
+    """What the routes of agents need: who may change agents, and those that were created over REST."""
     ai = settings.ai
     roles = frozenset(ai.agent_editor_roles) if settings.security.user.enabled else None
     if ai.use_static_config_only:
@@ -122,7 +122,7 @@ def make_retention(
     hub: SocketHub,
     metrics: AgenticMetrics,
 ) -> Retention:
-    """What deletes old sessions: those that this process knows to be in use stay, and it forgets those that went."""
+    """The deletion of old sessions, which keeps those in use by this process and clears its state of deleted ones."""
     days = settings.history.retention_days
 
     async def forget(key: tuple[str, str]) -> None:
@@ -130,7 +130,7 @@ def make_retention(
         await registry.forget(*key)
 
     def in_use(keys: Sequence[tuple[str, str]]) -> set[tuple[str, str]]:
-        # By the monotonic clock: that of Postgres calls them old, or nobody would ask.
+        # By the monotonic clock: by that of Postgres they are old, or this would not be called.
         followed, kept_s = hub.followed(), days * 86_400.0
         return {
             key
@@ -156,7 +156,7 @@ def turn_limits(settings: AgenticSettings) -> TurnLimits:
 
 
 def sign_in_at(settings: AgenticSettings) -> str | None:
-    """The issuer that people sign in at, None where there is no such place: authentication off, or a shared secret."""
+    """The issuer where people sign in; None if authentication is off or uses a shared secret."""
     security = settings.security
     return security.user.realm_url if security.user.enabled and security.hs256_secret is None else None
 
@@ -176,7 +176,7 @@ def public_settings(settings: AgenticSettings) -> PublicSettings:
 
 
 def operator_roles(settings: AgenticSettings) -> frozenset[str] | None:
-    """The roles of operators; None where there is no authentication, which is on one machine: its user is one."""
+    """The roles of operators; None without authentication, which is for one machine, whose user is the operator."""
     security = settings.security
     return frozenset(security.operator_roles) if security.user.enabled else None
 

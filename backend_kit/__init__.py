@@ -1,1 +1,1 @@
-"""What both services need and no more: settings, authentication, wire shapes, task handling, HTTP frame, KPI."""
+"""The code that several packages share: settings, authentication, wire formats, tasks, HTTP, databases, KPI."""

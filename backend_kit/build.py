@@ -1,4 +1,4 @@
-"""Which commit runs: said by whoever built the service, else read from the checkout that it runs from."""
+"""The commit that runs: named by the build of the service, else read from the checkout."""
 
 import os
 import re

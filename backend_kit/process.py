@@ -22,20 +22,20 @@ def arguments(package: str, description: str) -> argparse.ArgumentParser:
 def configure(model: type[S], *, check: bool, speaker: str = "") -> S:
     """Open the log on stderr and load the settings; each line of the log begins with `speaker`.
 
-    Raises SystemExit: 2 for settings that cannot be used, 0 where to `check` them was all that was wanted.
+    Raises SystemExit: 2 for unusable settings, 0 after a successful `check`.
     """
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s %(name)s {speaker}%(message)s")
     settings = load_or_exit(model)
     if check:
         raise SystemExit(0)
     logging.getLogger().setLevel(settings.app.log_level.upper())
-    logging.getLogger("alembic").setLevel(logging.WARNING)  # we say ourselves which revision the schema is at
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # we log the schema's revision ourselves
     return settings
 
 
 @contextmanager
 def heavy_imports() -> Iterator[None]:
-    """Imports inside leave nothing to collect, and to look for it would take a twelfth of their time."""
+    """Pause garbage collection during imports: they leave no garbage, and the search takes a twelfth of their time."""
     gc.disable()
     yield
     gc.enable()

@@ -1,7 +1,7 @@
-"""The frame of a service: one application whose lifespan builds everything, and what each service does alike around it.
+"""The frame of a service: one application whose lifespan builds everything, and what all services have in common.
 
-A service is a subclass of `Service`. It says which parts it builds and in which order, which routes it has, and what
-keeps it from taking new work.
+A service is a subclass of `Service`. It defines which parts it builds and in which order, its routes, and when it
+cannot take new work.
 """
 
 import gc
@@ -36,14 +36,14 @@ from backend_kit.settings import Security, ServiceSettings, config_hash
 logger = logging.getLogger(__name__)
 
 Identify = Callable[..., Awaitable[Identity]]
-"""The dependency by which a route knows its caller."""
+"""The dependency that gives a route its caller."""
 
 _LATE_S: Final = 1.0
 _LATE_FOR_S: Final = 10.0
 
 
 class Built(Protocol):
-    """What the lifespan of every service builds, whatever else it does. A service has a dataclass of its own."""
+    """What the lifespan of every service builds. Each service extends it with its own dataclass."""
 
     @property
     def tasks(self) -> TaskRegistry:
@@ -61,9 +61,9 @@ State = TypeVar("State", bound=Built)
 
 
 class Service(ABC, Generic[Config, State]):
-    """A service: `app` is the ASGI application, `drain` its orderly end. Two may live in one process.
+    """A service: `app` is the ASGI application, `drain` its orderly shutdown. A process may have several.
 
-    A subclass sets `app` to what `_make_app` gives, when what its routes need is there.
+    A subclass sets `app` to the result of `_make_app`, once everything that its routes need exists.
     """
 
     app: FastAPI
@@ -76,9 +76,9 @@ class Service(ABC, Generic[Config, State]):
         waits: KeyWaits | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`freeze_gc` takes what the start made out of garbage collection, in a process that does nothing else.
+        """`freeze_gc` excludes objects of the start from garbage collection; only for a process that does nothing else.
 
-        `waits` bounds how long the issuer's keys are waited for; `clock`, in seconds, says how long the loop is late.
+        `waits` bounds the wait for the issuer's keys; `clock`, in seconds, measures how long the loop is late.
         """
         self._settings = settings
         self._freeze_gc = freeze_gc
@@ -102,7 +102,7 @@ class Service(ABC, Generic[Config, State]):
         return self._state
 
     def state(self) -> tuple[bool, str, dict[str, Any]]:
-        """Readiness: not a question of Postgres, or one outage would take every instance out at once."""
+        """Readiness. It does not depend on Postgres, or one outage would take out all instances."""
         state = self._state
         if state is None:
             return False, "starting", {}
@@ -121,18 +121,18 @@ class Service(ABC, Generic[Config, State]):
 
     @abstractmethod
     def _add_routes(self, app: FastAPI, identify: Identify, base: str) -> None:
-        """Add the routes, below the path `base`, and the middleware that stands inside of the frame's."""
+        """Add the routes below the path `base`, and the middleware that runs inside the frame's."""
 
     @abstractmethod
     def _hindrance(self, state: State) -> str | None:
-        """Why no new work should come here, in the one word of `/ready`; None where nothing speaks against it."""
+        """Why this instance should get no new work, as the one word of `/ready`; None if it is ready."""
 
     @abstractmethod
     def _dependencies(self, state: State, status: str) -> dict[str, Any]:
-        """How each dependency is, for the body of `/ready` that has this status."""
+        """The state of each dependency, for the body of `/ready` with this status."""
 
     def _identity_provider(self) -> str | None:
-        """Whether the issuer of tokens answers, `up` or `down`; None where there is none to ask."""
+        """Whether the issuer of tokens answers, `up` or `down`; None without an issuer."""
         if not isinstance(self._verifier, IssuerVerifier):
             return None
         return "up" if self._verifier.keys.reachable else "down"
@@ -149,19 +149,19 @@ class Service(ABC, Generic[Config, State]):
     def _make_app(
         self, title: str, *, max_body_bytes: int, file_paths: Collection[str], chat_page: bool = False
     ) -> FastAPI:
-        """The application. Bodies have at most `max_body_bytes`, but for files that are sent to `file_paths`;
-        `chat_page`: people can sign in at `/`."""
+        """The application. Bodies have at most `max_body_bytes`, except for files sent to `file_paths`; `chat_page`:
+        people can sign in at `/`."""
         app = FastAPI(
             title=title,
             version=version("turnwise"),
             lifespan=self._lifespan,
             responses=refusals(),
-            openapi_url=None,  # nor its pages, which load scripts from elsewhere: `add_api_docs` has ours
+            openapi_url=None,  # and no pages, which load scripts from elsewhere: `add_api_docs` adds ours
         )
         base = self._settings.app.base_url
         identify = bearer(self._verifier)
         install_error_handlers(app)
-        # Not `include_router`: what is included is made once more, on the loop, in the first request.
+        # Not `include_router`: it would rebuild the included routes, on the loop, in the first request.
         app.router.routes += health_router(self, base).routes
         self._add_routes(app, identify, base)
         if self._settings.app.api_docs:
@@ -198,16 +198,16 @@ class Service(ABC, Generic[Config, State]):
         return runtime
 
     def _start_tasks(self, tasks: TaskRegistry, stack: AsyncExitStack) -> None:
-        """Begin the background work of every service; all background work ends before what `stack` holds by now."""
+        """Start the background work of every service. All background work ends before the present parts of `stack`."""
         stack.push_async_callback(tasks.aclose)
         if isinstance(self._verifier, IssuerVerifier):
             tasks.spawn("issuer-keys", self._verifier.keys.refresh_keys, restart=True, essential=True)
 
 
 def make_verifier(security: Security, waits: KeyWaits | None = None) -> Verifier:
-    """Who checks tokens: nobody where authentication is off (said aloud), else a shared secret or the issuer's keys.
+    """The verifier of tokens: none if authentication is off (logged as a warning), else by secret or issuer's keys.
 
-    Raises RuntimeError where authentication is on and there is no key, which settings refuse.
+    Raises RuntimeError if authentication is on without a key, which the settings refuse.
     """
     user = security.user
     if not user.enabled:
@@ -240,7 +240,7 @@ def kpi_options(settings: ServiceSettings) -> KpiOptions:
 
 
 def _freeze_gc() -> None:
-    """Take what start-up made out of garbage collection (docs/libraries.md#garbage-collection)."""
+    """Exclude objects of the start-up from garbage collection (docs/libraries.md#garbage-collection)."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)

@@ -1,4 +1,4 @@
-"""Agents as LangGraph graphs, run turn by turn without the caller knowing of graphs."""
+"""Agents as LangGraph graphs. They run turn by turn, and their callers need not know about graphs."""
 
 from agentic_backend.agent import interrupts, rag, tools
 from agentic_backend.agent.catalog import Agent, AgentUnusable, Catalog
@@ -17,7 +17,7 @@ from agentic_backend.agent.run import (
 from agentic_backend.agent.title import TitleWriter
 
 AGENT_PHASES = (*rag.PHASES, *tools.PHASES, *interrupts.PHASES)
-"""Phases of the built-in agents beside those that every process knows."""
+"""Phases of the built-in agents, in addition to those that every process knows."""
 
 __all__ = [
     "AGENT_PHASES",

@@ -28,7 +28,7 @@ _USAGE = ("input_tokens", "output_tokens", "total_tokens")
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool that the model wants called. `arguments` is None where it gave none that can be read."""
+    """A tool call that the model requests. `arguments` is None where they cannot be parsed."""
 
     id: str
     name: str
@@ -37,7 +37,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What one model call said: text, and the tools that it wants called before it goes on."""
+    """The result of one model call: its text, and the tools that it wants called before it continues."""
 
     answer: AgentAnswer
     calls: tuple[ToolCall, ...] = ()
@@ -85,12 +85,12 @@ async def stream_reply(
 
 
 def conversation(system: str, run: AgentRun) -> list[BaseMessage]:
-    """The system prompt, the earlier turns and the question, as a model wants them."""
+    """The system prompt, the earlier turns and the question, as messages for a model."""
     return [SystemMessage(system), *map(said, run.history), HumanMessage(run.message)]
 
 
 def with_language(system: str, language: str | None) -> str:
-    """A system prompt that names the asker's language, for questions that do not show it."""
+    """A system prompt that names the user's language, for questions that do not reveal it."""
     # Only what looks like a language tag goes into the prompt: the value is the client's.
     if language is None or not _LANGUAGE.fullmatch(language):
         return system
@@ -98,14 +98,14 @@ def with_language(system: str, language: str | None) -> str:
 
 
 def said(item: HistoryItem) -> BaseMessage:
-    """One earlier message as a model wants it."""
+    """One earlier message, as a message for a model."""
     return HumanMessage(item.text) if item.role == "user" else AIMessage(item.text)
 
 
 def _chunks(
     model: BaseChatModel, messages: Sequence[BaseMessage], options: dict[str, Any]
 ) -> AsyncIterator[str | AIMessageChunk]:
-    """The stream of any model; of our own with text as text."""
+    """The stream of any model. Our own model streams plain text."""
     if isinstance(model, StreamingChatModel):
         return model.astream_pieces(messages, **options)
     return model.astream(messages, **options)
@@ -125,7 +125,7 @@ def _calls(calling: AIMessageChunk | None) -> tuple[ToolCall, ...]:
 
 
 def _arguments(text: str | None) -> dict[str, Any] | None:
-    """What the model wrote, as it stands: langchain's own reading would complete what was cut off."""
+    """The arguments exactly as the model wrote them: langchain's parser would complete truncated JSON."""
     try:
         arguments = loads(text.encode()) if text else {}
     except (InvalidJson, UnicodeEncodeError):
@@ -139,5 +139,5 @@ def _note(chunk: AIMessageChunk, metadata: dict[str, Any]) -> None:
     if name := chunk.response_metadata.get("model_name"):
         metadata["model"] = name
     if chunk.usage_metadata is not None:
-        # The last count stands: some endpoints repeat a growing one, so a sum would be wrong.
+        # The last count is the right one: some endpoints repeat a growing count, so a sum would be wrong.
         metadata["token_usage"] = {key: chunk.usage_metadata[key] for key in _USAGE}  # type: ignore[literal-required]

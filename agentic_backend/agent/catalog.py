@@ -21,18 +21,18 @@ from backend_kit.kpi import phase
 from backend_kit.wire import dumps
 
 BUILT_IN: Final[dict[str, ModuleType]] = {"Georges": plain, "Rico": rag, "Sammy": tools}
-"""Modules of agents that come with the service, by the last part of their `class_path`."""
+"""Agent modules that ship with the service, by the last part of their `class_path`."""
 MADE_LABEL: Final = "made"
-"""What agents that were made over REST are called in metrics: their ids come and go."""
+"""The metric label of all agents created over REST: their own ids come and go."""
 
 
 class AgentUnusable(ValueError):
-    """An agent's `class_path` leads to no agent module, or that cannot use a tunable value. The text names the agent
-    and the path or field."""
+    """An agent's `class_path` names no agent module, or its module cannot use a tunable value. The text names the
+    agent and the path or field."""
 
 
 class Agent:
-    """One agent, ready to run turns of any session. Holds a compiled graph and nothing of a user."""
+    """One agent, ready to run turns of any session. It holds a compiled graph and no user's data."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Agent:
         checkpoints: Checkpoints | None = None,
         models: Sequence[str] = (),
     ) -> None:
-        """With `checkpoints` the agent may interrupt itself to ask a person. `models` are what a turn may choose."""
+        """With `checkpoints` the agent may interrupt itself to ask a person. A turn may choose one of `models`."""
         self.settings = settings
         self._models = models
         self._graph = graph
@@ -63,9 +63,9 @@ class Agent:
         return self.settings.name
 
     def model_of(self, wanted: str | None, preferred: object = None, *, lenient: bool = False) -> str:
-        """The id of the model that answers a turn: the one it wants, else the preferred one, else the agent's own.
+        """The id of the model that answers a turn: the requested one, else the preferred one, else the agent's own.
 
-        What the agent does not offer is passed over. Raises `BadRequest` where a turn wants it, unless `lenient`.
+        A model that the agent does not offer is ignored. Raises `BadRequest` if it was requested, unless `lenient`.
         """
         if wanted in self._models:
             return str(wanted)
@@ -74,9 +74,9 @@ class Agent:
         return str(preferred) if preferred in self._models else self.settings.model
 
     async def run(self, run: AgentRun) -> AgentAnswer:
-        """Run one turn, or the rest of one that waited. Cancelling it closes the model's connection at once.
+        """Run one turn, or the rest of one that waited. Cancelling it immediately closes the model's connection.
 
-        Raises `TurnFailed`, or `Waiting` once a run that a person has to answer to is stored.
+        Raises `TurnFailed`, or `Waiting` once a run that needs a person's answer has been stored.
         """
         if self._checkpoints is None:
             return self._answered(await self._invoke({"message": run.message}, self._config, run))
@@ -93,7 +93,7 @@ class Agent:
             await self._memory.forget(thread)
 
     async def claim(self, session_id: str, run_id: str) -> SavedRun:
-        """Take over a run that waits, for good. Raises `NotAwaiting` where none does, or `HistoryUnavailable`."""
+        """Claim a waiting run permanently. Raises `NotAwaiting` if none waits, or `HistoryUnavailable`."""
         saved = None
         if self._checkpoints is not None:
             with phase("checkpoint_take"):
@@ -104,7 +104,7 @@ class Agent:
 
     async def _invoke(self, begin: Any, config: RunnableConfig, run: AgentRun, **how: Any) -> dict[str, Any]:
         try:
-            # Without stream modes: text goes through `run.emit`, at none of the graph's 44 µs a token.
+            # Without stream modes: text goes through `run.emit`, which avoids the graph's 44 µs a token.
             state: dict[str, Any] = await self._graph.ainvoke(begin, config, context=run, **how)
         except GraphRecursionError as failure:
             raise TurnFailed("recursion limit") from failure
@@ -127,8 +127,8 @@ class Agent:
 
 @dataclass(frozen=True, slots=True)
 class AgentClass:
-    """A module that agents may be made of, by the `class_path` that leads to it, with the values that it lets tune and
-    the controls that the page shows for the first configured agent of it."""
+    """A module from which agents can be created, with the `class_path` that names it, its tunable values, and the
+    controls that the page shows for its first configured agent."""
 
     path: str
     module: ModuleType
@@ -147,10 +147,10 @@ class _Entry:
 
 
 class Catalog:
-    """Configuration to agents. Graphs are compiled at first use, once per agent and configuration, at most
-    `max_graphs` of them; `on_lookup` is told of each look-up whether it was a hit.
+    """Maps configuration to agents. Graphs are compiled at first use, once per agent and configuration, at most
+    `max_graphs` of them; `on_lookup` is called with whether each look-up was a hit.
 
-    Beside the configured agents there may be others, which `put_made` replaces as a whole while turns run.
+    In addition to the configured agents it can have created ones; `put_made` replaces all of them while turns run.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class Catalog:
         self.classes: Mapping[str, AgentClass] = _classes(agents, modules)
 
     def get(self, agent_id: str) -> Agent:
-        """The agent. Raises `AgentNotFound` where there is none of that id or it is disabled. Phase `agent_init`."""
+        """The agent. Raises `AgentNotFound` if the id is unknown or the agent is disabled. Phase `agent_init`."""
         with phase("agent_init"):
             entry = self._entry(agent_id)
             if entry is None or entry.build is None:
@@ -197,9 +197,9 @@ class Catalog:
             return agent
 
     def put_made(self, agents: Iterable[AgentSettings]) -> None:
-        """These are the agents beside the configured ones from now on; turns that run keep theirs.
+        """Replace all created agents; running turns keep theirs.
 
-        Each must have passed `check`. One with the id of a configured agent is left out.
+        Agents with the id of a configured one are skipped. Raises `AgentUnusable` for one that `check` would refuse.
         """
         made = [agent for agent in agents if agent.id not in self._configured]
         self._made = {agent.id: _entry_of(agent, self._class_of(agent).module) for agent in made}
@@ -211,15 +211,15 @@ class Catalog:
         _build_of(agent, self._class_of(agent).module)
 
     def try_build(self, agent: AgentSettings) -> None:
-        """Compile the agent's graph for nothing. Raises `AgentUnusable` where that cannot be done."""
+        """Compile the agent's graph as a test, without keeping it. Raises `AgentUnusable` if it does not compile."""
         try:
             _build_of(agent, self._class_of(agent).module)(agent, self._kit.of(agent))
         except ValueError as failure:
             raise AgentUnusable(f"agent {agent.id}: {failure}") from failure
 
     def class_named(self, class_path: str | None, kind: str) -> AgentClass | None:
-        """The class that a path leads to, without an import; without a path that of the built-in agent of that name,
-        else the plain one."""
+        """The class that a path names, found without an import. Without a path, the class of the built-in agent named
+        `kind`, else the plain one."""
         if class_path is None:
             return self.classes[BUILT_IN.get(kind, plain).__name__]
         built_in = BUILT_IN.get(class_path.rpartition(".")[2])
@@ -235,7 +235,7 @@ class Catalog:
         return next((entry.settings.id for entry in self._entries() if entry.build is not None), None)
 
     def __contains__(self, agent_id: object) -> bool:
-        """Whether an ask may name this agent."""
+        """Whether a client may ask for this agent."""
         entry = self._entry(agent_id)
         return entry is not None and entry.build is not None
 
@@ -244,27 +244,27 @@ class Catalog:
         return agent_id in self._configured
 
     def made(self, agent_id: str) -> AgentSettings | None:
-        """An agent beside the configured ones, None where there is none of that id."""
+        """The created agent of that id, or None."""
         entry = self._made.get(agent_id)
         return None if entry is None else entry.settings
 
     def label(self, agent_id: str) -> str:
-        """The agent's name in metrics, of which there are never more than the configuration has agents, and two."""
+        """The agent's name in metrics: one of a closed set, the configured agents and two more."""
         if agent_id in self._made:
             return MADE_LABEL
         return agent_id if agent_id in self else "unknown"
 
     def wire(self, agent: AgentSettings) -> dict[str, Any]:
-        """AgentSettings of the wire, with what a turn may choose of the models: id and label, the agent's own first."""
+        """AgentSettings as sent to clients, with the models a turn may choose: id and label, the agent's own first."""
         choices = [{"id": name, "title": self._kit.models[name].title} for name in self._kit.choices(agent)]
         return {**agent.model_dump(mode="json"), "model_choices": choices}
 
     def list(self) -> list[dict[str, Any]]:
-        """Every agent as AgentSettings of the wire, disabled ones included and marked."""
+        """Every agent as AgentSettings as sent to clients; disabled agents are included and marked."""
         return [self.wire(entry.settings) for entry in self._entries()]
 
     async def aclose(self) -> None:
-        """Forget the graphs. Turns that run keep theirs."""
+        """Drop the graphs. Running turns keep theirs."""
         self._compiled.clear()
 
     def _entry(self, agent_id: Any) -> _Entry | None:
@@ -295,7 +295,7 @@ def _entry_of(settings: AgentSettings, module: ModuleType | None) -> _Entry:
 def _classes(agents: Iterable[AgentSettings], modules: Mapping[str, ModuleType]) -> dict[str, AgentClass]:
     """The modules that are known without an import: those of the service, and those that the configuration names.
 
-    What may be tuned is what the module says in `FIELDS`, else what the first agent that names it lists.
+    The tunable fields are the module's `FIELDS`, else those that the first agent of that module lists.
     """
     named = [(agent, module) for agent in agents if (module := modules.get(agent.id)) is not None]
     options = {module.__name__: agent.chat_options for agent, module in reversed(named)}
@@ -312,7 +312,7 @@ def _classes(agents: Iterable[AgentSettings], modules: Mapping[str, ModuleType])
 
 
 def _build_of(settings: AgentSettings, module: ModuleType) -> Build:
-    """The agent's `build`. Without a class_path it is a plain agent with prompts of its own.
+    """The agent's `build`. Without a class_path, that of a plain agent with the configured prompts.
 
     The path comes from the operator's file, which may name any module; a path that a client sent must never get here.
     """

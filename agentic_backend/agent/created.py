@@ -1,4 +1,4 @@
-"""Agents that are made over REST: held to what may be made, kept in a store, and put into the catalog."""
+"""Agents that are created over REST: validated, kept in a store, and added to the catalog."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ from backend_kit.wire import dumps
 logger = logging.getLogger(__name__)
 
 MAX_BYTES: Final = 64 * 1024
-"""Of one agent as JSON: every `GET /agents` repeats it."""
+"""Size limit of one agent as JSON: every `GET /agents` repeats it."""
 LOOK_EVERY_S: Final = 5.0
 _FIRST_LOOK_S: Final = 0.1
 
@@ -34,27 +34,27 @@ class KeptAgent:
 
 
 class AgentStore(Protocol):
-    """Where made agents are kept, for all instances. Every method may raise `HistoryUnavailable`."""
+    """Where created agents are kept, for all instances. Every method may raise `HistoryUnavailable`."""
 
     async def revision(self) -> str:
-        """Changes with every change of any of them."""
+        """A text that differs after each change of any agent."""
 
     async def all(self) -> list[KeptAgent]:
         """All of them, by name."""
 
     async def create(self, agent: KeptAgent) -> bool:
-        """Keep a new one. False where its name is taken."""
+        """Store a new agent. False if its name is taken."""
 
     async def update(self, agent: KeptAgent) -> bool:
-        """Replace one. False where it is gone, or another has its name."""
+        """Replace an agent. False if it no longer exists or another agent has its name."""
 
     async def delete(self, agent_id: str) -> bool:
-        """Forget one. False where it is not there."""
+        """Delete an agent. False if it does not exist."""
 
 
 class CreatedAgents:
-    """The agents of the store in a catalog. What is changed here is in the catalog at once, what another instance
-    changed after its next look, within 5 s."""
+    """Keeps a catalog in line with the store. A change made here is in the catalog immediately, one made by another
+    instance within 5 s, when the store is next read."""
 
     def __init__(self, catalog: Catalog, store: AgentStore, *, most: int, mcp_servers: Collection[str] = ()) -> None:
         """`most` may be kept; `mcp_servers` are the ids that an agent may name."""
@@ -72,7 +72,7 @@ class CreatedAgents:
         return self._revision is not None
 
     async def watch(self) -> None:
-        """Look for changes, for ever. While the store is away the agents stay as they are."""
+        """Look for changes until cancelled. While the store is unavailable the agents stay as they are."""
         while True:
             with suppress(HistoryUnavailable):
                 await self._look()
@@ -98,7 +98,7 @@ class CreatedAgents:
         return agent
 
     async def update(self, agent: AgentSettings) -> AgentSettings:
-        """Replace a made agent; of its fields the values count, the rest is the class's.
+        """Replace a created agent. Of its fields only the values are taken; the rest comes from the class.
 
         Raises `AgentNotFound`, `AgentRefused`, `Conflict` or `TooLarge`.
         """
@@ -118,7 +118,7 @@ class CreatedAgents:
         return changed
 
     async def delete(self, agent_id: str) -> None:
-        """Forget an agent; its turns end as they would have. Raises `AgentNotFound`."""
+        """Delete an agent; its running turns finish normally. Raises `AgentNotFound`."""
         gone = not await self._store.delete(agent_id)
         await self._look()
         if gone:
@@ -130,13 +130,13 @@ class CreatedAgents:
             revision = await self._store.revision()
             if revision == self._revision:
                 return
-            # What is read after its revision may be newer than that: the next look then reads it once more.
+            # The agents may be newer than the revision that was read before them: the next look then reads them again.
             self._kept = await self._store.all()
             self._catalog.put_made([agent for kept in self._kept if (agent := self._usable(kept)) is not None])
             self._revision = revision
 
     def _usable(self, kept: KeptAgent) -> AgentSettings | None:
-        """The agent as this instance can run it; None where it cannot: it was made under another configuration."""
+        """The agent as this instance runs it, or None if it does not fit this instance's configuration."""
         try:
             agent = AgentSettings.model_validate_json(dumps(kept.payload))
             agent = _of_class(agent, self._class_of(agent.class_path, agent.type))
@@ -148,7 +148,7 @@ class CreatedAgents:
         return agent
 
     def _checked(self, agent: AgentSettings) -> KeptAgent:
-        """What is to be stored of an agent that can run."""
+        """The stored form of an agent that can run."""
         self._expect_known(agent)
         if any(kept.name == agent.name and kept.id != agent.id for kept in self._kept) or any(
             one["name"] == agent.name and one["id"] != agent.id for one in self._catalog.list()
@@ -178,8 +178,8 @@ class CreatedAgents:
 
 
 def _of_class(agent: AgentSettings, made_of: AgentClass) -> AgentSettings:
-    """The agent with the fields of its class, and its own values in them. Raises `AgentRefused` for one that is not
-    allowed."""
+    """The agent with the fields of its class, filled with its own values. Raises `AgentRefused` for a value that is
+    not allowed."""
     values = {field.key: field.default for field in agent.tuning.fields}
     try:
         fields = tuple(_with(spec, checked(spec, values.get(spec.key))) for spec in made_of.fields)

@@ -1,4 +1,4 @@
-"""Tunable values held against what their fields allow. Pure functions."""
+"""Checks tunable values against what their fields allow. Pure functions."""
 
 import re
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ _TEXTS: Final = frozenset({"string", "text", "text-multiline", "prompt", "select
 
 
 def checked(spec: FieldSpec, value: Any) -> Any:
-    """The value, where the field allows it. Raises ValueError, whose text names the field and what it takes.
+    """The value, if the field allows it; else raises ValueError, whose text names the field and what it accepts.
 
-    None is no value, and allowed where the field is not required.
+    None means no value, which is allowed if the field is not required.
     """
     if value is None:
         if spec.required:

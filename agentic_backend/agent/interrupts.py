@@ -1,4 +1,4 @@
-"""Runs that wait for a person: what the person is asked, and the state from which the run goes on."""
+"""Runs that wait for a person: what the person is asked, and the state from which the run continues."""
 
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, Self
@@ -18,7 +18,7 @@ PHASES: Final = ("checkpoint_keep", "checkpoint_take")
 """Phases of a run that waits for a person: its state is stored, and later claimed."""
 
 _MAX_BYTES: Final = 16 * 1024
-"""Of what a person is asked: a compatible frame has 32 KiB."""
+"""Size limit of a question to a person: a compatible frame has 32 KiB."""
 _INTERRUPT: Final = "__interrupt__"
 
 
@@ -34,7 +34,7 @@ class Choice(BaseModel):
 
 
 class HitlPayload(BaseModel):
-    """What a person is asked (docs/contract.md#questions-to-a-person). Needs words: a question or a title."""
+    """What a person is asked (docs/contract.md#questions-to-a-person). It must have a question or a title."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -93,13 +93,13 @@ class SavedRun:
 
 @dataclass(frozen=True, slots=True)
 class ResumedRun:
-    """A claimed run, and what the person said."""
+    """A claimed run, and the person's answer."""
 
     saved: SavedRun
     answer: Any
 
 
-class Waiting(Exception):  # not a failure: how a run ends that goes on later
+class Waiting(Exception):  # not a failure: how a run ends that continues later
     """A run waits for a person. `payload` is what they are asked, as HitlPayload with the id of the saved run."""
 
     def __init__(self, payload: dict[str, Any]) -> None:
@@ -108,50 +108,50 @@ class Waiting(Exception):  # not a failure: how a run ends that goes on later
 
 
 class Checkpoints(Protocol):
-    """Where runs wait, one a session. What is kept there goes with its session."""
+    """Where runs wait, one a session. A stored run is deleted with its session."""
 
     async def keep(self, session_id: str, saved: SavedRun) -> None:
-        """Store a run in the place of what waited before in its session; committed on return. Raises `TurnFailed`."""
+        """Store a run, replacing the one that waited in its session; committed on return. Raises `TurnFailed`."""
 
     async def take(self, session_id: str, run_id: str) -> SavedRun | None:
-        """Claim a run: it is given out once, then it is gone. None where none waits under this id.
+        """Claim a run, which can be done once. None if no run waits under this id.
 
         Raises `HistoryUnavailable`.
         """
 
 
 def strict_serializer() -> JsonPlusSerializer:
-    """Reads plain values and the types that LangGraph deems safe; never one that a row could name."""
+    """A serializer that reads plain values and the types that LangGraph deems safe, never a type named by a row."""
     return JsonPlusSerializer(allowed_msgpack_modules=None, pickle_fallback=False)
 
 
 class RunMemory:
-    """The checkpointer of one agent: holds runs while they are on their way, and nothing of them after that.
+    """The checkpointer of one agent: keeps runs only while they are in progress.
 
-    Only what waits for a person is worth a round trip to Postgres: so LangGraph writes here, in memory, at the end of
-    a run, and `saved` is what has to be kept elsewhere.
+    Only a run that waits for a person is worth a round trip to Postgres. So LangGraph writes here, in memory, at the
+    end of a run, and `saved` returns what has to be stored elsewhere.
     """
 
     def __init__(self) -> None:
         self.saver = InMemorySaver(serde=strict_serializer())
 
     def thread(self) -> RunnableConfig:
-        """The configuration of a run of its own."""
+        """The configuration of a new thread, for one run."""
         return {"configurable": {"thread_id": uuid4().hex}}
 
     async def restore(self, thread: RunnableConfig, resume: ResumedRun) -> Command[Any]:
-        """Put a claimed run into a thread; returns the input with which it goes on."""
+        """Put a claimed run into a thread; returns the input with which it continues."""
         for saved in resume.saved.checkpoints:
             config = _within(thread, saved.namespace, saved.parent_id)
             put = await self.saver.aput(config, saved.checkpoint, saved.metadata, saved.checkpoint["channel_versions"])
             for task_id, channel, value in saved.writes:
                 await self.saver.aput_writes(put, [(channel, value)], task_id)
-        # By its id, since more than one node may have asked: the others ask again.
+        # Answer by id, since several nodes may have asked: the others ask again.
         asked = [one.id for _, channel, value in resume.saved.root.writes if channel == _INTERRUPT for one in value]
         return Command(resume={asked[0]: resume.answer})
 
     async def saved(self, thread: RunnableConfig) -> SavedRun:
-        """What a thread holds: of the graph and of each subgraph the newest checkpoint, which has all of its state."""
+        """The newest checkpoint of the thread's graph and of each subgraph; each has the complete state."""
         found = [
             SavedCheckpoint(
                 namespace=one.config["configurable"].get("checkpoint_ns", ""),
@@ -166,14 +166,14 @@ class RunMemory:
         return SavedRun(tuple(newest.values()))
 
     async def forget(self, thread: RunnableConfig) -> None:
-        """Let go of a thread."""
+        """Drop a thread and its state."""
         await self.saver.adelete_thread(thread["configurable"]["thread_id"])
 
 
 def question_of(value: Any, run_id: str) -> dict[str, Any]:
-    """What an agent's `interrupt(value)` asks, as HitlPayload: a mapping of its fields, or the question as text.
+    """The HitlPayload for an agent's `interrupt(value)`, which is a mapping of its fields or the question as text.
 
-    Raises `TurnFailed` for what nobody could answer.
+    Raises `TurnFailed` for a question that nobody could answer.
     """
     given = {"question": value} if isinstance(value, str) else value
     try:

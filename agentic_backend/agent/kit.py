@@ -1,4 +1,4 @@
-"""What an agent's graph is built from, and what an agent module has to offer."""
+"""What an agent's graph is built from, and what an agent module must provide."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -20,7 +20,7 @@ Graph = CompiledStateGraph[Any, AgentRun, AgentState, Any]
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """A chat model; `name` is what it is called where its endpoint does not say. `title` is its label for people."""
+    """A chat model. `name` is used if its endpoint does not report one; `title` is its label for people."""
 
     chat_model: BaseChatModel
     name: str
@@ -29,11 +29,11 @@ class NamedModel:
 
 @dataclass(frozen=True, slots=True)
 class AgentKit:
-    """The shared, user-less things that a graph may use. `knowledge` is None where no documents can be searched, and
-    `toolbox` where no tool server is configured.
+    """The shared parts that a graph may use; none belongs to a user. `knowledge` is None if no documents can be
+    searched, `toolbox` if no tool server is configured.
 
-    `chat_model` is the agent's own model. A node that answers asks for `model_for(run)`, since a turn may have chosen
-    another of `models`, which are all that are configured, by id.
+    `chat_model` is the agent's own model. A node that answers uses `model_for(run)`, since a turn may have chosen
+    another of `models`, which has all configured models by id.
     """
 
     chat_model: BaseChatModel
@@ -54,7 +54,7 @@ class AgentKit:
         return tuple(name for name in wanted if name in self.models)
 
     def of(self, settings: AgentSettings) -> "AgentKit":
-        """The kit with the agent's own model in the place of the default one."""
+        """The kit with the agent's own model instead of the default one."""
         own = self.models.get(settings.model)
         return self if own is None else replace(self, chat_model=own.chat_model, model_name=own.name)
 
@@ -62,13 +62,13 @@ class AgentKit:
 class Build(Protocol):
     """`build(settings, kit)` of an agent module: compiles the agent's graph, once per configuration.
 
-    Nodes read the turn from `runtime: Runtime[AgentRun]`, hand text out through `runtime.context.emit`, time their
+    Nodes read the turn from `runtime: Runtime[AgentRun]`, emit text through `runtime.context.emit`, time their
     steps with `backend_kit.kpi.phase`, and one of them leaves an `AgentAnswer` under `answer`. The graph is compiled
     without a checkpointer and keeps nothing of a run.
 
-    A module whose graph calls LangGraph's `interrupt` says `INTERRUPTS: Final = True`. Its state then holds plain
-    values alone (texts, numbers, lists, dicts), since it is stored while a person is waited for, and what stands before
-    the `interrupt` in its node runs twice.
+    A module whose graph calls LangGraph's `interrupt` declares `INTERRUPTS: Final = True`. Its state must then consist
+    of plain values (texts, numbers, lists, dicts), since it is stored while the run waits for a person, and the code
+    before the `interrupt` in its node runs twice.
 
     The module may also have a `check(settings)`, called at the start of the service: it raises ValueError, with a text
     that names the field, for a tunable value that `build` could not use.

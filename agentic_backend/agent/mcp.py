@@ -1,4 +1,4 @@
-"""Tools of MCP servers: discovered once a server, called under a deadline, their answers bounded.
+"""Tools of MCP servers: discovered once per server, called with a deadline, with answers of bounded size.
 
 Imports the MCP SDK, which takes a second: only a service with configured servers loads this module.
 """
@@ -44,7 +44,7 @@ from backend_kit.wire import dumps
 logger = logging.getLogger(__name__)
 
 _MAX_BODY_BYTES: Final = 1024 * 1024
-"""Of one answer of a server: reading more would hold the loop for the turns of everybody."""
+"""Size limit of one answer of a server: reading more would block the event loop for all turns."""
 _MAX_TOOLS: Final = 64
 _MAX_SCHEMA_BYTES: Final = 32 * 1024
 _MAX_DESCRIPTION: Final = 2000
@@ -52,7 +52,7 @@ _MAX_PAGES: Final = 16
 _RETRY_S: Final = 5.0
 _SAID_EVERY_S: Final = 1.0
 _LIST_EVERY_S: Final = 1.0
-"""A server that says again and again that its tools have changed is listed no more often."""
+"""The shortest interval between listings, for a server that keeps announcing changed tools."""
 _LISTEN_AGAIN_S: Final = 30.0
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _TOKEN: Final = re.compile(r"[\x21-\x7e]{1,8192}")
@@ -64,14 +64,14 @@ _REFUSED: Final = ToolAnswer("The tool refused the call, or its answer was broke
 _EMPTY: Final = "The tool answered with nothing."
 
 _LOST: Final = (httpx2.HTTPError, OSError, ExceptionGroup)
-"""How the SDK says that there is no connection; what happens in its task groups comes as a group."""
+"""What the SDK raises if there is no connection; failures in its task groups arrive as a group."""
 _SESSION_FORGOTTEN: Final = "Session terminated"
 _BAD_STATUS: Final = "Server returned an error response"
-"""What the SDK's transport says of a 404 within a session, and of any other status of 4xx or 5xx."""
+"""How the SDK's transport reports a 404 within a session, and any other 4xx or 5xx status."""
 
 
 class ToolObserver(Protocol):
-    """Told of calls and look-ups, on the event loop. Must not block or raise."""
+    """Notified of calls and look-ups, on the event loop. Must not block or raise."""
 
     def tool_called(self, server: str, tool: str, status: str, seconds: float) -> None:
         """A call has ended: status ok, error, timeout or cancelled."""
@@ -80,15 +80,15 @@ class ToolObserver(Protocol):
         """A turn wanted a server's tools; a hit needed no discovery."""
 
 
-class _Unavailable(Exception):  # not an error of a turn: the caller of it becomes an answer
+class _Unavailable(Exception):  # not an error of a turn: it becomes an answer of the tool
     """The server's breaker is open."""
 
 
 class McpToolbox:
-    """The configured MCP servers. Built beside the loop, used on it, closed by `aclose`."""
+    """The configured MCP servers. Built in a thread, used on the event loop, closed by `aclose`."""
 
     def __init__(self, settings: Mcp, tasks: TaskRegistry, observer: ToolObserver) -> None:
-        # The SDK and its HTTP client log what they send and receive, which is what users wrote.
+        # The SDK and its HTTP client log what they send and receive, including users' text.
         for name in ("mcp", "httpx2", "httpcore2"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         enabled = [server for server in settings.servers if server.enabled]
@@ -96,7 +96,7 @@ class McpToolbox:
         self._servers = {server.id: _Server(server, settings, tasks, observer, tls) for server in enabled}
 
     async def offer(self, server_ids: Sequence[str], caller: ToolCaller) -> Offer:
-        """The tools of these servers; a disabled one has none. Phase `mcp_discover` where one must be asked."""
+        """The tools of these servers; a disabled server has none. A discovery is timed as phase `mcp_discover`."""
         servers = [self._servers[server_id] for server_id in server_ids if server_id in self._servers]
         found = await asyncio.gather(*(server.tools(caller) for server in servers))
         missing = tuple(server.id for server, tools in zip(servers, found, strict=True) if tools is None)
@@ -107,12 +107,12 @@ class McpToolbox:
         return await self._servers[tool.server].call(tool.remote_name, arguments, caller)
 
     async def aclose(self) -> None:
-        """Close the connections. Calls that still run fail."""
+        """Close the connections. Calls that are still running fail."""
         await asyncio.gather(*(server.aclose() for server in self._servers.values()))
 
 
 class _Server:
-    """One server: its connection, its tools since the last discovery, whether it is called at all."""
+    """One server: its connection, its tools as last discovered, and whether it may be called."""
 
     def __init__(
         self, config: McpServer, settings: Mcp, tasks: TaskRegistry, observer: ToolObserver, tls: SSLContext
@@ -131,14 +131,14 @@ class _Server:
         self._release: Callable[[], None] = lambda: None
         self._opening = asyncio.Lock()
         self._said: dict[str, float] = {}
-        # Whoever reads an answer has a deadline; who listens for changes waits for as long as there are none.
+        # A reader of an answer has a deadline; a listener waits until there is a change.
         timeout = httpx2.Timeout(settings.call_s, connect=min(settings.call_s, settings.discover_s), read=None)
         self._transport = _Bounded(httpx2.AsyncHTTPTransport(verify=tls, limits=httpx2.Limits(max_connections=100)))
         self._http = httpx2.AsyncClient(transport=self._transport, timeout=timeout, trust_env=False)
         self._timeout = timeout
 
     async def tools(self, caller: ToolCaller) -> tuple[Tool, ...] | None:
-        """The tools as last discovered, None where that never succeeded. Old ones are looked up again behind."""
+        """The tools as last discovered, None if that never succeeded. An old list is refreshed in the background."""
         age_s = perf_counter() - self._asked_at
         known = self._tools
         due = age_s > (_RETRY_S if known is None else self._settings.tools_ttl_s)
@@ -149,7 +149,7 @@ class _Server:
         self._observer.tools_looked_up(hit=not wait)
         if wait and self._discovery is not None:
             with phase("mcp_discover"):
-                # Shielded: it serves every turn that waits, whoever began it.
+                # Shielded: it serves every waiting turn, not only the one that started it.
                 await asyncio.shield(self._discovery)
         return self._tools
 
@@ -200,14 +200,14 @@ class _Server:
             self._asked_at = perf_counter()
             self._discovery = None
 
-    async def _heard(self, message: IncomingMessage) -> None:
-        """What the server says of itself; that its tools are others now is what matters of it."""
+    async def _on_message(self, message: IncomingMessage) -> None:
+        """Handle a notification of the server; only a change of its tools matters."""
         if isinstance(message, ToolListChangedNotification) and not self._relisting:
             self._relisting = True
             Context().run(self._tasks.spawn, f"mcp-changed:{self.id}", self._relist)
 
     async def _relist(self) -> None:
-        """List the tools again, after a listing that is under way: that one may be older than the change."""
+        """List the tools again, after any listing in progress, which may predate the change."""
         await asyncio.sleep(self._asked_at + _LIST_EVERY_S - perf_counter())
         while self._discovery is not None:
             await asyncio.shield(self._discovery)
@@ -216,28 +216,28 @@ class _Server:
         self._discovery = discovery
 
     async def _listen(self, client: Client) -> None:
-        """Let the server tell of changes, over and over: what it says comes to `_heard`."""
+        """Subscribe to the server's notifications, again and again; `_on_message` receives them."""
         while True:
             try:
                 async with client.listen(tools_list_changed=True) as changes:
                     async for _ in changes:
                         pass
             except ListenNotSupportedError:
-                return  # one of the older protocol tells without being asked
+                return  # a server of the older protocol notifies without a subscription
             except MCPError:
-                return  # one that tells nothing: its tools are listed again when they are old
+                return  # it has no notifications: its tools are listed again once they are old
             except (SubscriptionLost, *_LOST):
                 pass
             await asyncio.sleep(_LISTEN_AGAIN_S)
-            self._asked_at = -float("inf")  # what changed meanwhile was not heard
+            self._asked_at = -float("inf")  # changes in the meantime were missed
 
     def _usable(self, listed: Iterable[ListedTool]) -> tuple[Tool, ...]:
-        """What of a server's list an agent can be given. What it says of itself is bounded, and trusted for nothing."""
+        """The listed tools that an agent can be given. A server's own descriptions are bounded and never trusted."""
         tools: dict[str, Tool] = {}
         for tool in listed:
             schema = tool.input_schema
             if not tool.name or schema.get("type") != "object" or len(dumps(schema)) > _MAX_SCHEMA_BYTES:
-                self._say(f"tool without a usable schema: {tool.name[:64]!r}")
+                self._warn(f"tool without a usable schema: {tool.name[:64]!r}")
             elif tool.name not in tools and len(tools) < _MAX_TOOLS:
                 description = (tool.description or tool.title or "")[:_MAX_DESCRIPTION]
                 needs_approval = self._config.needs_approval(tool.name, read_only=_reads_only(tool))
@@ -245,7 +245,7 @@ class _Server:
         return tuple(tools.values())
 
     async def _call(self, name: str, arguments: dict[str, Any], caller: ToolCaller) -> CallToolResult:
-        # Not Client.call_tool: that lists the tools of each new connection anew to check what it does not hand out.
+        # Not Client.call_tool: it lists the tools again on each new connection, to check output which it then drops.
         request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=arguments))
 
         async def attempt() -> CallToolResult:
@@ -255,16 +255,16 @@ class _Server:
         def wait_s(failure: Exception, attempts: int) -> float | None:
             if _is_lost(failure):
                 self._let_go()
-            # A server that has forgotten the session refused the call before it looked at it.
+            # The server has forgotten the session, so it refused the call without looking at it.
             return 0.0 if attempts == 1 and getattr(failure, "message", "") == _SESSION_FORGOTTEN else None
 
         return await try_again(attempt, (MCPError, *_LOST), wait_s)
 
     @asynccontextmanager
     async def _client(self, caller: ToolCaller) -> AsyncIterator[Client]:
-        """A connection: the kept one, or one of its own for a caller whose token goes with it."""
+        """A connection: the shared one, or a separate one if the caller's token is sent with it."""
         if self._config.forward_token:
-            # The pool of connections is shared: only the headers are the caller's.
+            # The connection pool is shared; only the headers are the caller's.
             headers = _headers(caller)
             http = httpx2.AsyncClient(
                 transport=self._transport, timeout=self._timeout, trust_env=False, headers=headers
@@ -279,14 +279,14 @@ class _Server:
         yield client
 
     async def _open(self) -> Client:
-        """Connect in a task of its own: the SDK wants a connection closed by the task that opened it."""
+        """Connect in a separate task: the SDK requires that the task that opened a connection closes it."""
         opened: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         released = asyncio.Event()
 
         async def keep() -> None:
             transport = streamable_http_client(self._config.url, http_client=self._http)
             try:
-                async with Client(transport, cache=None, message_handler=self._heard) as client:
+                async with Client(transport, cache=None, message_handler=self._on_message) as client:
                     if not opened.done():
                         opened.set_result(client)
                         await self._kept_open(client, released)
@@ -296,12 +296,12 @@ class _Server:
             finally:
                 opened.cancel()
 
-        # In a context of its own: it outlives the turn that opened it.
+        # In a separate context: it outlives the turn that opened it.
         keeping = Context().run(self._tasks.spawn, f"mcp:{self.id}", keep)
         try:
             client = await opened
         except asyncio.CancelledError:
-            keeping.cancel()  # whoever wanted the connection has no time left, and it has no deadline of its own
+            keeping.cancel()  # the caller's time is up, and connecting has no deadline of its own
             raise
         finally:
             self._release = released.set
@@ -319,7 +319,7 @@ class _Server:
         self._release()
 
     def _text_of(self, result: CallToolResult) -> str:
-        """The text of a result; what is no text is named. Cut where it is longer than the configuration allows."""
+        """The text of a result, cut at the configured length. Content that is not text is only named."""
         texts = []
         for block in result.content:
             if isinstance(block, TextContent):
@@ -335,11 +335,11 @@ class _Server:
         return text if len(text) <= limit else f"{text[:limit]}\n[cut: {len(text) - limit} more characters]"
 
     def _failed(self, cause: str, answer: ToolAnswer) -> ToolAnswer:
-        self._say(f"failed: {cause}")
+        self._warn(f"failed: {cause}")
         return answer
 
-    def _say(self, what: str) -> None:
-        """Log, at most once a second and cause: causes are names of ours and of classes, never what was sent."""
+    def _warn(self, what: str) -> None:
+        """Log at most once a second per cause. Causes are our own words or class names, never content."""
         now = perf_counter()
         if now - self._said.get(what, -_SAID_EVERY_S) >= _SAID_EVERY_S and len(self._said) < _MAX_TOOLS:
             self._said[what] = now
@@ -347,14 +347,14 @@ class _Server:
 
 
 class _Bounded(httpx2.AsyncBaseTransport):
-    """Cuts an answer that is too large while it is read, instead of holding all of it."""
+    """Aborts an answer that is too large while it is being read, instead of reading all of it."""
 
     def __init__(self, inner: httpx2.AsyncBaseTransport) -> None:
         self._inner = inner
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         response = await self._inner.handle_async_request(request)
-        # A stream of events has no end of its own: its events are bounded by the SDK.
+        # A stream of events does not end: the SDK bounds its events.
         if not response.headers.get("content-type", "").startswith("text/event-stream"):
             assert isinstance(response.stream, httpx2.AsyncByteStream)
             response.stream = _BoundedStream(response.stream)
@@ -394,7 +394,7 @@ async def _list(client: Client) -> list[ListedTool]:
 
 
 def _is_lost(failure: BaseException) -> bool:
-    """Whether a failed call means that its connection is of no more use."""
+    """Whether a failed call means that its connection is no longer usable."""
     if isinstance(failure, MCPError):
         return failure.code == CONNECTION_CLOSED or failure.message in (_SESSION_FORGOTTEN, _BAD_STATUS)
     return isinstance(failure, _LOST)
@@ -405,7 +405,7 @@ def _reads_only(tool: ListedTool) -> bool:
 
 
 def _named(tools: Iterable[Tool]) -> tuple[Tool, ...]:
-    """The tools under names that a model may call: their own where it is fit and unique, else with their server's."""
+    """The tools under names that a model may call: their own if valid and unique, else prefixed with the server's."""
     listed = list(tools)
     count = Counter(tool.remote_name for tool in listed)
     taken: dict[str, Tool] = {}

@@ -15,7 +15,7 @@ You are Georges, a general assistant. Answer what was asked, correctly and brief
 Use Markdown where structure helps. Take earlier messages of the conversation into account.
 If you do not know, or the question lacks what an answer needs, say so; never invent facts, numbers or sources."""
 FIELDS: Final = (FieldSpec(key="prompts.system", type="prompt", title="System prompt"),)
-"""What may be tuned; without a value it is the prompt above."""
+"""The tunable fields; the default is the prompt above."""
 
 
 def build(settings: AgentSettings, kit: AgentKit) -> Graph:

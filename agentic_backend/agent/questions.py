@@ -1,4 +1,4 @@
-"""What to search for when a question only makes sense after the one before it. Pure functions, English and French."""
+"""What to search for if a question only makes sense after an earlier one. Pure functions, English and French."""
 
 import re
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ it its itself this these those they them their theirs he him his she her hers
 il ils elle elles cela ça ceci celui celle ceux celles celui-ci celle-ci leur leurs
 """
 _REFERRING: Final = frozenset(_REFERRING_WORDS.split())
-# "that" also joins clauses; after such a word, at the end or at the beginning it stands for something said before.
+# "that" also joins clauses; after such a word, at the end or at the beginning it refers to something said before.
 _THAT: Final = re.compile(
     r"\b(?:do|does|did|is|was|are|were|can|could|will|would|should|about|of|for|with|to|in|on|than|after|before|like"
     r"|mean|by|from|why|how|what's)\s+that\b|\bthat\W*$|^\W*that\b",
@@ -40,10 +40,10 @@ _VERBS: Final = frozenset(_VERBS_WORDS.split())
 
 
 def follows_up(question: str) -> bool:
-    """Whether a question looks as if it leans on what was said before: "and how long does that take?", "why?".
+    """Whether a question seems to depend on an earlier one: "and how long does that take?", "why?".
 
-    A guess from its words: a short one that opens with "and", points with a pronoun, or is a question word and little
-    more. Wrongly yes adds the earlier question to a search, wrongly no leaves it out.
+    This is a guess from its words: it is short and opens with "and", contains a pronoun, or is little more than a
+    question word. A false positive adds the earlier question to the search, a false negative leaves it out.
     """
     words = [word.lower() for word in _WORD.findall(question)]
     if not words or len(words) > _MAX_WORDS:
@@ -54,9 +54,9 @@ def follows_up(question: str) -> bool:
 
 
 def with_what_it_refers_to(question: str, history: Sequence[HistoryItem]) -> str:
-    """What to search for: the question, after the earlier ones it follows up on; alone where it follows up on none.
+    """What to search for: the question, preceded by the earlier questions on which it depends.
 
-    Goes back over the user's questions to the first that stands on its own, at most 3 of them.
+    It goes back over at most 3 of the user's questions, to the first that depends on no other.
     """
     if not follows_up(question):
         return question

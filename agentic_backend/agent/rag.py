@@ -1,4 +1,4 @@
-"""Rico: answers from documents, with citations. Searches, reranks, and says so when it had to do without."""
+"""Rico: answers from documents, with citations. Searches and reranks, and warns if it could not."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from agentic_backend.settings import AgentSettings, FieldSpec
 from backend_kit.kpi import phase
 
 PHASES: Final = ("keyword_expansion", "follow_up")
-"""Phases beside those of docs/contract.md#phases, for what comes before a search where it is switched on."""
+"""Phases in addition to those of docs/contract.md#phases, for optional steps before a search."""
 WITHOUT_DOCUMENTS: Final = "answered_without_documents"
 BEING_PREPARED: Final = "documents_being_prepared"
 """The warning of an answer whose search failed."""
@@ -47,7 +47,7 @@ FOLLOW_UP: Final = """\
 Write the user's last message as one search query that can be understood without the conversation: put in what it refers
 to, in its language. Answer with the query alone."""
 FIELDS: Final = (
-    # A prompt without a value is the one above.
+    # The default of a prompt is the one above.
     FieldSpec(key="prompts.system", type="prompt", title="System prompt"),
     FieldSpec(key="prompts.with_sources", type="prompt", title="How to answer from passages"),
     FieldSpec(key="prompts.no_sources", type="prompt", title="How to answer without documents"),
@@ -86,7 +86,7 @@ FIELDS: Final = (
         key="rag.require_documents", type="boolean", title="Fail where documents cannot be searched", default=False
     ),
 )
-"""What may be tuned; some keys are those of older files (docs/contract.md#agents)."""
+"""The tunable fields; some keys come from older configuration files (docs/contract.md#agents)."""
 _ONLY_DOCUMENTS: Final = (
     "The user wants answers from documents alone: do not answer from what you know, say what is missing."
 )
@@ -99,7 +99,7 @@ _POLICIES: Final = ("hybrid", "semantic", "strict")
 
 
 class RagState(TypedDict, total=False):
-    """What the nodes hand on. Nothing of the user is in it but the question."""
+    """What the nodes pass on. Its only user data is the question."""
 
     message: str
     question: str
@@ -113,7 +113,7 @@ class RagState(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Rico's tunable values. Prompts are plain text: nothing is put into them."""
+    """Rico's tunable values. Prompts are plain text without placeholders."""
 
     system: str
     with_sources: str
@@ -132,7 +132,7 @@ class Tuning:
 
     @classmethod
     def of(cls, settings: AgentSettings) -> "Tuning":
-        """The values of an agent, with our defaults for those it leaves out. Raises ValueError that names the field."""
+        """The values of an agent, with defaults for those that are not set. Raises ValueError that names the field."""
 
         def value(key: str) -> Any:
             return value_of(settings, FIELDS, key)
@@ -161,9 +161,9 @@ def check(settings: AgentSettings) -> None:
 
 
 def build(settings: AgentSettings, kit: AgentKit) -> Graph:
-    """Search, rerank, answer; straight to an answer where nothing is to be searched, found or reached.
+    """The graph: search, rerank, answer. It skips to the answer if the search has no scope, no hits, or fails.
 
-    Raises ValueError where the kit has no client of knowledge flow.
+    Raises ValueError if the kit has no client of knowledge flow.
     """
     if kit.knowledge is None:
         raise ValueError(f"agent {settings.id} needs knowledge flow")
@@ -192,7 +192,7 @@ class Scope:
 
     @classmethod
     def of(cls, context: Mapping[str, Any]) -> "Scope":
-        """From `search_rag_scope`, hybrid where absent; an explicit `include_*` overrides it."""
+        """The scope by `search_rag_scope` (default: hybrid); an explicit `include_*` overrides it."""
         scope = context.get("search_rag_scope") or "hybrid"
         session = context.get("include_session_scope")
         corpus = context.get("include_corpus_scope")
@@ -211,12 +211,12 @@ class Rico:
         self._knowledge = knowledge
 
     def begin(self, state: RagState, runtime: Runtime[AgentRun]) -> str:  # noqa: ARG002 # langgraph's names
-        """Where the turn starts: with a search, unless its scope leaves nothing to search."""
+        """The turn's first node: a search, unless its scope leaves nothing to search."""
         scope = Scope.of(runtime.context.runtime_context)
         return "search" if scope.session or scope.corpus else "answer_general_only"
 
     async def search(self, state: RagState, runtime: Runtime[AgentRun]) -> RagState:  # noqa: ARG002 # langgraph's names
-        """Find hits. Raises `KfUnavailable` where the agent requires documents, else goes on without."""
+        """Find hits. If the search fails, raises `KfUnavailable` if the agent requires documents, else continues."""
         run = runtime.context
         question = await self._search_question(run)
         client = self._knowledge
@@ -232,10 +232,10 @@ class Rico:
         return {"question": question, "hits": hits, "rerank_within_s": left_s}
 
     async def rerank(self, state: RagState, runtime: Runtime[AgentRun]) -> RagState:
-        """The best hits in their best order. Late or down: the best of retrieval; never an error.
+        """The best hits in their best order; in retrieval order if the reranker is late or down. Never an error.
 
-        Search and rerank have one deadline together: what the search took is gone. `rag.min_score` is held against
-        the scores of the reranker alone, since those of retrieval are of another scale with each policy.
+        Search and rerank share one deadline. `rag.min_score` applies only to the reranker's scores, because the scale
+        of retrieval scores differs by policy.
         """
         hits, within_s = state["hits"], state["rerank_within_s"]
         client, tuning = self._knowledge, self._tuning
@@ -258,7 +258,7 @@ class Rico:
             return {"answer": await self._answer(runtime.context, self._tuning.no_sources)}
 
     async def answer_no_sources(self, state: RagState, runtime: Runtime[AgentRun]) -> RagState:  # langgraph's names
-        """Answer although the documents could not be searched, with a warning that says so."""
+        """Answer although the documents could not be searched, with a warning about that."""
         run = runtime.context
         with phase("answer_no_sources"):
             answer = await self._answer(run, self._tuning.no_sources, _UNREACHABLE, *_strictly(run))
@@ -267,7 +267,7 @@ class Rico:
         return {"answer": replace(answer, metadata=metadata, warnings=warnings)}
 
     async def answer_no_results(self, state: RagState, runtime: Runtime[AgentRun]) -> RagState:  # noqa: ARG002 # langgraph's names
-        """Say that nothing was found."""
+        """Answer that nothing was found."""
         run = runtime.context
         with phase("answer_no_results"):
             return {"answer": await self._answer(run, self._tuning.no_results, *_strictly(run))}
@@ -311,7 +311,7 @@ class Rico:
         )
 
     async def _search_question(self, run: AgentRun) -> str:
-        """What is searched for: the message, what it refers to, and further terms where the agent wants them."""
+        """The text to search for: the message, what it refers to, and further terms if the agent is set to add them."""
         tuning = self._tuning
         history = _last(run.history, tuning.history_max_messages)
         question = run.message
@@ -327,7 +327,7 @@ class Rico:
         return question
 
     async def _ask(self, name: str, messages: list[BaseMessage], run: AgentRun) -> str:
-        """One short line of the model for the search, "" where it has none to give: a search goes on without it."""
+        """One short line of the model for the search; "" if it gives none, which the search does not need."""
         try:
             with phase(name), phase("llm_invoke"):
                 async with asyncio.timeout(_REWRITE_S):
@@ -348,7 +348,7 @@ def _after_rerank(state: RagState) -> str:
 
 
 def _rescored(hits: Sequence[Hit]) -> bool:
-    """Whether knowledge flow has reranked: it keeps the score of retrieval under a name of its own when it has."""
+    """Whether knowledge flow has reranked: it then keeps the retrieval score under another name."""
     return any("retrieval_score" in hit for hit in hits)
 
 
@@ -365,7 +365,7 @@ def _last(history: Sequence[HistoryItem], count: int) -> Sequence[HistoryItem]:
 
 
 def _recalled(item: HistoryItem) -> BaseMessage:
-    """An earlier message; its citations are of sources that are not in this prompt."""
+    """An earlier message without its citations, whose sources are not in this prompt."""
     message = said(item)
     return AIMessage(sources.without_citations(item.text)) if item.role == "assistant" else message
 

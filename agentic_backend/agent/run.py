@@ -1,4 +1,4 @@
-"""What goes into a run of an agent and what comes out: the only shapes that session and agents share."""
+"""The input and output of an agent's run: the only types that `session` and `agent` share."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,22 +16,22 @@ class HistoryItem(Protocol):
 
     @property
     def role(self) -> Literal["user", "assistant"]:
-        """Who said it."""
+        """The author."""
 
     @property
     def text(self) -> str:
-        """What was said."""
+        """The message's text."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentRun:
-    """One turn as an agent sees it. `history` is oldest first and does not hold `message`.
+    """One turn as an agent sees it. `history` is oldest first and does not contain `message`.
 
-    `emit` takes what the agent produces while it produces it. Everything that belongs to a user is in here, nothing
-    of it in the graph, which all sessions share. `credentials` are the asker's, for services that decide by them what
-    may be seen: hand them to their clients, and never into a graph's state, a prompt or a log. `request_id` and
-    `traceparent` (W3C) go with them. `resume` is there where the run waited for a person and goes on. `model` is the id
-    of the model that answers, None for the agent's own: `AgentKit.model_for` has it.
+    `emit` takes the agent's output as it is produced. All data of the user is here and none is in the graph, which
+    all sessions share. `credentials` are the user's, for services that decide by them what the user may see: pass them
+    to the clients of those services, never into a graph's state, a prompt or a log. `request_id` and `traceparent`
+    (W3C) are sent along with them. `resume` is set if the run continues after waiting for a person. `model` is the id
+    of the model that answers, None for the agent's own; use `AgentKit.model_for` to get it.
     """
 
     session_id: str
@@ -55,7 +55,7 @@ class AgentAnswer:
 
     `text` is the joined text of the `Delta`s on channel final; `parts` are further parts, such as citations.
     `metadata` has `model`, `finish_reason` (`FinishReason`), `token_usage{input_tokens,output_tokens,total_tokens}`
-    where the model counts, and `sources` where there are any.
+    if the model reports it, and `sources` if the answer has any.
     """
 
     text: str
@@ -88,7 +88,7 @@ class TurnAgents(Protocol):
 
 
 class AgentState(TypedDict, total=False):
-    """The least that a graph's state has: it is given `message` and leaves `answer`."""
+    """The minimum that a graph's state must have: `message` is its input and `answer` its result."""
 
     message: str
     answer: AgentAnswer

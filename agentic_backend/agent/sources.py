@@ -1,4 +1,4 @@
-"""Hits as an answer's sources: numbered for the prompt, cited as links, and as small as what is kept of them.
+"""Hits as an answer's sources: numbered for the prompt, cited as links, and shortened for storage.
 
 A source has one number everywhere: `[2]` in the text is the link part with `source_id` "2" and `metadata.sources[1]`.
 Pure functions.
@@ -14,11 +14,11 @@ from agentic_backend.knowledge import Hit
 from backend_kit.wire import dumps
 
 KEPT_BYTES: Final = 12 * 1024
-"""What the sources of one answer may take in its metadata. The compatible `final` has 32 KiB a frame
-(docs/contract.md#frames): this leaves 20 for question, answer, ledger and session."""
+"""Bytes that the sources of one answer may take in its metadata. The compatible `final` has 32 KiB a frame
+(docs/contract.md#frames): this leaves 20 KiB for question, answer, ledger and session."""
 _KEPT_CHARS: Final = ((600, 300), (300, 200), (120, 100), (0, 60))
 """Characters of a content and of any other text, tried in this order until everything fits."""
-# How it was found is of use to knowledge flow and its reranker, not to who reads the answer.
+# How a hit was found matters to knowledge flow and its reranker, not to a reader of the answer.
 _NOT_KEPT: Final = frozenset(
     {
         "embedding_model", "vector_index", "token_count", "retrieved_at", "retrieval_session_id", "pull_location",
@@ -28,7 +28,7 @@ _NOT_KEPT: Final = frozenset(
 
 _CODE: Final = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`", re.DOTALL)
 _CITED: Final = re.compile(r"\[(\d{1,3}(?:\s*[,;]\s*\d{1,3})*)\](?!\()")
-# From the first blank before it on: at each of them a long run would be read again.
+# Starts at the first blank: otherwise a long run of blanks would be read again at each of them.
 _CITATION: Final = re.compile(r"(?<![ \t])[ \t]*\[\d{1,3}(?:\s*[,;]\s*\d{1,3})*\](?!\()")
 _NUMBER_MARK: Final = re.compile(r"^([ \t]*(?:[-*][ \t]*)?)\[(?=\d{1,3}\])", re.MULTILINE)
 _DELIMITER: Final = re.compile(r"<(?=/?source\b)", re.IGNORECASE)
@@ -36,10 +36,10 @@ _EMPTY_LINES: Final = re.compile(r"\n\s*\n\s*\n")
 
 
 def numbered(hits: Sequence[Hit], max_chars: int) -> str:
-    """The hits as a prompt holds them, from `[1]` on, each cut at `max_chars` and between marks of its own.
+    """The hits as text for a prompt, numbered from `[1]`, each cut at `max_chars` and enclosed in marks.
 
-    A passage can neither end its mark, nor begin a source, nor pass for another number: it is data. A passage starts
-    on the line of its number and ends with two empty lines, which it has nowhere inside.
+    A passage is data: it cannot end its mark, begin a source, or imitate another number. It starts on the line of its
+    number and ends with two empty lines, which do not occur inside it.
     """
     return "\n\n".join(_source(number, hit, max_chars) for number, hit in enumerate(hits, 1))
 
@@ -64,7 +64,7 @@ def _inert(text: str) -> str:
 
 
 def cited(text: str, count: int) -> list[int]:
-    """The numbers from 1 to `count` that an answer cites, in order of their first mention. Code cites nothing."""
+    """The numbers from 1 to `count` that an answer cites, in order of first mention. Code blocks are ignored."""
     found: dict[int, None] = {}
     for match in _CITED.finditer(_CODE.sub("", text)):
         for number in re.findall(r"\d+", match[1]):
@@ -94,7 +94,7 @@ def _link(number: int, hit: Hit) -> Part:
 
 
 def _address(hit: Hit) -> str:
-    """Where the passage can be read: a path of ours or a web address, never a script."""
+    """Where the passage can be read: a path of this service or a web address, never a script."""
     url: str = hit.get("citation_url") or ""
     if (url.startswith("/") and not url.startswith(("//", "/\\"))) or url.startswith(("https://", "http://")):
         return url
@@ -102,8 +102,8 @@ def _address(hit: Hit) -> str:
 
 
 def kept(hits: Sequence[Hit]) -> list[Hit]:
-    """The hits as they are shown and stored: without what only a search needs, contents cut so that all of them fit
-    into `KEPT_BYTES`. An ellipsis says where something was cut."""
+    """The hits as they are shown and stored: without the fields that only a search needs, and with contents cut so
+    that all hits fit into `KEPT_BYTES`. An ellipsis marks each cut."""
     shortest: list[Hit] = []
     for content_chars, text_chars in _KEPT_CHARS:
         shortest = [_shortened(hit, content_chars, text_chars) for hit in hits]
@@ -128,5 +128,5 @@ def _shortened(hit: Hit, content_chars: int, text_chars: int) -> Hit:
 
 
 def without_citations(text: str) -> str:
-    """An earlier answer without its source numbers: the sources of this turn have the same ones."""
+    """An earlier answer without its source numbers, which the sources of this turn use again."""
     return _CITATION.sub("", text)

@@ -1,4 +1,4 @@
-"""A conversation's title, asked of a model once its first answer is there."""
+"""A conversation's title, written by a model after the first answer."""
 
 from typing import Final
 
@@ -25,7 +25,7 @@ class TitleWriter:
         self._kpi = kpi
 
     async def write(self, question: str, answer: str) -> str:
-        """What the model says, in phase `llm_invoke_title`. Raises the model's `TurnFailed`."""
+        """The model's title, timed as phase `llm_invoke_title`. Raises the model's `TurnFailed`."""
         told = f"<question>\n{question[:_MAX_CHARS]}\n</question>\n<answer>\n{answer[:_MAX_CHARS]}\n</answer>"
         with self._kpi.phase(PHASE):
             said = await self._chat_model.ainvoke([SystemMessage(_PROMPT), HumanMessage(told)], max_tokens=_MAX_TOKENS)

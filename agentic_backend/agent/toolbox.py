@@ -1,4 +1,4 @@
-"""Tools as an agent sees them, wherever they come from: what they are called, what they take, what they answer."""
+"""Tools as an agent sees them, independent of their source: their names, arguments and answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ class Tool:
     """One tool of one server.
 
     `name` is what the model calls it by, unique among an agent's tools; `remote_name` what its server calls it.
-    `parameters` is the JSON Schema of its arguments. One with `needs_approval` may only run after a person said so.
+    `parameters` is the JSON Schema of its arguments. With `needs_approval`, it may only run after a person agreed.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class ToolCaller:
-    """For whom a tool is called. The credentials reach only servers that are configured to get them."""
+    """The user for whom a tool is called. The credentials are sent only to servers configured to receive them."""
 
     credentials: Credentials | None = field(default=None, repr=False)
     traceparent: str | None = None
@@ -50,18 +50,17 @@ class ToolCaller:
 
 @dataclass(frozen=True, slots=True)
 class ToolAnswer:
-    """What a tool said, as text of bounded length. Where `ok` is False it says what went wrong, in words for the
-    model."""
+    """A tool's answer, as text of bounded length. If `ok` is False, the text explains to the model what failed."""
 
     text: str
     ok: bool = True
 
 
 class Toolbox(Protocol):
-    """The tools of configured servers. No method raises: a server that fails is an answer that says so."""
+    """The tools of configured servers. No method raises: the failure of a server is reported as an answer."""
 
     async def offer(self, server_ids: Sequence[str], caller: ToolCaller) -> Offer:
-        """The tools of these servers. Asked of each server once, then remembered."""
+        """The tools of these servers. Each server is asked once, then its tools are cached."""
 
     async def call(self, tool: Tool, arguments: dict[str, Any], caller: ToolCaller) -> ToolAnswer:
-        """Call a tool, once: what may have run is never tried again."""
+        """Call a tool, once: a call that may have run is never retried."""

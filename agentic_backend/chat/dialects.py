@@ -1,4 +1,4 @@
-"""The two protocols of the chat socket: what a client's frames do, and how the client is told of turns."""
+"""The two protocols of the chat socket: what a client's frames do, and how turns are sent to the client."""
 
 import logging
 import time
@@ -29,43 +29,43 @@ Send = Callable[[str], Awaitable[None]]
 
 
 class Turns(Protocol):
-    """What a client needs of whoever runs turns."""
+    """What a client needs from the owner of the turns."""
 
     def submit(self, ask: Ask) -> Turn:
-        """Start the turn of an ask; what stands against it is the turn's only event."""
+        """Start the turn of an ask; if it is refused, the refusal is the turn's only event."""
 
     def find(self, exchange_id: str, user_id: str) -> Turn | None:
         """The user's turn, running or kept."""
 
     def resume(self, session_id: str, exchange_id: str, user_id: str, request_id: str) -> Turn:
-        """The user's turn, running, kept or told from history; what stands against it is the turn's only event."""
+        """The user's turn, running, kept or rebuilt from history; a refusal is the turn's only event."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrameLimits:
-    """How long a message may be; `hit` gets the name of a limit each time it turns away a frame."""
+    """How long a message may be; `hit` is called with the name of a limit each time it rejects a frame."""
 
     max_message_chars: int
     hit: Callable[[str], None]
 
     def too_many_asks(self) -> RateLimited:
-        """The refusal of an ask that the socket has no room for."""
+        """The error for an ask that exceeds the asks a socket may have waiting."""
         self.hit("asks_per_socket")
         return RateLimited(retry_after_s=1.0)
 
 
 class Dialect(Protocol):
-    """A protocol as one socket speaks it."""
+    """One socket's protocol."""
 
     subprotocol: ClassVar[str | None]
-    """By which a handshake asks for it; None where it does so by asking for no other."""
+    """The WebSocket subprotocol that selects it; None if it is the default."""
     heartbeat: ClassVar[str]
-    """The frame that says that we are here, empty where the protocol has none."""
+    """The heartbeat frame, empty if the protocol has none."""
     outbox: Outbox
     principal: Principal
 
     async def act_on(self, text: str) -> None:
-        """Do what a frame of the client asks for. Raises ServiceError where it is refused."""
+        """Carry out a frame of the client. Raises ServiceError if it is refused."""
 
     def refuse(self, text: str, error: ServiceError, /) -> None:
         """Tell the client why a frame was refused."""
@@ -74,16 +74,16 @@ class Dialect(Protocol):
         """Send the events of a turn that have not been sent."""
 
     def turn_ended(self, turn: Turn, /) -> None:
-        """Do what comes next, as the end of a turn has been sent."""
+        """Continue after the end of a turn has been sent."""
 
     def renamed(self, session: Session, /) -> str:
-        """The frame of a title that a session got outside a turn, empty where the protocol has none."""
+        """The frame for a title that changed outside a turn, empty if the protocol has none."""
 
 
 def begin_turn(
     turns: Turns, frame: frames.NativeAsk | frames.HumanResume | frames.Resume, asker: frames.Asker, request_id: str
 ) -> Follow:
-    """Start the turn that a frame asks for, or find the one that it wants to go on with."""
+    """Start the turn that a frame asks for, or find the one that it resumes."""
     if isinstance(frame, frames.Resume):
         turn = turns.resume(frame.session_id, frame.exchange_id, asker.user_id, request_id)
         return Follow(turn, turn.after(frame.after_seq))
@@ -93,14 +93,14 @@ def begin_turn(
 
 
 def _submit(turns: Turns, ask: Ask) -> Follow:
-    """Start a turn and tell of it from its beginning, without what an earlier run of the exchange has told."""
+    """Start a turn and follow it from its beginning, without the events of an earlier run of the exchange."""
     turn = turns.submit(ask)
     return Follow(turn, 0 if ask.human is None else turn.earlier)
 
 
 @dataclass(slots=True)
 class NativeDialect:
-    """`turnwise.v1`: many turns side by side, each event as it comes; a refusal is a frame, and the socket goes on."""
+    """`turnwise.v1`: concurrent turns, each event as it occurs; a refusal is a frame, and the socket stays open."""
 
     subprotocol: ClassVar[str | None] = "turnwise.v1"
     heartbeat: ClassVar[str] = '{"type":"heartbeat"}'
@@ -112,7 +112,7 @@ class NativeDialect:
     _bad_frames: deque[float] = field(default_factory=lambda: deque(maxlen=_BAD_FRAMES), init=False)
 
     async def act_on(self, text: str) -> None:
-        """See `Dialect.act_on`."""
+        """See `Dialect.act_on`, with what it raises."""
         frame = frames.parse_native(text, self.limits.max_message_chars)
         if isinstance(frame, frames.Auth):
             await self.principal.renew(frame.access_token)
@@ -135,7 +135,7 @@ class NativeDialect:
         turn.cancel()
 
     def refuse(self, _text: str, error: ServiceError) -> None:
-        """See `Dialect.refuse`. Who sends one frame after the other that cannot be read is closed with 1008."""
+        """See `Dialect.refuse`. A client that keeps sending unreadable frames is closed with 1008."""
         retry_after_ms = None if error.retry_after_s is None else round(error.retry_after_s * 1000)
         self.outbox.say(relay.native_error(error.code, request_id=uuid4().hex, retry_after_ms=retry_after_ms))
         if isinstance(error, BadRequest):
@@ -159,7 +159,7 @@ class NativeDialect:
 
 @dataclass(slots=True)
 class CompatibleDialect:
-    """The protocol of existing clients: one turn after the other, told in whole messages; a refusal ends the socket."""
+    """The protocol of existing clients: one turn at a time, sent as whole messages; a refusal closes the socket."""
 
     subprotocol: ClassVar[str | None] = None
     heartbeat: ClassVar[str] = ""
@@ -170,7 +170,7 @@ class CompatibleDialect:
     limits: FrameLimits
 
     async def act_on(self, text: str) -> None:
-        """See `Dialect.act_on`."""
+        """See `Dialect.act_on`, with what it raises."""
         frame = frames.parse_compatible(text, self.limits.max_message_chars)
         if isinstance(frame, frames.CompatibleHumanResume):
             ask = frames.human_answer_of(frame, self.principal.asker, uuid4().hex)
@@ -188,14 +188,14 @@ class CompatibleDialect:
             raise self.limits.too_many_asks()
 
     async def _renew(self, token: str) -> None:
-        """A token in an ask counts only if it verifies and is the same user's; else it is ignored."""
+        """Take over a token in an ask if it verifies and is the same user's; else ignore it."""
         try:
             await self.principal.renew(token)
         except AuthError:
             logger.info("token in an ask was ignored")
 
     def refuse(self, text: str, error: ServiceError) -> None:
-        """See `Dialect.refuse`. It comes after the answers to what was asked before."""
+        """See `Dialect.refuse`. The refusal is sent after the answers to earlier asks."""
         frame = relay.compatible_error(error.code, frames.session_id_of(text))
         self._close(Closing(1011, CloseWhen.AFTER_TURNS, final_frame=frame))
 
@@ -206,7 +206,7 @@ class CompatibleDialect:
                 await send(frame)
 
     def turn_ended(self, turn: Turn) -> None:
-        """See `Dialect.turn_ended`: the ask that waits longest is next, unless the end was a refusal."""
+        """See `Dialect.turn_ended`: the longest waiting ask is next, unless the turn ended with a refusal."""
         end = turn.events[-1].payload
         if isinstance(end, Failed) and not end.messages:
             self._close(Closing(1011))  # refused or not stored

@@ -1,4 +1,4 @@
-"""How far one client has been told of one turn, and what it is told next."""
+"""How much of one turn has been sent to one client, and what is sent next."""
 
 import time
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ _DELTA_CHARS = 64 * 1024
 
 
 class NativeEvent(NamedTuple):
-    """An event as turnwise.v1 tells it: `json` is the whole frame, which repeats the type and the number."""
+    """An event in turnwise.v1: `json` is the whole frame, which includes the type and the number."""
 
     seq: int
     type: str
@@ -20,7 +20,7 @@ class NativeEvent(NamedTuple):
 
 @dataclass(slots=True)
 class Follow:
-    """One followed turn, how far its events have been written, and since when it is followed (monotonic clock)."""
+    """One followed turn: how many of its events have been written, and when following began (monotonic clock)."""
 
     turn: Turn
     cursor: int = 0
@@ -28,12 +28,12 @@ class Follow:
 
     @property
     def up_to_date(self) -> bool:
-        """Whether every event there is has been taken."""
+        """Whether all events so far have been taken."""
         return self.cursor == len(self.turn.events)
 
     @property
     def behind_s(self) -> float:
-        """For how long the turn has been over while its end has not been written."""
+        """Seconds since the turn ended if its end has not been written, else 0."""
         return time.monotonic() - max(self.turn.ended_at, self.since) if self.turn.ended else 0.0
 
     @property

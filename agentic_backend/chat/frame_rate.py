@@ -1,4 +1,4 @@
-"""How fast one client may send frames, whatever they ask for."""
+"""Limits how fast one client may send frames of any kind."""
 
 from agentic_backend.errors import RateLimited
 
@@ -9,7 +9,7 @@ BURST = 500.0
 class FrameRateLimit:
     """A bucket of `BURST` frames that fills up again at `FRAMES_PER_S`; one second of the fastest client that means it.
 
-    Every frame takes one, refused ones too: who goes on at such a rate for another second is `flooding`.
+    Every frame takes one, even if refused: a client that keeps this rate for another second is `flooding`.
     """
 
     def __init__(self) -> None:
@@ -18,11 +18,11 @@ class FrameRateLimit:
 
     @property
     def flooding(self) -> bool:
-        """Whether this client only floods."""
+        """Whether this client keeps sending far too fast."""
         return self._level <= -BURST
 
     def take(self, now: float) -> None:
-        """Count a frame at a moment of the monotonic clock. Raises RateLimited where it came too early."""
+        """Count a frame received at `now` (monotonic clock, seconds). Raises RateLimited if it came too early."""
         self._level = min(BURST, self._level + (now - self._at) * FRAMES_PER_S) - 1.0
         self._at = now
         if self._level < 0.0:

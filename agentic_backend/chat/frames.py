@@ -1,6 +1,6 @@
 """Client frames: text in, typed frames out, for both protocols. Pure functions, no socket.
 
-A frame that cannot be read raises BadRequest, UnknownType or MessageTooLong; what was in it appears in no message.
+A frame that cannot be read raises BadRequest, UnknownType or MessageTooLong, whose texts quote none of it.
 """
 
 import json
@@ -28,20 +28,20 @@ from backend_kit.auth import Credentials
 from backend_kit.wire import dumps
 
 MAX_DEPTH: Final = 32
-"""Levels of the JSON that a client has us keep or hand on: our encoder refuses 255, and nobody means so many."""
+"""Levels of nesting in a client's JSON that is stored or passed on; our encoder refuses 255, no client needs 32."""
 _INT_BITS: Final = 63
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def storable(text: str) -> str:
-    """Refuse what UTF-8 or Postgres cannot carry: a lone surrogate, NUL."""
+    """The text, checked. Raises ValueError for what UTF-8 or Postgres cannot carry: a lone surrogate, NUL."""
     if "\x00" in text or _SURROGATE.search(text):
         raise ValueError("text holds NUL or a lone surrogate")
     return text
 
 
 def storable_json(value: Any) -> Any:
-    """Refuse what JSON, UTF-8 or Postgres cannot carry, at any depth down to 32."""
+    """The value, checked. Raises ValueError for what JSON, UTF-8 or Postgres cannot carry, or below depth 32."""
     _check_json(value, MAX_DEPTH)
     return value
 
@@ -78,7 +78,7 @@ class _Lenient(BaseModel):
 
 
 class RuntimeContext(_Frame):
-    """What an ask may say about itself. Who asks is never part of it: that comes from the token."""
+    """The context that a client may send with an ask. It never contains the user, who is known by the token."""
 
     language: CleanText | None = None
     session_id: CleanText | None = None
@@ -94,19 +94,19 @@ class RuntimeContext(_Frame):
     model: Identifier | None = None
 
     def given(self) -> dict[str, Any]:
-        """The keys that were sent, as a dict; the model is not among them, which is chosen before the agent runs."""
+        """The keys that were sent, as a dict, without the model, which is chosen before the agent runs."""
         return self.model_dump(exclude_none=True, exclude={"model"})
 
 
 class CompatibleContext(RuntimeContext):
-    """The same where unknown keys, claimed identities and tokens are accepted and dropped."""
+    """The context in the compatible protocol: unknown keys, claimed identities and tokens are dropped."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", hide_input_in_errors=True)
 
     @field_validator("model", mode="wrap")
     @classmethod
     def _no_model_where_unreadable(cls, value: Any, read: ValidatorFunctionWrapHandler) -> Any:
-        # The protocol has no such key: what its clients mean by one is not refused.
+        # The protocol has no such key, so a value that means something else to its clients is not refused.
         try:
             return read(value)
         except ValidationError:
@@ -128,7 +128,7 @@ class NativeAsk(_Frame):
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Who asks: the user, and what goes on to the services that the agent calls on their behalf."""
+    """The user who asks, and what is passed to the services that the agent calls on their behalf."""
 
     user_id: str
     credentials: Credentials | None
@@ -143,7 +143,7 @@ class Cancel(_Frame):
 
 
 class Resume(_Frame):
-    """Go on with a turn after the last event that the client has of it."""
+    """Continue receiving a turn after the last event that the client has."""
 
     type: Literal["resume"]
     session_id: Identifier
@@ -152,7 +152,7 @@ class Resume(_Frame):
 
 
 class HumanResume(_Frame):
-    """What a person says to the question of an exchange that awaits them."""
+    """A person's answer to the question of an exchange that waits for it."""
 
     type: Literal["human_resume"]
     session_id: Identifier
@@ -176,7 +176,7 @@ class Ping(_Frame):
 
 
 class CompatibleHumanResume(_Lenient):
-    """The same in the compatible protocol, where unknown keys are dropped."""
+    """`HumanResume` in the compatible protocol, where unknown keys are dropped."""
 
     type: Literal["human_resume"]
     session_id: Identifier
@@ -204,7 +204,10 @@ _NATIVE: TypeAdapter[NativeFrame] = TypeAdapter(Annotated[NativeFrame, Field(dis
 
 
 def parse_native(text: str, max_message_chars: int, *, unknown: Literal["forbid", "ignore"] = "forbid") -> NativeFrame:
-    """Read one frame of the native protocol; `unknown` says what becomes of keys that it does not know."""
+    """Parse a native frame; `unknown` is the treatment of unknown keys.
+
+    Raises BadRequest, UnknownType or MessageTooLong.
+    """
     value = _load(text)
     if not isinstance(value, dict):
         raise BadRequest
@@ -219,7 +222,7 @@ def parse_native(text: str, max_message_chars: int, *, unknown: Literal["forbid"
 
 
 def parse_compatible(text: str, max_message_chars: int) -> CompatibleFrame:
-    """Read one frame of the compatible protocol."""
+    """Parse a frame of the compatible protocol. Raises BadRequest, UnknownType or MessageTooLong."""
     value = _load(text)
     if not isinstance(value, dict):
         raise BadRequest
@@ -236,7 +239,7 @@ def parse_compatible(text: str, max_message_chars: int) -> CompatibleFrame:
 
 
 def _check_length(frame: NativeFrame | CompatibleFrame, max_message_chars: int) -> None:
-    """What a person says counts as a message does: as text, or as the JSON that it is."""
+    """Raise MessageTooLong for a long message or a person's long answer, as text or as JSON."""
     said: Any = ""
     if isinstance(frame, NativeAsk | CompatibleAsk):
         said = frame.message
@@ -247,7 +250,7 @@ def _check_length(frame: NativeFrame | CompatibleFrame, max_message_chars: int) 
 
 
 def ask_of(frame: NativeAsk | CompatibleAsk, asker: Asker, request_id: str) -> Ask:
-    """The ask that a frame makes, arriving now. In the compatible protocol, which answers in order, it queues."""
+    """The ask in a frame that arrives now. In the compatible protocol, which answers in order, it queues."""
     context = frame.runtime_context or CompatibleContext()
     return Ask(
         session_id=frame.session_id,
@@ -269,7 +272,7 @@ def ask_of(frame: NativeAsk | CompatibleAsk, asker: Asker, request_id: str) -> A
 
 
 def human_answer_of(frame: HumanResume | CompatibleHumanResume, asker: Asker, request_id: str) -> Ask:
-    """The ask that lets an exchange go on, arriving now."""
+    """The ask that continues a waiting exchange, arriving now."""
     context = frame.runtime_context or CompatibleContext()
     return Ask(
         session_id=frame.session_id,
@@ -291,7 +294,7 @@ def human_answer_of(frame: HumanResume | CompatibleHumanResume, asker: Asker, re
 
 
 def session_id_of(text: str) -> str:
-    """The session a broken compatible frame was about, as far as that can be read, else `unknown-session`."""
+    """The session id of a broken compatible frame if it can be read, else `unknown-session`."""
     try:
         value = _load(text)
     except BadRequest:
@@ -318,8 +321,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _finite(digits: str) -> float:
     number = float(digits)
     if math.isinf(number):
-        # It would be stored as null, which is not what was said.
-        raise ValueError("a number beyond all bounds")
+        # It would be stored as null, which is not what was sent.
+        raise ValueError("a number out of range")
     return number
 
 

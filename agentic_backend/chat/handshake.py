@@ -1,4 +1,4 @@
-"""What a handshake shows: where its token stands, whether its Origin may come in, its trace, and who came by it."""
+"""What a handshake contains: its token, its Origin and whether that is allowed, its trace, and its user."""
 
 import ipaddress
 import re
@@ -26,7 +26,7 @@ class TokenSource(StrEnum):
 
 
 class Principal:
-    """The user of a socket, as the newest token that it was shown says; the user stays the same for its whole life."""
+    """The user of a socket by its newest token. The user never changes; the token can be renewed."""
 
     def __init__(
         self, identity: Identity, credentials: Credentials, traceparent: str | None, verifier: Verifier
@@ -37,9 +37,9 @@ class Principal:
         self._verifier = verifier
 
     async def renew(self, token: str) -> None:
-        """Go on with a newer token; turns that run use it for their next calls.
+        """Replace the token by a newer one, which running turns use for their next calls.
 
-        Raises AuthError where it does not verify or is another user's.
+        Raises AuthError if it does not verify or is another user's.
         """
         identity = await self._verifier.verify(token)
         if identity.uid != self.identity.uid:
@@ -51,7 +51,7 @@ class Principal:
 def credential_from(
     headers: Headers, subprotocols: Sequence[str] = (), query: bytes = b"", *, allow_query_token: bool = False
 ) -> tuple[str | None, TokenSource]:
-    """The token, and where it was: `Authorization: Bearer`, else subprotocol `bearer.<jwt>`, else `?token=`.
+    """The token and where it was found: `Authorization: Bearer`, else subprotocol `bearer.<jwt>`, else `?token=`.
 
     `headers`, `subprotocols` and `query` are those of the ASGI scope. An empty token is none.
     """
@@ -68,10 +68,10 @@ def credential_from(
 def origin_allowed(
     origin: str | None, allowed: Collection[str], host: str | None, *, source: TokenSource, any_host: bool = False
 ) -> bool:
-    """Whether a WebSocket handshake with this `Origin` may go on (docs/trust.md#E5). Everything is compared exactly.
+    """Whether a WebSocket handshake with this `Origin` is allowed (docs/trust.md#E5). Comparison is exact.
 
     Allowed are the origins of `allowed` (`security.authorized_origins`) and the page that this service serves
-    itself: the origin whose authority is the `Host` asked for. By name that holds only with `any_host`, to be set
+    itself: the origin whose authority is the requested `Host`. A host name counts only with `any_host`, to be set
     where callers are authenticated: without authentication, a foreign name that resolves to this machine (DNS
     rebinding) would be same-origin too. IP addresses and `localhost` cannot be rebound.
 
@@ -90,7 +90,7 @@ def origin_allowed(
 
 
 def _is_address(authority: str) -> bool:
-    """Whether `host[:port]` names a machine by address, or this one."""
+    """Whether `host[:port]` is an IP address or `localhost`."""
     name = authority.partition("]")[0][1:] if authority.startswith("[") else authority.partition(":")[0]
     if name == "localhost":
         return True
@@ -110,6 +110,6 @@ def _query_token(query: bytes) -> str | None:
 
 
 def traceparent_of(connection: HTTPConnection) -> str | None:
-    """The trace (W3C Trace Context) that a request or handshake belongs to, for the calls that its asks lead to."""
+    """The trace (W3C Trace Context) of a request or handshake, for the calls made by its asks."""
     given: str | None = connection.headers.get("traceparent")
     return given if given is not None and _TRACEPARENT.fullmatch(given) else None

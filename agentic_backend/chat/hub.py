@@ -1,6 +1,6 @@
-"""All chat sockets and event streams of the process: who may come in, the clock that watches them, how they all go.
+"""All chat sockets and event streams of the process: admission, deadlines, and shutdown.
 
-One tick a second looks at every one of them, a few at a time; none has a timer of its own.
+One tick a second checks each of them, a few at a time; none has its own timer.
 """
 
 import asyncio
@@ -31,12 +31,12 @@ from backend_kit.wire import Code, message_for
 
 TICK_S = 1.0
 _LOOKS = 100
-"""At how many the tick looks before it lets turns go on: 5,000 at once held the loop for 10 ms, each second."""
+"""How many peers the tick checks before it yields: all 5,000 at a time blocked the loop for 10 ms every second."""
 
 
 @dataclass(frozen=True, slots=True)
 class SocketRules:
-    """What a handshake is checked against and how long a socket may take. Counts of 0 are off; times in seconds.
+    """The limits of handshakes and the deadlines of sockets. A count of 0 means no limit; times in seconds.
 
     An event stream counts as a socket.
     """
@@ -53,13 +53,13 @@ class SocketRules:
 
 
 class SocketHub:
-    """Accepts sockets in the order of docs/protocol.md#handshake, runs them, and ends them when they idle, block, or
-    must leave."""
+    """Accepts sockets as docs/protocol.md#handshake says, runs them, and closes them when they idle, block, or the
+    process ends."""
 
     def __init__(
         self, *, verifier: Verifier, rules: SocketRules, metrics: AgenticMetrics, delivered: Callable[[float], None]
     ) -> None:
-        """`delivered` is told the seconds from the end of a turn to the last of it handed to a socket."""
+        """`delivered` gets the seconds from the end of a turn until its last frame is handed to a socket."""
         self._verifier = verifier
         self._rules = rules
         self._metrics = metrics
@@ -81,7 +81,7 @@ class SocketHub:
         return (*self._sockets, *self._streams)
 
     async def serve(self, websocket: WebSocket, turns: Turns) -> None:
-        """Take one handshake through its checks and, where they hold, run the socket to its end."""
+        """Check one handshake and, if it is accepted, run the socket until it closes."""
         refusal = self._refusal(websocket)
         if refusal is not None:
             await websocket.send_denial_response(refusal)
@@ -93,9 +93,9 @@ class SocketHub:
             await self._run(websocket, dialect, turns)
 
     async def stream(self, request: Request, identity: Identity, turns: Turns) -> Response:
-        """The answer to a request whose body asks, answers an agent, or goes on with a turn after its `Last-Event-ID`.
+        """The answer to a request that asks, answers an agent, or resumes a turn after its `Last-Event-ID`.
 
-        Raises ServiceError where the request cannot be read.
+        Raises ServiceError if the request cannot be read.
         """
         body = await request.body()
         try:
@@ -124,13 +124,13 @@ class SocketHub:
         )
 
     async def watch(self) -> None:
-        """Look at everyone once a second, for ever."""
+        """Check every peer once a second, until cancelled."""
         while True:
             await asyncio.sleep(TICK_S)
             await self.tick(time.monotonic())
 
     async def tick(self, now: float) -> None:
-        """Abort blocked sends, close sockets that idle or whose token has run out, send heartbeats into silence."""
+        """Abort blocked sends, close sockets that idle or whose token has expired, send heartbeats to silent ones."""
         everyone = self._everyone
         behind = 0
         for start in range(0, len(everyone), _LOOKS):
@@ -141,7 +141,7 @@ class SocketHub:
         self._metrics.outbox_bytes.set(behind)
 
     def _look_at(self, peer: ChatSocket | EventStream, now: float) -> int:
-        """Its part of a tick; the bytes that it is behind."""
+        """Check one peer; returns the bytes that wait to be sent to it."""
         rules = self._rules
         clock = peer.clock
         if clock.since and now - clock.since > rules.send_s:
@@ -153,21 +153,21 @@ class SocketHub:
         return peer.outbox_bytes
 
     def followed(self) -> set[tuple[str, str]]:
-        """(session id, user id) of each session that somebody is told of now."""
+        """(session id, user id) of each session that somebody follows now."""
         return {(id_, peer.user_id) for peer in self._everyone for id_ in peer.sessions}
 
     def behind_s(self) -> list[float]:
-        """For how long ends of turns have waited to be written to their sockets, in seconds. From any thread."""
+        """For each turn whose end is not yet written to its socket, the seconds since it ended. From any thread."""
         return [seconds for socket in tuple(self._sockets) for seconds in socket.outbox.behind_s]
 
     def say_renamed(self, session: Session) -> None:
-        """Tell the user's sockets that a session got another title outside a turn."""
+        """Notify the user's sockets that the title of a session changed outside a turn."""
         for socket in tuple(self._sockets):
             if socket.user_id == session.user_id:
                 socket.say_renamed(session)
 
     def begin_drain(self) -> int:
-        """Refuse newcomers; each socket closes with 1012 once its turns have ended. Returns how many are idle.
+        """Refuse new connections; each socket closes with 1012 once its turns have ended. Returns how many are idle.
 
         A stream ends with its turn anyway.
         """
@@ -192,7 +192,7 @@ class SocketHub:
 
     @contextlib.contextmanager
     def _counted(self, address: str) -> Iterator[None]:
-        """One more connection of the address, from before its credentials are looked at: that may take a while."""
+        """Count a connection of the address, starting before its credentials are checked, which may take a while."""
         self._connected += 1
         self._addresses[address] += 1
         try:
@@ -227,7 +227,7 @@ class SocketHub:
             allow_query_token=self._rules.allow_query_token,
         )
         try:
-            # Without authentication any token will do, but there must be one (docs/contract.md#handshake-and-tokens).
+            # Without authentication any token is accepted, but one is required (docs/contract.md#handshake-and-tokens).
             identity = await self._verifier.verify(token) if token else None
         except AuthError:
             identity = None
@@ -249,7 +249,7 @@ class SocketHub:
             self._note_empty()
 
     def _make_room(self, user_id: str) -> None:
-        """Newest wins: over the user's bound, the oldest socket is closed with 4409."""
+        """The newest wins: above the user's limit, the oldest socket is closed with 4409."""
         limit = self._rules.sockets_per_user
         if not limit:
             return
@@ -264,7 +264,7 @@ class SocketHub:
         return sum(peer.user_id == user_id for peer in self._everyone)
 
     def _refusal_of_stream(self, request: Request, user_id: str) -> JSONResponse | None:
-        """As `_refusal`; the user's bound refuses the newest, as an older stream may be in the middle of an answer."""
+        """As `_refusal`; above the user's limit the newest is refused, as an older stream may be in mid-answer."""
         limit = self._rules.sockets_per_user
         if limit and self._held_by(user_id) >= limit:
             self._metrics.limit_hit("per_user_sockets")
@@ -272,7 +272,7 @@ class SocketHub:
         return self._refusal(request)
 
     def _refusal(self, connection: HTTPConnection) -> JSONResponse | None:
-        """The HTTP answer that stands against a handshake or a stream, or None."""
+        """The HTTP answer that refuses a handshake or a stream, or None."""
         rules = self._rules
         headers = connection.scope["headers"]
         _, source = credential_from(

@@ -1,4 +1,4 @@
-"""What one socket has yet to send, and how it closes after that: state and its moves, no I/O."""
+"""What one socket still has to send, and how it then closes: state and transitions, no I/O."""
 
 import asyncio
 from collections import deque
@@ -13,7 +13,7 @@ _MAX_FRAMES = 256
 
 
 class CloseWhen(Enum):
-    """When the close frame goes out; in any case the frames that belong to no turn go before it."""
+    """When the close frame is sent; frames that belong to no turn are always sent before it."""
 
     AT_ONCE = "at once"
     AFTER_TURNS = "after the followed turns"
@@ -21,10 +21,10 @@ class CloseWhen(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """How a socket closes: its code, when, and a last frame ("": none) after the turns.
+    """How a socket closes: its code, when, and a final frame ("": none) after the turns.
 
-    A final frame answers what came after the asks that wait, so those are still answered, before it; without one they
-    are dropped. Raises ValueError with a final frame at once: what waits for no turn is a frame like any other.
+    A final frame answers a frame that came after the waiting asks, so those are answered before it; without one they
+    are dropped. Raises ValueError for a final frame with an immediate close: send it as an ordinary frame instead.
     """
 
     code: int
@@ -33,25 +33,25 @@ class Closing:
 
     def __post_init__(self) -> None:
         if self.final_frame and self.at_once:
-            raise ValueError("a final frame, and no turn that it comes after")
+            raise ValueError("a final frame with an immediate close")
 
     @property
     def at_once(self) -> bool:
-        """Whether it waits for no turn. Nothing replaces such a closing."""
+        """Whether it closes without waiting for a turn. Such a closing cannot be replaced."""
         return self.when is CloseWhen.AT_ONCE
 
     def replaced_by(self, later: "Closing") -> "Closing":
-        """The later closing, which holds from now on. Raises RuntimeError where this one is at once."""
+        """The later closing, which replaces this one. Raises RuntimeError if this one is immediate."""
         if self.at_once:
             raise RuntimeError(f"close with {later.code} of a socket that closes at once with {self.code}")
         return later
 
 
 class Outbox:
-    """Frames that belong to no turn, turns that are followed, asks whose turns begin after those, and the closing.
+    """Frames that belong to no turn, followed turns, asks that wait for those, and the closing.
 
-    `changed` is set by each move and by each event of a followed turn; `overflow` is called in place of keeping more
-    than 256 frames: such a peer does not read.
+    `changed` is set by each transition and by each event of a followed turn. `overflow` is called instead of keeping
+    more than 256 frames, since such a peer does not read.
     """
 
     def __init__(self, overflow: Callable[[], None]) -> None:
@@ -64,7 +64,7 @@ class Outbox:
 
     @property
     def leaving(self) -> bool:
-        """Whether the socket closes at once or is closed: no other closing can replace this one."""
+        """Whether the socket closes immediately or is closed: no other closing can replace this one."""
         return self.closing is not None and self.closing.at_once
 
     @property
@@ -79,20 +79,20 @@ class Outbox:
 
     @property
     def bytes_held(self) -> int:
-        """Roughly the bytes that wait to be written: what the peer is behind."""
+        """Roughly the bytes that wait to be written."""
         if not self.follows and not self.frames:
             return 0
         return sum(follow.behind_bytes for follow in self.follows) + sum(len(frame) for frame in self.frames)
 
     @property
     def behind_s(self) -> list[float]:
-        """For how long turns have been over whose end has not been written, in seconds. From any thread."""
+        """For each turn whose end is not yet written, the seconds since it ended. From any thread."""
         return [follow.behind_s for follow in tuple(self.follows) if follow.turn.ended]
 
     def close(self, closing: Closing) -> None:
-        """Close in this way, and no longer in an earlier one. Raises RuntimeError where the socket is `leaving`.
+        """Close in this way, replacing any earlier closing. Raises RuntimeError if the socket is `leaving`.
 
-        The turns themselves go on or stop as their asks said.
+        The turns themselves continue or stop as their asks specify.
         """
         self.closing = closing if self.closing is None else self.closing.replaced_by(closing)
         if not closing.final_frame:
@@ -100,7 +100,7 @@ class Outbox:
         self.changed.set()
 
     def end(self, code: int) -> None:
-        """The connection has ended with this code, whatever closing there was: nothing can close it any more."""
+        """Record that the connection ended with this code. It replaces any closing and is final."""
         self.closing = Closing(code)
         self.waiting.clear()
 
@@ -113,7 +113,7 @@ class Outbox:
         self.changed.set()
 
     def follow(self, follow: Follow) -> None:
-        """Tell of a turn from there on; one that is followed already goes on from there."""
+        """Send a turn's events from the given position; replaces an earlier `Follow` of the same turn."""
         known = next((known for known in self.follows if known.turn is follow.turn), None)
         if known is not None:
             known.cursor = follow.cursor
@@ -123,6 +123,6 @@ class Outbox:
         self.changed.set()
 
     def unfollow(self, follow: Follow) -> None:
-        """Tell no more of a turn that is followed."""
+        """Stop sending a followed turn's events."""
         self.follows.remove(follow)
         follow.turn.unfollow(self.changed.set)

@@ -1,4 +1,4 @@
-"""Events to frames: one enum of events, two renderers. Pure functions; message bytes are reused, never made again."""
+"""Renders events as frames of either protocol. Pure functions; encoded message bytes are reused."""
 
 from typing import Any
 
@@ -65,14 +65,14 @@ def native_error(
 
 
 def native_renamed(session: Session) -> str:
-    """A session that got another title outside a turn: no exchange and no number."""
+    """The frame for a title that changed outside a turn: it has no exchange and no number."""
     return f'{{"type":"session","session":{_session(session)}}}'
 
 
 def compatible(turn: Turn, event: TurnEvent) -> list[str]:
-    """The frames of an event in the compatible protocol, none where that protocol says nothing.
+    """The frames of an event in the compatible protocol, which has none for some events.
 
-    There the answer is a `stream` frame like any other message, and a new title follows it: so both come with the end.
+    There the answer is a `stream` frame like any other message, and a new title follows it: both are sent at the end.
     """
     payload = event.payload
     if isinstance(payload, Whole):
@@ -92,7 +92,7 @@ def compatible(turn: Turn, event: TurnEvent) -> list[str]:
 
 
 def _titled(turn: Turn) -> list[str]:
-    """The frame of a title that the session got in this run."""
+    """The frame of a title that the session got in this turn."""
     changes = [event.payload for event in turn.own_events if isinstance(event.payload, SessionChanged)]
     return [f'{{"type":"session","session":{_session(change.session)}}}' for change in changes]
 
@@ -108,7 +108,7 @@ def compatible_error(code: Code, session_id: str, language: str | None = None) -
 
 
 def _native_fields(turn: Turn, payload: Any) -> str:
-    """The fields of the type's own, as JSON text that begins with a comma where there are any."""
+    """The fields specific to the event type, as JSON text with a leading comma, or ""."""
     if isinstance(payload, Accepted):
         position = payload.queue_position
         return "" if position is None else f',"queue_position":{position}'

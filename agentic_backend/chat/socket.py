@@ -1,8 +1,8 @@
-"""One chat socket: a reader that is always in receive, a writer that sends what the followed turns publish.
+"""One chat socket: a reader that always receives, and a writer that sends what the followed turns publish.
 
-It is open until its outbox has a `Closing`; then the writer sends what that leaves to send, and the close frame.
-The turn belongs to neither task: it runs in the registry, and a socket only follows it. So a slow reader delays
-nobody, and a socket that dies takes no turn with it unless its ask said so.
+It is open until its outbox has a `Closing`; then the writer sends the remaining frames and the close frame.
+A turn belongs to neither task: it runs in the registry, and a socket only follows it. So a slow client delays
+no other, and the loss of a socket ends no turn unless its ask requested that.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from backend_kit.wire import ServiceError
 logger = logging.getLogger(__name__)
 
 CLIENT_STOP = 4000
-"""The close code by which the existing page stops a turn; any other end lets it finish."""
+"""The close code with which the existing page stops a turn; after any other code the turn finishes."""
 _TOO_BIG = 1009
 
 
@@ -38,7 +38,7 @@ class _Gone(Exception):  # not a failure: the peer left, with its close code
 
 @dataclass(slots=True)
 class SendClock:
-    """When the send now under way began and when the last one ended, for the hub's deadline (0: none)."""
+    """When the current send began and when the last one ended, for the hub's deadline (0: none)."""
 
     since: float = 0.0
     last_sent: float = field(default_factory=time.monotonic)
@@ -48,7 +48,7 @@ class SendClock:
 @dataclass(frozen=True, slots=True)
 class SocketMeters:
     """What sockets report: the slowest send of each turn, the seconds from a turn's end to its last frame handed over,
-    and the name of a limit each time it turns away a frame.
+    and the name of a limit each time it rejects a frame.
     """
 
     send_seconds: Seconds
@@ -57,10 +57,10 @@ class SocketMeters:
 
 
 class ChatSocket:
-    """An accepted and authenticated socket. `run` returns when it is closed; it never raises for what a client did."""
+    """An accepted, authenticated socket. `run` returns when it is closed; nothing that a client does makes it raise."""
 
     def __init__(self, websocket: WebSocket, dialect: Dialect, meters: SocketMeters, abort: Callable[[], None]) -> None:
-        """`abort` cuts the connection at once: the peer does not read."""
+        """`abort` drops the connection immediately, for a peer that does not read."""
         self.outbox = dialect.outbox
         self.principal = dialect.principal
         self.abort = abort
@@ -83,13 +83,13 @@ class ChatSocket:
 
     @property
     def outbox_bytes(self) -> int:
-        """Roughly the bytes that wait to be written: what the peer is behind."""
+        """Roughly the bytes that wait to be written."""
         return self.outbox.bytes_held
 
     def overdue(self, now: float, idle_s: float) -> int | None:
-        """The code to close it with, where its token has run out or no frame has come for so many seconds; else None.
+        """The code to close it with if its token has expired or no frame has come for `idle_s` seconds, else None.
 
-        Not while it follows a turn, as a newer token may still come, and not where it is leaving already.
+        None too while it follows a turn, as a newer token may still come, and while it is leaving already.
         """
         outbox = self.outbox
         if outbox.follows or outbox.leaving:
@@ -108,7 +108,7 @@ class ChatSocket:
         except* _Gone as gone:
             code = next(error.code for error in _leaves(gone) if isinstance(error, _Gone))
         except* Exception:
-            # The edge of the socket: whatever it is, it must be seen, and the peer must learn that we gave up.
+            # The edge of the socket: any failure must be logged, and the peer must learn that the socket failed.
             logger.exception("socket failed")
             await self._close_after_failure()
         finally:
@@ -118,14 +118,14 @@ class ChatSocket:
             self._let_go(code)
 
     def heartbeat(self) -> None:
-        """Say that we are here, in the protocol that knows how."""
-        self._say_unasked(self._dialect.heartbeat)
+        """Send a heartbeat, if the protocol has one."""
+        self._send_unless_closing(self._dialect.heartbeat)
 
     def say_renamed(self, session: Session) -> None:
-        """Say that a session got another title outside a turn, in the protocol that has a frame for it."""
-        self._say_unasked(self._dialect.renamed(session))
+        """Send that a session's title changed outside a turn, if the protocol has a frame for it."""
+        self._send_unless_closing(self._dialect.renamed(session))
 
-    def _say_unasked(self, frame: str) -> None:
+    def _send_unless_closing(self, frame: str) -> None:
         if frame and self.outbox.closing is None:
             self.outbox.say(frame)
 
@@ -151,7 +151,7 @@ class ChatSocket:
                     self._meters.limit_hit("max_message_chars")
                 self._dialect.refuse(text, error)
             if self.outbox.frames:
-                await asyncio.sleep(0)  # frames that came together are no reason to let their answers pile up
+                await asyncio.sleep(0)  # frames that arrive together must not let their answers pile up
 
     def _check_rate(self) -> None:
         try:
@@ -165,7 +165,7 @@ class ChatSocket:
     # Writing
 
     async def _write(self) -> None:
-        """Send until the close frame is out or the peer is gone: with which code it left, the reader hears."""
+        """Send until the close frame is sent or the peer is gone; the reader learns the peer's close code."""
         with contextlib.suppress(WebSocketDisconnect):
             await self._write_until_closed()
 
@@ -184,7 +184,7 @@ class ChatSocket:
             if outbox.closing is not None and not outbox.frames and (leaving or not outbox.busy):
                 if outbox.closing.final_frame:
                     await self._send(outbox.closing.final_frame)
-                # Another closing may have replaced this one meanwhile: its code holds.
+                # Another closing may have replaced this one meanwhile: its code is the one to send.
                 await self._websocket.send({"type": "websocket.close", "code": outbox.closing.code})
                 return
 
@@ -201,7 +201,7 @@ class ChatSocket:
         try:
             await self._websocket.send({"type": "websocket.send", "text": frame})
         finally:
-            # The hub aborts a send that began too long ago: one comparison a second instead of a timer a frame.
+            # The hub aborts a send that began too long ago: one check a second is cheaper than a timer per frame.
             clock.since = 0.0
         clock.last_sent = time.monotonic()
         if clock.last_sent - began > self._slowest_send_s:
@@ -214,7 +214,7 @@ class ChatSocket:
             self.abort()
 
     def _let_go(self, code: int) -> None:
-        """Stop following; cancel where the close code or the ask says so, and nobody else listens."""
+        """Stop following; cancel a turn if the close code or its ask says so and nobody else follows it."""
         for follow in tuple(self.outbox.follows):
             turn = follow.turn
             self.outbox.unfollow(follow)

@@ -1,6 +1,6 @@
 """The events of one turn over plain HTTP, for clients that have no socket: the native events as text/event-stream.
 
-The turn is not the request's: it runs in the registry, and the stream only follows it, as a socket does.
+The turn does not belong to the request: it runs in the registry, and the stream only follows it, as a socket does.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from backend_kit.http import error_response
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
-    # What is compressed or buffered on the way comes late.
+    # A proxy that compresses or buffers the events would delay them.
     (b"cache-control", b"no-store, no-transform"),
     (b"x-accel-buffering", b"no"),
 ]
@@ -45,7 +45,7 @@ def read_body(body: bytes, max_message_chars: int) -> frames.NativeAsk | frames.
 
 
 def read_last_event_id(value: str | None) -> int | None:
-    """The number in a `Last-Event-ID`, None without one. Raises BadRequest where it is no number of ours."""
+    """The number in a `Last-Event-ID`, None without one. Raises BadRequest if it is no event number."""
     if not value:
         return None
     if not (value.isascii() and value.isdigit() and len(value) <= 10):
@@ -56,8 +56,8 @@ def read_last_event_id(value: str | None) -> int | None:
 class EventStream(Response):
     """Answers a request with the events of one turn until its end.
 
-    What stands against an ask before its turn begins is an HTTP error, so the head waits for the first event, and for
-    no longer than the clock that watches the stream (`heartbeat`) leaves it silent.
+    An ask that is refused before its turn begins gets an HTTP error, so the response head waits for the first event,
+    but no longer than until the first `heartbeat`.
     """
 
     media_type = "text/event-stream"
@@ -70,7 +70,7 @@ class EventStream(Response):
         watched: Callable[["EventStream"], AbstractContextManager[None]],
         delivered: Callable[[float], None],
     ) -> None:
-        """`begin` gives the turn and where in it the stream begins; `watched` is held while the stream is open."""
+        """`begin` returns the turn and the position to start from; `watched` is entered while the stream is open."""
         super().__init__()
         self.user_id = user_id
         self.clock = SendClock()
@@ -100,7 +100,7 @@ class EventStream(Response):
 
     @property
     def outbox_bytes(self) -> int:
-        """Roughly the bytes that wait to be written: what the client is behind."""
+        """Roughly the bytes that wait to be written."""
         return self._follow.behind_bytes if self._follow is not None else 0
 
     @property
@@ -109,12 +109,12 @@ class EventStream(Response):
         return {self._follow.turn.ask.session_id} if self._follow is not None else set()
 
     def heartbeat(self) -> None:
-        """Say that we are here."""
+        """Send a heartbeat comment."""
         self._silent = True
         self._wake.set()
 
     def abort(self) -> None:
-        """Cut the connection at once: the client does not read."""
+        """Drop the connection immediately, for a client that does not read."""
         if self._abort is not None:
             self._abort()
 
@@ -154,7 +154,7 @@ class EventStream(Response):
         clock.last_sent = time.monotonic()
 
     def _let_go(self, follow: Follow) -> None:
-        """Stop following; cancel where the ask says so and nobody else listens."""
+        """Stop following; cancel the turn if its ask says so and nobody else follows it."""
         turn = follow.turn
         turn.unfollow(self._wake.set)
         if turn.ended:

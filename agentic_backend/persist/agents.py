@@ -1,4 +1,4 @@
-"""Agents that were made over REST, in Postgres."""
+"""Agents that were created over REST, in Postgres."""
 
 from typing import Final
 
@@ -8,12 +8,12 @@ from agentic_backend.agent.created import KeptAgent
 from agentic_backend.persist.queries import Queries
 from backend_kit.wire import dumps, loads
 
-# The transaction of a row's last change is part of it, so that no two states have the same revision.
+# It includes the transaction of each row's last change, so that no two states have the same revision.
 REVISION: Final = text(
     "SELECT coalesce(md5(string_agg(id || ' ' || xmin::text, ',' ORDER BY id)), 'none') AS revision FROM agent"
 )
 ALL: Final = text("SELECT id, name, payload_json::text AS payload FROM agent ORDER BY name, id")
-# Run twice it finds its own row, which is no other of the same name.
+# A second run finds the row of the first, which does not count as another of the same name.
 CREATE: Final = text("""
 WITH made AS (
     INSERT INTO agent (id, name, payload_json) VALUES (:id, :name, CAST(:payload AS jsonb))
@@ -35,25 +35,25 @@ class PostgresAgents:
         self._queries = queries
 
     async def revision(self) -> str:
-        """Changes with every change of any of them."""
+        """See `AgentStore`."""
         rows = await self._queries.fetch("agents_revision", REVISION, {})
         return str(rows[0].revision)
 
     async def all(self) -> list[KeptAgent]:
-        """All of them, by name."""
+        """See `AgentStore`."""
         rows = await self._queries.fetch("list_agents", ALL, {})
         return [KeptAgent(row.id, row.name, loads(row.payload.encode())) for row in rows]
 
     async def create(self, agent: KeptAgent) -> bool:
-        """Keep a new one. False where its name is taken."""
+        """See `AgentStore`."""
         return await self._write("create_agent", CREATE, agent)
 
     async def update(self, agent: KeptAgent) -> bool:
-        """Replace one. False where it is gone, or another has its name."""
+        """See `AgentStore`."""
         return await self._write("update_agent", UPDATE, agent)
 
     async def delete(self, agent_id: str) -> bool:
-        """Forget one. False where it is not there."""
+        """See `AgentStore`."""
         return bool(await self._queries.fetch("delete_agent", DELETE, {"id": agent_id}))
 
     async def _write(self, op: str, statement: TextClause, agent: KeptAgent) -> bool:

@@ -1,4 +1,4 @@
-"""Attachments in Postgres. Who uploads waits for it, so they are written at once and not through the spool."""
+"""Attachments in Postgres. The uploader waits, so they are written immediately and not through the spool."""
 
 from typing import Final
 
@@ -44,14 +44,14 @@ FORGET_LEFTOVERS: Final = text("DELETE FROM attachment_leftover WHERE document_u
 
 
 class PostgresAttachments:
-    """Implements `AttachmentStore`. A session whose deletion is on its way to Postgres has none."""
+    """Implements `AttachmentStore`. A session whose deletion is pending has no attachments."""
 
     def __init__(self, queries: Queries, pending: Pending) -> None:
         self._queries = queries
         self._pending = pending
 
     async def verdict(self, user_id: str, session_id: str, name: str, most: int) -> Verdict:
-        """See `AttachmentStore`; it does not look whether the session is there."""
+        """See `AttachmentStore`; it does not check that the session exists."""
         parameters = {"user_id": user_id, "session_id": session_id, "name": name}
         (row,) = await self._queries.fetch("attachments_held", ATTACHMENTS_HELD, parameters)
         if row.named:
@@ -60,7 +60,7 @@ class PostgresAttachments:
 
     async def keep(self, attachment: Attachment, most: int) -> Verdict:
         """See `AttachmentStore`."""
-        if self._going(attachment.session_id, attachment.user_id):
+        if self._deletion_pending(attachment.session_id, attachment.user_id):
             return "gone"
         body = dumps({name: getattr(attachment, name) for name in Attachment.__slots__}).decode()
         (row,) = await self._queries.fetch("keep_attachment", KEEP_ATTACHMENT, {"attachment": body, "most": most})
@@ -70,7 +70,7 @@ class PostgresAttachments:
     async def find(self, attachment_id: str, user_id: str, session_id: str | None) -> Attachment | None:
         """See `AttachmentStore`."""
         rows = await self._queries.fetch("find_attachment", FIND_ATTACHMENT, _key(attachment_id, user_id, session_id))
-        if not rows or self._going(rows[0].session_id, user_id):
+        if not rows or self._deletion_pending(rows[0].session_id, user_id):
             return None
         return _attachment(rows[0])
 
@@ -97,7 +97,7 @@ class PostgresAttachments:
         """See `AttachmentStore`."""
         await self._queries.fetch("forget_leftovers", FORGET_LEFTOVERS, {"uids": document_uids})
 
-    def _going(self, session_id: str, user_id: str) -> bool:
+    def _deletion_pending(self, session_id: str, user_id: str) -> bool:
         return self._pending.deletion((session_id, user_id)) is not None
 
 

@@ -38,7 +38,7 @@ DELETE FROM checkpoints WHERE thread_id = %s AND checkpoint_ns = '' AND checkpoi
 
 
 class PostgresCheckpoints:
-    """Implements `Checkpoints`. Connects when the first run waits, not before; a pool of two of its own, since the
+    """Implements `Checkpoints`. Connects when the first run waits, with its own pool of two connections, since the
     saver does one thing at a time."""
 
     def __init__(self, settings: Postgres) -> None:
@@ -48,7 +48,7 @@ class PostgresCheckpoints:
         self._saver: AsyncPostgresSaver | None = None
 
     async def keep(self, session_id: str, saved: SavedRun) -> None:
-        """Store a run in the place of what waited before in its session. Raises `NotKept`."""
+        """Store a run, replacing the one that waited in its session. Raises `NotKept`."""
         try:
             saver = await self._ready()
             await saver.adelete_thread(session_id)
@@ -62,7 +62,7 @@ class PostgresCheckpoints:
             raise NotKept("the checkpoint could not be stored") from None
 
     async def take(self, session_id: str, run_id: str) -> SavedRun | None:
-        """Claim a run: of any number of callers one gets it. Raises `HistoryUnavailable`."""
+        """Claim a run: of several callers only one gets it. Raises `HistoryUnavailable`."""
         try:
             saver = await self._ready()
             found = [
@@ -88,7 +88,7 @@ class PostgresCheckpoints:
             await self._pool.close(timeout=self._settings.pool_timeout)
 
     async def _claim(self, session_id: str, run_id: str) -> bool:
-        """Delete the run; whether it was still there. What is left of it goes with the next run or the session."""
+        """Delete the run; returns whether it existed. The rest of it is deleted with the next run or the session."""
         assert self._pool is not None
         async with self._pool.connection() as connection, connection.transaction():
             claimed = await (await connection.execute(_CLAIM, (session_id, run_id))).fetchone()
@@ -100,7 +100,7 @@ class PostgresCheckpoints:
         return True
 
     async def _ready(self) -> AsyncPostgresSaver:
-        """The saver, its tables made and tied to the sessions. Raises psycopg's Error."""
+        """The saver, after its tables were created and linked to the sessions. Raises psycopg's Error."""
         async with self._opening:
             if self._pool is None:
                 self._pool = _pool(self._settings)
@@ -114,7 +114,7 @@ class PostgresCheckpoints:
             return self._saver
 
     async def _link(self) -> None:
-        """Let each table's rows go with their session, whoever deletes that."""
+        """Have each table's rows deleted with their session."""
         assert self._pool is not None
         async with self._pool.connection() as connection:
             for row in await (await connection.execute(_MISSING_LINKS, (list(TABLES),))).fetchall():
@@ -123,7 +123,7 @@ class PostgresCheckpoints:
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
-        """Under the lock of migrations: another instance may start at the same moment."""
+        """Hold the lock of migrations: another instance may be starting too."""
         assert self._pool is not None
         async with self._pool.connection() as connection:
             await connection.execute("SELECT pg_advisory_lock(%s)", (LOCK_KEY,))

@@ -1,4 +1,4 @@
-"""How far this host's clock and that of Postgres are apart: nothing is deleted for its age while they disagree."""
+"""The difference between this host's clock and that of Postgres: while it is large, retention deletes nothing."""
 
 import time
 from collections.abc import Callable
@@ -9,13 +9,13 @@ from sqlalchemy import text
 from backend_kit.db.pool import TimedConnection
 
 APART_S: Final = 60.0
-"""By how many seconds the clocks may differ: far above what NTP leaves, far below any age that is asked for."""
+"""Seconds by which the clocks may differ: far above what NTP leaves, far below any retention age."""
 
 _NOW: Final = text("SELECT extract(epoch FROM clock_timestamp())::double precision AS epoch_s")
 
 
 class ClocksDiffer(Exception):
-    """One of two clocks is wrong by more than `APART_S`, nobody knows which. `str()` is one line for the operator."""
+    """The two clocks differ by more than `APART_S`; which is wrong is unknown. `str()` is one line for the operator."""
 
     def __init__(self, ahead_s: float) -> None:
         self.ahead_s = ahead_s
@@ -30,7 +30,7 @@ class Clocks:
         self._wall = wall
 
     async def ahead_s(self, connection: TimedConnection) -> float:
-        """By how many seconds this host is ahead, negative where it is behind; exact to half the round trip.
+        """Seconds by which this host is ahead, negative if it is behind; accurate to half the round trip.
 
         Raises sqlalchemy's DBAPIError.
         """
@@ -39,7 +39,7 @@ class Clocks:
         return (asked + self._wall()) / 2 - float(row.epoch_s)
 
     async def agree(self, connection: TimedConnection) -> None:
-        """Raise `ClocksDiffer` where they do not, or sqlalchemy's DBAPIError."""
+        """Check that the clocks agree. Raises `ClocksDiffer` if not, or sqlalchemy's DBAPIError."""
         ahead_s = await self.ahead_s(connection)
         if abs(ahead_s) > APART_S:
             raise ClocksDiffer(ahead_s)

@@ -33,7 +33,7 @@ def request_pool(settings: Postgres, metrics: PoolMetrics) -> Pool:
 
 
 def batch_pool(settings: Postgres, metrics: PoolMetrics) -> Pool:
-    """The batcher's pool: readers can never take its connections, nor it theirs."""
+    """The batcher's pool: it and the readers cannot take each other's connections."""
     rules = PoolRules(2, 0, settings.pool_timeout, settings.pool_recycle, pre_ping=False)
     return Pool("batch", settings, rules, metrics, **_connecting(settings, "batch"))
 

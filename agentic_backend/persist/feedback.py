@@ -1,4 +1,4 @@
-"""Feedback in Postgres. Nobody waits for it but who gives it, so it is written at once and not through the spool."""
+"""Feedback in Postgres. Only its author waits for it, so it is written immediately and not through the spool."""
 
 from typing import Final
 
@@ -8,7 +8,7 @@ from agentic_backend.persist.queries import Queries
 from agentic_backend.session.store import Feedback
 from agentic_backend.spool.pending import Pending
 
-# The session's row is locked, so that it is there until the feedback is.
+# Locking the session's row keeps it from being deleted before the feedback is stored.
 PUT_FEEDBACK: Final = text("""
 INSERT INTO feedbacks (id, session_id, message_id, user_id, agent_name, rating, comment, created_at)
 SELECT :id, session_id, :message_id, user_id, :agent_name, :rating, :comment, CAST(:created_at AS timestamptz)
@@ -37,14 +37,14 @@ class PostgresFeedback:
         self._pending = pending
 
     async def put(self, feedback: Feedback) -> bool:
-        """Store it, in the place of an earlier one of the same message. False where the session is not the user's."""
+        """See `FeedbackStore`."""
         if self._pending.deletion((feedback.session_id, feedback.user_id)) is not None:
             return False
         parameters = {name: getattr(feedback, name) for name in Feedback.__slots__}
         return bool(await self._queries.fetch("put_feedback", PUT_FEEDBACK, parameters))
 
     async def of_user(self, user_id: str, session_id: str | None, limit: int, offset: int) -> list[Feedback]:
-        """The user's, newest first, of one session or all."""
+        """See `FeedbackStore`."""
         _, deleted = self._pending.of_user(user_id)
         parameters = {
             "user_id": user_id,
@@ -57,7 +57,7 @@ class PostgresFeedback:
         return [Feedback(**row._mapping) for row in rows]
 
     async def delete(self, feedback_id: str, user_id: str) -> bool:
-        """Delete one of the user's. False where there is none."""
+        """See `FeedbackStore`."""
         return bool(
             await self._queries.fetch("delete_feedback", DELETE_FEEDBACK, {"id": feedback_id, "user_id": user_id})
         )

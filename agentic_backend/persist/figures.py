@@ -1,4 +1,4 @@
-"""The figures of a user's conversations, computed by Postgres from the history that is there anyway."""
+"""The figures of a user's conversations, computed by Postgres from the stored history."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -38,8 +38,8 @@ WHERE user_id = :user_id
 
 
 def _buckets_statement() -> str:
-    """One constant statement for all questions: each aggregate is cheap beside reading the rows."""
-    # An agent may write anything into its answer's metadata: what is no number, or none that fits, does not count.
+    """One constant statement for all queries: each aggregate is cheap compared with reading the rows."""
+    # An agent may write anything into its answer's metadata: what is not a number in range is ignored.
     number = """CASE WHEN jsonb_typeof({place}) = 'number' THEN
         CASE WHEN abs(CAST({value} AS numeric)) < 1e15 THEN CAST({value} AS double precision) END END AS {name}"""
     values = ", ".join(

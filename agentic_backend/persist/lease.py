@@ -21,10 +21,10 @@ from backend_kit.db.pool import AnyRow
 logger = logging.getLogger(__name__)
 
 _MARGIN_S = 15.0
-"""What a lease lasts longer than its turn may: time to read the session before it and to commit the turn after it."""
+"""Seconds that a lease lasts beyond a turn's limit: to read the session before it and commit the turn after it."""
 _RETRY_AFTER_S = 1.0
 
-# The clock is the server's alone: those of the instances may differ. A holder that takes its own lease again (it could
+# Only the server's clock is used: those of the instances may differ. A holder that takes its own lease again (it could
 # not release it) keeps the fence, because what it still has to write is in order with what it will write.
 ACQUIRE_LEASE = text("""
 WITH owned AS (
@@ -55,7 +55,7 @@ def lease_s(settings: AgenticSettings) -> float:
 
 
 class SessionLease:
-    """Implements `Lease`. `fence` goes with every record that is written under it."""
+    """Implements `Lease`. Every record that is written under it carries `fence`."""
 
     def __init__(self, leases: "SessionLeases", key: Key, fence: int) -> None:
         self.fence = fence
@@ -74,7 +74,7 @@ class SessionLeases:
     """Implements `Leases` for one instance; `holder` is its name, new with each start.
 
     `length_s` is as `lease_s` says. A lease that ended without a release
-    (the instance was killed, or Postgres was away) can be had by others when it expires, by its own holder at once.
+    (the instance was killed, or Postgres was away) can be taken by others when it expires, by its holder immediately.
     """
 
     def __init__(self, database: Database, pending: Pending, *, length_s: float) -> None:
@@ -85,10 +85,10 @@ class SessionLeases:
         self._log = QuietLog(logger)
 
     async def acquire(self, session_id: str, user_id: str) -> SessionLease:
-        """Take the session for one turn. What is read of it from now on stays true until the release.
+        """Take the session for one turn. Until the release no other instance changes it.
 
-        The caller sees to it that this instance asks for one turn of a session at a time. Raises `SessionBusy` where
-        another instance has it, `SessionNotFound`, or `HistoryUnavailable`. Where it is cancelled nothing is held.
+        The caller must ensure that this instance acquires a session for one turn at a time. Raises `SessionBusy` if
+        another instance has it, `SessionNotFound`, or `HistoryUnavailable`. After a cancellation nothing is held.
         """
         key = (session_id, user_id)
         if not (session_id.isascii() and session_id.isprintable()):
@@ -97,7 +97,7 @@ class SessionLeases:
         try:
             rows = await self._run("acquire_lease", ACQUIRE_LEASE, parameters)
         except asyncio.CancelledError:
-            # Perhaps after the server had granted it.
+            # The server may have granted it already.
             await self.release(key)
             raise
         if not rows:
@@ -107,7 +107,7 @@ class SessionLeases:
         return SessionLease(self, key, rows[0].fence)
 
     async def release(self, key: Key) -> None:
-        """Give a session back, unless a turn of it still waits for Postgres: then its lease runs out. Never raises."""
+        """Release a session, unless a turn of it still waits for Postgres: then its lease expires. Never raises."""
         if self._pending.turns(key):
             return
         try:
@@ -116,14 +116,14 @@ class SessionLeases:
             self._log.warning("release", "leases could not be released: they expire in %.0f s", self._length_s)
 
     async def aclose(self) -> None:
-        """Give back whatever this instance still holds, after its last write. Never raises."""
+        """Release all leases of this instance, after its last write. Never raises."""
         try:
             await self._run("release_lease", RELEASE_LEASES, {"holder": self.holder})
         except (HistoryUnavailable, SessionNotFound):
             self._log.warning("release", "leases could not be released: they expire in %.0f s", self._length_s)
 
     async def _run(self, op: str, statement: TextClause, parameters: Mapping[str, object]) -> Sequence[AnyRow]:
-        """One statement, once more where the connection had died while it was idle: each may be run twice."""
+        """Run one statement, again if the connection had died while idle: each may be run twice."""
         if not self._database.ready:
             raise HistoryUnavailable("the schema has not been seen yet")
         try:
@@ -136,7 +136,7 @@ class SessionLeases:
         except DatabaseFault as error:
             cause = cause_of(error)
             if cause is Cause.POISON:
-                # Its session was deleted in the same moment, and the lease hangs on it.
+                # The session was deleted at the same moment, and the lease refers to it.
                 raise SessionNotFound from None
             self._log.warning(cause, "%s failed: cause=%s sqlstate=%s", op, cause.value, sqlstate_of(error))
             raise HistoryUnavailable(f"{op}: {cause.value}") from None

@@ -1,4 +1,4 @@
-"""A user's sessions, page by page, in one query: what is stored, with what is still on its way laid over it."""
+"""Pages of a user's sessions, each in one query: what is stored, overlaid with what is pending."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,12 +15,12 @@ from backend_kit.db.pool import AnyRow
 from backend_kit.wire import dumps, loads
 
 _PENDING_BYTES: Final = 1024 * 1024
-"""Of turns that wait for Postgres, a search looks into the newest of so many bytes: an outage may leave 512 MiB."""
+"""A search covers only this many bytes of the newest pending turns: an outage may leave 512 MiB of them."""
 _PREFIX_CHARS: Final = 3
-"""From how many characters on the last word of a search may be the beginning of one: `a` begins a tenth of them all."""
+"""The least characters of a search's last word for it to match as a prefix: `a` begins a tenth of all words."""
 
-# What is pending moves a session to the front, names or hides it, so it takes part before the page is cut. A turn never
-# writes over a title that is there (`first_title`), a change does (`set_title`).
+# Pending operations move, name or hide a session, so they are applied before the page is cut. A turn never overwrites
+# an existing title (`first_title`), a change does (`set_title`).
 _MINE: Final = """
 WITH pending AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset(:pending)
@@ -40,7 +40,7 @@ _COLUMNS: Final = f"""{SESSION_COLUMNS}, (
 
 LIST_SESSIONS: Final = text(f"{_MINE} SELECT {_COLUMNS} FROM mine {_PAGE}")  # noqa: S608 - constants
 
-# The expression is that of the index session_history_words, to the letter. A search without a word finds nothing.
+# The expression must equal that of the index session_history_words. A search without a word finds nothing.
 SEARCH_SESSIONS: Final = text(
     f"""{_MINE}, asked AS MATERIALIZED (
     SELECT CAST(nullif(CAST(plainto_tsquery('simple', :words) AS text), '') || :beginning AS tsquery) AS query
@@ -68,10 +68,10 @@ class SessionList:
         self._pending = pending
 
     async def page(self, user_id: str, wanted: SessionsWanted) -> list[Session]:
-        """The user's sessions that hold all the words, in their title or in one question or answer; the last word may
-        be the beginning of one. Raises `HistoryUnavailable`.
+        """The user's sessions with all the words in their title or in one question or answer; the last word may be a
+        prefix. Raises `HistoryUnavailable`.
         """
-        # Before the query: what is committed while it runs may be missing from both.
+        # Taken before the query: what is committed while it runs would otherwise be missing from both.
         ops, deleted = self._pending.of_user(user_id)
         words = wanted.words.split()
         texts = await self._texts(ops) if words else {}
@@ -100,7 +100,7 @@ class SessionList:
                 break
             chosen.append(op)
         bodies = await self._pending.read(chosen)
-        return await asyncio.to_thread(_told, bodies) if bodies else {}
+        return await asyncio.to_thread(_texts_of, bodies) if bodies else {}
 
 
 def session_of(row: AnyRow) -> Session:
@@ -124,7 +124,7 @@ def _listed(row: AnyRow, ops: Sequence[Op]) -> Session:
     return replace(overlaid(stored, ops) or stored, attachments=attachments)
 
 
-def _told(bodies: Mapping[Op, bytes]) -> dict[str, list[str]]:
+def _texts_of(bodies: Mapping[Op, bytes]) -> dict[str, list[str]]:
     texts: dict[str, list[str]] = {}
     for op, body in bodies.items():
         said = [message.text for message in TurnRecord.decode(body).messages if message.channel == "final"]
@@ -135,11 +135,11 @@ def _told(bodies: Mapping[Op, bytes]) -> dict[str, list[str]]:
 def _pending(
     ops: Mapping[str, Sequence[Op]], deleted: set[str], texts: Mapping[str, list[str]]
 ) -> list[dict[str, Any]]:
-    """What the query is told of sessions with something on its way."""
+    """The query's parameters for sessions with pending operations."""
     return [
         {
             "session_id": session_id,
-            # Of one format and zone, so that the order of moments is that of their texts.
+            # All in one format and zone, so that they sort as text.
             "updated_at": max((one.updated_at for one in _left_by(of_session)), default=None),
             "set_title": _last(op.change.title for op in of_session if op.change is not None),
             "first_title": _last(op.after.title for op in of_session if op.after is not None),

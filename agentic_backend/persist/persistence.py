@@ -47,30 +47,30 @@ _READ_AT_ONCE = 200
 
 @dataclass(frozen=True, slots=True)
 class PersistenceRules:
-    """How long is waited for Postgres, in seconds, and how much of what waits for it is kept in memory."""
+    """How long to wait for Postgres, in seconds, and how many bytes of pending records to keep in memory."""
 
     ack_s: float = 4.0
-    """A `final` that the disk did not take waits so long for its commit."""
+    """How long a `final` that the disk did not take waits for its commit."""
     spool_s: float = 1.0
-    """A `final`, and a delete or a change whose commit is late, waits so long for the disk."""
+    """How long a `final`, or a delete or change whose commit is late, waits for the disk."""
     commit_s: float = 5.0
-    """A delete or a change waits so long for its commit."""
+    """How long a delete or a change waits for its commit."""
     close_s: float = 5.0
-    """The end waits so long for what is still pending."""
+    """How long closing waits for pending records."""
     keep_bytes: int = 16 * _MIB
-    """Bodies above it in all are let go once they are in the spool."""
+    """Above this total, bodies are dropped from memory once they are in the spool."""
 
 
 class Persistence:
-    """Owns the pools, the spool, the queue and the batcher; gives out the ports of the session layer.
+    """Owns the pools, the spool, the queue and the batcher; provides the ports of the session layer.
 
-    `store` reads (SessionStore), `log` takes finished turns (TurnLog), `leases` says which instance runs a turn
-    (Leases; None where there is one instance), `agents`, `attachments`, `feedback` and `figures` are what their names
-    say. `on_state` is told how the search for the database goes; after `refused` the service can never become ready and
-    should end, and so it should when `on_taken` is told that another process has the database. `possessions` is what
-    this process took at its start. Construct it on the loop: what an earlier process left in the spool is counted then,
-    and written to Postgres in the background once that is there. `spool` and `database` make the two places that are
-    written to; `clock` (monotonic, seconds) says how long a session has not been used here.
+    `store` reads (SessionStore), `log` takes finished turns (TurnLog), `leases` decides which instance runs a turn
+    (Leases; None for a single instance); `agents`, `attachments`, `feedback` and `figures` are named for their ports.
+    `on_state` gets each state of connecting to the database; after `refused` the service can never become ready and
+    should end, as it should when `on_taken` is called because another process has the database. `possessions` is what
+    this process took at its start. Construct it on the event loop: it counts what an earlier process left in the spool,
+    and writes that to Postgres in the background. `spool` and `database` create the two places that are written to;
+    `clock` (monotonic, seconds) measures how long a session has been unused here.
 
     Raises `SpoolTaken` or `SpoolUnusable`.
     """
@@ -104,7 +104,7 @@ class Persistence:
             self.spool = spool(Path(chosen.spool_dir), on_commit, lock=possessions.spool, vigil=tasks.vigil)
             self.spool.start()
         self.pending = Pending(None if self.spool is None else self.spool.read, keep_bytes=rules.keep_bytes)
-        # Another instance writes where sessions are shared: what is remembered here would be old.
+        # Other instances write to shared sessions, so a cache here would be stale.
         cache_mb = 0 if many else settings.history.cache_mb
         self.cache = HistoryCache(cache_mb * _MIB, settings.ai.restore_max_exchanges, clock=clock)
         self.leases = SessionLeases(self.database, self.pending, length_s=lease_s(settings)) if many else None
@@ -131,16 +131,16 @@ class Persistence:
 
     @property
     def schema_known(self) -> bool:
-        """Whether the database has answered once with a schema that fits; outages after that do not change it."""
+        """Whether the database has answered once with a schema that fits; later outages do not change it."""
         return self.database.ready
 
     @property
     def misfit(self) -> bool:
-        """Whether Postgres refuses our statements: somebody changed the schema or our rights under us."""
+        """Whether Postgres refuses our statements, because the schema or our privileges were changed."""
         return self.batcher.blocked_by is Cause.STATEMENT
 
     def dependencies(self) -> dict[str, Any]:
-        """Where Postgres and the spool stand, for the body of /ready: names and counts, no addresses."""
+        """The state of Postgres and the spool, for the body of /ready: names and counts, no addresses."""
         status: str = self.state.status
         if status == "ready":
             status = "up" if self.database.trouble is None else "down"
@@ -151,18 +151,18 @@ class Persistence:
         return told
 
     def start(self) -> None:
-        """Begin to look for Postgres, and to write once it is there. Returns at once."""
+        """Begin to connect to Postgres, and then to write. Returns immediately."""
         self._tasks.spawn("persist-owner", self.owner.hold_claim, restart=True, essential=True)
         self._tasks.spawn("persist-connect", self._connect, restart=True)
         self._tasks.spawn("persist-watch", self._watch, restart=True, essential=True)
         self.batcher.start(self._tasks)
 
     def has_in_use(self, key: Key, within_s: float) -> bool:
-        """Whether something of the session is on its way to Postgres, or it was used here in the last `within_s`."""
+        """Whether the session has pending operations, or was used here in the last `within_s` seconds."""
         return self.pending.holds(key) or self.cache.used_within(key, within_s)
 
     def forget(self, key: Key) -> None:
-        """Drop what is kept outside Postgres of a session that is gone from there."""
+        """Drop what is kept outside Postgres of a session that was deleted there."""
         self.cache.forget(key)
         if self.spool is not None:
             self.spool.forget(key)
@@ -170,7 +170,7 @@ class Persistence:
     async def flush(self, deadline_s: float) -> int:
         """Wait until everything is written, at most `deadline_s`. Returns how many records are left.
 
-        With a spool nobody waits for a Postgres that is known to be away.
+        With a spool it does not wait for a Postgres that is known to be away.
         """
         away = self.spool is not None and self.batcher.blocked_by is not None
         return (await self.batcher.flush(_AWAY_S if away else deadline_s)).left
@@ -191,7 +191,7 @@ class Persistence:
         await self.database.aclose()
 
     def _replay(self, spool: Spool) -> None:
-        """Take over what an earlier process left: its turns wait again, its unfinished ones are interrupted."""
+        """Take over what an earlier process left: queue its turns, mark its unfinished ones as interrupted."""
         asks = {entry.id for entry in spool.waiting if entry.kind == "ask"}
         changes = {entry.id for entry in spool.waiting if entry.kind == "change"}
         newest = {entry.key: entry.id for entry in spool.waiting if entry.kind == "turn"}
@@ -213,7 +213,7 @@ class Persistence:
         spool.waiting.clear()
 
     async def _watch(self) -> None:
-        """Once a second: publish the levels, and warn before new turns have to be refused."""
+        """Once a second, publish the levels and warn before new turns have to be refused."""
         metrics = self._metrics
         while True:
             fill = self.batcher.fill
@@ -229,7 +229,7 @@ class Persistence:
             await asyncio.sleep(_TICK_S)
 
     async def _connect(self) -> None:
-        # Nothing of the database is this process' to use or migrate while another has it.
+        # This process must neither use nor migrate the database while another has it.
         if not self.owner.held:
             self._note(DatabaseState("connecting", Cause.UNCLAIMED))
             await self.owner.wait_held()
@@ -259,7 +259,7 @@ def _op(entry: Entry, known: Session | Change | None) -> Op:
 
 
 def batch_rules(settings: AgenticSettings) -> BatchRules:
-    """The bounds of the queue. Its reserve holds the turns that may run when it is found full."""
+    """The bounds of the queue. Its reserve has room for the turns that may be running when it fills up."""
     chosen = settings.persistence
     reserve = settings.limits.max_turns or chosen.max_records
     return BatchRules(

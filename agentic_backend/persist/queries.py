@@ -1,4 +1,4 @@
-"""Reads and small writes: one statement on one connection of the main pool, each failure with its name."""
+"""Reads and small writes: one statement on one connection of the main pool, with named failures."""
 
 import logging
 import time
@@ -19,7 +19,7 @@ _MOMENT_S = 0.1
 
 
 class Queries:
-    """Runs constant statements. Each may run twice, so it must not matter whether it does."""
+    """Runs constant statements. Each may run twice, so each must be idempotent."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -28,13 +28,13 @@ class Queries:
 
     @property
     def just_failed(self) -> bool:
-        """Whether a statement failed a moment ago: who has waited for one need not wait for the next as long again."""
+        """Whether a statement failed a moment ago, so that a caller need not wait as long again for the next."""
         return time.monotonic() - self._failed_at < _MOMENT_S
 
     async def fetch(self, op: str, statement: TextClause, parameters: Mapping[str, object]) -> Sequence[AnyRow]:
-        """One statement, once more where the connection had died while it was idle. `op` names it in metrics and logs.
+        """Run one statement, again if the connection had died while idle. `op` names it in metrics and logs.
 
-        Raises `HistoryUnavailable`: at once where Postgres refuses, after `pool_timeout` where no connection is free.
+        Raises `HistoryUnavailable`: immediately if Postgres refuses, after `pool_timeout` if no connection is free.
         """
         if not self._database.ready:
             raise HistoryUnavailable("the schema has not been seen yet")

@@ -1,4 +1,4 @@
-"""Deletes conversations that were not used for as long as the operator keeps them, and measures their tables."""
+"""Deletes conversations that were unused for longer than the operator keeps them, and measures their tables."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 TABLES: Final = ("session", "session_history", "session_attachments", "feedbacks")
 """The tables that grow with conversations."""
 
-# Both are Postgres' time; `updated_at` is that of the instance that wrote it, which may be wrong.
+# Both are Postgres' time; `updated_at` comes from the clock of the instance that wrote it, which may be wrong.
 _EXPIRED = "FROM session WHERE used_at < now() - make_interval(days => :days)"
 
 COUNT_EXPIRED = text(f"""
@@ -31,15 +31,15 @@ SELECT count(*) AS sessions, coalesce(sum((session_data->>'next_rank')::bigint),
     min(used_at) AS oldest {_EXPIRED}
 """)
 
-# In the order of the key, each page after the last one: one pass over the table, whatever is left standing.
+# In the order of the key, each page after the last one: one pass over the table, even if sessions are kept.
 EXPIRED_PAGE = text(f"""
 SELECT session_id, user_id, coalesce((session_data->>'next_rank')::bigint, 0) AS messages {_EXPIRED}
     AND session_id > :after
 ORDER BY session_id LIMIT :page
 """)
 
-# One that was used since the page was read, or that a turn writes to now, is left standing. History, attachments and
-# feedback go with the session (ON DELETE CASCADE).
+# A session that was used since the page was read, or that a turn writes to now, is kept. History, attachments and
+# feedback are deleted with the session (ON DELETE CASCADE).
 PRUNE = text(f"""
 WITH old AS MATERIALIZED (
     SELECT session_id {_EXPIRED} AND session_id = ANY(:session_ids) ORDER BY session_id FOR UPDATE SKIP LOCKED
@@ -59,7 +59,7 @@ LEFT JOIN pg_stat_user_tables ON relid = c.oid
 
 @dataclass(frozen=True, slots=True)
 class PruneRules:
-    """Bounds of one statement, in sessions and about that many messages, and the seconds of rest after each."""
+    """Bounds of one statement, in sessions and in approximate messages, and the seconds of pause after each."""
 
     sessions: int = 200
     messages: int = 20_000
@@ -69,7 +69,7 @@ class PruneRules:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """What a prune would delete. `oldest` is the ISO time of the longest unused one, empty where there is none."""
+    """What a prune would delete. `oldest` is the ISO time at which the longest unused one was last used, or empty."""
 
     sessions: int
     messages: int
@@ -80,16 +80,16 @@ InUse = Callable[[Sequence[Key]], set[Key]]
 """Which of some sessions are in use."""
 
 
-async def _nobody(_key: Key) -> None:
-    """Told of a deleted session where nobody has to know."""
+async def _ignore(_key: Key) -> None:
+    """The default of `forget`: ignore a deleted session."""
 
 
 class Pruner:
-    """Deletes sessions that had no turn for so many days, with all that hangs on them.
+    """Deletes sessions that had no turn for a number of days, with all that belongs to them.
 
-    It takes one connection of the pool for one statement at a time. `in_use` says which sessions to leave for now;
-    `forget` is told of each that is gone. May run in several processes at once. Before each statement that deletes it
-    looks whether the clocks of this host and of Postgres agree: one that is wrong makes young sessions old.
+    It takes one connection of the pool for one statement at a time. `in_use` returns the sessions to keep for now;
+    `forget` gets each deleted session. May run in several processes concurrently. Before each deleting statement it
+    checks that the clocks of this host and of Postgres agree: with a wrong one, young sessions look old.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Pruner:
         rules: PruneRules = PruneRules(),
         *,
         in_use: InUse = lambda _keys: set(),
-        forget: Callable[[Key], Awaitable[None]] = _nobody,
+        forget: Callable[[Key], Awaitable[None]] = _ignore,
         clocks: Clocks | None = None,
     ) -> None:
         self.pruned = 0
@@ -116,8 +116,9 @@ class Pruner:
         return Expired(row.sessions, row.messages, row.oldest.isoformat() if row.oldest else "")
 
     async def prune(self, days: int) -> int:
-        """Delete them; returns how many. Raises `DatabaseFault` or `ClocksDiffer`: what was deleted until then stays
-        deleted. `pruned` counts as it goes.
+        """Delete sessions unused for `days`; returns how many. `pruned` counts them along the way.
+
+        Raises `DatabaseFault` or `ClocksDiffer`; what was deleted before that stays deleted.
         """
         begun_with = self.pruned
         after, full = "", True
@@ -155,7 +156,7 @@ class Pruner:
 
 @dataclass(frozen=True, slots=True)
 class RetentionRules:
-    """What a service keeps: `days` (0 = for ever), and how often it looks, in seconds; each wait varies by a tenth."""
+    """How long sessions are kept, in `days` (0: no limit), and how often to check, in seconds (varied by a tenth)."""
 
     days: int
     first_s: float = 120.0
@@ -164,11 +165,10 @@ class RetentionRules:
 
 
 class Retention:
-    """Prunes once an hour while the service runs, and publishes the sizes of the tables once a minute, with how far
-    the clock of Postgres is away from ours.
+    """Prunes once an hour while the service runs; publishes the table sizes and the clock difference once a minute.
 
-    An outage of Postgres costs a log line; the next attempt comes with the next measurement. While the clocks differ
-    nothing is deleted, which is said once, and so is its end.
+    An outage of Postgres is logged; the next measurement tries again. While the clocks differ nothing is deleted,
+    which is logged once at its beginning and once at its end.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class Retention:
         tasks.spawn("retention", self._run, restart=True)
 
     async def measure(self) -> None:
-        """Publish how large the tables are and how far the clocks are apart. Raises `DatabaseFault`."""
+        """Publish the table sizes and the clock difference. Raises `DatabaseFault`."""
         async with self._database.main.connection() as connection:
             self._compare(await self._clocks.ahead_s(connection))
             for row in await connection.execute("table_sizes", SIZES, {"tables": list(TABLES)}):
@@ -201,7 +201,7 @@ class Retention:
                 self._metrics.history_rows(row.relname).set(row.rows)
 
     async def prune(self) -> None:
-        """Delete what is over the age, and count it. Raises `DatabaseFault` or `ClocksDiffer`."""
+        """Delete and count the sessions above the age. Raises `DatabaseFault` or `ClocksDiffer`."""
         before = self._pruner.pruned
         try:
             await self._pruner.prune(self._rules.days)

@@ -1,4 +1,4 @@
-"""Sessions and history as their readers see them: Postgres, with what is still on its way laid over it."""
+"""Sessions and history as their readers see them: what Postgres has, overlaid with what is pending."""
 
 import asyncio
 import contextlib
@@ -37,12 +37,10 @@ class PostgresSessionStore:
     """Implements `SessionStore`.
 
     Reads and small writes take one connection of the main pool for one statement. Where Postgres does not answer
-    they raise `HistoryUnavailable`: at once where it refuses, after `pool_timeout` where no connection comes free.
-    What is pending is laid over what is stored, so a reader finds a turn as soon as its `final` was sent.
-
+    they raise `HistoryUnavailable`: immediately if it refuses, after `pool_timeout` if no connection comes free.
+    What is pending overlays what is stored, so a reader finds a turn as soon as its `final` was sent.
     A delete or a change waits `commit_s` seconds for its commit, then `spool_s` for the disk.
-
-    Its callers time the phases (session_read, history_get and so on): they know what a read belongs to.
+    The callers time the phases (session_read, history_get and so on), since they know the purpose of a read.
     """
 
     def __init__(
@@ -86,9 +84,9 @@ class PostgresSessionStore:
         return bool(made)
 
     async def get(self, session_id: str, user_id: str) -> Session | None:
-        """The session, with what is still on its way to the database, or None.
+        """The session including pending operations, or None.
 
-        With Postgres away it is what its pending turn left, where there is one; else `HistoryUnavailable`.
+        If Postgres is away it is the session as its pending turn leaves it; without one raises `HistoryUnavailable`.
         """
         key = (session_id, user_id)
         if not _is_id(session_id) or self._pending.deletion(key) is not None:
@@ -105,18 +103,18 @@ class PostgresSessionStore:
         return overlaid(replace(session_of(rows[0]), rested=rows[0].rested), pending) if rows else None
 
     async def touch(self, session_id: str, user_id: str) -> bool:
-        """Store that a session is used again after a long time, so that no retention takes it. False: it is gone."""
+        """Store that a session is used again after a long time, so that retention keeps it. False if it is gone."""
         return bool(await self._queries.fetch("touch_session", TOUCH_SESSION, _of((session_id, user_id))))
 
     async def list_for(self, user_id: str, wanted: SessionsWanted = ALL_SESSIONS) -> list[Session]:
-        """The user's sessions, newest first, in one query, what is on its way included."""
+        """The user's sessions including pending operations, newest first, in one query."""
         return await self._sessions.page(user_id, wanted)
 
     async def delete(self, session_id: str, user_id: str) -> bool:
-        """Delete the session and all that hangs on it, in order after its turns. False where it is unknown.
+        """Delete the session and all that belongs to it, in order after its turns. False if it is unknown.
 
-        Returns after the commit. Where that takes over `commit_s` the spool is enough: the session is hidden from its
-        readers and is deleted as soon as Postgres can. Without a spool it raises `HistoryUnavailable` then.
+        Returns after the commit. If that takes over `commit_s`, the spool suffices: the session is hidden from its
+        readers and deleted as soon as Postgres can. Without a spool it raises `HistoryUnavailable` in that case.
         """
         if not _is_id(session_id):
             return False
@@ -133,7 +131,7 @@ class PostgresSessionStore:
         title: str | None = None,
         preferences: dict[str, Any] | None = None,
     ) -> Session | None:
-        """Set the title, the preferences or both; the session after it, None where it is unknown. Waits as `delete`."""
+        """Set the title, the preferences or both. Returns the changed session, None if unknown. Waits as `delete`."""
         session = await self.get(session_id, user_id)
         if session is None:
             return None
@@ -152,12 +150,12 @@ class PostgresSessionStore:
         return set(islice(pending | {row.exchange_id for row in rows}, most))
 
     async def exchange(self, session_id: str, user_id: str, exchange_id: str) -> list[bytes]:
-        """See `SessionStore`."""
+        """See `SessionStore`. Raises `StorageFull` as described there."""
         key = (session_id, user_id)
         if not self._may_exist(key):
             return []
         if any(op.exchange_id == exchange_id and not op.kept for op in self._pending.turns(key)):
-            # It ended with `storage_full`: told again, its end would be one that lasts, and it may still be lost.
+            # It ended with `storage_full` and may still be lost: replaying it would present its end as durable.
             raise StorageFull(retry_after_s=self._commit_s)
         for record in await self._pending.records(key):
             if record.exchange_id == exchange_id:
@@ -166,11 +164,11 @@ class PostgresSessionStore:
         return [row.message.encode() for row in rows]
 
     async def history(self, session_id: str, user_id: str, window: HistoryWindow) -> list[bytes]:
-        """Encoded ChatMessages of the window, ascending rank, pending ones included."""
+        """See `SessionStore`."""
         return await self._history((session_id, user_id), window)
 
     async def message(self, session_id: str, user_id: str, rank: int) -> bytes | None:
-        """One encoded ChatMessage, or None."""
+        """See `SessionStore`."""
         key = (session_id, user_id)
         if not self._may_exist(key) or not 0 <= rank <= _RANK_LIMIT:
             return None
@@ -181,10 +179,10 @@ class PostgresSessionStore:
         return rows[0].message.encode() if rows else None
 
     async def remembered(self, session_id: str, user_id: str, max_exchanges: int) -> list[Remembered]:
-        """User texts and answers of the last exchanges, oldest first: what an agent is reminded of.
+        """User texts and answers of the last exchanges, oldest first, as context for an agent.
 
-        Exchanges that failed, were interrupted or have no answer are among the last ones but are left out. From memory
-        where the session was used lately, else one query.
+        Exchanges that failed, were interrupted or have no answer count among the last ones but are left out. Read from
+        memory if the session was used lately, else by one query.
         """
         key = (session_id, user_id)
         if max_exchanges <= 0 or not self._may_exist(key):
@@ -208,7 +206,7 @@ class PostgresSessionStore:
             self._cache.end(loading)
 
     async def _history(self, key: Key, window: HistoryWindow) -> list[bytes]:
-        """A session's pending messages are its newest: the window takes from their end first, then from the table."""
+        """The window over pending messages and stored ones. The pending ones are the newest, so they come first."""
         limit = None if window.limit is None else min(window.limit, _RANK_LIMIT)
         offset = min(window.offset, _RANK_LIMIT)
         if limit == 0 or not self._may_exist(key):
@@ -221,7 +219,7 @@ class PostgresSessionStore:
         if starts_at == 0 or len(overlay) == limit:
             return overlay
         if pending and self._queries.just_failed:
-            # The look-up of the session has waited already; what is pending has carried the reader this far.
+            # The look-up of the session has waited already; only pending records have brought the reader this far.
             raise HistoryUnavailable("the older part of the history is in Postgres")
         rows = await self._queries.fetch(
             "history",
@@ -239,7 +237,7 @@ class PostgresSessionStore:
         return _is_id(key[0]) and self._pending.deletion(key) is None
 
     async def _decided(self, committed: "asyncio.Future[bool]", on_disk: "asyncio.Future[None] | None") -> bool:
-        """Whether an operation found its session. True too where its commit is only sure to come."""
+        """Whether an operation found its session; True too if its commit is pending but certain."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._commit_s):
                 return await asyncio.shield(committed)
@@ -256,7 +254,7 @@ def _of(key: Key) -> dict[str, object]:
 
 
 def _is_id(session_id: str) -> bool:
-    """Whether it may be a session's id: all of ours are printable ASCII; others, with a NUL say, Postgres refuses."""
+    """Whether it may be a session id. Ours are printable ASCII; Postgres refuses some others, e.g. with NUL."""
     return session_id.isascii() and session_id.isprintable()
 
 

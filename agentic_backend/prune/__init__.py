@@ -1,1 +1,1 @@
-"""The command that deletes conversations nobody used for so many days: `python -m agentic_backend.prune`."""
+"""The command that deletes conversations unused for a number of days: `python -m agentic_backend.prune`."""

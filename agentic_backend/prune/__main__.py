@@ -1,4 +1,4 @@
-"""Deletes conversations that nobody used for so many days: what `history.retention_days` does, for cron."""
+"""Deletes conversations unused for a number of days: what `history.retention_days` does, for cron."""
 
 import argparse
 import asyncio
@@ -18,7 +18,7 @@ the service (CONFIG_FILE, ENV_FILE) and may run beside it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prune once; the exit codes are in the help."""
+    """Prune once; `--help` lists the exit codes. Raises SystemExit for wrong arguments."""
     chosen = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s", stream=sys.stderr)
     settings = load_or_exit(AgenticSettings)
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _prune(settings: AgenticSettings, days: int, *, dry_run: bool) -> int:
-    # Here, so that a wrong argument is told at once: SQLAlchemy takes its time.
+    # Imported here, so that a wrong argument is reported immediately: SQLAlchemy loads slowly.
     from prometheus_client import CollectorRegistry
 
     from agentic_backend.metrics import AgenticMetrics
@@ -42,7 +42,7 @@ async def _prune(settings: AgenticSettings, days: int, *, dry_run: bool) -> int:
     registry = CollectorRegistry()
     metrics = AgenticMetrics(registry, Kpi(registry, service=settings.app.name))
     postgres = settings.storage.postgres
-    pool = request_pool(postgres, metrics)  # opens one connection: nothing here runs at once
+    pool = request_pool(postgres, metrics)  # opens one connection: nothing here runs concurrently
     pruner = Pruner(pool)
     try:
         if dry_run:

@@ -1,1 +1,1 @@
-"""The REST routes beside the live door: sessions, agents, attachments, export, preferences, measurements, the page."""
+"""The REST routes: sessions, agents, attachments, export, preferences, measurements, the page."""

@@ -1,4 +1,4 @@
-"""REST of agents: who may be asked, and, where the configuration lets them, making, changing and deleting them."""
+"""REST of agents: listing them and, if the configuration allows it, creating, changing and deleting them."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -84,14 +84,13 @@ class UpdateAgent(_Body):
     chat_options: _Options = _Options()
 
     def settings(self) -> AgentSettings:
-        """The agent that it describes. Raises `BadRequest` for a value that cannot be stored, or what is there
-        twice."""
+        """The agent that it describes. Raises `BadRequest` for a value that cannot be stored, or for a duplicate."""
         tuning = self.tuning
         values = {one.key: one.default for one in tuning.fields}
         if len(values) != len(tuning.fields):
-            raise BadRequest("a field twice")
+            raise BadRequest("duplicate field")
         if len(set(self.starters)) != len(self.starters):
-            raise BadRequest("a starter twice")
+            raise BadRequest("duplicate starter")
         try:
             storable_json(values)
         except ValueError:
@@ -116,21 +115,21 @@ class UpdateAgent(_Body):
 
 @dataclass(frozen=True, slots=True)
 class AgentServices:
-    """What the routes need. `made` is None where agents come from the configuration alone; `editor_roles` are those of
-    who may change them, None where everybody may."""
+    """What the routes need. `made` is None if agents come only from the configuration; `editor_roles` are the roles
+    that may change them, None if everybody may."""
 
     catalog: Catalog
     created: CreatedAgents | None
     editor_roles: frozenset[str] | None
 
     def may_edit(self, identity: Identity) -> bool:
-        """Whether this caller may make, change and delete agents."""
+        """Whether this caller may create, change and delete agents."""
         if self.created is None:
             return False
         return self.editor_roles is None or not self.editor_roles.isdisjoint(identity.roles)
 
     def editable(self, identity: Identity) -> CreatedAgents:
-        """The agents that this caller may change. Raises 403."""
+        """The agents that this caller may change. Raises `Forbidden`, or HTTPException 403 if nobody may."""
         if self.created is None:
             raise HTTPException(403, _STATIC)
         if not self.may_edit(identity):
@@ -138,7 +137,7 @@ class AgentServices:
         return self.created
 
     def expect_made(self, agent_id: str) -> None:
-        """Raise 403 for an agent of the configuration, 404 for one that is not there."""
+        """Raise HTTPException 403 for a configured agent, `AgentNotFound` for an unknown one."""
         if self.catalog.is_configured(agent_id):
             raise HTTPException(403, _CONFIGURED)
         if self.catalog.made(agent_id) is None:
@@ -146,12 +145,12 @@ class AgentServices:
 
 
 def add_agents(router: APIRouter, services: Callable[[], AgentServices], caller: Any) -> None:
-    """The routes. `services()` is asked at each request."""
+    """Add the routes. `services()` is called at each request."""
 
     async def editable(identity: caller) -> CreatedAgents:
         return services().editable(identity)
 
-    # A dependency: who may change nothing is told so before the body is looked at.
+    # A dependency, so that a caller who may change nothing is refused before the body is read.
     editor = Annotated[CreatedAgents, Depends(editable)]
 
     @router.get("/agents")
@@ -162,13 +161,13 @@ def add_agents(router: APIRouter, services: Callable[[], AgentServices], caller:
     @router.post("/agents/create")
     async def create_agent(body: CreateAgent, made: editor) -> Response:
         """Make an agent of a known kind: for editors, where the configuration allows it."""
-        return await _told(services().catalog, made.create(body.name, body.type, body.class_path))
+        return await _answer(services().catalog, made.create(body.name, body.type, body.class_path))
 
     @router.put("/agents/update")
     async def update_agent(body: UpdateAgent, made: editor) -> Response:
         """Change an agent that was made over REST; the body is the whole of it."""
         services().expect_made(body.id)
-        return await _told(services().catalog, made.update(body.settings()))
+        return await _answer(services().catalog, made.update(body.settings()))
 
     @router.delete("/agents/{agent_id}", status_code=204)
     async def delete_agent(agent_id: str, made: editor) -> None:
@@ -177,8 +176,8 @@ def add_agents(router: APIRouter, services: Callable[[], AgentServices], caller:
         await made.delete(agent_id)
 
 
-async def _told(catalog: Catalog, doing: Awaitable[AgentSettings]) -> Response:
-    """The agent as `GET /agents` has it, or why it may not be so in a sentence."""
+async def _answer(catalog: Catalog, doing: Awaitable[AgentSettings]) -> Response:
+    """The agent as in `GET /agents`, or the sentence that says why it was refused."""
     try:
         agent = await doing
     except AgentRefused as refused:

@@ -1,4 +1,4 @@
-"""REST of attachments: files that a user gives to one of their sessions, taken off the wire within their limits."""
+"""REST of attachments: files that a user uploads to one of their sessions, received within size limits."""
 
 import re
 import secrets
@@ -38,9 +38,9 @@ from backend_kit.wire import CODES, dumps, normalized
 PATH: Final = "/chatbot/upload"
 MAX_NAME_CHARS: Final = 120
 FORM_BYTES: Final = 64 * 1024
-"""What a form may have beside its file."""
+"""Size limit of a form's fields other than its file."""
 _MAX_FIELDS: Final = 8
-# Control characters, lone surrogates, and the marks that make a name read in another direction than it is spelled.
+# Control characters, lone surrogates, and the marks that reverse the reading direction of a name.
 _UNSEEN: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 
 AttachmentId = Annotated[str, PathParam(min_length=1, max_length=64), AfterValidator(storable)]
@@ -48,21 +48,21 @@ OfSession = Annotated[str | None, Query(min_length=1, max_length=64), AfterValid
 
 
 class IngestedDocuments(Protocol):
-    """Knowledge flow, where attachments are read. Each method may raise `KfUnavailable`, or
-    `Unauthenticated` where it does not take the caller's token."""
+    """Knowledge flow, which reads attachments. Each method may raise `KfUnavailable`, or
+    `Unauthenticated` if it does not accept the caller's token."""
 
     async def ingest(self, file: IO[bytes], name: str, session_id: str, caller: Caller) -> Ingested:
         """Have a file read and indexed for its session. Raises `UploadProcessingFailed`."""
 
     async def delete(self, document_uid: str, session_id: str, caller: Caller) -> None:
-        """Delete one document; one that is gone already is no failure."""
+        """Delete one document; it is no failure if it does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttachmentServices:
-    """What the routes need. `most` attachments a user may have (0: none, the routes are off), of `max_bytes` each.
+    """What the routes need. A user may have `most` attachments (0: the routes are off), of `max_bytes` each.
 
-    `limit_hit` is told the name of a limit each time it turns a file away.
+    `limit_hit` is called with the name of a limit each time it rejects a file.
     """
 
     store: AttachmentStore
@@ -75,7 +75,7 @@ class AttachmentServices:
 
 
 def add_attachments(router: APIRouter, services: Callable[[], AttachmentServices], caller: Any) -> None:
-    """The three routes. `services()` is asked at each request: it exists once the app runs."""
+    """Add the three routes. `services()` is called at each request: its result exists once the app runs."""
 
     @router.post(PATH)
     async def upload_attachment(request: Request, identity: caller) -> Response:
@@ -115,7 +115,7 @@ def add_attachments(router: APIRouter, services: Callable[[], AttachmentServices
 
 
 def file_name(raw: str) -> str:
-    """The name under which a file is shown, "" where nothing is left of what was sent: its last part, as plain text."""
+    """The name under which a file is shown: the last part of its path as plain text, "" if nothing remains."""
     last = re.split(r"[\\/]", normalized("NFC", _UNSEEN.sub("", raw)))[-1]
     name = " ".join(last.split())
     if not name.strip(". "):
@@ -144,7 +144,7 @@ async def _upload(state: AttachmentServices, request: Request, identity: Identit
 async def _ingested(
     state: AttachmentServices, form: FormData, identity: Identity, asked_by: Caller
 ) -> tuple[Session, Attachment]:
-    """The session, and the attachment as knowledge flow has it now. Nothing is kept here yet."""
+    """The session, and the attachment as ingested by knowledge flow; it is not stored here yet."""
     file, session_id = _fields(form)
     name = file_name(file.filename or "")
     if not name:
@@ -170,7 +170,7 @@ async def _ingested(
 
 
 async def _keep(state: AttachmentServices, attachment: Attachment, asked_by: Caller) -> None:
-    """Store it, or take its document back: knowledge flow must hold nothing that nobody lists."""
+    """Store it, or delete its document again: knowledge flow must not have documents that no session lists."""
     kept = False
     try:
         _accepted(await state.store.keep(attachment, state.most))
@@ -180,12 +180,12 @@ async def _keep(state: AttachmentServices, attachment: Attachment, asked_by: Cal
             try:
                 await state.documents.delete(attachment.document_uid, attachment.session_id, asked_by)
             except (KfUnavailable, Unauthenticated):
-                # A token may run out while a file is read; its owner brings another one.
+                # A token may expire while a file is read; the owner's next request brings another.
                 await state.store.leave(attachment)
 
 
 def _accepted(verdict: Verdict) -> None:
-    """Raise what a verdict other than `kept` means."""
+    """Raise the error for a verdict other than `kept`."""
     match verdict:
         case "duplicate":
             raise AttachmentDuplicate
@@ -196,7 +196,8 @@ def _accepted(verdict: Verdict) -> None:
 
 
 async def _received(request: Request, max_bytes: int) -> FormData:
-    """The form, its file on our disk under no name. Raises `AttachmentTooLarge` within one read of the limit."""
+    """The form, with its file in an unnamed temporary file. Raises `BadRequest`, or `AttachmentTooLarge` within one
+    read of the limit."""
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > max_bytes:
         raise AttachmentTooLarge
@@ -221,7 +222,7 @@ async def _received(request: Request, max_bytes: int) -> FormData:
 
 
 def _fields(form: FormData) -> tuple[UploadFile, str]:
-    """The two parts that an upload has."""
+    """The two parts of an upload. Raises `BadRequest` if one is missing."""
     file, session_id = form.get("file"), form.get("session_id")
     if not isinstance(file, UploadFile):
         raise BadRequest("no file")
@@ -231,7 +232,7 @@ def _fields(form: FormData) -> tuple[UploadFile, str]:
 
 
 def _unreadable(request: Request, refused: UploadProcessingFailed) -> Response:
-    """The failure with knowledge flow's sentence instead of the general one."""
+    """The error response with knowledge flow's explanation instead of the general text."""
     if not refused.sentence:
         return error_response(request, refused.code)
     detail = {"code": refused.code.value, "message": refused.sentence}

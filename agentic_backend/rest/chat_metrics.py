@@ -19,7 +19,7 @@ _ASKED: Final[dict[str, tuple[Field, Operation]]] = {
 
 
 def add_chat_metrics(router: APIRouter, figures: Callable[[], ChatFigures], caller: Any) -> None:
-    """The two routes. `figures()` is asked at each request: it exists once the app runs."""
+    """Add the two routes. `figures()` is called at each request: its result exists once the app runs."""
 
     @router.get("/metrics/chatbot/summary")
     async def chat_summary(identity: caller) -> dict[str, int]:
@@ -55,7 +55,7 @@ def add_chat_metrics(router: APIRouter, figures: Callable[[], ChatFigures], call
 
 
 def _utc(moment: datetime) -> datetime:
-    """A moment without a zone is one of UTC."""
+    """The moment in UTC; one without a zone is taken as UTC."""
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
 
 

@@ -16,7 +16,7 @@ Compressors = Mapping[Encoding, Callable[[bytes], bytes]]
 MIN_BYTES: Final = 1024
 """A smaller body fits into one packet with its head: compressing it saves nothing."""
 OFF_LOOP_BYTES: Final = 64 * 1024
-"""A larger body is compressed in a thread: 256 KiB of history take gzip 3 ms, which everybody would wait for."""
+"""A larger body is compressed in a thread: gzip takes 3 ms for 256 KiB of history, which would block the loop."""
 
 _GZIP_LEVEL: Final = 4
 _ZSTD_LEVEL: Final = 3
@@ -31,7 +31,7 @@ _STREAMED: Final = "text/event-stream"
 
 
 class Compression:
-    """Compresses whole answers of text with status 200; what is sent in pieces (SSE, large files) passes as it is."""
+    """Compresses whole text answers with status 200; streamed answers (SSE, large files) pass unchanged."""
 
     def __init__(self, app: ASGIApp, mode: Mode, *, compressors: Compressors | None = None) -> None:
         self._app = app
@@ -50,7 +50,7 @@ class Compression:
 
 
 class _Answer:
-    """One answer on its way: its head is held back until the first piece of its body shows whether it is the last."""
+    """One answer in progress: its head is held back until the first body chunk shows whether it is the only one."""
 
     def __init__(self, send: Send, encoding: Encoding | None, compressors: Compressors, *, whole: bool) -> None:
         self._send = send
@@ -60,7 +60,7 @@ class _Answer:
         self._head: Message | None = None
 
     async def send(self, message: Message) -> None:
-        """Pass a message on, compressed where that is worth it."""
+        """Pass a message on, compressed if that is worthwhile."""
         if message["type"] == "http.response.start":
             self._head = message
             return
@@ -87,7 +87,7 @@ class _Answer:
 
 
 def chosen(accepted: str, offered: tuple[Encoding, ...]) -> Encoding | None:
-    """The offered encoding that the client likes best (RFC 9110 §12.5.3), the first of equals; None: as it is."""
+    """The offered encoding that the client prefers (RFC 9110 §12.5.3), the first of equals; None: no encoding."""
     weights: dict[str, float] = {}
     for item in accepted.lower().split(","):
         name, _, parameter = item.partition(";")
@@ -114,7 +114,7 @@ def _is_text(headers: MutableHeaders) -> bool:
 
 
 async def _compressed(body: bytes, compress: Callable[[bytes], bytes]) -> bytes:
-    # Both libraries let go of the interpreter while they work.
+    # Both libraries release the GIL while they work.
     return compress(body) if len(body) <= OFF_LOOP_BYTES else await asyncio.to_thread(compress, body)
 
 
@@ -124,7 +124,7 @@ def _gzip(body: bytes) -> bytes:
 
 
 def _zstd(body: bytes) -> bytes:
-    # Not shared: a compressor may be used by one thread at a time.
+    # Not shared: only one thread may use a compressor at a time.
     return zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(body)
 
 
@@ -135,7 +135,7 @@ COMPRESSORS: Final[Compressors] = {"gzip": _gzip, "zstd": _zstd}
 def _describe(headers: MutableHeaders, encoding: Encoding, length: int) -> None:
     headers["content-encoding"] = encoding
     headers["content-length"] = str(length)
-    # The bytes are other ones than those of the answer as it is: the tag stands for what both mean.
+    # The compressed bytes differ from the plain ones: a weak tag says that the two are equivalent.
     tag = headers.get("etag")
     if tag is not None and not tag.startswith("W/"):
         headers["etag"] = f"W/{tag}"

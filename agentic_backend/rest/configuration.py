@@ -1,4 +1,4 @@
-"""REST of what a client may know of the configuration."""
+"""REST of the configuration that clients may read."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ _PERMISSIONS: Final = (
     "sessions:read",
     "sessions:update",
 )
-"""What every caller may do, with what is theirs."""
+"""What every caller may do with their own data."""
 _OF_OPERATORS: Final = ("kpi:read",)
 """What an operator may see."""
 _OF_EDITORS: Final = ("agents:create", "agents:delete", "agents:update")
@@ -65,7 +65,7 @@ def add_configuration(
     views: Callable[[], KpiViews],
     caller: Any,
 ) -> None:
-    """The routes. `settings()` is asked at each request, `agents()` and `views()` what further callers may do."""
+    """Add the routes. `settings()` is called at each request; `agents()` and `views()` decide further permissions."""
 
     @router.get("/config/frontend_settings")
     async def frontend_settings() -> dict[str, Any]:

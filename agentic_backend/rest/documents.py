@@ -1,6 +1,6 @@
 """REST by which the page opens a citation: a passage and its document, read from knowledge flow for the caller.
 
-The page may connect to the service that it comes from and to nothing else, so what it shows passes through here.
+The page may connect only to the service that it comes from, so these documents pass through here.
 """
 
 from collections.abc import Callable
@@ -13,15 +13,15 @@ from agentic_backend.knowledge import Caller
 from backend_kit.http import request_id
 
 _ID = r"^[A-Za-z0-9_~-][A-Za-z0-9_.:~-]*$"
-"""No dot at the front: a segment `..` would climb in the address that is asked for."""
+"""No leading dot: a segment `..` would climb in the requested path."""
 Uid = Annotated[str, PathParam(min_length=1, max_length=128, pattern=_ID)]
 
 _HEADERS = {"Cache-Control": "private, no-store", "X-Content-Type-Options": "nosniff"}
 
 
 class ReadableDocuments(Protocol):
-    """Where documents are read. Both return JSON as it is to be passed on, None for what the caller cannot read, and
-    raise `KfUnavailable`."""
+    """Reads documents. Both methods return JSON to be passed on, None for what the caller cannot read, and may raise
+    `KfUnavailable`."""
 
     async def passage(self, document_uid: str, chunk_uid: str, caller: Caller) -> bytes | None:
         """A chunk: text, offsets into the document in code points, section, page, document."""
@@ -31,7 +31,7 @@ class ReadableDocuments(Protocol):
 
 
 def add_documents(router: APIRouter, documents: Callable[[], ReadableDocuments], caller: Any) -> None:
-    """The two routes. `documents()` is asked at each request: it exists once the app runs."""
+    """Add the two routes. `documents()` is called at each request: its result exists once the app runs."""
 
     @router.get("/documents/{uid}/chunks/{chunk_uid}")
     async def passage(uid: Uid, chunk_uid: Uid, request: Request, identity: caller) -> Response:  # noqa: ARG001 - the route is for known callers

@@ -30,11 +30,11 @@ class ExportServices(Protocol):
 
     @property
     def kpi(self) -> Kpi:
-        """Where its phase is timed."""
+        """Times its phase."""
 
 
 def add_export(router: APIRouter, services: Callable[[], ExportServices], caller: Any) -> None:
-    """The route. `services()` is asked at each request: it exists once the app runs."""
+    """Add the route. `services()` is called at each request: its result exists once the app runs."""
 
     file = {"description": "A file", "content": {"text/markdown": {}, "application/json": {}}}
 
@@ -45,7 +45,7 @@ def add_export(router: APIRouter, services: Callable[[], ExportServices], caller
         session = await load_owned(state.store, session_id, identity.uid)
         with state.kpi.phase("history_get"):
             messages = await state.store.history(session_id, identity.uid, HistoryWindow())
-        # A long conversation takes its time to be put into words.
+        # Rendering a long conversation takes time, so it runs in a thread.
         body = await asyncio.to_thread(markdown if format == "md" else as_json, session, messages)
         headers = {
             "Content-Disposition": disposition(session, format),
@@ -61,7 +61,7 @@ def as_json(session: Session, messages: Sequence[bytes]) -> bytes:
 
 
 def markdown(session: Session, messages: Sequence[bytes]) -> bytes:
-    """The conversation to read: a heading for each message, sources as a list, what tools did as code."""
+    """The conversation as markdown: a heading for each message, sources as a list, tool calls as code."""
     title = " ".join(session.title.split()) or "Conversation"
     blocks = [f"# {title}", f"Conversation {session.id}, last used {session.updated_at}"]
     for encoded in messages:
@@ -70,7 +70,7 @@ def markdown(session: Session, messages: Sequence[bytes]) -> bytes:
 
 
 def disposition(session: Session, format: Format) -> str:  # noqa: A002 - as on the wire
-    """A Content-Disposition whose names hold letters, digits and hyphens of the title alone (RFC 6266)."""
+    """A Content-Disposition whose names contain only letters, digits and hyphens of the title (RFC 6266)."""
     words = re.findall(r"[^\W_]+", normalized("NFC", session.title))
     name = _file_name("-".join(words), format)
     plain = _file_name("-".join(re.findall(r"[A-Za-z0-9]+", normalized("NFKD", session.title))), format)
@@ -78,7 +78,7 @@ def disposition(session: Session, format: Format) -> str:  # noqa: A002 - as on 
 
 
 def _file_name(words: str, format: Format) -> str:  # noqa: A002 - as on the wire
-    # The word in front keeps it from being a device's name, a hidden file or an option.
+    # The leading word prevents a device name, a hidden file or a command-line option.
     return "-".join(filter(None, ("conversation", words[:_MAX_NAME_CHARS].strip("-")))) + f".{format}"
 
 
@@ -105,7 +105,7 @@ def _who(message: dict[str, Any]) -> str:
 
 
 def _part(part: dict[str, Any]) -> str:
-    """One part as markdown; a citation is nothing here, because the sources follow."""
+    """One part as markdown; "" for a citation, because the sources follow."""
     match part.get("type"):
         case "text":
             return str(part["text"])

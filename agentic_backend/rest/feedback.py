@@ -1,4 +1,4 @@
-"""REST of feedback: what a user says of an answer, seen and deleted by nobody else."""
+"""REST of feedback: a user's ratings of answers, which only that user can see and delete."""
 
 import secrets
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class GiveFeedback(BaseModel):
 
 
 def add_feedback(router: APIRouter, store: Callable[[], FeedbackStore], caller: Any) -> None:
-    """The three routes. `store()` is asked at each request: it exists once the app runs."""
+    """Add the three routes. `store()` is called at each request: its result exists once the app runs."""
 
     @router.post("/chatbot/feedback", status_code=204)
     async def give_feedback(body: GiveFeedback, identity: caller) -> None:

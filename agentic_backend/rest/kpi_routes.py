@@ -1,4 +1,4 @@
-"""What the service observes of itself, over REST: who bounds it, the last minutes, and who held the loop."""
+"""REST of the service's own measurements: its bottleneck, the last minutes, and what blocked the event loop."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -20,8 +20,8 @@ _STEP_SLICES: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class KpiViews:
-    """What the routes read. `lag_s` is how late the loop is now, in seconds; `operator_roles` are those of who may
-    read it, None where everybody may."""
+    """What the routes read. `lag_s` is how late the loop is now, in seconds; `operator_roles` are the roles that may
+    read the views, None if everybody may."""
 
     windows: Windows
     culprits: Culprits
@@ -34,7 +34,7 @@ class KpiViews:
 
 
 def add_kpi(router: APIRouter, views: Callable[[], KpiViews], caller: Any) -> None:
-    """The routes below `/kpi`. They compute off the loop: to look at a full one must not make it fuller."""
+    """Add the routes below `/kpi`. They compute in threads: reading them must not load a full event loop further."""
 
     def seen_by(identity: caller) -> KpiViews:
         seen = views()
@@ -42,7 +42,7 @@ def add_kpi(router: APIRouter, views: Callable[[], KpiViews], caller: Any) -> No
             raise Forbidden
         return seen
 
-    # A dependency: who may see nothing is told so before the query is looked at.
+    # A dependency, so that a caller who may see nothing is refused before the query is validated.
     operator = Annotated[KpiViews, Depends(seen_by)]
 
     @router.get("/kpi/verdict")
@@ -62,7 +62,7 @@ def add_kpi(router: APIRouter, views: Callable[[], KpiViews], caller: Any) -> No
         now = time.monotonic()
         kept = [slice_ for slice_ in seen.windows.kept() if slice_.ended_at > now - window_s]
         whole = merged(kept)
-        # From the newest back, so that the steps do not shift between two looks within one of them.
+        # From the newest back, so that the steps do not shift between two requests within one of them.
         steps = [merged(kept[max(end - _STEP_SLICES, 0) : end]) for end in range(len(kept), 0, -_STEP_SLICES)]
         return {
             "now": _wall(0.0),

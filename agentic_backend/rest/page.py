@@ -1,4 +1,4 @@
-"""The chat page as it is served: its files, and the policy that keeps it to this service and the sign-in service."""
+"""Serves the chat page: its files, and the policy that restricts it to this service and the sign-in service."""
 
 from pathlib import Path
 from typing import Final
@@ -21,9 +21,9 @@ _POLICY: Final = (
 class ChatPage:
     """Serves `web/`, and the page itself at `/` and at the addresses of citations.
 
-    It may load from and connect to this service alone, and connect to the origin of `realm_url` where people sign in
-    there: a model's answer can make it fetch nothing else (docs/trust.md#F6). They sign out by a form, which leads back
-    here.
+    It may load from and connect to this service only, and connect to the origin of `realm_url` if people sign in
+    there: a model's answer cannot make it fetch anything else (docs/trust.md#F6). Signing out uses a form, which leads
+    back here.
     """
 
     def __init__(self, realm_url: str | None) -> None:
@@ -31,11 +31,11 @@ class ChatPage:
             "Content-Security-Policy": _with_issuer(_POLICY, realm_url),
             "X-Content-Type-Options": "nosniff",
             "Referrer-Policy": "no-referrer",
-            # To look up the host of a link in an answer would already tell it something.
+            # Even a DNS look-up for a link in an answer would leak information to its host.
             "X-DNS-Prefetch-Control": "off",
             "Cache-Control": "no-cache",
         }
-        # The page says the policy too, for a server in between that drops the header; the stricter of both holds.
+        # The page contains the policy too, in case a proxy drops the header; the stricter of both applies.
         self._html = _with_issuer((WEB / "index.html").read_text(), realm_url)
 
     def add_to(self, app: FastAPI) -> None:
@@ -51,7 +51,7 @@ class ChatPage:
 
 
 class _WithHeaders:
-    """Puts headers on every answer of an application."""
+    """Adds headers to every answer of an application."""
 
     def __init__(self, app: ASGIApp, headers: dict[str, str]) -> None:
         self._app = app

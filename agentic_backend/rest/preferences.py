@@ -1,4 +1,4 @@
-"""REST of a session's preferences: a JSON object that the client keeps there, which turns carry and never change."""
+"""REST of a session's preferences: a JSON object stored for the client, which turns carry but never change."""
 
 from collections.abc import Callable
 from typing import Annotated, Any, Final, Protocol
@@ -15,7 +15,7 @@ from backend_kit.kpi import Kpi
 from backend_kit.wire import dumps
 
 MAX_BYTES: Final = 16 * 1024
-"""Of the preferences as compact JSON: every frame with a session repeats them."""
+"""Size limit of the preferences as compact JSON: every frame with a session repeats them."""
 
 SessionId = Annotated[str, PathParam(min_length=1, max_length=64)]
 
@@ -37,15 +37,15 @@ class PreferenceServices(Protocol):
 
     @property
     def registry(self) -> TurnRegistry:
-        """Whose turns carry them."""
+        """Its turns carry them."""
 
     @property
     def kpi(self) -> Kpi:
-        """Where their phases are timed."""
+        """Times their phases."""
 
 
 def add_preferences(router: APIRouter, services: Callable[[], PreferenceServices], caller: Any) -> None:
-    """The two routes. `services()` is asked at each request: it exists once the app runs."""
+    """Add the two routes. `services()` is called at each request: its result exists once the app runs."""
 
     @router.get("/chatbot/session/{session_id}/preferences")
     async def preferences(session_id: SessionId, identity: caller) -> dict[str, Any]:

@@ -35,10 +35,10 @@ from backend_kit.wire import dumps, loads
 
 _MAX_TITLE_CHARS = 200
 _STREAM_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}}
-"""The native `ask` or `resume`: docs/schema/native-client.schema.json says it in full."""
+"""The native `ask` or `resume`; docs/schema/native-client.schema.json has the complete schema."""
 
 _TAGS: Final = ("chat", "agents", "documents", "kpi", "settings")
-"""Under which the routes stand in the documentation, with `health` of both services."""
+"""The tags of the routes in the documentation, in addition to `health` of both services."""
 
 Rank = Annotated[int, PathParam(ge=0, le=2**31 - 1)]
 Storable = Annotated[str, AfterValidator(storable)]
@@ -75,7 +75,7 @@ class ChatServices:
 
 
 def build_routes(services: Callable[[], ChatServices], identify: Callable[..., Any], base: str) -> list[BaseRoute]:
-    """The routes below the base path. `services()` is asked at each request: it exists once the app runs."""
+    """The routes below the base path. `services()` is called at each request: its result exists once the app runs."""
     parts = [APIRouter(prefix=base, tags=[tag], responses=refusals()) for tag in _TAGS]
     chat, agents, documents, kpi, settings = parts
     caller = Annotated[Identity, Depends(identify)]
@@ -127,7 +127,7 @@ def _add_sessions(router: APIRouter, services: Callable[[], ChatServices], calle
             session = Session.new(identity.uid, agent.id, (wanted.title or "").strip())
             if not await state.store.create(session, limit):
                 state.limit_hit("max_concurrent_sessions_per_user")
-                # The text is the compatible one; clients match it.
+                # The text is that of the original; clients match it.
                 raise HTTPException(403, f"Session limit reached ({limit} sessions per user).")
         state.registry.update(session)
         return session.wire()
@@ -153,7 +153,7 @@ def _add_sessions(router: APIRouter, services: Callable[[], ChatServices], calle
         """Stop a session's turns and delete it with all that hangs on it."""
         state = services()
         await load_owned(state.store, session_id, identity.uid)
-        # Nothing may be awaited between the two: from the delete on an ask finds no session.
+        # Nothing may be awaited between the two, so that after the delete no ask finds the session.
         await state.registry.forget(session_id, identity.uid)
         with state.kpi.phase("session_write"):
             if not await state.store.delete(session_id, identity.uid):

@@ -1,4 +1,4 @@
-"""How many turns may run at once, in all and per user, and who waits for a slot (the section `limits`; 0 = off)."""
+"""How many turns may run at once, in total and per user, and who waits for a slot (section `limits`; 0 = off)."""
 
 import asyncio
 import time
@@ -31,18 +31,18 @@ class _User:
 
 
 def _uncounted(_limit: str) -> None:
-    """Nobody counts."""
+    """The default of `hit`: do not count."""
 
 
 class Admission:
-    """Counts running turns and hands out slots in the order of asking.
+    """Counts running turns and hands out slots in the order of requests.
 
-    `check` refuses at once what is over a user's own limits; `enter` takes a slot or waits for one; `leave` gives it
-    back. A slot that is freed goes to the head of the queue, never to a newcomer.
+    `check` immediately refuses an ask above the user's own limits; `enter` takes a slot or waits for one; `leave`
+    returns it. A freed slot goes to the head of the queue, never to a newcomer.
     """
 
     def __init__(self, limits: TurnLimits, hit: Callable[[str], None] = _uncounted) -> None:
-        """`hit` is told the name of a limit each time it turns an ask away."""
+        """`hit` is called with the name of a limit each time it rejects an ask."""
         self._limits = limits
         self.hit = hit
         self._users: OrderedDict[str, _User] = OrderedDict()
@@ -61,7 +61,7 @@ class Admission:
 
     @property
     def queue_full(self) -> bool:
-        """Whether an ask that has to wait would be refused at once."""
+        """Whether an ask that has to wait would be refused immediately."""
         return len(self._waiting) >= self._limits.queue_length
 
     def check(self, user_id: str) -> None:
@@ -77,15 +77,15 @@ class Admission:
             self._take_token(user)
 
     def enter_user(self, user_id: str) -> None:
-        """The user has one more turn in progress."""
+        """Count one more turn of the user in progress."""
         self._user(user_id).running += 1
 
     def leave_user(self, user_id: str) -> None:
-        """The user has one turn less in progress."""
+        """Count one turn of the user less in progress."""
         self._user(user_id).running -= 1
 
     async def enter(self) -> float:
-        """Take a slot. Returns the seconds waited; raises `Overloaded` at the queue's bound or deadline."""
+        """Take a slot. Returns the seconds waited. Raises `Overloaded` at the queue's limit or deadline."""
         if not self.full:
             self.running += 1
             return 0.0
@@ -109,7 +109,7 @@ class Admission:
         return time.perf_counter() - began
 
     def leave(self) -> None:
-        """Give the slot to the longest waiting ask, or back."""
+        """Pass the slot to the longest waiting ask, or free it."""
         while self._waiting:
             slot = self._waiting.popleft()
             if not slot.done():

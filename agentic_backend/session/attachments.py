@@ -1,4 +1,4 @@
-"""Files attached to sessions, the port through which they are stored, and the removal of what they leave behind."""
+"""Files attached to sessions, the port that stores them, and the removal of their documents after deletion."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ Verdict = Literal["kept", "duplicate", "limit", "gone"]
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A file of a session. `document_uid` is knowledge flow's name for it, `summary_md` the beginning of its text."""
+    """A file of a session. `document_uid` is its id in knowledge flow, `summary_md` the beginning of its text."""
 
     attachment_id: str
     session_id: str
@@ -32,7 +32,7 @@ class Attachment:
     document_uid: str
 
     def wire(self) -> dict[str, Any]:
-        """What an upload and a summary say of it."""
+        """The attachment in the answers to an upload and to a summary request."""
         return {
             "session_id": self.session_id,
             "attachment_id": self.attachment_id,
@@ -53,47 +53,47 @@ class Leftover:
 
 
 class AttachmentStore(Protocol):
-    """Attachments of users in their own sessions; they go with them. Each method may raise `HistoryUnavailable`."""
+    """Attachments of users' own sessions, deleted with them. Each method may raise `HistoryUnavailable`."""
 
     async def verdict(self, user_id: str, session_id: str, name: str, most: int) -> Verdict:
-        """What would become of a file of that name now, before anybody reads it."""
+        """What `keep` would return for a file of that name now, before it is read."""
 
     async def keep(self, attachment: Attachment, most: int) -> Verdict:
-        """Store it where the user has fewer than `most`, the session is there and has none of that name."""
+        """Store it if the user has fewer than `most`, and the session exists and has none of that name."""
 
     async def find(self, attachment_id: str, user_id: str, session_id: str | None) -> Attachment | None:
-        """One of the user's, None where there is none, or none of that session."""
+        """An attachment of the user (and of that session, if given), or None."""
 
     async def delete(self, attachment_id: str, user_id: str, session_id: str | None) -> bool:
-        """Delete one of the user's. False where there is none. Its document is a leftover from then on."""
+        """Delete an attachment of the user; False if it does not exist. Its document becomes a leftover."""
 
     async def leave(self, attachment: Attachment) -> None:
-        """Note the document of an attachment that was not kept as a leftover."""
+        """Record the document of an attachment that was not kept as a leftover."""
 
     async def leftovers(self, user_ids: list[str]) -> list[Leftover]:
-        """What is left of these users, the oldest first, some hundreds at most."""
+        """The leftovers of these users, the oldest first, some hundreds at most."""
 
     async def forget_leftovers(self, document_uids: list[str]) -> None:
-        """They are gone from knowledge flow."""
+        """Drop leftovers that were deleted in knowledge flow."""
 
 
 class AttachmentDocuments(Protocol):
-    """Knowledge flow, which deletes for the owner alone. Each method may raise `KfUnavailable`, or
-    `Unauthenticated` where it does not take the caller's token."""
+    """Knowledge flow, which deletes only for the owner. Each method may raise `KfUnavailable`, or
+    `Unauthenticated` if it does not accept the caller's token."""
 
     async def delete(self, document_uid: str, session_id: str, caller: Caller) -> None:
-        """Delete one document; one that is gone already is no failure."""
+        """Delete one document; it is no failure if it does not exist."""
 
     async def delete_session(self, session_id: str, caller: Caller) -> None:
         """Delete all documents that the caller attached to a session."""
 
 
 class Leftovers:
-    """Deletes in knowledge flow what was deleted here.
+    """Deletes the documents of deleted attachments in knowledge flow.
 
-    The list of it is in Postgres, written with each deletion, so it survives this process. Knowledge flow deletes for
-    the owner only, so that each is deleted with its owner's token: at once after their own deletion, every 30 s while
-    knowledge flow is away, else when the owner is seen again.
+    Their list is in Postgres, written with each deletion, so it survives this process. Knowledge flow deletes only for
+    the owner, so each document is deleted with its owner's token: immediately after their own deletion, every 30 s
+    while knowledge flow is away, otherwise at the owner's next request.
     """
 
     def __init__(self, store: AttachmentStore, documents: AttachmentDocuments) -> None:
@@ -103,7 +103,7 @@ class Leftovers:
         self._now = asyncio.Event()
 
     def note_owner(self, user_id: str, credentials: Credentials | None, *, at_once: bool = False) -> None:
-        """A user is here: what is left of theirs can be deleted. Never waits."""
+        """Note that a user's token is available to delete their leftovers. Never waits."""
         self._owners.pop(user_id, None)
         self._owners[user_id] = credentials
         if len(self._owners) > _MAX_OWNERS:
@@ -112,7 +112,7 @@ class Leftovers:
             self._now.set()
 
     async def delete_leftovers(self) -> None:
-        """Look whenever somebody deletes, and every 30 s."""
+        """Delete leftovers after each deletion and every 30 s, until cancelled."""
         while True:
             try:
                 async with asyncio.timeout(_LOOK_EVERY_S * random.uniform(0.9, 1.1)):  # noqa: S311 # spreads load
@@ -123,7 +123,7 @@ class Leftovers:
             await self.look()
 
     async def look(self) -> None:
-        """Delete what is left of the users that were seen; of whom nothing is left is seen no more."""
+        """Delete the leftovers of the noted users; drop those users who have none left."""
         owners = dict(self._owners)
         if not owners:
             return
@@ -137,10 +137,10 @@ class Leftovers:
             if gone:
                 await self._store.forget_leftovers(gone)
         except HistoryUnavailable:
-            return  # said by who asks Postgres; what was deleted is no failure to delete again
+            return  # the store has logged it; deleting a document again is no failure
 
     async def _deleted(self, left: list[Leftover], caller: Caller, gone: list[str]) -> bool:
-        """Delete what is left of one user, and add to `gone` what is. False where it has to be tried again."""
+        """Delete the leftovers of one user, adding the deleted ones to `gone`. False if a retry is needed."""
         sessions: set[str] = set()
         try:
             for one in left:
@@ -151,8 +151,8 @@ class Leftovers:
                     sessions.add(one.session_id)
                 gone.append(one.document_uid)
         except KfUnavailable:
-            logger.warning("deleted attachments are still in knowledge flow: %d or more; trying on", len(left))
+            logger.warning("deleted attachments are still in knowledge flow: %d or more; retrying", len(left))
             return False
         except Unauthenticated:
-            return True  # the token has run out: their owner brings another one
+            return True  # the token has expired: the owner's next request brings another
         return True

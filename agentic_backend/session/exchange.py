@@ -1,4 +1,4 @@
-"""What one exchange has produced so far: ranks, text, whole messages, first-token and gap times. No I/O."""
+"""The output of one exchange so far: ranks, text, whole messages, first-token and gap times. No I/O."""
 
 import time
 from typing import Any
@@ -11,7 +11,7 @@ _TITLE_CHARS = 60
 
 
 class Exchange:
-    """Collects what an agent emits, gives it ranks and publishes it.
+    """Collects what an agent emits, assigns ranks and publishes it.
 
     Ranks go up in the order in which messages begin: the user's first, then each step, the answer last. Text that
     is followed by a step was not the answer: it becomes a thought.
@@ -41,11 +41,11 @@ class Exchange:
 
     @property
     def text_published_by_pause(self) -> bool:
-        """Whether a pause publishes what was said so far."""
+        """Whether a pause publishes the text so far."""
         return self._text_rank is not None
 
     def open(self, asked: ChatMessage | None = None) -> ChatMessage:
-        """Make, keep and publish the user's own message. Where it was `asked` before it stays that one."""
+        """Create, keep and publish the user's message, or reuse `asked` if it was asked before."""
         rank = self._take_rank()
         if asked is None:
             asked = self._message("user", "final", [text_part(self.ask.message)], {}, rank)
@@ -59,7 +59,10 @@ class Exchange:
         self.messages.extend(earlier)
 
     def emit(self, event: AgentEvent) -> None:
-        """Take one event of the agent. After the end of the turn it is dropped: nobody could see it."""
+        """Take one event of the agent. After the end of the turn it is dropped, as nobody could see it.
+
+        Raises ValueError for a step that claims to be the question, or whatever encoding raises for a bad value.
+        """
         if self.turn.ended:
             return
         if isinstance(event, Delta):
@@ -71,17 +74,17 @@ class Exchange:
             self.turn.publish(Cited(event.hits))
 
     def close(self, text: str, extra_parts: list[Part], metadata: dict[str, Any]) -> ChatMessage:
-        """Make and keep the assistant's final message."""
+        """Create and keep the assistant's final message."""
         rank = self._text_rank if self._text_rank is not None else self._take_rank()
         return self._message("assistant", "final", [text_part(clean(text)), *extra_parts], metadata, rank)
 
     def pause(self, metadata: dict[str, Any]) -> ChatMessage:
-        """Make and keep the message that stands where the exchange will go on. What was said so far is a thought."""
+        """Create and keep the placeholder where the exchange will continue. The text so far becomes a thought."""
         self._end_text()
         return self._message("assistant", "final", [text_part("")], metadata, self._take_rank())
 
     def next_session(self) -> Session:
-        """The session after this exchange, with a title if it had none."""
+        """The session after this exchange, given a title if it had none."""
         return self.session.advanced(self._next_rank, self.session.title or title_from(self.ask.message))
 
     def _delta(self, event: Delta) -> None:
@@ -109,7 +112,7 @@ class Exchange:
             raise ValueError("an exchange has one question, and its ask is it")  # storage would refuse the whole turn
         self._end_text()
         message = self._message(event.role, event.channel, event.parts, event.metadata, self._next_rank)
-        self._take_rank()  # not before: what cannot be encoded raises, and must leave no gap
+        self._take_rank()  # only now: a message that cannot be encoded raises, and must leave no gap
         self.turn.publish(Whole(message))
 
     def _message(
@@ -117,7 +120,7 @@ class Exchange:
     ) -> ChatMessage:
         message = self._built(role, channel, parts, metadata, rank)
         if b"\\u0000" in message.json:
-            # Tools and agents write what they like; Postgres would refuse the whole turn for it.
+            # Tools and agents may write NUL; Postgres would refuse the whole turn for it.
             message = self._built(role, channel, _cleaned(parts), _cleaned(metadata), rank)
         self.messages.append(message)
         return message

@@ -1,4 +1,4 @@
-"""What a session is, and the records of it that are handed to storage."""
+"""Sessions, and the records of them that are handed to storage."""
 
 import secrets
 from dataclasses import dataclass, field, replace
@@ -8,7 +8,7 @@ from agentic_backend.events import ChatMessage, text_part, utc_now
 from backend_kit.wire import dumps, loads
 
 Durability = Literal["spool", "db", "none"]
-"""What stands behind a finished turn when its `final` is sent."""
+"""How durable a finished turn is when its `final` is sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,13 @@ class Session:
     preferences: dict[str, Any] = field(default_factory=dict)
     version: int = 0
     attachments: tuple[tuple[str, str], ...] = ()
-    """Id and file name of each; known to a list of sessions alone."""
+    """Id and file name of each; set only in lists of sessions."""
     rested: bool = False
-    """Whether nobody has used it for 12 hours, by the clock of the storage it was read from."""
+    """Whether it was unused for 12 hours, by the clock of the storage from which it was read."""
 
     @classmethod
     def new(cls, user_id: str, agent_id: str, title: str) -> "Session":
-        """A session with an id of the server's making: 11 url-safe characters, 64 bits of randomness."""
+        """A session with a new id: 11 url-safe characters, 64 bits of randomness."""
         return cls(secrets.token_urlsafe(8), user_id, agent_id, title, utc_now())
 
     def advanced(self, next_rank: int, title: str) -> "Session":
@@ -39,11 +39,11 @@ class Session:
         return replace(self, next_rank=next_rank, title=title, updated_at=utc_now(), version=self.version + 1)
 
     def preferring(self, preferences: dict[str, Any] | None) -> "Session":
-        """This session with other preferences; None leaves those that it has."""
+        """This session with other preferences; None keeps the present ones."""
         return self if preferences is None else replace(self, preferences=preferences)
 
     def titled(self, title: str | None) -> "Session":
-        """This session with another title; None leaves that which it has."""
+        """This session with another title; None keeps the present one."""
         return self if title is None else replace(self, title=title)
 
     def wire(self) -> dict[str, Any]:
@@ -59,15 +59,15 @@ class Session:
         }
 
     def stored(self) -> dict[str, Any]:
-        """What a record keeps of it: each field by its name."""
+        """The fields that a record stores, by name."""
         return {**self.wire(), "version": self.version}
 
 
 @dataclass(frozen=True, slots=True)
 class AskRecord:
-    """That a turn has begun. Written unawaited before the model is called; a crash leaves an interrupted turn.
-
-    `earlier` is what stands between question and answer where the run goes on after a person was asked, else None.
+    """Notes that a turn has begun. Written without waiting before the model is called; after a crash it becomes an
+    interrupted turn. `earlier` is the messages between question and answer if the run continues after a person was
+    asked, else None.
     """
 
     session: Session
@@ -85,7 +85,7 @@ class AskRecord:
 
     @classmethod
     def decode(cls, body: bytes) -> "AskRecord":
-        """What `encode` made."""
+        """The reverse of `encode`."""
         fields = loads(body)
         earlier = fields.get("earlier")
         return cls(
@@ -95,9 +95,9 @@ class AskRecord:
         )
 
     def interrupted(self) -> "TurnRecord":
-        """The turn as it is kept where its process ended before it did: the question, and an answer without text.
+        """The turn as it is stored if its process ended first: the question, and an answer without text.
 
-        One that a person had let go on is never run again by itself: what they allowed may have been done.
+        A turn that a person had allowed to continue is never rerun automatically: what they allowed may have been done.
         """
         asked = self.user_message
         before = (asked, *(self.earlier or ()))
@@ -145,7 +145,7 @@ class TurnRecord:
 
     @classmethod
     def decode(cls, body: bytes) -> "TurnRecord":
-        """What `encode` made. The encodings of its messages are the same bytes again."""
+        """The reverse of `encode`. Its messages keep the same encoded bytes."""
         fields = loads(body)
         messages = tuple(ChatMessage.build(**message) for message in fields["messages"])
         return cls(Session(**fields["session"]), fields["exchange_id"], messages, fields.get("fence"))
@@ -170,7 +170,7 @@ class SessionsWanted:
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """One earlier message as an agent sees it."""
+    """One earlier message, as passed to an agent."""
 
     role: Literal["user", "assistant"]
     text: str

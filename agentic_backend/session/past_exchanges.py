@@ -1,4 +1,4 @@
-"""An exchange that ended before this process, or longer ago than its registry remembers: found and told again."""
+"""Exchanges that ended before this process, or longer ago than its registry keeps: finds and replays them."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -23,36 +23,36 @@ from agentic_backend.session.stream import (
 from backend_kit.wire import Code
 
 AWAITING = "awaiting_human"
-"""`metadata.extras.status` of the message that holds the place of an answer while a person is waited for."""
+"""`metadata.extras.status` of the placeholder of an answer while the exchange waits for a person."""
 _HASH_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class SessionMemory:
-    """How a process keeps sessions in mind."""
+    """What a process remembers of its sessions."""
 
     exchanges: int = 1024
-    """How many exchanges of a session (8 KiB). In a session that has more, each id is looked up."""
+    """Exchanges remembered per session (8 KiB). In a session that has more, each id is looked up."""
     clock: Callable[[], float] = time.monotonic
-    """Monotonic, in seconds: no correction of the time moves it."""
+    """Monotonic, in seconds, so that clock corrections do not affect it."""
 
     def know(self, session: Session, hashes: bytes | None = b"") -> "KnownSession":
-        """A session that is used now, and the hashes of its exchanges, None where not all are known."""
+        """A session used now, with the hashes of its exchanges (None if not all are known)."""
         kept = hashes if hashes is not None and len(hashes) <= self.exchanges * _HASH_BYTES else None
         return KnownSession(session, kept, self.clock(), self)
 
     def read(self, session: Session, exchange_ids: Iterable[str]) -> "KnownSession":
-        """As storage has it, by all its ids or more of them than are kept."""
+        """A session read from storage, with all its exchange ids, or more of them than are kept."""
         return self.know(session, b"".join(map(_hashed, exchange_ids)))
 
 
 @dataclass(frozen=True, slots=True)
 class KnownSession:
-    """A session after its last turn, and which exchanges it may have: a hash of each id, None where not all are kept.
+    """A session after its last turn, and a hash of each of its exchange ids (None if not all are kept).
 
-    An id without its hash here is new, and storage need not be asked. One that only seems to be here costs a look-up.
-    The hashes, 8 bytes each, stand side by side: 64 are searched in 1 µs, 1,024 in 12 µs. `used_at` is when this
-    process used it last, on the clock of its `memory`, which makes it.
+    An id whose hash is missing is new, and storage need not be asked. A collision of hashes costs a look-up.
+    The hashes are concatenated, 8 bytes each: 64 are searched in 1 µs, 1,024 in 12 µs. `used_at` is when this process
+    last used it, on the clock of the `memory` that created it.
     """
 
     session: Session
@@ -65,11 +65,11 @@ class KnownSession:
         return self.memory.clock() - self.used_at < seconds
 
     def may_have(self, exchange_id: str) -> bool:
-        """Whether an exchange of that id may have been; False is certain."""
+        """Whether an exchange of that id may exist; False is certain."""
         return self.hashes is None or _hashed(exchange_id) in self.hashes
 
     def after(self, session: Session, exchange_id: str) -> "KnownSession":
-        """The same after one more turn, which may have been one of them that ran again."""
+        """This session after one more turn, which may have been a rerun of an earlier exchange."""
         if self.hashes is None or self.may_have(exchange_id):
             return self.memory.know(session, self.hashes)
         return self.memory.know(session, self.hashes + _hashed(exchange_id))
@@ -81,28 +81,28 @@ def _hashed(exchange_id: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class StoredExchange:
-    """An exchange as history has it: its messages by ascending rank, at least one."""
+    """An exchange as stored in history: its messages by ascending rank, at least one."""
 
     messages: tuple[ChatMessage, ...]
 
     @classmethod
     def decode(cls, encoded: Sequence[bytes]) -> "StoredExchange":
-        """From encoded ChatMessages, whose bytes are kept as they are."""
+        """The exchange of encoded ChatMessages, whose bytes are kept unchanged."""
         return cls(tuple(ChatMessage.decode(message) for message in encoded))
 
     @property
     def cut_off(self) -> bool:
-        """Whether the end of a process ended it, not its user: then it has no answer, and it may run again."""
+        """Whether the end of a process interrupted it, rather than its user: it has no answer and may run again."""
         return bool(self._extras.get("interrupted_by") == "restart")
 
     @property
     def awaits(self) -> bool:
-        """Whether it waits for a person: its last message only holds the place where it goes on."""
+        """Whether it waits for a person: its last message is only a placeholder."""
         return self._extras.get("status") == AWAITING
 
     @property
     def asked_of_person(self) -> dict[str, Any]:
-        """What the person is asked, where it waits for one."""
+        """What the person is asked, if it waits for one."""
         payload: dict[str, Any] = self._extras["awaiting"]["payload"]
         return payload
 
@@ -112,7 +112,7 @@ class StoredExchange:
         return int(self._extras["awaiting"]["seq"])
 
     def is_for(self, ask: Ask) -> bool:
-        """Whether a person's answer is to the question with which it waits."""
+        """Whether a person's answer belongs to the question on which it waits."""
         if not self.awaits or ask.human is None or self._answer is None:
             return False
         named = ask.human.checkpoint_id
@@ -125,11 +125,11 @@ class StoredExchange:
         return self.messages[0]
 
     def is_newest_of(self, session: Session) -> bool:
-        """Whether no other exchange has followed it: what came after it has the ranks that it might need."""
+        """Whether no other exchange followed it: later messages would have the ranks that it might need."""
         return self.messages[-1].rank + 1 == session.next_rank
 
     def is_of(self, ask: Ask) -> bool:
-        """Whether it is what this ask asks for: the same text for the same agent, as far as there was one."""
+        """Whether it matches this ask: the same text, and the same agent if one is recorded."""
         if self.question.role != "user" or self.question.text != ask.message:
             return False
         if self.cut_off or self._answer is None:
@@ -137,15 +137,15 @@ class StoredExchange:
         return bool(self._answer.metadata.get("agent_id", ask.agent_id) == ask.agent_id)
 
     def paused(self, session: Session) -> Session:
-        """The session as the waiting exchange, its newest one, goes on: at the rank that was held for it."""
+        """The session as its newest exchange, which waits, continues: at the rank reserved for it."""
         return replace(session, next_rank=self.messages[-1].rank)
 
     def before(self, session: Session) -> Session:
-        """The session as it was when the exchange, its newest one, began: the same ranks are given again."""
+        """The session as it was before its newest exchange, this one: the same ranks are assigned again."""
         return replace(session, next_rank=self.question.rank)
 
     def tell(self, turn: Turn, session: Session) -> None:
-        """Publish it as the turn's events: accepted, each message, the answer's text in one piece, the end it had."""
+        """Publish it as the turn's events: accepted, each message, the answer's text in one piece, its end."""
         turn.restarted = True
         turn.publish(Accepted())
         for message in self.messages:
@@ -169,7 +169,7 @@ class StoredExchange:
         return extras if isinstance(extras, dict) else {}
 
     def _streamed(self, answer: ChatMessage) -> str:
-        """What was streamed of the answer: of a failed one, what stands before the excuse."""
+        """The streamed text of the answer; of a failed one, the text before the apology."""
         texts = [part["text"] for part in answer.parts if part["type"] == "text"]
         if "error" in self._extras:
             texts.pop()

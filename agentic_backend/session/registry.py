@@ -1,4 +1,4 @@
-"""The turns of this process: who runs, who waits behind whom, what has just ended, and how all of it ends."""
+"""The turns of this process: which run, which wait, which ended recently, and how they are drained."""
 
 import asyncio
 import logging
@@ -30,30 +30,30 @@ from backend_kit.wire import Code, ServiceError
 logger = logging.getLogger(__name__)
 
 _Key = tuple[str, str]
-"""(user id, session or exchange id): another user's id is another key, so it can neither be seen nor blocked."""
+"""(user id, session or exchange id): another user has another key, so users can neither see nor block each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegistryRules:
-    """What a registry keeps, and how long it waits."""
+    """How much a registry keeps, and how long it waits."""
 
     kept_s: float = 120.0
-    """Seconds that an ended turn is kept for those who come back."""
+    """Seconds that an ended turn is kept for clients that reconnect."""
     kept_bytes: int = 16 * 1024 * 1024
-    """Bytes of ended turns in all; the oldest go first."""
+    """Total bytes of ended turns; the oldest are dropped first."""
     idle_sessions: int = 10_000
-    """Sessions without a turn that are kept in mind."""
+    """How many sessions without a running turn are remembered."""
     queued_per_session: int = 8
-    """Asks that wait for the same session."""
+    """How many asks may wait for the same session."""
     cancelled_end_s: float = 5.0
-    """Seconds that a drain waits for turns that it has cancelled."""
+    """Seconds that a drain waits for turns that it cancelled."""
     by_session: bool = True
-    """Whether a session runs one turn at a time and is kept in mind after it; else every ask is on its own."""
+    """Whether a session runs one turn at a time and is remembered after it; else each ask stands alone."""
 
 
 @dataclass(slots=True)
 class _Slot:
-    """A session of this process: what is known of it since its last turn, who runs, who waits."""
+    """A session of this process: its state after its last turn, the running turn, the waiting ones."""
 
     known: KnownSession | None = None
     running: Turn | None = None
@@ -103,18 +103,18 @@ class TurnRegistry:
     def submit(self, ask: Ask) -> Turn:
         """Start the turn of an ask, or find the one that it repeats. Never waits and never raises.
 
-        What stands against the ask is the returned turn's first and only event.
+        If the ask is refused, the refusal is the returned turn's first and only event.
         """
         key = (ask.user_id, ask.exchange_id)
         known = self._turns.get(key) or self._ended.get(key)
         if known is not None and ask.human is None and _same(known.ask, ask):
             return known
-        # An answer to a question that is remembered: what is told of the exchange goes on from there.
+        # An answer to a remembered question: the events of the exchange continue from there.
         before = known if ask.human is not None and known is not None and _awaits(known, ask) else None
         turn = Turn(ask, before)
         try:
             if known is not None and before is None:
-                raise _in_the_way(known, ask)
+                raise _conflict_with(known, ask)
             self._admit(ask)
         except ServiceError as error:
             refuse(turn, error)
@@ -131,7 +131,7 @@ class TurnRegistry:
         return self._turns.get(key) or self._ended.get(key)
 
     def resume(self, session_id: str, exchange_id: str, user_id: str, request_id: str = "") -> Turn:
-        """The user's turn as it runs or is kept, else as history tells it. Never waits and never raises.
+        """The user's turn, running or kept, else rebuilt from history. Never waits and never raises.
 
         `exchange_not_found` is the returned turn's only event where the session has no such exchange, or is another's.
         """
@@ -140,12 +140,12 @@ class TurnRegistry:
             return turn
         ask = Ask(session_id, "", "", exchange_id, user_id, time.perf_counter(), request_id=request_id)
         told = Turn(ask)
-        self._tasks.spawn("tell", lambda: self._tell(told))
+        self._tasks.spawn("tell", lambda: self._replay(told))
         return told
 
     async def forget(self, session_id: str, user_id: str) -> None:
-        """Stop the session's turns and drop what is known of it, because it is about to be deleted."""
-        # Until there is none: an ask that comes while a turn ends still finds the session.
+        """Stop the session's turns and drop its state, because it is about to be deleted."""
+        # Repeated until none is left: an ask that arrives while a turn ends still finds the session.
         while (slot := self._slots.pop((user_id, session_id), None)) is not None:
             for place, _ in slot.waiting:
                 place.cancel()
@@ -166,7 +166,7 @@ class TurnRegistry:
             slot.known = replace(slot.known, session=session)
         elif session.next_rank == 0:
             self._slot(key).known = self._runner.memory.know(session)
-        # Else its first turn reads it, and with it which exchanges it has.
+        # Otherwise its first turn reads it, together with its exchange ids.
 
     def knows(self, session_id: str, user_id: str, within_s: float) -> bool:
         """Whether a turn of the session runs, waits, or was here in the last `within_s` seconds."""
@@ -197,7 +197,7 @@ class TurnRegistry:
             slot.running.title = title
 
     def expire(self) -> None:
-        """Drop ended turns that are over the age or the byte bound."""
+        """Drop ended turns above the age or the byte limit."""
         horizon = time.monotonic() - self._rules.kept_s
         while self._ended:
             key, turn = next(iter(self._ended.items()))
@@ -207,7 +207,7 @@ class TurnRegistry:
             self._ended_bytes -= turn.bytes_held
 
     async def drain(self, deadline_s: float) -> int:
-        """Take no new turn, wait for the running ones, then cancel what is left. Returns how many were cancelled."""
+        """Refuse new turns, wait for the running ones, then cancel the rest. Returns how many were cancelled."""
         self.draining = True
         try:
             async with asyncio.timeout(deadline_s):
@@ -221,7 +221,7 @@ class TurnRegistry:
         return 0
 
     async def _wait_quiet(self, deadline_s: float) -> None:
-        """Wait for cancelled turns. An agent that does not let itself be stopped must not stop the drain either."""
+        """Wait for cancelled turns. An agent that ignores its cancellation must not block the drain."""
         try:
             async with asyncio.timeout(deadline_s):
                 await self._quiet.wait()
@@ -239,14 +239,14 @@ class TurnRegistry:
         self._admission.check(ask.user_id)
 
     def _expect_place(self, slot: _Slot, ask: Ask) -> None:
-        """Raise SessionBusy where an ask may not wait for its session, which runs another turn."""
+        """Raise SessionBusy if an ask may not wait for its session, which runs another turn."""
         if ask.if_busy == "reject":
             raise SessionBusy(retry_after_s=1.0)
         if len(slot.waiting) >= self._rules.queued_per_session:
             self._admission.hit("asks_per_session")
             raise SessionBusy(retry_after_s=1.0)
 
-    async def _tell(self, turn: Turn) -> None:
+    async def _replay(self, turn: Turn) -> None:
         try:
             await self._runner.tell(turn)
         finally:
@@ -270,7 +270,7 @@ class TurnRegistry:
         except SessionBusy as error:
             refuse(turn, error)
         except asyncio.CancelledError:
-            # Only a turn that still waited for its session gets here: a running one ends by itself.
+            # Only a turn that still waited for its session gets here: a running one publishes its own end.
             if turn.cancel_requested:
                 known = slot.known
                 session = known.session if known else Session(ask.session_id, ask.user_id, ask.agent_id, "", utc_now())
@@ -282,7 +282,7 @@ class TurnRegistry:
 
     async def _wait_for_session(self, key: _Key, slot: _Slot, turn: Turn) -> None:
         if slot.running is not None:
-            # Once more: asks that came in one read were all admitted before any of them waits.
+            # Checked again: asks from one read were all admitted before any of them waited.
             self._expect_place(slot, turn.ask)
             if turn.ask.if_busy == "replace":
                 slot.running.cancel()
@@ -342,24 +342,24 @@ class TurnRegistry:
 
 
 def _end_unforeseen(turn: Turn) -> None:
-    """Something failed that nobody foresaw, and the task's owner logs it: whoever waits must hear of it."""
+    """End a turn after an unexpected failure, which the task's owner logs, so that its followers are notified."""
     if not turn.ended:
-        logger.error("turn ends unforeseen exchange_id=%s", loggable(turn.ask.exchange_id))
+        logger.error("turn failed unexpectedly exchange_id=%s", loggable(turn.ask.exchange_id))
         turn.publish(Failed(Code.INTERNAL, refused=not turn.own_events, language=turn.ask.language))
 
 
 def _may_be_asked_again(turn: Turn) -> bool:
-    """Refused, or not taken by storage: the same ask may be sent again, and runs or is told from history."""
+    """Whether it was refused or not stored, so that the same ask may be sent again, to run or be replayed."""
     end = turn.events[-1].payload
     return isinstance(end, Failed) and (end.session is None or end.code is Code.STORAGE_FULL)
 
 
 def _awaits(turn: Turn, ask: Ask) -> bool:
-    """Whether a turn has ended by asking the person who answers now."""
+    """Whether a turn ended with the question that this ask answers."""
     return turn.ended and turn.ask.session_id == ask.session_id and isinstance(turn.events[-1].payload, Awaiting)
 
 
-def _in_the_way(known: Turn, ask: Ask) -> ServiceError:
+def _conflict_with(known: Turn, ask: Ask) -> ServiceError:
     if ask.human is None:
         return Conflict()
     return NotAwaiting() if known.ask.session_id == ask.session_id else ExchangeNotFound()

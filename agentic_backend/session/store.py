@@ -22,39 +22,39 @@ ALL_SESSIONS: Final = SessionsWanted()
 class TurnStore(Protocol):
     """What a turn reads of its session. Every method may raise `HistoryUnavailable`; none waits over 2 s for a slot.
 
-    `user_id` is part of every look-up: another user's session is an unknown one.
+    `user_id` is part of every look-up: another user's session counts as unknown.
     """
 
     async def get(self, session_id: str, user_id: str) -> Session | None:
-        """The session, with what is still on its way to the database, or None."""
+        """The session including pending operations, or None."""
 
     async def touch(self, session_id: str, user_id: str) -> bool:
-        """Store that a session is used again after a long time, so that no retention takes it. False: it is gone."""
+        """Store that a session is used again after a long time, so that retention keeps it. False if it is gone."""
 
     async def remembered(self, session_id: str, user_id: str, max_exchanges: int) -> list[Remembered]:
-        """User texts and answers of the last exchanges, oldest first: what an agent is reminded of."""
+        """User texts and answers of the last exchanges, oldest first, as context for an agent."""
 
     async def exchange_ids(self, session_id: str, user_id: str, most: int) -> set[str]:
-        """Ids of the session's exchanges, pending ones included; where there are more than `most`, any so many."""
+        """Ids of the session's exchanges, pending ones included; an arbitrary `most` of them if it has more."""
 
     async def exchange(self, session_id: str, user_id: str, exchange_id: str) -> list[bytes]:
-        """Encoded ChatMessages of one exchange, ascending rank, pending ones included; none where it is unknown.
+        """Encoded ChatMessages of one exchange, ascending rank, pending ones included; none if it is unknown.
 
-        Raises `StorageFull` where it has ended and nothing stands behind it yet (`TurnLog.append`).
+        Raises `StorageFull` if it has ended but is not durable yet (`TurnLog.append`).
         """
 
 
 class SessionStore(TurnStore, Protocol):
-    """The same, with the other reads and the small writes of sessions, which raise as those do."""
+    """All reads and small writes of sessions, which raise as those of `TurnStore`."""
 
     async def create(self, session: Session, most: int = 0) -> bool:
-        """Store a new session where the user has fewer than `most` (0: any number). True once it is committed."""
+        """Store a new session if the user has fewer than `most` (0: no limit). True once it is committed."""
 
     async def list_for(self, user_id: str, wanted: SessionsWanted = ALL_SESSIONS) -> list[Session]:
-        """The user's sessions, newest first, in one query, what is on its way included."""
+        """The user's sessions including pending operations, newest first, in one query."""
 
     async def delete(self, session_id: str, user_id: str) -> bool:
-        """Delete the session and all that hangs on it, in order after its turns. False where it is unknown."""
+        """Delete the session and all that belongs to it, in order after its turns. False if it is unknown."""
 
     async def history(self, session_id: str, user_id: str, window: HistoryWindow) -> list[bytes]:
         """Encoded ChatMessages of the window, ascending rank, pending ones included."""
@@ -70,17 +70,17 @@ class SessionStore(TurnStore, Protocol):
         title: str | None = None,
         preferences: dict[str, Any] | None = None,
     ) -> Session | None:
-        """Set the title, the preferences or both, in order among the session's turns; the session after it.
+        """Set the title, the preferences or both, in order among the session's turns; returns the changed session.
 
-        None where it is unknown. No later turn overwrites either. May raise `StorageFull`.
+        None if it is unknown. No later turn overwrites either. May raise `StorageFull`.
         """
 
 
 async def load_owned(store: TurnStore, session_id: str, user_id: str) -> Session:
-    """The session, where it is this user's. Raises `SessionNotFound`: another's is answered as one that is not there.
+    """The session, if it is this user's. Raises `SessionNotFound` for an unknown one and for another user's alike.
 
-    May raise `HistoryUnavailable` too, for either. What hangs on a session (messages, exchanges, attachments, feedback)
-    is looked up by user as well, whether this was asked before or not.
+    May also raise `HistoryUnavailable`. What belongs to a session (messages, exchanges, attachments, feedback) is
+    always looked up by user as well, whether or not this function was called before.
     """
     session = await store.get(session_id, user_id)
     if session is None:
@@ -89,29 +89,29 @@ async def load_owned(store: TurnStore, session_id: str, user_id: str) -> Session
 
 
 class Lease(Protocol):
-    """The right of this instance to run a turn of a session. `fence` goes with what is written under it."""
+    """The right of this instance to run a turn of a session. Whatever is written under it carries `fence`."""
 
     @property
     def fence(self) -> int:
-        """Grows whenever another instance gets the session: what is written under an older one is refused."""
+        """A number that grows whenever another instance gets the session: writes with an older one are refused."""
 
     async def release(self) -> None:
         """Let other instances run turns of the session. Never raises; a second call does nothing."""
 
 
 class Leases(Protocol):
-    """Which instance runs turns of a session, where several share the database."""
+    """Decides which instance runs turns of a session, if several share the database."""
 
     async def acquire(self, session_id: str, user_id: str) -> Lease:
-        """Take the session for one turn. What is read of it from now on stays true until the release.
+        """Take the session for one turn. Until the release no other instance changes it.
 
-        Raises `SessionBusy` where another instance has it, `SessionNotFound`, or `HistoryUnavailable`. Where it is
-        cancelled nothing is held.
+        Raises `SessionBusy` if another instance has it, `SessionNotFound`, or `HistoryUnavailable`. After a
+        cancellation nothing is held.
         """
 
 
 class TurnLog(Protocol):
-    """Where finished turns go. Fire-and-forget for the turn: no method waits for Postgres unless ack is `db`."""
+    """Takes finished turns. Fire-and-forget for the turn: no method waits for Postgres unless `ack` is `db`."""
 
     def has_room(self) -> bool:
         """False when a new turn must be refused with `storage_full` before the model is called."""
@@ -120,10 +120,10 @@ class TurnLog(Protocol):
         """Note that a turn has begun. Never waits, never raises."""
 
     async def append(self, record: TurnRecord) -> Durability:
-        """Hand over a finished turn; says what stands behind it when it returns.
+        """Hand over a finished turn; returns how durable it is by then.
 
-        Raises `StorageFull` where nothing does within 5 s: it may not be called a `final` then, but is still kept and
-        tried on.
+        Raises `StorageFull` if it is not durable within 5 s: then it must not be reported as `final`, but it is kept
+        and storing it is still attempted.
         """
 
 
@@ -141,7 +141,7 @@ class Feedback:
     created_at: str
 
     def wire(self) -> dict[str, Any]:
-        """As it stands in an answer."""
+        """The feedback as JSON-ready dict."""
         return {
             "id": self.id,
             "rating": self.rating,
@@ -154,16 +154,16 @@ class Feedback:
 
 
 class FeedbackStore(Protocol):
-    """Feedback of users on their own sessions; it goes with its session. Each method may raise `HistoryUnavailable`."""
+    """Feedback of users on their own sessions, deleted with them. Each method may raise `HistoryUnavailable`."""
 
     async def put(self, feedback: Feedback) -> bool:
-        """Store it, in the place of an earlier one of the same message. False where the session is not the user's."""
+        """Store it, replacing an earlier one of the same message. False if the session is not the user's."""
 
     async def of_user(self, user_id: str, session_id: str | None, limit: int, offset: int) -> list[Feedback]:
         """The user's, newest first, of one session or all."""
 
     async def delete(self, feedback_id: str, user_id: str) -> bool:
-        """Delete one of the user's. False where there is none."""
+        """Delete one of the user's. False if it does not exist."""
 
 
 Precision = Literal["sec", "min", "hour", "day"]
@@ -179,7 +179,7 @@ SECONDS: Final[dict[Precision, int]] = {"sec": 1, "min": 60, "hour": 3600, "day"
 
 @dataclass(frozen=True, slots=True)
 class ConversationTotals:
-    """How much there is of it. Sessions and agents are those of stored sessions, attachments those of them."""
+    """Counts of a user's stored sessions, of the agents in them, and of their attachments."""
 
     sessions_total: int
     agents_active_total: int
@@ -190,7 +190,7 @@ class ConversationTotals:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """The answers that began their step of time in one group. `values` is keyed by (field, operation)."""
+    """The answers of one time step in one group. `values` is keyed by (field, operation)."""
 
     at: str
     group: dict[Group, str | None]
@@ -198,7 +198,7 @@ class Bucket:
 
 
 class ChatFigures(Protocol):
-    """Counts in what is committed. Every method may raise `HistoryUnavailable`."""
+    """Figures over committed data. Every method may raise `HistoryUnavailable`."""
 
     async def summary(self, user_id: str) -> ConversationTotals:
         """The user's sessions, agents and attachments."""

@@ -1,7 +1,7 @@
-"""The numbered events of one turn, and who follows them.
+"""The numbered events of one turn, and their followers.
 
-The turn publishes, sockets follow: each follower keeps its own cursor into `Turn.events`, so a slow one costs the
-others nothing and a late one starts wherever it likes.
+The turn publishes, sockets follow: each follower keeps its own cursor into `Turn.events`, so a slow one does not
+delay the others and a late one may start at any event.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ OnDisconnect = Literal["continue", "cancel"]
 
 @dataclass(frozen=True, slots=True)
 class HumanAnswer:
-    """What a person said to the question of an exchange that awaits them: any JSON value that the agent understands."""
+    """A person's answer to the question of a waiting exchange: any JSON value that the agent understands."""
 
     payload: Any
 
     @property
     def checkpoint_id(self) -> str | None:
-        """Which question is answered, where the client says so."""
+        """Which question is answered, if the client says so."""
         named = self.payload.get("checkpoint_id") if isinstance(self.payload, dict) else None
         return named if isinstance(named, str) else None
 
@@ -38,9 +38,9 @@ class HumanAnswer:
 class Ask:
     """One question as the socket received it. `received_at` is `time.perf_counter()` of its arrival.
 
-    `credentials` are what the asker showed last, for the services that the agent calls on their behalf. With `human`
-    it is no new question but lets the exchange go on; `message` is then known once that was found. `model` is the id of
-    the one that it wants; with `lenient`, one that its agent does not offer is passed over instead of refused.
+    `credentials` are the user's latest, for the services that the agent calls on their behalf. With `human` it is not
+    a new question but continues the exchange; `message` is then set once that was found. `model` is the id of the
+    requested model; with `lenient`, one that the agent does not offer is ignored instead of refused.
     """
 
     session_id: str
@@ -63,7 +63,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The ask is a turn now; `queue_position` (1-based) where it waits for a slot."""
+    """The ask has become a turn; `queue_position` (1-based) if it waits for a slot."""
 
     queue_position: int | None = None
 
@@ -100,7 +100,7 @@ class SessionChanged:
 
 @dataclass(frozen=True, slots=True)
 class Final:
-    """The answer is whole and `durable` stands behind it."""
+    """The answer is complete, and as durable as `durable` says."""
 
     messages: tuple[ChatMessage, ...]
     session: Session
@@ -112,7 +112,7 @@ class Final:
 
 @dataclass(frozen=True, slots=True)
 class Awaiting:
-    """The run waits for a person, who is asked `payload`; `messages` hold what there is of the exchange."""
+    """The run waits for a person, who is asked `payload`; `messages` are the exchange so far."""
 
     payload: dict[str, Any]
     messages: tuple[ChatMessage, ...]
@@ -121,7 +121,7 @@ class Awaiting:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The turn was stopped; `messages` hold what there was of it."""
+    """The turn was stopped; `messages` are the exchange so far."""
 
     messages: tuple[ChatMessage, ...]
     session: Session
@@ -129,10 +129,10 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The turn ended without an answer. `refused`: before it began, nothing was stored and it has no seq.
+    """The turn ended without an answer. `refused`: before it began; nothing was stored and it has no seq.
 
-    `messages` is what is stored of it: nothing where it never began (then there is no `session` either), and nothing
-    that can be counted on where storage did not take it.
+    `messages` is what is stored of it: none if it never began (then `session` is None too). If storage failed, they
+    may be lost.
     """
 
     code: Code
@@ -174,8 +174,8 @@ class TurnEvent:
 class Turn:
     """One exchange while it runs and for a while after: its events, its followers, its end.
 
-    Only the turn's own task publishes. `cancel` may be called from anywhere, any number of times. A run that goes on
-    after a person was asked is a turn of its own, which begins with the events of the one before: `earlier` of them.
+    Only the turn's own task publishes. `cancel` may be called from anywhere, any number of times. A run that continues
+    after a person was asked is a separate turn, which begins with the `earlier` events of the one before.
     """
 
     def __init__(self, ask: Ask, before: "Turn | None" = None) -> None:
@@ -187,12 +187,12 @@ class Turn:
         self.ended_at = 0.0
         self.bytes_held: int = 0 if before is None else before.bytes_held
         self.cancel_requested = False
-        # Its session was deleted while it ran: nobody may find it after its end.
+        # Its session was deleted while it ran: it must not be found after its end.
         self.forgotten = False
-        # Told from history, or run again in the place of a turn that was cut off: its numbers mean nothing to who
-        # followed the exchange before.
+        # Replayed from history, or rerun instead of an interrupted turn: earlier followers of the exchange cannot use
+        # its numbers.
         self.restarted = False
-        # Set while the turn runs: it must not end with the session's old ones.
+        # Set while the turn runs: it must not end with the session's old preferences or title.
         self.preferences: dict[str, Any] | None = None
         self.title: str | None = None
         self._begun = False
@@ -218,33 +218,33 @@ class Turn:
         return self._seq + 1
 
     def continue_after(self, seq: int) -> None:
-        """The run before ended with this number, as far as that is known from elsewhere."""
+        """Continue numbering after `seq`, the last of the run before, if that is known from storage."""
         self._seq = max(self._seq, seq)
 
     @property
     def followed(self) -> bool:
-        """Whether any socket still listens."""
+        """Whether it has any follower."""
         return bool(self._followers)
 
     def bind(self, task: "asyncio.Task[None]") -> None:
-        """The task that runs this turn, so that it can be cancelled."""
+        """Set the task that runs this turn, so that it can be cancelled."""
         self._task = task
 
     def begin(self) -> None:
-        """The first step of the turn's task. Raises CancelledError where a stop came before it."""
+        """Run first in the turn's task. Raises CancelledError if the turn was cancelled before."""
         self._begun = True
         if self.cancel_requested:
             raise asyncio.CancelledError
 
     def settle(self) -> None:
-        """How the turn ends is known: it is being recorded, and a stop would leave it without a terminal event."""
+        """Ignore cancellation from now on: the end is being recorded, and a stop would lose the terminal event."""
         self._settled = True
 
     def publish(self, payload: Payload) -> None:
-        """Append an event and wake the followers. A refusal gets seq 0; nothing may follow a terminal event."""
+        """Append an event and wake the followers. A refusal gets seq 0. Raises RuntimeError after a terminal event."""
         if self.ended:
             raise RuntimeError(f"event {type(payload).__name__} after the end of an exchange")
-        weight = _weight(payload)  # first: what cannot be encoded raises here, and nobody may have been told of it
+        weight = _weight(payload)  # first: what cannot be encoded raises here, before anyone has seen it
         if isinstance(payload, Failed) and payload.refused and not self.own_events:
             event = TurnEvent(0, payload)
         else:
@@ -256,13 +256,13 @@ class Turn:
             self.ended = True
             self.ended_at = time.monotonic()
             self.done.set()
-            # It cannot be stopped any more, is kept for a while, and a task keeps its whole context.
+            # It can no longer be stopped, is kept for a while, and a task would keep its whole context alive.
             self._task = None
         for wake in self._followers:
             wake()
 
     def after(self, seq: int) -> int:
-        """Where in `events` they go on who had them up to `seq` (0: none); the first where that was another telling."""
+        """The index in `events` of the next one for a client that has them up to `seq` (0: none); 0 after a restart."""
         if not seq or self.restarted or not self.events or seq > self.events[-1].seq:
             return 0
         return bisect_right(self.events, seq, key=lambda event: event.seq)
@@ -277,11 +277,11 @@ class Turn:
             self._followers.remove(wake)
 
     def cancel(self) -> None:
-        """Ask the turn to stop. It ends with `Cancelled` once what it has is recorded; too late once it is settled."""
+        """Ask the turn to stop. It ends with `Cancelled` once its output is recorded. No effect once it is settled."""
         if self.ended or self.cancel_requested or self._settled:
             return
         self.cancel_requested = True
-        # A task that is cancelled before its first step never runs at all: it looks at the request when it begins.
+        # A task that is cancelled before its first step never runs at all, so `begin` checks the request instead.
         if self._task is not None and self._begun:
             self._task.cancel()
 
@@ -301,5 +301,5 @@ def _weight(payload: Payload) -> int:
 
 
 def _message_weight(message: ChatMessage) -> int:
-    """A message is kept as it is sent, and its metadata also as they were made: at most as much again."""
+    """Roughly the bytes of a message: its encoding, and its metadata as objects, which take at most as much again."""
     return 2 * len(message.json)

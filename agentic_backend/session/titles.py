@@ -1,4 +1,4 @@
-"""Titles that a model makes, after the answer and beside everything: no event of a turn waits for one."""
+"""Titles written by a model, in the background after the answer: no event of a turn waits for one."""
 
 import asyncio
 import logging
@@ -19,16 +19,16 @@ _MARKUP: Final = " \t#*_`\"'«»“”.…"
 
 
 class Writer(Protocol):
-    """Who makes titles."""
+    """A writer of titles."""
 
     async def write(self, question: str, answer: str) -> str:
         """A title for a conversation that begins like this. May raise `TurnFailed`."""
 
 
 class Titles:
-    """Gives sessions better titles than their first question, at most four at once; `renamed` is told of each.
+    """Gives sessions better titles than their first question, at most four at once; `renamed` gets each session.
 
-    A session keeps the title that it has where no better one comes: the model fails or says nothing, a hundred wait
+    A session keeps its title if no better one arrives: the model fails or returns nothing, a hundred sessions wait
     already, it takes over `deadline_s` seconds, or the service ends.
     """
 
@@ -50,7 +50,7 @@ class Titles:
         self._outstanding = 0
 
     def begin(self, session: Session, question: str, answer: str) -> None:
-        """Ask for the title of a session whose first turn has just ended. Never waits, never raises."""
+        """Request a title for a session whose first turn has just ended. Never waits, never raises."""
         if self._outstanding >= _WAITING:
             return
         self._outstanding += 1
@@ -73,6 +73,6 @@ class Titles:
 
 
 def tidy(said: str) -> str:
-    """What a model said as a title: its first line without quotes and markup, printable, at most 60 characters."""
+    """A model's text as a title: its first line without quotes and markup, printable, at most 60 characters."""
     printable = "".join(char if char.isprintable() or char == "\n" else " " for char in said.strip())
     return title_from(printable.strip(_MARKUP)).strip(_MARKUP)

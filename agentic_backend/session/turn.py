@@ -1,4 +1,4 @@
-"""One turn from its acceptance to its terminal event, and what is written of it."""
+"""One turn from its acceptance to its terminal event, and its record."""
 
 import asyncio
 import logging
@@ -34,14 +34,14 @@ from backend_kit.wire import Code, ServiceError, dumps, message_for
 logger = logging.getLogger(__name__)
 
 MODEL_PREFERENCE = "model"
-"""The key among a session's preferences that names the model of asks that name none."""
+"""The session preference that names the model of asks without one."""
 _REST_S = 12 * 3600.0
-"""A session that was used within it cannot have been pruned meanwhile: retention counts whole days."""
+"""A session that was used within this time cannot have been pruned meanwhile: retention counts whole days."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnRules:
-    """What bounds a turn: seconds for the whole of it, and how many earlier exchanges the agent is reminded of."""
+    """The bounds of a turn: its seconds in total, and how many earlier exchanges the agent gets."""
 
     turn_s: float
     restore_max_exchanges: int
@@ -49,8 +49,8 @@ class TurnRules:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """What had to be known before the turn could be accepted. `model` is the id of the one that answers, `asked` the
-    question where it runs again; `waited` the exchange that waited for a person, `saved` its claimed run."""
+    """The state needed to accept a turn. `model` is the id of the one that answers, `asked` the question of a rerun,
+    `waited` the exchange that waited for a person, `saved` its claimed run."""
 
     session: Session
     agent: TurnAgent
@@ -64,8 +64,8 @@ class _Prepared:
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """How a run ended: `status` for the metrics, `code` where it failed and when to come again where that is known,
-    `question` where it waits for a person."""
+    """How a run ended: `status` for the metrics, `code` if it failed and when to retry if that is known, `question` if
+    it waits for a person."""
 
     status: Status
     code: Code | None = None
@@ -75,10 +75,10 @@ class _Ending:
 
 
 class TurnRunner:
-    """Runs turns. Stateless between them; `run` may be called any number of times at once.
+    """Runs turns. Stateless between them; `run_turn` may be called concurrently any number of times.
 
     With `leases` other instances run turns of the same sessions: each turn then begins with a lease, and reads its
-    session anew. `memory` is how sessions are kept in mind between turns.
+    session again. `memory` is how sessions are remembered between turns.
     """
 
     def __init__(
@@ -109,10 +109,10 @@ class TurnRunner:
         self._titles = titles
 
     async def run_turn(self, turn: Turn, known: KnownSession | None) -> KnownSession | None:
-        """Run the turn to its terminal event. Returns what is known of the session after it; None: there is none.
+        """Run the turn to its terminal event. Returns the session's state after it, None if it does not exist.
 
-        `known` is the session as this process last knew it; the caller sees to it that no other turn of the session
-        runs meanwhile. An ask that history has the end of is told again from there, without the agent.
+        `known` is the session's state as this process last knew it; the caller must ensure that no other turn of the
+        session runs meanwhile. An ask whose exchange has ended is replayed from history, without the agent.
         """
         ask = turn.ask
         ledger = Ledger(self._kpi, started=ask.received_at, owner=self._known_agent(ask.agent_id))
@@ -123,8 +123,8 @@ class TurnRunner:
             try:
                 agent = self._catalog.get(ask.agent_id)
                 lease = await self._lease(ask, ending)
-                # In two steps: where it cannot be loaded, what was known of it before does not count any more.
-                known = _still_true(known, lease)
+                # In two steps: if it cannot be loaded, its earlier state is no longer valid either.
+                known = _if_current(known, lease)
                 known = known or await self._load(ask, lease)
                 prepared = await self._prepare(turn, known, agent, lease)
                 if prepared is None:
@@ -144,7 +144,7 @@ class TurnRunner:
                 self._admission.leave()
 
     async def tell(self, turn: Turn) -> None:
-        """Publish the turn's exchange as history has it; what stands against it is the turn's only event."""
+        """Publish the turn's exchange from history; a ServiceError becomes the turn's only event."""
         ask = turn.ask
         try:
             with self._kpi.phase("history_get"):
@@ -158,7 +158,7 @@ class TurnRunner:
         StoredExchange.decode(encoded).tell(turn, session)
 
     async def _lease(self, ask: Ask, ending: AsyncExitStack) -> Lease | None:
-        """The session's lease where there are leases; it is released with the turn, however that ends."""
+        """The session's lease, None without leases; it is released with the turn, however that ends."""
         if self._leases is None:
             return None
         with phase("session_read"):
@@ -167,9 +167,9 @@ class TurnRunner:
         return lease
 
     async def _load(self, ask: Ask, lease: Lease | None) -> KnownSession:
-        """The session and the ids of its exchanges from storage, once for as long as this process keeps it in mind.
+        """The session and its exchange ids from storage, read once for as long as this process remembers it.
 
-        Under a lease that is for this turn alone: then the one id that matters is looked up instead of all.
+        Under a lease they serve this turn only, so just the one relevant id is looked up.
         """
         with phase("session_read"):
             session = await load_owned(self._store, ask.session_id, ask.user_id)
@@ -183,7 +183,7 @@ class TurnRunner:
         return self.memory.read(session, ids)
 
     async def _stored(self, ask: Ask, known: KnownSession) -> StoredExchange | None:
-        """The exchange of this ask where it has ended before; raises Conflict where it cannot be answered again."""
+        """The exchange of this ask if it has ended before; raises Conflict if it cannot be answered again."""
         if not known.may_have(ask.exchange_id):
             return None
         with phase("history_get"):
@@ -200,7 +200,7 @@ class TurnRunner:
     async def _prepare(
         self, turn: Turn, known: KnownSession, agent: TurnAgent, lease: Lease | None
     ) -> _Prepared | None:
-        """What the turn runs with; None where its exchange has ended before, and is told again."""
+        """What the turn runs with; None if its exchange has ended before, and was replayed."""
         ask, session = turn.ask, known.session
         stored = await self._stored(ask, known)
         if stored is not None and not stored.cut_off and ask.human is None:
@@ -211,7 +211,7 @@ class TurnRunner:
             history = await self._store.remembered(ask.session_id, ask.user_id, self._rules.restore_max_exchanges)
         prepared = _Prepared(session, agent, history, lease, model)
         if ask.human is not None:
-            return replace(prepared, **_going_on(turn, known, stored))
+            return replace(prepared, **_continuation(turn, known, stored))
         if stored is not None:
             turn.restarted = True
             return replace(prepared, session=stored.before(session), asked=stored.question)
@@ -225,13 +225,13 @@ class TurnRunner:
             waited_s = await self._admission.enter()
         prepared_whole = False
         try:
-            # Not before there is room to run it: it is given out once.
+            # Only once there is room to run it: a run can be claimed once.
             if prepared.waited is not None:
                 run_id = prepared.waited.asked_of_person["checkpoint_id"]
                 prepared = replace(prepared, saved=await prepared.agent.claim(turn.ask.session_id, run_id))
             prepared_whole = True
         finally:
-            # Whatever the failure: a slot that nobody gives back is one less for everybody, for good.
+            # On any failure: a slot that is not returned is lost for good.
             if not prepared_whole:
                 self._admission.leave()
         if not queued:
@@ -253,7 +253,7 @@ class TurnRunner:
         return session
 
     async def _answer(self, exchange: Exchange, prepared: _Prepared) -> _Ending:
-        """Let the agent answer. Never raises: each way to end is a value, so that each is recorded the same way."""
+        """Let the agent answer. Never raises: each way to end is a value, so that all are recorded alike."""
         ask = exchange.ask
         shown_id = loggable(ask.exchange_id)
         run = AgentRun(
@@ -278,7 +278,7 @@ class TurnRunner:
                         answer = await prepared.agent.run(run)
                 except Waiting as waiting:  # seen in here: the phase did not fail
                     return _Ending("ok", None, None, waiting.payload)
-            # What is no JSON cannot be stored: the agent's failure, found while it can still be told and recorded.
+            # What is not JSON cannot be stored: the agent's failure, found while it can still be recorded as one.
             dumps([answer.parts, answer.metadata])
         except TurnFailed as error:
             logger.warning("turn failed exchange_id=%s code=%s reason=%s", shown_id, error.code, error)
@@ -289,13 +289,13 @@ class TurnRunner:
             logger.warning("turn failed exchange_id=%s code=%s", shown_id, code)
             return _Ending("timeout", code)
         except asyncio.CancelledError:
-            # The stop is a value from here on: what follows (the record) must not be cancelled again.
+            # From here on the stop is a value: recording it must not be cancelled again.
             task = asyncio.current_task()
             if task is not None:
                 task.uncancel()
             return _Ending("cancelled")
         except Exception:
-            # The edge of the turn: an agent is anybody's code, and its failure must end in an event, not in a void.
+            # The edge of the turn: an agent is third-party code, and any failure of it must end in an event.
             logger.exception("agent failed exchange_id=%s agent=%s", shown_id, ask.agent_id)
             return _Ending("error", Code.INTERNAL)
         return _Ending("ok", None, answer)
@@ -303,7 +303,7 @@ class TurnRunner:
     async def _record(
         self, exchange: Exchange, ending: _Ending, ledger: Ledger, lease: Lease | None
     ) -> tuple[Session, Durability]:
-        """Close the exchange, hand it to storage, and only then say so."""
+        """Close the exchange, hand it to storage, and only then publish its end."""
         partial = bool(exchange.text)
         with phase("turn_close"):
             self._close(exchange, ending, ledger)
@@ -315,19 +315,19 @@ class TurnRunner:
             with phase("spool_ack"):
                 durable = await self._log.append(record)
         except StorageFull as error:
-            # Nothing stands behind it yet, so it is not told as an end that lasts.
+            # It is not durable yet, so it is not published as a durable end.
             logger.error("turn not stored exchange_id=%s", loggable(turn.ask.exchange_id))
             turn.publish(
                 Failed(error.code, refused=False, language=turn.ask.language, partial=partial, session=session)
             )
             return session, "none"
         if lease is not None:
-            # Before the end is told: who hears it may ask the next question at another instance.
+            # Before the end is published: its reader may ask the next question at another instance.
             await lease.release()
-        self._tell_end(exchange, ending, record, ledger, durable)
+        self._publish_end(exchange, ending, record, ledger, durable)
         return session, durable
 
-    def _tell_end(
+    def _publish_end(
         self, exchange: Exchange, ending: _Ending, record: TurnRecord, ledger: Ledger, durable: Durability
     ) -> None:
         """Publish the terminal event of a recorded turn, after the title that the session got in it."""
@@ -387,7 +387,7 @@ class TurnRunner:
         metadata["extras"] = extras
         if ending.question is not None:
             metadata["finish_reason"] = "other"
-            # With the number of the event that will tell of it, from which a later process goes on.
+            # With the number of the event that will publish it, from which a later process continues.
             seq = exchange.turn.next_seq + exchange.text_published_by_pause + (not exchange.session.title)
             extras.update(status=AWAITING, awaiting={"payload": ending.question, "seq": seq})
             exchange.pause(metadata)
@@ -406,7 +406,7 @@ class TurnRunner:
             exchange.close(excuse, [], metadata)
 
     def _stopped_before_start(self, turn: Turn, known: KnownSession | None) -> None:
-        """Cancelled while it waited: nothing was stored, nothing was shown."""
+        """End a turn that was cancelled while it waited: nothing was stored or shown."""
         ask = turn.ask
         session = known.session if known else Session(ask.session_id, ask.user_id, ask.agent_id, "", utc_now())
         turn.publish(Cancelled((), session))
@@ -417,15 +417,15 @@ class TurnRunner:
         return self._catalog.label(agent_id)
 
 
-def _still_true(known: KnownSession | None, lease: Lease | None) -> KnownSession | None:
-    """What this process knew of a session, unless another may have changed it since."""
+def _if_current(known: KnownSession | None, lease: Lease | None) -> KnownSession | None:
+    """This process' state of a session, unless another process may have changed it since."""
     return known if lease is None and known is not None and known.used_within(_REST_S) else None
 
 
-def _going_on(turn: Turn, known: KnownSession, stored: StoredExchange | None) -> dict[str, Any]:
-    """What is prepared of an exchange that goes on; raises where this person's answer is not what it waits for.
+def _continuation(turn: Turn, known: KnownSession, stored: StoredExchange | None) -> dict[str, Any]:
+    """The prepared fields of a continued exchange. Raises ExchangeNotFound, or NotAwaiting if not for this answer.
 
-    It waits for as long as it is the newest of its session: who asks something else has let it be.
+    An exchange waits for as long as it is the newest of its session: asking something else abandons it.
     """
     ask = turn.ask
     if stored is None:
@@ -452,7 +452,7 @@ def _resume(ask: Ask, prepared: _Prepared) -> ResumedRun | None:
 
 
 def refuse(turn: Turn, error: ServiceError) -> None:
-    """End a turn that never began. An ask that had been told its place in the queue gets a numbered error."""
+    """End a turn that never began. An ask that already got its place in the queue gets a numbered error."""
     retry_after_ms = _in_ms(error.retry_after_s)
     turn.publish(
         Failed(error.code, refused=not turn.own_events, language=turn.ask.language, retry_after_ms=retry_after_ms)

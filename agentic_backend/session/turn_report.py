@@ -1,4 +1,4 @@
-"""What is told of a turn when it has ended: metrics, the window of the verdict, and one line of the log."""
+"""Reports each ended turn: to the metrics, the window of the verdict, and as one log line."""
 
 import logging
 import re
@@ -18,11 +18,11 @@ from backend_kit.wire import Code, ServiceError
 logger = logging.getLogger("turnwise.turn")
 
 TURN_PHASES: Final = ("session_wait", "turn_open", "turn_close")
-"""Phases of every turn beside those of docs/contract.md#phases: its wait for earlier turns of its session, and its own
-ends."""
+"""Phases of every turn beyond those of docs/contract.md#phases: waiting for earlier turns of its session, and its own
+beginning and end."""
 
 _ELSEWHERE: Final = frozenset({"llm_invoke", "kf_vector_search", "kf_vector_rerank"})
-"""Phases that are another process's time: what they leave of a turn is the overhead that we own."""
+"""Phases spent in other processes: the rest of a turn is this service's own overhead."""
 _AROUND: Final = frozenset({"llm_invoke", "stream_agent_response"})
 _PLAIN: Final = re.compile(r"[\w.:;/@+-]{1,200}", re.ASCII)
 _QUOTABLE: Final = re.compile(r"[ !#-\[\]-~]{1,200}")
@@ -30,7 +30,7 @@ _QUOTABLE: Final = re.compile(r"[ !#-\[\]-~]{1,200}")
 
 @dataclass(frozen=True, slots=True)
 class TurnEnd:
-    """How a turn that ran has ended. Times on the perf_counter clock, gaps in seconds."""
+    """How a turn that ran ended. Times on the perf_counter clock, gaps in seconds."""
 
     status: Status
     code: Code | None
@@ -41,17 +41,17 @@ class TurnEnd:
 
 
 class TurnReports:
-    """Accounts for turns, each once, whatever became of it."""
+    """Reports turns, each exactly once, however it ended."""
 
     def __init__(self, kpi: Kpi, metrics: AgenticMetrics, windows: Windows, *, acked_by_database: bool) -> None:
-        """`acked_by_database`: what a turn's end waits for is Postgres and not the spool (`persistence.ack: db`)."""
+        """`acked_by_database`: a turn's end waits for Postgres, not for the spool (`persistence.ack: db`)."""
         self._acked_by_database = acked_by_database
         self._kpi = kpi
         self._metrics = metrics
         self.windows = windows
 
     def begin(self, ledger: Ledger) -> None:
-        """A turn came out of the queue of its session; `leave` follows, however it ends."""
+        """Enter a turn that left the queue of its session; `leave` must follow, however it ends."""
         now = time.perf_counter()
         ledger.add("session_wait", ledger.started, now)
         self._kpi.record_phase("session_wait", now - ledger.started)
@@ -62,7 +62,7 @@ class TurnReports:
         self.windows.leave(ledger)
 
     def ended(self, ask: Ask, end: TurnEnd, ledger: Ledger) -> None:
-        """A turn that ran."""
+        """Report a turn that ran."""
         metrics = self._metrics
         total_s = time.perf_counter() - ask.received_at
         rows = ledger.rows()
@@ -101,12 +101,12 @@ class TurnReports:
             logger.info("%s", _line(ask, ledger.owner, fields, rows))
 
     def refused(self, ask: Ask, error: ServiceError, ledger: Ledger) -> None:
-        """An ask that became no turn."""
+        """Report an ask that became no turn."""
         status = "error" if isinstance(error, HistoryUnavailable) else "rejected"
         self._metrics.turns(ledger.owner, status).inc()
         waited_ms = (time.perf_counter() - ask.received_at) * 1e3
         if isinstance(error, Overloaded | StorageFull):
-            # Who is turned away is told when to come again: that is what the missing room costs.
+            # A refusal carries the time after which to retry: that wait is the cost of the missing room.
             cost_ms = max(waited_ms, (error.retry_after_s or 0.0) * 1e3)
             self.windows.refused("admission" if isinstance(error, Overloaded) else "stored", cost_ms)
         if logger.isEnabledFor(logging.INFO):
@@ -115,16 +115,16 @@ class TurnReports:
 
 
 def loggable(text: str) -> str:
-    """Text as it may stand in a line of the log: as it is, in quotes, or not at all (`unprintable`)."""
+    """Text that is safe in a log line: unchanged, quoted, or replaced (`unprintable`)."""
     if _PLAIN.fullmatch(text):
         return text
-    # Ids come from clients: what could end a value or a line is left out rather than escaped.
+    # Ids come from clients: characters that could end a value or a line are omitted rather than escaped.
     return f'"{text}"' if _QUOTABLE.fullmatch(text) else "unprintable"
 
 
 def usage_of(ledger: Ledger) -> dict[str, Any] | None:
-    """What the turn's model calls have used, for `metadata.extras.usage`: in all, and each call with the step that made
-    it. None where no model has counted."""
+    """The token use of a turn's model calls, for `metadata.extras.usage`: in total, and each call with its step.
+    None if no model reported any."""
     if not ledger.spent:
         return None
     rows = ledger.rows()
@@ -159,7 +159,7 @@ def _step(at: float, rows: Sequence[LedgerRow], started: float) -> str:
 
 
 def _line(ask: Ask, agent_id: str, fields: Mapping[str, Any], rows: Sequence[LedgerRow]) -> str:
-    """One line in logfmt: whose turn, how it ended, and the milliseconds of each phase. Nothing that anybody wrote."""
+    """One line in logfmt: whose turn, how it ended, the milliseconds of each phase; no text of users or models."""
     took: dict[str, float] = {}
     for row in rows:
         took[row["phase"]] = took.get(row["phase"], 0.0) + row["ms"]

@@ -1,1 +1,1 @@
-"""What must not be lost: the file that turns are written to first, and the batcher that brings it to Postgres."""
+"""Durable storage of turns: the file that they are written to first, and the batcher that moves them to Postgres."""

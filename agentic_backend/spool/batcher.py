@@ -1,4 +1,4 @@
-"""Writes finished turns and deletes to Postgres, many a transaction, in order, for as long as it takes."""
+"""Writes finished turns and deletes to Postgres in order, many per transaction, and retries until it succeeds."""
 
 import asyncio
 import contextlib
@@ -29,9 +29,9 @@ logger = logging.getLogger(__name__)
 class BatchRules:
     """Bounds of the queue and of one transaction.
 
-    A turn is refused at the door once `queue_max_records` less `reserve_records` wait: turns that run already find
-    their place in the reserve, which should be as many as may run at once. `linger_s` is how long the first record
-    of a transaction waits for others.
+    A new turn is refused once `queue_max_records` less `reserve_records` are waiting. The reserve is for turns that
+    are already running and should equal their maximal number. `linger_s` is how long the first record of a
+    transaction waits for others. Raises ValueError if the reserve is not below the maximum.
     """
 
     queue_max_records: int = 20_000
@@ -57,18 +57,18 @@ class DrainReport:
 
 @dataclass(slots=True)
 class _Outcome:
-    """What one transaction did not write of its turns, by place in the batch: why it gives them up, or unknown."""
+    """The turns that one transaction did not write, by place in the batch: why they are given up, or unknown."""
 
     given_up: dict[int, str] = field(default_factory=dict)
     unknown: set[int] = field(default_factory=set)
 
 
 _GIVEN_UP = {"clash": "rank_conflict", "fenced": "fenced"}
-"""Verdicts of `WRITE_TURNS` on a record that will never be in Postgres, and what they are called elsewhere."""
+"""Verdicts of `WRITE_TURNS` on a record that will never be in Postgres, and their names elsewhere."""
 
 
 class _NotHeld(Exception):
-    """The claim on the database does not stand."""
+    """This process does not hold the claim on the database."""
 
 
 class _SkippedRanks(Exception):
@@ -76,20 +76,20 @@ class _SkippedRanks(Exception):
 
 
 _CAUSES: dict[type[Exception], Cause] = {_NotHeld: Cause.UNCLAIMED, _SkippedRanks: Cause.CONCURRENT}
-"""Why a transaction failed for a reason of our own; any other is the spool's."""
+"""The causes of our own exceptions in a transaction; any other exception comes from the spool."""
 
 
 class Batcher:
-    """The only writer of turns. `push`, `change` and `delete` never wait; one task writes what they leave.
+    """The only writer of turns. `push`, `change` and `delete` never wait; one task writes what they enqueue.
 
     One transaction takes at most `rules.max_records`: one statement for its turns, one for its changes, one for its
-    deletes. That order is right whatever the order was: a deleted session never comes back, so a turn behind a delete
-    is dropped by either, and a turn writes nothing that a change sets. A turn whose session is not in the database is
-    dropped for the same reason, and counted; where nobody here deleted it, it goes to the dead letters.
+    deletes. That is correct for any order of arrival: a deleted session never returns, so a turn behind a delete is
+    dropped either way, and a turn writes nothing that a change sets. A turn whose session is not in the database is
+    dropped for the same reason, and counted; if this process did not delete the session, it becomes a dead letter.
 
-    Failures of the connection, the server or the transaction are tried again for ever, with back-off. Data that
-    Postgres refuses is narrowed down by halves to its record, which goes to the spool's dead letters with an alarm;
-    without a spool it is gone.
+    Failures of the connection, the server or the transaction are retried without limit, with back-off. Data that
+    Postgres refuses is bisected down to its record, which becomes a dead letter in the spool, with an alarm; without
+    a spool it is lost.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Batcher:
 
     @property
     def fill(self) -> float:
-        """How full the queue is for new turns, 1.0 being refused."""
+        """How full the queue is for new turns; at 1.0 they are refused."""
         rules = self._rules
         room = rules.queue_max_records - rules.reserve_records
         return max(len(self._pending) / room, self._pending.bytes / rules.queue_max_bytes)
@@ -136,9 +136,9 @@ class Batcher:
         self._wake(op)
 
     def push(self, op: Op, instead_of: int | None = None) -> "asyncio.Future[None] | None":
-        """Take an operation; the future of its being in the spool, None where there is none.
+        """Enqueue an operation. Returns a future done once it is in the spool, None without a spool.
 
-        It is never refused: that was decided before. `instead_of` is the ask that it ends.
+        Never refuses: room was checked before. `instead_of` is the id of the ask that it ends.
         """
         on_disk = None
         if self._spool is not None:
@@ -149,9 +149,9 @@ class Batcher:
         return on_disk
 
     def delete(self, key: Key) -> "tuple[asyncio.Future[bool], asyncio.Future[None] | None]":
-        """Take the delete of a session: its commit, which says whether there was one, and its being in the spool.
+        """Enqueue the delete of a session. Returns futures of its commit (whether it existed) and of its being spooled.
 
-        Whoever waits for the commit must shield it: the same future answers every caller. Raises `StorageFull`.
+        Shield the commit when waiting for it: all callers share that future. Raises `StorageFull`.
         """
         waiting = self._pending.deletion(key)
         if waiting is not None and waiting.committed is not None:
@@ -162,7 +162,7 @@ class Batcher:
         return op.committed, self.push(op)
 
     def change(self, change: Change) -> "tuple[asyncio.Future[bool], asyncio.Future[None] | None]":
-        """Take a change: its commit, and its being in the spool. Raises `StorageFull`."""
+        """Enqueue a change. Returns futures of its commit and of its being spooled. Raises `StorageFull`."""
         self._admit()
         op = Op.of_change(change)
         op.committed = asyncio.get_running_loop().create_future()
@@ -173,7 +173,7 @@ class Batcher:
             raise StorageFull
 
     async def flush(self, deadline_s: float) -> DrainReport:
-        """Wait until nothing is pending, at most `deadline_s`, and say how that went."""
+        """Wait until nothing is pending, at most `deadline_s`; returns the result."""
         begun = time.perf_counter()
         before = len(self._pending)
         self._draining = True
@@ -186,7 +186,7 @@ class Batcher:
     async def aclose(self, deadline_s: float) -> DrainReport:
         """Write what is pending, for at most `deadline_s`, and end. What is left then is in the spool, or lost.
 
-        Writes by itself, so it does not matter whether the batcher's task still runs.
+        It does the writing itself, so the batcher's task may have ended already.
         """
         begun = time.perf_counter()
         before = len(self._pending)
@@ -217,14 +217,14 @@ class Batcher:
         return report
 
     def observe_queue(self) -> None:
-        """Set the gauges of the queue: after each transaction, and now and then where there is none."""
+        """Set the gauges of the queue; called after each transaction, and now and then without one."""
         self._metrics.persist_queue_depth.set(len(self._pending))
         self._metrics.persist_oldest_ms.set(self._pending.oldest_s * 1e3)
 
     def _wake(self, op: Op) -> None:
         self._none.clear()
         self._some.set()
-        # A person waits behind a delete: it does not linger.
+        # A person waits for a delete: it does not linger.
         if op.kind == "delete" or len(self._pending) >= self._rules.max_records:
             self._enough.set()
 
@@ -235,7 +235,7 @@ class Batcher:
             await self._write_all()
 
     async def _write_all(self) -> None:
-        """Write until nothing is pending or more is worth waiting for. Tries again for as long as it takes."""
+        """Write until nothing is pending, or until waiting for more records pays. Retries without limit."""
         backoff = Backoff()
         while self._pending:
             batch = self._pending.head(self._rules.max_records, self._rules.max_bytes)
@@ -258,7 +258,7 @@ class Batcher:
                 await self._enough.wait()
 
     async def _write(self, batch: list[Op]) -> None:
-        """Commit a batch; where its data is refused, each half of it, down to the record that is to blame."""
+        """Commit a batch; if its data is refused, commit each half, down to the record at fault."""
         bodies = await self._pending.bodies(batch)
         readable = [op for op in batch if op in bodies]
         try:
@@ -302,7 +302,7 @@ class Batcher:
                 outcome.given_up[row.ord - 1] = _GIVEN_UP[row.verdict]
 
     async def _write_changes(self, connection: TimedConnection, changes: list[Op], bodies: dict[Op, bytes]) -> None:
-        """Each by itself, in order: they are few, and two of one session must both count."""
+        """Write each change separately, in order: they are few, and two of one session must both apply."""
         for op in changes:
             for _row in await connection.execute("change_session", CHANGE_SESSION, {"change": JsonBytes(bodies[op])}):
                 op.found = True
@@ -310,7 +310,7 @@ class Batcher:
     async def _delete_sessions(self, connection: TimedConnection, deletes: dict[Key, Op]) -> None:
         gone = dumps([{"session_id": session_id, "user_id": user_id} for session_id, user_id in deletes])
         for row in await connection.execute("delete_sessions", DELETE_SESSIONS, {"deletes": JsonBytes(gone)}):
-            # Kept over a commit whose answer was lost: the next attempt finds nothing any more.
+            # Kept in case the answer to a commit is lost: the next attempt would find no session.
             deletes[row.session_id, row.user_id].found = True
 
     def _committed(self, batch: list[Op], bodies: dict[Op, bytes], outcome: _Outcome) -> None:
@@ -323,7 +323,7 @@ class Batcher:
             elif place in outcome.unknown and (self._spool is None or self._pending.deletion(op.key)):
                 logger.info("turn of a deleted session left out: session_id=%s", op.key[0])
             elif place in outcome.unknown:
-                # Nobody here deleted it: it may be the wrong database, or one from an old backup.
+                # This process did not delete it: it may be the wrong database, or one from an old backup.
                 given_up[op] = "session_missing"
             else:
                 op.found = True
@@ -339,7 +339,7 @@ class Batcher:
                 self._settle([op])
 
     def _settle(self, ops: list[Op]) -> None:
-        """Take committed operations out: of the queue, and of the spool."""
+        """Remove committed operations from the queue and the spool."""
         self._pending.settle(ops)
         if self._spool is not None:
             self._spool.done([op.id for op in ops])
@@ -359,7 +359,7 @@ class Batcher:
         self.observe_queue()
 
     def _give_up(self, op: Op, reason: str, sqlstate: str | None = None) -> None:
-        """Take out an operation that will never be in Postgres, with an alarm: to the dead letters, or for ever."""
+        """Remove an operation that will never be in Postgres, with an alarm; with a spool it becomes a dead letter."""
         self._pending.settle([op])
         if reason == "rank_conflict":
             self._metrics.rank_conflicts.inc()
@@ -380,7 +380,7 @@ class Batcher:
         self._after_settling([op])
 
     def _failed(self, error: Exception) -> None:
-        """Note why a transaction failed; what it held stays pending."""
+        """Log and count why a transaction failed; its operations stay pending."""
         if isinstance(error, DatabaseFault):
             cause, sqlstate = cause_of(error), sqlstate_of(error)
         else:
@@ -390,7 +390,7 @@ class Batcher:
         self.observe_queue()
         self._log.warning(
             cause,
-            "batch not written: cause=%s sqlstate=%s pending=%d; trying on",
+            "batch not written: cause=%s sqlstate=%s pending=%d; retrying",
             cause.value,
             sqlstate,
             len(self._pending),

@@ -1,4 +1,4 @@
-"""What agents are reminded of, kept in memory: a conversation is read from Postgres once, not once a turn."""
+"""A cache of recent exchanges for agents: a conversation is read from Postgres once, not once a turn."""
 
 import time
 from collections import OrderedDict
@@ -14,7 +14,7 @@ _EXCHANGE_BYTES = 400
 
 @dataclass(frozen=True, slots=True)
 class RememberedExchange:
-    """A question and its answer, as an agent is reminded of them."""
+    """A question and its answer, as an agent gets them."""
 
     exchange_id: str
     question: str
@@ -22,12 +22,12 @@ class RememberedExchange:
 
     @property
     def size(self) -> int:
-        """About how many bytes of memory it takes."""
+        """Approximate bytes of memory."""
         return _EXCHANGE_BYTES + len(self.question) + len(self.answer)
 
     @classmethod
     def of(cls, record: TurnRecord) -> "RememberedExchange | None":
-        """What is remembered of a turn: nothing where it failed, was stopped or interrupted, or has no answer."""
+        """The exchange of a turn, or None if it failed, was stopped or interrupted, or has no answer."""
         question = answer = ""
         for message in record.messages:
             if message.channel != "final":
@@ -44,7 +44,7 @@ class RememberedExchange:
 
 @dataclass(slots=True, eq=False)
 class Loading:
-    """A read of a conversation that is under way: turns that end meanwhile are put on top of what it finds."""
+    """A read of a conversation in progress: turns that end meanwhile are added to its result."""
 
     key: Key
     depth: int
@@ -54,7 +54,7 @@ class Loading:
 
 @dataclass(slots=True)
 class _Entry:
-    """The last `depth` exchanges of a session at most; `whole` where it never had more than are here."""
+    """At most the last `depth` exchanges of a session; `whole` if these are all it has."""
 
     depth: int
     whole: bool
@@ -69,7 +69,7 @@ class _Entry:
 class HistoryCache:
     """The last exchanges of recently used sessions within `max_bytes`, least recently used out first.
 
-    It is right only where this process writes the sessions alone. `max_bytes` 0 keeps nothing. `clock` is monotonic,
+    It is correct only if no other process writes the sessions. `max_bytes` 0 keeps nothing. `clock` is monotonic,
     in seconds.
     """
 
@@ -87,7 +87,7 @@ class HistoryCache:
         return len(self._entries)
 
     def get(self, key: Key, exchanges: int) -> list[RememberedExchange] | None:
-        """The session's last `exchanges`, oldest first; None where they are not all here."""
+        """The session's last `exchanges`, oldest first; None if some are not cached."""
         entry = self._entries.get(key)
         if entry is None or (entry.depth < exchanges and not entry.whole):
             self.misses += 1
@@ -98,22 +98,22 @@ class HistoryCache:
         return entry.exchanges[max(0, len(entry.exchanges) - exchanges) :]
 
     def used_within(self, key: Key, seconds: float) -> bool:
-        """Whether the session is here and was used in the last `seconds`."""
+        """Whether the session is cached and was used in the last `seconds`."""
         entry = self._entries.get(key)
         return entry is not None and self._clock() - entry.used_at < seconds
 
     def begin(self, key: Key) -> None:
-        """A session was created: it has no exchange yet, and what it gets will all be seen."""
+        """Add a new session, which has no exchange yet, so that the cache will see all of them."""
         self._put(key, _Entry(self._depth, True, [], self._clock()))
 
     def load(self, key: Key, depth: int, pending: Iterable[TurnRecord]) -> Loading:
-        """A read begins that will find the last `depth` exchanges, perhaps without the pending ones."""
+        """Begin a read that will find the last `depth` exchanges, perhaps without the pending ones."""
         loading = Loading(key, depth, [found for record in pending if (found := RememberedExchange.of(record))])
         self._loading.append(loading)
         return loading
 
     def loaded(self, loading: Loading, stored: Sequence[RememberedExchange]) -> list[RememberedExchange]:
-        """The read ended with `stored`, oldest first. Keeps and returns it with what was appended meanwhile."""
+        """Keep and return the result of a read, `stored` (oldest first), with what was appended meanwhile."""
         known = {exchange.exchange_id for exchange in stored}
         exchanges = [*stored, *(exchange for exchange in loading.appended if exchange.exchange_id not in known)]
         if not loading.dead:
@@ -122,11 +122,11 @@ class HistoryCache:
         return exchanges[max(0, len(exchanges) - loading.depth) :]
 
     def end(self, loading: Loading) -> None:
-        """The read is over, however it ended."""
+        """End a read, successful or not."""
         self._loading.remove(loading)
 
     def append(self, key: Key, record: TurnRecord) -> None:
-        """A turn has ended: add it where the session is known or being read."""
+        """Add an ended turn, if its session is cached or being read."""
         entry = self._entries.get(key)
         loadings = [loading for loading in self._loading if loading.key == key]
         if entry is None and not loadings:
@@ -143,7 +143,7 @@ class HistoryCache:
         self._put(key, _Entry(entry.depth, whole, kept[max(0, len(kept) - entry.depth) :], self._clock()))
 
     def forget(self, key: Key) -> None:
-        """The session is deleted."""
+        """Drop a deleted session."""
         self._take(key)
         for loading in self._loading:
             if loading.key == key:

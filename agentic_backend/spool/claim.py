@@ -15,14 +15,14 @@ from backend_kit.db.libpq import connect_args
 from backend_kit.settings import Postgres
 
 EXIT_TAKEN = 3
-"""The exit code of a process whose spool directory or database another one has."""
+"""The exit code of a process whose spool directory or database is in use by another."""
 LOCK_KEY = 0x7475_726E_6F77_6E73
 """The advisory lock of owners: "turnowns" in ASCII. Postgres keeps advisory locks apart by database."""
 WAIT_S = 10.0
-"""How long a claim waits for another holder: the connection of one that was killed may linger."""
+"""Seconds that a claim waits for another holder: the connection of a killed process may linger."""
 _AGAIN_S = 0.2
 
-# A holder that vanished without a word is given up by the server within 7 s: less than others wait for it.
+# The server gives up a holder that vanished within 7 s, which is less than others wait for it.
 _SERVER_KEEPALIVES = "-c tcp_keepalives_idle=3 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=2"
 
 Connection = psycopg.Connection[tuple[object, ...]]
@@ -41,14 +41,14 @@ ORDER BY activity.backend_start LIMIT 1
 
 
 class DatabaseTaken(Exception):
-    """Another process holds the database. `str()` is one line for the operator."""
+    """Another process has the claim on the database. `str()` is one line for the operator."""
 
 
 def attempt(settings: Postgres, *, shared: bool) -> Connection:
     """Try once to claim the database; the claim lasts for as long as the returned connection.
 
-    A `shared` claim (`replicas: many`) goes together with other shared ones, never with that of a sole owner. Blocks
-    for up to 2 s to connect and 5 s a statement. Raises `DatabaseTaken`, or psycopg.Error where Postgres is away.
+    A `shared` claim (`replicas: many`) is compatible with other shared ones, but not with that of a sole owner.
+    Blocks for up to 2 s to connect and 5 s a statement. Raises `DatabaseTaken`, or psycopg.Error if Postgres is away.
     """
     connection = psycopg.connect(**_arguments(settings), autocommit=True)  # type: ignore[arg-type]  # libpq's own keys
     with ExitStack() as undo:
@@ -57,11 +57,11 @@ def attempt(settings: Postgres, *, shared: bool) -> Connection:
             undo.pop_all()
             return connection
         holder = connection.execute(_HOLDER, (LOCK_KEY,)).fetchone()
-    raise DatabaseTaken(_words(settings, holder))
+    raise DatabaseTaken(_taken_text(settings, holder))
 
 
 def claim_at_start(settings: Postgres, *, shared: bool, wait_s: float = WAIT_S) -> Connection | None:
-    """The claim, or None where Postgres is away: then it is made at the first contact, by `Owner`.
+    """The claim, or None if Postgres is away: then `Owner` claims at the first contact.
 
     Blocks while another process holds the database, at most `wait_s`; then raises `DatabaseTaken`.
     """
@@ -79,9 +79,9 @@ def claim_at_start(settings: Postgres, *, shared: bool, wait_s: float = WAIT_S) 
 
 @dataclass(frozen=True, slots=True)
 class Possessions:
-    """What the process took for itself before it became a service: its spool directory and its database.
+    """What the process locked for itself before it started to serve: its spool directory and its database.
 
-    None is what it does not need, or could not take yet because Postgres is away.
+    A field is None if it is not needed, or could not be locked yet because Postgres is away.
     """
 
     spool: SpoolLock | None = None
@@ -89,7 +89,7 @@ class Possessions:
 
 
 def take(settings: AgenticSettings) -> Possessions:
-    """Take what no other process may use at the same time. Blocks for up to 10 s where another has the database.
+    """Lock what no other process may use at the same time. Blocks for up to 10 s if another has the database.
 
     Raises `SpoolTaken`, `SpoolUnusable` or `DatabaseTaken`.
     """
@@ -111,7 +111,7 @@ def _arguments(settings: Postgres) -> dict[str, str | int | None]:
     }
 
 
-def _words(settings: Postgres, holder: tuple[object, ...] | None) -> str:
+def _taken_text(settings: Postgres, holder: tuple[object, ...] | None) -> str:
     who = f" ({holder[0]})" if holder is not None and holder[0] else ""
     return (
         f"another process{who} holds the database {settings.database} at {settings.host}:{settings.port}: "

@@ -1,4 +1,4 @@
-"""Keeps the process' claim on its database while it runs: watches it, takes it again, says when it cannot be had."""
+"""Keeps the process' claim on its database: watches it, takes it again, and reports if another process has it."""
 
 import asyncio
 import logging
@@ -21,12 +21,12 @@ _AGAIN_S = 0.25
 class Owner:
     """Holds the database for this process: alone, or with others that share it (`shared`, for `replicas: many`).
 
-    Nothing may be written to the database while it is not `held`: whoever writes awaits `wait_held` before each
-    transaction. A claim that is lost, by a restart of Postgres say, is taken again as soon as Postgres answers. Where
-    another process turns out to hold the database for over `wait_s`, `on_taken` is called, once: the service must end.
-    It still tries on, because what is pending may be written if the other one goes.
+    Nothing may be written to the database while it is not `held`: a writer awaits `wait_held` before each
+    transaction. A lost claim, e.g. after a restart of Postgres, is taken again as soon as Postgres answers. If another
+    process holds the database for over `wait_s`, `on_taken` is called once: the service must end. Attempts continue,
+    because pending records can be written if the other process ends.
 
-    `claim` is the connection that `claim_at_start` gave, if it gave one; it is closed by `aclose` like later ones.
+    `claim` is the connection from `claim_at_start`, if any; `close` closes it like later ones.
     """
 
     def __init__(
@@ -49,23 +49,23 @@ class Owner:
         self._spoken = asyncio.Event()
         self._watched: int | None = None
         self._log = QuietLog(logger)
-        self._told = False
-        # The claim is made in a thread that a cancelled task cannot stop: whatever it brings must still be closed.
+        self._reported = False
+        # The claim is made in a thread that a cancelled task cannot stop: its connection must still be closed.
         self._closing = threading.Lock()
         self._closed = False
 
     @property
     def held(self) -> bool:
-        """Whether the claim stands, as far as this side of its connection can see now."""
+        """Whether this process has the claim, as far as its end of the connection can see."""
         if self._connection is None or not self._held.is_set():
             return False
-        if _has_spoken(self._connection):
-            # Most likely that it ends, for what else is there to say on an idle connection; `run` asks.
+        if _is_readable(self._connection):
+            # The server sends nothing on an idle connection, so this is most likely its end; `hold_claim` checks.
             self._held.clear()
         return self._held.is_set()
 
     async def wait_held(self) -> None:
-        """Wait until the claim stands. Costs one system call where it does."""
+        """Wait until this process has the claim. If it has, that costs one system call."""
         while not self.held:
             await self._held.wait()
 
@@ -78,14 +78,14 @@ class Owner:
             answers = await self._answers(self._connection)
             if answers and not self._closed:
                 self._held.set()
-                await self._until_it_speaks(self._connection)
+                await self._wait_readable(self._connection)
             self._held.clear()
             if not answers and not self._closed:
                 self._drop()
                 self._log.warning("lost", "the claim on the database is lost: nothing is written until it stands again")
 
     def close(self) -> None:
-        """Give the claim up, after the last write. On the loop."""
+        """Release the claim, after the last write. On the event loop."""
         with self._closing:
             self._closed = True
         self._held.clear()
@@ -123,8 +123,8 @@ class Owner:
     def _taken(self, error: DatabaseTaken, for_s: float) -> None:
         if for_s < self._wait_s:
             self._log.warning("taken", "%s; waiting", error)
-        elif not self._told:
-            self._told = True
+        elif not self._reported:
+            self._reported = True
             logger.critical("%s", error)
             self._on_taken()
 
@@ -135,7 +135,7 @@ class Owner:
             return False
         return True
 
-    async def _until_it_speaks(self, connection: Connection) -> None:
+    async def _wait_readable(self, connection: Connection) -> None:
         self._spoken.clear()
         self._watched = connection.fileno()
         asyncio.get_running_loop().add_reader(self._watched, self._spoken.set)
@@ -145,7 +145,7 @@ class Owner:
             self._unwatch()
 
     def _unwatch(self) -> None:
-        """Before the connection is closed: libuv ends the process over a watched descriptor that is not open."""
+        """Call before the connection is closed: libuv aborts the process if a watched descriptor is closed."""
         if self._watched is not None:
             asyncio.get_running_loop().remove_reader(self._watched)
             self._watched = None
@@ -156,7 +156,7 @@ class Owner:
             connection.close()
 
 
-def _has_spoken(connection: Connection) -> bool:
+def _is_readable(connection: Connection) -> bool:
     """Whether there is something to read from the server, the end of the connection included. Reads nothing."""
     if connection.closed:
         return True

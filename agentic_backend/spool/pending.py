@@ -1,4 +1,4 @@
-"""What has been handed over and is not committed yet: the batcher's queue, and what readers see on top of Postgres."""
+"""Operations that are not committed yet: the batcher's queue, and what readers see on top of Postgres."""
 
 import asyncio
 import sqlite3
@@ -15,7 +15,7 @@ from agentic_backend.spool.spoolrows import Kind, Row
 from backend_kit.wire import dumps, loads
 
 Key = tuple[str, str]
-"""(session id, user id): another user's id is another key, so nobody sees or hides what is not theirs."""
+"""(session id, user id): another user has another key, so nobody sees or hides another user's sessions."""
 
 ReadRows = Callable[[list[int]], Awaitable[list[Row]]]
 
@@ -45,12 +45,12 @@ class Change:
 
     @classmethod
     def decode(cls, body: bytes) -> "Change":
-        """What `encode` made."""
+        """The reverse of `encode`."""
         fields = loads(body)
         return cls((fields["session_id"], fields["user_id"]), fields["updated_at"], **fields["data"])
 
     def of(self, session: Session) -> Session:
-        """The session after it."""
+        """The session with this change."""
         title = session.title if self.title is None else self.title
         preferences = session.preferences if self.preferences is None else self.preferences
         return replace(session, title=title, preferences=preferences, updated_at=self.updated_at)
@@ -58,12 +58,12 @@ class Change:
 
 @dataclass(slots=True, eq=False)
 class Op:
-    """An operation on its way. `body` is None where only the spool has it.
+    """A pending operation. `body` is None if only the spool has it.
 
-    `id` is its number in the spool, 0 where there is none; `size` the bytes of its body; `at` perf_counter() of the
-    hand-over. `after` is the session as a turn leaves it, where that is known; `change` what a change changes.
-    `committed` says after the commit whether it found its session, and False too where it was given up; `on_disk` is
-    done once the spool has it. Where there is no `committed` nobody waits for either.
+    `id` is its number in the spool, 0 without one; `size` the bytes of its body; `at` perf_counter() when it was
+    enqueued. `after` is the session as a turn leaves it, if known; `change` the content of a change. `committed` is
+    set by the commit to whether it found its session, or to False if it was given up; `on_disk` is done once the spool
+    has it. Without `committed`, nobody waits for either.
     """
 
     kind: Kind
@@ -100,19 +100,19 @@ class Op:
 
     @property
     def kept(self) -> bool:
-        """Whether what somebody waits for has it: the spool, for as long as the operation is pending."""
+        """Whether the spool has it, which is enough for a caller while the operation is pending."""
         return self.committed is None or (self.on_disk is not None and self.on_disk.done())
 
     def settled(self, *, found: bool) -> None:
-        """Tell whoever waits for the commit."""
+        """Notify those who wait for the commit."""
         if self.committed is not None and not self.committed.done():
             self.committed.set_result(found)
 
 
 class Pending:
-    """Operations in the order of their hand-over, and by session. One event loop.
+    """Operations in the order of their arrival, and by session. For one event loop.
 
-    Bodies above `keep_bytes` in all are let go once they are in the spool, and read from there when they are wanted.
+    Above `keep_bytes` in total, bodies in the spool are dropped from memory and read from there when needed.
     """
 
     def __init__(self, read_rows: ReadRows | None = None, *, keep_bytes: int = 16 * 1024 * 1024) -> None:
@@ -129,7 +129,7 @@ class Pending:
 
     @property
     def deletes(self) -> int:
-        """How many deletes wait: a person waits behind each."""
+        """How many deletes are pending; a person waits for each."""
         return len(self._deletes)
 
     @property
@@ -151,7 +151,7 @@ class Pending:
                 on_disk.add_done_callback(lambda landed: None if landed.cancelled() else self._let_go(op))
 
     def head(self, max_records: int, max_bytes: int) -> list[Op]:
-        """The oldest operations, at most so many and so large, but at least one where there is one."""
+        """The oldest operations: at most `max_records` and `max_bytes`, but at least one unless it is empty."""
         chosen: list[Op] = []
         size = 0
         for op in self._ops:
@@ -164,8 +164,7 @@ class Pending:
     async def bodies(self, ops: Iterable[Op]) -> dict[Op, bytes]:
         """The bodies of operations, from memory or the spool.
 
-        Left out are those that the spool does not have any more (committed meanwhile: Postgres has them now) or has
-        damaged.
+        Omits those that the spool no longer has (committed meanwhile, so in Postgres) and those damaged there.
         """
         found = {op: op.body for op in ops if op.body is not None}
         absent = {op.id: op for op in ops if op.body is None}
@@ -183,7 +182,7 @@ class Pending:
             raise HistoryUnavailable("the spool cannot be read") from None
 
     def settle(self, ops: list[Op]) -> None:
-        """Take the oldest operations out: they are committed or given up. `ops` is the head of the queue."""
+        """Remove the oldest operations, which are committed or given up. `ops` must be the head of the queue."""
         for op in ops:
             oldest = self._ops.popleft()
             assert oldest is op, "operations are settled in their order"
@@ -202,7 +201,7 @@ class Pending:
             self._kept_bytes -= op.size
 
     def holds(self, key: Key) -> bool:
-        """Whether anything of the session is on its way."""
+        """Whether the session has pending operations."""
         return key in self._by_key
 
     def turns(self, key: Key) -> list[Op]:
@@ -212,9 +211,9 @@ class Pending:
         return [op for op in self._by_key.get(key, ()) if op.kind == "turn"]
 
     async def records(self, key: Key) -> list[TurnRecord]:
-        """The session's pending turns as they were handed over, oldest first.
+        """The session's pending turns, oldest first.
 
-        Read Postgres after this, not before: what is committed meanwhile is then in either.
+        Read Postgres after this, not before: then a turn that is committed in between is in at least one of the two.
         Raises `HistoryUnavailable`.
         """
         ops = self.turns(key)
@@ -222,7 +221,7 @@ class Pending:
         records = {}
         for op in ops:
             if op in bodies:
-                # An exchange that was interrupted and ran again takes the place of what it had left.
+                # An exchange that was interrupted and ran again replaces its earlier record.
                 records[op.exchange_id] = TurnRecord.decode(bodies[op])
         return list(records.values())
 
@@ -245,7 +244,7 @@ class Pending:
 
 
 def overlaid(stored: Session | None, ops: Iterable[Op]) -> Session | None:
-    """A session advanced by operations in their order. A turn writes neither preferences nor a title that is there."""
+    """A session after operations in their order. A turn changes neither preferences nor an existing title."""
     session = stored
     for op in ops:
         if op.change is not None and session is not None:

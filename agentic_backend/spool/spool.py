@@ -1,4 +1,4 @@
-"""The spool: what must survive this process is on its disk before anybody is told that it does."""
+"""The spool: records that must survive this process are on its disk before they are acknowledged."""
 
 import asyncio
 import logging
@@ -21,17 +21,17 @@ from backend_kit.aio.retry import Backoff, QuietLog
 logger = logging.getLogger(__name__)
 
 _LAZY_S = 0.05
-"""How long what nobody waits for may wait for a commit to ride with."""
+"""Seconds that a record nobody waits for may wait for the next commit."""
 
 _FREE_SHARE = 0.05
 _FREE_BYTES = 1024**3
 
 OnCommit = Callable[[float], None]
-"""Told, on the loop, how many seconds a commit took."""
+"""Called on the event loop with the seconds that a commit took."""
 
 
 class DiskUsage(Protocol):
-    """How large the disk of a directory is, and how much of it is free for us, in bytes."""
+    """Size of a directory's disk, and the free space that this process may use, in bytes."""
 
     @property
     def total(self) -> int: ...
@@ -42,7 +42,7 @@ class DiskUsage(Protocol):
 
 @dataclass(slots=True)
 class _Work:
-    """Changes that are handed to the writer together. `replaced` are asks, each with the turn that ends it."""
+    """Changes for the writer's next commit. `replaced` are asks, each with the turn that ends it."""
 
     rows: list[Row] = field(default_factory=list)
     removed: list[int] = field(default_factory=list)
@@ -52,7 +52,7 @@ class _Work:
     landed: "list[asyncio.Future[None]]" = field(default_factory=list)
 
     def add(self, other: "_Work") -> None:
-        """Take over another's changes, in order."""
+        """Append another's changes, in order."""
         self.rows += other.rows
         self.removed += other.removed
         self.replaced |= other.replaced
@@ -61,7 +61,7 @@ class _Work:
         self.landed += other.landed
 
     def over(self) -> set[int]:
-        """The records that may be forgotten even if nothing of this is ever written: Postgres has them."""
+        """The records that may be dropped even if none of this is ever written, since Postgres has them."""
         removed = set(self.removed)
         return removed | {ask for ask, turn in self.replaced.items() if turn in removed}
 
@@ -69,12 +69,11 @@ class _Work:
 class Spool:
     """Operations on their way to Postgres, in one directory, written by one thread in groups.
 
-    `put` returns a future that is done once the operation is on disk (fsync). `note`, `done` and `bury` are awaited
-    by nobody: they ride with the next commit, at most 50 ms later. A group is written until it holds: where the disk
-    is full its reserve is given up and the same file tried again, after any other error a new file is begun with all
-    that could be read. `waiting` is what an earlier process left, in order; it can be read where the disk lets nothing
-    be written, and `usable` tells when it does. Opening blocks. `connect_to` opens its files, `disk_usage` looks at
-    their disk.
+    `put` returns a future that is done once the operation is on disk (fsync). Nobody awaits `note`, `done` and `bury`:
+    they are part of the next commit, at most 50 ms later. A group is retried until it is written: if the disk is full
+    the reserve is released and the same file tried again, after any other error a new file is begun with all readable
+    records. `waiting` is what an earlier process left, in order; it can be read even if the disk cannot be written,
+    and `usable` says whether it can. Opening blocks. `connect_to` opens the files, `disk_usage` measures their disk.
     """
 
     def __init__(
@@ -113,14 +112,14 @@ class Spool:
 
     @property
     def usable(self) -> bool:
-        """Whether the last write held. False until the disk takes one again."""
+        """Whether the last write succeeded. After a failure, False until a write succeeds again."""
         return self.trouble is None and self._thread is not None and self._thread.up
 
     def look_at_disk(self) -> None:
-        """See whether the disk has room left (5 % of it, or 1 GiB where that is less) and how large the file is.
+        """Check whether the disk has room left (5 % of it, or 1 GiB if that is less) and how large the file is.
 
-        It is low too as long as the reserve (8 MiB, 5 % of a small disk) is given up: that is for turns that run, not
-        for new ones. Blocks for system calls, on a failing disk for as long as those take.
+        Room is low too while the reserve (8 MiB, 5 % of a small disk) is released: that is for running turns, not for
+        new ones. Blocks for system calls, on a failing disk for as long as those take.
         """
         self.size_bytes = self._file.size_bytes
         disk = self._disk_usage(self.directory)
@@ -130,21 +129,21 @@ class Spool:
             try:
                 reserve.keep(size)
             except OSError as error:
-                self._log.warning("reserve", "no reserve can be kept for the spool: %s", name_of(error))
+                self._log.warning("reserve", "the reserve of the spool cannot be allocated: %s", name_of(error))
         self.disk_low = disk.free < least or not reserve.held
 
     def start(self) -> None:
-        """Begin to write. On the loop whose futures `put` makes."""
+        """Begin to write. Call it on the event loop whose futures `put` returns."""
         self._loop = asyncio.get_running_loop()
         self._thread = WatchedThread(self._vigil, "spool-writer", self._write_all, essential=True)
         self._thread.start()
         if not self._file.writable:
-            self._queue.put(_Work())  # tried on, whether there is something to write or not
+            self._queue.put(_Work())  # retries begin even if there is nothing new to write
 
     def put(
         self, kind: Kind, key: tuple[str, str], exchange_id: str, body: bytes, *, instead_of: int | None = None
     ) -> "tuple[int, asyncio.Future[None]]":
-        """Write an operation now; its id, and the future of its being on disk. `instead_of` is removed with it."""
+        """Write an operation. Returns its id, and a future done once it is on disk. Also removes `instead_of`."""
         assert self._loop is not None
         id_ = self._add(kind, key, exchange_id, body)
         if instead_of is not None:
@@ -156,42 +155,42 @@ class Spool:
         return id_, landed
 
     def note(self, kind: Kind, key: tuple[str, str], exchange_id: str, body: bytes) -> int:
-        """Write an operation with the next commit; its id."""
+        """Write an operation with the next commit; returns its id."""
         id_ = self._add(kind, key, exchange_id, body)
         self._soon()
         return id_
 
     def done(self, ids: Iterable[int]) -> None:
-        """Take out what is in Postgres. To find it again after a crash does no harm: it is known by its key."""
+        """Remove what is in Postgres. Finding it again after a crash is harmless: its key identifies it."""
         before = len(self._next.removed)
         self._next.removed.extend(ids)
         self.records -= len(self._next.removed) - before
         self._soon()
 
     def bury(self, id_: int, reason: str) -> None:
-        """Give up on an operation and keep it among the dead letters."""
+        """Give up an operation and keep it among the dead letters."""
         self._next.buried.append((reason, id_))
         self.records -= 1
         self.dead_letters += 1
         self._soon()
 
     def forget(self, key: tuple[str, str]) -> None:
-        """Remove what is kept of a session that was deleted: its dead letters."""
+        """Remove the dead letters of a deleted session."""
         if self.dead_letters:
             self._next.forgotten.append(key)
             self._soon()
 
     async def read(self, ids: list[int]) -> list[Row]:
-        """The rows that are still there, ascending id. Raises sqlite3.Error."""
+        """Those of the rows that still exist, by ascending id. Raises sqlite3.Error."""
         return await asyncio.to_thread(self.read_now, ids)
 
     def read_now(self, ids: list[int]) -> list[Row]:
-        """`read`, blocking: for the start."""
+        """`read`, but blocking, for start-up. Raises sqlite3.Error."""
         with self._read_lock:
             return self._file.read(ids)
 
     async def aclose(self) -> None:
-        """Write what was handed over, once, and close. What cannot be written any more is given up."""
+        """Write what was enqueued, in one attempt, and close. What cannot be written is given up."""
         if self._closing.is_set():
             return
         self._hand_over()
@@ -220,19 +219,19 @@ class Spool:
         self._queue.put(work)
 
     def _end(self, thread: WatchedThread) -> None:
-        """Wait for the writer. Where it was between two attempts with something in its hands, the last one is here."""
+        """Wait for the writer. If it ended between two attempts with a group unwritten, make the last attempt here."""
         thread.end(None)
         if self._in_hand is not None:
             with self._vigil.watch("spool-writer").attempt():
                 self._write_all()
 
     def _write_all(self) -> None:
-        """The writer's thread: everything that has come since the last commit is the next one.
+        """The writer's thread: each commit takes everything that arrived since the last one.
 
-        Where it has failed and begins again, with what it had in its hands: somebody waits for each of it.
+        After a failure it restarts with the unwritten group, since callers wait for it.
         """
         backoff = Backoff()
-        # What an attempt left is tried at once, not when something more has come.
+        # A group left by a failed attempt is retried immediately, not when more arrives.
         pause_s = 0.0 if self._in_hand is not None else None
         ended = False
         while not ended:
@@ -246,11 +245,11 @@ class Spool:
         self._in_hand = None
 
     def _gather(self, group: _Work, pause_s: float | None) -> bool:
-        """Add to a group what has come; after a failure, all that comes during the pause. True where it is the last."""
+        """Add to a group what has arrived; after a failure, all that arrives in the pause. True if it is the last."""
         until = None if pause_s is None else time.monotonic() + pause_s
         wait = True
         while True:
-            # Where an earlier attempt took its owner's last word, none comes; all else was handed over before it.
+            # If an earlier attempt has taken the closing mark, no other comes; everything else was enqueued before it.
             closing = self._closing.is_set()
             try:
                 work = self._queue.get(wait, None if until is None else max(0.0, until - time.monotonic()))
@@ -262,7 +261,7 @@ class Spool:
             wait = until is not None
 
     def _commit(self, group: _Work) -> bool:
-        """Whether the disk has taken it all."""
+        """Write a group; returns whether all of it is on disk."""
         begun = time.perf_counter()
         try:
             if not self._file.writable:
@@ -279,7 +278,7 @@ class Spool:
         self.trouble = None
         if self.disk_low:
             self._file.give_back()
-        self._tell(group.landed, time.perf_counter() - begun, letters)
+        self._report_commit(group.landed, time.perf_counter() - begun, letters)
         return True
 
     def _failed(self, error: sqlite3.Error | OSError, group: _Work) -> None:
@@ -289,11 +288,11 @@ class Spool:
             return
         with self._read_lock:
             if self._file.writable and code != "SQLITE_FULL":
-                # After a failed flush nobody knows what of the file is on disk: go on in another.
+                # After a failed flush the file's state on disk is unknown: continue in another.
                 try:
                     self._file.replace()
                 except (sqlite3.Error, OSError) as second:
-                    self._log.warning("replace", "a new spool file cannot be made: %s", name_of(second))
+                    self._log.warning("replace", "a new spool file cannot be created: %s", name_of(second))
                 else:
                     return
             if self._file.reserve.free():
@@ -301,16 +300,16 @@ class Spool:
                 return
             try:
                 self._file.note_done(group.over())
-                self._file.begin_anew()
+                self._file.discard_marked()
             except (sqlite3.Error, OSError) as second:
-                self._log.warning("done", "what is in Postgres cannot be marked: %s", name_of(second))
+                self._log.warning("done", "records that are in Postgres cannot be marked as done: %s", name_of(second))
 
-    def _tell(self, landed: "list[asyncio.Future[None]]", took_s: float, letters: int) -> None:
+    def _report_commit(self, landed: "list[asyncio.Future[None]]", took_s: float, letters: int) -> None:
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(self._landed, landed, took_s, letters)
         except RuntimeError:
-            # The loop has ended: nobody waits any more.
+            # The event loop has ended: nobody waits any longer.
             logger.debug("a commit landed after the loop's end")
 
     def _landed(self, landed: "list[asyncio.Future[None]]", took_s: float, letters: int) -> None:

@@ -1,4 +1,4 @@
-"""The directory of a spool: its one owner, who may read it, and what there is for a disk that has no room left."""
+"""The directory of a spool: its lock, its permissions, and its reserve for a full disk."""
 
 import contextlib
 import errno
@@ -13,8 +13,8 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 RESERVE_BYTES = 8 * 1024 * 1024
-"""What is kept free for the spool itself: a log of SQLite's 1,000 pages (4 MiB) once more in its database, and as much
-for the turns that run when the disk is found full and for what Postgres has taken of them."""
+"""Bytes reserved for the spool: SQLite's log of 1,000 pages (4 MiB) copied into its database, and as much again for the
+turns that are running when the disk is full and for the marks of what Postgres has taken."""
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _BLOCK = 512
 _OURS = ("spool-*", "newest", "lock", "reserve")
@@ -26,14 +26,14 @@ class SpoolTaken(Exception):
 
 
 class SpoolUnusable(Exception):
-    """The directory cannot be made or used. `str()` is one line for the operator."""
+    """The directory cannot be created or used. `str()` is one line for the operator."""
 
 
 class SpoolLock:
-    """The ownership of a spool directory: the kernel's lock on a file in it, gone with the process that holds it.
+    """The ownership of a spool directory: a kernel lock on a file in it, released when the process ends.
 
-    Makes the directory (mode 0700), and takes the rights of others from one that is there. A disk that is full or
-    mounted to be read only does not keep it from a directory that was in use. Raises `SpoolTaken` or `SpoolUnusable`.
+    Creates the directory (mode 0700), or removes others' permissions from an existing one. A directory that was in use
+    can be locked even if the disk is full or mounted read-only. Raises `SpoolTaken` or `SpoolUnusable`.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -55,7 +55,7 @@ class SpoolLock:
     def release(self) -> None:
         """Let another process have the directory. A second call has no effect."""
         if self._file is not None:
-            # To close it is not enough: a child that is between fork and exec has it too.
+            # Closing the file is not enough: a child between fork and exec has it open too.
             fcntl.flock(self._file, fcntl.LOCK_UN)
             os.close(self._file)
             self._file = None
@@ -75,8 +75,8 @@ def _open_lock(directory: Path) -> int:
 
 
 def keep_private(directory: Path) -> None:
-    """See that nobody else reads a spool: a restored copy, a person's umask or an older version left it wider."""
-    # What an older version copied at each start, and left behind where the disk had no room for all of it.
+    """Remove others' permissions from a spool: a restored copy, a umask or an older version may have left them."""
+    # Copies that an older version made at each start, and left behind if the disk was too full for a complete one.
     with contextlib.suppress(OSError):
         (directory / "log-before-start").unlink(missing_ok=True)
     for path in (directory, *(path for name in _OURS for path in directory.glob(name))):
@@ -93,7 +93,7 @@ def keep_private(directory: Path) -> None:
 
 
 def copy_privately(source: Path, target: Path) -> None:
-    """Copy a file for its owner alone. Raises OSError, then there is no copy."""
+    """Copy a file with permissions for its owner only. Raises OSError, and then leaves no copy."""
     with source.open("rb") as whole:
         try:
             with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
@@ -104,7 +104,7 @@ def copy_privately(source: Path, target: Path) -> None:
 
 
 class Reserve:
-    """Blocks of the disk in a file that holds nothing: given up where the disk is full, taken again when it is not."""
+    """Disk blocks in a file without content: released when the disk is full, allocated again when it is not."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "reserve"
@@ -112,7 +112,7 @@ class Reserve:
         self.held = self._path.exists()
 
     def free(self) -> bool:
-        """Give the blocks up; whether there were any."""
+        """Release the blocks; returns whether there were any."""
         with self._lock:
             self.held = False
             try:
@@ -122,7 +122,7 @@ class Reserve:
             return True
 
     def keep(self, size: int) -> None:
-        """Have so many bytes of real blocks. Raises OSError where the disk does not give them."""
+        """Allocate `size` bytes of real blocks. Raises OSError if the disk refuses."""
         with self._lock:
             if self.held and _blocks_of(self._path) == size:
                 return
@@ -141,7 +141,7 @@ class Reserve:
 
 
 def _blocks_of(path: Path) -> int | None:
-    """The size of a file all of whose blocks are there."""
+    """The size of a file whose blocks are all allocated, else None."""
     try:
         about = path.stat()
     except OSError:
@@ -150,18 +150,18 @@ def _blocks_of(path: Path) -> int | None:
 
 
 def _write_out(file: int, size: int) -> None:
-    """Where a file system only promises blocks, or compresses: bytes that cannot be compressed."""
+    """Write incompressible bytes, for a file system that only promises blocks or compresses."""
     for place in range(0, size, 1024 * 1024):
         os.pwrite(file, os.urandom(min(1024 * 1024, size - place)), place)
     os.fsync(file)
 
 
 class Mark:
-    """Two record numbers in a file that is written in place: a full disk takes them, as it has their block already.
+    """Two record numbers in a file that is written in place, which works on a full disk as the block exists already.
 
-    `newest` is the newest record that was committed, `done` the one up to which everything is in Postgres, although
-    the disk would not let it be taken out of the spool. Written without a flush: they may be behind what they tell of,
-    never before it, and outlive a kill.
+    `newest` is the newest committed record, `done` the one up to which everything is in Postgres although the full
+    disk kept it from being removed from the spool. Written without a flush: they may lag behind the spool, but are
+    never ahead of it, and they survive a kill.
     """
 
     def __init__(self, path: Path) -> None:
@@ -173,25 +173,25 @@ class Mark:
             self.newest, self.done = _number(noted[:_DIGITS]), _number(noted[_DIGITS : 2 * _DIGITS])
 
     def take_up(self) -> None:
-        """Begin to write, with a file that has its block. Raises OSError."""
+        """Open the file for writing and allocate its block. Raises OSError."""
         if self._file is None:
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._write(self.newest, self.done)
 
     def note(self, newest: int) -> None:
-        """Set the newest, once it is committed. Raises OSError."""
+        """Set `newest`, after its commit. Raises OSError."""
         if newest != self.newest:
             self._write(newest, self.done)
 
     def note_done(self, done: int) -> None:
-        """Set how far everything is in Postgres; 0 once the spool itself shows it again. Raises OSError."""
+        """Set `done`; 0 once the spool itself shows what is done. Raises OSError."""
         if done != self.done:
             if self._file is None:
                 self._file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
             self._write(self.newest, done)
 
     def flush(self) -> None:
-        """See that the disk has what was noted, before something relies on it. Raises OSError."""
+        """Flush the numbers to disk, before something relies on them. Raises OSError."""
         if self._file is not None:
             os.fdatasync(self._file)
 

@@ -1,4 +1,4 @@
-"""The spool's file: one SQLite database that is read before it is written to, and what is saved of a damaged one."""
+"""The spool's file: one SQLite database, read before it is written to, and the recovery of a damaged one."""
 
 import contextlib
 import errno
@@ -47,9 +47,9 @@ _SUFFIXES = ("", "-shm", "-wal")
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open a spool file, made with mode 0600 where it is new. Any thread may use it, one at a time."""
-    # Only where it is new: to close a file drops all locks that the process has on it (POSIX), those of the other
-    # connection too, and a person's shell would take the log for nobody's and remove it.
+    """Open a spool file, creating it with mode 0600. Any thread may use it, one at a time. Raises sqlite3.Error."""
+    # Only if it is new: closing a file drops all locks that the process has on it (POSIX), also those of the other
+    # connection, and then a person's SQLite shell would consider the log unused and remove it.
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -65,18 +65,18 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 class SpoolFile:
-    """The current file of a directory. Blocking; one thread at a time but for `read`, which has its own connection.
+    """The current file of a directory. Blocking; one thread at a time except for `read`, which has its own connection.
 
-    A start has two steps. What is there is read without writing a byte (`look_into`): `entries` are what waits. Then
-    the file is taken up for writing. Where the disk has no room for that the reserve is given up; where that is not
-    enough `trouble` says why, everything can be read all the same, and `take_up` is to be tried again.
+    A start has two steps. First the file is read without writing a byte (`look_into`); `entries` are the pending
+    records. Then it is opened for writing. If the disk has no room for that the reserve is released; if that is not
+    enough `trouble` says why, everything can still be read, and `take_up` should be tried again.
 
-    A file that is found damaged, or whose disk reports an error, is never emptied or written on: what can be read of
-    it is copied into a new file, and the old one is kept beside it as `.corrupt` for a person to look at.
+    A file that is damaged, or whose disk reports an error, is never emptied or written to: its readable records are
+    copied into a new file, and the old one is kept beside it as `.corrupt` for inspection.
 
-    SQLite takes the end of a damaged log for one that was never written. So the number of the newest committed record
-    is kept in a file beside it, and that record stays until there is a newer one, emptied once it is done: where it is
-    missing at a start, the end of the spool is.
+    SQLite mistakes the damaged end of a log for one that was never written. So the number of the newest committed
+    record is kept in a separate file, and that record stays, emptied once done, until there is a newer one: if it is
+    missing at a start, the end of the spool is lost.
     """
 
     def __init__(self, directory: Path, connect_to: Connect = connect) -> None:
@@ -96,7 +96,7 @@ class SpoolFile:
         self._reader, entries = self._look(sorted(directory.glob("spool-*.sqlite")))
         self.entries = [entry for entry in entries if entry.id > self._mark.done]
         here = last_id(self._reader)
-        self._see_that_the_end_is_here(here)
+        self._check_newest_record(here)
         self.last_id = max(here, self._mark.newest, self._mark.done)
         self._newest = self.last_id
         self._here = here
@@ -104,17 +104,17 @@ class SpoolFile:
 
     @property
     def writable(self) -> bool:
-        """Whether it has been taken up."""
+        """Whether it is open for writing."""
         return self._connection is not None
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the file on disk, log included."""
-        path = self._path  # another thread asks than the one that may let the file go meanwhile
+        path = self._path  # called from another thread than the one that may remove the file meanwhile
         return 0 if path is None else sum(map(_size_of, (path, _beside(path, "-wal"))))
 
     def take_up(self) -> None:
-        """Begin to write. Raises sqlite3.Error or OSError where that cannot be yet; then it is as it was."""
+        """Open the file for writing. Raises sqlite3.Error or OSError, and then changes nothing."""
         self._mark.take_up()
         self._keep_evidence()
         path = self._path or self._new_path()
@@ -150,9 +150,9 @@ class SpoolFile:
         buried: Iterable[tuple[str, int]],
         forgotten: Iterable[tuple[str, str]] = (),
     ) -> int:
-        """One transaction; it is on disk when this returns. Raises sqlite3.Error, then nothing of it is.
+        """Run one transaction, which is on disk on return. Raises sqlite3.Error, and then none of it is.
 
-        `forgotten` are sessions whose dead letters are removed; returns how many those were.
+        `forgotten` are sessions whose dead letters are removed; returns how many letters that were.
         """
         connection = self._connection
         if connection is None:
@@ -186,18 +186,18 @@ class SpoolFile:
         return letters
 
     def note_done(self, over: set[int]) -> None:
-        """Note what is `over`, as far as nothing before it is left, where the disk does not let it be taken out.
+        """Mark the leading records among `over` as done, for when the disk does not allow their removal.
 
-        The next start does not replay it. Raises sqlite3.Error or OSError where not even that can be written.
+        The next start does not replay them. Raises sqlite3.Error or OSError if not even that can be written.
         """
         waiting = [id_ for (id_,) in self._reader.execute(_WAITING, (self._mark.done,))]
         left = next((id_ for id_ in waiting if id_ not in over), None)
         self._mark.note_done(left - 1 if left is not None else max([self._mark.done, *waiting]))
 
-    def begin_anew(self) -> bool:
-        """Let a file go that its disk does not let be written, where all that it holds is marked, and so free its room.
+    def discard_marked(self) -> bool:
+        """Free the room of a file that cannot be written, by starting another if all its records are marked done.
 
-        Whether it was so. Raises sqlite3.Error or OSError.
+        Returns whether they were. Raises sqlite3.Error or OSError.
         """
         waiting = self._reader.execute(_WAITING, (self._mark.done,)).fetchone()
         if self._path is None or self._in_memory or waiting or self.dead_letters() or self._evidence is not None:
@@ -214,7 +214,7 @@ class SpoolFile:
         return True
 
     def give_back(self) -> None:
-        """Where the disk is low: let it have the pages in which nothing is any more."""
+        """Return unused pages to the disk, if its room is low."""
         self._shrink(_FREE_WHEN_LOW)
 
     def read(self, ids: list[int]) -> list[Row]:
@@ -222,14 +222,14 @@ class SpoolFile:
         return rows_of(self._reader, ids)
 
     def dead_letters(self) -> int:
-        """How many records were given up on and are kept for a person."""
+        """How many records were given up and are kept for inspection."""
         ((count,),) = self._reader.execute("SELECT count(*) FROM dead_letter")
         return int(count)
 
     def replace(self) -> None:
-        """Go on in a new file, after an error of the disk: what a failed flush left in the old one is not known.
+        """Continue in a new file after a disk error, since the effect of a failed flush on the old one is unknown.
 
-        Raises sqlite3.Error or OSError where no new file can be written; then the old one stays.
+        Raises sqlite3.Error or OSError if no new file can be written; then the old one stays.
         """
         old, connection, reader = self._path, self._connection, self._reader
         assert old is not None
@@ -254,7 +254,7 @@ class SpoolFile:
         self._put_old_aside()
 
     def close(self) -> None:
-        """Close the file. What it holds stays, but for a record that only showed that nothing is missing."""
+        """Close the file. Its records stay, except one that only proved that nothing is missing."""
         _close(self._reader)
         if self._connection is not None:
             try:
@@ -266,11 +266,11 @@ class SpoolFile:
         self._mark.close()
 
     def _look(self, files: list[Path]) -> tuple[sqlite3.Connection, list[Entry]]:
-        """What earlier processes left: in its file, or in memory where that is damaged or not the only one."""
+        """Read what earlier processes left: from the file, or copied to memory if it is damaged or not the only one."""
         found = None
         if files:
             self._path = files[-1]
-            # Older ones were left by a replacement that was cut short: the newer may hold the same rows already.
+            # An interrupted replacement left the older files: the newer one may have the same rows already.
             self._old = files[:-1]
             try:
                 found = _sound_file(files[-1])
@@ -299,12 +299,12 @@ class SpoolFile:
         return gathered, entries
 
     def _gather(self, files: list[Path]) -> sqlite3.Connection:
-        """What can be read of files, as far as it is as it was written; the newer file's word counts."""
+        """The readable and intact records of files; of duplicates, the newer file's."""
         self._in_memory = True
         gathered = in_memory()
         for path in reversed(files):
             if _beside(path, "-journal").exists():
-                continue  # a process was killed while it made the file
+                continue  # a process was killed while it created the file
             source = look_into(path)
             try:
                 # Without it SQLite reads nothing of a file that is shorter than its header says.
@@ -316,7 +316,7 @@ class SpoolFile:
         return gathered
 
     def _begin(self) -> None:
-        """Take it up where the disk lets us, with the room of the reserve where that is what it takes."""
+        """Open for writing if the disk allows it, releasing the reserve if necessary."""
         try:
             try:
                 self.take_up()
@@ -332,8 +332,8 @@ class SpoolFile:
                 self.trouble,
             )
 
-    def _see_that_the_end_is_here(self, here: int) -> None:
-        """Raise an alarm where the newest record that was ever committed is not there, and may not be elsewhere."""
+    def _check_newest_record(self, here: int) -> None:
+        """Log an alarm if the newest committed record is missing and cannot be elsewhere."""
         if self._mark.newest <= max(here, self._mark.done) or self._old:
             return
         kept_as = "nothing is left of its file"
@@ -351,7 +351,7 @@ class SpoolFile:
         )
 
     def _shrink(self, least: int) -> None:
-        """Give back what an outage had taken, where it is so many bytes at least and little is left to copy."""
+        """Return the room taken during an outage, if it is at least `least` bytes and little is left to copy."""
         assert self._connection is not None
         names = ("freelist_count", "page_count", "page_size")
         try:
@@ -363,7 +363,7 @@ class SpoolFile:
             logger.info("the spool's file keeps its size: %s", name_of(error))
 
     def _keep_evidence(self) -> None:
-        """Keep what there was before SQLite takes the log in. Raises OSError: nothing is written on it before."""
+        """Copy the files before SQLite merges the log. Raises OSError; nothing has been written to them by then."""
         if self._evidence is not None:
             copy_privately(*self._evidence)
             self._evidence = None
@@ -377,7 +377,7 @@ class SpoolFile:
                 self.lost += 1
 
     def _put_old_aside(self) -> None:
-        """Rename files with their logs, SQLite finds a log by its file's name. Their rows have been copied."""
+        """Rename copied files and their logs, which SQLite finds by the name of the file."""
         for path in self._old:
             aside = path.with_name(f"{path.name}.{time.time_ns()}.corrupt")
             try:
@@ -403,12 +403,12 @@ def name_of(error: sqlite3.Error | OSError) -> str:
 
 
 def _sound_file(path: Path) -> tuple[sqlite3.Connection, list[Entry]] | None:
-    """A file in which nothing is wrong and what waits in it; None where nothing was ever written to it.
+    """An intact file and its pending records; None if nothing was ever written to it.
 
-    Raises sqlite3.DatabaseError where it is damaged.
+    Raises sqlite3.DatabaseError if it is damaged.
     """
     if _beside(path, "-journal").exists():
-        return None  # a process was killed while it made the file
+        return None  # a process was killed while it created the file
     connection = look_into(path)
     try:
         if is_begun(connection):

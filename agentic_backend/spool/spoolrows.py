@@ -1,4 +1,4 @@
-"""One operation as a row of the spool, and what can be read of a file of them."""
+"""One operation as a row of the spool, and the reading of files of such rows."""
 
 import logging
 import sqlite3
@@ -29,7 +29,7 @@ INSERT = f"INSERT OR IGNORE INTO record ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One operation as it lies in the spool. `at` is seconds since the epoch, only to tell its age after a restart."""
+    """One operation as stored in the spool. `at` is seconds since the epoch, only for its age after a restart."""
 
     id: int
     kind: Kind
@@ -42,7 +42,7 @@ class Row:
 
     @classmethod
     def of(cls, id_: int, kind: Kind, key: tuple[str, str], exchange_id: str, body: bytes) -> "Row":
-        """A new row of now."""
+        """A new row with the current time."""
         return cls(id_, kind, key[0], key[1], exchange_id, time.time(), zlib.crc32(body), body)
 
     @property
@@ -52,7 +52,7 @@ class Row:
 
     @property
     def sound(self) -> bool:
-        """Whether the body is as it was written: SQLite itself has no checksums on its pages."""
+        """Whether the body is unchanged since it was written: SQLite's pages have no checksums."""
         return zlib.crc32(self.body) == self.crc
 
     def values(self) -> tuple[object, ...]:
@@ -62,7 +62,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is known of a row without its body; `size` is the body's bytes."""
+    """A row without its body; `size` is the body's bytes."""
 
     id: int
     kind: Kind
@@ -73,12 +73,12 @@ class Entry:
 
 
 def look_into(path: Path) -> sqlite3.Connection:
-    """Read a file with its log as a kill left them. Writes nothing, needs no room on the disk, takes no lock.
+    """Open a file with its log for reading, as a kill left them. Writes nothing, needs no disk space, takes no lock.
 
-    SQLite otherwise begins by making the log's index, the file `-shm`, anew: 32 KiB that a full disk does not have. In
-    exclusive mode the index is in memory; the VFS `unix-none` takes no locks for that, so no shell of a person is in
-    the way. Nobody but this process may write meanwhile, and it must close this before it opens the file to write: to
-    close a file drops the locks that the process has on it (POSIX).
+    SQLite otherwise begins by rebuilding the log's index, the file `-shm`: 32 KiB that a full disk does not have. In
+    exclusive mode the index is in memory; the VFS `unix-none` takes no locks for that, so a person's SQLite shell does
+    not block it. No other process may write meanwhile, and this one must close the connection before it opens the file
+    for writing: closing a file drops the locks that the process has on it (POSIX).
     """
     log = path.with_name(path.name + "-wal")
     how = "vfs=unix-none" if log.exists() and log.stat().st_size else "immutable=1"
@@ -89,19 +89,19 @@ def look_into(path: Path) -> sqlite3.Connection:
 
 
 def in_memory() -> sqlite3.Connection:
-    """A spool without a file."""
+    """A new spool in memory."""
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     prepare(connection)
     return connection
 
 
 def prepare(connection: sqlite3.Connection) -> None:
-    """Make the tables where there are none."""
+    """Create the tables if they do not exist."""
     connection.executescript(_SCHEMA)
 
 
 def is_begun(connection: sqlite3.Connection) -> bool:
-    """Whether both tables are there: without them nothing was ever written. Raises sqlite3.DatabaseError if damaged."""
+    """Whether both tables exist: else nothing was ever written. Raises sqlite3.DatabaseError if damaged."""
     ((verdict,),) = connection.execute("PRAGMA quick_check(1)")
     if verdict != "ok":
         raise sqlite3.DatabaseError("quick_check")
@@ -110,7 +110,7 @@ def is_begun(connection: sqlite3.Connection) -> bool:
 
 
 def index_of(connection: sqlite3.Connection) -> list[Entry]:
-    """What waits, in order, each body read once and let go. Raises sqlite3.DatabaseError where one is damaged."""
+    """The pending records in order, without their bodies. Raises sqlite3.DatabaseError if a body is damaged."""
     entries = []
     for values in connection.execute(f"SELECT {_COLUMNS} FROM record ORDER BY id"):  # noqa: S608 - constants
         row = Row(*values)
@@ -123,7 +123,7 @@ def index_of(connection: sqlite3.Connection) -> list[Entry]:
 
 
 def last_id(connection: sqlite3.Connection) -> int:
-    """The highest id in use: a number is never given twice, or a dead letter would hide another."""
+    """The highest id in use: an id is never reused, or a dead letter would hide another."""
     ((last,),) = connection.execute(
         "SELECT max(coalesce((SELECT max(id) FROM record), 0), coalesce((SELECT max(id) FROM dead_letter), 0))"
     )
@@ -131,14 +131,14 @@ def last_id(connection: sqlite3.Connection) -> int:
 
 
 def rows_of(connection: sqlite3.Connection, ids: list[int]) -> list[Row]:
-    """The rows that are there, ascending id. Raises sqlite3.Error."""
+    """Those of the rows that exist, by ascending id. Raises sqlite3.Error."""
     marks = ",".join("?" * len(ids))
     query = f"SELECT {_COLUMNS} FROM record WHERE id IN ({marks}) ORDER BY id"  # noqa: S608 - question marks only
     return [Row(*values) for values in connection.execute(query, ids)]
 
 
 def copy(rows: Iterable[Row], target: sqlite3.Connection) -> None:
-    """Put rows into another spool, in one transaction; those that it has already stay as they are there."""
+    """Copy rows into another spool, in one transaction, without replacing existing ones. Raises sqlite3.Error."""
     target.execute("BEGIN IMMEDIATE")
     try:
         target.executemany(INSERT, (row.values() for row in rows))
@@ -150,7 +150,7 @@ def copy(rows: Iterable[Row], target: sqlite3.Connection) -> None:
 
 
 def copy_dead_letters(source: sqlite3.Connection, target: sqlite3.Connection) -> None:
-    """Put the dead letters into another spool, as far as they can be read."""
+    """Copy the readable dead letters into another spool."""
     try:
         letters = source.execute("SELECT * FROM dead_letter").fetchall()
     except sqlite3.Error as error:
@@ -161,7 +161,7 @@ def copy_dead_letters(source: sqlite3.Connection, target: sqlite3.Connection) ->
 
 
 def readable(connection: sqlite3.Connection) -> Iterator[Row]:
-    """Every row that SQLite can still read: from both ends to the damage, then each id between them by itself."""
+    """Every row that SQLite can still read: from both ends up to the damage, then each id in between separately."""
     seen: set[int] = set()
     ends = {}
     for direction in ("ASC", "DESC"):

@@ -1,7 +1,7 @@
 """The SQL of sessions and history: constant statements, so that nothing is compiled while turns run.
 
-Each is compiled once per engine by SQLAlchemy, and prepared once per connection by psycopg. Every statement of a
-user's data names the user.
+Each is compiled once per engine by SQLAlchemy, and prepared once per connection by psycopg. Every statement on a
+user's data filters by the user.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from sqlalchemy import text
 
 @dataclass(frozen=True, slots=True)
 class JsonBytes:
-    """A JSON parameter that is encoded already; it goes to the server as it is."""
+    """A JSON parameter that is already encoded; it is sent to the server unchanged."""
 
     data: bytes
 
@@ -27,21 +27,21 @@ class _JsonBytesDumper(Dumper):
 
 
 def register_json(connection: Any) -> None:
-    """Let a psycopg connection take `JsonBytes` as parameters."""
+    """Allow `JsonBytes` as parameters of a psycopg connection."""
     connection.adapters.register_dumper(JsonBytes, _JsonBytesDumper)
 
 
 SESSION_COLUMNS: Final = """session_id, user_id, agent_id, session_data::text AS data, version,
     to_char(updated_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') AS updated_at"""
 
-# A ChatMessage as it stands on the wire, put together by the server: nothing is parsed or encoded on our loop.
+# A ChatMessage in its wire format, built by the server: nothing is parsed or encoded on our event loop.
 _MESSAGE = """'{"session_id":' || to_json(session_id)::text || ',"exchange_id":' || to_json(exchange_id)::text
     || ',"rank":' || rank::text || ',"timestamp":"'
     || to_char("timestamp" AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
     || '","role":' || to_json(role)::text || ',"channel":' || to_json(channel)::text
     || ',"parts":' || parts_json::text || ',"metadata":' || metadata_json::text || '}' AS message"""
 
-# An id is 64 random bits of ours, so one that is there is our own first attempt, whose answer was lost.
+# An id is 64 random bits, so if it exists already, our first attempt stored it and its answer was lost.
 CREATE_SESSION = text("""
 INSERT INTO session (session_id, user_id, agent_id, session_data, updated_at, version)
 SELECT :session_id, :user_id, :agent_id, CAST(:data AS json), CAST(:updated_at AS timestamptz), :version
@@ -49,7 +49,7 @@ WHERE EXISTS (SELECT FROM session WHERE session_id = :session_id) OR room_for_se
 ON CONFLICT (session_id) DO UPDATE SET session_id = excluded.session_id RETURNING session_id
 """)
 
-# Whether it has rested is the server's to say, whose clock wrote `used_at`: retention deletes by that clock too.
+# The server decides whether it has rested, since its clock wrote `used_at`: retention deletes by that clock too.
 GET_SESSION = text(f"""
 SELECT {SESSION_COLUMNS}, used_at < now() - interval '12 hours' AS rested
 FROM session WHERE session_id = :session_id AND user_id = :user_id
@@ -59,7 +59,7 @@ TOUCH_SESSION = text("""
 UPDATE session SET used_at = now() WHERE session_id = :session_id AND user_id = :user_id RETURNING session_id
 """)
 
-# `below` leaves out what is still pending: the caller has it already.
+# `below` excludes pending messages, which the caller has already.
 HISTORY = text(f"""
 SELECT {_MESSAGE} FROM session_history
 WHERE session_id = :session_id AND user_id = :user_id AND rank < :below
@@ -101,14 +101,14 @@ ORDER BY rank DESC LIMIT :messages
 #           a record without one belongs to a deleted session and is left out: a session exists from `create` on
 # lease     the leases that records were run under, locked until the commit: nobody gets one of them before it
 # fenced    records whose session another instance has got since: left out whole
-# clash     records with a rank that another exchange holds, stored or earlier in this batch: left out whole
+# clash     records with a rank that another exchange has, stored or earlier in this batch: left out whole
 # fit       one message a rank: where an interrupted exchange ran again in the same batch, or one that waited for a
 #           person went on, what it became. Of two that wait the one with the higher number came later: an instance's
 #           clock may have been set back since
 # newest    one row a session, because an update meets each row once; preferences and a title that is there are not a
 #           turn's to write
-# written   what is stored stays, whoever stored it; only an exchange that a restart had interrupted is overwritten, by
-#           itself when it has run again, and what holds the place of an answer that waits for a person
+# written   stored messages stay, whichever writer stored them; only an exchange that a restart had interrupted is
+#           overwritten, by its own rerun, and the placeholder of an answer that waits for a person
 # skipped   a rank that somebody stored after this statement's snapshot: the batch must be tried again to be judged
 # Returns (verdict, ord), ord being the 1-based place of the record in :records.
 WRITE_TURNS = text("""

@@ -1,4 +1,4 @@
-"""Where finished turns go: what `final` waits for, and when a new turn is refused because nothing could keep it."""
+"""Hands finished turns to storage: what `final` waits for, and when new turns are refused for lack of room."""
 
 import asyncio
 import contextlib
@@ -21,9 +21,9 @@ _BEHIND_S = 5.0
 class PersistentTurnLog:
     """Implements `TurnLog`: with `spool`, `final` waits for its disk (about 0.5 ms); with `db`, for Postgres.
 
-    Where the disk does not take a turn, its commit in Postgres is as good. Where neither comes in time the turn is
-    not called final, and is tried on all the same. The disk alone is waited for `spool_s` seconds, both for
-    `database_s` after them.
+    If the disk does not take a turn, its commit in Postgres is as good. If neither comes in time the turn is not
+    reported as final, but storing it is still attempted. It waits `spool_s` seconds for the disk alone, then
+    `database_s` for either.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class PersistentTurnLog:
         self._asks: dict[tuple[str, str], int] = {}
 
     def has_room(self) -> bool:
-        """Whether one more turn may begin: there is room beyond the reserve of those that run, and a disk that writes.
+        """Whether one more turn may begin: there is room beyond the reserve of running turns, and the disk is writable.
 
-        With `db`, Postgres must have taken what it was given lately.
+        With `db`, Postgres must have taken recent records.
         """
         if self._batcher.fill >= 1.0:
             return False
@@ -60,7 +60,7 @@ class PersistentTurnLog:
         return self._ack == "none" or self._batcher.blocked_by is None or self._pending.oldest_s < _BEHIND_S
 
     def begin(self, record: AskRecord) -> None:
-        """Note in the spool that a turn has begun; it rides with the next commit."""
+        """Note in the spool, with its next commit, that a turn has begun."""
         if self._spool is not None:
             session, asked = record.session, record.user_message
             key = (session.id, session.user_id)
@@ -69,7 +69,7 @@ class PersistentTurnLog:
             )
 
     async def append(self, record: TurnRecord) -> Durability:
-        """Hand over a finished turn. Readers see it from now on, whatever is waited for."""
+        """Hand over a finished turn, which readers see from now on. Raises `StorageFull` as `TurnLog.append`."""
         begun = time.perf_counter()
         op = Op.turn(record)
         if self._ack != "none":
@@ -86,9 +86,9 @@ class PersistentTurnLog:
         return durable
 
     async def _kept(self, committed: "asyncio.Future[bool]", on_disk: "asyncio.Future[None] | None") -> Durability:
-        """What has taken the turn first; `none` where nothing has in time."""
+        """What stored the turn first; `none` if nothing did in time."""
         if on_disk is not None and self._usable:
-            # Nearly always this, within a millisecond; a wait for two futures costs ten times as much.
+            # Nearly always enough, within a millisecond; waiting for two futures costs ten times as much.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._spool_s):
                     await asyncio.shield(on_disk)

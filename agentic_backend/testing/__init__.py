@@ -1,4 +1,4 @@
-"""For authors of agents: a scripted model, tools of functions, and a bench that runs an agent (docs/agents.md)."""
+"""For authors of agents: a scripted model, functions as tools, and a bench that runs an agent (docs/agents.md)."""
 
 from agentic_backend.testing.bench import AgentBench, Outcome
 from agentic_backend.testing.model import FakeModel, ScriptedAnswer, says, wants

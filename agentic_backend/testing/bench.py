@@ -1,4 +1,4 @@
-"""Runs an agent as a turn of the service would, without a service: what it emitted, answered and asked."""
+"""Runs an agent as a turn of the service would, without a service, and returns what it emitted and answered."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -28,7 +28,7 @@ class Earlier:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a run. `answer` is None where it waits for a person, who is asked `question`; else that is None.
+    """The result of a run: either `answer`, or `question` if it waits for a person; the other is None.
 
     `events` are what it emitted, in order, and `phases` the names of the steps that it timed.
     """
@@ -40,7 +40,7 @@ class Outcome:
 
     @property
     def text(self) -> str:
-        """The answer's text as it was streamed: what came after the last step."""
+        """The answer's streamed text: what came after the last step."""
         text = ""
         for event in self.events:
             if isinstance(event, Step):
@@ -51,7 +51,7 @@ class Outcome:
 
     @property
     def steps(self) -> list[Step]:
-        """The whole messages beside the answer: thoughts, tool calls, their results."""
+        """The whole messages other than the answer: thoughts, tool calls, their results."""
         return [event for event in self.events if isinstance(event, Step)]
 
 
@@ -72,8 +72,8 @@ class _MemoryCheckpoints:
 class AgentBench:
     """One agent and one conversation with it.
 
-    `module` is the agent's file, as a module or by its name; `fields` are values of its tunable fields by key. The
-    agent is compiled and run by the code that does so in the service, recursion limit and checks included.
+    `module` is the agent's module or the name of it; `fields` are values of its tunable fields by key. The agent is
+    compiled and run by the same code as in the service, including the recursion limit and checks.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class AgentBench:
         recursion_limit: int = 40,
         further_models: Mapping[str, BaseChatModel] | None = None,
     ) -> None:
-        """`further_models` are what a turn may choose instead of `model`, by id. Raises `AgentUnusable` as the start of
+        """A turn may choose one of `further_models`, by id, instead of `model`. Raises `AgentUnusable` as the start of
         the service would."""
         tuned = tuple(FieldSpec(key=key, default=value) for key, value in (fields or {}).items())
         servers = () if tools is None else (McpServerRef(id=tools.server),)
@@ -107,8 +107,8 @@ class AgentBench:
         self._waiting: tuple[AgentRun, str] | None = None
 
     async def ask(self, message: str, **context: Any) -> Outcome:
-        """One turn. `context` is its runtime context; `language`, `model` and `user_id` may be among it. What was
-        answered is history to the next one. Raises the `TurnFailed` that would end the turn, or `BadRequest`."""
+        """Run one turn. `context` is its runtime context and may include `language`, `model` and `user_id`. Its answer
+        is history for the next one. Raises the `TurnFailed` that would end the turn, or `BadRequest`."""
         run = AgentRun(
             session_id="session",
             exchange_id=uuid4().hex,
@@ -123,9 +123,9 @@ class AgentBench:
         return await self._run(run)
 
     async def answer(self, said: Any) -> Outcome:
-        """What a person says to the question of the turn before, which goes on.
+        """Continue the turn before with a person's answer to its question.
 
-        Raises `NotAwaiting` where that was answered already, `AssertionError` where there was none.
+        Raises `NotAwaiting` if that was answered already, `AssertionError` if the agent asked nothing.
         """
         if self._waiting is None:
             raise AssertionError("the agent asked nothing")
@@ -148,7 +148,7 @@ class AgentBench:
 
 
 def _nowhere(_event: AgentEvent) -> None:
-    """Takes no event: a run of the bench gets its own place for them."""
+    """Ignore an event; each run of the bench replaces this."""
 
 
 def _phases(ledger: Ledger) -> list[str]:

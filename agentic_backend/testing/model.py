@@ -1,4 +1,4 @@
-"""A chat model that says what a test wrote down, and keeps what it was told."""
+"""A chat model that answers from a script, and records what it was asked."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -17,14 +17,14 @@ from backend_kit.wire import dumps
 
 @dataclass(frozen=True, slots=True)
 class ScriptedAnswer:
-    """One answer of a model: its text in the pieces in which it comes, then the tools that it wants called."""
+    """One answer of a model: its text in streamed pieces, then the tools that it calls."""
 
     pieces: tuple[str, ...] = ()
     calls: tuple[tuple[str, dict[str, Any]], ...] = ()
 
 
 def says(*pieces: str) -> ScriptedAnswer:
-    """An answer in so many pieces."""
+    """An answer streamed in these pieces."""
     return ScriptedAnswer(pieces)
 
 
@@ -42,10 +42,10 @@ class Asked:
 
 
 class FakeModel(BaseChatModel):
-    """Says its script, one answer a call, and streams as the service's model does.
+    """Answers from its script, one answer per call, and streams as the service's model does.
 
-    `asked` holds what it was told. An exception in the script is raised in its place. A call beyond the script is an
-    AssertionError: the agent asked more than the test foresaw. Async only, as in the service.
+    `asked` records the calls. An exception in the script is raised at its position. A call beyond the script raises
+    AssertionError: the agent asked more than the test expects. Async only, as in the service.
     """
 
     _script: list[ScriptedAnswer | Exception] = PrivateAttr()

@@ -1,4 +1,4 @@
-"""Tools of a test: plain functions in the place of a tool server."""
+"""Tools of a test: plain functions instead of a tool server."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -10,14 +10,14 @@ _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list:
 
 
 class ToolFailed(Exception):
-    """A tool could not do what it was called for; the text is its answer."""
+    """A tool call failed; the text is its answer."""
 
 
 class FakeToolbox:
     """Functions as the tools of an agent's server: name, docstring and annotations of each are what the model sees.
 
     Those named in `ask_before` need a person's approval. A function that raises `ToolFailed` gives a failed answer.
-    `called` holds the calls in their order. With `missing` the server cannot be reached.
+    `called` has the calls in order. With `missing` the server cannot be reached.
     """
 
     def __init__(

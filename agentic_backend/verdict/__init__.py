@@ -1,4 +1,4 @@
-"""Who bounds the service: where turns spend their time, window by window, and what follows from it."""
+"""The verdict on what limits the service: where turns spend their time, window by window."""
 
 from agentic_backend.verdict.causes import CAUSES, NOBODY, Cause, own_ms
 from agentic_backend.verdict.judge import Verdict, judge

@@ -1,4 +1,4 @@
-"""Which cause each phase of a turn counts for, and what of a phase is its own. Pure functions over ledger rows."""
+"""The cause to which each phase of a turn counts, and the own time of a phase. Pure functions over ledger rows."""
 
 from collections.abc import Sequence
 from typing import Final, Literal
@@ -13,13 +13,13 @@ CAUSES: Final[tuple[Cause, ...]] = (
     "llm_floor", "loop_cpu", "pool_wait", "sql", "spool", "search", "embedding", "rerank", "admission", "slow_clients",
     "agent",
 )  # fmt: skip
-"""What can bound the service. `agent` is what the steps of an agent wait for themselves: tools, and whatever has no
-phase that says for what."""
+"""What can limit the service. `agent` is time that an agent's steps wait for tools, or for anything else that has no
+phase of its own."""
 NOBODY: Final = "nobody"
 
 Account = Literal["own", "ahead", "stored", Cause]
-"""A cause, or what has to be divided first: `own` (the service's steps: loop or agent), `stored` (an acknowledgement by
-the database: its pool or its statements), `ahead` (another turn of the same session: nobody's fault)."""
+"""A cause, or time to be divided first: `own` (the service's steps: loop or agent), `stored` (an acknowledgement by
+the database: its pool or its statements), `ahead` (another turn of the same session: no cause)."""
 
 _OF_PHASE: Final[dict[str, Account]] = {
     "llm_invoke": "llm_floor",
@@ -58,21 +58,21 @@ HOPS: Final[dict[Account, int]] = {
     "slow_clients": 2,
     "agent": 2,
 }
-"""How often a phase waits for its turn on the loop: a late loop makes it longer by so many times its lateness. A model
-call is sent, begins and ends. What knowledge flow says of itself was measured there and waits for nothing here."""
+"""How often a phase waits for the event loop: a late loop prolongs it by this many times its lateness. A model call
+is sent, begins and ends. Knowledge flow measures its own phases, which do not wait for this loop."""
 
 
 def account_of(phase: str, *, stored: bool = False) -> Account:
-    """Where the own time of a phase is entered; `stored`: the acknowledgement is the database's."""
+    """The account for the own time of a phase; `stored`: the acknowledgement is the database's."""
     if stored and phase == "spool_ack":
         return "stored"
     return _OF_PHASE.get(phase, "own")
 
 
 def own_ms(rows: Sequence[LedgerRow]) -> list[tuple[str, float]]:
-    """(phase, its milliseconds less those of what ran inside it) of a ledger's rows, which stand by their start.
+    """(phase, its milliseconds without those of phases inside it) for a ledger's rows, which are sorted by start.
 
-    What runs side by side counts for the row that began last, so the sum is the time that any row covers.
+    Concurrent time counts for the row that began last, so the sum is the time that any row covers.
     """
     own: list[float] = []
     around: list[tuple[float, int]] = []  # rows that may still run: (end, index), the one that began last at the end

@@ -1,4 +1,4 @@
-"""Who bounds the service in a window: a pure function over its sums (docs/decisions/0021-verdict.md)."""
+"""What limits the service in a window: a pure function over its sums (docs/decisions/0021-verdict.md)."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -7,16 +7,16 @@ from agentic_backend.verdict.causes import CAUSES, HOPS, NOBODY, Account, Cause
 from agentic_backend.verdict.window import Slice
 
 NOTICEABLE_MS: Final = 50.0
-"""What a turn may spend on anything before it counts as bound by it."""
+"""What a turn may spend on any cause before it counts as limited by it."""
 SATURATED: Final = 0.85
-"""Share of the time in which the loop is occupied, from which on it is full: more load only waits longer."""
+"""The loop is full if it is occupied for at least this share of the time: more load only waits longer."""
 MATERIAL: Final = 0.1
-"""A full loop bounds the service once it is this share of a turn, whatever else is longer."""
+"""A full loop limits the service once it is this share of a turn, even if another cause is larger."""
 _OWN_HOPS: Final = 12
 """Steps of one turn on the loop: arrival, session, the graph's nodes and their joins, closing, sending."""
 _QUEUE_IN_A_FULL_LOOP: Final = frozenset(HOPS) - {"slow_clients"}
-"""In a full loop all that is above the least of these waits is queueing for the loop: who waits there also holds a
-connection, a slot or a place in the spool meanwhile."""
+"""With a full loop, all time above the least of these waits is queueing for the loop: a turn that waits there also
+occupies a connection, a slot or a place in the spool."""
 _GROWN_RECORDS: Final = 10
 _GROWN_SHARE: Final = 0.2
 _BACKLOG_S: Final = 2.0
@@ -24,7 +24,7 @@ _BACKLOG_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Who bounds the service: `nobody`, or the cause of most of a turn's time.
+    """What limits the service: `nobody`, or the cause of most of a turn's time.
 
     `share` of that time and `ms_per_turn` are those of `bound_by` (0 for nobody); `next` is the largest other cause.
     `turn_ms` is all that a turn of the window spends, its delivery included; `occupied` the loop's share, 0 to 1.
@@ -43,7 +43,7 @@ class Verdict:
     causes_ms: dict[Cause, float]
 
     def line(self) -> str:
-        """The verdict as it ends a summary."""
+        """The verdict as the last line of a summary."""
         return (
             f"[KPI][VERDICT] bound_by={self.bound_by} share={self.share:.2f} ms_per_turn={self.ms_per_turn:.2f} "
             f"next={self.next} next_share={self.next_share:.2f} turns={self.turns} refused={self.refused} "
@@ -68,7 +68,7 @@ class Verdict:
 
 
 def judge(seen: Slice) -> Verdict:
-    """The verdict over a window. Without turns it is nobody."""
+    """The verdict over a window; `nobody` without turns."""
     turns = max(seen.turns, 1)
     spent = attributed(seen)
     causes = {cause: spent[cause] / turns for cause in CAUSES}
@@ -97,8 +97,8 @@ def judge(seen: Slice) -> Verdict:
 def attributed(seen: Slice) -> dict[Cause, float]:
     """Milliseconds by cause of all turns of the window together.
 
-    What a late loop adds to each wait is taken from the wait and given to the loop; then what the accounts leave open
-    is divided: own time between loop and agent, stored time between the database's pool and its statements.
+    The time that a late loop adds to each wait is moved from the wait to the loop. Then the undecided accounts are
+    divided: own time between loop and agent, stored time between the database's pool and its statements.
     """
     full = seen.occupied >= SATURATED
     spent: dict[Account, float] = dict(seen.ms)
@@ -122,7 +122,7 @@ def attributed(seen: Slice) -> dict[Cause, float]:
 
 
 def _add_database(seen: Slice, stored_ms: float, causes: dict[Cause, float]) -> None:
-    """What the database costs beyond the turns' own rows: a read over REST a turn, and a backlog that grows."""
+    """Add what the database costs beyond the turns' own rows: one read over REST per turn, and a growing backlog."""
     begun, ended = seen.begun, seen.ended
     batch_wait_s, batch_sql_s = ended.batch_wait_s - begun.batch_wait_s, ended.batch_sql_s - begun.batch_sql_s
     waiting = batch_wait_s / (batch_wait_s + batch_sql_s) if batch_wait_s + batch_sql_s > 0 else 0.0
@@ -139,9 +139,9 @@ def _add_database(seen: Slice, stored_ms: float, causes: dict[Cause, float]) -> 
 
 
 def backlog_ms(seen: Slice) -> float:
-    """The age of the oldest record that waits for Postgres where the queue grows faster than it is written, else 0.
+    """The age of the oldest record that waits for Postgres if the queue grows faster than it is written, else 0.
 
-    A queue that merely exists slows no turn: it is there so that turns need not wait.
+    A queue that does not grow slows no turn: its purpose is that turns need not wait.
     """
     grown = seen.ended.pending - seen.begun.pending
     if grown < max(_GROWN_RECORDS, _GROWN_SHARE * seen.turns) or seen.ended.oldest_s < _BACKLOG_S:

@@ -1,4 +1,4 @@
-"""Percentiles of turns for Prometheus, of every turn instead of by buckets."""
+"""Percentiles of turns for Prometheus, computed from every turn instead of from buckets."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -22,9 +22,9 @@ _FIRST_TOKEN = (
 
 
 class TurnQuantiles(Collector):
-    """Computed when it is scraped, from the slices of the verdict. Without a turn in the last minute no sample.
+    """Computed at each scrape from the slices of the verdict. Without a turn in the last minute there is no sample.
 
-    Percentiles cannot be added up: of several processes each has its own.
+    Percentiles cannot be aggregated: each process has its own.
     """
 
     def __init__(self, windows: Windows, registry: CollectorRegistry) -> None:

@@ -1,4 +1,4 @@
-"""Where the time of finished turns went, second by second, kept for some minutes."""
+"""The time of finished turns by cause, second by second, kept for some minutes."""
 
 import time
 from array import array
@@ -18,7 +18,7 @@ _NONE_YET: Final = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Gauged:
-    """What others count since the start, and what stands now; a slice holds the difference of two.
+    """Counters since the start, and current levels; a slice has the difference of two.
 
     `cpu_s` and `held_s`: seconds that the loop's thread computed, or that the loop was held by one call. Reads are the
     uses of the main pool (by turns and by REST), batches those of the batcher's. `pending` records, the oldest for
@@ -40,9 +40,9 @@ class Gauged:
 
 @dataclass(slots=True)
 class Slice:
-    """A stretch of time. By account: the turns' milliseconds, how many rows they are of, and the least of one row.
+    """A period of time. By account: the turns' milliseconds, the number of their rows, and the least of one row.
 
-    `turns` are those that ended or were turned away in it. `ended_at` is on the monotonic clock.
+    `turns` are those that ended or were refused in it. `ended_at` is on the monotonic clock.
     """
 
     seconds: float = 0.0
@@ -58,7 +58,7 @@ class Slice:
     ended: Gauged = Gauged()
 
     def enter(self, account: Account, ms: float) -> None:
-        """One row of a ledger."""
+        """Add one row of a ledger."""
         self.ms[account] += ms
         self.rows[account] += 1
         if ms < self.least_ms.get(account, _NONE_YET):
@@ -80,11 +80,11 @@ class Slice:
 
 
 class Windows:
-    """Takes every turn at its end and every delivery, on the loop; gives sums over any stretch to any thread."""
+    """Collects every ended turn and every delivery, on the event loop; gives sums over any period to any thread."""
 
     def __init__(self) -> None:
         self.undelivered: Callable[[], Iterable[float]] = tuple
-        """Seconds for which the ends of turns have waited for their readers; of whoever has the sockets."""
+        """Seconds for which the ends of turns have waited for their readers; set by the owner of the sockets."""
         self._now = Slice()
         self._kept: deque[tuple[int, Slice]] = deque(maxlen=KEPT_S)
         self._closed = 0
@@ -93,7 +93,7 @@ class Windows:
         self._gauged: Gauged | None = None
 
     def begin(self, ledger: Ledger) -> None:
-        """A turn has come; `leave` follows whatever becomes of it."""
+        """Count a new turn; `leave` must follow, however it ends."""
         self._running[ledger] = None
 
     def leave(self, ledger: Ledger) -> None:
@@ -121,13 +121,13 @@ class Windows:
                 now.first_token_ms.append(first_token_ms)
 
     def refused(self, account: Account, ms: float) -> None:
-        """Enter an ask that the service had no room for: what it waited, or what it was told to wait."""
+        """Enter an ask that the service had no room for, with the time it waited, or was asked to wait."""
         self._now.turns += 1
         self._now.refused += 1
         self._now.enter(account, ms)
 
     def delivered(self, seconds: float) -> None:
-        """A socket has taken the end of a turn `seconds` after it, or will never take it."""
+        """Enter that a socket took the end of a turn after `seconds`, or gave up on it."""
         self._now.enter("slow_clients", seconds * 1e3)
 
     def close_slice(self, gauged: Gauged) -> Slice:
@@ -142,27 +142,27 @@ class Windows:
         return slice_
 
     def last(self, seconds: float) -> Slice:
-        """The last `seconds`, as far as slices are kept, with the turns that have run for longer than that."""
+        """The last `seconds`, as far as slices are kept, including turns that have run for longer than that."""
         horizon = time.monotonic() - seconds
         return self._with_long_ones([s for _, s in tuple(self._kept) if s.ended_at > horizon])
 
     def since(self, mark: int) -> tuple[Slice, int]:
-        """What has come after slice number `mark`, and the mark to go on from. 0: from the start."""
+        """The sum after slice number `mark` (0: from the start), and the mark to continue from."""
         new = [(number, s) for number, s in tuple(self._kept) if number > mark]
         return self._with_long_ones([s for _, s in new]), new[-1][0] if new else mark
 
     def kept(self) -> list[Slice]:
-        """Every slice that is kept, oldest first."""
+        """All kept slices, oldest first."""
         return [s for _, s in tuple(self._kept)]
 
     @property
     def running(self) -> int:
-        """Turns that run or wait now."""
+        """How many turns run or wait now."""
         return len(self._running)
 
     def _with_long_ones(self, slices: Sequence[Slice]) -> Slice:
-        """A turn that outlasts the window, or whose reader does, shows in none of its slices: it counts with what it is
-        doing now, and with the part of the wait that is in the window."""
+        """Add turns that outlast the window, or whose readers do, and so are in none of its slices: they count by their
+        current phase, with the part of their wait that is in the window."""
         whole = merged(slices)
         if whole.seconds <= 0:
             return whole
@@ -178,7 +178,7 @@ class Windows:
 
 
 def merged(slices: Iterable[Slice]) -> Slice:
-    """Several slices that follow one another as one."""
+    """Several consecutive slices as one."""
     whole = Slice()
     for part in slices:
         if not whole.seconds:

@@ -1,4 +1,4 @@
-"""Background work that is named, held, watched and drained; and calls that are not made to what is down."""
+"""Background tasks that are named, watched and drained; retries; and a circuit breaker."""
 
 from backend_kit.aio.breaker import Breaker
 from backend_kit.aio.tasks import TaskRegistry

@@ -1,4 +1,4 @@
-"""A circuit breaker: while a dependency is down, calls fail at once instead of each waiting out its deadline."""
+"""A circuit breaker: while a dependency is down, calls fail immediately instead of waiting for their deadlines."""
 
 from collections import deque
 from collections.abc import Callable
@@ -12,9 +12,9 @@ _OPEN_S: Final = 5.0
 class Breaker:
     """Opens after 5 calls in a row failed within 10 s, lets one call probe after 5 s, closes when one succeeds.
 
-    What is counted are calls whose retries are used up, in a row: a dependency that fails one request in two still
-    serves most calls and must not be cut off. `clock` is monotonic, in seconds; `refusal` makes the error of a call
-    that is not let through, from the seconds after which another may be.
+    It counts consecutive calls that failed after all retries: a dependency that fails one request in two still serves
+    most calls and must not be cut off. `clock` is monotonic, in seconds; `refusal` builds the error of a refused call
+    from the seconds until the next one may pass.
     """
 
     def __init__(self, clock: Callable[[], float], refusal: Callable[[float], Exception]) -> None:
@@ -30,7 +30,7 @@ class Breaker:
         return self._open_until is None
 
     def admit(self) -> None:
-        """Let a call pass, which then ends in `succeeded`, `failed` or `undecided`, or raise the refusal."""
+        """Let a call pass, or raise the refusal. After it, call `succeeded`, `failed` or `undecided`."""
         if self._open_until is None:
             return
         wait_s = self._open_until - self._clock()
@@ -39,13 +39,13 @@ class Breaker:
         self._probing = True
 
     def succeeded(self) -> None:
-        """The dependency served a call."""
+        """Record that the dependency served a call."""
         self._failures.clear()
         self._open_until = None
         self._probing = False
 
     def failed(self) -> None:
-        """The dependency was not there or failed the call, retries included."""
+        """Record that the call failed, including its retries."""
         now = self._clock()
         self._failures.append(now)
         if self._probing or (len(self._failures) == _FAILURES and now - self._failures[0] <= _WINDOW_S):
@@ -53,5 +53,5 @@ class Breaker:
         self._probing = False
 
     def undecided(self) -> None:
-        """The call ended in a way that says nothing about the dependency: cancelled, refused for its content."""
+        """Record a call whose end says nothing about the dependency: cancelled, or refused for its content."""
         self._probing = False

@@ -1,4 +1,4 @@
-"""Trying again: how long to wait, until when, and how often to say so."""
+"""Retries: how long to wait, when to give up, and how often to log."""
 
 import asyncio
 import logging
@@ -53,9 +53,9 @@ NO_RETRY: Final = Retries(max_retries=0)
 
 
 class QuietLog:
-    """A logger that says the same cause at most once a second, and then how often it was silent.
+    """A logger that logs a cause at most once a second, with the number of suppressed lines.
 
-    An outage makes every reader fail; hundreds of equal lines would bury the one that matters.
+    An outage makes every reader fail; hundreds of equal lines would bury the relevant one.
     """
 
     def __init__(self, logger: logging.Logger, *, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -83,10 +83,10 @@ async def try_again(
     *,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> T:
-    """The result of the first attempt that succeeds.
+    """Call until an attempt succeeds, and return its result.
 
-    After one that failed of `failures`, `wait_s(failure, attempts)` says for how many seconds to wait before the next,
-    or None to give up. Raises the failure that was given up on, and at once whatever is none of `failures`.
+    After an attempt that raises one of `failures`, `wait_s(failure, attempts)` returns the seconds to wait before the
+    next, or None to give up. Raises the failure of the last attempt; other exceptions are never retried.
     """
     attempts = 0
     while True:
@@ -107,7 +107,7 @@ async def keep_trying(
     *,
     on_failure: Callable[[Any], None],
 ) -> T:
-    """`try_again` without an end; `on_failure` gets each failure."""
+    """`try_again` without a limit; `on_failure` gets each failure. Raises what is not in `failures`."""
 
     def wait_s(failure: Exception, _attempts: int) -> float:
         on_failure(failure)

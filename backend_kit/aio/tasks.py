@@ -1,4 +1,4 @@
-"""The one place where tasks are made: each has a name, an owner, a log line when it dies, and an end."""
+"""The only module that creates tasks: each has a name, an owner, a log line when it fails, and an end."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class StrayCancellation(Exception):
-    """A task was ended by a cancellation that nobody asked of it: it awaited what somebody else had cancelled."""
+    """A task was ended by a cancellation that was not meant for it: it awaited something that was cancelled."""
 
 
 class TaskRegistry:
@@ -49,10 +49,10 @@ class TaskRegistry:
         restart: bool = False,
         essential: bool = False,
     ) -> asyncio.Task[None]:
-        """Run `start()` as a task that this registry holds.
+        """Run `start()` as a task of this registry. Raises RuntimeError while the registry is closing.
 
-        `start` is called again for each restart, so it must make a new coroutine each time. What is `essential` never
-        returns by itself: the service is not ready while it is down.
+        `start` is called again for each restart, so it must return a new coroutine each time. An `essential` task must
+        not return on its own: the service is not ready while it is down.
         """
         if self._closing:
             raise RuntimeError(f"task {name!r} spawned while the registry is closing")
@@ -78,7 +78,7 @@ class TaskRegistry:
             task = asyncio.current_task()
             if self._closing or task is None or task.cancelling():
                 raise
-            # It would end without a word: nothing tells it from a task whose owner has cancelled it.
+            # Otherwise it would end silently, like a task that its owner cancelled.
             raise StrayCancellation from None
 
     async def aclose(self, deadline_s: float = 5.0) -> int:

@@ -1,4 +1,4 @@
-"""Who is well and who is not, of the tasks and threads that a process runs for as long as it lives."""
+"""The health of the tasks and threads that a process runs for its whole life."""
 
 import logging
 import random
@@ -15,15 +15,15 @@ from prometheus_client import Counter as PrometheusCounter
 logger = logging.getLogger(__name__)
 
 HEALTHY_S: Final = 30.0
-"""After so many seconds without a failure the earlier ones do not count any more."""
+"""After this many seconds without a failure, earlier ones no longer count."""
 DOWN_AFTER: Final = 3
-"""So many failures in a row and it is down: one that is over at once must not take an instance out of service."""
+"""After this many consecutive failures it is down: a single brief one must not take an instance out of service."""
 _FIRST_DELAY_S: Final = 0.1
 _MAX_DELAY_S: Final = 5.0
 
 
 def kind_of(name: str) -> str:
-    """The kind of a task: its name without what tells one instance from another, an id after a colon or a library's
+    """The kind of a task: its name without the part that identifies the instance, an id after a colon or a library's
     number (`turn:…`, `Task-17`)."""
     return name.partition(":")[0].rstrip("-0123456789")
 
@@ -49,11 +49,11 @@ class Vigil:
 
     @property
     def down(self) -> list[str]:
-        """The essential ones that do not do their work: the instance should get no new work meanwhile."""
+        """The essential tasks and threads that are down: meanwhile the instance should get no new work."""
         return sorted(kind for kind, watched in self._essential.items() if watched.down)
 
     def watch(self, name: str, *, essential: bool = False) -> "Watched":
-        """Something begins; where it is essential, under a name of its own."""
+        """Watch a new task or thread. The name of an essential one must be unique."""
         watched = Watched(name, self)
         if essential:
             self._essential[watched.kind] = watched
@@ -61,8 +61,7 @@ class Vigil:
 
 
 class Watched:
-    """One task or thread. It is `over` where it has stopped and will not begin again, `dismissed` where its owner
-    wanted it to."""
+    """One task or thread. It is `over` if it has stopped and will not restart, `dismissed` if its owner stopped it."""
 
     def __init__(self, name: str, vigil: Vigil) -> None:
         self.kind = kind_of(name)
@@ -76,25 +75,25 @@ class Watched:
 
     @property
     def down(self) -> bool:
-        """Whether it is over, or fails again and again."""
+        """Whether it is over, or fails repeatedly."""
         if self.dismissed:
             return False
         return self.over or (self._in_a_row >= DOWN_AFTER and not (self.running and self._is_healthy()))
 
     @property
     def delay_s(self) -> float:
-        """How long to wait before the next attempt: 0.1 s, doubling to 5 s. Jitter spreads what died of one cause."""
+        """Seconds until the next attempt: 0.1, doubling to 5. Jitter spreads the restarts after a common failure."""
         longest = min(_FIRST_DELAY_S * 2.0 ** min(self._in_a_row - 1, 10), _MAX_DELAY_S)
         return longest * random.uniform(0.5, 1.0)  # noqa: S311 - not for secrets
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Around one run of it, whose failure ends here: counted, and logged with its traceback."""
+        """Wrap one run of it; a failure is caught here, counted, and logged with its traceback."""
         self._since, self.running = self._clock(), True
         try:
             yield
             self.over = True
-        except Exception:  # the edge of every background task and thread: whatever it is must be seen
+        except Exception:  # the edge of every background task and thread: any failure must be logged
             self._in_a_row = 1 if self._is_healthy() else self._in_a_row + 1
             self._failures[self.kind] += 1
             self._counted.inc()
@@ -107,9 +106,9 @@ class Watched:
 
 
 class WatchedThread:
-    """A daemon thread that does `run`, and does it again after each failure until it has returned.
+    """A daemon thread that calls `run`, again after each failure, until it returns.
 
-    `app_thread_up` says whether it does now. Where it is not `essential` the process does without it.
+    `app_thread_up` shows whether it runs. The process is not ready without an `essential` one.
     """
 
     def __init__(self, vigil: Vigil, name: str, run: Callable[[], None], *, essential: bool = False) -> None:
@@ -121,21 +120,21 @@ class WatchedThread:
 
     @property
     def up(self) -> bool:
-        """Whether it does its work now."""
+        """Whether it is working now."""
         return self._watched.running
 
     @property
     def alive(self) -> bool:
-        """Whether it has begun and not ended, also while it waits for its next attempt."""
+        """Whether it has started and not ended; True also while it waits for its next attempt."""
         return self._thread.is_alive()
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._watched.running = True
         self._thread.start()
 
     def end(self, timeout_s: float | None) -> None:
-        """Wait until it has ended, which its owner has told it; it does not begin again any more."""
+        """Wait until it has ended, as its owner must have requested before; it will not restart."""
         self._watched.dismissed = True
         self._ending.set()
         if self._thread.is_alive():

@@ -1,4 +1,4 @@
-"""Who a caller is, what they showed to prove it, and the error of those who could not."""
+"""A caller's identity and credentials, and the error for callers without valid ones."""
 
 import time
 from collections.abc import Callable
@@ -16,7 +16,7 @@ AuthDetail = Literal[
 """The closed list of texts a client sees in `{"detail": …}` of a 401 (docs/protocol.md#handshake)."""
 
 Clock = Callable[[], float]
-"""Seconds, of the epoch or since some moment."""
+"""Returns seconds since the epoch or another fixed moment."""
 
 
 class AuthError(ServiceError):
@@ -50,10 +50,10 @@ class Identity:
 
 
 class Credentials:
-    """An access token on its way to a downstream service, and nowhere else. Whoever holds it has the newest one.
+    """A caller's newest access token, only for calls to downstream services. All users of the object share renewals.
 
-    It cannot be pickled, copied, encoded as JSON or printed, so that a token put by mistake into a graph's state, a
-    log line or a row fails where it happens. `reveal` is the one way out; call it where the header is built.
+    It cannot be pickled, copied, encoded as JSON or printed, so that putting a token by mistake into a graph's state,
+    a log line or a row fails at that place. `reveal` is the only access; call it where the header is built.
     """
 
     __slots__ = ("_access_token",)
@@ -66,7 +66,7 @@ class Credentials:
         return self._access_token
 
     def renew(self, access_token: str) -> None:
-        """Take the caller's newer token: calls made from now on carry it."""
+        """Replace the token by the caller's newer one, which later calls send."""
         self._access_token = access_token
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""From a token to an Identity: no authentication at all, a shared secret (HS256), or an issuer's public keys."""
+"""Verifiers of tokens: without authentication, with a shared secret (HS256), or with an issuer's public keys."""
 
 import hashlib
 import time
@@ -20,7 +20,7 @@ REMEMBERED_TOKENS = 4096
 _CACHE_TTL_S = 60.0
 _MAX_UID_CHARS = 255
 
-# What a hostile token makes the JSON and number code under PyJWT raise, beside PyJWT's own errors.
+# What the JSON and number code under PyJWT raises for a hostile token, in addition to PyJWT's own errors.
 _BROKEN_TOKEN: Final = (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError)
 
 
@@ -28,15 +28,15 @@ class Verifier(Protocol):
     """Turns a presented token into an Identity."""
 
     async def verify(self, token: str | None) -> Identity:
-        """The caller behind `token`. Raises `AuthError`. Waits for nothing, unless keys have to be asked for: 2.5 s."""
+        """The caller behind `token`. Raises `AuthError`. Waits only if keys must be fetched, at most 2.5 s."""
         ...
 
 
 class NoAuth:
     """The explicit mode without authentication: everyone is `admin` by name, and has no admin role.
 
-    Any token and no token pass. A socket still has to show one (docs/contract.md#handshake-and-tokens): its caller
-    checks that.
+    Any token passes, and none at all. A socket must still send one (docs/contract.md#handshake-and-tokens), which
+    its caller checks.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class NoAuth:
 
 
 class TokenVerifier:
-    """What holds for signed tokens whatever their keys; use one of the classes below.
+    """The base of verifiers of signed tokens, with any kind of key; use one of the subclasses below.
 
     Requires exp, iat and sub (iss and aud too where they are configured), at most 24 h between iat and exp, and
     leaves 30 s of leeway between clocks. What verified is remembered by the token's SHA-256 for 60 s, not beyond exp.
@@ -136,7 +136,10 @@ class TokenVerifier:
 
 
 class HmacVerifier(TokenVerifier):
-    """Tokens signed with a shared secret (HS256), for closed deployments and tests."""
+    """Verifies tokens signed with a shared secret (HS256), for closed deployments and tests.
+
+    Raises ValueError if the secret is too short.
+    """
 
     algorithm = "HS256"
 
@@ -159,9 +162,9 @@ class HmacVerifier(TokenVerifier):
 
 
 class IssuerVerifier(TokenVerifier):
-    """Tokens that an issuer has signed for one client: its issuer, that audience, keys of one algorithm family.
+    """Verifies tokens that an issuer signed for one client: checks issuer, audience, and keys of one algorithm family.
 
-    `keys.refresh_keys` has to run beside it. A key that the token itself carries or points at is never looked at.
+    `keys.refresh_keys` must run in the background. A key that the token itself carries or refers to is ignored.
     """
 
     def __init__(self, keys: IssuerKeys, *, client_id: str) -> None:
@@ -175,7 +178,7 @@ class IssuerVerifier(TokenVerifier):
         except _BROKEN_TOKEN:
             raise AuthError("Invalid token") from None
         kid = head.get("kid")
-        # Before the key: what could not verify anyway must not cause a fetch.
+        # Before the key: a token that cannot verify anyway must not cause a fetch.
         if head.get("alg") != self.algorithm or not isinstance(kid, str):
             raise AuthError("Invalid token")
         key = await self.keys.find(kid)
@@ -185,7 +188,7 @@ class IssuerVerifier(TokenVerifier):
 
 
 def check_claims(claims: Mapping[str, Any], client_id: str = "") -> None:
-    """What signature, dates, issuer and audience do not say: lifetime, kind and client of the token.
+    """Check what signature, dates, issuer and audience do not cover: lifetime, kind and client of the token.
 
     Raises `AuthError`.
     """
@@ -198,13 +201,13 @@ def check_claims(claims: Mapping[str, Any], client_id: str = "") -> None:
     # Keycloak signs ID and refresh tokens with the same keys; only `Bearer` opens an API.
     if kind != "Bearer":
         raise AuthError("Invalid token")
-    # A token that another client was given for itself may name us as an audience, and is still not ours.
+    # A token issued to another client may name us as an audience, and must still be refused.
     if client_id and claims.get("azp", client_id) != client_id:
         raise AuthError("Invalid token")
 
 
 def identity_from(claims: Mapping[str, Any], client_id: str) -> Identity:
-    """The claims of docs/contract.md#claims as an Identity. Raises `AuthError` on a `sub` that no row can hold."""
+    """The claims of docs/contract.md#claims as an Identity. Raises `AuthError` for a `sub` that cannot be stored."""
     uid = claims.get("sub")
     if not isinstance(uid, str) or not 0 < len(uid) <= _MAX_UID_CHARS or not _storable(uid):
         raise AuthError("Invalid token")

@@ -1,4 +1,4 @@
-"""The database as a service knows it: two pools, a schema, and whether it has answered yet."""
+"""A service's database: two pools, a schema, and whether it has answered yet."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DatabaseState:
-    """Where the service stands with its schema: not yet, there, or never (`refused`, with the reason in words)."""
+    """The state of the schema: waiting, ready, or never usable (`refused`, with the reason as text)."""
 
     status: Literal["connecting", "ready", "refused"]
     reason: str = ""
@@ -36,7 +36,7 @@ class Database:
         self.writes = writes
         self.state = DatabaseState("connecting")
         self.trouble: Cause | None = None
-        """What the last use of the database failed of, None where it succeeded; its users set it."""
+        """Why the last use of the database failed, None if it succeeded; set by its users."""
         self._settings = settings
         self._migrate = migrate
         self._ready = asyncio.Event()

@@ -27,13 +27,13 @@ class Cause(StrEnum):
     RESOURCES = "resources"
     READ_ONLY = "read_only"
     UNCLAIMED = "unclaimed"
-    """The claim on the database does not stand: another process may be writing to it."""
+    """This process does not have the claim on the database: another process may be writing to it."""
     CONCURRENT = "concurrent"
     """Another writer stored the same ranks meanwhile; the next attempt sees them."""
     STATEMENT = "statement"
     """The statement does not fit the schema or the role's rights: an operator must act."""
     SPOOL = "spool"
-    """What waits cannot be read back from the spool's disk."""
+    """Pending records cannot be read back from the spool's disk."""
     OTHER = "other"
 
 

@@ -1,4 +1,4 @@
-"""What libpq is told of each connection: deadlines, keepalives, durability. Imports nothing that is slow to load."""
+"""libpq's options for each connection: deadlines, keepalives, durability. Imports nothing that is slow to load."""
 
 from collections.abc import Mapping
 from typing import Any, Final

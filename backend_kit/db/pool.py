@@ -1,4 +1,4 @@
-"""Connections to Postgres: SQLAlchemy engines whose pool waits, statements and commits are timed one by one."""
+"""Connections to Postgres: SQLAlchemy engines with each wait for a connection, statement and commit timed."""
 
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ AnyRow = Row[*tuple[Any, ...]]
 
 
 class PoolMetrics(Protocol):
-    """Where a pool puts its figures, in seconds, by its name and the statement's."""
+    """The metrics of a pool, in seconds, labelled with its name and the statement's."""
 
     @property
     def db_pool_wait(self) -> Labelled[GaugedSeconds]:
@@ -62,8 +62,8 @@ class PoolRules:
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """A pool now (`in_use`, `idle`, `overflow`, `waiting`) and since its start: connections `opened`, how often one was
-    asked for and for how long (`waits`, `waited_s`), statements and their time, and those `compiled` for them."""
+    """A pool now (`in_use`, `idle`, `overflow`, `waiting`) and since its start: connections `opened`, the number and
+    seconds of waits for one (`waits`, `waited_s`), statements and their time, and how many were `compiled`."""
 
     size: int
     in_use: int
@@ -89,7 +89,7 @@ class _Totals:
 
 
 class TimedConnection:
-    """One connection out of a pool. Each statement and each commit is timed by itself."""
+    """One connection of a pool. Each statement and each commit is timed separately."""
 
     def __init__(self, connection: AsyncConnection, timing: "_Timing") -> None:
         self._connection = connection
@@ -112,9 +112,8 @@ class TimedConnection:
     async def copy(self, op: str, statement: str, *rows: bytes) -> None:
         """Run a constant `COPY … FROM STDIN` with these bytes in its format, in the transaction of this connection.
 
-        Large ones leave in small pieces, between which the loop is free; a parameter of that size is copied whole.
-
-        Raises psycopg's own errors (`faults.DatabaseFault` holds them): this goes past SQLAlchemy.
+        Large rows are sent in small pieces, between which the loop is free; a parameter of that size is copied whole.
+        Raises psycopg's own errors (included in `faults.DatabaseFault`), since this bypasses SQLAlchemy.
         """
         raw = await self._connection.get_raw_connection()
         driver: Any = raw.driver_connection
@@ -209,7 +208,7 @@ class Pool:
             yield TimedConnection(connection, self._timing)
 
     def stats(self) -> PoolStats:
-        """What the pool does now. Cheap; may be called from any thread."""
+        """The pool's figures now. Cheap; may be called from any thread."""
         pool = self._engine.pool
         assert isinstance(pool, QueuePool)
         return PoolStats(
@@ -237,7 +236,7 @@ class Pool:
     def _on_execute(
         self, _connection: object, _cursor: object, _statement: str, _parameters: object, context: Any, _many: bool
     ) -> None:
-        # Compiled on each execution it would hold the loop: it must show (docs/libraries.md#sqlalchemys-compiler).
+        # Compiling at each execution would block the loop, so it is counted (docs/libraries.md#sqlalchemys-compiler).
         if context is not None and context.cache_hit is not CacheStats.CACHE_HIT:
             self._compiled += 1
 
@@ -275,7 +274,7 @@ def _engine(settings: Postgres, rules: PoolRules, connect_args: Mapping[str, Any
 
 
 class PoolReport:
-    """Publishes what pools count, and says it in the summary."""
+    """Publishes the figures of pools as metrics and in the summary."""
 
     def __init__(self, pools: Sequence[Pool], metrics: ServiceMetrics) -> None:
         self._pools = pools
@@ -283,7 +282,7 @@ class PoolReport:
         self._opened = dict.fromkeys((pool.name for pool in pools), 0)
 
     def publish(self) -> None:
-        """Set the gauges to what the pools do now. Once a second is enough."""
+        """Set the gauges to the pools' present figures. Once a second is enough."""
         metrics = self._metrics
         for pool in self._pools:
             stats = pool.stats()

@@ -17,7 +17,7 @@ from backend_kit.settings import Postgres
 
 LOCK_TIMEOUT_MS: Final = 5000
 
-# alembic's `op` speaks to whichever migration of the process installed itself last: one at a time, also between apps.
+# alembic's `op` refers to the process' latest migration: so only one runs at a time, also among several apps.
 _ALEMBIC = threading.Lock()
 
 
@@ -29,9 +29,9 @@ class SchemaTooNew(Exception):
 class Migrations:
     """The revisions of one schema.
 
-    `scripts` is alembic's directory of them. `lock_key` is the advisory lock of those who migrate. `before` are
-    statements that must hold first (`CREATE SCHEMA IF NOT EXISTS …`); `table_schema` is where alembic's own table is,
-    that of the search path where None. `name` and `remedy` are for the operator of a schema that is too new.
+    `scripts` is alembic's directory of them. `lock_key` is the advisory lock of migrating processes. `before` are
+    statements to run first (`CREATE SCHEMA IF NOT EXISTS …`); `table_schema` is the schema of alembic's own table,
+    None for the search path's. `name` and `remedy` appear in the error about a schema that is too new.
     """
 
     scripts: Path
@@ -61,7 +61,7 @@ def migrate_schema(settings: Postgres, migrations: Migrations, connect_args: Map
     )
     with _ALEMBIC, engine.begin() as connection:
         connection.execute(text(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}"))
-        # Released with the transaction, whatever becomes of this process.
+        # Released with the transaction, even if this process dies.
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": migrations.lock_key})
         for statement in migrations.before:
             connection.execute(text(statement))

@@ -1,4 +1,4 @@
-"""What both services need of the web: server, hardened sockets, health, errors, caller, request metrics."""
+"""The HTTP parts of every service: server, hardened sockets, health, errors, caller, request metrics."""
 
 from backend_kit.http.api_docs import add_api_docs
 from backend_kit.http.bearer import bearer

@@ -1,8 +1,8 @@
 """The documentation of a service's REST interface: its OpenAPI document, and a page that shows it with Swagger UI.
 
-The page is static and says nothing of the service; the document is for known callers, like what it describes. The
+The page is static and contains nothing about the service; the document is for known callers, like the routes. The
 files of Swagger UI come from the package `fastapi-offline`, which is pinned with its hash: nothing is loaded from
-another place, and the package itself is not imported.
+elsewhere, and the package itself is not imported.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ PAGE: Final = "/docs"
 _WEB: Final = Path(__file__).parent / "web"
 _SWAGGER_UI: Final = ("swagger-ui-bundle.js", "swagger-ui.css")
 _HEADERS: Final = {
-    # That of the chat page without trusted types: Swagger UI sets HTML that it has cleaned itself, of our own document.
+    # The policy of the chat page without trusted types: Swagger UI sets HTML that it sanitized, from our own document.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -30,15 +30,16 @@ _HEADERS: Final = {
 
 
 def add_api_docs(app: FastAPI, identify: Callable[..., Any], *, chat_page: bool) -> None:
-    """Add the routes to an application that was made without any of FastAPI's own (`openapi_url=None`).
+    """Add the routes to an application that was created without FastAPI's own (`openapi_url=None`).
 
-    `identify` is the dependency that refuses unknown callers; `chat_page`: whether people can sign in at `/`.
+    `identify` is the dependency that refuses unknown callers; `chat_page`: whether people can sign in at `/`. Raises
+    RuntimeError if `fastapi-offline` is not installed.
     """
     files = _files()
     html = (_WEB / "page.html").read_text()
     html = html.replace('<p id="sign-in" hidden>', '<p id="sign-in">') if chat_page else html
 
-    # Not on the loop: to make the document takes a fifth of a second, once.
+    # In a thread: building the document takes a fifth of a second, once.
     def document() -> Response:
         return Response(dumps(app.openapi()), media_type="application/json", headers={"Cache-Control": "no-cache"})
 
@@ -55,7 +56,7 @@ def add_api_docs(app: FastAPI, identify: Callable[..., Any], *, chat_page: bool)
 
 
 def _files() -> dict[str, Path]:
-    """What the page loads, by name: a closed list, so that no name is a path."""
+    """The files that the page loads, by name: a closed list, so that no name is used as a path."""
     found = find_spec("fastapi_offline")
     if found is None or not found.submodule_search_locations:
         raise RuntimeError("the package fastapi-offline is not installed")

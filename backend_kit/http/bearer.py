@@ -1,4 +1,4 @@
-"""The dependency by which a REST route knows its caller."""
+"""The dependency that gives a REST route its caller."""
 
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Final
@@ -14,10 +14,10 @@ _SCHEME: Final = HTTPBearer(
 
 
 def bearer(verifier: Verifier) -> Callable[..., Awaitable[Identity]]:
-    """A dependency that gives the `Identity` behind `Authorization: Bearer`. Raises `AuthError`, rendered as 401.
+    """A dependency that returns the `Identity` behind `Authorization: Bearer`. Raises `AuthError`, rendered as 401.
 
-    The token itself stands in `request.state.credentials`, for calls made on the caller's behalf; None without one.
-    Where callers are verified, the OpenAPI document says so of each route that depends on it.
+    `request.state.credentials` has the token itself, for calls on the caller's behalf; None without one.
+    If callers are verified, the OpenAPI document marks each route that depends on it.
     """
 
     async def identity(request: Request) -> Identity:

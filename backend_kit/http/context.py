@@ -1,4 +1,4 @@
-"""What surrounds each request, as plain ASGI: its id, its time, and the size its body may have."""
+"""Middleware for each request, as plain ASGI: its id, its duration, and the limit of its body."""
 
 import re
 import secrets
@@ -20,9 +20,9 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class RequestId:
-    """Gives each request and each socket an id: the caller's `X-Request-ID` where it is well-formed, else a new one.
+    """Gives each request and each socket an id: the caller's `X-Request-ID` if it is well-formed, else a new one.
 
-    It stands in `scope["state"]["request_id"]` and in the header of the response.
+    The id is in `scope["state"]["request_id"]` and in the header of the response.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -37,7 +37,7 @@ class RequestId:
         chosen = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
         scope.setdefault("state", {})["request_id"] = chosen
         if scope["type"] == "websocket":
-            # Not wrapped: a socket sends thousands of frames and carries its id in its events.
+            # Not wrapped: a socket sends thousands of frames, and its events contain the id.
             await self._app(scope, receive, send)
             return
         encoded = (b"x-request-id", chosen.encode())
@@ -72,7 +72,7 @@ class HttpMetrics:
 
 
 class RequestMetrics:
-    """Times each request. Sockets are not requests and pass untouched: their turns have phases of their own."""
+    """Times each request. Sockets are not timed: their turns have their own phases."""
 
     def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
         self._app = app
@@ -101,21 +101,21 @@ class RequestMetrics:
 
 
 def route_of(scope: MutableMapping[str, Any]) -> str:
-    """The template of the route that matched, which the router leaves in the scope; `unmatched` where none did.
+    """The template of the matching route, which the router puts into the scope; `unmatched` without one.
 
-    For labels and log lines: it is never what was asked for.
+    For labels and log lines: it never contains the requested path.
     """
-    # A route of an included router has its path without the prefix; FastAPI keeps the whole one beside it.
+    # A route of an included router has its path without the prefix; FastAPI keeps the whole path separately.
     context = scope.get("fastapi", {}).get("effective_route_context")
     path = getattr(context, "path_format", None) or getattr(scope.get("route"), "path", None)
     return path if isinstance(path, str) else "mounted" if "endpoint" in scope else "unmatched"
 
 
 class BodyLimit:
-    """Refuses bodies above `limit_bytes` with 413 `too_large`: at once by Content-Length, else while they come.
+    """Refuses bodies above `limit_bytes` with 413 `too_large`: immediately by Content-Length, else while reading.
 
-    On `file_paths` a `multipart/*` body passes: the routes that take files cut it at limits of their own. On any other
-    path the content type makes no difference, or a JSON route would read whatever calls itself multipart.
+    On `file_paths` a `multipart/*` body passes: the routes that take files have their own limits. On any other path the
+    content type makes no difference, or a JSON route would read anything that is labelled multipart.
     """
 
     def __init__(self, app: ASGIApp, limit_bytes: int, file_paths: Collection[str] = ()) -> None:

@@ -1,4 +1,4 @@
-"""How a failure looks on REST: one renderer for each kind, and nothing of the input or of our internals in any."""
+"""Renders failures on REST: one renderer for each kind, and none shows input or internals."""
 
 import asyncio
 import logging
@@ -27,7 +27,7 @@ def refusals() -> dict[int | str, dict[str, Any]]:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Render `ServiceError`, `AuthError`, validation errors and what nobody caught. 404 and 405 stay FastAPI's."""
+    """Render `ServiceError`, `AuthError`, validation errors and uncaught exceptions. 404 and 405 stay FastAPI's."""
     app.add_exception_handler(AuthError, _auth_error)
     app.add_exception_handler(ServiceError, _service_error)
     app.add_exception_handler(RequestValidationError, _validation_error)

@@ -18,18 +18,18 @@ _TIMEOUT_RESPONSE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\nconte
 
 class HandshakeTimeoutHttp(H11Protocol):
     """`uvicorn.Config(http=HandshakeTimeoutHttp)`. A connection whose next request has no complete head
-    `head_timeout_s` after it was opened, or after the head's first byte, is ended: with 408 where a head has begun,
-    without a word where nothing came. Bytes that trickle in do not extend the time.
+    `head_timeout_s` after it was opened, or after the head's first byte, is closed: with 408 if a head has begun,
+    silently if nothing came. Bytes that trickle in do not extend the time.
 
-    Nothing else is timed here; for an answer that is not taken, the application finds `abort` in `scope["state"]`, as
-    with sockets, and the kernel drops what stays unread.
+    Nothing else is timed here. For a client that does not read its answer, the application finds `abort` in
+    `scope["state"]`, as with sockets, and the kernel drops what stays unread.
     """
 
     head_timeout_s = HEAD_TIMEOUT_S
 
     def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: Any = None) -> None:
         super().__init__(config, server_state, {**app_state, "abort": self.abort}, _loop)
-        # An access line has the path and the query; who asked for what is in the metrics, by route.
+        # An access line would have the path and the query; the metrics count requests by route instead.
         self.access_log = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._head_begun = False
@@ -41,12 +41,12 @@ class HandshakeTimeoutHttp(H11Protocol):
         self._arm()
 
     def abort(self) -> None:
-        """Drop the connection now, with whatever is unsent."""
+        """Drop the connection now, with all unsent data."""
         if self.transport is not None:
             self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Read; the clock runs while no request is in progress, whoever sends what."""
+        """Read; the clock runs while no request is in progress, whatever is sent."""
         if self._idle and self._head_timer is None:
             self._arm()
         self._head_begun = True
@@ -56,7 +56,7 @@ class HandshakeTimeoutHttp(H11Protocol):
             self._disarm()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """No timer outlives the connection."""
+        """Stop the timer, which must not outlive the connection."""
         self._disarm()
         super().connection_lost(exc)
 

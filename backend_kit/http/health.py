@@ -9,7 +9,7 @@ from backend_kit.wire import dumps
 
 
 class Readiness(Protocol):
-    """What the application knows of itself; asked for each `/ready`, so it must not wait for anything."""
+    """The application's own state; read at each `/ready`, so it must not wait for anything."""
 
     def state(self) -> tuple[bool, str, dict[str, Any]]:
         """Whether new work is welcome, one word for it (ready, starting, draining, …), each dependency's state."""

@@ -1,4 +1,4 @@
-"""Keeps tokens, and what strangers send, out of the log lines of the web server, whatever the level."""
+"""Keeps tokens and clients' data out of the log lines of the web server, at any level."""
 
 import logging
 import re
@@ -16,7 +16,7 @@ _TRACEBACK = "Traceback (most recent call last)"
 _SECRET_KEYS = frozenset({"token", "access_token", "refresh_token"})
 _LONGEST_KEY = 3 * max(len(key) for key in _SECRET_KEYS)
 """With every letter percent-encoded."""
-# One sign: no repetition, so nothing to go back over.
+# A single character: without repetition there is no backtracking.
 _SIGN: Final = re.compile(r"([\s\"'\\,;&?=.])")
 _WHITE = " \t\n\r\x0b\x0c\x1c\x1d\x1e\x1f\x85\xa0\u2028\u2029"
 _ENDS_VALUE = frozenset(f"&;\"'{_WHITE}")
@@ -28,15 +28,15 @@ _ENDS_JWT = frozenset(f"\"'\\,;&?={_WHITE}")
 def redact(text: str, max_chars: int = MAX_MESSAGE_CHARS) -> str:
     """`text` without the values of token parameters of a query, bearer credentials and anything that begins as a JWT.
 
-    One pass, linear in what it reads, over the first `max_chars` characters; the rest is left out, and said to be. It
-    runs on the loop for whoever sends something: no pattern here may go back over what it has read.
+    One pass, linear in what it reads, over the first `max_chars` characters; the rest is omitted, with a note. It runs
+    on the event loop for any client's input, so no pattern here may backtrack.
     """
     beginning = "".join(_shown(_SIGN.split(text[:max_chars])))
     return beginning if len(text) <= max_chars else f"{beginning} ... ({len(text) - max_chars} more characters)"
 
 
 def _shown(pieces: list[str]) -> list[str]:
-    """Words (at even places) and the signs between them, secrets replaced."""
+    """Words (at even indexes) and the separators between them, with secrets replaced."""
     shown: list[str] = []
     ends: frozenset[str] | None = None  # while a secret is being left out: the signs that end it
     word, bearer = "", False
@@ -79,7 +79,7 @@ class RedactTokens(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Rewrite the record in place; never drops it."""
         message = record.getMessage()
-        # uvicorn logs what ended a lifespan as a message. Its last line, which says why, is what a person needs.
+        # uvicorn logs the traceback of a failed lifespan as a message. A person needs its last line, the reason.
         hidden = redact(message, MAX_TRACEBACK_CHARS if message.startswith(_TRACEBACK) else MAX_MESSAGE_CHARS)
         if hidden != message:
             record.msg, record.args = hidden, ()
@@ -91,7 +91,7 @@ class RedactTokens(logging.Filter):
 
 
 def install_redaction() -> None:
-    """Put the filter on the web server's loggers. Filters of a logger hold before any handler; safe to repeat."""
+    """Put the filter on the web server's loggers, whose filters apply before any handler. Safe to repeat."""
     for name in LOGGERS:
         logger = logging.getLogger(name)
         if not any(isinstance(existing, RedactTokens) for existing in logger.filters):

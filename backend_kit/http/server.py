@@ -1,4 +1,4 @@
-"""The server process: one bound socket, uvicorn with our protocols, and an end that loses no turn."""
+"""The server process: one bound socket, uvicorn with our protocols, and a shutdown that loses no turn."""
 
 import asyncio
 import logging
@@ -58,7 +58,7 @@ class DrainServer(uvicorn.Server):
     """A uvicorn server that drains before it shuts down.
 
     uvicorn closes every WebSocket with 1012 within 10 ms of SIGTERM, before the lifespan hears of it
-    (docs/libraries.md#U1). Here the first SIGTERM or SIGINT runs `drain` while the server goes on serving; only then
+    (docs/libraries.md#U1). Here the first SIGTERM or SIGINT runs `drain` while the server keeps serving; only then
     does uvicorn's own shutdown begin. A second signal ends the process within a second. After a drain the exit code is
     0: the signal is not raised again.
     """
@@ -70,18 +70,18 @@ class DrainServer(uvicorn.Server):
         self._drain_limit_s = drain_limit_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks = TaskRegistry()
-        self._told = False
+        self._stopping = False
 
     @property
     def draining(self) -> bool:
-        """Whether the end has been asked for."""
-        return self._told
+        """Whether shutdown has been requested."""
+        return self._stopping
 
     def stop(self) -> None:
         """Begin the drain, as the first signal does. From any thread; a second call has no effect."""
-        if self._told:
+        if self._stopping:
             return
-        self._told = True
+        self._stopping = True
         if self._loop is None:
             # Still starting, nothing accepted: uvicorn ends after the start, with the lifespan's shutdown.
             self.should_exit = True
@@ -90,12 +90,12 @@ class DrainServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the shape of a handler
         """The signal handler: first drain, then force."""
-        if not self._told:
+        if not self._stopping:
             self.stop()
             return
         self.should_exit = True
         self.force_exit = True
-        # A thread or a `finally` may hold the process longer than promised; what was acknowledged is on disk.
+        # A thread or a `finally` may delay the end longer than promised; what was acknowledged is on disk.
         timer = threading.Timer(_FORCE_AFTER_S, os._exit, (EXIT_FORCED,))
         timer.daemon = True
         timer.start()

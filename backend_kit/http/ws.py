@@ -1,7 +1,7 @@
 """The WebSocket protocol of uvicorn, made safe against peers that do not read, do not answer, or break the rules.
 
-uvicorn closes a transport and then waits for its buffer to empty, which a peer that reads nothing never lets happen
-(docs/libraries.md#U4). Here every closing has an end: what is still unsent after `linger_s` is dropped with the
+uvicorn closes a transport and then waits for its buffer to empty, which never happens with a peer that reads nothing
+(docs/libraries.md#U4). Here every closing is bounded: what is still unsent after `linger_s` is dropped with the
 connection.
 """
 
@@ -26,21 +26,21 @@ from backend_kit.http.context import route_of
 
 WRITE_HIGH_WATER_BYTES = 64 * 1024
 READ_SLICE_BYTES = 4 * 1024
-"""What is parsed without looking up: uvloop reads up to 256,000 bytes, which as empty pings held the loop for 1.3 s."""
+"""Bytes parsed before yielding: uvloop reads up to 256,000, which as empty pings blocked the loop for 1.3 s."""
 FRAMES_PER_S = 2000
 """Frames of any kind that a peer may send in a second of the clock; more is 1008."""
 FRAGMENTS = 4096
-"""Of one message; more is 1008. Empty ones count for nothing in its size, but each is kept."""
+"""Fragments of one message; more is 1008. Empty ones do not add to its size, but each is kept."""
 USER_TIMEOUT_MS = 20_000
 """Linux gives a connection up when sent data stays unacknowledged, or a zero window shut, for this long."""
 
 
 def limit_unread(transport: BaseTransport) -> None:
-    """Have the kernel give up a peer that takes nothing for `USER_TIMEOUT_MS`, and send small writes at once."""
+    """Have the kernel drop a peer that takes nothing for `USER_TIMEOUT_MS`, and send small writes immediately."""
     sock = transport.get_extra_info("socket")
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
-    # A peer that is gone already makes these fail; the transport reports the loss by itself.
+    # These fail if the peer is gone already, which the transport reports anyway.
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
@@ -78,7 +78,7 @@ class HardenedWS(WebSocketsSansIOProtocol):
         self._seen: dict[int, int] = {}  # how many frames came in this second of the loop's clock
 
     def abort(self) -> None:
-        """Drop the connection now, with whatever is unsent."""
+        """Drop the connection now, with all unsent data."""
         if self.transport is not None and not self.disconnected:
             self.transport.abort()
 
@@ -95,13 +95,13 @@ class HardenedWS(WebSocketsSansIOProtocol):
                 return
             super().data_received(data[start : start + READ_SLICE_BYTES])
         if self.conn.handshake_exc is not None and not self.handshake_initiated:
-            # The codec refused the head (414, 431) and wrote why; uvicorn would wait for more, for ever.
+            # The codec refused the head (414, 431) and wrote why; uvicorn would wait for more indefinitely.
             self.transport.write(b"".join(self.conn.data_to_send()))
             self.transport.close()
         self._end_closing()
 
     def handle_events(self) -> None:
-        """Hand over what was parsed, within the bounds of what a peer may have us do."""
+        """Hand over what was parsed, within the limits above."""
         second = int(self.loop.time())
         self._seen = {second: self._seen.get(second, 0) + len(self.conn.events)}
         super().handle_events()
@@ -115,7 +115,7 @@ class HardenedWS(WebSocketsSansIOProtocol):
             self.transport.write(b"".join(pong))
 
     def keepalive_timeout(self) -> None:
-        """The pong did not come: drop at once where bytes are unsent, as the close frame could not leave either."""
+        """Handle a missing pong: drop immediately if bytes are unsent, as the close frame could not be sent either."""
         if not self.close_sent and self.transport.get_write_buffer_size() > 0:
             self.abort()
             return
@@ -123,7 +123,7 @@ class HardenedWS(WebSocketsSansIOProtocol):
         self._end_closing()
 
     def shutdown(self) -> None:
-        """The server ends: 1012, unless the connection is closing already (uvicorn would raise and stop there)."""
+        """Close with 1012, unless the connection is closing already (uvicorn would raise and stop there)."""
         if self.transport.is_closing() or (self.handshake_complete and self.conn.state is not OPEN):
             self.stop_keepalive()
             self.transport.close()
@@ -132,10 +132,10 @@ class HardenedWS(WebSocketsSansIOProtocol):
         self._end_closing()
 
     async def send(self, message: ASGISendEvent) -> None:
-        """As uvicorn does; a refusal by HTTP answer is a complete handshake too, and no ERROR line.
+        """Send as uvicorn does; a refusal by HTTP answer completes the handshake too, without an ERROR line.
 
-        A connection that was closed here, for a violation, is gone for the application as any other is. uvicorn logs
-        path and query of each handshake from its scope, which from the answer on is of no other use: what it logs is
+        Raises ClientDisconnected on a connection that was closed here for a violation. uvicorn logs path and query of
+        each handshake from its scope, which nothing else reads after the answer: so it is replaced, and the log shows
         the route and the peer.
         """
         if not self.handshake_complete and self.initial_response is None:
@@ -173,7 +173,7 @@ class HardenedWS(WebSocketsSansIOProtocol):
         self.close_timer = self.loop.call_later(self.linger_s, self.abort)
 
     async def run_asgi(self) -> None:
-        """Run the application; its end closes the connection, also where the peer never answers our close frame."""
+        """Run the application; its end closes the connection, even if the peer never answers our close frame."""
         await super().run_asgi()
         if self.close_timer is not None:
             self.close_timer.cancel()
@@ -181,15 +181,15 @@ class HardenedWS(WebSocketsSansIOProtocol):
         self._end_closing()
 
     def _loggable(self) -> WebSocketScope:
-        """The scope as it may be logged: nothing of it was chosen by who asked."""
+        """The scope for logging, without anything that the client chose."""
         client = self.scope["client"]
-        # A proxy that is believed may pass on whatever it was told.
+        # A trusted proxy may pass on what a client sent.
         peer = client if client is not None and _is_address(client[0]) else self.client
         known = {**self.scope, "client": peer, "path": route_of(cast("dict[str, Any]", self.scope))}
         return cast("WebSocketScope", {**known, "raw_path": b"", "query_string": b"", "headers": []})
 
     def _fail(self, code: CloseCode) -> None:
-        """Treat what the codec lets pass as a violation."""
+        """Fail the connection for a violation that the codec accepts."""
         if self.conn.state is OPEN:
             self.conn.fail(code)
             self.handle_parser_exception()

@@ -1,4 +1,4 @@
-"""What a process observes, handed at once to the summary rollups, Prometheus and the ledger of the current turn."""
+"""The observations of a process: each feeds the summary rollups, Prometheus and the ledger of the current turn."""
 
 import re
 from asyncio import CancelledError
@@ -27,7 +27,7 @@ FIRST_PHASES: Final = (
     "answer_no_sources", "answer_with_sources", "stream_agent_response", "persist_tx", "stream_total", "session_list",
     "session_write", "history_get", "attachments_list_on_delete",
 )  # fmt: skip
-"""The phases of docs/contract.md#phases: what readers of the summary have always known."""
+"""The phases of docs/contract.md#phases, on which readers of the summary depend."""
 PHASES: Final = (*FIRST_PHASES, "admission_wait", "spool_ack", "embed_query", "os_query")
 """Phases every process knows, so that the label set of the metric is closed."""
 
@@ -67,10 +67,10 @@ class Timer:
 
 
 class Gauge:
-    """Values of one key: a summary rollup of every value set, and a Prometheus gauge that holds the last.
+    """Values of one key: a summary rollup of every value set, and a Prometheus gauge with the last.
 
-    A `level` gauge describes a state that lasts (sockets open): where nothing changed in a window, the summary shows
-    the value that stands. Otherwise a gauge is a stream of samples and says nothing in a window without one.
+    A `level` gauge describes a lasting state (open sockets): in a window without a change, the summary shows the
+    current value. Any other gauge is a stream of samples and is omitted in a window without one.
     `child_scale` turns the key's unit into the Prometheus gauge's (1e-3 from milliseconds to seconds).
     """
 
@@ -91,7 +91,7 @@ class Gauge:
             self._child.set(value * self._scale)
 
     def restate(self) -> None:
-        """Enter the value that stands in the window, for a level gauge; at the end of a window."""
+        """Enter the current value of a level gauge at the end of a window."""
         if self.level and self.value is not None:
             self.rollup.add(self.value)
 
@@ -105,7 +105,7 @@ class Gauge:
 
 
 class Counter:
-    """Increments of one key in the window, and the Prometheus counters that never fall."""
+    """Increments of one key in the window, and the corresponding Prometheus counters."""
 
     __slots__ = ("_children", "rollup")
 
@@ -196,8 +196,8 @@ class LedgerRow(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What one model call of a turn has used. `at` is its end on the perf_counter clock; `cost` is in the currency of
-    the price table, 0 where the model has no price."""
+    """The token use of one model call of a turn. `at` is its end on the perf_counter clock; `cost` is in the currency
+    of the price table, 0 if the model has no price."""
 
     at: float
     model: str
@@ -251,7 +251,7 @@ class Ledger:
 
     def rows(self) -> list[LedgerRow]:
         """The finished phases by start, an outer phase before those inside it. The rows are the ledger's own."""
-        # Each row is made once, for history, frame, log and verdict: making them anew for each cost more than timing.
+        # Each row is built once for history, frame, log and verdict: building them for each cost more than the timing.
         for phase, depth, start, end in self._timed[len(self._rows) :]:
             start_ms, ms = _milliseconds(start - self.started), _milliseconds(end - start)
             self._rows.append({"phase": phase, "depth": depth, "start_ms": start_ms, "ms": ms})
@@ -320,7 +320,7 @@ class PhaseTimer:
         ledger = self._ledger
         if ledger is not None:
             ledger.open = still_open = ledger.open - 1
-            # Tasks of one turn may end in another order than they began: what is closed is not what runs.
+            # Tasks of one turn may end in another order than they began: the closed phase need not be the current one.
             ledger.current = self._outer if still_open else None
             ledger.add(self._name, start, end, self._depth)
 
@@ -336,8 +336,8 @@ def _status(exc_type: type[BaseException] | None, timeouts: tuple[type[BaseExcep
 class Kpi:
     """The observations of one process (or of one app in a test): built in the lifespan, handed around, no global.
 
-    Every bound object it gives feeds the summary and Prometheus from one call, so the two cannot disagree. All of it
-    may be used from any thread. Keys look like `name|label=value`; the same key gives the same object.
+    Every bound object it returns feeds the summary and Prometheus from one call, so the two cannot disagree. All of it
+    may be used from any thread. Keys look like `name|label=value`; the same key returns the same object.
     """
 
     def __init__(
@@ -353,7 +353,7 @@ class Kpi:
 
         Raises ValueError for a phase name that is not `[a-z][a-z0-9_]*` or for more than 64 of them.
         """
-        # The library's switch is one for the process; `_created` series would be half as many again for nothing.
+        # The library's switch is global to the process; `_created` series would add half as many series for no use.
         disable_created_metrics()  # type: ignore[no-untyped-call]  # the library left it without annotations
         self.registry = registry
         self.vigil = Vigil(registry)
@@ -412,7 +412,7 @@ class Kpi:
     def gauge(
         self, name: str, child: PrometheusGauge | None = None, *, level: bool = False, child_scale: float = 1.0
     ) -> Gauge:
-        """The gauge of key `name`. Compatible names are bound to their Prometheus gauge by themselves."""
+        """The gauge of key `name`. Compatible names are bound to their Prometheus gauge automatically."""
         bound = child or self._legacy_gauges.get(name)
         return self.gauges.setdefault(name, Gauge(bound, level=level, child_scale=child_scale))
 
@@ -433,7 +433,7 @@ class Kpi:
         return GaugedSeconds(self.gauge(name), histogram_child, self.details.setdefault(key, Rollup(kept=True)))
 
     def distributions(self) -> dict[str, Seen]:
-        """What every timer and every gauged wait has seen since the start, milliseconds, by key."""
+        """The distribution of every timer and gauged wait since the start, in milliseconds, by key."""
         rollups = {key: timer.rollup for key, timer in list(self.timers.items())} | self.details.copy()
         found = {key: rollup.seen() for key, rollup in sorted(rollups.items())}
         return {key: seen for key, seen in found.items() if seen is not None and seen["count"]}
@@ -447,7 +447,7 @@ class Kpi:
         self.line_sources.append(source)
 
     def add_closing_lines(self, source: Callable[[], Iterable[str]]) -> None:
-        """Let an owner end each summary with whole lines of its own; called in the summary thread."""
+        """Let an owner add complete lines to the end of each summary; called in the summary thread."""
         self.closing_lines.append(source)
 
     def _bind_phase(self, name: str, status: Status) -> Timer:

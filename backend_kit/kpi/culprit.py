@@ -1,4 +1,4 @@
-"""Who held the loop: what ran each time it was late, counted by place, task, phase and agent."""
+"""What blocked the event loop: the code that ran at each stall, counted by place, task, phase and agent."""
 
 import asyncio
 import gc
@@ -14,7 +14,7 @@ from backend_kit.aio.vigil import kind_of
 from backend_kit.kpi.core import ledger_in
 
 UNSEEN: Final = "unseen"
-"""The place of a stall that ended before its stack could be taken: just long enough, or a call that kept the GIL."""
+"""The place of a stall that ended before its stack was taken: barely long enough, or a call that kept the GIL."""
 _STACK_FRAMES: Final = 15
 _KEPT: Final = 100
 _LIBRARY: Final = (str(Path(asyncio.__file__).parents[1]), "site-packages", "<frozen")
@@ -22,7 +22,7 @@ _LIBRARY: Final = (str(Path(asyncio.__file__).parents[1]), "site-packages", "<fr
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """What stood on the loop at one moment: the kind of a task and never its name, in which an id may be.
+    """What ran on the loop at one moment: the kind of a task, never its name, which may contain an id.
 
     `phase` and `agent` are those of the turn's ledger, "" outside a turn.
     """
@@ -46,7 +46,7 @@ class Culprit:
 
 
 class Culprits:
-    """Counts stalls by who caused them; the first 100 culprits have a line of their own, further ones share one.
+    """Counts stalls by their cause; the first 100 culprits have separate lines, further ones share one.
 
     Written by the monitor's thread, read by any.
     """
@@ -56,7 +56,7 @@ class Culprits:
         self._said: dict[tuple[str, ...], int] = {}
 
     def count(self, seen: Sighting | None, ms: float) -> None:
-        """Enter a stall that has ended; None where nobody saw it while it lasted."""
+        """Enter an ended stall; `seen` is None if its stack was not taken in time."""
         seen = seen or Sighting(UNSEEN, "", "", "", "")
         key = (seen.place, seen.task, seen.phase, seen.agent)
         if key not in self._kept and len(self._kept) >= _KEPT:
@@ -69,7 +69,7 @@ class Culprits:
         culprit.last_at = perf_counter()
 
     def top(self, most: int = 20) -> list[Culprit]:
-        """The culprits that held the loop longest in all, worst first."""
+        """The culprits that blocked the loop longest in total, worst first."""
         return sorted(self._kept.copy().values(), key=lambda culprit: -culprit.total_ms)[:most]
 
     def lines(self) -> list[str]:
@@ -85,7 +85,7 @@ class Culprits:
 
 
 def sight(loop: asyncio.AbstractEventLoop, thread: int) -> Sighting:
-    """What stands on the loop now, looked at from another thread."""
+    """What runs on the loop now, seen from another thread."""
     task = asyncio.current_task(loop)
     frame = sys._current_frames().get(thread)
     ledger = ledger_in(_context_of(task)) if task is not None else None
@@ -102,12 +102,12 @@ def _context_of(task: "asyncio.Task[object]") -> Context | None:
     if hasattr(task, "get_context"):  # Python 3.12
         context: Context = task.get_context()
         return context
-    # Before that only the garbage collector tells what a task refers to.
+    # Before that, only the garbage collector can find what a task refers to.
     return next((found for found in gc.get_referents(task) if isinstance(found, Context)), None)
 
 
 def _place(frame: FrameType | None) -> str:
-    """The innermost function that is no library's, else the innermost."""
+    """The innermost function outside libraries, else the innermost."""
     innermost = ""
     while frame is not None:
         file = frame.f_code.co_filename
@@ -120,7 +120,7 @@ def _place(frame: FrameType | None) -> str:
 
 
 def _stack(frame: FrameType | None) -> str:
-    """Where the thread stands, innermost call first, on one line."""
+    """The thread's stack, innermost call first, on one line."""
     places: list[str] = []
     while frame is not None and len(places) < _STACK_FRAMES:
         code = frame.f_code

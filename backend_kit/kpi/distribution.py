@@ -1,4 +1,4 @@
-"""All that a timer has seen since the start, so fine that percentiles between two looks are exact to 0.4 %."""
+"""A timer's values since the start, so fine that percentiles between two readings are accurate to 0.4 %."""
 
 import struct
 from array import array
@@ -6,11 +6,11 @@ from collections import Counter
 from typing import Final, TypedDict
 
 _SHIFT: Final = 45
-"""What is cut from a double's 52 bits of fraction: values that share the rest are less than 0.8 % apart."""
+"""Bits cut from a double's 52 bits of fraction: values that share the rest are less than 0.8 % apart."""
 
 
 class Seen(TypedDict):
-    """What was observed since the start: each value stands for those within 0.4 % of it; `sum` is exact."""
+    """The observations since the start: each value represents those within 0.4 % of it; `sum` is exact."""
 
     count: int
     sum: float
@@ -18,7 +18,7 @@ class Seen(TypedDict):
 
 
 class Distribution:
-    """Counts by value; the difference of two looks is what came between them, and those of processes add up.
+    """Counts by value. The difference of two readings is what came between them; those of processes can be added.
 
     A histogram with as many bounds would be thousands of series. Not to be used from two threads at once.
     """
@@ -30,7 +30,7 @@ class Distribution:
         self._sum = 0.0
 
     def count(self, values: "array[float]") -> None:
-        """Enter some values: 0.1 us each."""
+        """Enter some values; costs 0.1 us each."""
         if values:
             self._counts.update([bits >> _SHIFT for bits in memoryview(values).cast("B").cast("q")])
             self._sum += sum(values)

@@ -1,4 +1,4 @@
-"""What stands on /metrics beside the metrics themselves: compatible names, pauses, and the endpoint."""
+"""What /metrics has beyond the metrics themselves: compatible names, GC pauses, and the endpoint."""
 
 import gc
 import json
@@ -33,7 +33,7 @@ DISTRIBUTIONS_PATH: Final = "/distributions"
 class LegacyPhaseHistogram(Collector):
     """`app_phase_latency_ms{phase,service}`, derived from the histogram in seconds when it is scraped.
 
-    Statuses are summed, as the original knew none. Nothing is paid per observation.
+    Statuses are summed, as the original had none. It costs nothing per observation.
     """
 
     def __init__(self, seconds: Histogram, service: str) -> None:
@@ -80,7 +80,7 @@ def _le(seconds: float) -> str:
 class GcPauses(Collector):
     """`app_gc_pause_seconds`: how long each garbage collection stopped the process.
 
-    Counts by itself rather than in a Histogram: a collection may begin anywhere, also inside the library's locks.
+    It does not use a Histogram: a collection may begin anywhere, also while the library holds a lock.
     Collections never nest, so plain increments are enough.
     """
 
@@ -120,12 +120,12 @@ class GcPauses(Collector):
 
 
 class MetricsPortTaken(OSError):
-    """The metrics endpoint cannot listen where the configuration says. The message names address, port and key."""
+    """The metrics endpoint cannot listen on the configured port. The message names address, port and key."""
 
 
 class MetricsServer:
-    """Serves a registry from threads of its own, so that a scrape (6 ms for 50 label sets) never runs on the loop
-    and an overloaded loop still shows its metrics. `/distributions` is what the registry's buckets cannot tell."""
+    """Serves a registry from separate threads, so that a scrape (6 ms for 50 label sets) never runs on the event loop
+    and an overloaded loop still shows its metrics. `/distributions` is finer than the registry's buckets."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class MetricsServer:
 def _with_distributions(
     metrics: "WSGIApplication", distributions: Callable[[], Mapping[str, Seen]]
 ) -> "WSGIApplication":
-    """The metrics, and beside them JSON: `started` (Unix time) tells a reader that a process began anew."""
+    """The metrics, and the distributions as JSON: a changed `started` (Unix time) shows that the process restarted."""
     started = time.time()
 
     def app(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
@@ -198,7 +198,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         super().__init__(address, handler)
 
     def server_bind(self) -> None:
-        # The parent asks the resolver for the host's full name, which may take seconds; nobody reads it.
+        # The parent resolves the host's full name, which may take seconds and is not needed.
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
@@ -207,7 +207,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         try:
             return super().get_request()
         except OSError:
-            # Without a descriptor for it the caller stays in the queue, and the server's loop would turn without rest.
+            # Without a free descriptor the caller stays in the queue, and the server's loop would spin.
             sleep(_NO_DESCRIPTOR_S)
             raise
 
@@ -217,7 +217,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
             return
         try:
             super().process_request(request, client_address)
-        except RuntimeError:  # no thread could be started, so that none gives the place back
+        except RuntimeError:  # no thread could be started, so none returns the place
             self._slots.release()
             raise
 
@@ -228,7 +228,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
             self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A scraper that went away is no news; the parent prints a traceback."""
+        """Ignore a scraper that went away; the parent would print a traceback."""
 
 
 class _Handler(WSGIRequestHandler):

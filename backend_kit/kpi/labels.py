@@ -1,4 +1,4 @@
-"""Children of labelled metrics: bound once, and never more of them than a label's bound allows."""
+"""Children of labelled metrics: bound once, and limited in number per label."""
 
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
@@ -9,7 +9,7 @@ OTHER: Final = "other"
 
 
 class Labelled(Generic[Bound]):
-    """`labelled("georges", "ok")` gives the object bound to these label values, made at the first call.
+    """`labelled("georges", "ok")` returns the object bound to these label values, created at the first call.
 
     Each label takes its first 20 values; later ones count as `other`, so what a client or a configuration names
     cannot grow the exposition without bound.

@@ -1,4 +1,4 @@
-"""The loop monitor: how late the event loop is, how busy, and what stands in its way."""
+"""The loop monitor: how late the event loop is, how busy, and what blocks it."""
 
 import asyncio
 import threading
@@ -104,7 +104,7 @@ class LoopMonitor:
 
     @property
     def lag_s(self) -> float:
-        """How late the loop is now, in seconds: the last sample, or the age of one that waits and is older."""
+        """How late the loop is now, in seconds: the last sample, or the age of an unanswered one if that is more."""
         return max(self._last_lag, self._oldest_age(perf_counter()))
 
     def totals(self) -> LagTotals:
@@ -130,7 +130,7 @@ class LoopMonitor:
             oldest = self._outstanding[0]
         except IndexError:
             return due
-        # Wake right when the sample becomes a stall: what holds the loop may be gone at the next tick.
+        # Wake just when the sample becomes a stall: what blocks the loop may be gone at the next tick.
         return due if self._stalled else min(due, oldest + self._stall_s + 0.001)
 
     def _ask(self, loop: asyncio.AbstractEventLoop, now: float) -> bool:
@@ -166,7 +166,7 @@ class LoopMonitor:
 
     def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
         now, due = perf_counter(), self._beat_due
-        # A question asked right at the end is one that waited for the GIL.
+        # A question asked just before the end had waited for the GIL.
         if now - due > _GIL_HELD_S and not any(due <= asked < now - _GIL_HELD_S for asked in list(self._asked)):
             while due < now:
                 self._take(now - due)

@@ -1,4 +1,4 @@
-"""What the metrics of both services have in common: how a family is made, and those of database pools."""
+"""The common part of the services' metrics: the creation of families, and the metrics of database pools."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -74,7 +74,7 @@ class ServiceMetrics:
         )
 
     def _states(self, name: str, text: str, labels: list[str]) -> Labelled[PrometheusGauge]:
-        # In Prometheus alone: the summary has lines of its own for what these say.
+        # In Prometheus only: the summary has other lines for these.
         family = PrometheusGauge(name, text, labels, registry=self._registry)
         return Labelled(len(labels), lambda values: family.labels(*values))
 

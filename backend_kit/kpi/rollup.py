@@ -14,7 +14,7 @@ THIN_BY: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """A window in figures, in the unit of its samples. Percentiles are nearest rank."""
+    """The figures of a window, in the unit of its samples. Percentiles are nearest rank."""
 
     count: int
     last: float
@@ -38,8 +38,8 @@ class Rollup:
     65,536 samples in a window the oldest are folded: count, sum, least and greatest stay exact, percentiles come
     from every 16th sample (then every 32nd, …), so a window never holds more than about a megabyte.
 
-    One that is `kept` also counts its samples in a distribution since the start: when it is taken or looked at, so
-    that nothing is paid for it at each sample.
+    A `kept` one also counts its samples in a distribution since the start: when it is taken or read, so that it costs
+    nothing per sample.
     """
 
     __slots__ = (
@@ -110,7 +110,7 @@ class Rollup:
         self._stride = THIN_BY
 
     def _cut(self) -> "array[float]":
-        # What other threads append between the two statements stands behind `length` and stays.
+        # What other threads append between the two statements is behind `length` and stays.
         length = len(self._samples)
         self._enter(length)
         chunk = self._samples[:length]

@@ -1,4 +1,4 @@
-"""What runs beside the loop for a Kpi: summary, loop monitor, garbage-collection pauses, the metrics endpoint."""
+"""The background parts of a Kpi: summary, loop monitor, garbage-collection pauses, the metrics endpoint."""
 
 import sys
 from dataclasses import dataclass
@@ -24,13 +24,13 @@ class KpiOptions:
     metrics_enabled: bool = True
     metrics_address: str = "127.0.0.1"
     metrics_port: int = 0
-    """0 takes a free port (tests); `KpiRuntime.metrics_port` says which."""
+    """0 takes a free port (tests); `KpiRuntime.metrics_port` has its number."""
     version: str = "unknown"
     git_sha: str = "unknown"
     config_hash: str = "unknown"
     switch_interval_s: float = 0.0005
-    """How long a thread waits for the GIL before it asks for it. A saturated loop lets go of the GIL at each poll and
-    has it back before another thread wakes; at Python's 5 ms that thread's wait starts anew each time, and it starves:
+    """Seconds that a thread waits for the GIL before it requests it. A saturated loop releases the GIL at each poll and
+takes it back before another thread wakes; at Python's 5 ms that thread's wait restarts each time, and it starves:
     15 to 128 of 200 lag samples came through, all 200 at 0.5 ms (tests/bench/lag.py --switch-interval)."""
 
 

@@ -1,5 +1,4 @@
-"""The summary log: the lines of docs/operations.md#the-summary-log, written by a thread of its own through a handler of
-its own."""
+"""The summary log: the lines of docs/operations.md#the-summary-log, written by a separate thread and log handler."""
 
 import logging
 import sys
@@ -27,7 +26,7 @@ _FIRST_TIMERS: Final = (
     "app.overhead_ms",
 )
 _FIRST_COUNTERS: Final = ("persist_lost", "persist_dead_letters", "rank_conflicts", "turns", "tokens", "cost")
-"""Rare ones among them: what must stay 0 is no news by its count."""
+"""Rare ones among them, which should stay 0."""
 
 
 class ProcessLine:
@@ -39,7 +38,7 @@ class ProcessLine:
         self._process.cpu_percent()  # the first call only starts the interval
 
     def __call__(self) -> str:
-        """The process line without its prefix; `n/a` for what the system does not tell. cpu_pct 100 = one core."""
+        """The process line without its prefix; `n/a` for what the system does not report. cpu_pct 100 = one core."""
         process = self._process
         try:
             with process.oneshot():
@@ -48,7 +47,7 @@ class ProcessLine:
                     f"cpu_pct={process.cpu_percent():.2f} rss_mb={memory.rss / _MIB:.2f} "
                     f"rss_pct={process.memory_percent():.2f} vms_mb={memory.vms / _MIB:.2f}"
                 )
-        except (psutil.Error, OSError):  # each look at /proc needs a descriptor, and there may be none
+        except (psutil.Error, OSError):  # reading /proc needs a descriptor, and none may be free
             head = "cpu_pct=n/a rss_mb=n/a rss_pct=n/a vms_mb=n/a"
         try:
             descriptors = str(process.num_fds())
@@ -58,10 +57,10 @@ class ProcessLine:
 
 
 class Summary:
-    """Writes what a Kpi gathered, each `interval_s`, and starts its windows again.
+    """Writes what a Kpi gathered, every `interval_s` seconds, and restarts its windows.
 
-    Lines say INFO whatever the service's log level is, and WARNING where that is warning or above, as the lines that
-    clients grep do. `interval_s` 0 writes no summary; notices (a stall of the loop) are written all the same.
+    Lines are at INFO, or at WARNING if the service's log level is warning or above, like the lines that clients grep.
+    `interval_s` 0 writes no summary; notices (a stall of the loop) are still written.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class Summary:
         handler = logging.StreamHandler(stream or sys.stderr)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
         self._logger.addHandler(handler)
-        # What a full pipe on stderr blocks is this thread and nobody else, so notices come through a bounded queue.
+        # A full pipe on stderr must block only this thread, so notices pass through a bounded queue.
         self._notices: Queue[str | None] = Queue(_NOTICES)
         self._thread = WatchedThread(kpi.vigil, "kpi-summary", self._run, essential=True)
 
@@ -124,7 +123,7 @@ class Summary:
         counters = self._ordered(_FIRST_COUNTERS, ((key, c.rollup) for key, c in list(kpi.counters.items())))
         lines += [f"{PREFIX} counter {key} count={amount(s.total)}" for key, s in counters]
         for detail in list(kpi.details.values()):
-            detail.take()  # the gauges above have said it; this only empties the window
+            detail.take()  # the gauges above show it; this only empties the window
         lines += [f"{PREFIX} {line}" for source in kpi.line_sources for line in source()]
         return lines
 
@@ -175,7 +174,7 @@ class Summary:
 
 
 def amount(value: float) -> str:
-    """A sum as a person reads it: whole numbers whole, others with three decimals, small ones with three digits."""
+    """A sum formatted for people: whole numbers whole, others with three decimals, small ones with three digits."""
     if value == int(value):
         return str(int(value))
     if abs(value) >= 1:
@@ -184,14 +183,14 @@ def amount(value: float) -> str:
 
 
 def _taken(rollups: Iterable[tuple[str, Rollup]]) -> list[tuple[str, Stats]]:
-    """What was seen of each key, by name."""
+    """The figures of each key with samples, by name."""
     return sorted(
         ((key, stats) for key, rollup in rollups if (stats := rollup.take()) is not None), key=lambda pair: pair[0]
     )
 
 
 def _rank(key: str, first: Sequence[str]) -> int:
-    """The place of a key, whatever its further labels, among the first; behind them where it is none of them."""
+    """The position of a key among `first`, ignoring its further labels; behind them if it is not among them."""
     return next((place for place, name in enumerate(first) if key == name or key.startswith(f"{name}|")), len(first))
 
 

@@ -1,4 +1,4 @@
-"""Shapes that both services put on the wire: error codes, the error root, JSON bytes, text in a normal form."""
+"""Wire formats of both services: error codes, the root of errors, JSON bytes, normalized text."""
 
 from backend_kit.wire.codes import CODES, Code, message_for
 from backend_kit.wire.errors import ServiceError

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 
 class Code(StrEnum):
-    """What went wrong, in one word that clients may depend on. New codes are a protocol change."""
+    """The kind of failure, as one word that clients may depend on. A new code is a protocol change."""
 
     BAD_REQUEST = "bad_request"
     UNKNOWN_TYPE = "unknown_type"

@@ -6,11 +6,11 @@ from backend_kit.wire.codes import CODES, Code
 
 
 class ServiceError(Exception):
-    """A failure with a wire code. Subclasses set `code`; `str()` of it is for logs and holds no input value."""
+    """A failure with a wire code. Subclasses set `code`; its `str()` is for logs and contains no input value."""
 
     code: ClassVar[Code] = Code.INTERNAL
     cause: ClassVar[str] = ""
-    """What of several things with this code it is, where another service wants to know: header `X-Cause`."""
+    """Which of several causes with this code it is, for another service: header `X-Cause`."""
 
     def __init__(self, reason: str = "", *, retry_after_s: float | None = None) -> None:
         super().__init__(reason or self.code.value)

@@ -1,4 +1,4 @@
-"""JSON as bytes. One codec for sockets, storage and logs, strict in what it lets out."""
+"""JSON as bytes. One codec for sockets, storage and logs, strict in what it emits."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def loads(data: bytes | str) -> Any:
 
 
 def _scrub(value: Any) -> Any:
-    """Replace what UTF-8 and 64 bits cannot carry. Only reached when the first attempt to encode failed."""
+    """Replace what UTF-8 and 64 bits cannot represent. Only called if the first attempt to encode failed."""
     if isinstance(value, str):
         return "".join("\ufffd" if "\ud800" <= char <= "\udfff" else char for char in value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Text from outside in one of Unicode's normal forms, in time linear in it."""
+"""Normalizes external text to one of Unicode's normal forms, in linear time."""
 
 import re
 import unicodedata
@@ -6,7 +6,7 @@ from functools import cache
 from typing import Final, Literal
 
 MAX_MARKS: Final = 30
-"""Marks on one letter that are kept, as in Unicode's own Stream-Safe Text Format (UAX #15); no language needs ten."""
+"""How many marks on one letter are kept, as in Unicode's Stream-Safe Text Format (UAX #15); no language needs ten."""
 _BLOCKS: Final = (
     (0x300, 0x3100),
     (0xA660, 0xABF0),
@@ -16,13 +16,13 @@ _BLOCKS: Final = (
     (0x16A00, 0x17000),
     (0x1BC00, 0x1F000),
 )
-"""Marks that are sorted stand in these, ends excluded."""
+"""The marks that are sorted are in these ranges, ends excluded."""
 
 
 def normalized(form: Literal["NFC", "NFKD"], text: str) -> str:
-    """As `unicodedata.normalize`, without the marks beyond the first `MAX_MARKS` of a row.
+    """As `unicodedata.normalize`, without the marks beyond the first `MAX_MARKS` in a row.
 
-    It sorts the marks of a letter by going back for each: 16,000 in a row took it 0.26 s.
+    That function sorts the marks of a letter in quadratic time: 16,000 in a row took it 0.26 s.
     """
     if text.isascii():
         return text
@@ -37,5 +37,5 @@ def _long_rows() -> re.Pattern[str]:
 
 
 def _decomposed(sign: str) -> str:
-    """The first of the signs that one is sorted as."""
+    """The first character of a character's decomposition."""
     return unicodedata.normalize("NFKD", sign)[0]

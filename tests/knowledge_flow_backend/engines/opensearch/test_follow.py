@@ -157,7 +157,7 @@ async def test_what_fails_is_tried_again(corpus: Corpus, opensearch: OpenSearchI
             await following.follow()
         assert pending(corpus) == 1
         async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(following.run())
+            running = tasks.create_task(following.follow_writes())
             await faulty.asked(3, "_delete_by_query")
             faulty.answer = None
             following.wake()

@@ -42,7 +42,7 @@ async def test_everything_is_in_the_new_index_and_the_old_one_is_gone(corpus: Co
     await corpus.put("attached", "the spool", session_id="s1")
     before = {policy: await corpus.search("the spool", policy, session_id="s1") for policy in POLICIES}
     told: list[str] = []
-    done = await reindexer(corpus, say=told.append).run()
+    done = await reindexer(corpus, say=told.append).rebuild_index()
     name = corpus.database.index
     assert (done.name, done.documents) == (f"{name}-000002", 5)
     assert list(await on(corpus).mappings(f"{name}*")) == [f"{name}-000002"]
@@ -100,7 +100,7 @@ async def test_writes_and_searches_go_on_and_nothing_is_lost(corpus: Corpus) -> 
         reading = tasks.create_task(changing.read())
         tasks.create_task(changing.change())
         for _ in range(2):
-            await reindexer(corpus).run()
+            await reindexer(corpus).rebuild_index()
         changing.stop.set()
     assert reading.result() > 0
     for policy in ("strict", "semantic"):
@@ -116,7 +116,7 @@ async def test_an_index_that_was_lost_is_rebuilt_without_a_model(corpus: Corpus)
         await corpus.index.check()
     with pytest.raises(IndexUnavailable, match="status=404"):
         await corpus.search("spool", "strict")
-    await reindexer(corpus).run()
+    await reindexer(corpus).rebuild_index()
     await corpus.index.check()
     for policy in POLICIES:
         assert found(await corpus.search("appended to the spool", policy))[0] == "spool"
@@ -128,7 +128,7 @@ async def test_what_a_rebuild_that_died_left_is_removed(corpus: Corpus) -> None:
     name = corpus.database.index
     for left in (f"{name}-000002", f"{name}-extra-000001"):
         await on(corpus).create(left, None, {})
-    await reindexer(corpus).run()
+    await reindexer(corpus).rebuild_index()
     assert sorted(await on(corpus).mappings(f"{name}*")) == [f"{name}-000002", f"{name}-extra-000001"]
     assert found(await corpus.search("appended to the spool"))[0] == "spool"
 
@@ -136,24 +136,24 @@ async def test_what_a_rebuild_that_died_left_is_removed(corpus: Corpus) -> None:
 async def test_a_second_rebuild_is_refused_while_one_runs(corpus: Corpus) -> None:
     await filled(corpus)
     exchanged = asyncio.Event()
-    first = asyncio.ensure_future(reindexer(corpus, grace_s=600.0, say=lambda _text: exchanged.set()).run())
+    first = asyncio.ensure_future(reindexer(corpus, grace_s=600.0, say=lambda _text: exchanged.set()).rebuild_index())
     await exchanged.wait()
     with pytest.raises(IndexUnavailable, match="rebuilt already"):
-        await reindexer(corpus).run()
+        await reindexer(corpus).rebuild_index()
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
     # The one that was cut off gave the lock back.
-    assert (await reindexer(corpus).run()).documents == 3
+    assert (await reindexer(corpus).rebuild_index()).documents == 3
 
 
 async def test_what_cannot_be_rebuilt_is_said(corpus: Corpus, database: Database) -> None:
     with pytest.raises(NothingToRebuild, match="is empty"):
-        await reindexer(corpus).run()
+        await reindexer(corpus).rebuild_index()
     await filled(corpus)
     corpus.sql("UPDATE index_identity SET token = 'other'")
     with pytest.raises(SchemaMismatch, match="another database"):
-        await reindexer(corpus).run()
+        await reindexer(corpus).rebuild_index()
     async with Corpus.on(database, index="in-postgres") as other:
         await filled(other)
         with pytest.raises(NothingToRebuild, match="one of pgvector"):
