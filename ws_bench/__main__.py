@@ -34,7 +34,7 @@ _COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that `argv` (default: the process's) names. Returns the exit code."""
+    """Run the command that `argv` (default: the process's) names. Returns its exit code, 2 for a `BenchError`."""
     words = list(sys.argv[1:] if argv is None else argv)
     command, rest = (words[0], words[1:]) if words and not words[0].startswith("-") else ("run", words)
     if not words or (rest in (["-h"], ["--help"], ["-help"]) and words == rest):
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if command not in _COMMANDS:
             raise UsageError(f"unknown command {command!r}\n{_HELP}".rstrip())
         _raise_file_limit()
-        # Imported here: the fake model must not wait for what only a run needs, nor the other way round.
+        # Imported here, so that neither the fake model nor a run loads what only the other needs.
         module, function = _COMMANDS[command]
         code: int = getattr(importlib.import_module(module), function)(rest)
         return code
@@ -66,10 +66,10 @@ def _mock_llm(argv: list[str]) -> int:
 
 
 def _raise_file_limit() -> None:
-    """A socket a client: the soft limit of 1024 files that many systems set is soon reached."""
+    """Raise the limit of open files: a client needs a socket, and many systems set a soft limit of 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        # An administrator's cap shows later as a named error class; it is no reason not to start.
+        # A lower cap set by an administrator shows up later as an error class of its own.
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

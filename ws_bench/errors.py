@@ -13,15 +13,15 @@ _REFUSAL_CHARS = 300
 
 
 class BenchError(Exception):
-    """Root of what the load tester says in one line instead of a traceback."""
+    """Root of the failures that the load tester prints as one line instead of a traceback."""
 
 
 class UsageError(BenchError):
-    """A flag that does not exist, or a value that it cannot have."""
+    """An unknown flag, a value out of range, or input that cannot be used."""
 
 
 class PreparationFailed(BenchError):
-    """What has to stand before the first turn could not be set up."""
+    """Something that the first turn needs could not be set up."""
 
 
 class TurnBroken(BenchError):
@@ -43,7 +43,7 @@ class SessionCallFailed(TurnBroken):
 
 
 def json_or_text(raw: bytes) -> object:
-    """The body of an answer."""
+    """The body of an answer: parsed if it is JSON, else its beginning as text."""
     try:
         return loads(raw)
     except InvalidJson:
@@ -51,11 +51,11 @@ def json_or_text(raw: bytes) -> object:
 
 
 def refusal_text(body: object) -> str:
-    """The service's own words of a refusal: `{"detail": {"code", "message"}}`, `{"detail": "…"}` or a short text."""
+    """The reason in a refusal: `{"detail": {"code", "message"}}`, `{"detail": "…"}` or a short text; else empty."""
     detail = body.get("detail") if isinstance(body, dict) else body
     if isinstance(detail, dict):
         detail = ", ".join(str(detail[key]) for key in ("code", "message") if detail.get(key))
-    # A page of a proxy says less than its status.
+    # A proxy's HTML page says less than its status.
     if not isinstance(detail, str) or detail.lstrip().startswith("<"):
         return ""
     return detail[:_REFUSAL_CHARS]

@@ -1,1 +1,1 @@
-"""Java servers on this machine: fetched once through Maven, started on loopback, ended with whoever started them."""
+"""Java servers on this machine: downloaded once through Maven, started on loopback, stopped with their parent."""

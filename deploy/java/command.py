@@ -15,13 +15,13 @@ S = TypeVar("S", bound=JavaServer)
 
 
 class _Ended(Exception):
-    """A signal that ends the command came."""
+    """A signal ended the command."""
 
 
 def run_until_ended(make: Callable[[], S], ready: Callable[[S], str]) -> int:
-    """Start what `make` makes, print what `ready` says of it, and wait for its end or a signal.
+    """Start the server that `make` returns, print the text of `ready`, and wait for its end or a signal.
 
-    Exit codes: 0 stopped, 1 it ended by itself, 2 refused with words.
+    Exit codes: 0 stopped by a signal, 1 the server exited, 2 it could not start.
     """
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGINT, _end)

@@ -1,4 +1,4 @@
-"""What a server is made of: downloaded once by Maven, checked, and kept below `.tools/`."""
+"""Installation of a server: downloaded once by Maven, verified, and kept below `.tools/`."""
 
 import fcntl
 import hashlib
@@ -17,7 +17,7 @@ _DOWNLOAD_S: Final = 900.0
 
 
 def require_program(program: str, package: str, wanted_by: str, environ: Mapping[str, str]) -> str:
-    """The path of a program. Raises `JavaServerFailed` with the Debian package where PATH does not lead to it."""
+    """The path of a program. Raises `JavaServerFailed`, which names the Debian package, if it is not on PATH."""
     found = shutil.which(program, path=environ.get("PATH", os.defpath))
     if found is None:
         raise JavaServerFailed(f"{program} is needed for {wanted_by} (Debian: apt-get install {package})")
@@ -25,9 +25,9 @@ def require_program(program: str, package: str, wanted_by: str, environ: Mapping
 
 
 def install_once(directory: Path, fill: Callable[[Path], None]) -> None:
-    """Make a directory of what `fill` puts into it, unless it is there.
+    """Create a directory with the content that `fill` writes, unless it exists.
 
-    It gets its name once it is complete, and processes that ask at once wait for the first. Raises what `fill` raises.
+    It is renamed into place when complete, and concurrent callers wait for the first. Raises what `fill` raises.
     """
     place = directory.parent
     place.mkdir(parents=True, exist_ok=True)
@@ -43,14 +43,14 @@ def install_once(directory: Path, fill: Callable[[Path], None]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MavenDownload:
-    """What Maven is to bring: its arguments for that, the name that a person knows it by, and its size in MB."""
+    """A download by Maven: its arguments, a name for messages, and its size in MB."""
 
     arguments: list[str]
     name: str
     size_mb: int
 
     def put_into(self, directory: Path, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
-        """Download it, which `say` is told. Raises `JavaServerFailed`."""
+        """Download it, announcing that through `say`. Raises `JavaServerFailed`."""
         maven = require_program("mvn", "maven", self.name, environ)
         say(f"downloading {self.name} from Maven Central ({self.size_mb} MB, once)")
         command = [maven, "-q", "-B", "-C", *self.arguments, f"-DoutputDirectory={directory}"]
@@ -58,14 +58,14 @@ class MavenDownload:
 
 
 def check_sha256(archive: Path, expected: str) -> None:
-    """Raise `JavaServerFailed` for another file: Maven checks what it downloads against its server; this against us."""
+    """Raise `JavaServerFailed` if the hash differs: Maven only verifies a download against its own server."""
     with archive.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != expected:
             raise JavaServerFailed(f"{archive.name} is not the file that is expected: its SHA-256 differs")
 
 
 def run_to_end(command: list[str], environ: Mapping[str, str], limit_s: float, failure: str) -> None:
-    """Run a program. Raises `JavaServerFailed` with what it wrote where it fails, or takes longer than `limit_s`."""
+    """Run a program. Raises `JavaServerFailed` with its output if it fails or takes longer than `limit_s`."""
     try:
         done = subprocess.run(  # noqa: S603 - the person's own Maven, and what it brought
             command, env=dict(environ), capture_output=True, text=True, timeout=limit_s, check=False

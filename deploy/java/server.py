@@ -1,4 +1,4 @@
-"""One Java server as a process of ours: on loopback, asked until it answers, ended with its Java."""
+"""A Java server as a child process on loopback: started, polled until it answers, and stopped with its Java."""
 
 import contextlib
 import os
@@ -28,7 +28,7 @@ STOP_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class JavaCommand:
-    """What is started, with which variables, and where."""
+    """The command to start, its environment and its working directory."""
 
     arguments: list[str]
     environ: Mapping[str, str]
@@ -40,10 +40,10 @@ class JavaServer(ABC):
 
     name: ClassVar[str]
     ready_path: ClassVar[str]
-    """Answers once the server is of use."""
+    """A path that answers once the server is usable."""
 
     def __init__(self, checkout: Path, log: Path, port: int) -> None:
-        """`log` is the file that takes what it writes."""
+        """`log` is the file for its output."""
         self.checkout = checkout
         self.log = log
         self.port = port
@@ -51,11 +51,11 @@ class JavaServer(ABC):
 
     @abstractmethod
     def prepare(self, say: Callable[[str], None]) -> JavaCommand:
-        """Get what it is made of, which `say` is told of, and say how it is started. Raises `JavaServerFailed`."""
+        """Install the server, announcing that through `say`, and return its command. Raises `JavaServerFailed`."""
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """Its base URL."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
@@ -86,7 +86,7 @@ class JavaServer(ABC):
             raise
 
     def stop(self) -> None:
-        """End it, the Java below a script too. Harmless when it does not run."""
+        """Stop it, and the Java that a script started. Does nothing if it is not running."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -98,17 +98,17 @@ class JavaServer(ABC):
         process.wait()
 
     def wait(self) -> int:
-        """Block until it ends by itself; its exit code. Raises RuntimeError where it has not been started."""
+        """Block until it exits and return its exit code. Raises RuntimeError if it has not been started."""
         if self._process is None:
             raise RuntimeError("not started")
         return self._process.wait()
 
     def _await_ready(self, process: "subprocess.Popen[bytes]") -> None:
-        give_up = time.monotonic() + START_S
+        deadline = time.monotonic() + START_S
         while not self._answers():
             if process.poll() is not None:
                 raise JavaServerFailed(f"{self.name} ended with code {process.returncode}: {self._log_end()}")
-            if time.monotonic() > give_up:
+            if time.monotonic() > deadline:
                 raise JavaServerFailed(f"{self.name} does not answer at {self.url}: {self._log_end()}")
             time.sleep(0.1)
 

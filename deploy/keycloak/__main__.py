@@ -1,4 +1,4 @@
-"""`make keycloak`: runs Keycloak with our realm until Ctrl-C, and says how the services are told of it."""
+"""`make keycloak`: runs Keycloak with our realm until Ctrl-C, and prints the settings that make the services use it."""
 
 import argparse
 import os

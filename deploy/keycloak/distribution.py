@@ -15,10 +15,10 @@ _BUILD_S = 300.0
 
 
 def installed(checkout: Path, environ: Mapping[str, str], say: Callable[[str], None]) -> Path:
-    """The directory of a Keycloak that is ready to start. The first call downloads 177 MB, which `say` is told.
+    """The directory of a Keycloak that is ready to start. The first call downloads 177 MB and announces it through
+    `say`; concurrent callers wait for it.
 
-    Processes that ask at once wait for the first. Raises `JavaServerFailed` where Java or Maven is missing or fails, or
-    where the archive is not the one that is expected.
+    Raises `JavaServerFailed` if Java or Maven is missing or fails, or if the archive is not the expected one.
     """
     require_program("java", "default-jre-headless", "Keycloak", environ)
     home = checkout / PLACE / VERSION
@@ -31,7 +31,7 @@ def installed(checkout: Path, environ: Mapping[str, str], say: Callable[[str], N
         with zipfile.ZipFile(archive) as opened:
             opened.extractall(half)
         archive.unlink()
-        # What Keycloak would do at its first start; in memory is where its data is.
+        # Keycloak would otherwise do this at its first start; its data is in memory.
         say("building Keycloak for quick starts (half a minute, once)")
         run_to_end([*script(half), "build", "--db=dev-mem"], environ, _BUILD_S, "Keycloak could not be built")
 

@@ -25,7 +25,7 @@ class Keycloak(JavaServer):
     ready_path = f"/realms/{REALM}/.well-known/openid-configuration"
 
     def __init__(self, checkout: Path, log: Path, port: int, *, heap_mb: int = 384) -> None:
-        """`log` is the file that takes what it writes."""
+        """`log` is the file for its output."""
         super().__init__(checkout, log, port)
         self._heap_mb = heap_mb
 
@@ -35,7 +35,7 @@ class Keycloak(JavaServer):
         return f"{self.url}/realms/{REALM}"
 
     def prepare(self, say: Callable[[str], None]) -> JavaCommand:
-        """Its distribution, with our realm where it imports from."""
+        """Install the distribution and put our realm into its import directory. Raises `JavaServerFailed`."""
         home = installed(self.checkout, os.environ, say)
         imports = home / f"keycloak-{VERSION}" / "data" / "import"
         imports.mkdir(parents=True, exist_ok=True)

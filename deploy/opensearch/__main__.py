@@ -1,4 +1,4 @@
-"""`make opensearch`: runs a node until Ctrl-C, and says how knowledge flow is told of it."""
+"""`make opensearch`: runs a node until Ctrl-C, and prints the settings that make knowledge flow use it."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""The jars of an OpenSearch node: resolved once, checked, kept below `.tools/`; and the Java to run them."""
+"""The jars of an OpenSearch node, downloaded once, verified and kept below `.tools/`, and the Java to run them."""
 
 import hashlib
 import os
@@ -23,7 +23,7 @@ _COMPILER = re.compile(r"^jdk\.compiler@(\d+)", re.MULTILINE)
 
 
 def find_java(environ: Mapping[str, str]) -> Path:
-    """The `java` of JAVA_HOME or PATH, of a JDK that is new enough. Raises `JavaServerFailed` with the package."""
+    """The `java` of JAVA_HOME or PATH, of a JDK that is new enough. Raises `JavaServerFailed`, naming the package."""
     name = shutil.which("java", path=_java_path(environ))
     if name is None:
         raise JavaServerFailed(f"OpenSearch needs a JDK {LEAST_JAVA} or newer ({_PACKAGE})")
@@ -38,10 +38,10 @@ def find_java(environ: Mapping[str, str]) -> Path:
 def class_path(
     checkout: Path, environ: Mapping[str, str], say: Callable[[str], None], *, knn_sha256: str = KNN_SHA256
 ) -> str:
-    """The class path of the node, as Java takes it. The first call downloads 60 MB, which `say` is told.
+    """The class path of the node, as Java takes it. The first call downloads 60 MB and announces it through
+    `say`; concurrent callers wait for it.
 
-    Processes that ask at once wait for the first. Raises `JavaServerFailed` where Maven is missing or cannot resolve,
-    or where the plugin is not the one of `knn_sha256`.
+    Raises `JavaServerFailed` if Maven is missing or fails, or if the plugin does not match `knn_sha256`.
     """
     pom = HERE / "pom.xml"
     jars = checkout / PLACE / hashlib.sha256(pom.read_bytes()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""One OpenSearch node on loopback, without TLS and users."""
+"""An OpenSearch node on loopback, without TLS or users."""
 
 import os
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class OpenSearchNode(JavaServer):
         self._short_lived = short_lived
 
     def prepare(self, say: Callable[[str], None]) -> JavaCommand:
-        """Its jars, and a Java that runs `LocalNode.java` from its source."""
+        """Install the jars and find a Java that runs `LocalNode.java` from source. Raises `JavaServerFailed`."""
         java = find_java(os.environ)
         jars = class_path(self.checkout, os.environ, say)
         command = [str(java), f"-Xms{self._heap_mb}m", f"-Xmx{self._heap_mb}m"]

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 def run_command(argv: list[str]) -> int:
-    """`ws_bench run`: one load, its summary and its files."""
+    """`ws_bench run`: one load, its summary and its files. Raises `BenchError`."""
     config = parse_run_flags(argv)
     check_outputs(config.outputs)
     style, quiet = Style.of(sys.stdout), config.outputs.progress
@@ -51,7 +51,7 @@ def run_command(argv: list[str]) -> int:
 
 
 def report_command(argv: list[str]) -> int:
-    """`ws_bench report RESULT.json`: print a result again, or write it as HTML, Markdown or CSV."""
+    """`ws_bench report RESULT.json`: print a result, or write it as HTML, Markdown or CSV. Raises `BenchError`."""
     flags = Flags("ws_bench report", "Show the result of a run again.")
     flags.parser.add_argument("result", help="file that `run -json` wrote")
     for name in ("html", "md", "csv"):
@@ -67,7 +67,10 @@ def report_command(argv: list[str]) -> int:
 
 
 def merge_command(argv: list[str]) -> int:
-    """`ws_bench merge A.json B.json`: several generators' results of one load as one."""
+    """`ws_bench merge A.json B.json`: several generators' results of one load as one.
+
+    Raises `UsageError` for fewer than two results or for runs at different times, `BenchError` for a file.
+    """
     flags = Flags("ws_bench merge", "Join the results of generators that ran at the same time.")
     flags.parser.add_argument("results", nargs="+", help="files that `run -json` wrote")
     for name in ("json", "html", "md", "csv"):
@@ -84,12 +87,12 @@ def merge_command(argv: list[str]) -> int:
 
 
 async def make_recording(config: RunConfig, argv: Sequence[str]) -> Recording:
-    """Carry out a run, in this process or in several."""
+    """Carry out a run, in this process or in several. Raises `BenchError` if it cannot begin."""
     return await (run_workers(config, argv) if config.workers > 1 else run_load(config, argv))
 
 
 def run_in_loop(main: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
-    """Run on a loop of its own; None when it was stopped at once, which has been said then."""
+    """Run a coroutine on a new uvloop. Returns None, after a message on stderr, if it is interrupted a second time."""
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(main())
@@ -99,13 +102,13 @@ def run_in_loop(main: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
 
 
 def print_report(report: RunReport, style: Style) -> None:
-    """Print the compatible block and what follows it."""
+    """Print the compatible summary and the details after it."""
     print(summary_block(report, style), end="")
     print(detail_block(report, style), end="", flush=True)
 
 
 def check_outputs(outputs: Outputs) -> None:
-    """Raise `UsageError` now for a file that could not be written after an hour."""
+    """Raise `UsageError` for a file that cannot be written, before the run instead of after it."""
     for flag, path in outputs.files().items():
         directory = Path(path).parent
         if not directory.is_dir():
@@ -115,7 +118,7 @@ def check_outputs(outputs: Outputs) -> None:
 
 
 def write_outputs(report: RunReport, outputs: Outputs) -> None:
-    """Write the files that are wanted. Raises `BenchError`."""
+    """Write the files that were asked for. Raises `BenchError`."""
     makers: dict[str, Callable[[], bytes]] = {
         "json": lambda: dumps(result_json(report)) + b"\n",
         "csv": lambda: csv_text(report).encode(),

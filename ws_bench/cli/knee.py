@@ -1,4 +1,4 @@
-"""`ws_bench find-knee`: the highest rate at which neither turns in flight nor their first token pile up."""
+"""`ws_bench find-knee`: the highest rate at which neither turns in flight nor times to first token keep rising."""
 
 import math
 import sys
@@ -32,7 +32,7 @@ _RAMP_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One rate that was tried. `why` says what did not hold, empty where all did; `turns_per_s` is what came out."""
+    """One rate that was tried. `why` names what did not hold, empty if all did; `turns_per_s` is the measured rate."""
 
     rate: float
     held: bool
@@ -46,19 +46,19 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Knee:
-    """Between the highest rate that held and the lowest that did not; None where one of them was never seen."""
+    """The highest rate that held and the lowest that did not; None for one that was never seen."""
 
     held: float | None
     broke: float | None
 
     @property
     def rate(self) -> float | None:
-        """The middle of both on a scale of ratios."""
+        """Their geometric mean; None without both."""
         return math.sqrt(self.held * self.broke) if self.held and self.broke else None
 
 
 def knee_command(argv: list[str]) -> int:
-    """Probe rates, print the table; 1 where not even the lowest rate held."""
+    """Probe rates and print the table. Returns 1 if no rate held. Raises `UsageError` and `BenchError`."""
     flags = _flags()
     values = flags.parse(argv)
     config = config_of(values)
@@ -93,8 +93,8 @@ def knee_command(argv: list[str]) -> int:
 def search(probe: Callable[[float], Probe | None], *, start: float, highest: float, tolerance: float) -> Knee:
     """Double the rate until it does not hold, halve the interval (of ratios) until it is narrower than `tolerance`.
 
-    A probe that returns None ends the search. A rate that fails by its slopes alone is tried twice: one that holds
-    the second time holds.
+    A probe that returns None ends the search. A rate that fails by its slopes alone is tried a second time, which
+    decides.
     """
     held: float | None = None
     broke: float | None = None
@@ -120,13 +120,13 @@ def search(probe: Callable[[float], Probe | None], *, start: float, highest: flo
 
 
 def over_saturated(recording: Recording) -> tuple[str, float, float]:
-    """Whether turns pile up: both the turns outstanding and their latency rise, beyond chance and by more than a tenth.
+    """Whether turns pile up: the outstanding turns and their latency both rise, beyond chance and by more than a tenth.
 
-    What is outstanding is counted from when turns should have begun, so that a cap on clients hides nothing. The first
-    quarter, and the time in which the first turns are under way, is left out: there everything rises. Returns what is
-    wrong (empty where nothing is), and both slopes as a share of the mean over the window.
+    A turn is outstanding from when it should have begun, so that a cap on clients hides nothing. The first quarter of
+    the run, and the time until the first turns end, are left out: everything rises there. Returns the reason (empty if
+    nothing piles up) and both slopes as a share of the mean over the window.
     """
-    window = _judged(recording)
+    window = _judged_window(recording)
     turns = [turn for turn in recording.turns if turn.sent]
     if window is None or not turns:
         return "nothing was asked", 0.0, 0.0
@@ -146,7 +146,7 @@ def over_saturated(recording: Recording) -> tuple[str, float, float]:
 
 
 def knee_text(knee: Knee, probes: Sequence[Probe]) -> str:
-    """The result in words."""
+    """The result as one line."""
     best = max((probe.turns_per_s for probe in probes), default=0.0)
     seen = f"the highest rate that came out was {best:.2f} turns/s"
     if knee.rate is not None:
@@ -175,7 +175,7 @@ def _probe(config: RunConfig, rate: float, seconds: float, argv: Sequence[str]) 
         rate=rate,
         held=not why,
         why=why,
-        turns_per_s=_came_out(recording),
+        turns_per_s=_measured_rate(recording),
         p50_ms=report.latency.p50 if report.latency else 0.0,
         p95_ms=report.latency.p95 if report.latency else 0.0,
         in_flight_slope=flight,
@@ -183,14 +183,14 @@ def _probe(config: RunConfig, rate: float, seconds: float, argv: Sequence[str]) 
     )
 
 
-def _came_out(recording: Recording) -> float:
-    window = _judged(recording)
+def _measured_rate(recording: Recording) -> float:
+    window = _judged_window(recording)
     if window is None:
         return 0.0
     return sum(turn.ok and window.begin < turn.ended <= window.end for turn in recording.turns) / window.seconds
 
 
-def _judged(recording: Recording) -> SteadyWindow | None:
+def _judged_window(recording: Recording) -> SteadyWindow | None:
     if recording.planned is None:
         return None
     begin, end = recording.planned

@@ -28,14 +28,14 @@ _RECOVERED_MS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One number of clients and what a run with it gave."""
+    """A number of clients and the report of the run with it."""
 
     clients: int
     report: RunReport
 
     @property
     def latency(self) -> Spread | None:
-        """Latency in the steady window, or of the whole run where there was none."""
+        """Latency in the steady window, or of the whole run if there was none."""
         measured = self.report.measured
         return measured.latency if measured and measured.latency else self.report.latency
 
@@ -46,7 +46,10 @@ class Level:
 
 
 def sweep_command(argv: list[str]) -> int:
-    """Run every level, then the first one again; print the tables and write the files."""
+    """Run every level, then the first one again; print the tables and write the files.
+
+    Raises `UsageError` for flags that do not fit a sweep, `BenchError` for a file.
+    """
     flags = _flags()
     values = flags.parse(argv)
     config = config_of(values)
@@ -65,7 +68,7 @@ def sweep_command(argv: list[str]) -> int:
 
 
 def sweep_text(levels: Sequence[Level], recovery: Level | None, style: Style) -> str:
-    """The level table, the phases against concurrency, and the word on recovery."""
+    """The table of levels, the phases by number of clients, and whether the service recovered."""
     lines = [style("WS BENCH SWEEP", "\033[1m", "\033[36m"), *text_table(level_table(levels))]
     phases = phase_rows(levels)
     if phases:
@@ -76,7 +79,7 @@ def sweep_text(levels: Sequence[Level], recovery: Level | None, style: Style) ->
 
 
 def level_table(levels: Sequence[Level]) -> list[tuple[str, ...]]:
-    """One row a level; `scaling` is the rate over what the first level's clients would give without any loss."""
+    """One row per level; `scaling` is its rate relative to linear scaling of the first level's."""
     head = ("clients", "turns/s", "scaling", "p50 ms", "p95 ms", "p99 ms", "first token p95", "in flight", "X*R",
             "errors", "not sent", "red flags")  # fmt: skip
     rows: list[tuple[str, ...]] = [head]
@@ -103,7 +106,7 @@ def level_table(levels: Sequence[Level]) -> list[tuple[str, ...]]:
 
 
 def phase_rows(levels: Sequence[Level]) -> list[tuple[str, ...]]:
-    """Phases down, levels across: mean milliseconds of a turn; empty where no server told."""
+    """Phases down, levels across: mean milliseconds per turn; empty if no server sent a ledger."""
     names: dict[str, bool] = {}
     for level in levels:
         for row in level.report.measured.phases if level.report.measured else ():
@@ -122,7 +125,7 @@ def phase_rows(levels: Sequence[Level]) -> list[tuple[str, ...]]:
 
 
 def recovery_text(first: Level, again: Level) -> str:
-    """Whether the first level's latency is back after the highest one."""
+    """A line on whether the first level's latency is back to normal after the highest one."""
     before, after = first.latency, again.latency
     if before is None or after is None:
         return f"Recovery: NO, nothing succeeded with {again.clients} client(s) after the highest level"
@@ -132,12 +135,12 @@ def recovery_text(first: Level, again: Level) -> str:
 
 
 def is_recovered(before: Spread, after: Spread) -> bool:
-    """Whether p50 is back within a tenth, or 5 ms where that is more."""
+    """Whether p50 is back within a tenth or 5 ms, whichever is more."""
     return after.p50 <= max(before.p50 * _RECOVERED, before.p50 + _RECOVERED_MS)
 
 
 def sweep_html(levels: Sequence[Level], recovery: Level | None) -> str:
-    """The sweep as a page: rate and latency against clients, phases against clients, the tables."""
+    """The sweep as an HTML page: rate, latency and phases by number of clients, and the tables."""
     x = Axis("clients", [(float(number), str(level.clients)) for number, level in enumerate(levels)])
     shown = [(float(number), level) for number, level in enumerate(levels)]
     percentiles = [

@@ -1,4 +1,4 @@
-"""Open loop: when turns arrive, decided before the run and whatever the service does."""
+"""Open loop: arrival times of turns, fixed before the run and independent of the service."""
 
 import math
 from array import array
@@ -16,14 +16,14 @@ _PER_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The rate moves in a straight line from the last stage's to `rate` (turns a second) within `seconds`."""
+    """The rate changes linearly from the previous stage's to `rate` (turns per second) within `seconds`."""
 
     rate: float
     seconds: float
 
 
 def parse_rate(text: str) -> float:
-    """Turns a second of `20/s`, `300/m` or `20`; 0 for an empty text. Raises `UsageError`."""
+    """Turns per second of `20/s`, `300/m` or `20`; 0 for an empty text. Raises `UsageError`."""
     if not text.strip():
         return 0.0
     number, slash, unit = text.strip().partition("/")
@@ -54,20 +54,20 @@ def parse_stages(text: str) -> tuple[Stage, ...]:
 
 
 def steady_stages(rate: float, seconds: float) -> tuple[Stage, ...]:
-    """One rate from the first moment on."""
+    """Stages with a constant rate from the start."""
     return (Stage(rate, 0.0), Stage(rate, seconds))
 
 
 def duration_of(stages: Sequence[Stage]) -> float:
-    """How long they last, in seconds."""
+    """Their total length in seconds."""
     return math.fsum(stage.seconds for stage in stages)
 
 
 def schedule(stages: Sequence[Stage], kind: str, random: Random) -> "array[float]":
     """Seconds from the start of each arrival, ascending. `kind` is `constant` (evenly spaced) or `poisson`.
 
-    Both are the inverse of the expected number of arrivals, so each stage has the share that its rates ask for.
-    Raises `UsageError` where more than five million are expected.
+    Both invert the expected number of arrivals, so that each stage gets the share that its rates ask for. Raises
+    `UsageError` if more than five million are expected.
     """
     times: array[float] = array("d")
     passed_s, passed, rate = 0.0, 0.0, 0.0
@@ -84,13 +84,14 @@ def schedule(stages: Sequence[Stage], kind: str, random: Random) -> "array[float
 
 
 def _expected(rate: float, stage: Stage) -> float:
-    """How many arrive in a stage that begins at this rate."""
+    """The expected number of arrivals in a stage that begins at this rate."""
     return (rate + stage.rate) / 2 * stage.seconds
 
 
 def _time_of(arrivals: float, rate: float, stage: Stage) -> float:
-    """Seconds into a stage until so many have arrived: rate*t + slope*t²/2 = arrivals, solved for t."""
+    """Seconds into a stage at which this number has arrived: rate*t + slope*t²/2 = arrivals, solved for t."""
     slope = (stage.rate - rate) / stage.seconds
     root = math.sqrt(max(rate * rate + 2 * slope * arrivals, 0.0))
-    # The usual root divides by the slope, which may be 0; this form divides by a rate, which cannot where some arrive.
+    # The usual root divides by the slope, which may be 0; this form divides by a rate, which is above 0 if any
+    # turn arrives.
     return 2 * arrivals / (rate + root) if rate + root > 0 else 0.0

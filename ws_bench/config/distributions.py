@@ -1,4 +1,4 @@
-"""Random times with a mean that one can name: of a client's thinking, and of the fake model's tokens."""
+"""Random variables by name and parameters: clients' think times, and the fake model's delays and lengths."""
 
 import math
 from collections.abc import Callable
@@ -14,7 +14,7 @@ FORMS = "VALUE, exp:MEAN, uniform:LOW..HIGH, normal:MEAN,SD, lognormal:MEDIAN,P9
 
 @dataclass(frozen=True, slots=True)
 class RandomVariable:
-    """A distribution of times that are never below 0, in the unit of the numbers it was given.
+    """A random variable that is never below 0, in the unit of its parameters.
 
     `kind` is constant (a), exp (mean a), uniform (a to b), normal (mean a, standard deviation b, cut off at 0) or
     lognormal (median a, 95th percentile b).
@@ -25,7 +25,7 @@ class RandomVariable:
     b: float = 0.0
 
     def draw(self, random: Random) -> float:
-        """The next value. A constant draws nothing, so that it does not move the others' sequence."""
+        """The next value. A constant consumes no random number, so that it does not shift the sequence of others."""
         if self.kind == "constant":
             return self.a
         if self.kind == "exp":
@@ -38,12 +38,12 @@ class RandomVariable:
 
 
 def constant(value: float) -> RandomVariable:
-    """Always the same."""
+    """A variable that always has this value."""
     return RandomVariable("constant", value)
 
 
 def parse_distribution(text: str, number: Callable[[str], float]) -> RandomVariable:
-    """One of `FORMS`, its numbers read by `number`. Raises `UsageError`, or ValueError where `number` does."""
+    """One of `FORMS`, its numbers read by `number`. Raises `UsageError`, and ValueError if `number` does."""
     kind, separator, rest = text.partition(":")
     if not separator:
         return constant(number(text))

@@ -27,7 +27,7 @@ class RunConfig:
     agent: str
     message: str
     prompts: tuple[Script, ...]
-    """What the turns ask (see `ws_bench.config.prompts`); empty: each asks `message`."""
+    """What the turns ask (`ws_bench.config.prompts`); if empty, each asks `message`."""
     session: str
     session_title: str
     create_session: bool
@@ -55,7 +55,7 @@ class RunConfig:
 
     @property
     def per_client(self) -> bool:
-        """Whether a client keeps its socket for all its turns, rather than having a new one for each."""
+        """Whether a client keeps its socket for all its turns instead of opening one for each."""
         return self.requests_per_client > 0 or self.load.open
 
     @property
@@ -74,7 +74,7 @@ class RunConfig:
 
     @property
     def dial_url(self) -> str:
-        """The URL to connect to: holds the token where `-token-in-query` asks for it. Never print it."""
+        """The URL to connect to, with the token if `-token-in-query` is set. Never print it."""
         if not (self.token_in_query and self.token):
             return self.url
         parts = urlsplit(self.url)
@@ -151,7 +151,7 @@ def config_of(values: argparse.Namespace, environ: Mapping[str, str] | None = No
 
 
 def session_url_of(socket: SplitResult, *, needed: bool = True) -> str:
-    """The REST address of sessions beside a socket address. Raises `UsageError` where it cannot be told."""
+    """The REST address of sessions for a socket address. Raises `UsageError` if needed and not derivable."""
     for path in _SOCKET_PATHS:
         if path in socket.path:
             scheme = {"ws": "http", "wss": "https"}[socket.scheme]

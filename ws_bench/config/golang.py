@@ -50,14 +50,14 @@ def format_duration(seconds: float) -> str:
 
 
 def figure(value: float) -> str:
-    """A number as a person reads it: at most three decimals, an exponent only below a thousandth."""
+    """A number for a reader: at most three decimals, an exponent only below a thousandth."""
     if value == 0 or abs(value) >= 1e-3:
         return f"{value:.3f}".rstrip("0").rstrip(".")
     return f"{value:g}"
 
 
 def milliseconds(value: float) -> str:
-    """A time at a glance: whole milliseconds, and a decimal below ten, so that a fast answer is not one of 0 ms."""
+    """Milliseconds for a reader: whole ones, and one decimal below ten, so that a fast answer does not read 0 ms."""
     return f"{value:.0f}" if value >= 10 or value == 0 else f"{value:.1f}"
 
 
@@ -76,14 +76,17 @@ def format_bool(value: bool) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that raises `UsageError` instead of leaving the process."""
+    """An ArgumentParser that raises `UsageError` instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
 
 
 def join_go_flags(argv: Sequence[str], value_flags: frozenset[str]) -> list[str]:
-    """Each `-name value` and `--name value` as `--name=value`, so that a value may begin with a dash as in Go."""
+    """Each `-name value` and `--name value` as `--name=value`, so that a value may begin with a dash as in Go.
+
+    Raises `UsageError` for a flag without its value.
+    """
     joined: list[str] = []
     rest = iter(argv)
     for word in rest:
@@ -103,7 +106,7 @@ def join_go_flags(argv: Sequence[str], value_flags: frozenset[str]) -> list[str]
 
 
 class Flags:
-    """The parser under construction; remembers which flags take a value, which Go's dialect needs to know."""
+    """A parser under construction; it records which flags take a value, which Go's syntax depends on."""
 
     def __init__(self, prog: str, description: str) -> None:
         self.parser = Parser(prog=prog, allow_abbrev=False, description=description)
@@ -139,7 +142,7 @@ class Flags:
 
 
 def _converter(kind: Callable[[str], object]) -> Callable[[str], object]:
-    """`kind` with its refusals in argparse's own error, which names the flag."""
+    """`kind` with its errors as argparse's own, which name the flag."""
 
     def convert(text: str) -> object:
         try:

@@ -18,7 +18,7 @@ _FORM = "such as turn_latency:p95<4000ms, ttft:p99<500ms, errors:rate<0.1%, turn
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What is left out at one end of a run: `amount` of seconds, of the run's length (share) or of turns."""
+    """What to leave out at one end of a run: `amount` in seconds, as a share of its length, or in turns."""
 
     kind: str = "seconds"
     amount: float = 0.0
@@ -29,12 +29,12 @@ NO_CUT = Cut()
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """When turns begin. With stages it is an open loop, else a closed one, for a number of turns or for a time."""
+    """When turns begin: an open loop if there are stages, else a closed one for a number of turns or for a time."""
 
     stages: tuple[Stage, ...] = ()
     arrival: str = "constant"
     duration_s: float = 0.0
-    """Of a closed loop; 0: each client has its number of turns."""
+    """For a closed loop; 0: each client makes its number of turns."""
     think: RandomVariable | None = None
     expected_interval_s: float = 0.0
     warmup: Cut = NO_CUT
@@ -43,21 +43,21 @@ class Load:
 
     @property
     def open(self) -> bool:
-        """Whether turns arrive whatever the service does."""
+        """Whether turns arrive independently of the service."""
         return bool(self.stages)
 
     @property
     def planned_s(self) -> float:
-        """How long turns begin, in seconds; 0 where the number of turns decides."""
+        """For how long turns begin, in seconds; 0 if the number of turns decides."""
         return duration_of(self.stages) if self.stages else self.duration_s
 
 
 @dataclass(frozen=True, slots=True)
 class Misbehaviour:
-    """Clients beside the measured ones that do what real ones do; their turns are in no percentile."""
+    """Extra clients that behave as badly as real ones; their turns are in no percentile."""
 
     hangup_share: float = 0.0
-    """Hang-ups for each measured turn."""
+    """Hang-ups per measured turn."""
     hangup_after_s: float | None = None
     """Seconds after the ask; None: at the first token."""
     reconnect: bool = False
@@ -75,7 +75,7 @@ class Misbehaviour:
 
 @dataclass(frozen=True, slots=True)
 class Observe:
-    """What is watched beside the sockets. `postgres` may hold a password: it is never printed or stored."""
+    """What to monitor besides the sockets. `postgres` may hold a password: it is never printed or stored."""
 
     metrics_urls: tuple[str, ...] = ()
     interval_s: float = 1.0
@@ -85,7 +85,7 @@ class Observe:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Files to write, empty where not wanted, and how a running run shows itself."""
+    """Files to write (empty: not wanted), and how to show progress."""
 
     json: str = ""
     csv: str = ""
@@ -93,9 +93,9 @@ class Outputs:
     markdown: str = ""
     live: bool = True
     live_interval_s: float = 0.0
-    """0: a second on a terminal, five elsewhere."""
+    """0: one second on a terminal, five elsewhere."""
     progress: bool = False
-    """Say how it goes as JSON lines on stdout, in place of everything else: a worker to the process that began it."""
+    """Print progress as JSON lines on stdout and nothing else: a worker's report to its parent process."""
 
     def files(self) -> dict[str, str]:
         """Path of each wanted file by its flag."""
@@ -105,7 +105,7 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """One condition: a figure of a metric against a bound (milliseconds, a share of 1, a count, or a rate)."""
+    """One condition: a figure of a metric compared with a bound (milliseconds, a share of 1, a count, or a rate)."""
 
     text: str
     metric: str
@@ -116,7 +116,7 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Gates:
-    """What decides the exit code beyond success."""
+    """What decides the exit code besides success."""
 
     thresholds: tuple[Gate, ...] = ()
     goodput: Mapping[str, float] = field(default_factory=dict)
@@ -175,7 +175,7 @@ def parse_percent(text: str) -> float:
 
 
 def parse_bytes(text: str) -> float:
-    """Bytes of `2KB`, `1.5MB` or `800`; a `/s` at the end is taken. Raises `UsageError`."""
+    """Bytes of `2KB`, `1.5MB` or `800`; a trailing `/s` is allowed. Raises `UsageError`."""
     found = re.fullmatch(r"(\d+\.?\d*)(B|KB|MB)?(/s)?", text.strip())
     if found is None or float(found.group(1)) <= 0:
         raise UsageError(f"invalid size {text!r} (such as 2KB)")

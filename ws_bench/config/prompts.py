@@ -1,4 +1,4 @@
-"""What the turns ask: one message, or scripts from a file, in order or by weight."""
+"""What the turns ask: one message, or scripts from a file, in file order or drawn by weight."""
 
 import csv
 import hashlib
@@ -15,7 +15,7 @@ from ws_bench.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """Messages that one client asks one after the other; `weight` is its share where scripts are drawn."""
+    """Messages that one client asks in sequence; `weight` is its share if scripts are drawn."""
 
     turns: tuple[str, ...]
     weight: float | None = None
@@ -44,12 +44,12 @@ def read_scripts(path: str) -> tuple[Script, ...]:
 
 
 def digest(scripts: Sequence[Script]) -> str:
-    """A short name for exactly these scripts, so that two runs can be told to have asked the same."""
+    """A short hash of the scripts, which shows whether two runs asked the same."""
     return hashlib.sha256(repr([(script.turns, script.weight) for script in scripts]).encode()).hexdigest()[:12]
 
 
 class Prompts:
-    """Hands out messages. Without weights scripts go in file order, whichever client comes first, and over again."""
+    """Hands out messages. Without weights, scripts go in file order, cyclically, to whichever client comes next."""
 
     def __init__(self, scripts: Sequence[Script], message: str, random: Random) -> None:
         self._scripts = scripts
@@ -61,7 +61,7 @@ class Prompts:
         self._weights = [1.0 if s.weight is None else s.weight for s in scripts] if weighted else None
 
     def next(self, client: int) -> str:
-        """The next message of this client: the rest of its script, then another script."""
+        """The next message of this client: from the rest of its script, then from another one."""
         if not self._scripts:
             return self._message
         rest = self._rest.get(client)

@@ -25,7 +25,7 @@ NATIVE_SUBPROTOCOL = "turnwise.v1"
 
 
 def run_flags(prog: str, description: str) -> Flags:
-    """The flags of a run, for `run` itself and for the commands that make runs of their own."""
+    """The flags of a run, for `run` itself and for the commands that start several runs."""
     flags = Flags(prog, description)
     _compatible_flags(flags)
     _load_flags(flags)
@@ -114,7 +114,7 @@ def _watch_flags(flags: Flags) -> None:
 
 
 def load_of(values: argparse.Namespace) -> Load:
-    """When turns begin. Raises `UsageError` where the flags do not fit together."""
+    """When turns begin. Raises `UsageError` if the flags contradict each other."""
     stages = values.stages
     if values.rate and stages:
         raise UsageError("-rate and -stages exclude each other")
@@ -141,7 +141,7 @@ def load_of(values: argparse.Namespace) -> Load:
 
 
 def misbehaviour_of(values: argparse.Namespace) -> Misbehaviour:
-    """The clients beside the measured ones. Raises `UsageError`."""
+    """The misbehaving clients. Raises `UsageError`."""
     if values.burst < 0 or values.idle_clients < 0:
         raise UsageError("-burst and -idle-clients cannot be negative")
     if values.reconnect and not values.native:
@@ -159,7 +159,7 @@ def misbehaviour_of(values: argparse.Namespace) -> Misbehaviour:
 
 
 def observe_of(values: argparse.Namespace) -> Observe:
-    """What is watched beside the sockets. Raises `UsageError`."""
+    """What to monitor. Raises `UsageError`."""
     if values.server_interval <= 0:
         raise UsageError("-server-interval must be above 0")
     return Observe(values.server_metrics, values.server_interval, values.postgres, values.watch_pid)

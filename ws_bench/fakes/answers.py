@@ -1,4 +1,4 @@
-"""What the fake model says when no knob fixes its text: made from the messages it is given, and nothing else."""
+"""The fake model's answers when no knob sets their length: made from the messages of the request alone."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ STAND_IN = (
     "I am only a stand-in for a language model and know nothing myself: to get real answers, start Turnwise with "
     "OPENAI_API_KEY, or OPENAI_BASE_URL for any server with the same API, and with OPENAI_MODEL."
 )
-"""What is said where neither sources nor the conversation hold an answer."""
+"""The answer if neither the sources nor the conversation hold one."""
 GREETING = f"Hello! {STAND_IN}"
 ABOUT = (
     "Turnwise is an asyncio backend for LangGraph agents. It times every turn phase by phase, so that the log, the "
@@ -48,7 +48,7 @@ _MY_WHAT = re.compile(
 )
 _NAME = re.compile(r"\b(?:my name is|call me|i am called)\s+([\w'-]+)", re.IGNORECASE)
 _SEARCH_WORDS = re.compile(r"\bsearch (?:terms|query)\b", re.IGNORECASE)
-"""In the instructions of who wants words to search for, not an answer: the question's own are as good as any."""
+"""In instructions that ask for search terms instead of an answer: the question's own words serve."""
 _PASSAGE_END = re.compile(r"\n\s*\n\s*\n|^\s*(?:user\s+)?question\s*:", re.IGNORECASE | re.MULTILINE)
 _NAMED = re.compile(r'\b(?:title|section)="([^"\n]*)"')
 _DECLINED = re.compile(r"\buser did not allow\b", re.IGNORECASE)
@@ -57,10 +57,10 @@ _MISSING = (
     (re.compile(r"\bsearch in the documents found nothing\b", re.IGNORECASE), NO_DOCUMENTS),
     (re.compile(r"\btools cannot be reached\b", re.IGNORECASE), TOOLS_OUT_OF_REACH),
 )
-"""What an agent's instructions say is missing, and what is said of it."""
+"""What an agent's instructions report as missing, and the answer to give."""
 _SHORT_RESULT = 400
 _TAG_CHARS = 500
-# What is looked at: a prompt of megabytes must not hold the loop that serves the other streams.
+# How much is read: a prompt of megabytes must not block the loop that serves the other streams.
 _MAX_CHARS = 100_000
 _MAX_EARLIER = 100
 _MAX_EARLIER_CHARS = 4_000
@@ -80,7 +80,7 @@ def turns_of(messages: Sequence[Mapping[str, object]]) -> list[Turn]:
 
 
 def reply(turns: Sequence[Turn]) -> str:
-    """An answer to the last message: from a tool's result, from sources, from the conversation, or what this model is.
+    """An answer to the last message from a tool's result, sources or the conversation; else that this is a stand-in.
 
     Never empty.
     """
@@ -117,8 +117,8 @@ def _text_of(content: object) -> str:
 
 
 def _sources_in(prompt: str) -> list[Passage]:
-    """Numbered passages: each begins on a line with `[n]` and lasts until the next one or an empty line pair. What a
-    tag before it says of its title and section is its heading."""
+    """Numbered passages: each begins on a line with `[n]` and ends at the next one or at two empty lines. Title and
+    section in a tag before it are its heading."""
     marks = list(_SOURCE.finditer(prompt))
     ends = [*(mark.start() for mark in marks[1:]), len(prompt)][: len(marks)]
     found: dict[int, Passage] = {}
@@ -144,8 +144,8 @@ def _question_in(asked: str) -> str:
 
 
 def _from_tools(asked: str, turns: Sequence[Turn]) -> str:
-    """What the tools that were called last have said: a short result as it is, of a long one the sentences that have
-    most to do with the question."""
+    """The results of the last tool calls: a short one as it is, of a long one the sentence that shares most words with
+    the question."""
     results: list[str] = []
     for turn in reversed(turns):
         if turn.role != "tool":
@@ -166,7 +166,7 @@ def _of_result(asked: str, result: str) -> str:
 
 
 def _from_conversation(asked: str, earlier: Sequence[str]) -> str:
-    """What earlier user messages say, where the question is about them; empty where it is not."""
+    """What earlier user messages say, if the question is about them; else empty."""
     if _ASKED_BEFORE.search(asked):
         if not earlier:
             return "This is your first message here."
@@ -177,7 +177,7 @@ def _from_conversation(asked: str, earlier: Sequence[str]) -> str:
 
 
 def _about_user(thing: str, earlier: Sequence[str]) -> str:
-    """The latest earlier sentence of the user that says what their `thing` is."""
+    """The user's latest earlier sentence about their `thing`."""
     if thing.strip().lower() == "name":
         for text in reversed(earlier):
             named = _NAME.search(text)
@@ -198,7 +198,7 @@ def _small_talk(asked: str, missing: str) -> str:
 
 
 def _nothing_known(asked: str, earlier: Sequence[str], missing: str) -> str:
-    """What could not be reached, or the earlier message that has most in common with this one; and what this is."""
+    """What could not be reached, or the earlier message most similar to this one, and that this is a stand-in."""
     if missing:
         return f"{missing} {STAND_IN}"
     wanted = terms(asked)

@@ -1,4 +1,4 @@
-"""Chat completions of the fake model: the text, its server-sent events, and when each of them goes out."""
+"""Chat completions of the fake model: the text, its server-sent events, and when each of them is sent."""
 
 import itertools
 import re
@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from backend_kit.wire import InvalidJson, dumps, loads
+from backend_kit.wire import dumps
 from ws_bench.config.distributions import RandomVariable
 from ws_bench.fakes.answers import Turn, reply, turns_of
-from ws_bench.fakes.http import Connection, chunk, error_body
+from ws_bench.fakes.http import BadRequest, Connection, chunk, error_body, json_object
 from ws_bench.fakes.knobs import MAX_TOKENS, BadKnob, Knobs, draw_amount, knobs_of
 from ws_bench.fakes.timer_wheel import EARLY_S, TimerWheel
 from ws_bench.fakes.tools import arguments_for, offered_tool, pieces_of, requested_tool
@@ -32,7 +32,7 @@ _RETRY_STATUSES = frozenset({429, 503})
 class MockLlmStats:
     """What the fake model did since it started, for tests and reports.
 
-    A stream here is an accepted completion, streamed or not: open until it is finished, cut by the client, or
+    A stream here is an accepted completion, streamed or not: open until it is finished, cut by the client or
     truncated by its knob. A stalled one stays open until the client leaves.
     """
 
@@ -50,7 +50,7 @@ class MockLlmStats:
     kept_bytes: int = 0
 
     def remember(self, request: Mapping[str, Any], size: int, keep: int) -> None:
-        """Keep the last `keep` requests' messages, of four megabytes of bodies at most."""
+        """Keep the last `keep` requests, up to four megabytes of bodies."""
         entry = {key: request.get(key) for key in ("model", "stream", "messages")}
         self.last.append((size, entry))
         self.kept_bytes += size
@@ -82,14 +82,14 @@ class MockLlmStats:
 
 @dataclass(frozen=True, slots=True)
 class CompletionPlan:
-    """One completion as decided on arrival: its tokens and how they are to be sent."""
+    """One completion as decided on arrival: its tokens and how to send them."""
 
     completion_id: str
     model: str
     created: int
     tokens: Sequence[str]
     tool: str
-    """The tool that is called with the tokens as its arguments; empty: the tokens are the text."""
+    """The tool to call with the tokens as its arguments; empty: the tokens are the text."""
     finish_reason: str
     prompt_tokens: int
     with_usage: bool
@@ -106,7 +106,7 @@ class CompletionPlan:
 
 
 class Completions:
-    """Answers `POST /v1/chat/completions`: one for the server, with its knobs' defaults and its statistics."""
+    """Answers `POST /v1/chat/completions` for one server, with its default knobs and its statistics."""
 
     def __init__(self, wheel: TimerWheel, stats: MockLlmStats, defaults: Knobs, *, seed: int, keep: int) -> None:
         self._wheel = wheel
@@ -171,24 +171,15 @@ class Completions:
 
 
 def _tool_of(request: Mapping[str, Any], turns: Sequence[Turn], knobs: Knobs, *, fixed: bool) -> dict[str, Any] | None:
-    """The tool to call: the one of the knob, else, where the length of the answer is not `fixed`, the one asked for."""
+    """The tool to call: the knob's, else the one that the user asks for unless the answer's length is `fixed`."""
     if knobs.tool:
         return offered_tool(request, knobs.tool)
     return None if fixed else requested_tool(request, turns)
 
 
-class BadRequest(ValueError):
-    """A body that is not a request this server understands; the text may be shown to the caller."""
-
-
 def parse_request(body: bytes) -> dict[str, Any]:
     """The request with a model name and at least one message object. Raises `BadRequest`."""
-    try:
-        request = loads(body)
-    except InvalidJson as failure:
-        raise BadRequest("the body is not JSON") from failure
-    if not isinstance(request, dict) or not isinstance(request.get("model"), str):
-        raise BadRequest("`model` must be a string")
+    request = json_object(body, "model")
     messages = request.get("messages")
     if not isinstance(messages, list) or not messages or not all(isinstance(item, dict) for item in messages):
         raise BadRequest("`messages` must be a list of at least one object")
@@ -204,10 +195,10 @@ def filler(count: int) -> list[str]:
 
 
 def stream_frames(plan: CompletionPlan) -> tuple[list[bytes], bytes]:
-    """A completion's events as chunks of the transfer coding: one element a token, and the end.
+    """A completion's events as chunks of the transfer coding: one element per token, and the end.
 
-    The first element also holds the event that names the role; the end holds the finish reason, the usage where it
-    was asked for, and `[DONE]`.
+    The first element also holds the event with the role; the end holds the finish reason, the usage if requested, and
+    `[DONE]`.
     """
     head = b'data: {"id":%b,"object":"chat.completion.chunk","created":%d,"model":%b,"choices":' % (
         dumps(plan.completion_id),
@@ -256,7 +247,7 @@ def _tool_call(plan: CompletionPlan, arguments: str) -> dict[str, object]:
 
 
 def _stop_of(knobs: Knobs, tokens: int) -> tuple[int, str]:
-    """After how many tokens the answer ends, and how: `finish`, `stall` or `truncate`."""
+    """The number of tokens after which the answer ends, and how: `finish`, `stall` or `truncate`."""
     stops = [(stop, name) for stop, name in ((knobs.stall, "stall"), (knobs.truncate, "truncate")) if stop is not None]
     stop, name = min(stops, default=(tokens + 1, "finish"))
     return (stop, name) if stop <= tokens else (tokens, "finish")
@@ -289,7 +280,7 @@ class TokenSchedule:
 
 
 class _Answer:
-    """What streamed and whole answers share: the schedule, and the count of how it ended."""
+    """What streamed and whole answers share: the schedule, and counting how they end."""
 
     __slots__ = ("_connection", "_ending", "_last_at", "_open", "_start", "_stats", "_stop", "_times", "_wheel")
 
@@ -335,7 +326,7 @@ class _Answer:
 
 
 class _Stream(_Answer):
-    """One streamed completion: a cursor over its frames, moved on by the wheel."""
+    """One streamed completion: a cursor over its frames, advanced by the timer wheel."""
 
     __slots__ = ("_frames", "_sent")
 
@@ -356,7 +347,7 @@ class _Stream(_Answer):
         frames = frames[: self._stop]
         if self._ending == "finish":
             frames = [*frames[:-1], (frames[-1] if frames else b"") + end]
-        # Without a single token there is still the head of the answer to send.
+        # Without any token the head of the answer must still be sent.
         self._frames = frames or [b""]
         self._sent = 0
 
@@ -394,7 +385,7 @@ class _Stream(_Answer):
 
 
 class _Whole(_Answer):
-    """One completion that is sent in one piece, when a stream of it would have ended."""
+    """One completion sent in one piece at the time at which its stream would have ended."""
 
     __slots__ = ("_garbage", "_plan")
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backend_kit.wire import InvalidJson, loads
+from ws_bench.fakes.http import BadRequest, json_object
 from ws_bench.fakes.text import words
 
 DEFAULT_DIMENSIONS = 384
@@ -45,19 +45,14 @@ def embed(text: str | Sequence[int], dimensions: int = DEFAULT_DIMENSIONS) -> "a
 
 
 def embedding_request(body: bytes) -> EmbeddingRequest:
-    """Read a request as OpenAI-compatible clients send it. Raises ValueError with a text for the caller."""
-    try:
-        request = loads(body)
-    except InvalidJson:
-        raise ValueError("the body is not JSON") from None
-    if not isinstance(request, dict) or not isinstance(request.get("model"), str):
-        raise ValueError("`model` must be a string")  # noqa: TRY004 - one kind of refusal for the caller
+    """Read a request as OpenAI-compatible clients send it. Raises `BadRequest`."""
+    request = json_object(body, "model")
     dimensions = request.get("dimensions") or DEFAULT_DIMENSIONS
     if not isinstance(dimensions, int) or not 1 <= dimensions <= MAX_DIMENSIONS:
-        raise ValueError(f"`dimensions` must be in 1..{MAX_DIMENSIONS}")
+        raise BadRequest(f"`dimensions` must be in 1..{MAX_DIMENSIONS}")
     inputs = _inputs_of(request.get("input"))
     if not 1 <= len(inputs) <= _MAX_INPUTS:
-        raise ValueError(f"`input` must hold 1..{_MAX_INPUTS} texts")
+        raise BadRequest(f"`input` must hold 1..{_MAX_INPUTS} texts")
     return EmbeddingRequest(request["model"], inputs, dimensions, request.get("encoding_format") == "base64")
 
 
@@ -78,11 +73,11 @@ def _inputs_of(given: Any) -> list[str | list[int]]:
     if isinstance(given, str):
         return [given]
     if not isinstance(given, list):
-        raise ValueError("`input` must be a text, a list of texts, or token ids")  # noqa: TRY004 - as above
+        raise BadRequest("`input` must be a text, a list of texts, or token ids")
     if given and all(isinstance(item, int) for item in given):
         return [given]
     if not all(isinstance(item, str) or _is_tokens(item) for item in given):
-        raise ValueError("`input` must be a text, a list of texts, or token ids")
+        raise BadRequest("`input` must be a text, a list of texts, or token ids")
     return given
 
 

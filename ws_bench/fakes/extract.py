@@ -1,4 +1,4 @@
-"""An answer made of whole sentences of numbered passages, by the words they share with the question."""
+"""Answers made of whole sentences from numbered passages, chosen by the words they share with the question."""
 
 import math
 import re
@@ -10,10 +10,10 @@ from typing import Final
 from ws_bench.fakes.text import Sentence, sentences_in, terms, words
 
 _MOST_PASSAGES, _MOST_CHARS = 20, 8_000
-"""What is looked at, so that an answer costs milliseconds whatever the prompt holds."""
+"""How much is read, so that an answer takes milliseconds for any prompt."""
 _MOST_SENTENCES: Final = 3
 _NEAR_THE_BEST: Final = 0.7
-"""A sentence that scores less than this part of the best one shares a word by chance."""
+"""A sentence that scores below this share of the best one is taken to share a word by chance."""
 _HEADING_WEIGHT, _FIRST_PASSAGE, _DEFINITION, _LEANS = 0.5, 0.3, 1.6, 0.8
 _DEFINED: Final = re.compile(
     r"\s*(?:what|who|was|wer)\s+(?:is|are|ist|sind)\s+(?:an?\s|the\s|ein\w{0,2}\s|d\w{2}\s)?(.+?)\W*$", re.IGNORECASE
@@ -25,12 +25,12 @@ _LEANING_WORDS: Final = """
     otherwise therefore neither either one another each er sie es dies diese dieser dieses das dann dort hier so aber
 """
 _LEANING: Final = frozenset(_LEANING_WORDS.split())
-"""Words that begin a sentence which cannot be understood without the one before it."""
+"""First words of a sentence that cannot be understood without the one before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """One source of a prompt: its number there, the title and section that stand with it, its text."""
+    """One source of a prompt: its number, its title and section, its text."""
 
     number: int
     heading: str
@@ -54,8 +54,8 @@ class _Candidate:
 
 
 def answer_from(question: str, passages: Sequence[Passage]) -> str:
-    """Up to three sentences, each with the number of its passage behind it; empty where none has to do with the
-    question. A sentence that holds the question itself is no answer to it."""
+    """Up to three sentences, each followed by the number of its passage; empty if none is related to the question. A
+    sentence that contains the question itself is not used."""
     candidates = _candidates(question, passages)
     by_place = {candidate.where: candidate for candidate in candidates}
     scores = _scores(question, candidates)
@@ -64,7 +64,7 @@ def answer_from(question: str, passages: Sequence[Passage]) -> str:
     for where in ranked:
         if scores[where] < _NEAR_THE_BEST * scores[ranked[0]] or len(chosen) >= _MOST_SENTENCES:
             break
-        wanted = _with_its_company(by_place[where], by_place, first=not chosen)
+        wanted = _with_context(by_place[where], by_place, first=not chosen)
         if len(chosen.keys() | set(wanted)) <= _MOST_SENTENCES:
             chosen |= dict.fromkeys(wanted)
     places = list(dict.fromkeys(where[0] for where in chosen))
@@ -90,7 +90,7 @@ def _candidates(question: str, passages: Sequence[Passage]) -> list[_Candidate]:
 
 
 def _scores(question: str, candidates: Sequence[_Candidate]) -> dict[tuple[int, int, int], float]:
-    """How much each has to do with the question: the rarer the shared words, the more."""
+    """A score of each sentence's relation to the question: rare shared words count more."""
     wanted = terms(question)
     frequency = Counter(term for candidate in candidates for term in candidate.terms & wanted)
     weight = {term: math.log(1 + len(candidates) / count) for term, count in frequency.items()}
@@ -111,7 +111,7 @@ def _scores(question: str, candidates: Sequence[_Candidate]) -> dict[tuple[int, 
 
 
 def _defines(spoken: Sequence[str], subject: Sequence[str]) -> bool:
-    """Whether a sentence begins as one does that says what something is."""
+    """Whether a sentence begins as a definition of the subject does."""
     begin = 1 if spoken[0] in _ARTICLES else 0
     end = begin + len(subject)
     return list(spoken[begin:end]) == list(subject) and end < len(spoken) and spoken[end] in _IS
@@ -121,10 +121,10 @@ def _before(where: tuple[int, int, int]) -> tuple[int, int, int]:
     return (where[0], where[1], where[2] - 1)
 
 
-def _with_its_company(
+def _with_context(
     candidate: _Candidate, by_place: dict[tuple[int, int, int], _Candidate], *, first: bool
 ) -> list[tuple[int, int, int]]:
-    """The sentence, those before it that it leans on, and, for the best one, the next where that goes on about it."""
+    """The sentence, those before it that it depends on and, for the best one, the next if that depends on it."""
     wanted = [candidate.where]
     while by_place[wanted[0]].leans and (before := _before(wanted[0])) in by_place:
         wanted.insert(0, before)

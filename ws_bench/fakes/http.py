@@ -1,16 +1,16 @@
-"""HTTP/1.1 for the fake servers: h11 reads requests, answers go out as bytes that are already framed.
+"""HTTP/1.1 for the fake servers: h11 parses requests, answers are written as bytes that are already framed.
 
-Why not a web framework: a stream then costs a task, and each token several awaits; here it is one `write`.
+With a web framework a stream would cost a task, and each token several awaits; here a token is one `write`.
 """
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import h11
 
-from backend_kit.wire import dumps
+from backend_kit.wire import InvalidJson, dumps, loads
 
 MAX_BODY = 10 * 1024 * 1024
 _MAX_HEAD = 64 * 1024
@@ -28,10 +28,10 @@ class Request:
 
 
 class Connection(asyncio.Protocol):
-    """One client connection: parses requests one after the other, and gives each to `handler` with itself.
+    """One client connection: parses requests one at a time and passes each to `handler` together with itself.
 
     The handler answers with `respond`, or with `start_stream`, `write`… and `end_stream`, at once or later.
-    `on_cut` is called when the client leaves before the answer is complete.
+    `on_cut` is called if the client leaves before the answer is complete.
     """
 
     def __init__(
@@ -55,38 +55,38 @@ class Connection(asyncio.Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether the client is still there and no side has begun to close."""
+        """Whether the connection is open and not closing."""
         return self._transport is not None and not self._transport.is_closing()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The loop's call: a client has come."""
+        """Called by the loop: a client has connected."""
         # uvloop's transports have the interface without being subclasses.
         self._transport = cast("asyncio.Transport", transport)
         self._open.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - how it ended makes no difference
-        """The loop's call: the connection is gone, from either side."""
+        """Called by the loop: the connection is closed, by either side."""
         self._transport = None
         self._open.discard(self)
         self._cut()
 
     def eof_received(self) -> bool:
-        """The loop's call: the client has closed its side. HTTP clients that still wait do not do that."""
+        """Called by the loop: the client has closed its side, which HTTP clients awaiting an answer do not do."""
         return False
 
     def pause_writing(self) -> None:
-        """The loop's call: the client reads too slowly."""
+        """Called by the loop: the client reads too slowly."""
         self.writable = False
 
     def resume_writing(self) -> None:
-        """The loop's call: there is room again."""
+        """Called by the loop: the buffer has room again."""
         self.writable = True
         waiting, self.on_writable = self.on_writable, None
         if waiting is not None:
             waiting()
 
     def data_received(self, data: bytes) -> None:
-        """The loop's call: bytes of requests. What comes during an answer is kept, up to the size of one body."""
+        """Called by the loop: bytes of requests. During an answer they are kept, up to the size of one body."""
         self._ahead = self._ahead + len(data) if self._answering else 0
         if self._ahead > MAX_BODY:
             self.abort()
@@ -102,7 +102,7 @@ class Connection(asyncio.Protocol):
         self.respond_bytes(status, dumps(payload), headers)
 
     def respond_bytes(self, status: int, body: bytes, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
-        """Answer the current request with a body that says of itself that it is JSON."""
+        """Answer the current request with a body of type JSON, valid or not."""
         length = (b"content-length", str(len(body)).encode())
         head = self._parser.send(h11.Response(status_code=status, headers=[_JSON, length, *headers]))
         self._parser.send(h11.Data(data=body))
@@ -110,7 +110,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def can_stream(self) -> bool:
-        """Whether the client's HTTP version knows the chunked coding."""
+        """Whether the client's HTTP version supports the chunked coding."""
         return self._parser.their_http_version == b"1.1"
 
     def start_stream(self, framed: bytes = b"") -> None:
@@ -128,7 +128,7 @@ class Connection(asyncio.Protocol):
         self._finish(framed)
 
     def abort(self) -> None:
-        """Close after what is written, without an end of the answer: a truncated stream."""
+        """Close after flushing, without ending the answer: a truncated stream."""
         self.on_cut = None
         if self._transport is not None:
             self._transport.close()
@@ -136,7 +136,7 @@ class Connection(asyncio.Protocol):
     def _advance(self) -> None:
         """Take events until a request is complete or bytes run out. Pipelined requests wait for their turn."""
         if self._advancing:
-            # The handler answered at once: the loop below goes on, or many pipelined requests would nest.
+            # The handler answered at once: the outer loop continues, or many pipelined requests would recurse.
             return
         self._advancing = True
         try:
@@ -146,7 +146,7 @@ class Connection(asyncio.Protocol):
             self._advancing = False
 
     def _take(self, event: object) -> bool:
-        """Handle one event of the parser; False when there is nothing more to take for now."""
+        """Handle one event of the parser; returns False if there is nothing more to take for now."""
         if isinstance(event, h11.Request):
             self._method, self._path = event.method.decode(), event.target.decode("latin-1").partition("?")[0]
             self._body, self._size = [], 0
@@ -161,14 +161,14 @@ class Connection(asyncio.Protocol):
             body, self._body = b"".join(self._body), []
             self._handler(Request(self._method, self._path, body), self)
         else:
-            # NEED_DATA, PAUSED, or the client's ConnectionClosed: the loop's next call goes on.
+            # NEED_DATA, PAUSED or the client's ConnectionClosed: the next callback continues.
             if self._parser.they_are_waiting_for_100_continue:
                 self.write(self._parser.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
             return False
         return True
 
     def _finish(self, last: bytes) -> None:
-        """Write the end of the answer in one piece, then go on with what the client has sent meanwhile."""
+        """Write the end of the answer in one piece, then handle what the client has sent meanwhile."""
         self.on_cut = None
         self._answering = False
         if self._transport is None:
@@ -181,7 +181,7 @@ class Connection(asyncio.Protocol):
         self._advance()
 
     def _refuse(self, status: int, text: str) -> None:
-        """Answer a request that cannot be read, then close: what follows it on the connection is unknown."""
+        """Answer a request that cannot be parsed, then close: the rest of the connection is undefined."""
         self._answering = True
         if self._parser.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
             body = dumps(error_body(text, "invalid_request_error"))
@@ -199,6 +199,21 @@ class Connection(asyncio.Protocol):
 def chunk(data: bytes) -> bytes:
     """Bytes as one chunk of the chunked transfer coding."""
     return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+class BadRequest(ValueError):
+    """A body that is not a request that the server understands; the text may be shown to the caller."""
+
+
+def json_object(body: bytes, text_key: str) -> dict[str, Any]:
+    """The JSON object in a body, with a text at `text_key`. Raises `BadRequest`."""
+    try:
+        request = loads(body)
+    except InvalidJson:
+        raise BadRequest("the body is not JSON") from None
+    if not isinstance(request, dict) or not isinstance(request.get(text_key), str):
+        raise BadRequest(f"`{text_key}` must be a string")
+    return request
 
 
 def error_body(message: str, kind: str) -> dict[str, object]:

@@ -1,29 +1,29 @@
 """How the fake model behaves: set by flags for all requests, and by the model name for one.
 
 Syntax of a model name: `NAME[;KEY=VALUE]…`, for example `mock;ttft=3000;gap=20;tokens=50;error=0.1;status=429`.
-NAME is anything without `;`. A key that the name gives replaces the flag's value for that request.
+NAME is anything without `;`. A key in the name replaces the flag's value for that request.
 
 | key | unit | meaning (default) |
 |---|---|---|
 | `ttft` | ms | from the request's last byte to the first token (0) |
 | `gap` | ms | between one token and the next, on a fixed schedule: lateness does not add up (0) |
-| `tokens` | count | answer with a text of exactly so many tokens, whatever is asked (0: answer usefully) |
-| `tool` | name | call this tool where the request offers it and has no result yet; `*`: the first one offered (off) |
+| `tokens` | count | answer with exactly this many tokens, whatever is asked (0: answer usefully) |
+| `tool` | name | call this tool if the request offers it and has no result yet; `*`: the first one offered (off) |
 | `floor` | ms | the last token and the end are not sent before this time (0) |
-| `error` | 0..1 | share of requests refused with `status` (0; 1 where only `status` is given) |
+| `error` | 0..1 | share of requests refused with `status` (0; 1 if only `status` is given) |
 | `status` | HTTP | status of a refusal, 400..599; 429 and 503 carry `Retry-After` (500) |
 | `retry` | s | what `Retry-After` says (1) |
-| `pause` | count:ms | after so many tokens a silence of so many milliseconds, then the rest (off) |
-| `stall` | count | send so many tokens, then nothing, and keep the connection open (off) |
-| `truncate` | count | send so many tokens, then close the connection without an end (off) |
-| `garbage` | count | after so many tokens an event that is no JSON, then the rest (off) |
+| `pause` | count:ms | after `count` tokens a silence of `ms` milliseconds, then the rest (off) |
+| `stall` | count | send this many tokens, then nothing, and keep the connection open (off) |
+| `truncate` | count | send this many tokens, then close the connection without an end (off) |
+| `garbage` | count | after this many tokens an event that is not JSON, then the rest (off) |
 
 `ttft`, `gap` and `tokens` may be distributions, drawn with the server's `--seed`: `exp:MEAN`, `uniform:LOW..HIGH`,
 `normal:MEAN,SD`, `lognormal:MEDIAN,P95` (`ttft=lognormal:300,900;gap=exp:20`). A gap is drawn for each token.
 
 A token is a word with the space before it, in a tool call a piece of its arguments. The same times hold for an answer
 that is not streamed: it comes when a stream would have ended; `stall` and `truncate` then mean no answer, and a closed
-connection, and `garbage` a body that is no JSON.
+connection, and `garbage` a body that is not JSON.
 An unknown key or a value out of range is answered with 400 and the list of keys.
 """
 
@@ -41,7 +41,7 @@ _MAX_MS = 3_600_000.0
 
 
 class BadKnob(ValueError):
-    """A knob that does not exist or a value that it cannot have."""
+    """An unknown knob or a value out of range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +63,12 @@ class Knobs:
 
 
 def draw_amount(amount: Amount, random: Random) -> float:
-    """The amount, or the next value of its distribution."""
+    """The amount, or the next value of the random variable."""
     return amount.draw(random) if isinstance(amount, RandomVariable) else amount
 
 
 def _amount(plain: Callable[[str], float]) -> Callable[[str], Amount]:
-    """A plain value, or a distribution of such values."""
+    """A parser of a plain value or of a distribution of such values."""
 
     def parse(text: str) -> Amount:
         if ":" not in text:
@@ -141,7 +141,7 @@ def parse_knob(key: str, text: str) -> Value:
 
 
 def knobs_of(model: str, defaults: Knobs) -> Knobs:
-    """The behaviour that a model name asks for, on top of the flags. Raises `BadKnob`."""
+    """The knobs of a model name, on top of the flags. Raises `BadKnob`."""
     _, separator, rest = model.partition(";")
     if not separator:
         return defaults
@@ -154,7 +154,7 @@ def knobs_of(model: str, defaults: Knobs) -> Knobs:
 
 
 def with_knobs(defaults: Knobs, changes: Mapping[str, Value]) -> Knobs:
-    """`defaults` with some knobs replaced; a status alone means that every request is refused with it."""
+    """`defaults` with some knobs replaced; a status without `error` refuses every request with it."""
     if "status" in changes and "error" not in changes and defaults.error == 0:
         changes = {**changes, "error": 1.0}
     return replace(defaults, **{KNOBS[key][0]: value for key, value in changes.items()})  # type: ignore[arg-type] # parsers give each field's type

@@ -1,8 +1,8 @@
 """What the fake model costs: `python -m ws_bench.fakes.measure` prints figure, bound and verdict.
 
-Hypothesis: 600 concurrent streams of 50 tokens 20 ms apart take less than half a core. The server is a process of its
-own on one core, the client here on another; the figure is the server's CPU time (user and system) over the window.
-Each stream is one request on a connection that is kept alive, asked again as soon as it has ended.
+Hypothesis: 600 concurrent streams of 50 tokens 20 ms apart take less than half a core. The server runs in a process of
+its own on one core, the client here on another; the figure is the server's CPU time (user and system) over the window.
+Each stream is one request on a kept-alive connection, repeated as soon as it has ended.
 """
 
 import argparse
@@ -28,7 +28,7 @@ _START_DEADLINE_S = 20.0
 
 @dataclass(slots=True)
 class StreamCounts:
-    """What the client saw: finished streams, their tokens, wrong ones, and the time of each stream in ms."""
+    """Finished streams, their tokens, streams with a wrong count, and the time of each stream in ms."""
 
     streams: int = 0
     tokens: int = 0
@@ -44,7 +44,7 @@ class _Asker(asyncio.Protocol):
         self._expected = tokens
         self._window = window
         self._transport: asyncio.Transport | None = None
-        self._seen = 0
+        self._received = 0
         self._tail = b""
         self._begin = 0.0
 
@@ -57,25 +57,25 @@ class _Asker(asyncio.Protocol):
         self._transport = None
 
     def data_received(self, data: bytes) -> None:
-        self._seen += data.count(_TOKEN_MARK)
+        self._received += data.count(_TOKEN_MARK)
         if not data.endswith(_END):
             return
         window = self._window
         window.streams += 1
-        window.tokens += self._seen
-        window.wrong += self._seen != self._expected
+        window.tokens += self._received
+        window.wrong += self._received != self._expected
         window.times_ms.append((time.perf_counter() - self._begin) * 1000)
         self._ask()
 
     def _ask(self) -> None:
-        self._seen = 0
+        self._received = 0
         self._begin = time.perf_counter()
         if self._transport is not None:
             self._transport.write(self._request)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure with the server on one core and the client on another. 0 when below the bound, 1 when not."""
+    """Measure with the server on one core and the client on another. Returns 0 below the bound, else 1."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, default=600)
     parser.add_argument("--tokens", type=int, default=50)
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         server.terminate()
         server.wait(timeout=10)
-    return _say(options, window, cores, shared=cpus[0] == cpus[-1])
+    return _print_result(options, window, cores, shared=cpus[0] == cpus[-1])
 
 
 def _first_line(server: "subprocess.Popen[str]") -> str:
@@ -109,7 +109,7 @@ def _first_line(server: "subprocess.Popen[str]") -> str:
 
 
 async def _measure(options: argparse.Namespace, port: int, server: psutil.Process) -> tuple[StreamCounts, float]:
-    """Bring the streams up spread over one stream's length, let one length pass, then count over the window."""
+    """Start the streams spread over one stream's length, wait for one length, then count over the window."""
     loop = asyncio.get_running_loop()
     body = dumps(
         {
@@ -143,7 +143,7 @@ async def _measure(options: argparse.Namespace, port: int, server: psutil.Proces
     return counted, used / (end - begin)
 
 
-def _say(options: argparse.Namespace, window: StreamCounts, cores: float, *, shared: bool) -> int:
+def _print_result(options: argparse.Namespace, window: StreamCounts, cores: float, *, shared: bool) -> int:
     times = spread(window.times_ms)
     nominal = (options.tokens - 1) * options.gap
     complete = window.wrong == 0 and window.streams > 0

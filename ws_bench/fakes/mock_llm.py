@@ -19,7 +19,7 @@ from ws_bench.config.golang import Flags, parse_duration
 from ws_bench.errors import PreparationFailed, UsageError
 from ws_bench.fakes.completions import Completions, MockLlmStats
 from ws_bench.fakes.embedding import embedding_body, embedding_request
-from ws_bench.fakes.http import Connection, Request, error_body
+from ws_bench.fakes.http import BadRequest, Connection, Request, error_body
 from ws_bench.fakes.knobs import KNOBS, BadKnob, Knobs, parse_knob, with_knobs
 from ws_bench.fakes.reranking import rerank_body, rerank_request
 from ws_bench.fakes.timer_wheel import TimerWheel
@@ -76,7 +76,7 @@ def parse_mock_flags(argv: Sequence[str]) -> MockOptions:
 
 
 class MockLlm:
-    """The server as an object: `start`, `port`, `close`. Use it inside a running loop."""
+    """The server: `start`, `port`, `close`. Use it inside a running loop."""
 
     def __init__(self, options: MockOptions) -> None:
         self._options = options
@@ -97,7 +97,7 @@ class MockLlm:
         }
 
     async def start(self) -> None:
-        """Listen. Raises `PreparationFailed` with one line when the address cannot be had."""
+        """Listen. Raises `PreparationFailed` if the address cannot be used."""
         loop, options = asyncio.get_running_loop(), self._options
         try:
             self._server = await loop.create_server(
@@ -110,14 +110,14 @@ class MockLlm:
 
     @property
     def port(self) -> int:
-        """The port that is listened on."""
+        """The port that the server listens on. Raises RuntimeError before `start`."""
         if self._server is None:
             raise RuntimeError("not started")
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
     async def close(self) -> None:
-        """Stop listening and close every connection; open streams end without an end, as at a crash."""
+        """Stop listening and close every connection; open streams break off, as in a crash."""
         if self._server is not None:
             self._server.close()
         for connection in list(self._connections):
@@ -144,7 +144,7 @@ class MockLlm:
         self.stats.embedding_requests += 1
         try:
             wanted = embedding_request(request.body)
-        except ValueError as failure:
+        except BadRequest as failure:
             self._refuse(connection, failure)
         else:
             self._later(self._options.embed_latency_s, connection, lambda: embedding_body(wanted))
@@ -153,12 +153,12 @@ class MockLlm:
         self.stats.rerank_requests += 1
         try:
             wanted = rerank_request(request.body)
-        except ValueError as failure:
+        except BadRequest as failure:
             self._refuse(connection, failure)
         else:
             self._later(self._options.rerank_latency_s, connection, lambda: rerank_body(wanted))
 
-    def _refuse(self, connection: Connection, failure: ValueError) -> None:
+    def _refuse(self, connection: Connection, failure: BadRequest) -> None:
         self.stats.refused += 1
         connection.respond(400, error_body(str(failure), "invalid_request_error"))
 
@@ -174,14 +174,14 @@ class MockLlm:
 
 
 async def serve(options: MockOptions) -> None:
-    """Serve until SIGTERM or SIGINT. The first line on stdout says where; raises `PreparationFailed`."""
+    """Serve until SIGTERM or SIGINT. The first line on stdout names the address. Raises `PreparationFailed`."""
     server = MockLlm(options)
     await server.start()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    # What is imported stays: the collector need not walk it again for every generation of requests.
+    # Imported modules stay: the collector need not traverse them again for every generation of requests.
     gc.collect()
     gc.freeze()
     host = f"[{options.host}]" if ":" in options.host else options.host

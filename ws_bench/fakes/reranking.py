@@ -1,15 +1,15 @@
-"""Reranks of the fake model: the cosine of question and document, answered in the shape in which it was asked.
+"""Reranks of the fake model: the cosine of question and document, answered in the shape of the request.
 
-`texts` is the shape of TEI; `documents` that of Cohere, Jina, vLLM and infinity, which one answer serves: documents
-are repeated only where `return_documents` asks for them.
+`texts` is the shape of TEI; `documents` that of Cohere, Jina, vLLM and infinity, which share one answer: documents are
+repeated only if `return_documents` asks for them.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backend_kit.wire import InvalidJson, loads
 from ws_bench.fakes.embedding import DEFAULT_DIMENSIONS, embed
+from ws_bench.fakes.http import BadRequest, json_object
 
 MAX_DOCUMENTS = 1000
 MAX_TEI_TEXTS = 32
@@ -17,7 +17,7 @@ MAX_TEI_TEXTS = 32
 
 @dataclass(frozen=True, slots=True)
 class RerankRequest:
-    """A checked request. `model` is None in the shape of TEI."""
+    """A validated request. `model` is None in the shape of TEI."""
 
     model: str | None
     query: str
@@ -27,22 +27,17 @@ class RerankRequest:
 
 
 def rerank_request(body: bytes) -> RerankRequest:
-    """Read a request in either shape. Raises ValueError with a text for the caller."""
-    try:
-        request = loads(body)
-    except InvalidJson:
-        raise ValueError("the body is not JSON") from None
-    if not isinstance(request, dict) or not isinstance(request.get("query"), str):
-        raise ValueError("`query` must be a string")  # noqa: TRY004 - one kind of refusal for the caller
+    """Read a request in either shape. Raises `BadRequest`."""
+    request = json_object(body, "query")
     if "texts" in request:
         texts = _documents(request["texts"], "texts", MAX_TEI_TEXTS)
         return RerankRequest(None, request["query"], texts, len(texts), request.get("return_text") is True)
     if not isinstance(request.get("model"), str):
-        raise ValueError("`model` must be a string")  # noqa: TRY004 - as above
+        raise BadRequest("`model` must be a string")
     documents = _documents(request.get("documents"), "documents", MAX_DOCUMENTS)
     top_n = request.get("top_n") or len(documents)
     if not isinstance(top_n, int) or top_n < 1:
-        raise ValueError("`top_n` must be a number of documents")
+        raise BadRequest("`top_n` must be a number of documents")
     return RerankRequest(request["model"], request["query"], documents, top_n, request.get("return_documents") is True)
 
 
@@ -66,10 +61,10 @@ def rerank_body(request: RerankRequest) -> object:
 
 def _documents(given: Any, name: str, most: int) -> list[str]:
     if not isinstance(given, list) or not 1 <= len(given) <= most:
-        raise ValueError(f"`{name}` must hold 1..{most} texts")
+        raise BadRequest(f"`{name}` must hold 1..{most} texts")
     texts: list[Any] = [item.get("text") if isinstance(item, dict) else item for item in given]
     if not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"`{name}` must hold texts")
+        raise BadRequest(f"`{name}` must hold texts")
     return texts
 
 

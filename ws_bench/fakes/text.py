@@ -30,7 +30,7 @@ _ENDINGS: Final = (
 )  # fmt: skip
 _LEAST_STEM: Final = 4
 _NOT_PROSE: Final = re.compile(r"#{1,6}\s|[|>]|<[!/a-zA-Z]|[-=*_]{3,}$|\[[^\]\n]{1,80}\]:\s")
-"""How a heading, a row of a table, a quotation, a tag, a rule and the target of a link begin."""
+"""Beginnings of headings, table rows, quotations, tags, rules and link targets."""
 _ITEM: Final = re.compile(r"(?:[-*+\u2022\u2013]|\(?\d{1,3}[.)])\s")
 _COLUMNS: Final = re.compile(r"\S {3,}\S|[│├└─┌┐]")
 _FENCES: Final = ("```", "~~~")
@@ -42,7 +42,7 @@ _SHORT_FORM: Final = re.compile(
 _LINK: Final = re.compile(r"!?\[([^\[\]\n]{1,200})\]\([^()\s]{1,400}\)")
 _INLINE_CODE: Final = re.compile(r"`[^`]*`")
 _SYMBOLS: Final = re.compile(r"[<>{}|=\\\u00ad]|(?:^|\s)--\w")
-"""What outside of code marks says that it is code after all, or (a soft hyphen) that a line was broken in a word."""
+"""Outside of code marks: characters of code, or a soft hyphen where a line was broken inside a word."""
 _OPENING: Final = "*_\"'(\u201c\u2018\u201e\u00ab[` "
 _CLOSING: Final = ")\"'\u2019\u201d\u00bb*_`"
 _LEAST_WORDS, _MOST_CHARS, _LEAST_LETTERS = 3, 400, 0.6
@@ -52,7 +52,7 @@ _BROKEN_WORD: Final = "\u00ad"
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """One sentence as it may be shown; `paragraph` and `place` say where in the passage it stands."""
+    """One sentence ready to be shown; `paragraph` and `place` are its position in the passage."""
 
     text: str
     paragraph: int
@@ -60,18 +60,18 @@ class Sentence:
 
 
 def words(text: str) -> list[str]:
-    """Its words in lower case, in order, common ones included."""
+    """The words of a text in lower case and in order, common ones included."""
     return _WORD.findall(text.lower())
 
 
 def terms(text: str) -> set[str]:
-    """Its words without common ones, so stemmed that `persist`, `persisted` and `persistence` meet. In German it holds
-    as far as endings go."""
+    """The words of a text without common ones, stemmed so that `persist`, `persisted` and `persistence` are equal. For
+    German only endings are removed."""
     return {_stem(word) for word in _WORD.findall(text.lower()) if word not in _COMMON}
 
 
 def sentences_in(passage: str) -> list[Sentence]:
-    """The whole sentences of the passage in their order. Links are their words, bold is plain, lines are joined."""
+    """The whole sentences of the passage in order, links and bold as plain text, lines joined."""
     return [
         Sentence(whole, number, place)
         for number, paragraph in enumerate(_paragraphs(passage))
@@ -88,20 +88,20 @@ def _paragraphs(passage: str) -> Iterator[str]:
         text = line.strip()
         if text.startswith(_FENCES):
             fenced = not fenced
-        # What follows an item without an empty line belongs to it.
+        # Lines that follow an item without an empty line belong to it.
         listed = bool(_ITEM.match(text)) or (listed and bool(text))
         code = fenced or text.startswith(_FENCES) or (line.startswith(_CODE_INDENT) and not lines)
         if text and not (code or listed or _NOT_PROSE.match(text) or _COLUMNS.search(text)):
             lines.append(text)
         elif lines:
-            # A word that was divided at the end of its line is not put together: nobody knows how.
+            # A word divided at the end of a line cannot be joined safely: its sentence is marked as broken.
             marked = [f"{line}{_BROKEN_WORD}" if line.endswith("-") else line for line in lines[:-1]]
             yield " ".join([*marked, lines[-1]])
             lines = []
 
 
 def _divided(paragraph: str) -> Iterator[str]:
-    """Its sentences, and what is left at its end."""
+    """The sentences of a paragraph, and the rest at its end."""
     begin = 0
     for end in _END.finditer(paragraph):
         rest = paragraph[end.end() : end.end() + 8].lstrip()
@@ -113,7 +113,7 @@ def _divided(paragraph: str) -> Iterator[str]:
 
 
 def _whole(raw: str, *, begins: bool) -> str:
-    """The sentence as it may be shown, empty where it is none: a fragment, a label, or code without its marks."""
+    """The sentence ready to be shown; empty for a fragment, a label or code without its marks."""
     if begins and raw.startswith("**") and raw.endswith("**") and len(raw) <= _RUN_IN_CHARS:
         return ""
     text = _LINK.sub(r"\1", raw).replace("**", "").replace("__", "").strip()

@@ -1,4 +1,4 @@
-"""One timer for all streams: work is put into buckets of two milliseconds, and one callback serves a whole bucket."""
+"""A timer wheel: one timer for all streams, with buckets of two milliseconds that one callback serves as a whole."""
 
 import asyncio
 import heapq
@@ -6,15 +6,15 @@ import math
 from collections.abc import Callable
 
 TICK_S = 0.002
-"""Why two: at 600 streams 20 ms apart a tick then serves 60 of them. Lateness is at most one tick."""
+"""With 600 streams and tokens 20 ms apart, a tick of two milliseconds serves 60; calls are at most a tick late."""
 EARLY_S = 0.001
-"""The loop's timers count whole milliseconds and may come early by less than one: a caller treats that as due."""
+"""The loop's timers count whole milliseconds and may fire early by less than one: callers treat that as due."""
 
 
 class TimerWheel:
-    """Calls functions at a time on the loop's clock, never early. With nothing to do it sets no timer.
+    """Calls functions at times on the loop's clock, never early. When idle it sets no timer.
 
-    A function must not raise: what is left of its bucket would be lost.
+    A function must not raise: the rest of its bucket would be lost.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -29,7 +29,7 @@ class TimerWheel:
         return self._loop.time()
 
     def call_at(self, when: float, call: Callable[[], None]) -> None:
-        """Call in the first tick at or after `when` (loop seconds). There is no cancel: check on arrival instead."""
+        """Call in the first tick at or after `when` (loop seconds). It cannot be cancelled: check when called."""
         tick = math.ceil(when / TICK_S)
         bucket = self._buckets.get(tick)
         if bucket is not None:

@@ -1,4 +1,4 @@
-"""Tool calls of the fake model: which tool a question asks for, and arguments that fit its schema."""
+"""Tool calls of the fake model: the tool that a message asks for, and arguments that fit its schema."""
 
 import math
 import re
@@ -24,26 +24,26 @@ _AFTER_COLON: Final = re.compile(r"^[^:\n]{1,80}:\s+(\S.*)$", re.DOTALL)
 
 
 def offered_tool(request: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """The function of a request's tools that has this name (`*`: any), None where there is none to be called.
+    """The offered function with this name (`*`: any), None if there is none.
 
-    After a tool's result the model answers, as one does that has what it asked for.
+    Right after a tool's result it is None, so that the model answers.
     """
     return next((function for function in _offered(request) if name in ("*", function["name"])), None)
 
 
 def requested_tool(request: Mapping[str, Any], turns: Sequence[Turn]) -> dict[str, Any] | None:
-    """The function that does what the last user message asks for, None where none does.
+    """The function that the last user message asks for, None if none fits.
 
-    The message must share half of the words of the tool's name with it, or two words with what the tool says of itself.
-    Of tools that fit alike it is the one with the fewest arguments.
+    The message must contain half of the words of the tool's name, or two words of its description. Among equally good
+    ones the one with the fewest required arguments is chosen.
     """
     asked = terms(_asked(turns)[:_MOST_CHARS])
     offered = list(_offered(request)) if asked else []
     names = [terms(" ".join(_NAME_PART.findall(function["name"]))) for function in offered]
-    told = [_described(function) - name for function, name in zip(offered, names, strict=True)]
-    frequency = Counter(term for name, words_of in zip(names, told, strict=True) for term in name | words_of)
+    described = [_described(function) - name for function, name in zip(offered, names, strict=True)]
+    frequency = Counter(term for name, words_of in zip(names, described, strict=True) for term in name | words_of)
     best: tuple[float, int, int] | None = None
-    for place, (name, words_of) in enumerate(zip(names, told, strict=True)):
+    for place, (name, words_of) in enumerate(zip(names, described, strict=True)):
         weight = {term: math.log(1 + len(offered) / frequency[term]) for term in (name | words_of) & asked}
         part = len(name & asked) / max(len(name), 1)
         if part < _LEAST_OF_NAME and len(words_of & asked) < _LEAST_OF_DESCRIPTION:
@@ -55,10 +55,10 @@ def requested_tool(request: Mapping[str, Any], turns: Sequence[Turn]) -> dict[st
 
 
 def arguments_for(function: Mapping[str, Any], turns: Sequence[Turn]) -> str:
-    """JSON arguments with every property that the schema requires, and those of the others that the message names.
+    """JSON arguments: every property that the schema requires, and optional ones whose value the message names.
 
-    A text is what stands in quotes or after a colon in the last user message, else what it says beside the tool's own
-    name, else all of it. Numbers are those of the message in their order; of a list of values it is the one named.
+    A text is what the last user message has in quotes or after a colon, else what follows the tool's own words, else
+    all of it. Numbers are taken from the message in order; of an enumeration the value named in it.
     """
     asked = _asked(turns)
     parameters = function.get("parameters")
@@ -68,7 +68,7 @@ def arguments_for(function: Mapping[str, Any], turns: Sequence[Turn]) -> str:
 
 
 def pieces_of(text: str) -> list[str]:
-    """A text in the pieces in which a model streams arguments."""
+    """A text in pieces such as a model streams as arguments."""
     return _PIECE.findall(text)
 
 
@@ -77,7 +77,7 @@ def _asked(turns: Sequence[Turn]) -> str:
 
 
 def _offered(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The functions that may be called now; none right after a tool's result."""
+    """The functions that may be called now: none right after a tool's result."""
     if request["messages"][-1].get("role") == "tool":
         return
     tools = request.get("tools")
@@ -99,12 +99,12 @@ def _described(function: Mapping[str, Any]) -> set[str]:
     properties = parameters.get("properties") if isinstance(parameters, dict) else None
     arguments = properties if isinstance(properties, dict) else {}
     values = [value for one in arguments.values() if isinstance(one, dict) for value in one.get("enum") or ()]
-    said = [str(function.get("description") or "")[:_MOST_CHARS], *arguments, *map(str, values)]
-    return terms(" ".join(said)[: 2 * _MOST_CHARS])
+    texts = [str(function.get("description") or "")[:_MOST_CHARS], *arguments, *map(str, values)]
+    return terms(" ".join(texts)[: 2 * _MOST_CHARS])
 
 
 class _Filling:
-    """The values of one call, taken from one message."""
+    """Chooses the values of one call from one message."""
 
     def __init__(self, asked: str, name: str) -> None:
         self._asked = asked
@@ -114,7 +114,7 @@ class _Filling:
         self._text = _text_argument(asked, name)
 
     def value(self, schema: Mapping[str, Any], depth: int) -> object:
-        """The value that a JSON schema of a tool allows."""
+        """A value that fits a JSON schema."""
         if schema.get("enum"):
             return self._named(schema["enum"], schema.get("default", schema["enum"][0]))
         kind = schema.get("type")
@@ -150,7 +150,7 @@ class _Filling:
 
 
 def _text_argument(asked: str, name: str) -> str:
-    """What a message gives to a tool as a text."""
+    """The part of a message to pass to a tool as a text argument."""
     text = asked[:_MOST_CHARS] if len(asked) > _MOST_CHARS else asked
     if found := _QUOTED.search(text) or _AFTER_COLON.match(text):
         return found[1].strip()

@@ -1,1 +1,1 @@
-"""The load: clients, conversations, workers, and the watch of the server meanwhile."""
+"""The load: clients, their conversations, worker processes, and what monitors the run meanwhile."""

@@ -1,4 +1,4 @@
-"""The WebSocket connector behind a seam of four calls, so that another library can take its place."""
+"""The WebSocket client behind four calls, so that the library can be replaced."""
 
 import asyncio
 import errno
@@ -20,7 +20,7 @@ _AUTH_STATUSES = frozenset({401, 403})
 
 
 class ClientSocket(Protocol):
-    """One open socket. Every call raises `TurnBroken` when the socket does not hold."""
+    """One open socket. `send` and `recv` raise `TurnBroken` if the connection fails."""
 
     async def send(self, text: str) -> None:
         """Write one text frame."""
@@ -29,19 +29,19 @@ class ClientSocket(Protocol):
         """The next frame's payload, undecoded."""
 
     async def close(self, code: int = 1000, reason: str = "done") -> None:
-        """Close with a close handshake of at most two seconds. Never raises. What was read before can be received."""
+        """Close with a handshake of at most two seconds. Never raises. Frames already read can still be received."""
 
     def abort(self) -> None:
-        """Cut the connection without a close handshake, as a browser that is killed."""
+        """Drop the connection without a close handshake, as a killed browser does."""
 
 
 class Connector(Protocol):
     """Opens sockets to one address."""
 
     async def connect(self, *, bytes_per_s: float = 0.0) -> ClientSocket:
-        """A socket whose handshake is done. Raises `TurnBroken`; the caller sets the deadline.
+        """Open a socket and do the handshake. Raises `TurnBroken`; the caller sets the deadline.
 
-        With `bytes_per_s` it reads no faster, through the smallest buffers there are, so that the peer feels it.
+        With `bytes_per_s` it reads no faster, through the smallest possible buffers, so that the peer notices.
         """
 
 
@@ -58,7 +58,7 @@ class WebsocketsConnector:
         self._ssl = _insecure_context() if insecure and url.startswith("wss:") else None
 
     async def connect(self, *, bytes_per_s: float = 0.0) -> ClientSocket:
-        """See `Connector.connect`."""
+        """See `Connector.connect`. Raises `TurnBroken`."""
         try:
             sock = await _small_socket(self._url) if bytes_per_s else None
             connection = await connect(
@@ -113,7 +113,7 @@ class _WebsocketsSocket:
 
 
 def dial_failure(failure: Exception) -> TurnBroken:
-    """The error class of a connection that did not come about."""
+    """The error class of a failed connection attempt."""
     if isinstance(failure, InvalidStatus):
         status = failure.response.status_code
         said = refusal_text(json_or_text(bytes(failure.response.body or b"")))
@@ -124,7 +124,7 @@ def dial_failure(failure: Exception) -> TurnBroken:
         return TurnBroken("dns", str(failure))
     if isinstance(failure, ssl.SSLError):
         return TurnBroken("tls", str(failure))
-    # A name with several addresses ends in one OSError that only quotes the others' numbers.
+    # For a host with several addresses there is one OSError that only quotes the numbers of the others.
     if isinstance(failure, ConnectionRefusedError) or f"[Errno {errno.ECONNREFUSED}]" in str(failure):
         return TurnBroken("tcp_refused")
     if isinstance(failure, ConnectionResetError):
@@ -133,7 +133,7 @@ def dial_failure(failure: Exception) -> TurnBroken:
 
 
 def close_failure(closed: ConnectionClosed) -> TurnBroken:
-    """The error class of a socket that ended before the turn did; 1006 where no close frame came."""
+    """The error class of a socket that closed before the turn ended; 1006 if no close frame came."""
     frame = closed.rcvd or closed.sent
     return TurnBroken(f"ws_close_{frame.code}", frame.reason) if frame else TurnBroken("ws_close_1006")
 

@@ -1,4 +1,4 @@
-"""One client's place in a run: its session, its socket, and the turns on it."""
+"""One client's conversation with the service: its session, its socket and the turns on it."""
 
 import sys
 import uuid
@@ -28,7 +28,7 @@ CLIENT_STOP = 4000
 
 
 class SocketLost(Exception):
-    """The recorded turn left no usable socket behind."""
+    """The turn is recorded, and the socket cannot carry another one."""
 
 
 class RunContext:
@@ -52,7 +52,7 @@ class RunContext:
         self.prepared: list[str] = []
         self.acknowledged = AcknowledgedTurns()
         self.kept_sessions: list[str] = []
-        """Sessions of clients that have left, to be deleted at the end: their history is looked at before."""
+        """Sessions to delete at the end of the run, after their history has been checked."""
 
 
 class Conversation:
@@ -68,7 +68,7 @@ class Conversation:
         self._last: tuple[int, str] | None = None
 
     async def open(self) -> None:
-        """Be ready to ask. Raises `TurnBroken`, and may be called again then."""
+        """Get ready to ask. Raises `TurnBroken`, after which it may be called again."""
         if self._session_id is None:
             self._session_id, self._own_session = await self._session()
         if self._socket is None:
@@ -78,9 +78,10 @@ class Conversation:
             self._opened += 1
 
     async def run_turn(self, intended: float | None = None) -> None:
-        """One ask and its events, recorded; on the run's clock `intended` is when it should have been asked.
+        """Ask, follow the events, record the result. `intended` is when, on `clock`, it should have been asked.
 
-        Raises `SocketLost` when the socket cannot carry another turn; the conversation has closed it by then.
+        Raises `SocketLost` if the socket cannot carry another turn, which is closed by then, and RuntimeError before
+        `open`.
         """
         if self._socket is None or self._session_id is None:
             raise RuntimeError("a conversation is used before it is open")
@@ -104,7 +105,7 @@ class Conversation:
             raise SocketLost
 
     async def disconnect(self) -> None:
-        """Close the socket; the session stays, and `open` makes a new socket."""
+        """Close the socket; the session stays, and `open` opens a new socket."""
         socket, self._socket = self._socket, None
         if socket is None:
             return
@@ -114,7 +115,7 @@ class Conversation:
         await self._check_late_frames(socket)
 
     async def close(self) -> None:
-        """Leave, and delete the session where it was made for this conversation."""
+        """Disconnect, and delete the session if this conversation created it."""
         await self.disconnect()
         if not self._own_session or self._session_id is None or not self._context.config.delete_session:
             return
@@ -124,7 +125,7 @@ class Conversation:
             await self._context.sessions.delete(self._session_id)
 
     async def _ask_and_follow(self, socket: ClientSocket, frame: str, reader: TurnReader) -> TurnBroken | None:
-        """Ask, and follow the turn to its end; what broke it, None for a turn that ended well."""
+        """Ask, and follow the turn to its end; the failure, None if it ended well."""
         context = self._context
         frames = 0
 
@@ -146,7 +147,7 @@ class Conversation:
         return None
 
     async def _check_late_frames(self, socket: ClientSocket) -> None:
-        """What came after the last turn's end: anything of a turn is one terminal event too many."""
+        """Mark the last turn as failed if frames of a turn followed its final."""
         if self._last is None:
             return
         number, exchange_id = self._last
@@ -161,7 +162,7 @@ class Conversation:
             return
 
     async def _session(self) -> tuple[str, bool]:
-        """The session to ask in, and whether this conversation has to delete it."""
+        """The session to ask in, and whether this conversation must delete it."""
         config = self._context.config
         if config.session or not config.create_session:
             return config.session, False
@@ -182,7 +183,7 @@ class Conversation:
 
 
 async def create_session(context: RunContext) -> str:
-    """A new session's id, its time recorded. Raises `SessionCallFailed`."""
+    """Create a session, record the time it took, and return its id. Raises `SessionCallFailed`."""
     begin = clock()
     try:
         async with context.interrupt.within(context.config.timeout_s):
@@ -210,7 +211,7 @@ async def follow_turn(
 def turn_result(
     client: int, asked: float, ended: float, zero: float, reader: TurnReader, failure: TurnBroken | None
 ) -> TurnResult:
-    """The record of a turn that was asked. `asked`, `ended` and `zero`, the run's begin, are on `clock`."""
+    """The record of a turn that was asked. `asked`, `ended` and `zero`, the start of the run, are times on `clock`."""
     ttft: float | None = None
     tail: float | None = None
     stall: float | None = None

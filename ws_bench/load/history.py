@@ -1,4 +1,4 @@
-"""Whether what was acknowledged was kept: every turn that ended well, looked up in its session's history."""
+"""Whether acknowledged turns were stored: each turn that ended well is looked up in its session's history."""
 
 import asyncio
 import itertools
@@ -15,19 +15,19 @@ _RETRY_S = 0.5
 
 
 class AcknowledgedTurns:
-    """The turns whose final was read, by session and exchange, with their answer."""
+    """Answers of the turns whose final was read, by session and exchange."""
 
     def __init__(self) -> None:
         self.answers: dict[str, dict[str, str]] = {}
 
     def add(self, session_id: str, exchange_id: str, answer: str) -> None:
-        """A turn ended well."""
+        """Record a turn that ended well."""
         self.answers.setdefault(session_id, {})[exchange_id] = answer
 
 
 @dataclass(slots=True)
 class _Finding:
-    """One session's part of the check."""
+    """The result of checking one session."""
 
     missing: list[str]
     altered: list[str]
@@ -38,7 +38,7 @@ class _Finding:
 async def verify_history(
     sessions: SessionApi, acknowledged: AcknowledgedTurns, *, patience_s: float, concurrency: int
 ) -> HistoryCheck:
-    """Read the history of every session; one that lacks a turn is read again until the patience is over."""
+    """Read the history of every session; one that lacks a turn is read again for up to `patience_s`."""
     findings: list[_Finding] = []
 
     async def check(session_id: str) -> None:
@@ -60,23 +60,23 @@ async def verify_history(
 async def _check_session(
     sessions: SessionApi, session_id: str, answers: Mapping[str, str], patience_s: float
 ) -> _Finding:
-    """What the last reading says. There is one after the patience is over: this process may have slept until then."""
+    """The result of the last reading. The history is read once more after `patience_s`: the process may have slept."""
     loop = asyncio.get_running_loop()
     ends_at = loop.time() + patience_s
     while True:
-        over = loop.time() >= ends_at
+        is_last = loop.time() >= ends_at
         try:
             async with asyncio.timeout(patience_s):
                 finding = compare_history(await sessions.history(session_id), answers)
         except (TurnBroken, TimeoutError):
             finding = _Finding([], [], unread=len(answers))
-        if over or (not finding.missing and not finding.unread):
+        if is_last or (not finding.missing and not finding.unread):
             return finding
         await asyncio.sleep(max(0.0, min(_RETRY_S, ends_at - loop.time())))
 
 
 def compare_history(messages: Sequence[Mapping[str, Any]], answers: Mapping[str, str]) -> _Finding:
-    """Hold one session's messages against the answers that were acknowledged in it."""
+    """Compare one session's messages with the answers that were acknowledged in it."""
     finding = _Finding([], [])
     by_exchange: dict[str, list[Mapping[str, Any]]] = {}
     for message in messages:

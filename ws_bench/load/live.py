@@ -1,4 +1,4 @@
-"""How a run shows itself while it lasts: a table on a terminal, a line now and then elsewhere. Always on stderr."""
+"""Progress of a running run on stderr: a live table on a terminal, a line at intervals elsewhere."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ _ELSEWHERE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A run at one moment. `total` is 0 where nobody knows it yet; `left_s` None where nothing tells it."""
+    """A run at one moment. `total` is 0 and `left_s` None while unknown."""
 
     elapsed_s: float
     done: int
@@ -44,7 +44,7 @@ def progress(
     errors: dict[str, int],
     ends_at_s: float | None,
 ) -> Progress:
-    """Progress with what follows from the counts. `recent_ms` are latencies of the last ten seconds."""
+    """Progress computed from the counts. `recent_ms` are the latencies of the last ten seconds."""
     recent = sorted(recent_ms)
     left: float | None
     if ends_at_s is not None:
@@ -66,7 +66,7 @@ def progress(
 
 
 def progress_line(now: Progress) -> str:
-    """One line about a run that is under way."""
+    """Progress as one line."""
     errors = " ".join(f"{name}={count}" for name, count in now.errors.items()) or "none"
     left = "" if now.left_s is None else f" left={format_duration(round(now.left_s))}"
     of = f"/{now.total}" if now.total else ""
@@ -89,7 +89,7 @@ class LiveProgress:
         self._interval_s = interval_s
 
     async def show_until_cancelled(self) -> None:
-        """Show until cancelled. Without `rich` a terminal has lines too."""
+        """Show progress until cancelled; on a terminal without `rich` as lines too."""
         if self._stream.isatty():
             with contextlib.suppress(ImportError):
                 await self._table()

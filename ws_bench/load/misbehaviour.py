@@ -1,8 +1,7 @@
-"""Clients beside the measured ones that do what real ones do: hang up, read slowly, come all at once, stay silent."""
+"""Extra clients that misbehave as real ones do: they hang up, read slowly, arrive in a burst or stay silent."""
 
 import asyncio
 import contextlib
-import functools
 import uuid
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -14,38 +13,29 @@ from ws_bench.errors import TurnBroken
 from ws_bench.load.client import ClientSocket
 from ws_bench.load.conversation import RunContext, create_session, follow_turn
 from ws_bench.record.dialects import CompatibleTurn, NativeTurn, TurnReader, ask_frame, clock, parse_event, resume_frame
-from ws_bench.record.results import Spread, spread
 
 _KINDS = ("hang-ups", "slow readers", "burst", "idle")
 
 
 @dataclass(slots=True)
 class MisbehaviourCounts:
-    """What became of them, by kind: how many came, their turns that ended as meant, and what went wrong instead."""
+    """Counts by kind: clients that came, turns that ended as intended, and errors."""
 
     came: Counter[str] = field(default_factory=Counter)
     good: Counter[str] = field(default_factory=Counter)
     errors: dict[str, Counter[str]] = field(default_factory=lambda: {kind: Counter() for kind in _KINDS})
-    resumed: int = 0
-    burst_connect_ms: list[float] = field(default_factory=list)
-    idle_lost: int = 0
 
     def as_json(self) -> dict[str, object]:
-        """For a result file: only the kinds that came."""
+        """For a result file: only the kinds that took part."""
         return {
             kind: {"came": self.came[kind], "good": self.good[kind], "errors": dict(self.errors[kind])}
             for kind in _KINDS
             if self.came[kind]
         }
 
-    @property
-    def burst_connect(self) -> Spread | None:
-        """Time from the burst's begin until each of its sockets was open."""
-        return spread(self.burst_connect_ms)
-
 
 class MisbehavingClients:
-    """Starts them in a task group of the run and ends them with it. None of their turns is in a percentile."""
+    """Runs them as tasks of the run and ends them with it. None of their turns is in a percentile."""
 
     def __init__(self, context: RunContext, random: Random) -> None:
         self.counts = MisbehaviourCounts()
@@ -58,7 +48,7 @@ class MisbehavingClients:
         self._first_ask = asyncio.Event()
 
     def start(self, group: asyncio.TaskGroup) -> None:
-        """Bring up those that are there from the begin on."""
+        """Start the clients that are there from the beginning."""
         self._group = group
         options = self._options
         for _ in range(options.idle):
@@ -69,13 +59,13 @@ class MisbehavingClients:
             self._spawn(self._burst, "")
 
     def before_turn(self) -> None:
-        """A measured turn begins: with the chosen probability somebody else asks too, and hangs up."""
+        """Call before each measured turn: with the configured probability another client asks and hangs up."""
         self._first_ask.set()
         if self._options.hangup_share and self._random.random() < self._options.hangup_share:
             self._spawn(self._hangup, "hang-ups")
 
     def end(self) -> None:
-        """The measured turns are done: silent sockets close, slow readers and hang-ups under way are given up."""
+        """Cancel every client: the measured turns are done."""
         self._ending = True
         for task in self._tasks:
             task.cancel()
@@ -101,7 +91,6 @@ class MisbehavingClients:
             while True:
                 await socket.recv()
         except TurnBroken as broken:
-            self.counts.idle_lost += 1
             self.counts.errors[kind][broken.kind] += 1
         except asyncio.CancelledError:
             self.counts.good[kind] += 1
@@ -112,14 +101,12 @@ class MisbehavingClients:
     async def _burst(self) -> None:
         await self._first_ask.wait()
         await asyncio.sleep(self._options.burst_at_s)
-        begin = clock()
         for _ in range(self._options.burst):
-            self._spawn(functools.partial(self._one_of_burst, begin), "burst")
+            self._spawn(self._one_of_burst, "burst")
 
-    async def _one_of_burst(self, begin: float) -> None:
+    async def _one_of_burst(self) -> None:
         async with _ExtraClient(self._context, self.counts.errors["burst"]) as client:
             await client.connect()
-            self.counts.burst_connect_ms.append((clock() - begin) * 1000)
             reader = await client.ask()
             await client.follow(reader)
             self.counts.good["burst"] += 1
@@ -140,11 +127,10 @@ class MisbehavingClients:
             self.counts.good["hang-ups"] += 1
             if self._options.reconnect and not ended:
                 await client.resume(reader)
-                self.counts.resumed += 1
 
 
 class _ExtraClient:
-    """A client with a session and socket of its own, which deletes what it made. Its failures are counted."""
+    """A client with a session and socket of its own, which deletes what it created and counts its failures."""
 
     def __init__(self, context: RunContext, errors: Counter[str]) -> None:
         self._context = context
@@ -158,7 +144,7 @@ class _ExtraClient:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, failure: BaseException | None, _: object) -> bool:
-        # Taken down also when the run ends this client's task: within the deadlines of close and delete.
+        # Also when the run cancels this client's task: within the deadlines of close and delete.
         if self._connection is not None:
             await self._connection.close()
         if self._own_session and self._context.config.delete_session:
@@ -195,7 +181,7 @@ class _ExtraClient:
             await follow_turn(self._socket(), reader, lambda: None)
 
     async def hang_up_after(self, reader: TurnReader, after_s: float | None) -> bool:
-        """Read until it is time, then cut the connection. True where the turn had ended before."""
+        """Read until it is time, then drop the connection. Returns whether the turn had ended before."""
         ended = False
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._context.config.timeout_s if after_s is None else after_s):

@@ -1,4 +1,4 @@
-"""When a turn may start: the pacer decides, whatever the service does. Also how a run is stopped early."""
+"""When a turn may start, which a pacer decides independently of the service, and how a run is stopped early."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from ws_bench.record.dialects import clock
 
 
 class Interrupt:
-    """The wish to end early: no turn starts any more, and deadlines already running shrink to the grace time."""
+    """A request to end early: no further turn starts, and running deadlines are shortened to the grace time."""
 
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
@@ -21,11 +21,11 @@ class Interrupt:
 
     @property
     def requested(self) -> bool:
-        """Whether the run is to end."""
+        """Whether an early end was requested."""
         return self._event.is_set()
 
     def request(self) -> None:
-        """End the run: running turns have the grace time left."""
+        """Request the end: running turns get the grace time."""
         if self.requested:
             return
         self._event.set()
@@ -36,11 +36,11 @@ class Interrupt:
                 scope.reschedule(latest)
 
     async def wait(self) -> None:
-        """Return when the run is to end."""
+        """Wait for the request."""
         await self._event.wait()
 
     async def pause(self, seconds: float) -> None:
-        """Wait so long and no shorter, or return at once when the run is to end."""
+        """Wait at least this long, or until an early end is requested."""
         until = clock() + seconds
         # The loop's timers count whole milliseconds and may come early by less than one.
         while (left := until - clock()) > 0 and not self.requested:
@@ -60,24 +60,24 @@ class Interrupt:
 
 
 class Pacer(Protocol):
-    """Gives each client its next start."""
+    """Decides when each client may start its next turn."""
 
     async def admit(self, client: int) -> float | None:
         """Wait until this client may start its next turn: the intended start (`clock` seconds), None when it is done.
 
-        What was admitted counts as started; a caller that cannot send it reports an error.
+        An admitted turn counts as started; a caller that cannot send it reports an error.
         """
 
     @property
     def total(self) -> int:
-        """Turns that the run means to make; of a run that lasts for a time, those admitted so far."""
+        """Turns that the run is to make; for a run of fixed duration, those admitted so far."""
 
 
 class ClosedLoop:
-    """Each client starts its next turn when the last one ended; first starts are spread evenly over the ramp.
+    """Each client starts its next turn when its last one has ended; first starts are spread evenly over the ramp.
 
-    A client has `turns_each` turns, or as many as begin within `duration_s` from the start; between two of them it
-    thinks. Latency measured so says nothing about what users waiting elsewhere would have seen (coordinated omission).
+    A client makes `turns_each` turns, or those that begin within `duration_s` from the start, with a think time between
+    them. Latency measured this way ignores users who would have been waiting meanwhile (coordinated omission).
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class ClosedLoop:
 
 
 class SharedTotal:
-    """All clients take turns from one total, without a ramp: total mode."""
+    """All clients draw from one total number of turns, without a ramp: total mode."""
 
     def __init__(self, interrupt: Interrupt, *, total: int) -> None:
         self._interrupt = interrupt
@@ -145,10 +145,10 @@ class SharedTotal:
 
 
 class OpenLoop:
-    """Turns arrive by a schedule; the client that is free takes the next one, late where all were busy.
+    """Turns arrive by a schedule; the next free client takes each one, late if all were busy.
 
-    A turn that no client could take within `patience_s` is dropped: counted, never asked. Nothing arrives before
-    `start`, so that sockets and sessions can be made first.
+    A turn that no client could take within `patience_s` is dropped: counted but never asked. Nothing arrives before
+    `start`, so that sockets and sessions can be opened first.
     """
 
     def __init__(self, interrupt: Interrupt, schedule: Sequence[float], *, patience_s: float) -> None:
@@ -166,7 +166,7 @@ class OpenLoop:
         return len(self._schedule)
 
     def start(self) -> float:
-        """Let the schedule begin now; the time from which it counts (`clock` seconds)."""
+        """Start the schedule and return its start time (`clock` seconds)."""
         self._begin = clock()
         self._started.set()
         return self._begin

@@ -1,4 +1,4 @@
-"""One run: prepares sessions, lets the clients take their turns, cleans up, and hands over what it recorded."""
+"""One run: prepares sessions, runs the clients, cleans up and returns what it recorded."""
 
 import asyncio
 import signal
@@ -43,7 +43,8 @@ _PROGRESS_INTERVAL_S = 1.0
 async def run_load(config: RunConfig, argv: Sequence[str]) -> Recording:
     """Carry out a run. SIGINT or SIGTERM ends it early with a full recording; a second one cancels this call.
 
-    Raises `PreparationFailed` when what must stand before the first turn could not be set up.
+    Raises `PreparationFailed` if something that the first turn needs could not be set up, and `UsageError` if the
+    arrivals are too many.
     """
     interrupt = Interrupt(config.grace_s)
     with StopSignals(interrupt):
@@ -79,7 +80,7 @@ async def observed(
 
 
 class StopSignals:
-    """SIGINT and SIGTERM while a run lasts: the first asks for an end, the second cancels the run."""
+    """SIGINT and SIGTERM during a run: the first requests an early end, the second cancels the run."""
 
     def __init__(self, interrupt: Interrupt) -> None:
         self._interrupt = interrupt
@@ -105,7 +106,7 @@ class StopSignals:
 
 
 class _Run:
-    """The state of one run: its clients, those beside them, and everything that watches."""
+    """The state of one run: its clients, the misbehaving ones, and what monitors them."""
 
     def __init__(
         self,
@@ -129,7 +130,7 @@ class _Run:
             max_size=config.read_limit_bytes,
             insecure=config.insecure,
         )
-        # Each purpose draws from its own sequence, so that a flag for one does not move the others.
+        # Each purpose has its own random sequence, so that a flag for one does not shift the others.
         seed = config.load.seed
         prompts = Prompts(config.prompts, config.message, _random(seed, "prompts"))
         self._context = RunContext(config, connector, interrupt, sessions, self._recorder, prompts)
@@ -190,7 +191,7 @@ class _Run:
         return recording
 
     async def _load(self) -> None:
-        """All clients, from the first one's ramp slot to the last one's end, and what watches them meanwhile."""
+        """Run all clients, from the first one's ramp slot to the last one's end, under observation."""
         monitors = [self._watch_edges()]
         if self._config.gates.abort:
             monitors.append(self._watch_gates())
@@ -226,7 +227,7 @@ class _Run:
         )
 
     async def _start_schedule(self, pacer: OpenLoop) -> None:
-        """Let the turns arrive once every client has its socket, or has failed to get one."""
+        """Start the arrivals once every client has its socket or has failed to get one."""
         await self._all_ready.wait()
         begin = pacer.start() - self._recorder.begin
         self._planned = (begin, begin + self._config.load.planned_s)
@@ -245,7 +246,7 @@ class _Run:
             self._recorder.active -= 1
 
     async def _closed_client(self, client: int) -> None:
-        """One session, one socket, its turns one after the other; a break ends it, and its other turns with it."""
+        """One session, one socket, turns in sequence; if the socket fails, the remaining turns are not sent."""
         began = clock()
         if await self._pacer.admit(client) is None:
             return
@@ -266,14 +267,14 @@ class _Run:
             await conversation.close()
 
     async def _open_client(self, client: int) -> None:
-        """A socket before the first turn, a new one after a break; each turn that arrives is asked or an error."""
+        """A socket before the first turn, a new one after a failure; each turn that arrives is asked or an error."""
         conversation = Conversation(client, self._context)
         try:
             await self._interrupt.pause(client * self._config.ramp_s / self._config.clients)
             try:
                 await conversation.open()
             except TurnBroken:
-                # The first turn that comes here tries again, and says what is wrong.
+                # The first turn of this client tries again and reports the error.
                 await conversation.disconnect()
             self._ready += 1
             if self._ready == self._config.clients:
@@ -308,24 +309,24 @@ class _Run:
         self._recorder.client_done()
 
     def _record_not_asked(self, client: int, began: float, broken: TurnBroken, due: float | None = None) -> None:
-        """Count the turn that could not be asked; one given up because of an interrupt counts as not sent."""
+        """Record a turn that could not be asked, unless an interrupt prevented it: then it counts as not sent."""
         if self._interrupt.requested:
             return
-        zero = self._recorder.begin
+        run_begin = self._recorder.begin
         self._recorder.add_result(
             TurnResult(
                 client=client,
-                asked=began - zero,
-                ended=clock() - zero,
+                asked=began - run_begin,
+                ended=clock() - run_begin,
                 error=broken.kind,
                 detail=broken.detail,
                 sent=False,
-                intended=None if due is None else due - zero,
+                intended=None if due is None else due - run_begin,
             )
         )
 
     async def _watch_edges(self) -> None:
-        """Have metrics and database read when the steady window begins and ends, as far as that can be known then."""
+        """Trigger readings of metrics and database when the steady window begins and ends, as far as known by then."""
         load, recorder = self._config.load, self._recorder
         length = load.planned_s
         await (self._scheduled if load.open else recorder.all_asked).wait()
@@ -351,7 +352,7 @@ class _Run:
         await (self._postgres.begin_window() if which == "begin" else self._postgres.end_window())
 
     async def _watch_gates(self) -> None:
-        """End the run when a gate does not hold any more, judged by what there is so far."""
+        """End the run as soon as a gate fails for the results so far."""
         recorder, gates = self._recorder, self._config.gates.thresholds
         while not self._aborted:
             await asyncio.sleep(_ABORT_INTERVAL_S)
@@ -364,7 +365,7 @@ class _Run:
     def _gates_so_far(self, gates: tuple[Gate, ...]) -> list[GateResult]:
         turns = self._recorder.turns
         spreads = {"turn_latency": spread(latencies(turns)), "ttft": spread(first_tokens(turns))}
-        # A rate or a count of what was not sent means nothing before the end.
+        # Rates and counts of unsent turns mean nothing before the end.
         counted = [gate for gate in gates if gate.metric in (*spreads, "errors")]
         return check_gates(counted, spreads, {"errors": self._recorder.errors.total()}, len(turns))
 
@@ -391,7 +392,7 @@ class _Run:
         )
 
     async def _wait_for_start(self) -> None:
-        """Wait until the process that began this one closes its input: every worker is prepared then."""
+        """Wait until the parent closes this process's input, which it does when every worker is prepared."""
         write_to_parent({"ready": True})
         loop, closed = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(sys.stdin.fileno(), closed.set)
@@ -405,7 +406,7 @@ class _Run:
             loop.remove_reader(sys.stdin.fileno())
 
     async def _prepare(self) -> None:
-        """Create one session a client. On a failure those already created are deleted again."""
+        """Create one session per client. On a failure those already created are deleted."""
         failures: list[TurnBroken] = []
 
         async def prepare(_: int) -> None:
@@ -443,7 +444,7 @@ class _Run:
 
 
 def write_to_parent(what: Mapping[str, object]) -> None:
-    """A line of JSON to the process that began this one. Fails, and so ends the run, where that is gone."""
+    """Print a line of JSON for the parent process. Raises OSError, which ends the run, if the parent is gone."""
     print(dumps(dict(what)).decode(), flush=True)
 
 
@@ -452,7 +453,7 @@ def _random(seed: int, purpose: str) -> Random:
 
 
 def _seconds(cut: Cut, length: float) -> float:
-    """A cut in seconds; one in turns, or a share of a length nobody knows yet, is cut afterwards."""
+    """A cut in seconds; 0 for one in turns, or a share while the length is unknown, which are applied afterwards."""
     if cut.kind == "share":
         return cut.amount * length
     return cut.amount if cut.kind == "seconds" else 0.0

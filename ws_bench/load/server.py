@@ -1,4 +1,4 @@
-"""What the services say about a run: their metrics over exactly the steady window, their build, their verdict."""
+"""What the services report about a run: their metrics over the steady window, their build and their verdict."""
 
 import asyncio
 import itertools
@@ -50,14 +50,14 @@ _TIMERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "search request": ("app_kf_request_seconds", ("kf.requests",)),
     "embedding": ("app_embed_seconds", ("embed",)),
 }
-"""What is shown: the histogram, and the keys of the same observations in `/distributions`."""
+"""Name in the report → histogram, and the keys of the same observations in `/distributions`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """One read of every address: when (seconds on the run's clock) and what, an empty text where it failed.
+    """One reading of every address: when (seconds on the run's clock) and its text, empty if it failed.
 
-    `observed` are the distributions beside the metrics, an empty text where there are none.
+    `observed` are the texts of `/distributions`, empty if there are none.
     """
 
     at: float
@@ -67,26 +67,26 @@ class Scrape:
 
 @dataclass(frozen=True, slots=True)
 class _Reads:
-    """Every address at the begin and the end of a time. `observed` is empty where one of them has no distributions."""
+    """Every address at the beginning and end of a window. `observed` is empty if any address has no distributions."""
 
     metrics: Sequence[tuple[Samples, Samples]]
     observed: Sequence[tuple[ObservedValues, ObservedValues]]
 
     def figures(self, family: str, keys: Sequence[str], **labels: str) -> Figures | None:
-        """Of the observations themselves where the service tells them, else of a histogram, which knows less."""
+        """Figures from the observed values if the service exports them, else count and mean from a histogram."""
         return observed_figures(self.observed, keys, **labels) or figures_of(self.metrics, family, **labels)
 
 
 @dataclass(slots=True)
 class ServerLog:
-    """What was collected while the run lasted: parsed only afterwards, so that the generator's loop stays free."""
+    """What was collected during the run. It is parsed afterwards, so that the generator's loop stays free."""
 
     urls: tuple[str, ...] = ()
     scrapes: list[Scrape] = field(default_factory=list)
     verdict: Mapping[str, Any] | None = None
-    """At the end of the time that was planned to be steady."""
+    """The verdict at the end of the steady window as planned."""
     whole_verdict: Mapping[str, Any] | None = None
-    """At the end of the run."""
+    """The verdict at the end of the run."""
     failures: list[str] = field(default_factory=list)
 
 
@@ -101,11 +101,11 @@ class ServerMonitor:
         self._stopping = False
 
     def scrape_now(self) -> None:
-        """Read now: the steady window begins or ends."""
+        """Trigger a reading: the steady window begins or ends."""
         self._scrape_asked.set()
 
     def stop(self) -> None:
-        """Read a last time and end."""
+        """Trigger the last reading and stop."""
         self._stopping = True
         self._scrape_asked.set()
 
@@ -126,15 +126,15 @@ class ServerMonitor:
             await self._scrape(http)
 
     async def ask_steady_verdict(self, seconds: float) -> None:
-        """Who bounds the service, by its own word, over the last `seconds`, which were to be steady."""
+        """Store the service's verdict on its bottleneck over the last `seconds`, the planned steady window."""
         self.log.verdict = await self._verdict(seconds)
 
     async def ask_whole_verdict(self) -> None:
-        """The same at the end of the run, over as much of it as the service remembers as one."""
+        """Store the verdict over the run, or over the last 60 s of a longer one."""
         self.log.whole_verdict = await self._verdict(self._recorder.now())
 
     async def _verdict(self, seconds: float) -> Mapping[str, Any] | None:
-        """What came before the run is not of it. A service without a verdict is fine."""
+        """The verdict over the last `seconds`, None if there is none, which is no error."""
         if not self.log.urls:
             return None
         window_s = min(max(seconds, _VERDICT_MIN_S), _VERDICT_MAX_S)
@@ -159,7 +159,7 @@ class ServerMonitor:
         begin = self._recorder.now()
         urls = self.log.urls
         both = await asyncio.gather(*(self._read(http, url) for url in [*urls, *map(distributions_url, urls)]))
-        # The figures are of some moment between question and answer.
+        # The figures were taken at some moment between request and answer.
         at = (begin + self._recorder.now()) / 2
         self.log.scrapes.append(Scrape(at, tuple(both[: len(urls)]), tuple(both[len(urls) :])))
 
@@ -176,12 +176,12 @@ class ServerMonitor:
 
 
 def distributions_url(metrics_url: str) -> str:
-    """Where a service of ours has its distributions: beside its metrics."""
+    """The address of a service's distributions: beside its metrics."""
     return urljoin(metrics_url, "distributions")
 
 
 def verdict_url(socket_url: str) -> str:
-    """Where the service of a chat socket says who bounds it."""
+    """The address of the verdict of the service behind a chat socket."""
     parts = urlsplit(socket_url)
     base = parts.path.split("/chatbot/", 1)[0]
     scheme = {"ws": "http", "wss": "https"}[parts.scheme]
@@ -189,7 +189,7 @@ def verdict_url(socket_url: str) -> str:
 
 
 def server_view(log: ServerLog, window: SteadyWindow | None) -> ServerView | None:
-    """The services over the window: between the reads nearest to its edges. None where there are not two of them."""
+    """The services over the window, between the readings nearest to its edges. None without two usable readings."""
     scrapes = [scrape for scrape in log.scrapes if all(scrape.texts)]
     if len(scrapes) < 2:
         return None
@@ -222,7 +222,7 @@ def server_view(log: ServerLog, window: SteadyWindow | None) -> ServerView | Non
         stalls=round(sum(difference(*read, "app_event_loop_stalls_total") for read in reads.metrics)),
         lost=round(sum(difference(*read, "app_persist_failures_total") for read in reads.metrics)),
         pool_exhausted=any(_exhausted(one) for at, many in parsed.items() if begin.at <= at <= end.at for one in many),
-        # Without a steady window the time in between may hold a part of the turns only.
+        # Without a steady window the planned one may hold only some of the turns.
         verdict=(log.verdict if window else None) or log.whole_verdict,
         series=_series(parsed, observed),
         failures=log.failures,
@@ -230,7 +230,7 @@ def server_view(log: ServerLog, window: SteadyWindow | None) -> ServerView | Non
 
 
 def _observed(scrapes: Sequence[Scrape], log: ServerLog) -> Mapping[float, list[ObservedValues]]:
-    """The distributions of each scrape; none at all where an address has none, since a part is no whole."""
+    """The distributions of each scrape; empty if any address lacks them, since a part would mislead."""
     if not all(scrape.observed and all(scrape.observed) for scrape in scrapes):
         return {}
     try:
@@ -267,14 +267,14 @@ def _ended(reads: _Reads) -> dict[str, int]:
 
 
 def _exhausted(samples: Samples) -> bool:
-    """Whether somebody waits for a database connection, by the pool's own count."""
+    """Whether anything waits for a database connection, by the pool's own count."""
     return (gauge(samples, "app_db_pool_waiting") or 0.0) > 0
 
 
 def _series(
     parsed: Mapping[float, list[Samples]], observed: Mapping[float, list[ObservedValues]]
 ) -> dict[str, list[float | None]]:
-    """Between each read and the next: lag and waits as p95 in milliseconds, turns a second, CPU of the first."""
+    """Between consecutive readings: p95 of lag and waits in milliseconds, and turns per second."""
     columns: dict[str, list[float | None]] = {"at": [], "lag_p95": [], "pool_wait_p95": [], "sql_p95": [], "turns": []}
     ordered = sorted(parsed)
     for begin, end in itertools.pairwise(ordered):

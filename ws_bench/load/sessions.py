@@ -1,4 +1,4 @@
-"""Sessions of the run over REST: create, delete, and what became of them."""
+"""The run's sessions over REST, and bounded work on many of them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
@@ -38,7 +38,7 @@ class SessionApi:
         self.delete_failures: list[str] = []
 
     async def __aenter__(self) -> "SessionApi":
-        # No limit on connections: the number of clients is the limit, and waiting here would be ours, not theirs.
+        # No limit on connections: the clients are the limit, and a wait here would be the generator's own.
         connector = aiohttp.TCPConnector(limit=0, ssl=not self._config.insecure)
         self._http = aiohttp.ClientSession(
             connector=connector, headers=self._config.auth_headers, timeout=aiohttp.ClientTimeout(total=None)
@@ -52,7 +52,7 @@ class SessionApi:
             await self._http.close()
 
     async def create(self) -> str:
-        """The id of a new session. Raises `SessionCallFailed`; the caller sets the deadline."""
+        """Create a session and return its id. Raises `SessionCallFailed`; the caller sets the deadline."""
         body = {"agent_id": self._config.agent, "title": self._config.session_title}
         status, payload = await self._call("POST", self._config.session_url, body)
         session_id = payload.get("id") if isinstance(payload, dict) else None
@@ -63,7 +63,7 @@ class SessionApi:
         return session_id
 
     async def delete(self, session_id: str) -> None:
-        """Delete one session within the turn deadline. Never raises for a failure: it is counted and said later."""
+        """Delete one session within the turn deadline. A failure is not raised but kept in `delete_failures`."""
         try:
             async with asyncio.timeout(self._config.timeout_s):
                 url = f"{self._config.session_url.rstrip('/')}/{quote(session_id, safe='')}"

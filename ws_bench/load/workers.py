@@ -1,4 +1,4 @@
-"""`-workers N`: the load shared by processes of one loop each, and their recordings joined to one."""
+"""`-workers N`: the load divided among processes with one loop each, and their recordings merged."""
 
 import asyncio
 import contextlib
@@ -31,10 +31,12 @@ _OFF = ("-html=", "-csv=", "-md=", "-no-live", "-server-metrics=", "-postgres=",
 
 
 async def run_workers(config: RunConfig, argv: Sequence[str]) -> Recording:
-    """Carry out a run in `config.workers` child processes; this one watches the services and joins the results.
+    """Carry out a run in `config.workers` child processes; this one monitors the services and merges the
+    results.
 
-    The load begins in all of them once the last one is prepared. A first SIGINT or SIGTERM is passed on, a second one
-    kills the children. Raises `PreparationFailed` where a child could not begin; the others end without a load then.
+    The load begins in all of them once the last one is prepared. A first SIGINT or SIGTERM is forwarded, a second one
+    kills the children. Raises `UsageError` for flags that need one process, and `PreparationFailed` if a child could
+    not begin; the others then end without a load.
     """
     if config.gates.abort:
         raise UsageError("-abort-on-fail is for one worker")
@@ -48,7 +50,7 @@ async def run_workers(config: RunConfig, argv: Sequence[str]) -> Recording:
 
 
 class _WorkerProcesses:
-    """The children of a run, and what they have reported so far."""
+    """The child processes of a run and what they have reported so far."""
 
     def __init__(
         self, config: RunConfig, argv: Sequence[str], interrupt: Interrupt, postgres: PostgresMonitor, directory: Path
@@ -95,9 +97,9 @@ class _WorkerProcesses:
         return merged
 
     async def _child(self, number: int) -> None:
-        """Start a child, hear what it says, see it end. Raises `PreparationFailed` where it made no result.
+        """Start a child, read its reports, wait for its end. Raises `PreparationFailed` if it wrote no result.
 
-        One that the interrupt met while it still started had nothing to report: the result is that of the others.
+        A child that was interrupted while it started has no result; the others' count.
         """
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "ws_bench", "run", *self._argv, *_OFF, *worker_flags(self._config, number),
@@ -116,7 +118,7 @@ class _WorkerProcesses:
                 await process.wait()
         too_soon = self._interrupt.requested and process.returncode == -signal.SIGTERM
         if not self._file(number).exists() and not too_soon:
-            self._interrupt.request()  # the others wait for this one, or measure half a load
+            self._interrupt.request()  # else the others wait for this one or measure a part of the load
             raise PreparationFailed(f"worker {number} ended with {process.returncode} and without a result")
 
     async def _forward_interrupt(self, process: asyncio.subprocess.Process) -> None:
@@ -140,7 +142,7 @@ class _WorkerProcesses:
                 self._progress[number] = report
 
     def _child_is_ready(self, number: int, process: asyncio.subprocess.Process) -> None:
-        """Let all begin when the last one is prepared: a child waits until its input is closed."""
+        """Start all children when the last one is prepared, by closing their inputs."""
         self._prepared[number] = process
         if len(self._prepared) == self._config.workers:
             for one in self._prepared.values():
@@ -148,7 +150,7 @@ class _WorkerProcesses:
                     one.stdin.close()
 
     async def _edge(self, number: int, which: str) -> None:
-        """The whole load is on when the last child's is, and no more when the first one's is not."""
+        """The steady window begins with the last child's and ends with the first child's."""
         if which == "begin":
             self._begun.add(number)
             if len(self._begun) == self._config.workers:
@@ -167,7 +169,7 @@ class _WorkerProcesses:
 
 
 def worker_flags(config: RunConfig, number: int) -> list[str]:
-    """The flags that make a run one worker's share of it. The last of two equal flags wins."""
+    """The flags of one worker's share of a run. They are appended: the last of two equal flags wins."""
     load, odd, share = config.load, config.misbehaviour, 1 / config.workers
     flags = [
         "-workers=1",
@@ -184,7 +186,7 @@ def worker_flags(config: RunConfig, number: int) -> list[str]:
 
 
 def joined_progress(parts: Sequence[dict[str, Any]], elapsed_s: float) -> Progress:
-    """The children's progress as one: counts added; of percentiles the middle and the worst one."""
+    """The children's progress as one: counts added, the median of the p50s and the highest p95."""
     errors: dict[str, int] = {}
     for part in parts:
         for name, count in part["errors"].items():

@@ -1,4 +1,4 @@
-"""The two protocols of the chat socket as state over events: no socket, no clock of their own."""
+"""The two protocols of the chat socket as state over events, without a socket or a clock of their own."""
 
 import itertools
 import time
@@ -17,10 +17,10 @@ _NATIVE_BESIDE = frozenset({"session", "heartbeat", "pong"})
 
 @dataclass(frozen=True, slots=True)
 class TurnLedger:
-    """The server's own account of a turn: milliseconds by phase, which of them are of depth 0, and the whole.
+    """The server's ledger of a turn: milliseconds by phase, the phases of depth 0, and the total.
 
-    `own` is what a phase took itself, without those inside it: these add up. `total_ms` is from the ask's arrival to
-    the making of the final, None where the service said nothing.
+    `own` is the time of a phase without the phases inside it, so that these add up. `total_ms` is from the arrival of
+    the ask to the creation of the final, None if the service sent none.
     """
 
     phases: dict[str, float] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class TurnReader(Protocol):
 def ask_frame(
     session_id: str, exchange_id: str, message: str, agent: str, runtime_context: Mapping[str, object]
 ) -> str:
-    """The ask of either protocol as a text frame. Keys without a value are left out."""
+    """The ask of either protocol as a text frame, without the keys that have no value."""
     frame: dict[str, object] = {"type": "ask", "message": message, "agent_id": agent, "client_exchange_id": exchange_id}
     if session_id:
         frame["session_id"] = session_id
@@ -63,7 +63,7 @@ def resume_frame(session_id: str, exchange_id: str, after_seq: int) -> str:
 
 
 def parse_event(frame: bytes) -> Event:
-    """The event in a frame. Raises `TurnBroken` where it is not a JSON object."""
+    """The event in a frame. Raises `TurnBroken` if it is not a JSON object."""
     try:
         event = loads(frame)
     except InvalidJson as failure:
@@ -74,7 +74,7 @@ def parse_event(frame: bytes) -> Event:
 
 
 class _Timeline:
-    """When events and tokens came, and what the final said."""
+    """Times of events and tokens, and the content of the final."""
 
     def __init__(self) -> None:
         self.first_event_at: float | None = None
@@ -97,16 +97,16 @@ class _Timeline:
         self.last_token_at = now
 
     def note_final(self, event: Event) -> None:
-        """Take the final. Raises `TurnBroken` where it is not a success."""
+        """Store the final. Raises `TurnBroken` if it is not a success."""
         messages = _check_final(event)
         self.answer = answer_of(messages)
         self.ledger = _ledger_of(event, messages)
 
 
 class CompatibleTurn(_Timeline):
-    """session?, stream…, final. A token is a whole assistant message with text: the user's echo is none.
+    """session?, stream…, final. A token is a whole assistant message with text; the echo of the user's is not one.
 
-    Messages of another session or exchange are cross-talk where the service says whose they are.
+    Messages that name another session or exchange are cross-talk.
     """
 
     def __init__(self, session_id: str = "", exchange_id: str = "") -> None:
@@ -116,7 +116,7 @@ class CompatibleTurn(_Timeline):
         self._last_rank = -1
 
     def feed(self, event: Event, now: float) -> bool:
-        """See `TurnReader.feed`."""
+        """See `TurnReader.feed`. Raises `TurnBroken`."""
         self.note_event(now)
         kind = event.get("type")
         if kind == "stream":
@@ -172,7 +172,7 @@ class NativeTurn(_Timeline):
         self._exchange_id = exchange_id
 
     def feed(self, event: Event, now: float) -> bool:
-        """See `TurnReader.feed`."""
+        """See `TurnReader.feed`. Raises `TurnBroken`."""
         kind = event.get("type")
         if kind in _NATIVE_BESIDE:
             return False
@@ -222,7 +222,7 @@ def _says_something(message: object) -> bool:
 
 
 def _check_final(event: Event) -> list[dict[str, Any]]:
-    """Its messages. A final whose answer is an apology, or which holds no answer at all, is not a success."""
+    """The messages of a final. Raises `TurnBroken` if the answer carries an error code or there is no answer."""
     messages = event.get("messages")
     answers = [item for item in messages if isinstance(item, dict)] if isinstance(messages, list) else []
     for message in answers:
@@ -235,7 +235,7 @@ def _check_final(event: Event) -> list[dict[str, Any]]:
 
 
 def answer_of(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The text of the assistant's final message among some messages, empty where there is none."""
+    """The text of the assistant's final message among some messages, empty if there is none."""
     for message in reversed(messages):
         if message.get("role") == "assistant" and message.get("channel", "final") == "final":
             parts = message.get("parts")
@@ -248,7 +248,7 @@ def answer_of(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def after_the_end(frame: bytes, exchange_id: str) -> str:
-    """What is wrong with a frame that came after a turn's terminal event; empty where it may come (title, pong)."""
+    """The error class of a frame that came after a turn's terminal event; empty if it may come then (title, pong)."""
     try:
         event = parse_event(frame)
     except TurnBroken as broken:
@@ -268,7 +268,7 @@ def _ledger_of(event: Event, messages: Sequence[Mapping[str, Any]]) -> TurnLedge
     for name, depth, _, ms in rows:
         phases[name] = phases.get(name, 0.0) + ms
         own[name] = own.get(name, 0.0) + ms
-        # Rows come by their start, an outer phase before those inside it: so this is the phase that holds this one.
+        # Rows are ordered by start, an outer phase before those inside it, so this is the enclosing phase.
         if depth - 1 in inside:
             outer = inside[depth - 1]
             own[outer] = max(own[outer] - ms, 0.0)
@@ -278,12 +278,12 @@ def _ledger_of(event: Event, messages: Sequence[Mapping[str, Any]]) -> TurnLedge
     total = extras.get("total_ms")
     if not isinstance(total, int | float):
         total = last if phases else None
-    # The answer's own total is taken before it is stored; a phase that ended later was still before the final.
+    # The answer's own total is taken before it is stored; a phase that ended later still ended before the final.
     return TurnLedger(phases, own, tuple(top), None if total is None else max(float(total), last))
 
 
 def _rows(given: object) -> list[tuple[str, int, float, float]]:
-    """Phase, depth, start and length of each row that is one."""
+    """Phase, depth, start and duration of each well-formed row."""
     rows = []
     for row in given if isinstance(given, list) else []:
         if isinstance(row, dict) and isinstance(row.get("phase"), str):

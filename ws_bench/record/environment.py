@@ -1,4 +1,4 @@
-"""Where and by what a run was made: whatever another reader needs to judge or repeat it. Never a credential."""
+"""The environment of a run: what a reader needs to judge or repeat it, without credentials."""
 
 import gc
 import os
@@ -22,7 +22,7 @@ _GIT_TIMEOUT_S = 5
 
 
 def environment(argv: Sequence[str]) -> dict[str, object]:
-    """Metadata of this generator process and its machine. `null` stands for what cannot be told here."""
+    """Metadata of this generator process and its machine. `null` stands for what is unknown here."""
     return {
         "argv": without_secrets(argv),
         "git_sha": _git("rev-parse", "HEAD"),
@@ -46,7 +46,7 @@ def environment(argv: Sequence[str]) -> dict[str, object]:
 
 
 def without_secrets(argv: Sequence[str]) -> list[str]:
-    """A command line whose token and connection string are replaced by stars, however they were given."""
+    """A command line with token and connection string replaced by stars, in whichever form they were given."""
     kept: list[str] = []
     hide_next = False
     for word in argv:
@@ -65,7 +65,7 @@ def without_secrets(argv: Sequence[str]) -> list[str]:
 
 
 def _git(*words: str) -> str | None:
-    """What git says of the checkout that this module is of; None where it is an installed package."""
+    """The output of git in the checkout of this module; None for an installed package or on failure."""
     if not (_ROOT / ".git").exists():
         return None
     try:

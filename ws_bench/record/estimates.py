@@ -1,4 +1,4 @@
-"""The figures of one run that are compared, each with its error; and their intervals, for a reader of one run alone."""
+"""The figures of a run that `compare` uses, each with its error, and their confidence intervals for a single run."""
 
 import math
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ _BLOCKS = 20
 _P99_COUNT = 300
 _FEWEST = 6
 _P95_FEWEST = 60
-"""Of fewer turns than these not even the least and the greatest hold a p50, or a p95, between them with 95 %."""
+"""With fewer turns not even the smallest and largest value enclose the p50, or the p95, with 95 % confidence."""
 _SHOWN_RESAMPLES = 200
 _SHOWN_TURNS = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A figure, and where it lies with 95 % confidence; None where there is too little to say."""
+    """A figure and its 95 % confidence interval; None if there are too few turns for one."""
 
     name: str
     value: float
@@ -40,9 +40,9 @@ def estimates_of(
     resamples: int = RESAMPLES,
     most: int | None = None,
 ) -> dict[str, Estimate]:
-    """Figures of the window, with errors by blocks of time where `random` is given.
+    """Figures of the window, with errors from a bootstrap over blocks of time if `random` is given.
 
-    `most`: the errors are those of so many turns, evenly chosen, which is rather too much than too little.
+    `most` bounds the turns used, which are then chosen evenly: the errors come out too large rather than too small.
     """
     turns = [turn for turn in in_window(run.turns, window, by_begin=run.open_loop) if turn.ok]
     if most is not None and len(turns) > most:
@@ -72,7 +72,7 @@ def estimates_of(
 
 
 def window_for(run: Recording, *, steady: bool) -> SteadyWindow:
-    """The steady window of a run, or the whole of it. Raises `UsageError` where there is nothing to compare."""
+    """The steady window of a run, or the whole run. Raises `UsageError` if there is nothing to compare."""
     window = window_of(run) if steady else whole_window(run.turns)
     if window is None:
         raise UsageError(f"a run without {'a steady window' if steady else 'a turn'} cannot be compared")
@@ -80,7 +80,7 @@ def window_for(run: Recording, *, steady: bool) -> SteadyWindow:
 
 
 def intervals_of(run: Recording, window: SteadyWindow) -> list[Interval]:
-    """The figures of a run as a reader of it alone wants them: 95 % for each by itself."""
+    """The figures of a single run, each with its own 95 % interval."""
     random = Random(0)  # noqa: S311 - a repeatable bootstrap
     estimates = estimates_of(run, window, random, resamples=_SHOWN_RESAMPLES, most=_SHOWN_TURNS)
     exact = estimates_of(run, window, None)

@@ -1,4 +1,4 @@
-"""What two reads of a service's /metrics say about the time between them: pure functions over texts."""
+"""Differences between two readings of a service's /metrics: pure functions over texts."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -36,12 +36,12 @@ _FAMILIES = (
     "process_cpu_seconds_total",
     "process_resident_memory_bytes",
 )
-"""The families that a run reads. Others are not even parsed: a scrape may have thousands of lines."""
+"""The families that a run uses. Others are not parsed: a scrape may have thousands of lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What was observed between two reads, in milliseconds; a percentile is None where the service does not tell it."""
+    """What was observed between two readings, in milliseconds; percentiles are None if the service has none."""
 
     count: int
     avg: float
@@ -50,20 +50,20 @@ class Figures:
     p99: float | None = None
 
     def shown(self, which: str) -> str:
-        """A percentile, a dash where it was not told."""
+        """A percentile as text, a dash for None."""
         value: float | None = getattr(self, which)
         return "-" if value is None else f"{value:.2f}"
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> "Figures":
-        """What a result file has. Percentiles that an older one took from buckets are left out: they were guesses."""
+        """Figures from a result file. Percentiles that older files took from buckets are dropped: they were guesses."""
         if "low" in given:
             return cls(given["count"], given["avg"])
         return cls(**given)
 
 
 def read_samples(text: str) -> Samples:
-    """The samples of the families that a run reads. Raises ValueError where the text is not an exposition."""
+    """The samples of the families that a run uses. Raises ValueError if the text is not an exposition."""
     kept = "\n".join(line for line in text.splitlines() if _wanted(line))
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -73,7 +73,7 @@ def read_samples(text: str) -> Samples:
 
 
 def difference(before: Samples, after: Samples, name: str, **labels: str) -> float:
-    """How much a counter grew, summed over the children that have these labels; one that began anew counts whole."""
+    """The increase of a counter, summed over the children with these labels; after a reset its whole value counts."""
     wanted = set(labels.items())
     grown = 0.0
     for key, value in after.items():
@@ -89,7 +89,7 @@ def label_values(samples: Samples, name: str, label: str) -> list[str]:
 
 
 def figures_of(reads: Iterable[tuple[Samples, Samples]], family: str, **labels: str) -> Figures | None:
-    """Count and mean of a histogram between two reads, pooled over processes; None where nothing was observed."""
+    """Count and mean of a histogram between two readings, pooled over processes; None if nothing was observed."""
     total = count = 0.0
     for before, after in reads:
         total += difference(before, after, f"{family}_sum", **labels)
@@ -98,14 +98,14 @@ def figures_of(reads: Iterable[tuple[Samples, Samples]], family: str, **labels: 
 
 
 def gauge(samples: Samples, name: str, **labels: str) -> float | None:
-    """The highest value among the children with these labels, None where there is none."""
+    """The highest value among the children with these labels, None if there is none."""
     wanted = set(labels.items())
     values = [value for key, value in samples.items() if key[0] == name and wanted <= set(key[1])]
     return max(values, default=None)
 
 
 def build_of(samples: Samples) -> Mapping[str, str] | None:
-    """Version, git sha and configuration hash of what answers, None where it does not say."""
+    """Version, git sha and configuration hash of the service, None if it does not export them."""
     return next((dict(key[1]) for key in samples if key[0] == "app_build_info"), None)
 
 

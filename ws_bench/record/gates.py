@@ -1,4 +1,4 @@
-"""Gates: what a run must hold to end with exit code 0, and the share of turns that was good enough."""
+"""Gates, which a run must pass to exit with 0, and goodput: the share of turns within their limits."""
 
 import math
 import operator
@@ -19,7 +19,7 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class GateResult:
-    """What a gate saw; `value` is None where nothing was measured, and such a gate fails."""
+    """The outcome of a gate; `value` is None if nothing was measured, and such a gate fails."""
 
     text: str
     value: float | None
@@ -28,7 +28,7 @@ class GateResult:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """Turns that met every limit, as a share of all that were to be made, and per second of the steady window."""
+    """Turns that met every limit: as a share of all turns that were planned, and per second of the steady window."""
 
     limits: str
     share: float
@@ -38,7 +38,7 @@ class Goodput:
 def check_gates(
     gates: Sequence[Gate], spreads: Mapping[str, Spread | None], counts: Mapping[str, float], total: int
 ) -> list[GateResult]:
-    """Hold each gate against the run. `counts` has errors, not_sent and, where there was a window, turns."""
+    """Check each gate against the run. `counts` has errors, not_sent and, if there was a window, turns (a rate)."""
     results = []
     for gate in gates:
         value = _value(gate, spreads, counts, total)

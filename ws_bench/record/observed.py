@@ -1,7 +1,7 @@
-"""What two reads of a service's `/distributions` say about the time between them: percentiles of what was observed.
+"""Percentiles of what a service observed between two readings of its `/distributions`.
 
-Buckets of a histogram cannot tell a percentile: between 2.5 and 5 s any value is as likely as another. A service of
-ours counts every observation to 0.4 % beside them.
+Buckets of a histogram do not yield percentiles: between 2.5 and 5 s any value is as likely as another. Turnwise's
+services therefore also count every observation to within 0.4 %.
 """
 
 import bisect
@@ -17,7 +17,7 @@ from ws_bench.record.exposition import Figures
 
 @dataclass(frozen=True, slots=True)
 class ObservedValues:
-    """One read: sums (milliseconds) and counts of values by key, since `started` (Unix time of the process)."""
+    """One reading: sums (milliseconds) and counts of values by key, since `started` (Unix time of the process)."""
 
     started: float
     sums: Mapping[str, float] = field(default_factory=dict)
@@ -25,7 +25,7 @@ class ObservedValues:
 
 
 def read_observed(text: str) -> ObservedValues:
-    """What an address answered. Raises ValueError where it is no such answer."""
+    """Parse an answer of `/distributions`. Raises ValueError if it is none."""
     try:
         given = loads(text.encode())
         entries = given["distributions"]
@@ -41,14 +41,14 @@ def read_observed(text: str) -> ObservedValues:
 def observed_figures(
     reads: Iterable[tuple[ObservedValues, ObservedValues]], names: Sequence[str], **labels: str
 ) -> Figures | None:
-    """What the keys of these names, with these labels, saw between two reads, pooled over processes; None for nothing.
+    """Figures of the keys with these names and labels between two readings, pooled over processes.
 
-    Percentiles are by nearest rank.
+    Percentiles are by nearest rank. None if nothing was observed.
     """
     counts: Counter[float] = Counter()
     total = 0.0
     for before, after in reads:
-        # A process that began anew counts whole.
+        # A restarted process counts from zero.
         base = before if before.started == after.started else ObservedValues(after.started)
         for key, values in after.values.items():
             if _is(key, names, labels):

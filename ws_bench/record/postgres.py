@@ -1,4 +1,4 @@
-"""What Postgres itself measured over the steady window, beside what the service saw of it."""
+"""Postgres' own figures over the steady window, to compare with the service's view of it."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ ORDER BY s.total_exec_time DESC LIMIT %s
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One statement as Postgres counts it: times of its execution inside the server, in milliseconds."""
+    """One statement as Postgres counts it: execution times inside the server, in milliseconds."""
 
     query: str
     calls: int
@@ -39,7 +39,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class PostgresView:
-    """The database over the window: statements, or why there are none and a canary's round trips in their place."""
+    """The database over the window: statements, or the reason for none (`without`) and a canary's round trips."""
 
     statements: list[Statement] = field(default_factory=list)
     without: str = ""
@@ -57,7 +57,7 @@ class PostgresView:
 
 
 class PostgresMonitor:
-    """One connection of the generator's own. Enter it before the run: a database that cannot be had ends the run.
+    """A connection of the generator's own. Enter it before the run; raises `UsageError` or `PreparationFailed` then.
 
     Between `begin_window` and `end_window` it does nothing; where the extension pg_stat_statements is missing it sends
     one `SELECT 1` four times a second, whose round trip is network, server and this loop together.
@@ -87,7 +87,7 @@ class PostgresMonitor:
             self._connection = await self._stack.enter_async_context(connection)
             await connection.execute("SELECT pg_stat_statements_reset()")
         except psycopg.OperationalError as failure:
-            # Not the message: it repeats the connection string's parts.
+            # Without its message, which repeats parts of the connection string.
             raise PreparationFailed(f"-postgres: cannot connect ({type(failure).__name__})") from None
         except psycopg.Error as failure:
             primary = failure.diag.message_primary or type(failure).__name__
@@ -98,7 +98,7 @@ class PostgresMonitor:
         await self._stack.aclose()
 
     async def begin_window(self) -> None:
-        """The steady window begins: count from zero."""
+        """Mark the beginning of the steady window: reset the statistics."""
         if self._connection is None or self._begun.is_set():
             return
         if not self._without:
@@ -107,7 +107,7 @@ class PostgresMonitor:
         self._begun.set()
 
     async def run_canary(self) -> None:
-        """The canary, until cancelled or the window has ended."""
+        """Send the canary until cancelled or until the window has ended."""
         if self._connection is None or not self._without:
             return
         await self._begun.wait()
@@ -119,8 +119,8 @@ class PostgresMonitor:
                 await asyncio.sleep(_CANARY_INTERVAL_S)
 
     async def end_window(self) -> None:
-        """The steady window ends: keep what was counted, or why nothing was."""
-        # Again where a first try was cut off: what watches the window is cancelled at the end of the load.
+        """Mark the end of the steady window: store the statistics, or why there are none."""
+        # Called again if a first try was cut off: the task that marks the window is cancelled at the end of the load.
         if self._connection is None or self.view is not None:
             return
         self._ended = True
@@ -140,7 +140,7 @@ class PostgresMonitor:
 
     @contextmanager
     def _losses(self) -> Iterator[None]:
-        """A database that goes away during a run is a word in the result, and no end of the run."""
+        """A lost database is noted in the result and does not end the run."""
         import psycopg
 
         try:

@@ -13,10 +13,10 @@ _INTERVAL_S = 1.0
 
 
 class ProcessMonitor:
-    """Records processes while it is entered. A process that ends, or may not be looked at, has no more samples."""
+    """Samples processes while it is entered. A process that ends or may not be inspected gets no more samples."""
 
     def __init__(self, pids: Sequence[int], begin: float) -> None:
-        """`begin` is the run's zero on `clock`."""
+        """`begin` is the start of the run on `clock`."""
         self._pids = pids
         self._begin = begin
         self._stop = threading.Event()
@@ -35,7 +35,7 @@ class ProcessMonitor:
             self._thread.join(2.0)
 
     def as_json(self) -> dict[str, Any]:
-        """Samples and the highest value of each figure by pid; empty where nothing was watched."""
+        """Samples and the highest value of each figure by pid; empty if no process was given."""
         if not self._pids:
             return {}
         names = ("rss_mb", "cpu_pct", "fds", "sockets")
@@ -47,21 +47,21 @@ class ProcessMonitor:
         return {"peaks": peaks, "samples": {str(pid): samples for pid, samples in self.samples.items()}}
 
     def _run(self) -> None:
-        watched: dict[int, psutil.Process] = {}
+        processes: dict[int, psutil.Process] = {}
         for pid in self._pids:
             try:
-                watched[pid] = psutil.Process(pid)
-                watched[pid].cpu_percent()
+                processes[pid] = psutil.Process(pid)
+                processes[pid].cpu_percent()
             except psutil.Error:
                 continue
-        while watched and not self._stop.wait(_INTERVAL_S):
-            for pid, process in list(watched.items()):
+        while processes and not self._stop.wait(_INTERVAL_S):
+            for pid, process in list(processes.items()):
                 try:
-                    self.samples[pid].append(self._look(process))
+                    self.samples[pid].append(self._sample(process))
                 except psutil.Error:
-                    del watched[pid]
+                    del processes[pid]
 
-    def _look(self, process: psutil.Process) -> dict[str, Any]:
+    def _sample(self, process: psutil.Process) -> dict[str, Any]:
         with process.oneshot():
             states = Counter(connection.status for connection in process.net_connections("inet"))
             return {

@@ -1,4 +1,4 @@
-"""What a running run has seen so far: read by the live lines, the gates and, at the end, the report."""
+"""Results of a run in progress: read by the progress display, the gates and, at the end, the report."""
 
 import asyncio
 from collections import Counter, deque
@@ -10,7 +10,7 @@ _RECENT_S = 10.0
 
 
 class Recorder:
-    """Results, counts of now, and the moments that others wait for. All on one loop, so nothing is locked.
+    """Results, current counts, and the events that others wait for. Used on one loop only, so it needs no lock.
 
     Times in the results are seconds since `begin` (on `clock`).
     """
@@ -26,9 +26,9 @@ class Recorder:
         self.reconnects = 0
         self.errors: Counter[str] = Counter()
         self.all_asked = asyncio.Event()
-        """Every client has written its first ask."""
+        """Set when every client has sent its first ask."""
         self.first_done = asyncio.Event()
-        """A client has no more turns."""
+        """Set when a client has no more turns."""
         self._clients = clients
         self._asked: set[int] = set()
         self._recent: deque[tuple[float, float]] = deque()
@@ -38,7 +38,7 @@ class Recorder:
         return clock() - self.begin
 
     def turn_asked(self, client: int) -> None:
-        """An ask is written now."""
+        """Count an ask that is about to be sent."""
         self.in_flight += 1
         if len(self._asked) < self._clients:
             self._asked.add(client)
@@ -46,12 +46,12 @@ class Recorder:
                 self.all_asked.set()
 
     def turn_ended(self, result: TurnResult) -> int:
-        """The turn of an ask has ended; the number of its record."""
+        """Record the result of an asked turn and return its index."""
         self.in_flight -= 1
         return self.add_result(result)
 
     def add_result(self, result: TurnResult) -> int:
-        """Keep a result; the number of its record."""
+        """Record a result and return its index."""
         self.turns.append(result)
         if result.ok:
             self._recent.append((result.ended, result.latency_ms))
@@ -60,12 +60,12 @@ class Recorder:
         return len(self.turns) - 1
 
     def replace_result(self, number: int, result: TurnResult) -> None:
-        """A turn turned out otherwise after its end."""
+        """Replace a result: the turn turned out to be an error after its end."""
         self.turns[number] = result
         self.errors[result.error] += 1
 
     def client_done(self) -> None:
-        """A client has no more turns."""
+        """Note that a client has no more turns."""
         self.first_done.set()
 
     def recent_latencies(self) -> list[float]:

@@ -1,4 +1,4 @@
-"""Everything raw that a run leaves behind, as a value: reports are computed from it, now or from a file later."""
+"""The raw results of a run as one value, from which reports are computed, now or later from a file."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -29,10 +29,10 @@ class SessionCounts:
 
 @dataclass(frozen=True, slots=True)
 class HistoryCheck:
-    """What became of acknowledged turns.
+    """How acknowledged turns were found in the history.
 
-    `missing` are in no history, `altered` have another answer there or several, `disordered` sessions have ranks
-    that do not rise, `unread` turns are of sessions whose history could not be read.
+    `missing` turns are in no history, `altered` ones have another answer there or several, `disordered` sessions have
+    ranks that do not increase, `unread` turns belong to sessions whose history could not be read.
     """
 
     acknowledged: int
@@ -44,20 +44,20 @@ class HistoryCheck:
 
     @property
     def good(self) -> bool:
-        """Whether every acknowledged turn is there as it was answered."""
+        """Whether every acknowledged turn was found with its answer."""
         return not (self.missing or self.altered or self.disordered or self.unread)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerView:
-    """The services between two reads. Times in milliseconds; `series` are columns over time for the charts."""
+    """The services between two readings. Times in milliseconds; `series` are columns over time for the charts."""
 
     begin: float
     end: float
     turns: int
     builds: list[dict[str, str]]
     ended: dict[str, int]
-    """Turns by how they ended, those that were refused (rejected) among them."""
+    """Turns by status, including the refused ones (rejected)."""
     phases: dict[str, Figures]
     timers: dict[str, Figures]
     statements: dict[str, Figures]
@@ -76,7 +76,7 @@ class ServerView:
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> "ServerView":
-        """What `as_json` wrote."""
+        """Read what `as_json` wrote."""
         figures = {
             name: {key: Figures.from_json(one) for key, one in given[name].items()}
             for name in ("phases", "timers", "statements")
@@ -103,7 +103,7 @@ class Recording:
     sessions: SessionCounts = field(default_factory=lambda: SessionCounts(0, 0, 0))
     interrupted: bool = False
     aborted: str = ""
-    """The gate that ended the run, empty where none did."""
+    """The gate that ended the run, empty if none did."""
     planned: tuple[float, float] | None = None
     dropped: int = 0
     reconnects: int = 0
@@ -126,7 +126,7 @@ class Recording:
         return Cut(given.get("kind", "seconds"), given.get("amount", 0.0))
 
     def raw_json(self) -> dict[str, Any]:
-        """What `from_json` needs, for the `recording` key of a result file."""
+        """The `recording` key of a result file, which `from_json` reads."""
         return {
             "started_unix": self.started_unix,
             "elapsed_s": self.elapsed_s,
@@ -172,10 +172,10 @@ class Recording:
 
 
 def window_of(recording: Recording) -> SteadyWindow | None:
-    """The steady window of a recording, None where the whole load was never on.
+    """The steady window of a recording, None if the whole load was never on at once.
 
-    In a closed loop it must have lasted for a turn of each client: between the last client's ask and the first one's
-    end a moment always is, and what ended in it are the fastest.
+    In a closed loop it must contain as many ended turns as there are clients: some moment always lies between the last
+    client's first ask and the first client's end, and the turns that end in it are the fastest ones.
     """
     whole = steady_window(recording.turns, planned=recording.planned)
     if whole is not None and not recording.open_loop:
@@ -209,7 +209,7 @@ def load_recording(path: str) -> Recording:
 
 
 def columns_of(turns: Sequence[TurnResult]) -> dict[str, Any]:
-    """Turns as columns: smaller than a list of objects. Gaps are not in it (they are in a histogram)."""
+    """Turns as columns, which are smaller than a list of objects. Gaps are left out: a histogram has them."""
     errors = sorted({turn.error for turn in turns})
     phases = sorted({name for turn in turns for name in turn.phases})
     top = sorted({name for turn in turns for name in turn.top_phases})
@@ -230,7 +230,7 @@ def columns_of(turns: Sequence[TurnResult]) -> dict[str, Any]:
 
 
 def turns_of(columns: Mapping[str, Any]) -> list[TurnResult]:
-    """What `columns_of` wrote."""
+    """Read what `columns_of` wrote."""
     top = frozenset(columns["top_phases"])
     turns = []
     for number, error in enumerate(columns["error"]):
@@ -257,9 +257,9 @@ def turns_of(columns: Mapping[str, Any]) -> list[TurnResult]:
 
 
 def merge_recordings(parts: Sequence[Recording]) -> Recording:
-    """Several generators' recordings of one load as one: a common clock, clients numbered through, counts added.
+    """Merge several generators' recordings of one load: one clock, consecutive client numbers, summed counts.
 
-    The server's view is that of the first that has one. Raises `UsageError` where they did not run at the same time.
+    The server's view is that of the first recording with one. Raises `UsageError` if they did not run at the same time.
     """
     zero = min(part.started_unix for part in parts)
     merged = Recording(config=dict(parts[0].config), started_unix=zero, total=sum(part.total for part in parts))
@@ -304,7 +304,7 @@ def _shifted(turn: TurnResult, seconds: float, first_client: int) -> TurnResult:
 
 
 def _common_plan(parts: Sequence[Recording], zero: float) -> tuple[float, float] | None:
-    """Where every schedule was on."""
+    """The time in which every schedule was active."""
     plans = [(part.started_unix - zero, part.planned) for part in parts]
     bounds = [(shift + plan[0], shift + plan[1]) for shift, plan in plans if plan]
     if len(bounds) != len(parts):

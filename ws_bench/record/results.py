@@ -1,4 +1,4 @@
-"""What came out of a run: results of turns as a stream, and pure functions that count and measure them."""
+"""Results of turns, and pure functions that count and measure them."""
 
 import bisect
 import itertools
@@ -38,10 +38,10 @@ class TurnResult:
     first_event_ms: float | None = None
     tail_ms: float | None = None
     stall_ms: float | None = None
-    """The longest time between two tokens of the turn, None where it had one."""
+    """The longest time between two tokens of the turn, None if it had fewer than two."""
     phases: dict[str, float] = field(default_factory=dict)
     own_ms: dict[str, float] = field(default_factory=dict)
-    """What each phase took itself, without those inside it."""
+    """The time of each phase without the phases inside it."""
     top_phases: tuple[str, ...] = ()
     """The names in `phases` that are of depth 0: they do not overlap."""
     server_ms: float | None = None
@@ -63,7 +63,7 @@ class TurnResult:
 
     @property
     def response_ms(self) -> float:
-        """From writing the ask to reading the final: blind to what waited before it could be asked."""
+        """From writing the ask to reading the final, without the wait before it could be asked."""
         return (self.ended - self.asked) * 1000
 
 
@@ -79,7 +79,7 @@ class Spread:
     p99: float
     max: float
     p999: float | None = None
-    """Only from 10,000 values on: of fewer it would be one of the ten highest, and chance."""
+    """Only from 10,000 values on: with fewer it would be one of the ten highest, and chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Tally:
 
     @property
     def success_percent(self) -> float:
-        """Of all turns that were meant, 0 where none was."""
+        """Share of all planned turns, 0 if there were none."""
         return self.success * 100 / self.total if self.total else 0.0
 
 
@@ -133,7 +133,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def spread(values: Iterable[float]) -> Spread | None:
-    """The distribution of some values, None when there are none."""
+    """The distribution of the values, None if there are none."""
     ordered = sorted(values)
     if not ordered:
         return None
@@ -150,7 +150,7 @@ def spread(values: Iterable[float]) -> Spread | None:
 
 
 def back_filled(values: Iterable[float], interval: float) -> Iterator[float]:
-    """Values and those that a client asking every `interval` would have added while it waited for a slow answer.
+    """The values, plus those that a client asking every `interval` would have added while it waited for a slow answer.
 
     A closed loop does not ask during a stall, so the stall is one value; a user's would have been many: of an answer
     that took L, the asks due meanwhile would have taken L - interval, L - 2 intervals, and so on (the correction of
@@ -179,7 +179,7 @@ class Histogram:
             self.add(value)
 
     def add(self, value: float) -> None:
-        """Count one value; below a microsecond (in milliseconds) all are the same."""
+        """Count one value (milliseconds); values below a microsecond share a bucket."""
         self.counts[math.floor(math.log(max(value, _SMALLEST)) / _GROWTH)] += 1
         self.sum += value
         self.min = min(self.min, value)
@@ -223,7 +223,7 @@ class Histogram:
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> "Histogram":
-        """What `as_json` wrote."""
+        """Read what `as_json` wrote."""
         made = cls()
         made.counts.update({int(mark): int(count) for mark, count in given["counts"].items()})
         if made.counts:
@@ -232,7 +232,7 @@ class Histogram:
 
 
 def tally(results: Sequence[TurnResult], total: int) -> Tally:
-    """Count a run that meant to make `total` turns; classes by frequency, then name."""
+    """Count a run of `total` planned turns; error classes by frequency, then name."""
     errors = Counter(result.error for result in results if not result.ok)
     by_class = dict(sorted(errors.items(), key=lambda item: (-item[1], item[0])))
     return Tally(total=total, success=len(results) - errors.total(), errors=errors.total(), by_class=by_class)
@@ -265,7 +265,7 @@ def steady_window(
     cooldown: Cut = NO_CUT,
     planned: tuple[float, float] | None = None,
 ) -> SteadyWindow | None:
-    """The window in which all load was on, less warm-up and cool-down; None where nothing is left.
+    """The window in which the whole load was on, less warm-up and cool-down; None if nothing is left.
 
     In a closed loop from the last client's first ask to the first client's last end; a client whose socket broke
     ends nothing. `planned` is an open loop's begin and end, where the load does not depend on the clients.
@@ -285,7 +285,7 @@ def steady_window(
 def whole_window(results: Sequence[TurnResult]) -> SteadyWindow | None:
     """From the first ask to the last end: ramp and end included, for a run whose whole load was never on at once.
 
-    None where nothing was asked.
+    None if nothing was asked.
     """
     sent = [result for result in results if result.sent]
     if not sent:
@@ -295,7 +295,7 @@ def whole_window(results: Sequence[TurnResult]) -> SteadyWindow | None:
 
 
 def in_window(results: Iterable[TurnResult], window: SteadyWindow, *, by_begin: bool) -> list[TurnResult]:
-    """The turns of a window: in an open loop those that should have begun inside it, else those that ended there."""
+    """The turns of a window: in an open loop those that should have begun in it, else those that ended in it."""
     if by_begin:
         return [result for result in results if window.begin <= result.begin < window.end]
     return [result for result in results if window.begin < result.ended <= window.end]

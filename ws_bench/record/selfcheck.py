@@ -1,4 +1,4 @@
-"""The generator watches itself: how late its own loop was, its CPU, its garbage collection, its turns in flight."""
+"""The generator's self-check: its loop lag, CPU, garbage collection and turns in flight."""
 
 import asyncio
 import gc
@@ -23,7 +23,7 @@ _PIECES = 16
 
 
 def floats(values: Sequence[float] = ()) -> "array[float]":
-    """Doubles in a row."""
+    """An array of doubles."""
     return array("d", values)
 
 
@@ -40,7 +40,7 @@ class GeneratorSeries:
     gc_ms: "array[float]" = field(default_factory=floats)
 
     def as_json(self) -> dict[str, list[float]]:
-        """Columns, rounded to what the clocks can tell."""
+        """Columns, rounded to the resolution of the clocks."""
         return {name: [round(value, 4) for value in getattr(self, name)] for name in self.__slots__}
 
     @classmethod
@@ -49,7 +49,7 @@ class GeneratorSeries:
         return cls(**{name: floats(given.get(name, [])) for name in cls.__slots__})
 
     def shifted(self, seconds: float) -> "GeneratorSeries":
-        """The same on a clock that began `seconds` earlier."""
+        """The same samples on a clock that started `seconds` earlier."""
         moved = {name: floats(getattr(self, name)) for name in self.__slots__}
         for name in ("at", "cpu_at", "gc_at"):
             moved[name] = floats([value + seconds for value in moved[name]])
@@ -58,9 +58,9 @@ class GeneratorSeries:
 
 @dataclass(frozen=True, slots=True)
 class SelfCheck:
-    """The generator's own figures over the steady window; `limited` says that the result is about it, not the service.
+    """The generator's own figures over the steady window; if `limited`, the result describes it and not the service.
 
-    `cpu` is the share of one core that the process used, `limits` the reasons in words.
+    `cpu` is the share of one core that the process used, `limits` the reasons as text.
     """
 
     lag_p50_ms: float
@@ -79,13 +79,13 @@ class SelfCheck:
 
 
 class GeneratorMonitor:
-    """Samples from a thread at a fixed rate, so that a loop that is held is seen while it is held.
+    """Samples from a thread at a fixed rate, so that a blocked loop is noticed while it is blocked.
 
     Use it as a context manager on the loop's thread.
     """
 
     def __init__(self, begin: float, in_flight: Callable[[], int]) -> None:
-        """`begin` is the run's zero on `clock`; `in_flight` is read on the loop."""
+        """`begin` is the start of the run on `clock`; `in_flight` is read on the loop."""
         self.series = GeneratorSeries()
         self._begin = begin
         self._in_flight = in_flight
@@ -111,7 +111,7 @@ class GeneratorMonitor:
         due = clock()
         wall, cpu = due, time.process_time()
         while not self._stop.wait(max(due - clock(), 0.0)):
-            # A thread that slept too long asks as often as it had to: as many clients would be waiting now.
+            # A thread that slept too long catches up on its samples: that many clients would be waiting now.
             due = max(due + _INTERVAL_S, clock() - _MAX_OUTSTANDING * _INTERVAL_S)
             if len(self._outstanding) < _MAX_OUTSTANDING:
                 self._outstanding.append(clock())
@@ -144,15 +144,15 @@ class GeneratorMonitor:
 def check_generator(
     series: Sequence[GeneratorSeries], window: SteadyWindow | None, p50_ms: float | None
 ) -> SelfCheck | None:
-    """Judge one generator process or several over the window (without one over all there is).
+    """Judge one or several generator processes over the window, or over the whole run without one.
 
-    None where nothing was sampled.
+    None if nothing was sampled.
     """
     lags = sorted(value for one in series for value in _within(one.at, one.lag_ms, window))
     if not lags:
         return None
     pauses = [value for one in series for value in _within(one.gc_at, one.gc_ms, window)]
-    # Each process has a core of its own: the busiest one is the limit.
+    # Each process has a core of its own: the busiest one decides.
     cpus = [mean for one in series if (mean := _mean(_within(one.cpu_at, one.cpu, window))) is not None]
     flights = [mean for one in series if (mean := _mean(_within(one.at, one.in_flight, window))) is not None]
     cpu, lag_p99 = max(cpus, default=None), percentile(lags, 0.99)
@@ -177,7 +177,7 @@ def check_generator(
 class LittlesLaw:
     """Turns in flight as sampled (N) beside rate times latency (X*R): two measurements of one thing.
 
-    `broken` says that they differ by more than 5 %, which no chance explains: `noise` is the standard error of the
+    `broken` says that they differ by more than 5 %, which chance does not explain: `noise` is the standard error of the
     relative difference, from sixteen pieces of the window, and the difference must be beyond three of them too.
     """
 
@@ -191,10 +191,10 @@ class LittlesLaw:
 def littles_law(
     series: Sequence[GeneratorSeries], window: SteadyWindow, spans: Sequence[tuple[float, float]]
 ) -> LittlesLaw | None:
-    """Compare both over a window; `spans` are ask and end of every turn that was asked, well ended or not.
+    """Compare both over a window; `spans` are ask and end of every turn that was asked, failed ones included.
 
-    A turn counts with the part of it that lies in the window, so the law holds for windows of any length. None where
-    nothing was sampled or nothing ran.
+    A turn counts with its part inside the window, so the law holds for windows of any length. None if nothing was
+    sampled or no turn ran.
     """
     if not series:
         return None

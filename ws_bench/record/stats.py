@@ -37,7 +37,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """A straight line through points: change a unit of x, and the chance of so steep a rise where there is none."""
+    """A straight line through points: its slope, and the probability of a rise this steep by chance."""
 
     slope: float
     p_rise: float
@@ -72,8 +72,8 @@ def bootstrap_percentiles(
 ) -> list[Estimate]:
     """Percentiles (nearest rank) of all values, their errors by drawing whole blocks with replacement.
 
-    A block is a piece of time: values that lie close together share what happened then, so drawing them one by one
-    would promise too much.
+    A block is a stretch of time: values close together are correlated, so drawing them one by one would understate the
+    error.
     """
     ordered = sorted((value, number) for number, block in enumerate(blocks) for value in block)
     values, owners = [value for value, _ in ordered], [number for _, number in ordered]
@@ -142,9 +142,9 @@ def slope_of(points: Sequence[tuple[float, float]]) -> Slope:
 
 
 def _error(drawn: Sequence[float], count: int) -> float:
-    """The standard error of what was drawn from `count` units; infinite where nothing was.
+    """The standard error of values drawn from `count` units; infinite if there are none.
 
-    A bootstrap's error is too small by the factor under the root when the units are few.
+    With few units a bootstrap's error is too small by the factor under the root.
     """
     return stdev(drawn) * math.sqrt(count / (count - 1)) if len(drawn) > 1 and count > 1 else math.inf
 

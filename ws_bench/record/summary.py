@@ -1,4 +1,4 @@
-"""What a recording amounts to: every figure that is printed, written or charted, computed in one place."""
+"""The report of a recording: every figure that is printed, written or charted, computed in one place."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ _SAMPLE_CHARS = 300
 
 @dataclass(frozen=True, slots=True)
 class PhaseRow:
-    """One phase of the server's ledgers over the steady window's turns; `share` is of the client's whole latency.
+    """One phase of the server's ledgers over the window's turns; `share` is relative to the client's whole latency.
 
     `top` phases do not overlap; the others lie inside one of them.
     """
@@ -46,7 +46,7 @@ class PhaseRow:
 
 @dataclass(frozen=True, slots=True)
 class WindowFigures:
-    """The figures of the turns of a window alone: the steady one, or, where there was none, the whole run."""
+    """Figures of the turns inside a window: the steady one or, if there was none, the whole run."""
 
     window: SteadyWindow
     is_steady: bool
@@ -56,14 +56,14 @@ class WindowFigures:
     phases: list[PhaseRow]
     server: Spread | None
     unexplained: Spread | None
-    """Latency less the server's own total, turn by turn: network, sockets, and both loops' queues."""
+    """Latency minus the server's own total, per turn: network, sockets and the queues of both loops."""
     matched: int
-    """Turns whose ledger came with the final."""
+    """Turns whose final carried a ledger."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """Everything said about one run; times in milliseconds unless the name says seconds."""
+    """Every figure of one run; times in milliseconds unless the name says seconds."""
 
     recording: Recording
     setup_s: float
@@ -71,9 +71,9 @@ class RunReport:
     tally: Tally
     latency: Spread | None
     response: Spread | None
-    """From the ask itself, in an open loop: what a tool that omits waiting would print."""
+    """Latency from the ask itself, in an open loop: what a tool that ignores waiting would print."""
     corrected: Spread | None
-    """With what a closed loop did not ask during stalls, where `-expected-interval` says how often it would have."""
+    """Latency including the asks that a closed loop omitted during stalls, if `-expected-interval` is set."""
     first_event: Spread | None
     first_token: Spread | None
     gap: Spread | None
@@ -84,7 +84,7 @@ class RunReport:
     session_create: Spread | None
     close: Spread | None
     measured: WindowFigures | None
-    """None only where nothing was asked."""
+    """None only if nothing was asked."""
     self_check: SelfCheck | None
     little: LittlesLaw | None
     gates: list[GateResult]
@@ -108,13 +108,13 @@ class RunReport:
 
     @property
     def gates_hold(self) -> bool:
-        """Whether every gate held, and every acknowledged turn was found where that was asked for."""
+        """Whether every gate held and, if history was verified, every acknowledged turn was found."""
         history = self.recording.history
         return all(gate.passed for gate in self.gates) and (history is None or history.good)
 
     @property
     def exit_code(self) -> int:
-        """130 interrupted, 3 nothing succeeded, 1 a gate does not hold, else 0."""
+        """130 if interrupted, 3 if nothing succeeded, 1 if a gate failed, else 0."""
         if self.outcome == "INTERRUPTED":
             return EXIT_INTERRUPTED
         if self.outcome == "FAILED":
@@ -179,7 +179,7 @@ def build_report(recording: Recording) -> RunReport:
 
 
 def sample_of(turn: TurnResult) -> str:
-    """One line about a turn that failed."""
+    """One line about a failed turn."""
     text = f"{turn.error}: {turn.detail}" if turn.detail else turn.error
     return " ".join(text.split())[:_SAMPLE_CHARS]
 
@@ -206,7 +206,7 @@ def _window(recording: Recording, turns: Sequence[TurnResult]) -> WindowFigures 
 
 
 def _phase_rows(turns: Sequence[TurnResult]) -> list[PhaseRow]:
-    """A row for each phase, the largest first; a turn without a phase spent nothing in it."""
+    """One row per phase, the largest first; a turn without a phase counts as 0 ms in it."""
     top: dict[str, bool] = {}
     for turn in turns:
         for name in turn.phases:
@@ -247,7 +247,7 @@ def _red_flags(
     check: SelfCheck | None,
     little: LittlesLaw | None,
 ) -> list[str]:
-    """What a reader must not overlook, worst first."""
+    """Warnings that a reader must not overlook, worst first."""
     flags = list(_loss_flags(recording, counts))
     flags += _tail_flags(latency)
     flags += _server_flags(recording)

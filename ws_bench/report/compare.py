@@ -1,6 +1,6 @@
-"""`ws_bench compare`: whether one build is slower than another, or whether it is noise.
+"""`ws_bench compare`: whether one build is slower than another, or whether the difference is noise.
 
-How it decides is in docs/decisions/0022-bench-statistics.md.
+How it decides is described in docs/decisions/0022-bench-statistics.md.
 """
 
 import sys
@@ -32,19 +32,19 @@ _LIKE = ("agent", "message", "prompts_digest", "native", "clients", "requests_pe
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One figure of old and new, and what to think of the difference: better, worse or noise."""
+    """One figure of the old and the new build, and the verdict on the difference: better, worse or noise."""
 
     name: str
     old: float
     new: float
     ratio: Ratio
     band: float
-    """Differences up to this share are not worth a word, whatever the interval says."""
+    """Differences up to this share are noise, whatever the interval is."""
     verdict: str
 
 
 def compare_command(argv: list[str]) -> int:
-    """Parse the flags, compare, print; 1 where something is worse. Raises `UsageError` for unlike runs."""
+    """Parse the flags, compare, print. Returns 1 if something is worse. Raises `UsageError` for unlike runs."""
     flags = _flags()
     values = flags.parse(argv)
     if values.save_baseline:
@@ -90,7 +90,7 @@ def compare_runs(
 ) -> list[Finding]:
     """Compare one run with one, or groups of at least three. Raises `UsageError` for unlike configurations.
 
-    `confidence` is that of all figures together; `noise` are runs of one build, whose spread is added to the error.
+    `confidence` is that of all figures together; `noise` are runs of one build; their variation is added to the error.
     """
     refuse_unlike([*old, *new, *noise], force=force)
     draw = random or Random(0)  # noqa: S311 - a repeatable bootstrap
@@ -105,22 +105,24 @@ def compare_runs(
     else:
         before, after = (_group(runs, draw, steady=steady) for runs in (old, new))
     names = [name for name in before if name in after]
-    between = _between(noise, steady=steady)
+    between = _noise_between(noise, steady=steady)
     each = 1 - (1 - confidence) / max(len(names), 1)
     band = effect if effect is not None else (_SINGLE_EFFECT if single and not noise else _GROUP_EFFECT)
     findings = []
     for name in names:
-        ratio = ratio_of(_with(before[name], between.get(name)), _with(after[name], between.get(name)), each)
+        ratio = ratio_of(
+            _with_noise(before[name], between.get(name)), _with_noise(after[name], between.get(name)), each
+        )
         findings.append(Finding(name, before[name].value, after[name].value, ratio, band, _verdict(name, ratio, band)))
     return findings
 
 
 def against_baseline(baseline: Mapping[str, Any], runs: Sequence[Recording], *, force: bool = False) -> list[Finding]:
-    """Hold each run's mean figures against a baseline's band. Raises `UsageError` for unlike configurations."""
+    """Compare the runs' mean figures with a baseline's band. Raises `UsageError` for unlike configurations."""
     refuse_unlike(runs, force=force)
-    _refuse(baseline["likeness"], likeness(runs[0]), force=force)
+    _refuse_unlike_pair(baseline["likeness"], likeness(runs[0]), force=force)
     findings = []
-    # A baseline of an older version is of steady windows.
+    # Older baselines were made from steady windows.
     figures = [figures_of(run, steady=baseline.get("steady", True)) for run in runs]
     for name, band in baseline["figures"].items():
         values = [one[name] for one in figures if name in one]
@@ -135,7 +137,10 @@ def against_baseline(baseline: Mapping[str, Any], runs: Sequence[Recording], *, 
 
 
 def save_baseline(path: str, runs: Sequence[Recording], confidence: float, *, force: bool = False) -> None:
-    """Write the band in which one more run of the same build and configuration is expected."""
+    """Write the band in which one more run of the same build and configuration is expected.
+
+    Raises `UsageError` for fewer than three or unlike runs, `BenchError` if the file cannot be written.
+    """
     if len(runs) < _MIN_GROUP:
         raise UsageError(f"a baseline needs at least {_MIN_GROUP} runs")
     refuse_unlike(runs, force=force)
@@ -172,12 +177,12 @@ def figures_of(run: Recording, *, steady: bool) -> dict[str, float]:
 
 
 def all_steady(runs: Sequence[Recording]) -> bool:
-    """Whether every run has a steady window: where one has none, all are compared whole."""
+    """Whether every run has a steady window; if not, all runs are compared as a whole."""
     return all(window_of(run) is not None for run in runs)
 
 
 def likeness(run: Recording) -> dict[str, Any]:
-    """What must be the same for a difference to be the build's."""
+    """What must be equal for a difference to be due to the build."""
     load = {name: value for name, value in run.config.get("load", {}).items() if name != "seed"}
     wanted = {name: run.config.get(name) for name in _LIKE if name != "load"}
     hashes = [build.get("config_hash", "") for build in run.server.builds] if run.server else []
@@ -185,9 +190,9 @@ def likeness(run: Recording) -> dict[str, Any]:
 
 
 def refuse_unlike(runs: Sequence[Recording], *, force: bool) -> None:
-    """Raise `UsageError` where runs differ in anything but the build, or where one has nothing to compare."""
+    """Raise `UsageError` if runs differ in anything but the build, or if one has nothing to compare."""
     for run in runs:
-        _refuse(likeness(runs[0]), likeness(run), force=force)
+        _refuse_unlike_pair(likeness(runs[0]), likeness(run), force=force)
         report = build_report(run)
         if report.outcome in ("FAILED", "INTERRUPTED") or report.measured is None:
             raise UsageError(f"a run with outcome {report.outcome} cannot be compared")
@@ -196,15 +201,15 @@ def refuse_unlike(runs: Sequence[Recording], *, force: bool) -> None:
 
 
 def overall(findings: Sequence[Finding]) -> str:
-    """Worse where any figure is, else better where any is, else noise."""
+    """The overall verdict: worse if any figure is, else better if any is, else noise."""
     verdicts = {finding.verdict for finding in findings}
     return next((verdict for verdict in ("worse", "better") if verdict in verdicts), "noise")
 
 
-def _refuse(one: Mapping[str, Any], other: Mapping[str, Any], *, force: bool) -> None:
-    # By their JSON: one of them may come from a file, where a tuple is a list.
+def _refuse_unlike_pair(one: Mapping[str, Any], other: Mapping[str, Any], *, force: bool) -> None:
+    # Compared as JSON: one of them may come from a file, where a tuple is a list.
     unlike = [name for name in other if dumps(one.get(name)) != dumps(other[name])]
-    # A server that did not say what it runs cannot be told apart; that is no difference.
+    # A server without a configuration hash cannot be compared; that is no difference.
     if "server_config" in unlike and not (one["server_config"] and other["server_config"]):
         unlike.remove("server_config")
     if unlike and not force:
@@ -218,8 +223,8 @@ def _group(runs: Sequence[Recording], random: Random, *, steady: bool) -> dict[s
     return {name: bootstrap_mean([one[name] for one in figures], random) for name in names}
 
 
-def _between(noise: Sequence[Recording], *, steady: bool) -> dict[str, float]:
-    """The spread of runs of one build, on the log scale, by figure."""
+def _noise_between(noise: Sequence[Recording], *, steady: bool) -> dict[str, float]:
+    """The standard deviation among runs of one build, on the log scale, by figure."""
     if not noise:
         return {}
     if len(noise) < _MIN_GROUP:
@@ -232,7 +237,7 @@ def _between(noise: Sequence[Recording], *, steady: bool) -> dict[str, float]:
     }
 
 
-def _with(estimate: Estimate, between: float | None) -> Estimate:
+def _with_noise(estimate: Estimate, between: float | None) -> Estimate:
     if between is None:
         return estimate
     return Estimate(estimate.value, (estimate.log_error**2 + between**2) ** 0.5, estimate.degrees)

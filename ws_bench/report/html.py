@@ -54,7 +54,7 @@ svg text{font-size:11px;fill:var(--soft)}.mid{text-anchor:middle}.end{text-ancho
 
 
 def html_report(report: RunReport) -> str:
-    """The page of a run."""
+    """A run as an HTML page."""
     config = report.recording.config
     protocol = "turnwise.v1" if config["native"] else "compatible"
     head = f'<p class="soft">{escape(config["url"])}, {escape(config["mode"])}, {protocol} protocol</p>'
@@ -84,7 +84,7 @@ def page(
 
 
 def _document(title: str, parts: Sequence[str]) -> str:
-    """The whole file. Everything in it is escaped where it was made; nothing in it is fetched."""
+    """The whole file. Its parts are already escaped, and it loads nothing from elsewhere."""
     colours = "".join(
         f".line{n}{{stroke:{c}}}.fill{n}{{fill:{c}}}.back{n}{{background:{c}}}" for n, c in enumerate(_PALETTE)
     )
@@ -158,7 +158,7 @@ def _over_time(
     thinned = points[:: max(len(points) // _DOTS, 1)]
     series = [Series("a turn", thinned, 8, dots=True)]
     for colour, (name, share) in enumerate((("p50", 0.50), ("p95", 0.95), ("max", 1.0))):
-        # Of fewer than twenty values the 95th percentile is the highest one.
+        # With fewer than twenty values the 95th percentile is the highest one.
         line = [(at, percentile(sorted(values), share)) for at, values in _bins(points, len(points) // 20)]
         series.append(Series(name, line, colour))
     return line_chart(series, Axis("seconds into the run"), Axis("ms"), shade=shade)
@@ -232,7 +232,7 @@ def _waits(report: RunReport, shade: tuple[float, float] | None) -> str:
 
 
 def _bins(points: Sequence[tuple[float, T]], most: int = _BINS) -> list[tuple[float, list[T]]]:
-    """Values that lie close together in time, with the middle of their bin; empty bins are left out."""
+    """Values grouped by time, each group with the middle of its bin; empty bins are left out."""
     if not points:
         return []
     begin, end = points[0][0], points[-1][0]
@@ -268,7 +268,7 @@ def _environment(report: RunReport) -> list[tuple[str, str]]:
 
 
 def _plain(value: object) -> str:
-    """A value as a reader wants it: no brackets, no quotes."""
+    """A value for a reader: without brackets or quotes."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {_plain(one)}" for name, one in value.items())
     if isinstance(value, list):
@@ -298,12 +298,12 @@ def _pairs(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def _stretch(share: float) -> float:
-    """Where a percentile stands on an axis that gives each nine of it the same room."""
+    """The position of a percentile on an axis on which each further nine has the same width."""
     return -log10(1 - share)
 
 
 def _enough_values(share: float, values: Sequence[float]) -> bool:
-    """Whether so high a percentile is more than the highest value of few."""
+    """Whether there are enough values for the percentile to differ from the highest one."""
     return (1 - share) * len(values) >= 1
 
 

@@ -1,4 +1,4 @@
-"""What a run prints and writes: the compatible recap and summary, the lines after it, the result file, the tables."""
+"""What a run prints and writes: the compatible recap and summary, the details, the result file and the tables."""
 
 import csv
 import io
@@ -25,14 +25,14 @@ _SERVER_FAILURES = frozenset({"error", "timeout", "rejected"})
 
 
 class Style:
-    """Terminal colours, or none of them."""
+    """Terminal colours, or none."""
 
     def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled
 
     @classmethod
     def of(cls, stream: TextIO, environ: Mapping[str, str] | None = None) -> "Style":
-        """Colours only on a terminal that is not dumb, and never with NO_COLOR."""
+        """Colours for a terminal that is not dumb, unless NO_COLOR is set."""
         env = os.environ if environ is None else environ
         return cls(enabled=not env.get("NO_COLOR") and env.get("TERM") != "dumb" and stream.isatty())
 
@@ -46,7 +46,7 @@ class Style:
 
 
 def config_recap(config: RunConfig, style: Style) -> str:
-    """The block that makes a run's output say what was run. Never holds the token."""
+    """The block that shows what is run, without the token."""
     lines = [
         style("WS BENCH CONFIG", _BOLD, _CYAN),
         style.line("Target", config.shown_url),
@@ -97,7 +97,7 @@ def summary_block(report: RunReport, style: Style) -> str:
 
 
 def detail_block(report: RunReport, style: Style) -> str:
-    """What the compatible summary does not say: the load, the steady window, tokens, gates, what to distrust."""
+    """What the compatible summary leaves out: the load, the steady window, tokens, gates and red flags."""
     lines = [
         style("WS BENCH DETAIL", _BOLD, _CYAN),
         *(style.line(label, value) for label, value in detail_rows(report)),
@@ -128,7 +128,7 @@ def detail_rows(report: RunReport) -> list[tuple[str, str]]:
 
 
 def result_json(report: RunReport) -> dict[str, object]:
-    """The machine-readable result. `null` stands for what was not measured; no credential is in it.
+    """The machine-readable result. `null` stands for what was not measured; it holds no credential.
 
     `recording` holds the raw columns that `report`, `merge` and `compare` read; the rest is computed from them.
     """
@@ -231,7 +231,7 @@ def markdown_text(report: RunReport) -> str:
 
 
 def phase_table(report: RunReport) -> list[tuple[str, ...]]:
-    """Client and server beside one another over the steady window, a header first; empty where nothing was told."""
+    """Client and server side by side over the window, with a header; empty if there is nothing to show."""
     steady = report.measured
     if steady is None or steady.latency is None or steady.response is None:
         return []
@@ -259,7 +259,7 @@ def write_file(path: str, content: bytes, flag: str = "") -> None:
 
 
 def text_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as aligned lines: the first column to the left, numbers to the right."""
+    """Rows as aligned lines: the first column left-aligned, the others right-aligned."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(
@@ -271,23 +271,23 @@ def text_table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def window_name(report: RunReport) -> str:
-    """What the figures of a window are of, in words."""
+    """The name of the window that the figures cover."""
     return "steady window" if report.steady else "whole run"
 
 
 def _window_rows(report: RunReport) -> list[tuple[str, str]]:
-    seen = report.measured
+    measured = report.measured
     rows = [] if report.steady else [("Steady window", "none (the whole load was never on at once)")]
-    if seen is None:
+    if measured is None:
         return rows
-    long = format_duration(seen.window.seconds)
-    if seen.is_steady:
-        rows = [("Steady window", long), ("Steady turns/sec", f"{seen.window.turns_per_s:.2f}")]
+    long = format_duration(measured.window.seconds)
+    if measured.is_steady:
+        rows = [("Steady window", long), ("Steady turns/sec", f"{measured.window.turns_per_s:.2f}")]
     else:
-        rows += [("Whole run", f"{long}, ramp and end included"), ("Turns/sec", f"{seen.window.turns_per_s:.2f}")]
-    if seen.latency is not None:
-        rows.append((f"{'Steady latency' if seen.is_steady else 'Latency'} ms {_SIX}", _figures(seen.latency)))
-        rows += [(f"  {one.name}", _interval(one)) for one in intervals_of(report.recording, seen.window)]
+        rows += [("Whole run", f"{long}, ramp and end included"), ("Turns/sec", f"{measured.window.turns_per_s:.2f}")]
+    if measured.latency is not None:
+        rows.append((f"{'Steady latency' if measured.is_steady else 'Latency'} ms {_SIX}", _figures(measured.latency)))
+        rows += [(f"  {one.name}", _interval(one)) for one in intervals_of(report.recording, measured.window)]
     return rows
 
 
@@ -299,20 +299,11 @@ def _interval(one: Interval) -> str:
 
 
 def _time_rows(report: RunReport) -> list[tuple[str, str]]:
-    named = {
-        "Uncorrected latency": report.response,
-        "Corrected latency": report.corrected,
-        "Late start": report.late_start,
-        "First event": report.first_event,
-        "First token": report.first_token,
-        "Gap": report.gap,
-        "Longest stall": report.stall,
-        "Tail": report.tail,
-        "Connect": report.connect,
-        "Session create": report.session_create,
-        "Close": report.close,
-    }
-    rows = [(f"{name} ms {_SIX}", _figures(figures)) for name, figures in named.items() if figures is not None]
+    rows = [
+        (f"{name.removesuffix('_ms').replace('_', ' ').capitalize()} ms {_SIX}", _figures(figures))
+        for name, figures in spreads_of(report).items()
+        if figures is not None and name != "latency_ms"
+    ]
     p999 = report.latency.p999 if report.latency else None
     if p999 is not None:
         rows.insert(0, ("Latency p99.9 ms", f"{p999:.1f}"))
@@ -434,11 +425,11 @@ def _postgres_lines(report: RunReport) -> list[str]:
         for one in view.statements
     ]
     lines = text_table(rows)
-    seen = server.timers.get("SQL") if server else None
-    if seen is not None:
+    sql = server.timers.get("SQL") if server else None
+    if sql is not None:
         lines.append(
-            f"persist_sql_ms as the service saw it: count {seen.count}, avg {seen.avg:.2f}, p50 {seen.shown('p50')}, "
-            f"p95 {seen.shown('p95')}: the difference is the driver, the network and its loop"
+            f"persist_sql_ms as the service saw it: count {sql.count}, avg {sql.avg:.2f}, p50 {sql.shown('p50')}, "
+            f"p95 {sql.shown('p95')}: the difference is the driver, the network and its loop"
         )
     return lines
 

@@ -1,4 +1,4 @@
-"""Charts as inline SVG: lines, stacked areas, bars; no script, no font, no colour from anywhere else."""
+"""Charts as inline SVG: lines, dots and stacked areas, without scripts, fonts or external styles."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line or area: its name in the legend, its points by ascending x, its number among the palette's colours."""
+    """One line or area: its name in the legend, its points by ascending x, its index in the palette."""
 
     name: str
     points: Points
@@ -23,7 +23,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """An axis: its label, and the texts of chosen values where they are not plain numbers."""
+    """An axis: its label, and texts for chosen values if they are not plain numbers."""
 
     label: str
     ticks: Sequence[tuple[float, str]] = ()
@@ -46,7 +46,7 @@ def line_chart(series: Sequence[Series], x: Axis, y: Axis, *, shade: tuple[float
 
 
 def stacked_chart(series: Sequence[Series], x: Axis, y: Axis, *, shade: tuple[float, float] | None = None) -> str:
-    """Areas on top of one another; every series has the same x values. Empty without points."""
+    """Stacked areas; every series has the same x values. Empty without points."""
     drawn = [one for one in series if one.points]
     if not drawn:
         return ""
@@ -67,7 +67,7 @@ def stacked_chart(series: Sequence[Series], x: Axis, y: Axis, *, shade: tuple[fl
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """The scale of a chart: what lies at its edges, and the distance of the lines. y begins at 0."""
+    """The scale of a chart: the values at its edges and the step between grid lines. y begins at 0."""
 
     x0: float
     x1: float
