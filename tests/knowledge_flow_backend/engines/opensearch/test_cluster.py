@@ -140,7 +140,8 @@ async def test_the_graph_finds_what_comparing_each_finds(database: Database, ope
         by_comparing = await corpus.search("the spool and passage 7", "semantic")
         assert by_graph[0].content == by_comparing[0].content == "the spool and passage 7"
         assert by_graph[0].score == pytest.approx(1.0, abs=1e-3)
-        assert len({hit.chunk_uid for hit in by_graph} & {hit.chunk_uid for hit in by_comparing}) >= 8
+        # Their scores and not their ids: of many passages that are equally near, each may take others.
+        assert [hit.score for hit in by_graph] == pytest.approx([hit.score for hit in by_comparing], abs=1e-3)
         # A filter down to one chunk, which the graph alone would not reach.
         assert found(await corpus.search("the spool", "semantic", documents=("needle",))) == ["needle"]
 
