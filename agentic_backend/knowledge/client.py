@@ -15,7 +15,7 @@ from agentic_backend.errors import KfPreparing, KfUnavailable
 from agentic_backend.knowledge.hits import MAX_QUESTION_CHARS, BadHits, Hit, SearchQuery, parse_hits
 from agentic_backend.metrics import AgenticMetrics
 from backend_kit.aio import Breaker
-from backend_kit.aio.retry import NO_RETRY, Retries
+from backend_kit.aio.retry import NO_RETRY, QuietLog, Retries
 from backend_kit.auth import Credentials
 from backend_kit.client.connections import Connections
 from backend_kit.client.json_client import CallFailed, HttpRequest, JsonClient, guarded
@@ -32,7 +32,6 @@ _ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _ONCE_MORE: Final = Retries(max_retries=1, budget_s=inf, base_s=0.075, jitter=2 / 3)
 """Jitter spreads the turns that lost their connection at one moment."""
 _LONGEST_WAIT_S: Final = 60.0
-_SAID_EVERY_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +102,7 @@ class KnowledgeClient:
         self._rerank = _Route(endpoint.base_url, "/vector/rerank", "kf_vector_rerank")
         self._markdown = _Route(endpoint.base_url, "/markdown", "kf_markdown")
         self._passage = _Route(endpoint.base_url, "/documents", "kf_passage")
-        self._said: dict[str, float] = {}
+        self._log = QuietLog(logger)
         self._client = JsonClient(
             Connections(
                 max_connections=endpoint.max_connections,
@@ -204,11 +203,8 @@ class KnowledgeClient:
         self, route: _Route, reason: str, wait_s: float | None = None, kind: type[KfUnavailable] = KfUnavailable
     ) -> KfUnavailable:
         """Log a failed call, at most once a second and cause, and return the error to raise for it."""
-        now = perf_counter()
         cause = f"{route.phase}: {reason}"
-        if now - self._said.get(cause, -_SAID_EVERY_S) >= _SAID_EVERY_S:
-            self._said[cause] = now
-            logger.warning("knowledge flow failed: %s", cause)
+        self._log.warning(cause, "knowledge flow failed: %s", cause)
         return kind(reason, retry_after_s=None if wait_s is None else min(wait_s, _LONGEST_WAIT_S))
 
 

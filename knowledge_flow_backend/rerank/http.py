@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from backend_kit.aio import Breaker
+from backend_kit.aio.retry import QuietLog
 from backend_kit.client.json_client import CallFailed, guarded
 from knowledge_flow_backend.embed.model_server import ModelCalls, ModelServer, sendable
 from knowledge_flow_backend.index.models import Reader
@@ -15,8 +16,6 @@ from knowledge_flow_backend.rerank.port import Candidate, RerankFailed
 from knowledge_flow_backend.rerank.shapes import BadScores, Shape, request_of, scores_of
 
 logger = logging.getLogger(__name__)
-
-_SAID_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ class HttpReranker:
         self._rules = rules
         self._calls = ModelCalls(server, pool_wait=metrics.rerank_pool_wait.observe)
         self._breaker = Breaker(time.perf_counter, lambda _wait_s: RerankFailed("failed"))
-        self._said: dict[str, float] = {}
+        self._log = QuietLog(logger)
 
     async def score(self, question: str, candidates: Sequence[Candidate], reader: Reader) -> list[float]:  # noqa: ARG002 - the texts are the caller's own
         """See `Reranker`."""
@@ -87,8 +86,5 @@ class HttpReranker:
 
     def _say(self, cause: str, reason: str) -> RerankFailed:
         """Log a failure, at most once a second and reason, and return the error to raise for it."""
-        now = time.perf_counter()
-        if now - self._said.get(reason, -_SAID_EVERY_S) >= _SAID_EVERY_S:
-            self._said[reason] = now
-            logger.warning("reranker %s: %s", self._rules.model, reason)
+        self._log.warning(reason, "reranker %s: %s", self._rules.model, reason)
         return RerankFailed(cause)

@@ -1,18 +1,16 @@
 """Reranking under a deadline: late or failed, the order of retrieval is the answer."""
 
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from backend_kit.aio.retry import QuietLog
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.index.models import Reader
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 from knowledge_flow_backend.rerank.port import Candidate, Reranker, RerankFailed
 
 logger = logging.getLogger(__name__)
-
-_SAID_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +32,7 @@ class RerankService:
         self._reranker = reranker
         self._metrics = metrics
         self._kpi = kpi
-        self._said: dict[str, float] = {}
+        self._log = QuietLog(logger)
 
     async def rerank(self, question: str, candidates: Sequence[Candidate], top_r: int, reader: Reader) -> Reranked:
         """The best `top_r` candidates. Equal scores keep the order of retrieval."""
@@ -57,9 +55,6 @@ class RerankService:
 
     def _as_retrieved(self, candidates: int, top_r: int, cause: str) -> Reranked:
         self._metrics.rerank_skipped(cause).inc()
-        # Once a second and cause: while a reranker is down, each question comes here.
-        now = time.perf_counter()
-        if cause != "off" and now - self._said.get(cause, -_SAID_EVERY_S) >= _SAID_EVERY_S:
-            self._said[cause] = now
-            logger.warning("rerank: skipped (%s)", cause)
+        if cause != "off":
+            self._log.warning(cause, "rerank: skipped (%s)", cause)
         return Reranked(tuple((place, None) for place in range(min(candidates, top_r))), cause)

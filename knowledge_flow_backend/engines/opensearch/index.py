@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from sqlalchemy import Executable
-
 from backend_kit.db.faults import DatabaseFault
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.concurrency import gather_pair
@@ -20,10 +18,15 @@ from knowledge_flow_backend.engines.opensearch.body import Rights, Shape, by_vec
 from knowledge_flow_backend.engines.opensearch.cluster import Cluster
 from knowledge_flow_backend.engines.opensearch.shape import ENGINE, check_index
 from knowledge_flow_backend.engines.pgvector import statements
-from knowledge_flow_backend.engines.pgvector.queries import candidates_of, hit_of, scope_of, with_attachments
-from knowledge_flow_backend.engines.pgvector.rows import Made, check_made, vector_text
-from knowledge_flow_backend.engines.priority_semaphore import PrioritySemaphore
-from knowledge_flow_backend.index import ChunkHit, IndexQuery, Policy, Reader, Similarity, Vector
+from knowledge_flow_backend.engines.pgvector.queries import (
+    PostgresReads,
+    candidates_of,
+    hit_of,
+    scope_of,
+    with_attachments,
+)
+from knowledge_flow_backend.engines.pgvector.rows import Made, check_made
+from knowledge_flow_backend.index import ChunkHit, IndexQuery, Policy, Vector
 from knowledge_flow_backend.index.database import IndexDatabase, failure_of
 from knowledge_flow_backend.index.port import Embed
 
@@ -112,19 +115,17 @@ class _Question:
             return self._made
 
 
-class OpenSearchChunks:
+class OpenSearchChunks(PostgresReads):
     """The `ChunkIndex` on OpenSearch. `model` is the embedder whose vectors it is asked with."""
 
     def __init__(
         self, database: IndexDatabase, cluster: Cluster, *, model: str, kpi: Kpi, rules: OpenSearchRules | None = None
     ) -> None:
-        self._database = database
+        self._rules = rules or OpenSearchRules()
+        super().__init__(database, kpi, parallel=self._rules.parallel)
         self._cluster = cluster
         self._model = model
-        self._kpi = kpi
-        self._rules = rules or OpenSearchRules()
         self._rights = opensearch_statements.rights(self._rules.most_pending)
-        self._semaphore = PrioritySemaphore(self._rules.parallel, kpi)
 
     async def check(self, dimension: int | None = None) -> None:
         """Raises `SchemaMismatch` where the index is missing, or not as this service creates it; `IndexUnavailable`.
@@ -158,17 +159,6 @@ class OpenSearchChunks:
             return []
         except DatabaseFault as error:
             raise failure_of(error) from error
-
-    async def similarities(self, chunk_uids: Sequence[str], vector: Vector, reader: Reader) -> list[Similarity]:
-        """See `ChunkIndex`. Postgres has the vectors of these few chunks too. Raises as there."""
-        self._database.require_ready()
-        everywhere = IndexQuery("", Policy.SEMANTIC, reader, limit=0, candidates=0)
-        parameters = {**scope_of(everywhere), "uids": list(chunk_uids), "vector": vector_text(vector)}
-        try:
-            rows = await self._rows("similarities", statements.SIMILARITIES, parameters)
-        except DatabaseFault as error:
-            raise failure_of(error) from error
-        return [Similarity(uid, cosine) for uid, cosine in rows]
 
     async def _search_once(self, query: IndexQuery, question: _Question) -> tuple[list[ChunkHit], bool]:
         """The hits, and whether some may be missing because documents changed in Postgres meanwhile."""
@@ -272,9 +262,3 @@ class OpenSearchChunks:
     async def _found(self, body: dict[str, Any]) -> list[tuple[str, float]]:
         async with self._semaphore.step():
             return await self._cluster.search(self._database.index, body)
-
-    async def _rows(
-        self, op: str, statement: Executable, parameters: dict[str, object], *, first: bool = False
-    ) -> Sequence[Sequence[Any]]:
-        async with self._semaphore.step(first=first), self._database.main.connection() as connection:
-            return await connection.execute(op, statement, parameters)

@@ -14,16 +14,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from backend_kit.db.faults import DatabaseFault
 from backend_kit.db.pool import TimedConnection
 from knowledge_flow_backend.engines.opensearch import statements
 from knowledge_flow_backend.engines.opensearch.body import MAX_DIMENSIONS, Place, Shape, bulk_lines, heading_of
 from knowledge_flow_backend.engines.opensearch.cluster import Cluster
 from knowledge_flow_backend.engines.opensearch.shape import ENGINE, make_index
 from knowledge_flow_backend.engines.pgvector.rows import (
+    DocumentWriter,
     Made,
     check_made,
-    delete_rows,
     made_by,
     made_by_alone,
     put_rows,
@@ -31,7 +30,7 @@ from knowledge_flow_backend.engines.pgvector.rows import (
     vector_text,
 )
 from knowledge_flow_backend.errors import Conflict, IndexUnavailable, SchemaMismatch
-from knowledge_flow_backend.index.database import IndexDatabase, failure_of
+from knowledge_flow_backend.index.database import IndexDatabase
 from knowledge_flow_backend.index.models import Chunk, Document, DocumentContent, Vector
 
 logger = logging.getLogger(__name__)
@@ -45,9 +44,8 @@ class _Intention:
     place: Place
 
 
-class OpenSearchWriter:
-    """The `IndexWriter` on OpenSearch. `model` is the embedder whose vectors it is given; `wake` is called when a write
-    leaves something to delete."""
+class OpenSearchWriter(DocumentWriter):
+    """The `IndexWriter` on OpenSearch."""
 
     def __init__(
         self,
@@ -58,39 +56,20 @@ class OpenSearchWriter:
         bulk_size: int = 500,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
-        self._database = database
+        super().__init__(database, model, bulk_size, wake)
         self._cluster = cluster
-        self._model = model
-        self._bulk_size = bulk_size
-        self._wake = wake
 
-    async def replace_document(
+    async def _replace(
         self, document: Document, content: DocumentContent, chunks: Sequence[Chunk], vectors: Sequence[Vector]
     ) -> int:
-        """See `IndexWriter`. Also raises `Conflict` for another owner's uid, `UploadProcessingFailed` for texts that
-        Postgres cannot store (a NUL)."""
-        if len(chunks) != len(vectors):
-            raise ValueError(f"{len(chunks)} chunks with {len(vectors)} vectors")
-        self._database.require_ready()
+        if chunks:
+            await self._fit(len(vectors[0]))
+        intention = await self._intend(document)
         try:
-            if chunks:
-                await self._fit(len(vectors[0]))
-            intention = await self._intend(document)
-            try:
-                version = await self._write(document, content, chunks, vectors, intention)
-            except Conflict:
-                await self._withdraw(intention)
-                raise
-        except DatabaseFault as error:
-            raise failure_of(error) from error
-        self._wake()
-        return version
-
-    async def delete_document(self, document_uid: str) -> bool:
-        """See `IndexWriter`. Nobody finds it any more when this returns; OpenSearch forgets it soon after."""
-        deleted = await delete_rows(self._database, document_uid)
-        self._wake()
-        return deleted
+            return await self._write(document, content, chunks, vectors, intention)
+        except Conflict:
+            await self._withdraw(intention)
+            raise
 
     async def _fit(self, dimension: int) -> None:
         """Refuse vectors that are not of the index's model; the very first ones create the index."""

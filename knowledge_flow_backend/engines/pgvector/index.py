@@ -1,8 +1,7 @@
 """The index in Postgres with pgvector: words by a tsvector, vectors by an HNSW graph, rights inside each query."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from sqlalchemy import Executable, text
 
@@ -10,11 +9,16 @@ from backend_kit.db.faults import DatabaseFault
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.concurrency import gather_pair
 from knowledge_flow_backend.engines.pgvector import statements
-from knowledge_flow_backend.engines.pgvector.queries import candidates_of, hit_of, scope_of, with_attachments
+from knowledge_flow_backend.engines.pgvector.queries import (
+    PostgresReads,
+    candidates_of,
+    hit_of,
+    scope_of,
+    with_attachments,
+)
 from knowledge_flow_backend.engines.pgvector.rows import Made, check_made, vector_text
 from knowledge_flow_backend.engines.pgvector.writer import ENGINE
-from knowledge_flow_backend.engines.priority_semaphore import PrioritySemaphore
-from knowledge_flow_backend.index import ChunkHit, IndexQuery, Policy, Reader, Similarity, Vector
+from knowledge_flow_backend.index import ChunkHit, IndexQuery, Policy, Vector
 from knowledge_flow_backend.index.database import IndexDatabase, failure_of
 from knowledge_flow_backend.index.port import Embed
 
@@ -49,15 +53,13 @@ class _NothingInScope(Exception):
     """No chunk that this search could find: no need to wait for a vector."""
 
 
-class PgVectorIndex:
+class PgVectorIndex(PostgresReads):
     """The `ChunkIndex` on Postgres. `model` is the embedder whose vectors it is asked with."""
 
     def __init__(self, database: IndexDatabase, *, model: str, kpi: Kpi, rules: PgVectorRules | None = None) -> None:
-        self._database = database
-        self._model = model
-        self._kpi = kpi
         self._rules = rules or PgVectorRules()
-        self._semaphore = PrioritySemaphore(self._rules.parallel, kpi)
+        super().__init__(database, kpi, parallel=self._rules.parallel)
+        self._model = model
 
     async def check(self, dimension: int | None = None) -> None:
         """Raises `SchemaMismatch` where the index holds vectors of another model, or length where that is known;
@@ -94,17 +96,6 @@ class PgVectorIndex:
             return []
         except DatabaseFault as error:
             raise failure_of(error) from error
-
-    async def similarities(self, chunk_uids: Sequence[str], vector: Vector, reader: Reader) -> list[Similarity]:
-        """See `ChunkIndex`. Raises as there."""
-        self._database.require_ready()
-        everywhere = IndexQuery("", Policy.SEMANTIC, reader, limit=0, candidates=0)
-        parameters = {**scope_of(everywhere), "uids": list(chunk_uids), "vector": vector_text(vector)}
-        try:
-            rows = await self._rows("similarities", statements.SIMILARITIES, parameters)
-        except DatabaseFault as error:
-            raise failure_of(error) from error
-        return [Similarity(uid, cosine) for uid, cosine in rows]
 
     async def _strict(self, query: IndexQuery) -> list[ChunkHit]:
         with self._kpi.phase("lexical_query"):
@@ -169,12 +160,6 @@ class PgVectorIndex:
     ) -> list[ChunkHit]:
         parameters = {**_lexical(query), "limit": query.limit, **more}
         return [hit_of(row) for row in await self._rows(op, statement, parameters, first=first)]
-
-    async def _rows(
-        self, op: str, statement: Executable, parameters: Mapping[str, object], *, first: bool = False
-    ) -> Sequence[Sequence[Any]]:
-        async with self._semaphore.step(first=first), self._database.main.connection() as connection:
-            return await connection.execute(op, statement, parameters)
 
 
 def _lexical(query: IndexQuery) -> dict[str, object]:

@@ -1,10 +1,45 @@
-"""A search as the parameters of its statements, and a row of theirs as a hit."""
+"""What both indexes ask Postgres: a search as the parameters of its statements, and a row of theirs as a hit."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from knowledge_flow_backend.index import ChunkHit, IndexQuery
+from sqlalchemy import Executable
+
+from backend_kit.db.faults import DatabaseFault
+from backend_kit.kpi import Kpi
+from knowledge_flow_backend.engines.pgvector.rows import vector_text
+from knowledge_flow_backend.engines.pgvector.statements import SIMILARITIES
+from knowledge_flow_backend.engines.priority_semaphore import PrioritySemaphore
+from knowledge_flow_backend.index import ChunkHit, IndexQuery, Policy, Reader, Similarity, Vector
+from knowledge_flow_backend.index.database import IndexDatabase, failure_of
+
+
+class PostgresReads:
+    """The part of a `ChunkIndex` that is the same whichever engine finds the chunks: Postgres has their vectors."""
+
+    def __init__(self, database: IndexDatabase, kpi: Kpi, *, parallel: int) -> None:
+        """`parallel`: statements and queries of searches that run at once."""
+        self._database = database
+        self._kpi = kpi
+        self._semaphore = PrioritySemaphore(parallel, kpi)
+
+    async def similarities(self, chunk_uids: Sequence[str], vector: Vector, reader: Reader) -> list[Similarity]:
+        """See `ChunkIndex`. Raises as there."""
+        self._database.require_ready()
+        everywhere = IndexQuery("", Policy.SEMANTIC, reader, limit=0, candidates=0)
+        parameters = {**scope_of(everywhere), "uids": list(chunk_uids), "vector": vector_text(vector)}
+        try:
+            rows = await self._rows("similarities", SIMILARITIES, parameters)
+        except DatabaseFault as error:
+            raise failure_of(error) from error
+        return [Similarity(uid, cosine) for uid, cosine in rows]
+
+    async def _rows(
+        self, op: str, statement: Executable, parameters: Mapping[str, object], *, first: bool = False
+    ) -> Sequence[Sequence[Any]]:
+        async with self._semaphore.step(first=first), self._database.main.connection() as connection:
+            return await connection.execute(op, statement, parameters)
 
 
 def scope_of(query: IndexQuery) -> dict[str, object]:

@@ -2,7 +2,8 @@
 
 import asyncio
 import struct
-from collections.abc import Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -218,3 +219,43 @@ def _rows(document: Document, version: int, batch: Iterable[tuple[Chunk, Vector]
         + "\n"
         for chunk, vector in batch
     ).encode()
+
+
+class DocumentWriter(ABC):
+    """The part of an `IndexWriter` that every engine shares; `_replace` writes a document and its chunks.
+
+    `model` is the embedder whose vectors it is given; `wake` is called after each write, for the work that follows it.
+    """
+
+    def __init__(self, database: IndexDatabase, model: str, bulk_size: int, wake: Callable[[], None]) -> None:
+        self._database = database
+        self._model = model
+        self._bulk_size = bulk_size
+        self._wake = wake
+
+    async def replace_document(
+        self, document: Document, content: DocumentContent, chunks: Sequence[Chunk], vectors: Sequence[Vector]
+    ) -> int:
+        """See `IndexWriter`. Also raises `Conflict` for another owner's uid, `UploadProcessingFailed` for texts that
+        Postgres cannot store (a NUL)."""
+        if len(chunks) != len(vectors):
+            raise ValueError(f"{len(chunks)} chunks with {len(vectors)} vectors")
+        self._database.require_ready()
+        try:
+            version = await self._replace(document, content, chunks, vectors)
+        except DatabaseFault as error:
+            raise failure_of(error) from error
+        self._wake()
+        return version
+
+    async def delete_document(self, document_uid: str) -> bool:
+        """See `IndexWriter`. No search finds it when this returns; OpenSearch forgets it soon after."""
+        deleted = await delete_rows(self._database, document_uid)
+        self._wake()
+        return deleted
+
+    @abstractmethod
+    async def _replace(
+        self, document: Document, content: DocumentContent, chunks: Sequence[Chunk], vectors: Sequence[Vector]
+    ) -> int:
+        """Write the document in place of its earlier version; returns the new one. Raises `DatabaseFault` too."""
