@@ -18,7 +18,6 @@ from prometheus_client import CollectorRegistry
 
 from backend_kit.aio import TaskRegistry
 from backend_kit.auth import HmacVerifier, Identity, IssuerKeys, IssuerVerifier, KeyWaits, NoAuth, Verifier
-from backend_kit.build import git_sha
 from backend_kit.http import (
     BodyLimit,
     HttpMetrics,
@@ -31,6 +30,7 @@ from backend_kit.http import (
     refusals,
 )
 from backend_kit.kpi import Kpi, KpiOptions, KpiRuntime
+from backend_kit.process import git_sha
 from backend_kit.settings import Security, ServiceSettings, config_hash
 
 logger = logging.getLogger(__name__)

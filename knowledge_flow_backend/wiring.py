@@ -12,7 +12,6 @@ from knowledge_flow_backend.embed.batcher import BatchRules
 from knowledge_flow_backend.embed.local import DOCUMENTS_A_BATCH, LocalEmbedder, default_home
 from knowledge_flow_backend.embed.model_server import ModelServer
 from knowledge_flow_backend.embed.openai import DEFAULT_BASE_URL, EmbeddingRules, OpenAiEmbedder
-from knowledge_flow_backend.embed.question_vectors import QuestionVectors
 from knowledge_flow_backend.index import ChunkIndex, IndexWriter
 from knowledge_flow_backend.index.database import IndexDatabase
 from knowledge_flow_backend.ingest.fast import FastIngest
@@ -28,7 +27,7 @@ from knowledge_flow_backend.library.store import Attachments
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 from knowledge_flow_backend.rerank import Reranker, RerankService
 from knowledge_flow_backend.rerank.http import HttpReranker, HttpRerankRules, default_batch
-from knowledge_flow_backend.rerank.local import LocalReranker
+from knowledge_flow_backend.rerank.local import LocalReranker, QuestionVectors
 from knowledge_flow_backend.search.service import SearchRules, SearchService
 from knowledge_flow_backend.settings import CrossencoderSettings, EmbeddingSettings, KnowledgeFlowSettings
 

@@ -1,4 +1,4 @@
-"""Client frames: text in, typed frames out, for both protocols. Pure functions, no socket.
+"""Client frames: text in, typed frames out, for both protocols, and how fast they may come. No socket here.
 
 A frame that cannot be read raises BadRequest, UnknownType or MessageTooLong, whose texts quote none of it.
 """
@@ -22,7 +22,7 @@ from pydantic import (
     field_validator,
 )
 
-from agentic_backend.errors import BadRequest, MessageTooLong, UnknownType
+from agentic_backend.errors import BadRequest, MessageTooLong, RateLimited, UnknownType
 from agentic_backend.session.stream import Ask, HumanAnswer
 from backend_kit.auth import Credentials
 from backend_kit.wire import dumps
@@ -31,6 +31,8 @@ MAX_DEPTH: Final = 32
 """Levels of nesting in a client's JSON that is stored or passed on; our encoder refuses 255, no client needs 32."""
 _INT_BITS: Final = 63
 _SURROGATE = re.compile("[\ud800-\udfff]")
+FRAMES_PER_S = 500.0
+BURST = 500.0
 
 
 def storable(text: str) -> str:
@@ -328,3 +330,26 @@ def _finite(digits: str) -> float:
 
 def _no_constant(_name: str) -> NoReturn:
     raise ValueError("not a JSON number")
+
+
+class FrameRateLimit:
+    """A bucket of `BURST` frames that fills up again at `FRAMES_PER_S`; one second of the fastest client that means it.
+
+    Every frame takes one, even if refused: a client that keeps this rate for another second is `flooding`.
+    """
+
+    def __init__(self) -> None:
+        self._level = BURST
+        self._at = 0.0
+
+    @property
+    def flooding(self) -> bool:
+        """Whether this client keeps sending far too fast."""
+        return self._level <= -BURST
+
+    def take(self, now: float) -> None:
+        """Count a frame received at `now` (monotonic clock, seconds). Raises RateLimited if it came too early."""
+        self._level = min(BURST, self._level + (now - self._at) * FRAMES_PER_S) - 1.0
+        self._at = now
+        if self._level < 0.0:
+            raise RateLimited(retry_after_s=-self._level / FRAMES_PER_S)

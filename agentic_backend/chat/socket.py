@@ -16,7 +16,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from agentic_backend.chat.dialects import Dialect
 from agentic_backend.chat.follow import Follow
-from agentic_backend.chat.frame_rate import FrameRateLimit
+from agentic_backend.chat.frames import FrameRateLimit
 from agentic_backend.chat.outbox import Closing
 from agentic_backend.errors import MessageTooLong, RateLimited
 from agentic_backend.session.models import Session

@@ -1,9 +1,8 @@
 """The HTTP parts of every service: server, hardened sockets, health, errors, caller, request metrics."""
 
-from backend_kit.http.api_docs import add_api_docs
 from backend_kit.http.context import BodyLimit, HttpMetrics, RequestId, RequestMetrics, bearer, request_id
 from backend_kit.http.errors import CutShort, error_response, install_error_handlers, refusals
-from backend_kit.http.health import health_router
+from backend_kit.http.routes import add_api_docs, health_router
 from backend_kit.http.server import CannotListen, ServeSettings, build_server, listen, serve
 
 __all__ = [

@@ -17,9 +17,8 @@ from backend_kit.kpi.core import (
     phase,
 )
 from backend_kit.kpi.culprit import Culprits
-from backend_kit.kpi.labels import Labelled
 from backend_kit.kpi.loop import LoopMonitor
-from backend_kit.kpi.metrics import ServiceMetrics
+from backend_kit.kpi.metrics import Labelled, ServiceMetrics
 from backend_kit.kpi.runtime import KpiOptions, KpiRuntime
 from backend_kit.kpi.summary import Summary
 

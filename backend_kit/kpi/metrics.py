@@ -1,7 +1,7 @@
-"""The common part of the services' metrics: the creation of families, and the metrics of database pools."""
+"""The common part of the services' metrics: the creation of families, and children limited in number per label."""
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client import Counter as PrometheusCounter
@@ -9,9 +9,47 @@ from prometheus_client import Gauge as PrometheusGauge
 
 from backend_kit.kpi import buckets
 from backend_kit.kpi.core import Counter, Gauge, GaugedSeconds, Kpi, Seconds
-from backend_kit.kpi.labels import Labelled
 
+Bound = TypeVar("Bound")
+MAX_VALUES: Final = 20
+OTHER: Final = "other"
 _OK: Final = ("status", "ok")
+
+
+class Labelled(Generic[Bound]):
+    """`labelled("georges", "ok")` returns the object bound to these label values, created at the first call.
+
+    Each label takes its first 20 values; later ones count as `other`, so what a client or a configuration names
+    cannot grow the exposition without bound.
+    """
+
+    __slots__ = ("_bind", "_bound", "_seen")
+
+    def __init__(self, labels: int, bind: Callable[[tuple[str, ...]], Bound]) -> None:
+        """`bind` makes the object of a tuple of `labels` values."""
+        self._bind = bind
+        self._bound: dict[tuple[str, ...], Bound] = {}
+        self._seen: list[set[str]] = [set() for _ in range(labels)]
+
+    def __call__(self, *values: str) -> Bound:
+        """The object of these label values, given in the metric's order."""
+        found = self._bound.get(values)
+        return self._bind_new(values) if found is None else found
+
+    def _bind_new(self, values: tuple[str, ...]) -> Bound:
+        admitted = tuple(self._admit(seen, value) for seen, value in zip(self._seen, values, strict=True))
+        found = self._bound.get(admitted)
+        if found is None:
+            found = self._bound[admitted] = self._bind(admitted)
+        return found
+
+    @staticmethod
+    def _admit(seen: set[str], value: str) -> str:
+        if value not in seen:
+            if len(seen) >= MAX_VALUES:
+                return OTHER
+            seen.add(value)
+        return value
 
 
 class ServiceMetrics:

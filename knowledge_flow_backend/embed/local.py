@@ -16,8 +16,8 @@ from tokenizers import Tokenizer
 from backend_kit.aio import TaskRegistry
 from backend_kit.aio.retry import Backoff
 from knowledge_flow_backend.concurrency import ThreadsBusy, WorkerThreads, gather_pair
+from knowledge_flow_backend.embed import unit_vectors
 from knowledge_flow_backend.embed.batcher import BatchRules, MicroBatcher
-from knowledge_flow_backend.embed.port import unit_vectors
 from knowledge_flow_backend.embed.weights import VERSION
 from knowledge_flow_backend.errors import EmbeddingPreparing, EmbeddingUnavailable
 from knowledge_flow_backend.index.models import Vector

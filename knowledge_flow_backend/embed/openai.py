@@ -5,7 +5,7 @@ import base64
 import binascii
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 
 from backend_kit.aio import Breaker, TaskRegistry
 from backend_kit.client.json_client import CallFailed, guarded
+from knowledge_flow_backend.embed import unit_vectors
 from knowledge_flow_backend.embed.batcher import BatchRules, MicroBatcher, Outcome
 from knowledge_flow_backend.embed.model_server import ModelCalls, ModelServer, sendable
-from knowledge_flow_backend.embed.port import unit_vectors
-from knowledge_flow_backend.embed.rate_limit import RateLimit
 from knowledge_flow_backend.errors import EmbeddingUnavailable, SchemaMismatch
 from knowledge_flow_backend.index.models import Vector
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 
+CHARS_A_TOKEN = 4
+"""Roughly, for English; where it is off, the endpoint answers 429."""
 logger = logging.getLogger(__name__)
-
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
 _MAX_CHARS = 100_000
@@ -40,6 +40,50 @@ _REFUSALS = 16
 """After so many, a batch is given up: it is not a text that displeases, it is the request."""
 _SHORT_CHARS = 500
 """A refused text is cut in halves down to this length, which every model reads."""
+
+
+class RateLimit:
+    """An even rate without bursts. `requests` and `tokens` a minute; 0 = no limit.
+
+    Questions are counted too, and passages wait longer for them.
+    """
+
+    def __init__(
+        self,
+        requests: int,
+        tokens: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._request_s = 60.0 / requests if requests else 0.0
+        self._token_s = 60.0 / tokens if tokens else 0.0
+        self._clock = clock
+        self._sleep = sleep
+        self._free_at = clock()
+        self._held_until = clock()
+
+    @property
+    def held_s(self) -> float:
+        """Seconds that the endpoint still asks its clients to wait; 0 where it does not."""
+        return max(0.0, self._held_until - self._clock())
+
+    def hold(self, seconds: float) -> None:
+        """Note that the endpoint asks its clients to wait this long."""
+        self._held_until = max(self._held_until, self._clock() + seconds)
+        self._free_at = max(self._free_at, self._held_until)
+
+    def count(self, requests: int, texts: Sequence[str]) -> None:
+        """Note requests that go out now."""
+        tokens = sum(map(len, texts)) // CHARS_A_TOKEN
+        used_s = max(requests * self._request_s, tokens * self._token_s)
+        self._free_at = max(self._free_at, self._clock()) + used_s
+
+    async def turn(self, requests: int, texts: Sequence[str]) -> None:
+        """Wait until the time for everything counted so far has passed, then count these."""
+        while (wait_s := self._free_at - self._clock()) > 0:
+            await self._sleep(wait_s)
+        self.count(requests, texts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,22 @@
 """Where documents, libraries and chunks are: the models, the ports over the index, the database and its schema.
 
-Other packages build on `models` and `port`; `database`, `faults`, `rights` and `migrations` are about Postgres.
+Other packages build on `models`; `database`, `faults`, `rights` and `migrations` are about Postgres.
 """
 
 from knowledge_flow_backend.index.models import (
     Chunk,
     ChunkHit,
+    ChunkIndex,
     Document,
     DocumentContent,
     IndexQuery,
+    IndexWriter,
     Policy,
     Reader,
     Similarity,
     Vector,
     chunk_uid,
 )
-from knowledge_flow_backend.index.port import ChunkIndex, IndexWriter
 
 __all__ = [
     "Chunk",

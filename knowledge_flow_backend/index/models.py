@@ -1,16 +1,22 @@
-"""What is written to the index and what comes out of it. No database here."""
+"""What is written to the index and what comes out of it, and the ports for both. No database here."""
 
 import hashlib
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Vector = NDArray[np.float32]
 """A unit vector of the embedder: one dimension, float32."""
+READS_LIBRARY: Final = """(t.owner_id = :reader OR t.everyone OR :reader = ANY(t.reader_users)
+        OR t.reader_groups && CAST(:groups AS text[]))"""
+"""Takes `reader` (text) and `groups` (list of text), both of a verified identity."""
+Embed = Callable[[], Awaitable[Vector]]
+"""Gives the vector of the question when it is needed; what does not need it runs meanwhile."""
 
 
 class Policy(StrEnum):
@@ -154,6 +160,38 @@ def chunk_uid(document_uid: str, content_hash: str, ordinal: int) -> str:
     return hashlib.sha256(f"{document_uid}\0{content_hash}\0{ordinal}".encode()).hexdigest()[:24]
 
 
-READS_LIBRARY: Final = """(t.owner_id = :reader OR t.everyone OR :reader = ANY(t.reader_users)
-        OR t.reader_groups && CAST(:groups AS text[]))"""
-"""Takes `reader` (text) and `groups` (list of text), both of a verified identity."""
+class ChunkIndex(Protocol):
+    """Finds chunks. Every method sees only what its reader may read; that is decided inside the query."""
+
+    async def search(self, query: IndexQuery, embed: Embed) -> list[ChunkHit]:
+        """The best hits, best first. `embed` is called at most once, and not for `strict` or an empty index.
+
+        Raises `IndexUnavailable`, `SchemaMismatch`, and what `embed` raises.
+        """
+        ...
+
+    async def similarities(self, chunk_uids: Sequence[str], vector: Vector, reader: Reader) -> list[Similarity]:
+        """The cosine of each of these chunks that exists and that the reader may read, in no order.
+
+        Raises `IndexUnavailable`, `SchemaMismatch`.
+        """
+        ...
+
+
+class IndexWriter(Protocol):
+    """Writes documents with their chunks. A reader sees a document's old chunks or its new ones, never a mixture."""
+
+    async def replace_document(
+        self, document: Document, content: DocumentContent, chunks: Sequence[Chunk], vectors: Sequence[Vector]
+    ) -> int:
+        """Store a document whole, with one unit vector per chunk, in place of what its uid held; status `ready`.
+
+        One transaction: on any failure everything is as it was. Returns the document's version (1 for a new one).
+        Raises ValueError where chunks and vectors differ in number, `SchemaMismatch` where the vectors are not those of
+        the index, `Conflict` where the document's claim no longer holds, `IndexUnavailable`.
+        """
+        ...
+
+    async def delete_document(self, document_uid: str) -> bool:
+        """Delete a document, its content and its chunks; False where there was none. Raises `IndexUnavailable`."""
+        ...

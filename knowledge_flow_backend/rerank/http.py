@@ -12,7 +12,7 @@ from backend_kit.client.json_client import CallFailed, guarded
 from knowledge_flow_backend.embed.model_server import ModelCalls, ModelServer, sendable
 from knowledge_flow_backend.index.models import Reader
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
-from knowledge_flow_backend.rerank.port import Candidate, RerankFailed
+from knowledge_flow_backend.rerank.service import Candidate, RerankFailed
 from knowledge_flow_backend.rerank.shapes import BadScores, Shape, request_of, scores_of
 
 logger = logging.getLogger(__name__)

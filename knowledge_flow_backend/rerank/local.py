@@ -1,25 +1,57 @@
-"""The local default: half cosine, half BM25 over the candidates, without a model of its own."""
+"""The local default: half cosine, half BM25 over the candidates, without a model of its own.
+
+It keeps a question's vector from its search to the rerank that follows, so that it is embedded once for both.
+"""
 
 import asyncio
 import logging
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.concurrency import ThreadsBusy, WorkerThreads, gather_pair
 from knowledge_flow_backend.embed import Embedder
-from knowledge_flow_backend.embed.question_vectors import QuestionVectors
 from knowledge_flow_backend.errors import DocumentsUnavailable, SchemaMismatch
 from knowledge_flow_backend.index import ChunkIndex, Reader, Vector
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 from knowledge_flow_backend.rerank.bm25 import bm25
-from knowledge_flow_backend.rerank.port import Candidate, RerankFailed
+from knowledge_flow_backend.rerank.service import Candidate, RerankFailed
 
 logger = logging.getLogger(__name__)
 
+KEPT = 1024
+KEPT_S = 30.0
 WAITING = 64
 """Reranks that may wait for a thread; one takes a millisecond, and a caller past its deadline has gone."""
-
 WordScores = Callable[[str, Sequence[str]], list[float]]
+
+
+class QuestionVectors:
+    """Left by a search, taken once by a rerank. No search ever reads it, so it is no cache of results.
+
+    Holds the newest 1,024 questions for 30 s (1.5 MB at 384 numbers). With several processes the rerank may come to
+    another one: then the question is embedded again there.
+    """
+
+    def __init__(self, *, kept_s: float = KEPT_S) -> None:
+        self._kept_s = kept_s
+        self._left: OrderedDict[str, tuple[float, Vector]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def leave(self, question: str, vector: Vector) -> None:
+        """Keep a question's vector for the next `take`."""
+        self._left[question] = (time.perf_counter(), vector)
+        self._left.move_to_end(question)
+        if len(self._left) > KEPT:
+            self._left.popitem(last=False)
+
+    def take(self, question: str) -> Vector | None:
+        """Remove and return the vector of exactly this text; None where there is none, or it is too old."""
+        left, vector = self._left.pop(question, (0.0, None))
+        return vector if time.perf_counter() - left <= self._kept_s else None
 
 
 class LocalReranker:

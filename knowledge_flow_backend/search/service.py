@@ -11,11 +11,11 @@ from typing import Any, Literal
 from backend_kit.aio.retry import QuietLog
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.embed import Embedder
-from knowledge_flow_backend.embed.question_vectors import QuestionVectors
 from knowledge_flow_backend.errors import DocumentsUnavailable, IndexUnavailable, MessageTooLong, Overloaded
 from knowledge_flow_backend.index import ChunkIndex, IndexQuery, Policy, Reader, Vector
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 from knowledge_flow_backend.rerank import Candidate, RerankService
+from knowledge_flow_backend.rerank.local import QuestionVectors
 from knowledge_flow_backend.search.wire import Provenance, RerankRequest, SearchRequest, reranked_hit
 
 logger = logging.getLogger(__name__)

@@ -71,7 +71,7 @@ CONTRACTS = (
     Contract(
         "fastapi-offline",
         "test_fastapi.py::test_fastapi_offline_ships_the_files_of_swagger_ui",
-        {"backend_kit.http.api_docs": ("swagger-ui-bundle.js", '"static"')},
+        {"backend_kit.http.routes": ("swagger-ui-bundle.js", '"static"')},
     ),
     Contract(
         "httpx2",

@@ -66,7 +66,7 @@ async def test_the_scope_has_what_else_was_matched(path: str, route: str | None,
 
 
 def test_fastapi_offline_ships_the_files_of_swagger_ui() -> None:
-    """backend_kit/http/api_docs.py serves them from the package's directory `static`, without importing it."""
+    """backend_kit/http/routes.py serves them from the package's directory `static`, without importing it."""
     found = find_spec("fastapi_offline")
     assert found is not None
     assert found.submodule_search_locations

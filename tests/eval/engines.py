@@ -14,14 +14,13 @@ from prometheus_client import CollectorRegistry
 
 from backend_kit.kpi import Kpi
 from deploy.opensearch.node import OpenSearchNode
-from knowledge_flow_backend.embed.question_vectors import QuestionVectors
 from knowledge_flow_backend.engines.engine import PgVectorEngine, make_engine
 from knowledge_flow_backend.engines.pgvector.word_counts import WordCounter
 from knowledge_flow_backend.index import ChunkHit, ChunkIndex, IndexQuery, IndexWriter, Policy, Reader
 from knowledge_flow_backend.index.database import IndexDatabase
 from knowledge_flow_backend.metrics import PHASES, KnowledgeFlowMetrics
 from knowledge_flow_backend.rerank import Candidate
-from knowledge_flow_backend.rerank.local import LocalReranker
+from knowledge_flow_backend.rerank.local import LocalReranker, QuestionVectors
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
 from tests.eval.corpus import OWNER, CachedEmbedder, Divided
 from tests.eval.scores import DEEP

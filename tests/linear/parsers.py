@@ -369,8 +369,8 @@ CASES: Final[dict[str, Case]] = {
         again("Bearer ", " ", "a", "bearer"),
     ),
     "backend_kit/auth/identity.py::header": (lambda made: auth.header([(b"a", b"b")] * made, b"x"), (lambda n: n,)),
-    "backend_kit/wire/json.py::loads": (wire.loads, _JSON + _OBJECT),
-    "backend_kit/wire/text.py::normalized": (
+    "backend_kit/wire/encoding.py::loads": (wire.loads, _JSON + _OBJECT),
+    "backend_kit/wire/encoding.py::normalized": (
         lambda made: wire.normalized("NFKD", made),
         again(_MARKS, "\u0f73", "e\u0301", "\ud55c", f"a{_MARKS * 16}", "\ufdfa"),
     ),

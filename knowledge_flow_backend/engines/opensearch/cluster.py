@@ -15,7 +15,7 @@ from opensearchpy.exceptions import ConnectionTimeout
 
 from backend_kit.aio.retry import NO_RETRY, Backoff, Retries, try_within
 from backend_kit.wire import dumps
-from knowledge_flow_backend.engines.write_throttle import WriteThrottle
+from knowledge_flow_backend.engines.scheduling import WriteThrottle
 from knowledge_flow_backend.errors import IndexUnavailable
 from knowledge_flow_backend.settings import OpenSearch
 

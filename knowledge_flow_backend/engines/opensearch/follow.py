@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from backend_kit.db.faults import DatabaseFault
 from backend_kit.db.pool import TimedConnection
-from knowledge_flow_backend.engines.catch_up import CatchUp
 from knowledge_flow_backend.engines.opensearch import statements
 from knowledge_flow_backend.engines.opensearch.body import Place, moved, of_generations
 from knowledge_flow_backend.engines.opensearch.cluster import Cluster
+from knowledge_flow_backend.engines.scheduling import CatchUp
 from knowledge_flow_backend.index.database import IndexDatabase, failure_of
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 

@@ -28,7 +28,7 @@ from knowledge_flow_backend.engines.pgvector.queries import (
 from knowledge_flow_backend.engines.pgvector.rows import Made, check_made
 from knowledge_flow_backend.index import ChunkHit, IndexQuery, Policy, Vector
 from knowledge_flow_backend.index.database import IndexDatabase, failure_of
-from knowledge_flow_backend.index.port import Embed
+from knowledge_flow_backend.index.models import Embed
 
 TRIES: Final = 3
 """Searches that one question may cost while documents are replaced, deleted or shared."""

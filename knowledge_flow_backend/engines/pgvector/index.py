@@ -20,7 +20,7 @@ from knowledge_flow_backend.engines.pgvector.rows import Made, check_made, vecto
 from knowledge_flow_backend.engines.pgvector.writer import ENGINE
 from knowledge_flow_backend.index import ChunkHit, IndexQuery, Policy, Vector
 from knowledge_flow_backend.index.database import IndexDatabase, failure_of
-from knowledge_flow_backend.index.port import Embed
+from knowledge_flow_backend.index.models import Embed
 
 _TRY_LOCK = text("SELECT pg_try_advisory_xact_lock(hashtext(current_schema() || '.common_words'))")
 

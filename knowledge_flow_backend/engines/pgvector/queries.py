@@ -10,7 +10,7 @@ from backend_kit.db.faults import DatabaseFault
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.engines.pgvector.rows import vector_text
 from knowledge_flow_backend.engines.pgvector.statements import SIMILARITIES
-from knowledge_flow_backend.engines.priority_semaphore import PrioritySemaphore
+from knowledge_flow_backend.engines.scheduling import PrioritySemaphore
 from knowledge_flow_backend.index import ChunkHit, IndexQuery, Policy, Reader, Similarity, Vector
 from knowledge_flow_backend.index.database import IndexDatabase, failure_of
 

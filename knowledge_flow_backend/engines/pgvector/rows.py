@@ -14,7 +14,7 @@ from backend_kit.db.faults import DatabaseFault
 from backend_kit.db.pool import TimedConnection
 from backend_kit.wire import dumps
 from knowledge_flow_backend.engines.pgvector.statements import INFO
-from knowledge_flow_backend.engines.write_throttle import WriteThrottle
+from knowledge_flow_backend.engines.scheduling import WriteThrottle
 from knowledge_flow_backend.errors import Conflict, SchemaMismatch
 from knowledge_flow_backend.index.database import LOCK_KEY, IndexDatabase, failure_of
 from knowledge_flow_backend.index.models import Chunk, Document, DocumentContent, Vector

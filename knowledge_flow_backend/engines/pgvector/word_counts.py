@@ -13,7 +13,7 @@ from typing import Final
 from sqlalchemy import text
 
 from backend_kit.db.faults import DatabaseFault
-from knowledge_flow_backend.engines.catch_up import CatchUp
+from knowledge_flow_backend.engines.scheduling import CatchUp
 from knowledge_flow_backend.index.database import IndexDatabase, failure_of
 
 logger = logging.getLogger(__name__)

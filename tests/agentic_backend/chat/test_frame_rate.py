@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentic_backend.chat.frame_rate import BURST, FRAMES_PER_S, FrameRateLimit
+from agentic_backend.chat.frames import BURST, FRAMES_PER_S, FrameRateLimit
 from agentic_backend.errors import RateLimited
 
 

@@ -1,7 +1,7 @@
 """Label values are bound once and bounded."""
 
 from backend_kit.kpi import Labelled
-from backend_kit.kpi.labels import MAX_VALUES
+from backend_kit.kpi.metrics import MAX_VALUES
 
 
 def test_the_same_values_give_the_same_object() -> None:

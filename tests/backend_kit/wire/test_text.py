@@ -6,7 +6,7 @@ import unicodedata
 import pytest
 
 from backend_kit.wire import normalized
-from backend_kit.wire.text import _BLOCKS, MAX_MARKS
+from backend_kit.wire.encoding import _BLOCKS, MAX_MARKS
 
 
 @pytest.mark.parametrize("text", ["", "plain", "e\u0301", "\u1ebf", "a\u0316\u0300b", "\ud55c", "\ufb01", "\u0f73"])

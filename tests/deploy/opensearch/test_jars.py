@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from deploy.java.server import JavaServerFailed
-from deploy.opensearch import jars
-from deploy.opensearch.jars import class_path, find_java
+from deploy.opensearch import node
+from deploy.opensearch.node import class_path, find_java
 
 pytestmark = pytest.mark.servers
 
@@ -66,7 +66,7 @@ def test_another_plugin_than_the_expected_one_is_refused(tmp_path: Path) -> None
         made.writestr("knn.jar", b"not the plugin")
         made.writestr("plugin-descriptor.properties", b"")
     copies = f"""for part in "$@"; do case $part in -DoutputDirectory=*) to=${{part#*=}};; esac; done
-mkdir -p $to; cp {archive} $to/{jars.KNN_ARCHIVE}"""
+mkdir -p $to; cp {archive} $to/{node.KNN_ARCHIVE}"""
     program(tmp_path, "mvn", copies)
     environ = {"PATH": f"{tmp_path}:{os.defpath}"}
     with pytest.raises(JavaServerFailed, match="its SHA-256 differs"):

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from knowledge_flow_backend.embed.rate_limit import RateLimit
+from knowledge_flow_backend.embed.openai import RateLimit
 
 
 class Clock:

@@ -5,7 +5,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from backend_kit.kpi import Kpi
-from knowledge_flow_backend.engines.priority_semaphore import PrioritySemaphore
+from knowledge_flow_backend.engines.scheduling import PrioritySemaphore
 from knowledge_flow_backend.metrics import PHASES
 
 

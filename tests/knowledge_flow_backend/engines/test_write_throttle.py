@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from knowledge_flow_backend.engines.write_throttle import ThrottleRules, WriteThrottle
+from knowledge_flow_backend.engines.scheduling import ThrottleRules, WriteThrottle
 
 
 class Rests:

@@ -7,12 +7,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from knowledge_flow_backend.embed.question_vectors import QuestionVectors
 from knowledge_flow_backend.errors import EmbeddingUnavailable
 from knowledge_flow_backend.index import ChunkHit, Reader, Vector
 from knowledge_flow_backend.rerank import Candidate, RerankFailed, RerankService
-from knowledge_flow_backend.rerank.bm25 import bm25
-from knowledge_flow_backend.rerank.local import WAITING, LocalReranker
+from knowledge_flow_backend.rerank.local import WAITING, LocalReranker, QuestionVectors, bm25
 from tests.knowledge_flow_backend.corpus import ADMIN, Corpus, vector
 from tests.support.patience import PATIENCE_S
 

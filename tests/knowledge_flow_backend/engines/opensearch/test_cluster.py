@@ -12,7 +12,7 @@ from knowledge_flow_backend.engines.opensearch.body import Shape, index_body
 from knowledge_flow_backend.engines.opensearch.cluster import Cluster, ClusterRules
 from knowledge_flow_backend.engines.opensearch.index import OpenSearchChunks, OpenSearchRules
 from knowledge_flow_backend.engines.opensearch.writer import OpenSearchWriter
-from knowledge_flow_backend.engines.write_throttle import ThrottleRules, WriteThrottle
+from knowledge_flow_backend.engines.scheduling import ThrottleRules, WriteThrottle
 from knowledge_flow_backend.errors import Conflict, IndexUnavailable, SchemaMismatch
 from knowledge_flow_backend.settings import OpenSearch
 from tests.knowledge_flow_backend.corpus import POLICIES, SPOOL, Corpus, filled, found

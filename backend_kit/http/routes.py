@@ -1,4 +1,4 @@
-"""The documentation of a service's REST interface: its OpenAPI document, and a page that shows it with Swagger UI.
+"""What every service serves: `/healthz`, `/ready`, its OpenAPI document, and a page that shows that with Swagger UI.
 
 The page is static and contains nothing about the service; the document is for known callers, like the routes. The
 files of Swagger UI come from the package `fastapi-offline`, which is pinned with its hash: nothing is loaded from
@@ -8,11 +8,12 @@ elsewhere, and the package itself is not imported.
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from fastapi import Depends, FastAPI, Response
+from fastapi import APIRouter, Depends, FastAPI, Response
 from starlette.responses import FileResponse, HTMLResponse
 
+from backend_kit.http.errors import refusals
 from backend_kit.wire import dumps
 
 DOCUMENT: Final = "/openapi.json"
@@ -62,3 +63,30 @@ def _files() -> dict[str, Path]:
         raise RuntimeError("the package fastapi-offline is not installed")
     static = Path(found.submodule_search_locations[0]) / "static"
     return {name: static / name for name in _SWAGGER_UI} | {name: _WEB / name for name in ("page.css", "page.js")}
+
+
+class Readiness(Protocol):
+    """The application's own state; read at each `/ready`, so it must not wait for anything."""
+
+    def state(self) -> tuple[bool, str, dict[str, Any]]:
+        """Whether new work is welcome, one word for it (ready, starting, draining, …), each dependency's state."""
+        ...
+
+
+def health_router(readiness: Readiness, base: str) -> APIRouter:
+    """The two routes below the base path, without authentication."""
+    router = APIRouter(prefix=base, tags=["health"], responses=refusals())
+
+    @router.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        """Whether the event loop answers. No credentials."""
+        return {"status": "ok"}
+
+    @router.get("/ready", response_model=dict[str, Any], responses={503: {"description": "No new work here"}})
+    async def ready() -> Response:
+        """Whether new work is welcome, in one word, and how each dependency is. No credentials."""
+        welcome, status, dependencies = readiness.state()
+        body = dumps({"status": status, "dependencies": dependencies})
+        return Response(body, 200 if welcome else 503, media_type="application/json")
+
+    return router

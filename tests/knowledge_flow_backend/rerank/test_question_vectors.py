@@ -1,7 +1,7 @@
 """A vector on its way from a search to its rerank."""
 
-from knowledge_flow_backend.embed import question_vectors
-from knowledge_flow_backend.embed.question_vectors import QuestionVectors
+from knowledge_flow_backend.rerank import local
+from knowledge_flow_backend.rerank.local import QuestionVectors
 from tests.knowledge_flow_backend.corpus import vector
 
 
@@ -16,9 +16,9 @@ def test_what_a_search_left_is_taken_once() -> None:
 
 def test_only_the_newest_questions_are_kept() -> None:
     vectors = QuestionVectors()
-    for number in range(question_vectors.KEPT + 5):
+    for number in range(local.KEPT + 5):
         vectors.leave(f"q{number}", vector("q"))
-    assert len(vectors) == question_vectors.KEPT
+    assert len(vectors) == local.KEPT
     assert vectors.take("q4") is None
     assert vectors.take("q5") is not None
 

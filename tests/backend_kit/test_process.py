@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from backend_kit.build import git_sha
+from backend_kit.process import git_sha
 from tests.support.processes import ROOT
 
 IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@t")

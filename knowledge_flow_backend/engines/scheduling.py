@@ -1,0 +1,152 @@
+"""Who goes first in an engine: steps of searches, writes beside them, and catching up after writes."""
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from backend_kit.aio.retry import Backoff, QuietLog, keep_trying
+from backend_kit.kpi import Kpi
+from knowledge_flow_backend.errors import DocumentsUnavailable
+from knowledge_flow_backend.index.database import IndexDatabase
+
+TICK_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ThrottleRules:
+    """For `lately_s` after a search another one is expected. Meanwhile one piece of at most `piece` chunks is written
+    at a time, followed by a rest of `rests` times its duration, at most `longest_rest_s`."""
+
+    lately_s: float = 1.0
+    piece: int = 50
+    rests: float = 3.0
+    longest_rest_s: float = 5.0
+
+
+class WriteThrottle:
+    """Shared by all writes and searches of an index: each search waits a little longer, instead of a few waiting for a
+    whole document. While nobody searches, writes are not slowed down."""
+
+    def __init__(
+        self, rules: ThrottleRules | None = None, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> None:
+        self._rules = rules or ThrottleRules()
+        self._sleep = sleep
+        self._searched_at = -math.inf
+        self._turn = asyncio.Lock()
+
+    def searched(self) -> None:
+        """A search begins."""
+        self._searched_at = time.monotonic()
+
+    def piece(self, most: int) -> int:
+        """How many chunks to write next; `most` where nobody searches."""
+        return min(most, self._rules.piece) if self._searched_lately() else most
+
+    @asynccontextmanager
+    async def write(self) -> AsyncIterator[None]:
+        """Write one piece in the block. While somebody searches it waits for its turn, and rests at its end.
+
+        A block must wait for no other write.
+        """
+        if not self._searched_lately():
+            yield
+            return
+        async with self._turn:
+            begun = time.monotonic()
+            yield
+            await self._sleep(min((time.monotonic() - begun) * self._rules.rests, self._rules.longest_rest_s))
+
+    def _searched_lately(self) -> bool:
+        return time.monotonic() - self._searched_at < self._rules.lately_s
+
+
+class PrioritySemaphore:
+    """Lets `places` steps of searches, a statement or a query each, run at a time.
+
+    A server with few cores that gets twenty at once ends them all late and together, and their answers block the event
+    loop all at once. A few at a time end no later, one after the other.
+    """
+
+    def __init__(self, places: int, kpi: Kpi) -> None:
+        """`kpi` times the wait as the phase `search_turn`."""
+        self._kpi = kpi
+        self._free = places
+        self._begun: deque[asyncio.Future[None]] = deque()
+        self._new: deque[asyncio.Future[None]] = deque()
+
+    @asynccontextmanager
+    async def step(self, *, first: bool = False) -> AsyncIterator[None]:
+        """Hold a place for the block. `first`: the search begins with it, and waits for those that have begun.
+
+        A block must not wait for another step.
+        """
+        with self._kpi.phase("search_turn"):
+            await self._enter(self._new if first else self._begun)
+        try:
+            yield
+        finally:
+            self._leave()
+
+    async def _enter(self, queue: deque[asyncio.Future[None]]) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        place = asyncio.get_running_loop().create_future()
+        queue.append(place)
+        try:
+            await place
+        except asyncio.CancelledError:
+            if not place.cancelled():
+                self._leave()  # the place came just when the wait was cancelled
+            raise
+
+    def _leave(self) -> None:
+        """Hand the place to the next step that still waits."""
+        for queue in (self._begun, self._new):
+            while queue:
+                place = queue.popleft()
+                if not place.done():
+                    place.set_result(None)
+                    return
+        self._free += 1
+
+
+class CatchUp(ABC):
+    """Catches up whenever something was written, and once a second for what another process wrote."""
+
+    def __init__(self, database: IndexDatabase, log: logging.Logger, behind: str) -> None:
+        """`behind` names in a log line what is out of date while the work fails."""
+        self._database = database
+        self._log = QuietLog(log)
+        self._behind = behind
+        self._woken = asyncio.Event()
+
+    def wake(self) -> None:
+        """Catch up at once, since something was written; otherwise the next look may be a second away."""
+        self._woken.set()
+
+    async def follow_writes(self) -> None:
+        """Catch up until cancelled. Failures are logged, once a second at most, and retried with growing waits."""
+        await self._database.wait_ready()
+        while True:
+            self._woken.clear()
+            await keep_trying(self.catch_up, DocumentsUnavailable, Backoff(), on_failure=self._failed)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    await self._woken.wait()
+
+    @abstractmethod
+    async def catch_up(self) -> None:
+        """Do all there is to do now. Raises `DocumentsUnavailable`; what is done by then stays done."""
+
+    def _failed(self, failure: DocumentsUnavailable) -> None:
+        self._log.warning("behind", "%s: %s; trying on", self._behind, failure)
