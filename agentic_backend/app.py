@@ -238,9 +238,9 @@ class AgenticService(Service[AgenticSettings, State]):
         persistence.start()
         make_retention(self._settings, persistence, state.registry, state.hub, state.metrics).start(tasks)
         if state.chat.agents.created is not None:
-            tasks.spawn("made-agents", state.chat.agents.created.watch, restart=True)
+            tasks.spawn("made-agents", state.chat.agents.created.follow_changes, restart=True)
         tasks.spawn("attachment-leftovers", state.chat.attachments.leftovers.delete_leftovers, restart=True)
-        tasks.spawn("socket-clock", state.hub.watch, restart=True, essential=True)
+        tasks.spawn("socket-clock", state.hub.check_peers, restart=True, essential=True)
         ticker = self._make_ticker(state, windows)
         state.chat.kpi.add_lines(ticker.pools.lines)
         state.chat.kpi.add_closing_lines(ticker.verdict_lines)
@@ -248,8 +248,8 @@ class AgenticService(Service[AgenticSettings, State]):
             "turn-clock", lambda: ticker.tick_each_second(lambda: _publish_turns(state)), restart=True, essential=True
         )
         if self._settings.server.gc_freeze:
-            upkeep = MemoryRelease(lambda: state.admission.running, release_memory)
-            tasks.spawn("upkeep", upkeep.release_when_idle, restart=True)
+            release = MemoryRelease(lambda: state.admission.running, release_memory)
+            tasks.spawn("memory-release", release.release_when_idle, restart=True)
 
     def _make_hub(self, metrics: AgenticMetrics, windows: Windows) -> SocketHub:
         hub = SocketHub(

@@ -223,7 +223,7 @@ class AgenticMetrics(ServiceMetrics):
             "persist_dead_letters",
             PrometheusCounter(
                 "app_persist_dead_letters_total",
-                "Records that Postgres refuses for ever, kept in the spool for a person; must stay 0.",
+                "Records that Postgres will never accept, kept in the spool for a person; must stay 0.",
                 registry=self._registry,
             ),
         )

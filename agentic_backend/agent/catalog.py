@@ -243,7 +243,7 @@ class Catalog:
         """Whether the agent comes from the configuration."""
         return agent_id in self._configured
 
-    def made(self, agent_id: str) -> AgentSettings | None:
+    def created_agent(self, agent_id: str) -> AgentSettings | None:
         """The created agent of that id, or None."""
         entry = self._made.get(agent_id)
         return None if entry is None else entry.settings

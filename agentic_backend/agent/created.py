@@ -71,7 +71,7 @@ class CreatedAgents:
         """Whether the store has been read once."""
         return self._revision is not None
 
-    async def watch(self) -> None:
+    async def follow_changes(self) -> None:
         """Look for changes until cancelled. While the store is unavailable the agents stay as they are."""
         while True:
             with suppress(HistoryUnavailable):
@@ -103,7 +103,7 @@ class CreatedAgents:
         Raises `AgentNotFound`, `AgentRefused`, `Conflict` or `TooLarge`.
         """
         await self._look()
-        known = self._catalog.made(agent.id)
+        known = self._catalog.created_agent(agent.id)
         if known is None:
             raise AgentNotFound
         made_of = self._class_of(agent.class_path or known.class_path, agent.type)
@@ -113,7 +113,7 @@ class CreatedAgents:
         changed = _of_class(agent, made_of)
         if not await self._store.update(self._checked(changed)):
             await self._look()
-            raise Conflict if self._catalog.made(agent.id) is not None else AgentNotFound
+            raise Conflict if self._catalog.created_agent(agent.id) is not None else AgentNotFound
         await self._look()
         return changed
 

@@ -123,7 +123,7 @@ class SocketHub:
             delivered=self._meters.delivered,
         )
 
-    async def watch(self) -> None:
+    async def check_peers(self) -> None:
         """Check every peer once a second, until cancelled."""
         while True:
             await asyncio.sleep(TICK_S)
@@ -243,7 +243,7 @@ class SocketHub:
         if self.draining:
             socket.outbox.close(Closing(1012))
         try:
-            await socket.run()
+            await socket.serve()
         finally:
             del self._sockets[socket]
             self._note_empty()

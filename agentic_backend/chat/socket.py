@@ -57,7 +57,7 @@ class SocketMeters:
 
 
 class ChatSocket:
-    """An accepted, authenticated socket. `run` returns when it is closed; nothing that a client does makes it raise."""
+    """An accepted, authenticated socket. `serve` returns once it is closed; no client makes it raise."""
 
     def __init__(self, websocket: WebSocket, dialect: Dialect, meters: SocketMeters, abort: Callable[[], None]) -> None:
         """`abort` drops the connection immediately, for a peer that does not read."""
@@ -98,7 +98,7 @@ class ChatSocket:
             return 4401
         return 4408 if not outbox.waiting and now - self.clock.last_received > idle_s else None
 
-    async def run(self) -> None:
+    async def serve(self) -> None:
         """Read and write until either side closes."""
         code = 1006
         try:

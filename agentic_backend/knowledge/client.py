@@ -132,7 +132,7 @@ class KnowledgeClient:
     async def rerank(
         self, question: str, hits: Sequence[Hit], top_r: int, caller: Caller, *, within_s: float | None = None
     ) -> list[Hit]:
-        """The best of `hits` in their new order, at most `top_r`, scored anew. Phase `kf_vector_rerank`.
+        """The best of `hits` in their new order, at most `top_r`, with new scores. Phase `kf_vector_rerank`.
 
         `within_s` shortens the deadline. Raises `KfUnavailable`; the caller then has the order of retrieval.
         """

@@ -73,10 +73,10 @@ def parse_hits(data: bytes, limit: int) -> list[Hit]:
         raise BadHits("not a list")
     # Postgres refuses NUL in jsonb, and the hits of an answer are kept with it.
     clean = _without_nul if b"\\u0000" in data else _as_it_is
-    return [_hit(item, clean) for item in value[:limit]]
+    return [_parse_hit(item, clean) for item in value[:limit]]
 
 
-def _hit(value: Any, clean: Callable[[str], str]) -> Hit:
+def _parse_hit(value: Any, clean: Callable[[str], str]) -> Hit:
     if not isinstance(value, dict):
         raise BadHits("a hit is not an object")
     hit: Hit = {}

@@ -71,7 +71,7 @@ class ModelPool:
         clock: Callable[[], float] = perf_counter,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`pool_wait` is told the seconds of each wait for a free connection; `clock` and `sleep` are the clients'."""
+        """`pool_wait` gets the seconds of each wait for a free connection; `clock` and `sleep` are the clients'."""
         limits = connections or Connections()
         self._clock = clock
         self._sleep = sleep

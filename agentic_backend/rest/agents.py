@@ -140,7 +140,7 @@ class AgentServices:
         """Raise HTTPException 403 for a configured agent, `AgentNotFound` for an unknown one."""
         if self.catalog.is_configured(agent_id):
             raise HTTPException(403, _CONFIGURED)
-        if self.catalog.made(agent_id) is None:
+        if self.catalog.created_agent(agent_id) is None:
             raise AgentNotFound
 
 

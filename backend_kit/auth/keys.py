@@ -24,7 +24,7 @@ MAX_BYTES: Final = 64 * 1024
 class KeyWaits:
     """`fetch_s`: seconds that one fetch may take, discovery included. `find_s`: that a token waits for a fetch.
 
-    `refresh_s`: how often the keys are fetched anew; a key that the issuer withdrew counts for that long.
+    `refresh_s`: how often the keys are fetched again; a key that the issuer withdrew counts for that long.
     `cool_down_s`: how long after a fetch a token with an unknown key does not cause another one.
     `first_retry_s`: after a fetch that failed; doubles each time, up to `cool_down_s`.
     """
@@ -37,7 +37,7 @@ class KeyWaits:
 
 
 class IssuerKeys:
-    """Keys by their `kid`. `run` fetches and is the only one to: `find` waits for it, however many ask at once.
+    """Keys by their `kid`. Only `refresh_keys` fetches: `find` waits for it, however many ask at once.
 
     The address is `jwks_url`, or what the issuer's discovery document names: that must be of the issuer's own origin,
     and the document must be of this issuer. No redirect is followed, and no address from a token is ever used. Where
@@ -79,7 +79,7 @@ class IssuerKeys:
         return self._keys.get(kid)
 
     async def refresh_keys(self) -> None:
-        """Keep the keys, for ever: at once, then every five minutes, and when they are asked for."""
+        """Fetch the keys until cancelled: at once, then every five minutes, and when they are asked for."""
         waits = self._waits
         backoff = Backoff(waits.first_retry_s, waits.cool_down_s, jitter=0.0)
         async with aiohttp.ClientSession(auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()) as http:

@@ -37,7 +37,7 @@ _PATIENCE_S = 2.0
 _CONTENT = frozenset({400, 413, 422})
 """What an endpoint answers to a batch with a text that it does not take: mostly one that is too long."""
 _REFUSALS = 16
-"""After so many, a batch is given up: it is not a text that displeases, it is the request."""
+"""After this many, a batch is given up: the fault is in the request, not in one of its texts."""
 _SHORT_CHARS = 500
 """A refused text is cut in halves down to this length, which every model reads."""
 

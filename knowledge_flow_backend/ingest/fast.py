@@ -91,6 +91,6 @@ def _attachment(file: ReceivedFile, outline: Outline, session_id: str, reader: R
 
 
 def _beginning(folder: Folder, chars: int = -1) -> str:
-    """So many code points of the canonical text, or all; runs in a thread."""
+    """The first `chars` code points of the canonical text, by default all; runs in a thread."""
     with folder.content.open(encoding="utf-8", newline="") as text:
         return text.read(chars)

@@ -85,7 +85,7 @@ class IngestService:
         return _follow(lines)
 
     async def keep_leases(self) -> None:
-        """Renew the leases of this process's jobs, for ever."""
+        """Renew the leases of this process's jobs until cancelled."""
         while True:
             await asyncio.sleep(self._intake.lease_s / 3)
             if not self._held:

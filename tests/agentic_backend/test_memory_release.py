@@ -10,19 +10,19 @@ from agentic_backend.memory_release import MemoryRelease, release_memory
 
 
 class Turns:
-    """What the upkeep asks, and how often it has acted."""
+    """What the release asks, and how often it was called."""
 
     def __init__(self) -> None:
         self.running = 0
         self.released = 0
         self.second = 0.0
-        self.upkeep = MemoryRelease(lambda: self.running, self._release, clock=lambda: self.second)
+        self.memory = MemoryRelease(lambda: self.running, self._release, clock=lambda: self.second)
 
     def look_until(self, second: int) -> None:
         """Once a second, up to and with that one. Whole seconds are exact: 60 after the begin are no less than 60."""
         while self.second < second:
             self.second += 1
-            self.upkeep.tick()
+            self.memory.tick()
 
     def _release(self) -> None:
         self.released += 1

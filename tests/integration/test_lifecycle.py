@@ -283,4 +283,4 @@ def thresholds():
 @pytest.mark.parametrize("freezes", [True, False])
 async def test_memory_is_looked_after_where_start_up_is_out_of_collection(start_service, freezes):
     async with start_service(server={"gc_freeze": freezes}) as running:
-        assert ("upkeep" in running.service.running.tasks.names) is freezes
+        assert ("memory-release" in running.service.running.tasks.names) is freezes

@@ -54,7 +54,12 @@ def published(vigil: Vigil, name: str) -> dict[str, float]:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("turn:4f1e", "turn"), ("Task-17", "Task"), ("mcp-discover:notes:1", "mcp-discover"), ("upkeep", "upkeep")],
+    [
+        ("turn:4f1e", "turn"),
+        ("Task-17", "Task"),
+        ("mcp-discover:notes:1", "mcp-discover"),
+        ("memory-release", "memory-release"),
+    ],
 )
 def test_the_kind_of_a_task_is_its_name_without_its_instance(name: str, kind: str) -> None:
     assert kind_of(name) == kind
