@@ -10,10 +10,10 @@ from agentic_backend.agent.run import (
     AgentRun,
     AgentState,
     FinishReason,
-    HistoryItem,
     TurnAgent,
     TurnAgents,
 )
+from agentic_backend.llm.prompt import HistoryItem
 
 AGENT_PHASES = (*rag.PHASES, *tools.PHASES, *interrupts.PHASES)
 """Phases of the built-in agents, in addition to those that every process knows."""

@@ -1,17 +1,19 @@
 """One streamed model call as a turn's answer: deltas while it runs, an `AgentAnswer` at its end."""
 
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessageChunk, BaseMessage
 
-from agentic_backend.agent.run import AgentAnswer, AgentRun, FinishReason, HistoryItem
+from agentic_backend.agent.run import AgentAnswer, AgentRun, FinishReason
 from agentic_backend.events import Delta, Emit
+from agentic_backend.llm.chunks import Ending
 from agentic_backend.llm.models import StreamingChatModel
+from agentic_backend.llm.prompt import Prompt
 from backend_kit.kpi import phase
 from backend_kit.wire import InvalidJson, loads
 
@@ -73,20 +75,24 @@ async def stream_reply(
                 pieces.append(chunk)
                 emit(Delta(chunk))
                 continue
+            if isinstance(chunk, Ending):
+                _note(chunk.finish_reason, chunk.model, chunk.usage, metadata)
+                continue
             if text := chunk.content if type(chunk.content) is str else chunk.text:
                 pieces.append(text)
                 emit(Delta(text))
             if offered and chunk.tool_call_chunks:
                 calling = chunk if calling is None else calling + chunk
             # Only the last chunks of a stream know more than text.
-            if "finish_reason" in chunk.response_metadata or chunk.usage_metadata is not None:
-                _note(chunk, metadata)
+            about, usage = chunk.response_metadata, chunk.usage_metadata
+            if "finish_reason" in about or usage is not None:
+                _note(about.get("finish_reason"), about.get("model_name"), usage, metadata)
     return Reply(AgentAnswer("".join(pieces), metadata=metadata), _calls(calling))
 
 
-def conversation(system: str, run: AgentRun) -> list[BaseMessage]:
+def conversation(system: str, run: AgentRun) -> Prompt:
     """The system prompt, the earlier turns and the question, as messages for a model."""
-    return [SystemMessage(system), *map(said, run.history), HumanMessage(run.message)]
+    return Prompt(system, run.history, run.message)
 
 
 def with_language(system: str, language: str | None) -> str:
@@ -97,14 +103,9 @@ def with_language(system: str, language: str | None) -> str:
     return f"{system}\nWhere the question's language is unclear, answer in the language with the tag {language}."
 
 
-def said(item: HistoryItem) -> BaseMessage:
-    """One earlier message, as a message for a model."""
-    return HumanMessage(item.text) if item.role == "user" else AIMessage(item.text)
-
-
 def _chunks(
     model: BaseChatModel, messages: Sequence[BaseMessage], options: dict[str, Any]
-) -> AsyncIterator[str | AIMessageChunk]:
+) -> AsyncIterator[str | Ending | AIMessageChunk]:
     """The stream of any model. Our own model streams plain text."""
     if isinstance(model, StreamingChatModel):
         return model.astream_pieces(messages, **options)
@@ -133,11 +134,11 @@ def _arguments(text: str | None) -> dict[str, Any] | None:
     return arguments if isinstance(arguments, dict) else None
 
 
-def _note(chunk: AIMessageChunk, metadata: dict[str, Any]) -> None:
-    if reason := chunk.response_metadata.get("finish_reason"):
+def _note(reason: str | None, model: str | None, usage: Mapping[str, Any] | None, metadata: dict[str, Any]) -> None:
+    if reason:
         metadata["finish_reason"] = _FINISH_REASONS.get(reason, "other")
-    if name := chunk.response_metadata.get("model_name"):
-        metadata["model"] = name
-    if chunk.usage_metadata is not None:
+    if model:
+        metadata["model"] = model
+    if usage is not None:
         # The last count is the right one: some endpoints repeat a growing count, so a sum would be wrong.
-        metadata["token_usage"] = {key: chunk.usage_metadata[key] for key in _USAGE}  # type: ignore[literal-required]
+        metadata["token_usage"] = {key: usage[key] for key in _USAGE}

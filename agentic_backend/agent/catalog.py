@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,13 +16,19 @@ from agentic_backend.agent import plain, rag, tools
 from agentic_backend.agent.interrupts import Checkpoints, RunMemory, SavedRun, Waiting, question_of
 from agentic_backend.agent.kit import AgentKit, Build, Graph
 from agentic_backend.agent.run import AgentAnswer, AgentRun
+from agentic_backend.agent.straight import StraightGraph
 from agentic_backend.errors import AgentNotFound, BadRequest, NotAwaiting, TurnFailed
+from agentic_backend.llm.callbacks import callbacks_configured
 from agentic_backend.settings import AgentSettings, ChatOptions, FieldSpec
 from backend_kit.kpi import phase
 from backend_kit.wire import dumps
 
+logger = logging.getLogger(__name__)
+
 BUILT_IN: Final[dict[str, ModuleType]] = {"Georges": plain, "Rico": rag, "Sammy": tools}
 """Agent modules that ship with the service, by the last part of their `class_path`."""
+STRAIGHT: Final = frozenset({plain.__name__, rag.__name__})
+"""Modules of ours whose graphs `StraightGraph` runs. All others, and every team's, run by LangGraph's own engine."""
 MADE_LABEL: Final = "made"
 """The metric label of all agents created over REST: their own ids come and go."""
 
@@ -41,11 +48,18 @@ class Agent:
         recursion_limit: int,
         checkpoints: Checkpoints | None = None,
         models: Sequence[str] = (),
+        *,
+        straight: bool = False,
     ) -> None:
-        """With `checkpoints` the agent may interrupt itself to ask a person. A turn may choose one of `models`."""
+        """With `checkpoints` the agent may interrupt itself to ask a person. A turn may choose one of `models`.
+
+        A `straight` graph is run by `StraightGraph`, any other by LangGraph's engine. Raises `NotStraight`.
+        """
         self.settings = settings
         self._models = models
         self._graph = graph
+        self._straight = StraightGraph(graph) if straight else None
+        self._recursion_limit = recursion_limit
         self._config: RunnableConfig = {"recursion_limit": recursion_limit}
         self._checkpoints = checkpoints
         self._memory = RunMemory()
@@ -104,6 +118,8 @@ class Agent:
 
     async def _invoke(self, begin: Any, config: RunnableConfig, run: AgentRun, **how: Any) -> dict[str, Any]:
         try:
+            if self._straight is not None and not callbacks_configured():
+                return await self._straight.run(begin, context=run, recursion_limit=self._recursion_limit)
             # Without stream modes: text goes through `run.emit`, which avoids the graph's 44 µs a token.
             state: dict[str, Any] = await self._graph.ainvoke(begin, config, context=run, **how)
         except GraphRecursionError as failure:
@@ -138,12 +154,14 @@ class AgentClass:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One agent of the catalog. `build` is None where it is disabled."""
+    """One agent of the catalog. `build` is None where it is disabled; `straight` is whether its module is in
+    `STRAIGHT`."""
 
     settings: AgentSettings
     digest: str
     build: Build | None = None
     interrupts: bool = False
+    straight: bool = False
 
 
 class Catalog:
@@ -189,7 +207,7 @@ class Catalog:
             if self._on_lookup is not None:
                 self._on_lookup(agent is not None)
             if agent is None:
-                agent = self._compiled[key] = self._compile(entry.settings, entry.build, entry.interrupts)
+                agent = self._compiled[key] = self._compile(entry, entry.build)
                 if len(self._compiled) > self._max_graphs:
                     self._compiled.popitem(last=False)
             else:
@@ -273,10 +291,14 @@ class Catalog:
     def _entries(self) -> Sequence[_Entry]:
         return [*self._configured.values(), *self._made.values()]
 
-    def _compile(self, settings: AgentSettings, build: Build, interrupts: bool) -> Agent:
+    def _compile(self, entry: _Entry, build: Build) -> Agent:
+        settings = entry.settings
         graph = build(settings, self._kit.of(settings))
-        checkpoints = self._checkpoints if interrupts else None
-        return Agent(settings, graph, self._recursion_limit, checkpoints, self._kit.choices(settings))
+        checkpoints = self._checkpoints if entry.interrupts else None
+        models = self._kit.choices(settings)
+        if not entry.straight:
+            logger.info("agent %s is run by LangGraph's engine", settings.id)
+        return Agent(settings, graph, self._recursion_limit, checkpoints, models, straight=entry.straight)
 
     def _class_of(self, agent: AgentSettings) -> AgentClass:
         found = self.classes.get(agent.class_path or "")
@@ -289,7 +311,8 @@ def _entry_of(settings: AgentSettings, module: ModuleType | None) -> _Entry:
     digest = hashlib.sha256(dumps(settings.model_dump(mode="json"))).hexdigest()
     if module is None or not settings.enabled:
         return _Entry(settings, digest)
-    return _Entry(settings, digest, _build_of(settings, module), getattr(module, "INTERRUPTS", False) is True)
+    interrupts = getattr(module, "INTERRUPTS", False) is True
+    return _Entry(settings, digest, _build_of(settings, module), interrupts, module.__name__ in STRAIGHT)
 
 
 def _classes(agents: Iterable[AgentSettings], modules: Mapping[str, ModuleType]) -> dict[str, AgentClass]:

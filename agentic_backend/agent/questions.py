@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from agentic_backend.agent.run import HistoryItem
+from agentic_backend.llm.prompt import HistoryItem
 
 _MAX_WORDS: Final = 15
 _MAX_EARLIER: Final = 3

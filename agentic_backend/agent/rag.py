@@ -6,18 +6,18 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Final, Literal, TypedDict
 
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import Runtime
 
 from agentic_backend.agent import questions, sources
-from agentic_backend.agent.answering import said, stream_answer, with_language
+from agentic_backend.agent.answering import stream_answer, with_language
 from agentic_backend.agent.fields import value_of
 from agentic_backend.agent.kit import AgentKit, Graph
-from agentic_backend.agent.run import AgentAnswer, AgentRun, AgentState, HistoryItem
+from agentic_backend.agent.run import AgentAnswer, AgentRun, AgentState
 from agentic_backend.errors import KfPreparing, KfUnavailable, TurnFailed
 from agentic_backend.events import Sources
 from agentic_backend.knowledge import Caller, Hit, KnowledgeClient, SearchQuery
+from agentic_backend.llm.prompt import HistoryItem, Prompt
 from agentic_backend.settings import AgentSettings, FieldSpec
 from backend_kit.kpi import phase
 
@@ -287,11 +287,8 @@ class Rico:
 
     async def _answer(self, run: AgentRun, *instructions: str, prompt: str | None = None) -> AgentAnswer:
         system = with_language("\n".join([self._tuning.system, *instructions]), run.language)
-        messages = [
-            SystemMessage(system),
-            *map(_recalled, _last(run.history, self._tuning.history_max_messages)),
-            HumanMessage(prompt or run.message),
-        ]
+        history = [_recalled(item) for item in _last(run.history, self._tuning.history_max_messages)]
+        messages = Prompt(system, history, prompt or run.message)
         model = self._kit.model_for(run)
         return await stream_answer(model.chat_model, messages, run.emit, fallback_model_name=model.name)
 
@@ -318,20 +315,20 @@ class Rico:
         if history and tuning.follow_up != "off":
             question = questions.with_what_it_refers_to(run.message, history)
             if tuning.follow_up == "model":
-                messages = [SystemMessage(tuning.follow_up_prompt), *map(_recalled, history), HumanMessage(run.message)]
-                question = await self._ask("follow_up", messages, run) or question
+                prompt = Prompt(tuning.follow_up_prompt, [_recalled(item) for item in history], run.message)
+                question = await self._ask("follow_up", prompt, run) or question
         if tuning.keyword_expansion:
-            messages = [SystemMessage(tuning.keywords), HumanMessage(question)]
-            if terms := await self._ask("keyword_expansion", messages, run):
+            terms = await self._ask("keyword_expansion", Prompt(tuning.keywords, (), question), run)
+            if terms:
                 question = f"{question}\n{terms}"
         return question
 
-    async def _ask(self, name: str, messages: list[BaseMessage], run: AgentRun) -> str:
+    async def _ask(self, name: str, prompt: Prompt, run: AgentRun) -> str:
         """One short line of the model for the search; "" if it gives none, which the search does not need."""
         try:
             with phase(name), phase("llm_invoke"):
                 async with asyncio.timeout(_REWRITE_S):
-                    reply = await self._kit.model_for(run).chat_model.ainvoke(messages)
+                    reply = await self._kit.model_for(run).chat_model.ainvoke(prompt)
         except (TurnFailed, TimeoutError):
             return ""
         return " ".join(reply.text.split())[:_REWRITTEN_CHARS]
@@ -364,10 +361,11 @@ def _last(history: Sequence[HistoryItem], count: int) -> Sequence[HistoryItem]:
     return history[-count:] if count else ()
 
 
-def _recalled(item: HistoryItem) -> BaseMessage:
+def _recalled(item: HistoryItem) -> HistoryItem:
     """An earlier message without its citations, whose sources are not in this prompt."""
-    message = said(item)
-    return AIMessage(sources.without_citations(item.text)) if item.role == "assistant" else message
+    if item.role == "user" or (text := sources.without_citations(item.text)) == item.text:
+        return item
+    return HistoryItem(item.role, text)
 
 
 def _ids(context: Mapping[str, Any], key: str) -> tuple[str, ...]:

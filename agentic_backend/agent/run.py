@@ -6,21 +6,10 @@ from typing import Any, Literal, Protocol, TypedDict
 
 from agentic_backend.agent.interrupts import ResumedRun, SavedRun
 from agentic_backend.events import Emit, Part
+from agentic_backend.llm.prompt import HistoryItem
 from backend_kit.auth import Credentials
 
 FinishReason = Literal["stop", "length", "content_filter", "tool_calls", "cancelled", "other"]
-
-
-class HistoryItem(Protocol):
-    """One earlier message of the conversation."""
-
-    @property
-    def role(self) -> Literal["user", "assistant"]:
-        """The author."""
-
-    @property
-    def text(self) -> str:
-        """The message's text."""
 
 
 @dataclass(frozen=True, slots=True)

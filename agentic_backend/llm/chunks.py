@@ -1,11 +1,13 @@
 """Chat completion chunks as dicts: what langchain-openai may be handed, checked before it is."""
 
 import re
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from backend_kit.wire import InvalidJson, loads
 
 Chunk = dict[str, Any]
+Piece = str | Chunk
+"""What a stream consists of: its chunks, or of those that are nothing but text their text."""
 
 DONE: Final = b"[DONE]"
 _COUNTS: Final = ("prompt_tokens", "completion_tokens", "total_tokens")
@@ -13,6 +15,15 @@ _NAMES: Final = ("model", "service_tier", "system_fingerprint")
 _ESCAPE: Final = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)", re.DOTALL
 )
+
+
+class Ending(NamedTuple):
+    """What a stream says beside its text, each None where it does not: why it stopped and which model spoke, and the
+    tokens `{"input_tokens", "output_tokens", "total_tokens"}`."""
+
+    finish_reason: str | None
+    model: str | None
+    usage: dict[str, int] | None
 
 
 class BrokenChunk(ValueError):
@@ -111,6 +122,19 @@ def usage_of(answer: dict[str, Any]) -> tuple[int, int] | None:
     return (usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0) if usage else None
 
 
+def ending_of(chunk: Chunk) -> Ending | None:
+    """What a chunk says beside its text, as langchain-openai would put it, or None."""
+    reason, usage = finish_reason_of(chunk), chunk.get("usage")
+    if not reason and usage is None:
+        return None
+    tokens = None
+    if usage is not None:
+        read, written = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
+        total = usage.get("total_tokens") or read + written
+        tokens = {"input_tokens": read, "output_tokens": written, "total_tokens": total}
+    return Ending(reason, chunk.get("model") if reason else None, tokens)
+
+
 def error_of(chunk: Chunk) -> Any:
     """What a server puts into a stream it has already begun when it fails, or None."""
     return chunk.get("error")
@@ -123,8 +147,10 @@ def content_of(chunk: Chunk) -> str:
     return (delta.get("content") or "") if delta else ""
 
 
-def is_token(chunk: Chunk) -> bool:
+def is_token(chunk: Piece) -> bool:
     """Whether the chunk brings something: text, reasoning, a tool call or the end. A lone role does not."""
+    if isinstance(chunk, str):
+        return bool(chunk)
     if not chunk["choices"]:
         return False
     choice = chunk["choices"][0]

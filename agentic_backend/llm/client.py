@@ -35,6 +35,12 @@ _NOBODY_WAITS = float("inf")
 _SDK_ONLY = frozenset({"extra_headers", "extra_query", "extra_body", "timeout"})
 
 
+def encode(payload: dict[str, Any]) -> bytes:
+    """The body of a request with these parameters of the SDK's `create`."""
+    extra = payload.get("extra_body") or {}
+    return dumps({key: value for key, value in payload.items() if key not in _SDK_ONLY} | extra)
+
+
 class CompletionsClient:
     """Chat completions of one endpoint. Raises the `TurnFailed` family of `agentic_backend.errors` and nothing else.
 
@@ -74,11 +80,14 @@ class CompletionsClient:
 
         With `stream=True` nothing is sent before the returned stream is iterated.
         """
-        extra = payload.get("extra_body") or {}
-        body = dumps({key: value for key, value in payload.items() if key not in _SDK_ONLY} | extra)
+        body = encode(payload)
         if payload.get("stream"):
             return CompletionStream(self, body)
         return await self._complete(body)
+
+    def stream_text(self, body: bytes) -> "CompletionStream":
+        """Call the model with an encoded request to stream. Chunks of nothing but text come as that text."""
+        return CompletionStream(self, body, text_only=True)
 
     async def post(self, body: bytes, content_type: str) -> aiohttp.ClientResponse:
         """One attempt up to the headers of a good answer. Raises `AttemptFailed`, `aiohttp.ClientError`, `OSError`."""
@@ -203,13 +212,16 @@ class RawCompletion:
 class CompletionStream:
     """One streamed call: an async context manager and iterator of checked chunk dicts, to be used once.
 
+    With `text_only`, a chunk of nothing but text is that text.
+
     The request is sent by the first iteration. Leaving the context, cancellation and any error close the upstream
     connection at once; a stream read to its end gives it back for the next call.
     """
 
-    def __init__(self, client: CompletionsClient, body: bytes) -> None:
+    def __init__(self, client: CompletionsClient, body: bytes, *, text_only: bool = False) -> None:
         self._client = client
         self._endpoint = client.endpoint
+        self._text_only = text_only
         self._body = body
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -225,7 +237,7 @@ class CompletionStream:
     async def __aexit__(self, *_exc: object) -> None:
         await self._iterator.aclose()
 
-    def __aiter__(self) -> AsyncGenerator[wire.Chunk]:
+    def __aiter__(self) -> AsyncGenerator[wire.Piece]:
         return self._iterator
 
     def _reset(self) -> None:
@@ -238,7 +250,7 @@ class CompletionStream:
         self._ended = False
         self._room = self._endpoint.max_answer_chars
 
-    async def _run(self) -> AsyncGenerator[wire.Chunk]:
+    async def _run(self) -> AsyncGenerator[wire.Piece]:
         clock = self._client.clock
         started = clock()
         # What stands here at the end is what the call is counted as: a failure of our own included.
@@ -266,7 +278,7 @@ class CompletionStream:
             self._client.settle(error, clock() - started, self._usage)
             del error  # its traceback holds this frame
 
-    async def _begin(self) -> tuple[aiohttp.ClientResponse, list[wire.Chunk]]:
+    async def _begin(self) -> tuple[aiohttp.ClientResponse, list[wire.Piece]]:
         """Everything up to and with the first token: the only part that is ever tried again."""
         try:
             async with asyncio.timeout(self._endpoint.deadlines.first_token_s):
@@ -277,11 +289,11 @@ class CompletionStream:
         self._timer = self._loop.call_later(self._endpoint.deadlines.inter_token_s, self._watch)
         return begun
 
-    async def _attempt(self) -> tuple[aiohttp.ClientResponse, list[wire.Chunk]]:
+    async def _attempt(self) -> tuple[aiohttp.ClientResponse, list[wire.Piece]]:
         self._reset()
         try:
             response = self._response = await self._client.post(self._body, "text/event-stream")
-            chunks: list[wire.Chunk] = []
+            chunks: list[wire.Piece] = []
             begun = False
             while not begun and not self._ended:
                 new = await self._read(response)
@@ -305,10 +317,10 @@ class CompletionStream:
         elif self._response is not None:
             self._response.content.set_exception(failures.silent("no next token"))
 
-    async def _read(self, response: aiohttp.ClientResponse) -> list[wire.Chunk]:
+    async def _read(self, response: aiohttp.ClientResponse) -> list[wire.Piece]:
         """The chunks of the next read that brings any. Comments bring none, so they do not feed the deadline."""
         self._waiting_since = self._loop.time()
-        chunks: list[wire.Chunk] = []
+        chunks: list[wire.Piece] = []
         while not chunks and not self._ended:
             # What was good before something broken has been handed out.
             if self._failure is not None:
@@ -330,7 +342,7 @@ class CompletionStream:
             raise failures.broken("connection lost in the stream") from failure
         raise failures.of_exception(failure) from failure
 
-    def _decode(self, data: bytes) -> list[wire.Chunk]:
+    def _decode(self, data: bytes) -> list[wire.Piece]:
         """The chunks of one read; notes in `_ended` and `_failure` what follows them."""
         if not data:
             if not self._finished:
@@ -341,7 +353,7 @@ class CompletionStream:
             events = self._parser.feed(data)
         except SseTooLarge as failure:
             raise failures.broken("event too large") from failure
-        chunks: list[wire.Chunk] = []
+        chunks: list[wire.Piece] = []
         self._behind = None
         for event in events:
             if event == wire.DONE:
@@ -352,7 +364,7 @@ class CompletionStream:
                 break
         return chunks
 
-    def _take(self, event: bytes, chunks: list[wire.Chunk]) -> None:
+    def _take(self, event: bytes, chunks: list[wire.Piece]) -> None:
         """Add the event's chunk to `chunks`, or note in `_failure` what is wrong with it."""
         try:
             chunk, text = wire.parse_chunk(event)
@@ -361,7 +373,9 @@ class CompletionStream:
             return
         if text is not None and len(text) <= self._room:
             self._room -= len(text) or len(event)
-            if self._behind is None:
+            if self._text_only:
+                self._take_text(text, chunks)
+            elif self._behind is None:
                 chunks.append(chunk)
                 self._behind = chunk["choices"][0]["delta"] if self._endpoint.coalesce else None
             else:
@@ -385,6 +399,13 @@ class CompletionStream:
             self._finished = True
         self._usage = wire.usage_of(chunk) or self._usage
         chunks.append(chunk)
+
+    def _take_text(self, text: str, chunks: list[wire.Piece]) -> None:
+        last = chunks[-1] if chunks and self._endpoint.coalesce else None
+        if isinstance(last, str):
+            chunks[-1] = last + text
+        else:
+            chunks.append(text)
 
     async def _drain(self) -> None:
         """Read the end of the body that follows `[DONE]`, so that the connection can be used again."""

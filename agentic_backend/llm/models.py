@@ -5,20 +5,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from time import perf_counter
 from typing import Any
 
-from langchain_core.callbacks import AsyncCallbackManager
-from langchain_core.messages import AIMessageChunk, BaseMessage
-from langchain_core.runnables.config import ensure_config
+from langchain_core.messages import AIMessageChunk, BaseMessage, SystemMessage
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
 from agentic_backend.llm import chunks as wire
-from agentic_backend.llm.client import CompletionsClient
+from agentic_backend.llm.callbacks import callbacks_configured
+from agentic_backend.llm.client import CompletionsClient, encode
 from agentic_backend.llm.endpoint import Endpoint
 from agentic_backend.llm.observer import LlmObserver, Unobserved
+from agentic_backend.llm.prompt import Prompt
 from backend_kit.client.connections import Connections, open_session
 
 _PLAIN = frozenset({"tools", "tool_choice"})
 _STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+_SYSTEM = SystemMessage("")
 
 
 class StreamingChatModel(ChatOpenAI):
@@ -26,33 +27,51 @@ class StreamingChatModel(ChatOpenAI):
 
     async def astream_pieces(
         self, messages: Sequence[BaseMessage], **options: Any
-    ) -> AsyncIterator[str | AIMessageChunk]:
-        """`astream` for a caller that wants the text: a chunk of nothing but text comes as that text.
+    ) -> AsyncIterator[str | wire.Ending | AIMessageChunk]:
+        """`astream` for a caller that wants the text: text comes as text, how the answer ended as an `Ending`.
 
-        It saves what langchain builds, keeps and merges for each token (`make bench-turn`). Where that is needed, it is
-        done, and every chunk is a message: with a callback handler (a tracer, `stream_mode="messages"`), a message that
-        is more than text, an option other than tools.
+        It saves what langchain builds, keeps and merges for each token and message (`make bench-turn`). Where that is
+        needed, it is done, and every chunk is a message: with a callback handler (a tracer, `stream_mode="messages"`),
+        a message that is more than text, an option other than tools. With tools, what is more than text is a message.
         """
         if not self._is_plain(messages, options):
             async for message in self.astream(list(messages), **options):
                 yield message
             return
-        payload = self._get_request_payload(list(messages), **options, **_STREAM)
-        async with await self.async_client.create(**payload) as chunks:
+        async with self.async_client.stream_text(self._body_of(messages, options)) as chunks:
             async for chunk in chunks:
-                if (text := wire.only_text(chunk)) is not None:
-                    yield text
-                elif (converted := self._convert_chunk_to_generation_chunk(chunk, AIMessageChunk, None)) is not None:
-                    told = converted.message
-                    assert isinstance(told, AIMessageChunk)
-                    told.response_metadata |= converted.generation_info or {}
-                    yield told
+                if isinstance(chunk, str):
+                    yield chunk
+                elif options:
+                    if (message_chunk := self._as_message(chunk)) is not None:
+                        yield message_chunk
+                else:
+                    if text := wire.content_of(chunk):
+                        yield text
+                    if (ending := wire.ending_of(chunk)) is not None:
+                        yield ending
 
     def _is_plain(self, messages: Sequence[BaseMessage], options: dict[str, Any]) -> bool:
-        if not options.keys() <= _PLAIN or any(type(message.content) is not str for message in messages):
+        if not options.keys() <= _PLAIN or self.verbose or callbacks_configured(self.callbacks):
             return False
-        callbacks = ensure_config().get("callbacks")
-        return not AsyncCallbackManager.configure(callbacks, self.callbacks, self.verbose).handlers
+        return isinstance(messages, Prompt) or all(type(message.content) is str for message in messages)
+
+    def _body_of(self, messages: Sequence[BaseMessage], options: dict[str, Any]) -> bytes:
+        """The request as langchain-openai would send it; a `Prompt` is not encoded again."""
+        if not isinstance(messages, Prompt):
+            return encode(self._get_request_payload(list(messages), **options, **_STREAM))
+        payload = self._get_request_payload([_SYSTEM], **options, **_STREAM)
+        (system,) = payload.pop("messages")
+        return b'%b,"messages":%b}' % (encode(payload)[:-1], messages.encode(system["role"]))
+
+    def _as_message(self, chunk: wire.Chunk) -> AIMessageChunk | None:
+        converted = self._convert_chunk_to_generation_chunk(chunk, AIMessageChunk, None)
+        if converted is None:
+            return None
+        message = converted.message
+        assert isinstance(message, AIMessageChunk)
+        message.response_metadata |= converted.generation_info or {}
+        return message
 
 
 class ModelPool:

@@ -3,6 +3,8 @@
 from typing import Final
 
 _BOM: Final = b"\xef\xbb\xbf"
+_FIELD: Final = b"data: "
+_NEXT: Final = b"\n\n" + _FIELD
 
 
 class SseTooLarge(ValueError):
@@ -29,6 +31,8 @@ class SseParser:
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """The data of every event that `chunk` completes, in order. Raises `SseTooLarge`."""
+        if (whole := self._whole_events(chunk)) is not None:
+            return whole
         if self._after_cr or b"\r" in chunk:
             chunk = self._with_lf(chunk)
         lines = chunk.split(b"\n")
@@ -52,6 +56,18 @@ class SseParser:
                 events.append(self._data[0] if len(self._data) == 1 else b"\n".join(self._data))
                 self._data.clear()
                 self._data_bytes = 0
+        return events
+
+    def _whole_events(self, chunk: bytes) -> list[bytes] | None:
+        """The data of a chunk that is whole events of one `data` line each, as model servers write them, else None."""
+        if self._partial or self._data or self._after_cr or len(chunk) > self._max_bytes:
+            return None
+        if not chunk.startswith(_FIELD) or not chunk.endswith(b"\n\n") or b"\r" in chunk:
+            return None
+        events = chunk[len(_FIELD) : -2].split(_NEXT)
+        if chunk.count(b"\n") != 2 * len(events):
+            return None
+        self._at_start = False
         return events
 
     def _with_lf(self, chunk: bytes) -> bytes:

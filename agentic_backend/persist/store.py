@@ -9,10 +9,11 @@ from typing import Any
 
 from agentic_backend.errors import HistoryUnavailable, StorageFull
 from agentic_backend.events import utc_now
+from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.listing import SessionList, session_of
 from agentic_backend.persist.queries import Queries
-from agentic_backend.session.models import HistoryWindow, Remembered, Session, SessionsWanted
+from agentic_backend.session.models import HistoryWindow, Session, SessionsWanted
 from agentic_backend.session.store import ALL_SESSIONS
 from agentic_backend.spool.batcher import Batcher
 from agentic_backend.spool.cache import HistoryCache, RememberedExchange
@@ -178,7 +179,7 @@ class PostgresSessionStore:
         rows = await self._queries.fetch("get_message", MESSAGE, {**_of(key), "rank": rank})
         return rows[0].message.encode() if rows else None
 
-    async def remembered(self, session_id: str, user_id: str, max_exchanges: int) -> list[Remembered]:
+    async def remembered(self, session_id: str, user_id: str, max_exchanges: int) -> list[HistoryItem]:
         """User texts and answers of the last exchanges, oldest first, as context for an agent.
 
         Exchanges that failed, were interrupted or have no answer count among the last ones but are left out. Read from
@@ -191,11 +192,7 @@ class PostgresSessionStore:
         self._metrics.cache_request("history", hit=exchanges is not None)
         if exchanges is None:
             exchanges = await self._restore(key, max_exchanges)
-        return [
-            remembered
-            for exchange in exchanges
-            for remembered in (Remembered("user", exchange.question), Remembered("assistant", exchange.answer))
-        ]
+        return [item for exchange in exchanges for item in (exchange.question, exchange.answer)]
 
     async def _restore(self, key: Key, depth: int) -> list[RememberedExchange]:
         loading = self._cache.load(key, depth, await self._pending.records(key))
@@ -269,7 +266,7 @@ def _exchanges(rows: Sequence[AnyRow]) -> list[RememberedExchange]:
         elif row.text:
             (questions if row.role == "user" else answers)[row.exchange_id] = row.text
     return [
-        RememberedExchange(exchange_id, question, answers[exchange_id])
+        RememberedExchange.of_texts(exchange_id, question, answers[exchange_id])
         for exchange_id, question in questions.items()
         if exchange_id in answers and exchange_id not in failed
     ]

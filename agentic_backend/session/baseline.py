@@ -4,9 +4,10 @@ from typing import Final
 
 from agentic_backend.agent import TurnAgents
 from agentic_backend.events import utc_now
+from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.admission import Admission
-from agentic_backend.session.models import AskRecord, Durability, Remembered, Session, TurnRecord
+from agentic_backend.session.models import AskRecord, Durability, Session, TurnRecord
 from agentic_backend.session.registry import RegistryRules, TurnRegistry
 from agentic_backend.session.turn import TurnRules, TurnRunner
 from agentic_backend.session.turn_report import TurnReports
@@ -52,7 +53,7 @@ class NullStore:
         """True."""
         return True
 
-    async def remembered(self, session_id: str, user_id: str, max_exchanges: int) -> list[Remembered]:  # noqa: ARG002 - of the port
+    async def remembered(self, session_id: str, user_id: str, max_exchanges: int) -> list[HistoryItem]:  # noqa: ARG002 - of the port
         """Nothing."""
         return []
 

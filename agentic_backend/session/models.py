@@ -166,11 +166,3 @@ class SessionsWanted:
     words: str = ""
     limit: int | None = None
     offset: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Remembered:
-    """One earlier message, as passed to an agent."""
-
-    role: Literal["user", "assistant"]
-    text: str

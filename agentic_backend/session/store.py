@@ -6,11 +6,11 @@ from datetime import datetime
 from typing import Any, Final, Literal, Protocol, get_args
 
 from agentic_backend.errors import SessionNotFound
+from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.session.models import (
     AskRecord,
     Durability,
     HistoryWindow,
-    Remembered,
     Session,
     SessionsWanted,
     TurnRecord,
@@ -31,7 +31,7 @@ class TurnStore(Protocol):
     async def touch(self, session_id: str, user_id: str) -> bool:
         """Store that a session is used again after a long time, so that retention keeps it. False if it is gone."""
 
-    async def remembered(self, session_id: str, user_id: str, max_exchanges: int) -> list[Remembered]:
+    async def remembered(self, session_id: str, user_id: str, max_exchanges: int) -> list[HistoryItem]:
         """User texts and answers of the last exchanges, oldest first, as context for an agent."""
 
     async def exchange_ids(self, session_id: str, user_id: str, most: int) -> set[str]:

@@ -19,10 +19,11 @@ from agentic_backend.errors import (
     TurnFailed,
 )
 from agentic_backend.events import ChatMessage, text_part, utc_now
+from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.admission import Admission
 from agentic_backend.session.exchange import Exchange
-from agentic_backend.session.models import AskRecord, Durability, Remembered, Session, TurnRecord
+from agentic_backend.session.models import AskRecord, Durability, Session, TurnRecord
 from agentic_backend.session.past_exchanges import AWAITING, KnownSession, SessionMemory, StoredExchange
 from agentic_backend.session.store import Lease, Leases, TurnLog, TurnStore, load_owned
 from agentic_backend.session.stream import Accepted, Ask, Awaiting, Cancelled, Failed, Final, SessionChanged, Turn
@@ -54,7 +55,7 @@ class _Prepared:
 
     session: Session
     agent: TurnAgent
-    history: Sequence[Remembered]
+    history: Sequence[HistoryItem]
     lease: Lease | None
     model: str
     asked: ChatMessage | None = None

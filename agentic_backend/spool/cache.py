@@ -5,11 +5,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.session.models import TurnRecord
 from agentic_backend.spool.pending import Key
 
 _ENTRY_BYTES = 600
-_EXCHANGE_BYTES = 400
+_EXCHANGE_BYTES = 700
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +18,13 @@ class RememberedExchange:
     """A question and its answer, as an agent gets them."""
 
     exchange_id: str
-    question: str
-    answer: str
+    question: HistoryItem
+    answer: HistoryItem
 
     @property
     def size(self) -> int:
-        """Approximate bytes of memory."""
-        return _EXCHANGE_BYTES + len(self.question) + len(self.answer)
+        """Approximate bytes of memory: each text as it is, and as it is sent to a model."""
+        return _EXCHANGE_BYTES + 2 * (len(self.question.text) + len(self.answer.text))
 
     @classmethod
     def of(cls, record: TurnRecord) -> "RememberedExchange | None":
@@ -39,7 +40,12 @@ class RememberedExchange:
                 if isinstance(extras, dict) and ("error" in extras or extras.get("status") == "interrupted"):
                     return None
                 answer = message.text
-        return cls(record.exchange_id, question, answer) if question and answer else None
+        return cls.of_texts(record.exchange_id, question, answer) if question and answer else None
+
+    @classmethod
+    def of_texts(cls, exchange_id: str, question: str, answer: str) -> "RememberedExchange":
+        """An exchange as it was said."""
+        return cls(exchange_id, HistoryItem("user", question), HistoryItem("assistant", answer))
 
 
 @dataclass(slots=True, eq=False)

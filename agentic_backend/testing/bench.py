@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
@@ -13,17 +13,10 @@ from agentic_backend.agent import Agent, AgentAnswer, AgentKit, AgentRun, Catalo
 from agentic_backend.agent.kit import NamedModel
 from agentic_backend.events import AgentEvent, Delta, Step
 from agentic_backend.knowledge import KnowledgeClient
+from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.settings import ANY_MODEL, DEFAULT_MODEL, AgentSettings, AgentTuning, FieldSpec, McpServerRef
 from agentic_backend.testing.tools import FakeToolbox
 from backend_kit.kpi import Kpi, Ledger
-
-
-@dataclass(frozen=True, slots=True)
-class Earlier:
-    """One earlier message of the conversation."""
-
-    role: Literal["user", "assistant"]
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +96,7 @@ class AgentBench:
         kit = AgentKit(model, "scripted", knowledge, tools, named)
         catalog = Catalog([settings], kit, recursion_limit=recursion_limit, checkpoints=_MemoryCheckpoints())
         self._agent: Agent = catalog.get("agent")
-        self._history: list[Earlier] = []
+        self._history: list[HistoryItem] = []
         self._waiting: tuple[AgentRun, str] | None = None
 
     async def ask(self, message: str, **context: Any) -> Outcome:
@@ -143,7 +136,7 @@ class AgentBench:
         except Waiting as waiting:
             self._waiting = run, waiting.payload["checkpoint_id"]
             return Outcome(events, _phases(ledger), question=waiting.payload)
-        self._history += [Earlier("user", run.message), Earlier("assistant", answer.text)]
+        self._history += [HistoryItem("user", run.message), HistoryItem("assistant", answer.text)]
         return Outcome(events, _phases(ledger), answer)
 
 

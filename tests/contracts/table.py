@@ -81,7 +81,7 @@ CONTRACTS = (
     Contract(
         "langchain-core",
         "test_langchain_core.py::test_handlers_come_from_the_run_and_from_the_model_and_nowhere_else",
-        {"agentic_backend.llm.models": ("AsyncCallbackManager.configure", "ensure_config")},
+        {"agentic_backend.llm.callbacks": ("var_child_runnable_config", "ensure_config")},
     ),
     Contract(
         "langchain-core",
@@ -92,6 +92,11 @@ CONTRACTS = (
         "langchain-core",
         "test_langchain_core.py::test_chunks_are_put_together_to_one_answer",
         {"agentic_backend.testing.model": ("agenerate_from_stream",)},
+    ),
+    Contract(
+        "langchain-core",
+        "test_langchain_core.py::test_handlers_also_come_from_contexts_and_variables",
+        {"agentic_backend.llm.callbacks": ("_configure_hooks",)},
     ),
     Contract(
         "langchain-openai",
@@ -115,6 +120,17 @@ CONTRACTS = (
         "langgraph",
         "test_langgraph.py::test_a_compiled_graph_takes_a_saver_and_says_what_it_waits_for",
         {"agentic_backend.agent.catalog": ("graph.checkpointer = ", "__interrupt__", 'durability="exit"')},
+    ),
+    Contract(
+        "langgraph",
+        "test_langgraph.py::test_a_builder_says_what_a_graph_is_made_of",
+        {
+            "agentic_backend.agent.straight": (
+                "langgraph._internal._runnable",
+                "langgraph.graph._branch",
+                "langgraph.graph._node",
+            )
+        },
     ),
     Contract(
         "langgraph",

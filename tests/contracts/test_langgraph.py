@@ -1,12 +1,18 @@
 """What langgraph and its savers keep of a run that waits for a person, and under which names."""
 
+from dataclasses import fields
 from typing import Any, TypedDict
 
 import psycopg
 from langchain_core.runnables import RunnableConfig
+from langgraph._internal._runnable import RunnableCallable
+from langgraph.channels.last_value import LastValue
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.graph import END, START, StateGraph
+from langgraph.graph._branch import BranchSpec
+from langgraph.graph._node import StateNodeSpec
+from langgraph.runtime import Runtime
 from langgraph.types import Command, interrupt
 
 from agentic_backend.persist.checkpoints import TABLES
@@ -102,3 +108,40 @@ async def test_postgres_gives_back_what_a_saver_in_memory_had(empty_database: Da
     assert found.config["configurable"]["checkpoint_ns"] == ""
     assert found.parent_config is None
     assert sorted(found.pending_writes or (), key=str) == sorted(kept.pending_writes or (), key=str)
+
+
+def test_a_builder_says_what_a_graph_is_made_of() -> None:
+    """agentic_backend/agent/straight.py reads nodes, edges, choices and channels from the builder of a compiled graph,
+    and calls the functions behind its runnables."""
+    graph = StateGraph(State)
+
+    async def says(state: State, runtime: Runtime[None]) -> State:
+        return {}
+
+    def chooses(state: State) -> str:
+        return END
+
+    graph.add_node("says", says)
+    graph.add_node("asks", asks)
+    graph.add_edge(START, "says")
+    graph.add_conditional_edges("says", chooses, [END, "asks"])
+    builder = graph.compile().builder
+    assert builder.edges == {(START, "says")}
+    assert (builder.managed, builder.waiting_edges) == ({}, set())
+    assert type(builder.channels["said"]) is LastValue
+    spec = builder.nodes["says"]
+    assert isinstance(spec.runnable, RunnableCallable)
+    assert (spec.runnable.func, spec.runnable.afunc) == (None, says)
+    assert (list(spec.runnable.func_accepts), spec.runnable.kwargs) == (["runtime"], {})
+    blocking = builder.nodes["asks"].runnable
+    assert isinstance(blocking, RunnableCallable)
+    assert blocking.func is asks
+    assert {field.name for field in fields(StateNodeSpec)} == {
+        *("runnable", "metadata", "input_schema", "retry_policy", "cache_policy", "is_error_handler"),
+        *("error_handler_node", "ends", "defer", "timeout", "trace_policy"),
+    }, "a new field may be something that a straight graph must not have"
+    (choice,) = builder.branches["says"].values()
+    assert isinstance(choice, BranchSpec)
+    assert isinstance(choice.path, RunnableCallable)
+    assert (choice.path.func, choice.ends, choice.input_schema) == (chooses, {END: END, "asks": "asks"}, State)
+    assert Runtime(context=1).context == 1

@@ -6,7 +6,7 @@ from typing import Any
 from agentic_backend.agent import AgentKit, AgentRun
 from agentic_backend.events import AgentEvent, Delta
 from agentic_backend.llm import CallDeadlines, Endpoint, ModelPool
-from agentic_backend.session.models import Remembered
+from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.settings import AgentSettings, AgentTuning, FieldSpec
 from backend_kit.aio.retry import Retries
 
@@ -27,7 +27,7 @@ class Turn:
     """A run and the events it emitted."""
 
     def __init__(
-        self, message: str = "Hi", history: Sequence[Remembered] = (), *, user: str = "u", language: str | None = None
+        self, message: str = "Hi", history: Sequence[HistoryItem] = (), *, user: str = "u", language: str | None = None
     ) -> None:
         self.events: list[AgentEvent] = []
         self.run = AgentRun("s", "e", user, message, self.events.append, history, {}, language)

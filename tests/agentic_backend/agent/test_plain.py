@@ -9,7 +9,7 @@ from agentic_backend.agent.plain import SYSTEM_PROMPT
 from agentic_backend.errors import LlmProtocol, LlmRateLimited, LlmTimeout, LlmUnavailable, TurnFailed
 from agentic_backend.events import Delta
 from agentic_backend.llm import CallDeadlines, ModelPool
-from agentic_backend.session.models import Remembered
+from agentic_backend.llm.prompt import HistoryItem
 from backend_kit.kpi import Kpi, Ledger
 from tests.agentic_backend.agent.helpers import Turn, kit_for, settings_for
 from tests.agentic_backend.llm.scripted import (
@@ -51,7 +51,7 @@ async def test_emits_each_piece_and_answers_with_the_whole(pool: ModelPool) -> N
 
 
 async def test_remembers_the_conversation(pool: ModelPool) -> None:
-    history = [Remembered("user", "My name is Ada."), Remembered("assistant", "Hello Ada.")]
+    history = [HistoryItem("user", "My name is Ada."), HistoryItem("assistant", "Hello Ada.")]
     async with scripted(GOOD) as server:
         await georges(pool, server.base_url).run(Turn("What is my name?", history).run)
     assert server.requests[0].body["messages"] == [
@@ -162,7 +162,7 @@ async def test_the_model_call_is_timed_also_when_it_fails(pool: ModelPool) -> No
 
 async def test_the_direct_answer_is_one_call_without_prompt_and_history(pool: ModelPool) -> None:
     async with scripted(GOOD) as server:
-        turn = Turn("Hi", [Remembered("user", "before")])
+        turn = Turn("Hi", [HistoryItem("user", "before")])
         answer = await DirectAnswer(kit_for(pool, server.base_url)).run(turn.run)
     assert answer.text == turn.text == "Hello"
     assert answer.metadata["token_usage"]["total_tokens"] == 5

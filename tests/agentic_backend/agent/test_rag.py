@@ -18,7 +18,7 @@ from agentic_backend.errors import KfUnavailable, LlmUnavailable
 from agentic_backend.events import Delta, Sources
 from agentic_backend.knowledge import Hit, KnowledgeClient, KnowledgeEndpoint
 from agentic_backend.llm import ModelPool
-from agentic_backend.session.models import Remembered
+from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.settings import AgentSettings, AgentTuning, FieldSpec
 from backend_kit.auth import Credentials
 from backend_kit.kpi import Kpi, Ledger
@@ -66,7 +66,7 @@ class AskedRico:
         self,
         message: str,
         *,
-        history: Sequence[Remembered] = (),
+        history: Sequence[HistoryItem] = (),
         context: dict[str, Any] | None = None,
         language: str | None = None,
         **tunables: Any,
@@ -250,7 +250,7 @@ async def test_whatever_is_found_the_prompt_is_bounded(pool: ModelPool, fake: Fa
 async def test_the_prompt_has_the_tuned_texts_the_language_and_the_conversation(
     pool: ModelPool, fake: FakeKnowledge
 ) -> None:
-    history = [Remembered(role, f"{role} {n} [1]") for n in range(4) for role in ("user", "assistant")]
+    history = [HistoryItem(role, f"{role} {n} [1]") for n in range(4) for role in ("user", "assistant")]
     async with scripted(says("ok")) as model, asked_rico(pool, model.base_url, fake.base_url) as rag:
         await rag.ask(
             "Where is {a} turn?",
@@ -270,7 +270,7 @@ async def test_the_prompt_has_the_tuned_texts_the_language_and_the_conversation(
 @pytest.mark.servers
 async def test_without_history_in_the_prompt_there_is_none(pool: ModelPool, fake: FakeKnowledge) -> None:
     async with scripted(says("ok")) as model, asked_rico(pool, model.base_url, fake.base_url) as rag:
-        await rag.ask("and that?", history=[Remembered("user", "before")], history_max_messages=0)
+        await rag.ask("and that?", history=[HistoryItem("user", "before")], history_max_messages=0)
     assert len(prompts(model)) == 2
     assert fake.bodies("search")[0]["question"] == "and that?"
 
@@ -339,7 +339,7 @@ async def test_an_empty_selection_narrows_nothing(mocked: AskedRico, fake: FakeK
 async def test_a_follow_up_is_searched_with_what_it_refers_to_and_asked_as_it_is(
     pool: ModelPool, fake: FakeKnowledge
 ) -> None:
-    history = [Remembered("user", "How is a turn persisted?"), Remembered("assistant", "By the spool.")]
+    history = [HistoryItem("user", "How is a turn persisted?"), HistoryItem("assistant", "By the spool.")]
     async with scripted(says("ok")) as model, asked_rico(pool, model.base_url, fake.base_url) as rag:
         await rag.ask("and how long does that take?", history=history)
     searched = "How is a turn persisted?\nand how long does that take?"
@@ -348,7 +348,7 @@ async def test_a_follow_up_is_searched_with_what_it_refers_to_and_asked_as_it_is
 
 
 async def test_follow_ups_may_be_searched_as_they_are(mocked: AskedRico, fake: FakeKnowledge) -> None:
-    await mocked.ask("and that?", history=[Remembered("user", "How is a turn persisted?")], follow_up="off")
+    await mocked.ask("and that?", history=[HistoryItem("user", "How is a turn persisted?")], follow_up="off")
     assert fake.bodies("search")[0]["question"] == "and that?"
 
 
@@ -356,7 +356,7 @@ async def test_follow_ups_may_be_searched_as_they_are(mocked: AskedRico, fake: F
 async def test_the_model_may_rewrite_a_follow_up(pool: ModelPool, fake: FakeKnowledge) -> None:
     steps = (says("how long\n does the  spool take"), says("1 ms"))
     async with scripted(*steps) as model, asked_rico(pool, model.base_url, fake.base_url) as rag:
-        await rag.ask("and that?", history=[Remembered("user", "The spool?")], follow_up="model")
+        await rag.ask("and that?", history=[HistoryItem("user", "The spool?")], follow_up="model")
         assert rag.phases[:2] == [("follow_up", 0), ("llm_invoke", 1)]
     assert fake.bodies("search")[0]["question"] == "how long does the spool take"
     assert [message["content"] for message in model.requests[0].body["messages"][1:]] == ["The spool?", "and that?"]
@@ -365,7 +365,7 @@ async def test_the_model_may_rewrite_a_follow_up(pool: ModelPool, fake: FakeKnow
 @pytest.mark.servers
 async def test_where_the_model_cannot_rewrite_words_decide(pool: ModelPool, fake: FakeKnowledge) -> None:
     async with scripted(status(400), says("1 ms")) as model, asked_rico(pool, model.base_url, fake.base_url) as rag:
-        answer = await rag.ask("and that?", history=[Remembered("user", "The spool?")], follow_up="model")
+        answer = await rag.ask("and that?", history=[HistoryItem("user", "The spool?")], follow_up="model")
     assert fake.bodies("search")[0]["question"] == "The spool?\nand that?"
     assert answer.text == "1 ms"
 

@@ -3,14 +3,14 @@
 import pytest
 
 from agentic_backend.agent.questions import follows_up, with_what_it_refers_to
-from agentic_backend.session.models import Remembered
+from agentic_backend.llm.prompt import HistoryItem
 
 PERSIST = "How does Turnwise persist a turn?"
 
 
-def said(*texts: str) -> list[Remembered]:
+def said(*texts: str) -> list[HistoryItem]:
     """A conversation of these questions, each answered."""
-    return [item for text in texts for item in (Remembered("user", text), Remembered("assistant", "It does."))]
+    return [item for text in texts for item in (HistoryItem("user", text), HistoryItem("assistant", "It does."))]
 
 
 @pytest.mark.parametrize(

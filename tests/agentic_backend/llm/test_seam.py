@@ -13,8 +13,10 @@ from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
 from langchain_core.runnables.config import set_config_context
 from langchain_openai import ChatOpenAI
 
+from agentic_backend.agent.answering import stream_answer
 from agentic_backend.errors import LlmProtocol, LlmTimeout, LlmUnavailable
 from agentic_backend.llm import CallDeadlines, Endpoint, ModelPool
+from agentic_backend.llm.prompt import HistoryItem, Prompt
 from backend_kit.aio.retry import Retries
 from tests.agentic_backend.llm.conftest import Watched
 from tests.agentic_backend.llm.scripted import (
@@ -227,7 +229,7 @@ class Listener(AsyncCallbackHandler):
         self.heard.append(token)
 
 
-def told(piece: str | AIMessageChunk) -> AIMessageChunk:
+def told(piece: Any) -> AIMessageChunk:
     """A piece as the message that langchain would have made of it."""
     if isinstance(piece, str):
         return AIMessageChunk(content=piece, response_metadata={"model_provider": "openai"})
@@ -258,8 +260,72 @@ async def test_pieces_are_the_chunks_that_a_handler_gets(pool: ModelPool, answer
     assert server.requests[0].body == server.requests[1].body
 
 
-async def collected(pieces: AsyncIterator[str | AIMessageChunk]) -> list[str | AIMessageChunk]:
+async def collected(pieces: AsyncIterator[Any]) -> list[Any]:
     return [piece async for piece in pieces]
+
+
+HISTORY = [
+    HistoryItem("user", "Héllo \U0001f600"),
+    HistoryItem("assistant", 'said "so"\n\ud800'),
+    HistoryItem("user", ""),
+]
+
+
+@pytest.mark.parametrize("name", ["m", "o3-mini"])
+@pytest.mark.parametrize("history", [[], HISTORY], ids=["new", "remembered"])
+async def test_a_prompt_is_sent_as_langchain_would_send_it(
+    pool: ModelPool, history: list[HistoryItem], name: str
+) -> None:
+    prompt = Prompt("Be brief.", history, "Why?")
+    async with scripted(streams(token("Hi"), finish(), DONE)) as server:
+        model = pool.chat_model(Endpoint(server.base_url, name, temperature=0.5))
+        await collected(model.astream_pieces(prompt))
+        await collected(model.astream_pieces(list(prompt)))
+        with set_config_context({"callbacks": [Listener()]}) as context:
+            await asyncio.create_task(collected(model.astream_pieces(prompt)), context=context)
+    ours, plain, langchains = (request.body for request in server.requests)
+    assert ours == plain == langchains
+    assert len(ours["messages"]) == len(prompt) == len(history) + 2
+    assert ours["messages"][0]["role"] == ("system" if name == "m" else "developer")
+
+
+def reasoning(text: str) -> bytes:
+    return event({"choices": [{"delta": {"reasoning_content": text}}]})
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(streams(token("Hel"), token("lo"), finish(), usage(3, 2), DONE), id="text"),
+        pytest.param(streams(token("Hi"), finish("length"), DONE), id="cut"),
+        pytest.param(streams(reasoning("Hm"), token("Hi"), finish("content_filter"), usage(0, 0), DONE), id="reasoned"),
+        pytest.param(streams(usage(1, 1), token("Hi"), usage(3, 2), finish(), DONE), id="growing count"),
+        pytest.param(
+            streams(
+                event(
+                    {"model": "told", "choices": [{"delta": {"role": "assistant", "content": "Hi", "refusal": None}}]}
+                ),
+                event({"model": "told", "choices": [{"delta": {"content": "!"}, "finish_reason": "stop"}]}),
+                event({"model": "told", "choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": None}}),
+                DONE,
+            ),
+            id="names its model",
+        ),
+        pytest.param(TOOL_CALLS, id="calls tools that it was not offered"),
+    ],
+)
+async def test_an_answer_is_the_same_with_and_without_a_handler(pool: ModelPool, answer: Any) -> None:
+    prompt = Prompt("Be brief.", (), "Why?")
+    told: list[list[Any]] = [[], []]
+    async with scripted(answer) as server:
+        model = pool.chat_model(Endpoint(server.base_url, "m"))
+        ours = await stream_answer(model, prompt, told[0].append, fallback_model_name="m")
+        with set_config_context({"callbacks": [Listener()]}) as context:
+            langchains = await asyncio.create_task(
+                stream_answer(model, prompt, told[1].append, fallback_model_name="m"), context=context
+            )
+    assert ours == langchains
+    assert told[0] == told[1]
 
 
 async def test_an_option_that_langchain_keeps_for_itself_is_not_sent(pool: ModelPool) -> None:

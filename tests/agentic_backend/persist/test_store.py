@@ -8,8 +8,9 @@ import pytest
 
 from agentic_backend.errors import HistoryUnavailable
 from agentic_backend.events import ChatMessage, text_part
+from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.persist.persistence import Persistence
-from agentic_backend.session.models import HistoryWindow, Remembered, Session, TurnRecord
+from agentic_backend.session.models import HistoryWindow, Session, TurnRecord
 from agentic_backend.spool.pending import Op, Pending
 from agentic_backend.spool.spoolrows import Row
 from backend_kit.kpi import Kpi
@@ -209,11 +210,11 @@ async def test_nothing_is_read_before_the_schema_is_known(build: Build, database
     assert persistence.dependencies()["postgres"]["status"] == "connecting"
 
 
-def spoken(*pairs: tuple[str, str]) -> list[Remembered]:
+def spoken(*pairs: tuple[str, str]) -> list[HistoryItem]:
     return [
         remembered
         for question, answer in pairs
-        for remembered in (Remembered("user", question), Remembered("assistant", answer))
+        for remembered in (HistoryItem("user", question), HistoryItem("assistant", answer))
     ]
 
 

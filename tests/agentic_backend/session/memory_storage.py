@@ -10,9 +10,10 @@ from agentic_backend.agent import AgentKit, Catalog
 from agentic_backend.agent.interrupts import Checkpoints
 from agentic_backend.errors import HistoryUnavailable, StorageFull
 from agentic_backend.events import ChatMessage, text_part, utc_now
+from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.admission import Admission, TurnLimits
-from agentic_backend.session.models import AskRecord, Durability, Remembered, Session, TurnRecord
+from agentic_backend.session.models import AskRecord, Durability, Session, TurnRecord
 from agentic_backend.session.past_exchanges import SessionMemory
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.session.store import Leases
@@ -64,7 +65,7 @@ class MemoryStorage:
         self._read("touch")
         return (session_id, user_id) in self.sessions
 
-    async def remembered(self, _session_id: str, _user_id: str, _max_exchanges: int) -> list[Remembered]:
+    async def remembered(self, _session_id: str, _user_id: str, _max_exchanges: int) -> list[HistoryItem]:
         return []
 
     async def exchange_ids(self, session_id: str, user_id: str, most: int) -> set[str]:

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from agentic_backend.session.models import Remembered, Session
+from agentic_backend.llm.prompt import HistoryItem
+from agentic_backend.session.models import Session
 from agentic_backend.session.past_exchanges import SessionMemory
 from agentic_backend.session.stream import Cancelled, Failed, Final
 from backend_kit.aio import TaskRegistry
@@ -100,7 +101,7 @@ class SlowToRemember(MemoryStorage):
         super().__init__(*sessions)
         self.reached, self.go_on = asyncio.Event(), asyncio.Event()
 
-    async def remembered(self, _session_id: str, _user_id: str, _max_exchanges: int) -> list[Remembered]:
+    async def remembered(self, _session_id: str, _user_id: str, _max_exchanges: int) -> list[HistoryItem]:
         self.reached.set()
         await self.go_on.wait()
         return []

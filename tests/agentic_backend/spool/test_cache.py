@@ -6,7 +6,7 @@ KEY = ("s", "u")
 
 
 def exchange(number: int, size: int = 10) -> RememberedExchange:
-    return RememberedExchange(f"x{number}", "q" * size, "a" * size)
+    return RememberedExchange.of_texts(f"x{number}", "q" * size, "a" * size)
 
 
 def session() -> Session:
