@@ -49,6 +49,20 @@ def parse_chunk(data: bytes) -> tuple[Chunk, str | None]:
     return chunk, text
 
 
+def leading_texts(events: list[bytes]) -> list[str]:
+    """The texts of the first events, up to one that is not just text, has none, or is broken."""
+    texts: list[str] = []
+    for event in events:
+        try:
+            text = only_text(loads(event))
+        except InvalidJson:
+            break
+        if not text:
+            break
+        texts.append(text)
+    return texts
+
+
 def only_text(chunk: Any) -> str | None:
     """The text of a chunk whose every field that langchain-openai reads is as it should be, else None.
 

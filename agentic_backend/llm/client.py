@@ -355,7 +355,8 @@ class CompletionStream:
             raise failures.broken("event too large") from failure
         chunks: list[wire.Piece] = []
         self._behind = None
-        for event in events:
+        taken = self._take_texts(events, chunks) if self._text_only and self._endpoint.coalesce else 0
+        for event in events[taken:]:
             if event == wire.DONE:
                 self._ended = True
             else:
@@ -399,6 +400,16 @@ class CompletionStream:
             self._finished = True
         self._usage = wire.usage_of(chunk) or self._usage
         chunks.append(chunk)
+
+    def _take_texts(self, events: list[bytes], chunks: list[wire.Piece]) -> int:
+        """Take the leading events that are nothing but text, as one text; returns how many. None near the bound."""
+        texts = wire.leading_texts(events)
+        joined = "".join(texts)
+        if not texts or len(joined) > self._room:
+            return 0
+        self._room -= len(joined)
+        chunks.append(joined)
+        return len(texts)
 
     def _take_text(self, text: str, chunks: list[wire.Piece]) -> None:
         last = chunks[-1] if chunks and self._endpoint.coalesce else None

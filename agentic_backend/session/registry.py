@@ -5,6 +5,7 @@ import logging
 import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 from agentic_backend.errors import (
@@ -322,7 +323,7 @@ class TurnRegistry:
         return slot
 
     def _trim_slots(self) -> None:
-        for key in list(self._slots)[: max(0, len(self._slots) - self._rules.idle_sessions)]:
+        for key in tuple(islice(self._slots, max(0, len(self._slots) - self._rules.idle_sessions))):
             slot = self._slots[key]
             if slot.running is None and not slot.waiting:
                 del self._slots[key]

@@ -20,11 +20,8 @@ class RememberedExchange:
     exchange_id: str
     question: HistoryItem
     answer: HistoryItem
-
-    @property
-    def size(self) -> int:
-        """Approximate bytes of memory: each text as it is, and as it is sent to a model."""
-        return _EXCHANGE_BYTES + 2 * (len(self.question.text) + len(self.answer.text))
+    size: int
+    """Approximate bytes of memory: each text as it is, and as it is sent to a model."""
 
     @classmethod
     def of(cls, record: TurnRecord) -> "RememberedExchange | None":
@@ -45,7 +42,8 @@ class RememberedExchange:
     @classmethod
     def of_texts(cls, exchange_id: str, question: str, answer: str) -> "RememberedExchange":
         """An exchange as it was said."""
-        return cls(exchange_id, HistoryItem("user", question), HistoryItem("assistant", answer))
+        size = _EXCHANGE_BYTES + 2 * (len(question) + len(answer))
+        return cls(exchange_id, HistoryItem("user", question), HistoryItem("assistant", answer), size)
 
 
 @dataclass(slots=True, eq=False)
@@ -60,16 +58,16 @@ class Loading:
 
 @dataclass(slots=True)
 class _Entry:
-    """At most the last `depth` exchanges of a session; `whole` if these are all it has."""
+    """At most the last `depth` exchanges of a session; `whole` if these are all it has. `size` is in bytes."""
 
     depth: int
     whole: bool
     exchanges: list[RememberedExchange]
     used_at: float
+    size: int = field(init=False)
 
-    @property
-    def size(self) -> int:
-        return _ENTRY_BYTES + sum(exchange.size for exchange in self.exchanges)
+    def __post_init__(self) -> None:
+        self.size = _ENTRY_BYTES + sum(exchange.size for exchange in self.exchanges)
 
 
 class HistoryCache:
