@@ -7,23 +7,16 @@ from langchain_core.tracers import context as tracing
 from langchain_core.utils.env import env_var_is_set
 from langsmith import utils as langsmith_utils
 
-_REFUSED = ("LANGCHAIN_TRACING", "LANGCHAIN_HANDLER")
-"""Variables of langchain's first tracer, where they are set `configure` raises."""
-
 
 def callbacks_configured(own: Callbacks = None) -> bool:
     """Whether a run that began here would call any handler; `own` are those of the object that would run.
 
     `AsyncCallbackManager.configure` finds out by making managers, in 9 µs a call and twice a turn. This asks where it
-    looks (`tests/contracts` holds the two together), and is true where an old variable would make it raise.
+    looks; `tests/contracts` holds the two together.
     """
     if own or langchain_globals.get_debug() or tracing.tracing_v2_callback_var.get() is not None:
         return True
-    if (
-        langsmith_utils.tracing_is_enabled()
-        or env_var_is_set("LANGCHAIN_TRACING")
-        or env_var_is_set("LANGCHAIN_HANDLER")
-    ):
+    if langsmith_utils.tracing_is_enabled():
         return True
     if var_child_runnable_config.get() is not None and ensure_config().get("callbacks"):
         return True

@@ -1,6 +1,7 @@
 """Chat completion chunks as dicts: what langchain-openai may be handed, checked before it is."""
 
 import re
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from backend_kit.wire import InvalidJson, loads
@@ -49,10 +50,10 @@ def parse_chunk(data: bytes) -> tuple[Chunk, str | None]:
     return chunk, text
 
 
-def leading_texts(events: list[bytes]) -> list[str]:
-    """The texts of the first events, up to one that is not just text, has none, or is broken."""
+def leading_texts(events: list[bytes], place: int) -> list[str]:
+    """The texts of the events from `place` on, up to one that is not just text, has none, or is broken."""
     texts: list[str] = []
-    for event in events:
+    for event in islice(events, place, None):
         try:
             text = only_text(loads(event))
         except InvalidJson:

@@ -355,14 +355,18 @@ class CompletionStream:
             raise failures.broken("event too large") from failure
         chunks: list[wire.Piece] = []
         self._behind = None
-        taken = self._take_texts(events, chunks) if self._text_only and self._endpoint.coalesce else 0
-        for event in events[taken:]:
+        together = self._text_only and self._endpoint.coalesce
+        place = 0
+        while place < len(events) and not self._ended and self._failure is None:
+            if together and (count := self._take_texts(events, place, chunks)):
+                place += count
+                continue
+            event = events[place]
+            place += 1
             if event == wire.DONE:
                 self._ended = True
             else:
                 self._take(event, chunks)
-            if self._ended or self._failure is not None:
-                break
         return chunks
 
     def _take(self, event: bytes, chunks: list[wire.Piece]) -> None:
@@ -401,14 +405,14 @@ class CompletionStream:
         self._usage = wire.usage_of(chunk) or self._usage
         chunks.append(chunk)
 
-    def _take_texts(self, events: list[bytes], chunks: list[wire.Piece]) -> int:
-        """Take the leading events that are nothing but text, as one text; returns how many. None near the bound."""
-        texts = wire.leading_texts(events)
+    def _take_texts(self, events: list[bytes], place: int, chunks: list[wire.Piece]) -> int:
+        """Take the next events that are nothing but text, as one text; returns how many. None near the bound."""
+        texts = wire.leading_texts(events, place)
         joined = "".join(texts)
         if not texts or len(joined) > self._room:
             return 0
         self._room -= len(joined)
-        chunks.append(joined)
+        self._take_text(joined, chunks)
         return len(texts)
 
     def _take_text(self, text: str, chunks: list[wire.Piece]) -> None:

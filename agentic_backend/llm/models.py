@@ -6,6 +6,7 @@ from time import perf_counter
 from typing import Any
 
 from langchain_core.messages import AIMessageChunk, BaseMessage, SystemMessage
+from langchain_core.prompt_values import ChatPromptValue
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
@@ -19,7 +20,8 @@ from backend_kit.client.connections import Connections, open_session
 
 _PLAIN = frozenset({"tools", "tool_choice"})
 _STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
-_SYSTEM = SystemMessage("")
+_ASKED = ChatPromptValue(messages=[SystemMessage("")])
+"""In the place of the messages: langchain-openai says what else a request has, and what it calls the system's role."""
 
 
 class StreamingChatModel(ChatOpenAI):
@@ -60,7 +62,7 @@ class StreamingChatModel(ChatOpenAI):
         """The request as langchain-openai would send it; a `Prompt` is not encoded again."""
         if not isinstance(messages, Prompt):
             return encode(self._get_request_payload(list(messages), **options, **_STREAM))
-        payload = self._get_request_payload([_SYSTEM], **options, **_STREAM)
+        payload = self._get_request_payload(_ASKED, **options, **_STREAM)
         (system,) = payload.pop("messages")
         return b'%b,"messages":%b}' % (encode(payload)[:-1], messages.encode(system["role"]))
 
