@@ -87,12 +87,12 @@ with tracing_context(enabled=True):
 
 
 @pytest.mark.servers
-def test_a_variable_of_the_first_tracer_is_refused() -> None:
-    """agentic_backend/llm/callbacks.py counts it as somebody who listens: langchain is asked, and refuses it."""
+def test_a_variable_of_the_first_tracer_makes_no_listener() -> None:
+    """agentic_backend/llm/callbacks.py does not look for it: langchain has no such tracer any more, and refuses it."""
     program = "from tests.contracts.test_langchain_core import listened; listened()"
     assert "no longer supported" in said_by(program, "LANGCHAIN_HANDLER").stderr
     program = "from agentic_backend.llm.callbacks import callbacks_configured; print(callbacks_configured())"
-    assert said_by(program, "LANGCHAIN_HANDLER").stdout == "True\n"
+    assert said_by(program, "LANGCHAIN_HANDLER").stdout == "False\n"
 
 
 def test_a_chat_model_is_made_by_these_methods() -> None:
