@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 from uuid import uuid4
@@ -24,8 +24,7 @@ _FOLLOWED_TURNS = 32
 _WAITING_ASKS = 8
 _BAD_FRAMES = 3
 _BAD_FRAMES_WINDOW_S = 10.0
-
-Send = Callable[[str], Awaitable[None]]
+_SENT_AT_ONCE_BYTES = 64 * 1024
 
 
 class Turns(Protocol):
@@ -59,7 +58,7 @@ class Dialect(Protocol):
 
     subprotocol: ClassVar[str | None]
     """The WebSocket subprotocol that selects it; None if it is the default."""
-    heartbeat: ClassVar[str]
+    heartbeat: ClassVar[bytes]
     """The heartbeat frame, empty if the protocol has none."""
     outbox: Outbox
     principal: Principal
@@ -70,13 +69,13 @@ class Dialect(Protocol):
     def refuse(self, text: str, error: ServiceError, /) -> None:
         """Tell the client why a frame was refused."""
 
-    async def send_events(self, follow: Follow, send: Send) -> None:
-        """Send the events of a turn that have not been sent."""
+    def take_frames(self, follow: Follow) -> list[bytes]:
+        """The next frames of a turn, some 64 KiB at most; none once the client has all there are."""
 
     def turn_ended(self, turn: Turn, /) -> None:
         """Continue after the end of a turn has been sent."""
 
-    def renamed(self, session: Session, /) -> str:
+    def renamed(self, session: Session, /) -> bytes:
         """The frame for a title that changed outside a turn, empty if the protocol has none."""
 
 
@@ -92,6 +91,17 @@ def begin_turn(
     return _submit(turns, frames.ask_of(frame, asker, request_id))
 
 
+def take_frames(follow: Follow, take: Callable[[], Sequence[bytes]]) -> list[bytes]:
+    """What `take` gives of a turn's next events, up to some 64 KiB, so that a peer that does not read holds little."""
+    frames: list[bytes] = []
+    size = 0
+    while size < _SENT_AT_ONCE_BYTES and not follow.up_to_date:
+        for frame in take():
+            frames.append(frame)
+            size += len(frame)
+    return frames
+
+
 def _submit(turns: Turns, ask: Ask) -> Follow:
     """Start a turn and follow it from its beginning, without the events of an earlier run of the exchange."""
     turn = turns.submit(ask)
@@ -103,7 +113,7 @@ class NativeDialect:
     """`turnwise.v1`: concurrent turns, each event as it occurs; a refusal is a frame, and the socket stays open."""
 
     subprotocol: ClassVar[str | None] = "turnwise.v1"
-    heartbeat: ClassVar[str] = '{"type":"heartbeat"}'
+    heartbeat: ClassVar[bytes] = b'{"type":"heartbeat"}'
 
     outbox: Outbox
     principal: Principal
@@ -117,7 +127,7 @@ class NativeDialect:
         if isinstance(frame, frames.Auth):
             await self.principal.renew(frame.access_token)
         elif isinstance(frame, frames.Ping):
-            self.outbox.say('{"type":"pong"}')
+            self.outbox.say(b'{"type":"pong"}')
         elif self.principal.identity.ended():
             raise AuthError("Token has expired")
         elif isinstance(frame, frames.Cancel):
@@ -144,17 +154,16 @@ class NativeDialect:
             if len(self._bad_frames) == _BAD_FRAMES and spread < _BAD_FRAMES_WINDOW_S:
                 self.outbox.close(Closing(1008))
 
-    async def send_events(self, follow: Follow, send: Send) -> None:
-        """See `Dialect.send_events`."""
-        while not follow.up_to_date:
-            await send(follow.take_native().json)
+    def take_frames(self, follow: Follow) -> list[bytes]:
+        """See `Dialect.take_frames`."""
+        return take_frames(follow, lambda: (follow.take_native().json,))
 
     def turn_ended(self, turn: Turn) -> None:
         """See `Dialect.turn_ended`: no turn waits for another."""
 
-    def renamed(self, session: Session) -> str:
+    def renamed(self, session: Session) -> bytes:
         """See `Dialect.renamed`."""
-        return relay.native_renamed(session)
+        return relay.renamed(session)
 
 
 @dataclass(slots=True)
@@ -162,7 +171,7 @@ class CompatibleDialect:
     """The protocol of existing clients: one turn at a time, sent as whole messages; a refusal closes the socket."""
 
     subprotocol: ClassVar[str | None] = None
-    heartbeat: ClassVar[str] = ""
+    heartbeat: ClassVar[bytes] = b""
 
     outbox: Outbox
     principal: Principal
@@ -199,11 +208,9 @@ class CompatibleDialect:
         frame = relay.compatible_error(error.code, frames.session_id_of(text))
         self._close(Closing(1011, CloseWhen.AFTER_TURNS, final_frame=frame))
 
-    async def send_events(self, follow: Follow, send: Send) -> None:
-        """See `Dialect.send_events`."""
-        while not follow.up_to_date:
-            for frame in relay.compatible(follow.turn, follow.take()):
-                await send(frame)
+    def take_frames(self, follow: Follow) -> list[bytes]:
+        """See `Dialect.take_frames`."""
+        return take_frames(follow, lambda: relay.compatible(follow.turn, follow.take()))
 
     def turn_ended(self, turn: Turn) -> None:
         """See `Dialect.turn_ended`: the longest waiting ask is next, unless the turn ended with a refusal."""
@@ -213,9 +220,9 @@ class CompatibleDialect:
         elif self.outbox.waiting and not self.principal.identity.ended():
             self.outbox.follow(_submit(self.turns, self.outbox.waiting.popleft()))
 
-    def renamed(self, _session: Session) -> str:
+    def renamed(self, _session: Session) -> bytes:
         """See `Dialect.renamed`."""
-        return ""
+        return b""
 
     def _close(self, closing: Closing) -> None:
         # While a token was verified or a frame was sent, the hub may have closed the socket.

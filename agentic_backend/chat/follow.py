@@ -14,8 +14,8 @@ class NativeEvent(NamedTuple):
     """An event in turnwise.v1: `json` is the whole frame, which includes the type and the number."""
 
     seq: int
-    type: str
-    json: str
+    type: bytes
+    json: bytes
 
 
 @dataclass(slots=True)

@@ -7,9 +7,8 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
@@ -234,9 +233,15 @@ class SocketHub:
         if identity is None or token is None:
             await websocket.close(4401)
             return
-        abort = _abort_handle(scope)
+        abort: Callable[[], None] = scope["state"]["abort"]
         principal = Principal(identity, Credentials(token), traceparent_of(websocket), self._verifier)
-        socket = ChatSocket(websocket, dialect(Outbox(abort), principal, turns, self._limits), self._meters, abort)
+        socket = ChatSocket(
+            websocket,
+            dialect(Outbox(abort), principal, turns, self._limits),
+            self._meters,
+            send_texts=scope["state"]["send_texts"],
+            abort=abort,
+        )
         self._make_room(identity.uid)
         self._sockets[socket] = None
         self._empty.clear()
@@ -305,9 +310,3 @@ def _denial(status: int, code: Code) -> JSONResponse:
     headers = {"Retry-After": "2"} if status in (429, 503) else None
     body = {"detail": {"code": code.value, "message": message_for(code)}}
     return JSONResponse(body, status_code=status, headers=headers)
-
-
-def _abort_handle(scope: Mapping[str, Any]) -> Callable[[], None]:
-    """The transport's abort, which the hardened protocol puts into the scope (docs/libraries.md#U4)."""
-    abort: Callable[[], None] = scope["state"]["abort"]
-    return abort

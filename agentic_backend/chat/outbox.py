@@ -21,7 +21,7 @@ class CloseWhen(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """How a socket closes: its code, when, and a final frame ("": none) after the turns.
+    """How a socket closes: its code, when, and a final frame (empty: none) after the turns.
 
     A final frame answers a frame that came after the waiting asks, so those are answered before it; without one they
     are dropped. Raises ValueError for a final frame with an immediate close: send it as an ordinary frame instead.
@@ -29,7 +29,7 @@ class Closing:
 
     code: int
     when: CloseWhen = CloseWhen.AT_ONCE
-    final_frame: str = ""
+    final_frame: bytes = b""
 
     def __post_init__(self) -> None:
         if self.final_frame and self.at_once:
@@ -55,7 +55,7 @@ class Outbox:
     """
 
     def __init__(self, overflow: Callable[[], None]) -> None:
-        self.frames: deque[str] = deque()
+        self.frames: deque[bytes] = deque()
         self.follows: list[Follow] = []
         self.waiting: deque[Ask] = deque()
         self.closing: Closing | None = None
@@ -104,7 +104,13 @@ class Outbox:
         self.closing = Closing(code)
         self.waiting.clear()
 
-    def say(self, frame: str) -> None:
+    def take_frames(self) -> list[bytes]:
+        """The frames that belong to no turn, to be sent now."""
+        frames = list(self.frames)
+        self.frames.clear()
+        return frames
+
+    def say(self, frame: bytes) -> None:
         """Send a frame that belongs to no turn."""
         if len(self.frames) >= _MAX_FRAMES:
             self._overflow()

@@ -1,8 +1,8 @@
-"""Renders events as frames of either protocol. Pure functions; encoded message bytes are reused."""
+"""Renders events as frames of either protocol, in JSON as bytes. Pure functions; encoded messages are reused."""
 
 from typing import Any
 
-from agentic_backend.events import ChatMessage
+from agentic_backend.events import Channel, ChatMessage
 from agentic_backend.session.models import Session
 from agentic_backend.session.stream import (
     Accepted,
@@ -20,56 +20,60 @@ from agentic_backend.session.stream import (
 )
 from backend_kit.wire import CODES, Code, dumps, message_for
 
-_NATIVE_TYPES = {
-    Accepted: "accepted",
-    TextDelta: "delta",
-    Whole: "message",
-    Cited: "sources",
-    SessionChanged: "session",
-    Final: "final",
-    Awaiting: "awaiting_human",
-    Cancelled: "cancelled",
-    Failed: "error",
+_NATIVE_TYPES: dict[type[Payload], bytes] = {
+    Accepted: b"accepted",
+    TextDelta: b"delta",
+    Whole: b"message",
+    Cited: b"sources",
+    SessionChanged: b"session",
+    Final: b"final",
+    Awaiting: b"awaiting_human",
+    Cancelled: b"cancelled",
+    Failed: b"error",
 }
 
 
-def native(turn: Turn, event: TurnEvent) -> str:
+def native(turn: Turn, event: TurnEvent) -> bytes:
     """The frame of an event in turnwise.v1."""
     payload = event.payload
     if isinstance(payload, TextDelta):
         return native_delta(turn, event.seq, payload.rank, payload.channel, payload.text)
-    number = f',"seq":{event.seq}' if event.seq else ""
-    return f'{{"type":"{native_type(payload)}",{turn.head}{number}{_native_fields(turn, payload)}}}'
+    number = b',"seq":%d' % event.seq if event.seq else b""
+    return b'{"type":"%b",%b%b%b}' % (native_type(payload), turn.head, number, _native_fields(turn, payload))
 
 
-def native_type(payload: Payload) -> str:
+def native_type(payload: Payload) -> bytes:
     """The `type` of an event in turnwise.v1."""
     return _NATIVE_TYPES[type(payload)]
 
 
-def native_delta(turn: Turn, seq: int, rank: int, channel: str, text: str) -> str:
+def native_delta(turn: Turn, seq: int, rank: int, channel: Channel, text: str) -> bytes:
     """A delta frame; `seq` is that of the last fragment in `text`."""
-    return (
-        f'{{"type":"delta",{turn.head},"seq":{seq},"rank":{rank},"channel":"{channel}","text":{dumps(text).decode()}}}'
+    return b'{"type":"delta",%b,"seq":%d,"rank":%d,"channel":"%b","text":%b}' % (
+        turn.head,
+        seq,
+        rank,
+        channel.encode(),
+        dumps(text),
     )
 
 
 def native_error(
     code: Code, *, request_id: str, exchange_id: str | None = None, retry_after_ms: int | None = None
-) -> str:
+) -> bytes:
     """An error that belongs to no turn; `exchange_id` is the one that the refused frame named."""
     fields = _error_fields(code, None, request_id, retry_after_ms)
     if exchange_id is not None:
         fields["exchange_id"] = exchange_id
-    return dumps(fields).decode()
+    return dumps(fields)
 
 
-def native_renamed(session: Session) -> str:
-    """The frame for a title that changed outside a turn: it has no exchange and no number."""
-    return f'{{"type":"session","session":{_session(session)}}}'
+def renamed(session: Session) -> bytes:
+    """The frame for a changed title, in both protocols. It has no exchange and no number."""
+    return b'{"type":"session","session":%b}' % _session(session)
 
 
-def compatible(turn: Turn, event: TurnEvent) -> list[str]:
+def compatible(turn: Turn, event: TurnEvent) -> list[bytes]:
     """The frames of an event in the compatible protocol, which has none for some events.
 
     There the answer is a `stream` frame like any other message, and a new title follows it: both are sent at the end.
@@ -81,7 +85,8 @@ def compatible(turn: Turn, event: TurnEvent) -> list[str]:
         answer = _stream(payload.messages[-1])
         return [answer, *_titled(turn), _compatible_final(payload.messages, payload.session)]
     if isinstance(payload, Awaiting):
-        return [*_titled(turn), f'{{"type":"awaiting_human",{turn.head},"payload":{dumps(payload.payload).decode()}}}']
+        asked = b'{"type":"awaiting_human",%b,"payload":%b}' % (turn.head, dumps(payload.payload))
+        return [*_titled(turn), asked]
     if isinstance(payload, Cancelled):
         return [_compatible_final(payload.messages, payload.session)]
     if isinstance(payload, Failed):
@@ -91,57 +96,62 @@ def compatible(turn: Turn, event: TurnEvent) -> list[str]:
     return []
 
 
-def _titled(turn: Turn) -> list[str]:
+def _titled(turn: Turn) -> list[bytes]:
     """The frame of a title that the session got in this turn."""
     changes = [event.payload for event in turn.own_events if isinstance(event.payload, SessionChanged)]
-    return [f'{{"type":"session","session":{_session(change.session)}}}' for change in changes]
+    return [renamed(change.session) for change in changes]
 
 
-def _stream(message: ChatMessage) -> str:
-    return f'{{"type":"stream","message":{message.json.decode()}}}'
+def _stream(message: ChatMessage) -> bytes:
+    return b'{"type":"stream","message":%b}' % message.json
 
 
-def compatible_error(code: Code, session_id: str, language: str | None = None) -> str:
+def compatible_error(code: Code, session_id: str, language: str | None = None) -> bytes:
     """An error frame of the compatible protocol; the socket closes with 1011 after it."""
-    body = {"type": "error", "content": message_for(code, language), "session_id": session_id, "code": code.value}
-    return dumps(body).decode()
+    return dumps(
+        {"type": "error", "content": message_for(code, language), "session_id": session_id, "code": code.value}
+    )
 
 
-def _native_fields(turn: Turn, payload: Any) -> str:
-    """The fields specific to the event type, as JSON text with a leading comma, or ""."""
+def _native_fields(turn: Turn, payload: Any) -> bytes:
+    """The fields specific to the event type, as JSON with a leading comma, or none."""
     if isinstance(payload, Accepted):
         position = payload.queue_position
-        return "" if position is None else f',"queue_position":{position}'
+        return b"" if position is None else b',"queue_position":%d' % position
     if isinstance(payload, Whole):
-        return f',"message":{payload.message.json.decode()}'
+        return b',"message":%b' % payload.message.json
     if isinstance(payload, Cited):
-        return f',"sources":{dumps(payload.hits).decode()}'
+        return b',"sources":%b' % dumps(payload.hits)
     if isinstance(payload, SessionChanged):
-        return f',"session":{_session(payload.session)}'
+        return b',"session":%b' % _session(payload.session)
     if isinstance(payload, Final):
         return _final_fields(payload)
     if isinstance(payload, Awaiting):
-        return f',"payload":{dumps(payload.payload).decode()}'
+        return b',"payload":%b' % dumps(payload.payload)
     if isinstance(payload, Cancelled):
-        return f',"messages":{_messages(payload.messages)},"session":{_session(payload.session)}'
+        return b',"messages":%b,"session":%b' % (_messages(payload.messages), _session(payload.session))
     return _failed_fields(turn, payload)
 
 
-def _final_fields(final: Final) -> str:
+def _final_fields(final: Final) -> bytes:
     rest = {
         "ledger": final.ledger,
         "unattributed_ms": final.unattributed_ms,
         "durable": final.durable,
         "warnings": final.warnings,
     }
-    return f',"messages":{_messages(final.messages)},"session":{_session(final.session)},{dumps(rest).decode()[1:-1]}'
+    return b',"messages":%b,"session":%b,%b' % (
+        _messages(final.messages),
+        _session(final.session),
+        dumps(rest)[1:-1],
+    )
 
 
-def _failed_fields(turn: Turn, failed: Failed) -> str:
+def _failed_fields(turn: Turn, failed: Failed) -> bytes:
     fields = _error_fields(failed.code, failed.language, turn.ask.request_id, failed.retry_after_ms)
     del fields["type"]
     fields["partial"] = failed.partial
-    return "," + dumps(fields).decode()[1:-1]
+    return b"," + dumps(fields)[1:-1]
 
 
 def _error_fields(code: Code, language: str | None, request_id: str, retry_after_ms: int | None) -> dict[str, Any]:
@@ -157,13 +167,13 @@ def _error_fields(code: Code, language: str | None, request_id: str, retry_after
     return fields
 
 
-def _compatible_final(messages: tuple[ChatMessage, ...], session: Session) -> str:
-    return f'{{"type":"final","messages":{_messages(messages)},"session":{_session(session)}}}'
+def _compatible_final(messages: tuple[ChatMessage, ...], session: Session) -> bytes:
+    return b'{"type":"final","messages":%b,"session":%b}' % (_messages(messages), _session(session))
 
 
-def _messages(messages: tuple[ChatMessage, ...]) -> str:
-    return "[" + ",".join(message.json.decode() for message in messages) + "]"
+def _messages(messages: tuple[ChatMessage, ...]) -> bytes:
+    return b"[%b]" % b",".join(message.json for message in messages)
 
 
-def _session(session: Session) -> str:
-    return dumps(session.wire()).decode()
+def _session(session: Session) -> bytes:
+    return dumps(session.wire())

@@ -20,6 +20,7 @@ from agentic_backend.chat.frames import FrameRateLimit
 from agentic_backend.chat.outbox import Closing
 from agentic_backend.errors import MessageTooLong, RateLimited
 from agentic_backend.session.models import Session
+from backend_kit.http.ws import SendTexts
 from backend_kit.kpi import Seconds
 from backend_kit.wire import ServiceError
 
@@ -59,13 +60,22 @@ class SocketMeters:
 class ChatSocket:
     """An accepted, authenticated socket. `serve` returns once it is closed; no client makes it raise."""
 
-    def __init__(self, websocket: WebSocket, dialect: Dialect, meters: SocketMeters, abort: Callable[[], None]) -> None:
-        """`abort` drops the connection immediately, for a peer that does not read."""
+    def __init__(
+        self,
+        websocket: WebSocket,
+        dialect: Dialect,
+        meters: SocketMeters,
+        *,
+        send_texts: SendTexts,
+        abort: Callable[[], None],
+    ) -> None:
+        """`send_texts` sends frames; `abort` drops the connection immediately, for a peer that does not read."""
         self.outbox = dialect.outbox
         self.principal = dialect.principal
         self.abort = abort
         self.clock = SendClock()
         self._websocket = websocket
+        self._send_texts = send_texts
         self._dialect = dialect
         self._meters = meters
         self._frame_rate = FrameRateLimit()
@@ -125,7 +135,7 @@ class ChatSocket:
         """Send that a session's title changed outside a turn, if the protocol has a frame for it."""
         self._send_unless_closing(self._dialect.renamed(session))
 
-    def _send_unless_closing(self, frame: str) -> None:
+    def _send_unless_closing(self, frame: bytes) -> None:
         if frame and self.outbox.closing is None:
             self.outbox.say(frame)
 
@@ -175,15 +185,16 @@ class ChatSocket:
             await outbox.changed.wait()
             outbox.changed.clear()
             while outbox.frames:
-                await self._send(outbox.frames.popleft())
+                await self._send(outbox.take_frames())
             leaving = outbox.closing is not None and outbox.closing.at_once
             for follow in () if leaving else tuple(outbox.follows):
-                await self._dialect.send_events(follow, self._send)
+                while frames := self._dialect.take_frames(follow):
+                    await self._send(frames)
                 if follow.turn.ended:
                     self._done_with(follow)
             if outbox.closing is not None and not outbox.frames and (leaving or not outbox.busy):
                 if outbox.closing.final_frame:
-                    await self._send(outbox.closing.final_frame)
+                    await self._send([outbox.closing.final_frame])
                 # Another closing may have replaced this one meanwhile: its code is the one to send.
                 await self._websocket.send({"type": "websocket.close", "code": outbox.closing.code})
                 return
@@ -195,13 +206,15 @@ class ChatSocket:
         self._slowest_send_s = 0.0
         self._dialect.turn_ended(follow.turn)
 
-    async def _send(self, frame: str) -> None:
+    async def _send(self, frames: list[bytes]) -> None:
         clock = self.clock
         began = clock.since = time.monotonic()
         try:
-            await self._websocket.send({"type": "websocket.send", "text": frame})
+            await self._send_texts(frames)
+        except OSError:
+            raise WebSocketDisconnect(1006) from None  # as starlette's `send` does
         finally:
-            # The hub aborts a send that began too long ago: one check a second is cheaper than a timer per frame.
+            # The hub aborts a send that began too long ago: one check a second is cheaper than a timer per send.
             clock.since = 0.0
         clock.last_sent = time.monotonic()
         if clock.last_sent - began > self._slowest_send_s:

@@ -171,5 +171,5 @@ async def _until_gone(receive: Receive) -> None:
 
 def _encode(event: NativeEvent) -> bytes:
     # JSON has no line breaks outside its strings, and in them they are escaped: it is one line of data.
-    number = f"id: {event.seq}\n" if event.seq else ""
-    return f"{number}event: {event.type}\ndata: {event.json}\n\n".encode()
+    number = b"id: %d\n" % event.seq if event.seq else b""
+    return b"%bevent: %b\ndata: %b\n\n" % (number, event.type, event.json)

@@ -200,12 +200,8 @@ class Turn:
         self.done = asyncio.Event()
         self._followers: list[Callable[[], None]] = []
         self._task: asyncio.Task[None] | None = None
-        self._head = dumps({"session_id": ask.session_id, "exchange_id": ask.exchange_id})[1:-1].decode()
-
-    @property
-    def head(self) -> str:
-        """`"session_id":…,"exchange_id":…` as JSON text: the part that all its native frames share."""
-        return self._head
+        self.head = dumps({"session_id": ask.session_id, "exchange_id": ask.exchange_id})[1:-1]
+        """`"session_id":…,"exchange_id":…` as JSON: the part that all its native frames share."""
 
     @property
     def own_events(self) -> list[TurnEvent]:

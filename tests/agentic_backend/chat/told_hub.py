@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -51,7 +51,7 @@ class Peer:
             "subprotocols": protocols,
             "query_string": b"",
             "client": (host, 50000),
-            "state": {"abort": self.abort},
+            "state": {"abort": self.abort, "send_texts": self._send_texts},
             "extensions": {"websocket.http.response": {}},
         }
         self.reads = asyncio.Event()
@@ -102,18 +102,24 @@ class Peer:
             await self._closed.wait()
         return self.closed_with
 
-    async def _send(self, message: Any) -> None:
+    async def _send_texts(self, texts: Sequence[bytes]) -> None:
+        await self._room()
+        for text in texts:
+            self._frames.put_nowait(json.loads(text))
+
+    async def _room(self) -> None:
         self.sending += 1
         await self.reads.wait()
         self.sending -= 1
         if self.gone:
             raise OSError("the peer is gone")
+
+    async def _send(self, message: Any) -> None:
+        await self._room()
         if message["type"] == "websocket.accept":
             self.accepted = True
         elif message["type"] == "websocket.http.response.start":
             self.denied = message["status"]
-        elif message["type"] == "websocket.send":
-            self._frames.put_nowait(json.loads(message["text"]))
         elif message["type"] == "websocket.close":
             self.closed_with = message["code"]
             self._closed.set()

@@ -18,6 +18,7 @@ from backend_kit.http import ServeSettings, build_server, listen
 from tests.support.patience import PATIENCE_S
 
 Scope = dict[str, Any]
+TEXTS = ("one", "zwei \u00fc", "", "x" * 200, "y" * 70_000, "\U0001f600", "last")
 
 
 async def no_drain() -> None:
@@ -93,6 +94,29 @@ class SocketApp:
         except OSError as error:
             self.seen.put(("send failed", type(error).__name__))
             raise
+
+    async def texts(self, scope: Scope, _receive: Any, send: Any) -> None:
+        """Send `TEXTS` together and one by one, then close, and try once more."""
+        await send({"type": "websocket.accept"})
+        send_texts = scope["state"]["send_texts"]
+        first, second, *rest = TEXTS
+        await send_texts([first.encode()])
+        await send({"type": "websocket.send", "text": second})
+        await send_texts([text.encode() for text in rest])
+        await send({"type": "websocket.close", "code": 4000})
+        try:
+            await send_texts([b"late"])
+        except OSError as error:
+            self.seen.put(("send failed", type(error).__name__))
+
+    async def flood_texts(self, scope: Scope, _receive: Any, send: Any) -> None:
+        """Send texts without end."""
+        await send({"type": "websocket.accept"})
+        try:
+            while True:
+                await scope["state"]["send_texts"]([b"x" * 65536])
+        except OSError as error:
+            self.seen.put(("send failed", type(error).__name__))
 
     async def abort(self, scope: Scope, _receive: Any, send: Any) -> None:
         """Send until it blocks, then drop the connection."""

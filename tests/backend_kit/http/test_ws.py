@@ -7,10 +7,14 @@ import socket
 import zlib
 
 import pytest
+from websockets.exceptions import ConnectionClosedError
+from websockets.frames import Frame, Opcode
+from websockets.sync import client
 
 from backend_kit.http import ServeSettings
-from backend_kit.http.ws import HardenedWS
+from backend_kit.http.ws import HardenedWS, text_frame
 from tests.backend_kit.http.socket_app import (
+    TEXTS,
     Running,
     SocketApp,
     at_end,
@@ -264,3 +268,33 @@ def test_no_token_is_logged_at_any_level(socket_app: SocketApp, level: int, capl
             assert at_end(other)
     assert "[accepted]" in caplog.text
     assert "CANARY" not in caplog.text
+
+
+@pytest.mark.parametrize("size", [0, 1, 125, 126, 65535, 65536])
+def test_our_text_frames_are_those_of_the_codec(size: int) -> None:
+    text = b"\xc3\xa9" * (size // 2) + b"x" * (size % 2)
+    codec = Frame(Opcode.TEXT, text).serialize(mask=False)
+    assert text_frame(text) == codec
+
+
+@pytest.mark.parametrize("compression", [None, "deflate"])
+def test_texts_go_out_in_order_between_others_and_end_with_the_connection(
+    socket_app: SocketApp, compression: str | None
+) -> None:
+    settings = ServeSettings(ws_deflate=True)
+    with running(socket_app, settings) as server, client.connect(f"{server.url}/texts", compression=compression) as ws:
+        assert bool(ws.protocol.extensions) == (compression is not None)
+        heard = [ws.recv() for _ in TEXTS]
+        with pytest.raises(ConnectionClosedError):
+            ws.recv()
+        assert heard == list(TEXTS)
+        assert ws.protocol.close_rcvd is not None
+        assert ws.protocol.close_rcvd.code == 4000
+    assert socket_app.next() == ("send failed", "ClientDisconnected")
+
+
+def test_texts_to_a_peer_that_never_reads_wait_and_fail_with_its_connection(socket_app: SocketApp) -> None:
+    with running(socket_app, KEEPALIVE) as server, connect(server.port, receive_buffer=SMALL_BUFFER) as sock:
+        handshake(sock, "/flood-texts")
+        assert socket_app.next()[0] == "send failed"
+        all_gone(server, socket_app)
