@@ -18,6 +18,7 @@ from yarl import URL
 from agentic_backend.errors import LlmTimeout, LlmUnavailable, TurnFailed
 from agentic_backend.llm import chunks as wire
 from agentic_backend.llm import failures
+from agentic_backend.llm.coalescing import Coalescer
 from agentic_backend.llm.endpoint import MIB, Endpoint
 from agentic_backend.llm.failures import AttemptFailed
 from agentic_backend.llm.observer import CallStatus, LlmObserver
@@ -45,8 +46,9 @@ class CompletionsClient:
     """Chat completions of one endpoint. Raises the `TurnFailed` family of `agentic_backend.errors` and nothing else.
 
     Has the methods of the OpenAI SDK's `chat.completions` that langchain-openai uses. The session is shared with
-    other endpoints and not closed here. The API key is in no attribute that `repr` shows. `clock` (monotonic, seconds)
-    times calls, retries and the circuit breaker; `sleep` is how a retry is waited for.
+    other endpoints and not closed here. The API key is in no attribute that `repr` shows. `coalescer` is the one of
+    all clients of the loop, by default one of its own. `clock` (monotonic, seconds) times calls, retries and the
+    circuit breaker; `sleep` is how a retry is waited for.
     """
 
     def __init__(
@@ -55,10 +57,12 @@ class CompletionsClient:
         endpoint: Endpoint,
         observer: LlmObserver,
         *,
+        coalescer: Coalescer | None = None,
         clock: Callable[[], float] = perf_counter,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.endpoint = endpoint
+        self.coalescer = coalescer or Coalescer()
         self.observer = observer
         self.clock = clock
         self.breaker = Breaker(clock, _circuit_open)
@@ -319,6 +323,8 @@ class CompletionStream:
 
     async def _read(self, response: aiohttp.ClientResponse) -> list[wire.Piece]:
         """The chunks of the next read that brings any. Comments bring none, so they do not feed the deadline."""
+        if self._begun and self._endpoint.coalesce:
+            await self._client.coalescer.hold()
         self._waiting_since = self._loop.time()
         chunks: list[wire.Piece] = []
         while not chunks and not self._ended:

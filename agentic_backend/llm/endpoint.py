@@ -42,8 +42,9 @@ class Endpoint:
     max_answer_chars: int = 200_000
     """An answer is ended here with finish_reason `length`."""
     coalesce: bool = True
-    """Make one chunk of texts that arrived in one read: they have waited for the loop together. A token that comes
-    alone is never held back. Off, a fast endless answer costs 2.4 KB of memory a token (langchain keeps each chunk)."""
+    """Make one chunk of texts that arrived in one read: they have waited for the loop together. A full loop reads less
+    often (`Coalescer`); one with time holds back no token. Off, a fast endless answer costs 2.4 KB of memory a token
+    (langchain keeps each chunk)."""
     max_event_bytes: int = MIB
     """One SSE line or event above this is `llm_protocol`."""
     max_body_bytes: int = 8 * MIB

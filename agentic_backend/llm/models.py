@@ -13,6 +13,7 @@ from pydantic import SecretStr
 from agentic_backend.llm import chunks as wire
 from agentic_backend.llm.callbacks import callbacks_configured
 from agentic_backend.llm.client import CompletionsClient, encode
+from agentic_backend.llm.coalescing import Coalescer
 from agentic_backend.llm.endpoint import Endpoint
 from agentic_backend.llm.observer import LlmObserver, Unobserved
 from agentic_backend.llm.prompt import Prompt
@@ -89,14 +90,17 @@ class ModelPool:
         observer: LlmObserver | None = None,
         *,
         pool_wait: Callable[[float], None] | None = None,
+        coalescer: Coalescer | None = None,
         clock: Callable[[], float] = perf_counter,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`pool_wait` gets the seconds of each wait for a free connection; `clock` and `sleep` are the clients'."""
+        """`pool_wait` gets the seconds of each wait for a free connection; `coalescer`, `clock` and `sleep` are those
+        of the clients."""
         limits = connections or Connections()
         self._clock = clock
         self._sleep = sleep
         self._observer = observer or Unobserved()
+        self._coalescer = coalescer or Coalescer()
         self._models: dict[Endpoint, StreamingChatModel] = {}
         # No bound on an answer here: a stream's deadlines are kept by `CompletionStream`.
         self._session = open_session(limits, pool_wait=pool_wait, pool_wait_row="llm_pool_wait")
@@ -105,7 +109,14 @@ class ModelPool:
         """The model of the endpoint, made on first use."""
         model = self._models.get(endpoint)
         if model is None:
-            client = CompletionsClient(self._session, endpoint, self._observer, clock=self._clock, sleep=self._sleep)
+            client = CompletionsClient(
+                self._session,
+                endpoint,
+                self._observer,
+                coalescer=self._coalescer,
+                clock=self._clock,
+                sleep=self._sleep,
+            )
             model = self._models[endpoint] = chat_openai(client)
         return model
 

@@ -1,0 +1,76 @@
+"""How long a stream lets the texts of its answer gather before it reads them: the fuller the event loop, the longer.
+
+A token that comes alone costs a wake of the loop, a read, a decode, an event and a frame; those of one read cost that
+once. A loop with time to spare hands out each token as it comes. A full one would make all turns wait for it, and the
+texts of a turn for each other anyway: here they wait where they cost nothing, unread.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+_INTERVALS: Final = ((0.5, 0.0), (0.8, 0.02), (0.95, 0.05))
+"""(busy share of the loop, seconds): linear between them, as the first below it and as the last above. A reader
+notices none of them: 50 ms are three frames of a screen."""
+_WINDOW_S: Final = 0.2
+_SCHEDSTAT: Final = Path("/proc/thread-self/schedstat")
+
+
+def thread_busy_s() -> float:
+    """Seconds that this thread has run or waited for a core; only those it has run where Linux does not say.
+
+    A loop whose core others use is as full as one that computes.
+    """
+    try:
+        ran_ns, waited_ns, _slices = _SCHEDSTAT.read_bytes().split()
+    except OSError:
+        return time.thread_time()
+    return (int(ran_ns) + int(waited_ns)) / 1e9
+
+
+class Coalescer:
+    """One for all streams of a loop. It measures only while streams ask, and has no timer of its own."""
+
+    def __init__(
+        self,
+        *,
+        busy_s: Callable[[], float] = thread_busy_s,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """`busy_s` counts the seconds that the loop's thread has been busy. Built on that thread."""
+        self._busy_s = busy_s
+        self._clock = clock
+        self._sleep = sleep
+        self._since = clock()
+        self._busy_before = self._busy_s()
+        self.interval_s = 0.0
+
+    async def hold(self) -> None:
+        """Wait for as long as texts should gather now: not at all while the loop has time."""
+        now = self._clock()
+        if now - self._since >= _WINDOW_S:
+            self._measure(now)
+        if self.interval_s:
+            await self._sleep(self.interval_s)
+
+    def _measure(self, now: float) -> None:
+        busy = self._busy_s()
+        share = (busy - self._busy_before) / (now - self._since)
+        self._since, self._busy_before = now, busy
+        # Half of the step: a longer interval makes the loop less busy, which would make it short again.
+        self.interval_s = (self.interval_s + interval_at(share)) / 2 if share > _INTERVALS[0][0] else 0.0
+
+
+def interval_at(share: float) -> float:
+    """The seconds for which texts gather at a busy share of the loop (0 to 1)."""
+    (below, least), *steps = _INTERVALS
+    if share <= below:
+        return least
+    for above, most in steps:
+        if share <= above:
+            return least + (most - least) * (share - below) / (above - below)
+        below, least = above, most
+    return least

@@ -1,0 +1,131 @@
+"""Texts of an answer wait for each other on a full loop, and only there."""
+
+import asyncio
+
+import pytest
+
+from agentic_backend.llm import Endpoint, ModelPool
+from agentic_backend.llm.chunks import Ending
+from agentic_backend.llm.coalescing import Coalescer, interval_at, thread_busy_s
+from agentic_backend.llm.prompt import Prompt
+from tests.agentic_backend.llm.scripted import DONE, SSE_HEAD, Write, finish, scripted, token
+from tests.support.clock import Clock
+
+QUESTION = Prompt("Answer.", [], "What?")
+
+
+class Loop:
+    """A loop that is as busy as the test says, and its coalescer."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.busy_s = 0.0
+        self.coalescer = Coalescer(busy_s=lambda: self.busy_s, clock=self.clock, sleep=self.clock.sleep)
+
+    async def run(self, seconds: float, share: float) -> list[float]:
+        """What a stream waited that reads every 50 ms beside this load."""
+        self.clock.slept.clear()
+        end = self.clock.now + seconds
+        while self.clock.now < end:
+            await self.coalescer.hold()
+            self.clock.now += 0.05
+            self.busy_s += share * (0.05 + (self.clock.slept[-1] if self.clock.slept else 0.0))
+        return self.clock.slept.copy()
+
+
+@pytest.mark.parametrize(
+    ("share", "interval_s"),
+    [(0.0, 0.0), (0.5, 0.0), (0.65, 0.01), (0.8, 0.02), (0.875, 0.035), (0.95, 0.05), (1.0, 0.05), (1.3, 0.05)],
+)
+def test_the_interval_rises_with_the_load(share: float, interval_s: float) -> None:
+    assert interval_at(share) == pytest.approx(interval_s)
+
+
+async def test_a_loop_with_time_holds_back_nothing() -> None:
+    assert await Loop().run(3.0, 0.45) == []
+
+
+async def test_a_full_loop_is_followed_within_seconds() -> None:
+    loop = Loop()
+    waited = await loop.run(3.0, 0.97)
+    assert waited
+    assert waited == sorted(waited)
+    assert waited[-1] == pytest.approx(0.05, abs=0.001)
+
+
+async def test_the_first_read_after_a_rest_waits_for_nothing() -> None:
+    loop = Loop()
+    await loop.run(3.0, 0.97)
+    loop.clock.now += 2.0
+    assert await loop.run(0.04, 0.0) == []
+    assert await loop.run(3.0, 0.3) == []
+
+
+def test_a_thread_that_computes_is_busy() -> None:
+    before = thread_busy_s()
+    while thread_busy_s() <= before:
+        sum(range(10_000))
+
+
+class Gate:
+    """Holds each stream until the test lets it go."""
+
+    def __init__(self) -> None:
+        self.held = asyncio.Event()
+        self.open = asyncio.Event()
+
+    async def sleep(self, _seconds: float) -> None:
+        self.held.set()
+        await self.open.wait()
+
+
+@pytest.mark.servers
+async def test_texts_that_come_meanwhile_are_one_and_the_first_does_not_wait() -> None:
+    gate = Gate()
+    full = Coalescer(clock=Clock(), sleep=gate.sleep)
+    full.interval_s = 0.05
+
+    async def answer(write: Write) -> None:
+        await write(SSE_HEAD + token("One"))
+        await gate.held.wait()
+        for text in (" two", " three", " four"):
+            await write(token(text))
+            await asyncio.sleep(0)
+        await write(finish() + DONE)
+        gate.open.set()
+
+    async with scripted(answer) as model:
+        pool = ModelPool(coalescer=full)
+        pieces = [piece async for piece in pool.chat_model(Endpoint(model.base_url, "m")).astream_pieces(QUESTION)]
+        await pool.aclose()
+    texts = [piece for piece in pieces if isinstance(piece, str)]
+    assert texts[0] == "One"
+    assert "".join(texts) == "One two three four"
+    assert len(texts) < 4
+    assert isinstance(pieces[-1], Ending)
+
+
+@pytest.mark.servers
+async def test_a_stream_that_is_held_can_be_cancelled() -> None:
+    gate = Gate()
+    full = Coalescer(clock=Clock(), sleep=gate.sleep)
+    full.interval_s = 0.05
+
+    async def answer(write: Write) -> None:
+        await write(SSE_HEAD + token("One"))
+        await asyncio.Event().wait()
+
+    async with scripted(answer) as model:
+        pool = ModelPool(coalescer=full)
+
+        async def read() -> None:
+            async for _ in pool.chat_model(Endpoint(model.base_url, "m")).astream_pieces(QUESTION):
+                pass
+
+        reading = asyncio.ensure_future(read())
+        await gate.held.wait()
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        await model.gone.wait()
+        await pool.aclose()
