@@ -1,7 +1,6 @@
 """Chat completion chunks as dicts: what langchain-openai may be handed, checked before it is."""
 
 import re
-from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from backend_kit.wire import InvalidJson, loads
@@ -48,20 +47,6 @@ def parse_chunk(data: bytes) -> tuple[Chunk, str | None]:
     if text is None:
         _check_chunk(chunk)
     return chunk, text
-
-
-def leading_texts(events: list[bytes], place: int) -> list[str]:
-    """The texts of the events from `place` on, up to one that is not just text, has none, or is broken."""
-    texts: list[str] = []
-    for event in islice(events, place, None):
-        try:
-            text = only_text(loads(event))
-        except InvalidJson:
-            break
-        if not text:
-            break
-        texts.append(text)
-    return texts
 
 
 def only_text(chunk: Any) -> str | None:

@@ -23,6 +23,7 @@ from agentic_backend.llm.endpoint import MIB, Endpoint
 from agentic_backend.llm.failures import AttemptFailed
 from agentic_backend.llm.observer import CallStatus, LlmObserver
 from agentic_backend.llm.sse import SseParser, SseTooLarge
+from agentic_backend.llm.text_shape import TextShape
 from backend_kit.aio import Breaker
 from backend_kit.aio.retry import try_within
 from backend_kit.wire import dumps
@@ -248,6 +249,8 @@ class CompletionStream:
         self._response: aiohttp.ClientResponse | None = None
         self._parser = SseParser(self._endpoint.max_event_bytes)
         self._failure: AttemptFailed | None = None
+        self._shape: TextShape | None = None
+        self._shape_sought = False
         self._behind: dict[str, Any] | None = None
         """The delta of the last chunk of this read, where further text may join it."""
         self._finished = False
@@ -386,6 +389,8 @@ class CompletionStream:
             self._room -= len(text) or len(event)
             if self._text_only:
                 self._take_text(text, chunks)
+                if not self._shape_sought:
+                    self._shape, self._shape_sought = TextShape.of(event), True
             elif self._behind is None:
                 chunks.append(chunk)
                 self._behind = chunk["choices"][0]["delta"] if self._endpoint.coalesce else None
@@ -413,13 +418,14 @@ class CompletionStream:
 
     def _take_texts(self, events: list[bytes], place: int, chunks: list[wire.Piece]) -> int:
         """Take the next events that are nothing but text, as one text; returns how many. None near the bound."""
-        texts = wire.leading_texts(events, place)
-        joined = "".join(texts)
-        if not texts or len(joined) > self._room:
+        if self._shape is None:
             return 0
-        self._room -= len(joined)
-        self._take_text(joined, chunks)
-        return len(texts)
+        count, text = self._shape.leading_text(events, place)
+        if not count or len(text) > self._room:
+            return 0
+        self._room -= len(text)
+        self._take_text(text, chunks)
+        return count
 
     def _take_text(self, text: str, chunks: list[wire.Piece]) -> None:
         last = chunks[-1] if chunks and self._endpoint.coalesce else None
