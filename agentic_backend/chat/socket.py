@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -20,7 +20,6 @@ from agentic_backend.chat.frames import FrameRateLimit
 from agentic_backend.chat.outbox import Closing
 from agentic_backend.errors import MessageTooLong, RateLimited
 from agentic_backend.session.models import Session
-from backend_kit.http.ws import SendTexts
 from backend_kit.kpi import Seconds
 from backend_kit.wire import ServiceError
 
@@ -29,6 +28,10 @@ logger = logging.getLogger(__name__)
 CLIENT_STOP = 4000
 """The close code with which the existing page stops a turn; after any other code the turn finishes."""
 _TOO_BIG = 1009
+
+
+SendTexts = Callable[[Sequence[bytes]], Awaitable[None]]
+"""Sends text messages in one write, see `HardenedWS.send_texts`. Raises OSError once the connection is gone."""
 
 
 class _Gone(Exception):  # not a failure: the peer left, with its close code

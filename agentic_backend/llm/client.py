@@ -18,6 +18,7 @@ from yarl import URL
 from agentic_backend.errors import LlmTimeout, LlmUnavailable, TurnFailed
 from agentic_backend.llm import chunks as wire
 from agentic_backend.llm import failures
+from agentic_backend.llm.body import read_ready
 from agentic_backend.llm.coalescing import Coalescer
 from agentic_backend.llm.endpoint import MIB, Endpoint
 from agentic_backend.llm.failures import AttemptFailed
@@ -335,7 +336,7 @@ class CompletionStream:
             if self._failure is not None:
                 raise self._failure
             try:
-                data = await response.content.readany()
+                data = await read_ready(response.content)
             except (aiohttp.ClientError, OSError) as failure:
                 data = self._lost(failure)
             chunks = self._decode(data)

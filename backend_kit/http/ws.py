@@ -12,7 +12,7 @@ import logging
 import random
 import socket
 from asyncio.transports import BaseTransport
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, cast
 
 from uvicorn._types import ASGISendEvent, WebSocketScope
@@ -36,9 +36,6 @@ USER_TIMEOUT_MS = 20_000
 """Linux gives a connection up when sent data stays unacknowledged, or a zero window shut, for this long."""
 _TEXT: Final = b"\x81"
 """The first byte of a frame that is a whole text message."""
-
-SendTexts = Callable[[Sequence[bytes]], Awaitable[None]]
-"""Sends text messages, each encoded as UTF-8 and whole, in one write. Raises OSError once the connection is gone."""
 
 
 def text_frame(text: bytes) -> bytes:
@@ -72,8 +69,8 @@ def _is_address(host: str) -> bool:
 
 class HardenedWS(WebSocketsSansIOProtocol):
     """`uvicorn.Config(ws=HardenedWS)`. The application finds two callables in `scope["state"]`: `abort` drops the
-    connection at once, for a writer whose send deadline has passed, at any time and more than once; `send_texts` is
-    `SendTexts`, a tenth of the work of one ASGI `send` a message.
+    connection at once, for a writer whose send deadline has passed, at any time and more than once; `send_texts` sends
+    text messages, a tenth of the work of one ASGI `send` a message.
 
     A violation of the protocol, or of the bounds above, is answered with its close code (1002, 1007, 1008, 1009); then
     the sending side is shut and what still comes is discarded for at most `linger_s`, so that the code reaches a peer
@@ -164,8 +161,9 @@ class HardenedWS(WebSocketsSansIOProtocol):
             self.handshake_complete = True
 
     async def send_texts(self, texts: Sequence[bytes]) -> None:
-        """See `SendTexts`. Call it only once the handshake is accepted. It waits first while the peer does not read.
+        """Send text messages, each whole and encoded as UTF-8, in one write, once the handshake is accepted.
 
+        Waits first while the peer does not read. Raises ClientDisconnected, an OSError, once the connection is gone.
         uvicorn makes seven calls a frame to build what `text_frame` builds. With permessage-deflate agreed the codec
         makes the frames, since it holds the compressor's state.
         """

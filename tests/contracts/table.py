@@ -39,6 +39,24 @@ CONTRACTS = (
         {"agentic_backend.llm.client": ("content.set_exception",)},
     ),
     Contract(
+        "aiohttp",
+        "test_aiohttp.py::test_all_that_has_arrived_is_what_readany_returns",
+        {
+            "agentic_backend.llm.body": (
+                "_buffer",
+                "_buffer_offset",
+                "_cursor",
+                "_eof",
+                "_exception",
+                "_http_chunk_splits",
+                "_protocol",
+                "_reading_paused",
+                "_size",
+                "_wait",
+            )
+        },
+    ),
+    Contract(
         "alembic",
         "test_alembic.py::test_the_steps_to_a_revision_are_those_after_the_one_that_stands",
         {"backend_kit.db.schema": ("_upgrade_revs",)},

@@ -5,13 +5,18 @@ import io
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import cycle
 
 import aiohttp
 import pytest
 from aiohttp import web
+from aiohttp.client_proto import ResponseHandler
 from aiohttp.test_utils import TestServer
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentic_backend.knowledge.attachments import _Lent
+from agentic_backend.llm.body import read_ready
 from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.servers
@@ -108,3 +113,112 @@ async def test_an_exception_set_on_the_content_wakes_who_reads_it() -> None:
         assert not response.content.at_eof()
         response.close()
         over.set()
+
+
+class Connection(asyncio.Transport):
+    """A connection that the test reads for aiohttp."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paused = False
+
+    def pause_reading(self) -> None:
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        self.paused = False
+
+
+class Body:
+    """The body of an answer that aiohttp parses."""
+
+    content: aiohttp.StreamReader
+
+    def __init__(self, chunked: bool) -> None:
+        self.chunked = chunked
+        self.connection = Connection()
+        self.protocol = ResponseHandler(asyncio.get_running_loop())
+        self.protocol.connection_made(self.connection)
+        self.protocol.set_response_params(read_bufsize=64, read_until_eof=not chunked)
+
+    async def begin(self) -> None:
+        kind = b"Transfer-Encoding: chunked" if self.chunked else b"Connection: close"
+        self.protocol.data_received(b"HTTP/1.1 200 OK\r\n%b\r\n\r\n" % kind)
+        _, self.content = await self.protocol.read()
+
+    def feed(self, data: bytes) -> None:
+        self.protocol.data_received(self.framed(data))
+
+    def framed(self, data: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data
+
+    def feed_end(self) -> None:
+        if self.chunked:
+            self.protocol.data_received(b"0\r\n\r\n")
+        else:
+            self.protocol.connection_lost(None)
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        content = self.content
+        return content._size, content._cursor, content.total_bytes, content.at_eof(), self.connection.paused
+
+
+async def bodies(chunked: bool) -> tuple[Body, Body]:
+    """Two alike."""
+    both = Body(chunked), Body(chunked)
+    for body in both:
+        await body.begin()
+    return both
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+@given(
+    chunks=st.lists(st.binary(min_size=1, max_size=90), max_size=20),
+    cuts=st.lists(st.integers(1, 60), min_size=1),
+    reads=st.lists(st.booleans(), min_size=1),
+    ends=st.booleans(),
+)
+async def test_all_that_has_arrived_is_what_readany_returns(
+    chunked: bool, chunks: list[bytes], cuts: list[int], reads: list[bool], ends: bool
+) -> None:
+    """agentic_backend/llm/body.py: same bytes, same counts, same pauses, wherever the stream is cut and read."""
+    ours, theirs = await bodies(chunked)
+    raw = b"".join(map(ours.framed, chunks))
+    for cut, read in zip(cycle(cuts), cycle(reads), strict=False):
+        if not raw:
+            break
+        piece, raw = raw[:cut], raw[cut:]
+        ours.protocol.data_received(piece)
+        theirs.protocol.data_received(piece)
+        if read and theirs.content._buffer:
+            assert await read_ready(ours.content) == await theirs.content.readany()
+        assert ours.state == theirs.state
+    if ends:
+        ours.feed_end()
+        theirs.feed_end()
+        while not theirs.content.at_eof():
+            assert await read_ready(ours.content) == await theirs.content.readany()
+        assert await read_ready(ours.content) == await theirs.content.readany() == b""
+        assert ours.state == theirs.state
+
+
+async def test_who_waits_for_a_body_is_woken_by_data_its_end_and_an_exception() -> None:
+    """agentic_backend/llm/body.py waits as `readany` does."""
+    body, ended = await bodies(chunked=True)
+    waiting = asyncio.ensure_future(read_ready(body.content))
+    await asyncio.sleep(0)
+    body.feed(b"one")
+    body.feed(b"two")
+    assert await waiting == b"onetwo"
+    waiting = asyncio.ensure_future(read_ready(body.content))
+    await asyncio.sleep(0)
+    body.content.set_exception(ValueError("lost"))
+    with pytest.raises(ValueError, match="lost"):
+        await waiting
+    with pytest.raises(ValueError, match="lost"):
+        await read_ready(body.content)
+    waiting = asyncio.ensure_future(read_ready(ended.content))
+    await asyncio.sleep(0)
+    ended.feed_end()
+    assert await waiting == b""
