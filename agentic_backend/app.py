@@ -319,6 +319,7 @@ def _publish_turns(state: State) -> None:
     metrics.turns_queued.set(state.admission.waiting)
     metrics.replay_events.set(state.registry.replay_events)
     metrics.replay_bytes.set(state.registry.replay_bytes)
+    metrics.stream_hold_ms.set(state.models.hold_s * 1e3)
 
 
 def _to_both(one: Callable[[float], None], other: Callable[[float], None]) -> Callable[[float], None]:

@@ -22,6 +22,9 @@ FINE = (
 GAP = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5, 5.0)
 """Silence between two fragments of a streamed answer."""
 
+DELTAS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
+"""Fragments of a streamed answer."""
+
 
 class AgenticMetrics(ServiceMetrics):
     """Every metric of a turn, as bound objects: `.observe(seconds)`, `.inc()`, `.set(value)`.
@@ -38,6 +41,7 @@ class AgenticMetrics(ServiceMetrics):
         super().__init__(registry, kpi)
         self._currency = currency
         self._turns()
+        self._streams()
         self._causes()
         self._model()
         self._tools()
@@ -62,12 +66,6 @@ class AgenticMetrics(ServiceMetrics):
             ["agent"],
             "app.ttft_ms",
             FINE,
-        )
-        self.stream_gap: Seconds = self._timer(
-            "app_stream_gap_seconds",
-            "Longest silence between two assistant events of a turn: one observation a turn.",
-            "app.stream_gap_ms",
-            GAP,
         )
         self.overhead: Seconds = self._timer(
             "app_turn_overhead_seconds",
@@ -103,6 +101,33 @@ class AgenticMetrics(ServiceMetrics):
         )
         self._cache = self._counters(
             "app_cache_requests_total", "Look-ups in a cache by outcome.", ["cache", "result"], "cache"
+        )
+
+    def _streams(self) -> None:
+        self.stream_gap: Seconds = self._timer(
+            "app_stream_gap_seconds",
+            "Longest silence between two assistant events of a turn: one observation a turn.",
+            "app.stream_gap_ms",
+            GAP,
+        )
+        self.turn_deltas: Amounts = self._kpi.amounts(
+            "turn_deltas",
+            Histogram(
+                "app_turn_deltas",
+                "Fragments of a streamed answer: one observation a turn that had any.",
+                buckets=DELTAS,
+                registry=self._registry,
+            ),
+        )
+        self.stream_hold_ms: KpiGauge = self._kpi.gauge(
+            "stream_hold_ms",
+            Gauge(
+                "app_stream_hold_seconds",
+                "How long streams let texts gather now, by the load of the loop; 0 while it has time.",
+                registry=self._registry,
+            ),
+            level=True,
+            child_scale=1e-3,
         )
 
     def _causes(self) -> None:

@@ -31,7 +31,7 @@ def thread_busy_s() -> float:
 
 
 class Coalescer:
-    """One for all streams of a loop. It measures only while streams ask, and has no timer of its own."""
+    """One for all streams of a loop. It measures only when it is asked, and has no timer of its own."""
 
     def __init__(
         self,
@@ -50,11 +50,15 @@ class Coalescer:
 
     async def hold(self) -> None:
         """Wait for as long as texts should gather now: not at all while the loop has time."""
+        if interval_s := self.now_s():
+            await self._sleep(interval_s)
+
+    def now_s(self) -> float:
+        """The seconds for which texts should gather now. On the loop's thread."""
         now = self._clock()
         if now - self._since >= _WINDOW_S:
             self._measure(now)
-        if self.interval_s:
-            await self._sleep(self.interval_s)
+        return self.interval_s
 
     def _measure(self, now: float) -> None:
         busy = self._busy_s()

@@ -120,6 +120,11 @@ class ModelPool:
             model = self._models[endpoint] = chat_openai(client)
         return model
 
+    @property
+    def hold_s(self) -> float:
+        """How long streams let texts gather now, in seconds: 0 while the loop has time. On the loop's thread."""
+        return self._coalescer.now_s()
+
     async def aclose(self) -> None:
         """Close the session and its connections. Calls that still run fail."""
         self._models.clear()

@@ -1,4 +1,4 @@
-"""The output of one exchange so far: ranks, text, whole messages, first-token and gap times. No I/O."""
+"""The output of one exchange so far: ranks, text, whole messages, deltas and their times. No I/O."""
 
 import time
 from typing import Any
@@ -24,6 +24,7 @@ class Exchange:
         self.hits: list[dict[str, Any]] = []
         self.first_token_at: float | None = None
         self.longest_gap_s = 0.0
+        self.deltas = 0
         self._last_delta_at = 0.0
         self._next_rank = session.next_rank
         self._text: list[str] = []
@@ -94,6 +95,7 @@ class Exchange:
         elif now - self._last_delta_at > self.longest_gap_s:
             self.longest_gap_s = now - self._last_delta_at
         self._last_delta_at = now
+        self.deltas += 1
         if self._text_rank is None:
             self._text_rank = self._take_rank()
         text = clean(event.text)

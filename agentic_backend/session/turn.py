@@ -249,7 +249,15 @@ class TurnRunner:
         turn.settle()
         session, durable = await self._record(exchange, ending, ledger, prepared.lease)
         model = ending.answer.metadata.get("model", "") if ending.answer is not None else ""
-        end = TurnEnd(ending.status, ending.code, durable, str(model), exchange.first_token_at, exchange.longest_gap_s)
+        end = TurnEnd(
+            ending.status,
+            ending.code,
+            durable,
+            str(model),
+            exchange.first_token_at,
+            exchange.longest_gap_s,
+            exchange.deltas,
+        )
         self._reports.ended(exchange.ask, end, ledger)
         return session
 
@@ -377,6 +385,8 @@ class TurnRunner:
             "total_ms": round(latency_ms, 3),
             "unattributed_ms": round(ledger.unattributed_ms(latency_ms), 3),
         }
+        if exchange.deltas:
+            extras["deltas"] = exchange.deltas
         if (usage := usage_of(ledger)) is not None:
             extras["usage"] = usage
         metadata: dict[str, Any] = {"agent_id": exchange.ask.agent_id, "latency_ms": round(latency_ms)}

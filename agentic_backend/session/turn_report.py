@@ -30,7 +30,7 @@ _QUOTABLE: Final = re.compile(r"[ !#-\[\]-~]{1,200}")
 
 @dataclass(frozen=True, slots=True)
 class TurnEnd:
-    """How a turn that ran ended. Times on the perf_counter clock, gaps in seconds."""
+    """How a turn that ran ended. Times on the perf_counter clock, gaps in seconds; `deltas` is how many went out."""
 
     status: Status
     code: Code | None
@@ -38,6 +38,7 @@ class TurnEnd:
     model: str
     first_token_at: float | None
     longest_gap_s: float
+    deltas: int
 
 
 class TurnReports:
@@ -76,6 +77,7 @@ class TurnReports:
         if first_token_s is not None:
             metrics.first_token(ledger.owner).observe(first_token_s)
             metrics.stream_gap.observe(end.longest_gap_s)
+            metrics.turn_deltas.observe(end.deltas)
         metrics.unattributed.observe(unattributed_ms / 1e3)
         elsewhere_ms = sum(row["ms"] for row in rows if row["phase"] in _ELSEWHERE)
         metrics.overhead.observe(max(0.0, total_s - elsewhere_ms / 1e3))
@@ -95,6 +97,7 @@ class TurnReports:
                 "total_ms": total_s * 1e3,
                 "ttft_ms": "none" if first_token_s is None else first_token_s * 1e3,
                 "gap_max_ms": end.longest_gap_s * 1e3,
+                "deltas": end.deltas,
                 **_sums(ledger.spent),
                 "unattributed_ms": unattributed_ms,
             }

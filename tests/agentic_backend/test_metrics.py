@@ -52,11 +52,13 @@ app_spool_dead_letters gauge -
 app_spool_records gauge -
 app_sse_streams gauge -
 app_stream_gap_seconds histogram -
+app_stream_hold_seconds gauge -
 app_time_to_first_token_seconds histogram agent
 app_tool_call_seconds histogram server,status,tool
 app_task_failures counter task
 app_thread_up gauge thread
 app_turn_delivery_seconds histogram -
+app_turn_deltas histogram -
 app_turn_overhead_seconds histogram -
 app_turn_seconds histogram agent,status
 app_turn_unattributed_seconds histogram -
@@ -117,6 +119,7 @@ def feed(kpi: Kpi, metrics: AgenticMetrics) -> None:
     for level in (metrics.ws_connections, metrics.outbox_bytes, metrics.persist_queue_depth):
         level.inc(3)
     metrics.persist_oldest_ms.set(250.0)
+    metrics.stream_hold_ms.set(20.0)
     metrics.llm_first_chunk("mock", "ok").observe(0.3)
     metrics.llm_request("mock", "timeout").observe(60.0)
     metrics.llm_tokens("mock", "output").inc(50)
@@ -131,6 +134,7 @@ def feed(kpi: Kpi, metrics: AgenticMetrics) -> None:
     metrics.persist_failures("shutdown").inc()
     metrics.persist_retries("connection").inc()
     metrics.persist_batch_records.observe(64)
+    metrics.turn_deltas.observe(50)
     metrics.history_bytes("session").set(1)
     metrics.history_rows("session").set(1)
     metrics.cache_request("graph", hit=True)
@@ -201,6 +205,7 @@ def test_the_summary_in_ms_and_the_histogram_in_seconds_agree(key: str, histogra
         ("persist_lost|reason=shutdown", "app_persist_failures_total", {"reason": "shutdown"}),
         ("persist_retries|cause=connection", "app_persist_retries_total", {"cause": "connection"}),
         ("persist_batch", "app_persist_batch_records_sum", {}),
+        ("turn_deltas", "app_turn_deltas_sum", {}),
         ("cache|cache=graph|result=hit", "app_cache_requests_total", {"cache": "graph", "result": "hit"}),
         ("chat_user_message_total", "chat_user_message_total", {}),
         ("agent_cache_hit_total", "agent_cache_hit_total", {}),
@@ -230,6 +235,7 @@ def test_states_are_gauges_in_base_units() -> None:
     metrics.ws_connections.dec()
     assert kpi.registry.get_sample_value("app_ws_connections") == 2
     assert kpi.registry.get_sample_value("app_persist_oldest_seconds") == 0.25
+    assert kpi.registry.get_sample_value("app_stream_hold_seconds") == pytest.approx(0.02)
     assert kpi.registry.get_sample_value("persist_sql_ms") == pytest.approx(17.5)
 
 

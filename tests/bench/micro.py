@@ -159,7 +159,7 @@ class Cases:
                     pass
                 metrics.spool_ack.observe(0.0005)
                 ledger.rows()
-                self.accounts.ended(ask, TurnEnd("ok", None, "spool", "mock", now + 0.4, 0.02), ledger)
+                self.accounts.ended(ask, TurnEnd("ok", None, "spool", "mock", now + 0.4, 0.02, 50), ledger)
             self.accounts.leave(ledger)
             metrics.ws_send.observe(0.0004)
             metrics.delivery.observe(0.0001)

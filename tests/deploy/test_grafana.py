@@ -60,6 +60,8 @@ STILL = {
     "Clock difference": "compared once a minute",
     "Failures": "0 where no task fails",
     "Threads": "1 as long as all is well",
+    "How long texts gather": "0 while the loop has time",
+    "Fragments of an answer": "as many as the model sends while the loop has time",
 }
 """Panels whose data need not move while the services are healthy."""
 SECONDS = 120

@@ -4,14 +4,19 @@ import json
 import logging
 import re
 import time
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
 import jwt
 import pytest
 
+from agentic_backend.app import _publish_turns
+from agentic_backend.llm import ModelPool
+from agentic_backend.llm.coalescing import Coalescer
 from agentic_backend.verdict import Gauged
 from backend_kit.kpi.culprit import Sighting
+from tests.support.clock import Clock
 from tests.support.odd_agent import odd
 from tests.support.service import BASE, RunningService, StartService, hear, hear_until, say
 
@@ -138,7 +143,20 @@ async def test_a_turn_is_one_line_that_joins_with_its_frames(
     assert {row["phase"] for row in final["ledger"]} <= phases
     assert {"session_wait", "turn_open", "turn_close", "spool_ack", "llm_invoke"} <= phases
     assert float(re.findall(r"unattributed_ms=(\S+)", line)[0]) >= 0
+    deltas = final["messages"][-1]["metadata"]["extras"]["deltas"]
+    assert re.findall(r" deltas=(\S+)", line) == [str(deltas)]
+    assert service.service._registry.get_sample_value("app_turn_deltas_sum") == deltas
     assert re.search(r" input_tokens=[1-9]\d* output_tokens=[1-9]\d* cost=0\.000 ", line)
+
+
+async def test_how_long_texts_gather_is_published_with_the_other_levels(service: RunningService) -> None:
+    full = Coalescer(clock=Clock())
+    full.interval_s = 0.03
+    pool = ModelPool(coalescer=full)
+    _publish_turns(replace(service.service.running, models=pool))
+    shown = service.service._registry.get_sample_value("app_stream_hold_seconds")
+    await pool.aclose()
+    assert shown == pytest.approx(0.03)
 
 
 async def test_tokens_cost_what_the_price_table_says(start_service: StartService) -> None:

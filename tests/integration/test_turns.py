@@ -66,6 +66,8 @@ async def test_cancel_in_mid_stream_keeps_the_text_so_far(start_service):
             heard += await hear_until(socket, "cancelled")
         text = "".join(frame["text"] for frame in heard if frame["type"] == "delta")
         assert heard[-1]["messages"][1]["parts"][0]["text"] == text
+        deltas = sum(frame["type"] == "delta" for frame in heard)
+        assert heard[-1]["messages"][1]["metadata"]["extras"]["deltas"] == deltas > 0
         assert [frame["seq"] for frame in heard] == sorted({frame["seq"] for frame in heard})
 
 

@@ -30,7 +30,12 @@ def closed_run(
             took = draw(random) * pace
             results.append(
                 TurnResult(
-                    client=client, asked=now, ended=now + took, first_token_ms=took * 400, phases={"llm_invoke": took}
+                    client=client,
+                    asked=now,
+                    ended=now + took,
+                    first_token_ms=took * 400,
+                    phases={"llm_invoke": took},
+                    frames=10 + client,
                 )
             )
             now += took

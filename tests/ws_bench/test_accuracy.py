@@ -207,6 +207,8 @@ async def test_the_first_token_the_gaps_and_the_tail_are_told_apart(tmp_path: Pa
     assert min(whole - end for whole, end in zip(latency, tail, strict=True)) >= 349
     assert min(latency) >= 499
     assert result["gap_ms"]["count"] == 12
+    assert turns["frames"] == [5] * 6
+    assert "Frames a turn (p50/p95/max): 5/5/5\n" in done.stdout
     # The parts make up the whole: two gaps a turn, of which the stall is the longer one.
     for whole, begin, longest, end in zip(latency, first, stall, tail, strict=True):
         assert longest - 0.1 <= whole - begin - end <= 2 * longest + 0.1

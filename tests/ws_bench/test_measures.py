@@ -362,6 +362,8 @@ async def test_a_process_is_watched_and_turns_are_listed(tmp_path: Path) -> None
         listed = list(csv.DictReader(file))
     assert len(listed) == result["counts"]["total"]
     assert all(float(row["latency_ms"]) >= 19 for row in listed)
+    assert {row["frames"] for row in listed} == {"3"}
+    assert result["frames_a_turn"] is None  # not streamed: each turn has as many
     assert words.read_text().startswith("# Ws bench summary\n\n- Outcome: OK\n")
 
 

@@ -93,10 +93,9 @@ class Conversation:
         frame = ask_frame(self._session_id, exchange_id, message, config.agent, config.runtime_context)
         asked = clock()
         recorder.turn_asked(self._client)
-        failure = await self._ask_and_follow(socket, frame, reader)
+        failure, frames = await self._ask_and_follow(socket, frame, reader)
         result = turn_result(self._client, asked, clock(), recorder.begin, reader, failure)
-        if intended is not None:
-            result = replace(result, intended=intended - recorder.begin)
+        result = replace(result, frames=frames, intended=None if intended is None else intended - recorder.begin)
         self._last = (recorder.turn_ended(result), exchange_id)
         if result.ok and config.verify_history:
             context.acknowledged.add(self._session_id, exchange_id, reader.answer)
@@ -124,8 +123,10 @@ class Conversation:
         else:
             await self._context.sessions.delete(self._session_id)
 
-    async def _ask_and_follow(self, socket: ClientSocket, frame: str, reader: TurnReader) -> TurnBroken | None:
-        """Ask, and follow the turn to its end; the failure, None if it ended well."""
+    async def _ask_and_follow(
+        self, socket: ClientSocket, frame: str, reader: TurnReader
+    ) -> tuple[TurnBroken | None, int]:
+        """Ask, and follow the turn to its end: the failure, None if it ended well, and how many frames were heard."""
         context = self._context
         frames = 0
 
@@ -138,13 +139,13 @@ class Conversation:
                 await socket.send(frame)
                 await follow_turn(socket, reader, count_frame, debug=context.config.debug_events)
         except TurnBroken as broken:
-            return broken
+            return broken, frames
         except TimeoutError:
             await socket.close(CLIENT_STOP, "client_stop")
             if context.interrupt.requested:
-                return TurnBroken("client_cancel", "no final in time")
-            return TurnBroken("turn_timeout" if frames else "ask_timeout", "no final in time")
-        return None
+                return TurnBroken("client_cancel", "no final in time"), frames
+            return TurnBroken("turn_timeout" if frames else "ask_timeout", "no final in time"), frames
+        return None, frames
 
     async def _check_late_frames(self, socket: ClientSocket) -> None:
         """Mark the last turn as failed if frames of a turn followed its final."""

@@ -15,7 +15,7 @@ from ws_bench.record.selfcheck import GeneratorSeries
 
 SCHEMA = "turnwise.ws_bench.run"
 SCHEMA_VERSION = 2
-_COLUMNS = ("first_event_ms", "first_token_ms", "tail_ms", "stall_ms", "server_ms")
+_COLUMNS = ("first_event_ms", "first_token_ms", "tail_ms", "stall_ms", "server_ms", "frames")
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,7 @@ def columns_of(turns: Sequence[TurnResult]) -> dict[str, Any]:
 
 
 def turns_of(columns: Mapping[str, Any]) -> list[TurnResult]:
-    """Read what `columns_of` wrote."""
+    """Read what `columns_of` wrote. A column that an older file does not have is None for every turn."""
     top = frozenset(columns["top_phases"])
     turns = []
     for number, error in enumerate(columns["error"]):
@@ -250,7 +250,7 @@ def turns_of(columns: Mapping[str, Any]) -> list[TurnResult]:
                 phases=phases,
                 own_ms=own,
                 top_phases=tuple(name for name in phases if name in top),
-                **{name: columns[name][number] for name in _COLUMNS},
+                **{name: columns[name][number] for name in _COLUMNS if name in columns},
             )
         )
     return turns

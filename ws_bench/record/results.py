@@ -24,6 +24,7 @@ class TurnResult:
     final was read or the turn broke. `intended` is when an open loop meant it to be asked, None in a closed loop.
     `first_event_ms` and `first_token_ms` count from `asked`; `tail_ms` is from the last token to the final.
     `phases` are milliseconds by name, from the server's ledger of the turn; `server_ms` is its whole.
+    `frames` are those heard from the ask to the turn's last one, it included; None where they were not counted.
     """
 
     client: int
@@ -45,6 +46,7 @@ class TurnResult:
     top_phases: tuple[str, ...] = ()
     """The names in `phases` that are of depth 0: they do not overlap."""
     server_ms: float | None = None
+    frames: int | None = None
 
     @property
     def ok(self) -> bool:
@@ -69,7 +71,7 @@ class TurnResult:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A distribution in milliseconds; percentiles by nearest rank over all values."""
+    """A distribution, in milliseconds unless its name says otherwise; percentiles by nearest rank over all values."""
 
     count: int
     min: float

@@ -79,6 +79,8 @@ class RunReport:
     gap: Spread | None
     stall: Spread | None
     tail: Spread | None
+    frames: Spread | None
+    """Frames of a turn, only where the protocol streams: in the other one they do not depend on how texts come."""
     late_start: Spread | None
     connect: Spread | None
     session_create: Spread | None
@@ -162,6 +164,7 @@ def build_report(recording: Recording) -> RunReport:
         gap=spreads["gap"],
         stall=_present(turn.stall_ms for turn in good),
         tail=_present(turn.tail_ms for turn in good),
+        frames=_present(turn.frames for turn in good) if recording.config.get("native") else None,
         late_start=_present(
             (turn.asked - turn.intended) * 1000 for turn in turns if turn.intended is not None and turn.sent
         ),

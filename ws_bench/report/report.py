@@ -115,6 +115,7 @@ def detail_rows(report: RunReport) -> list[tuple[str, str]]:
         ("Ramp", format_duration(report.ramp_s)),
         *_window_rows(report),
         *_time_rows(report),
+        *_frame_rows(report),
         ("Errors by class", " ".join(f"{name}={count}" for name, count in counts.by_class.items()) or "none"),
         ("Not sent", str(counts.not_sent)),
     ]
@@ -161,6 +162,7 @@ def result_json(report: RunReport) -> dict[str, object]:
         "steady": _window_json(report.steady),
         "whole": None if report.steady else _window_json(report.measured),
         **{name: _json(figures) for name, figures in spreads_of(report).items()},
+        "frames_a_turn": _json(report.frames),
         "sessions": asdict(recording.sessions),
         "besides": recording.besides,
         "history": asdict(recording.history) if recording.history else None,
@@ -177,7 +179,7 @@ def result_json(report: RunReport) -> dict[str, object]:
 
 
 def spreads_of(report: RunReport) -> dict[str, Spread | None]:
-    """Every distribution by its name in the result file."""
+    """Every distribution of times by its name in the result file."""
     return {
         "latency_ms": report.latency,
         "uncorrected_latency_ms": report.response,
@@ -200,7 +202,7 @@ def csv_text(report: RunReport) -> str:
     writer = csv.writer(out)
     writer.writerow(
         ["client", "intended_s", "asked_s", "ended_s", "latency_ms", "response_ms", "first_token_ms",
-         "longest_stall_ms", "server_ms", "error"]
+         "longest_stall_ms", "server_ms", "error", "frames"]
     )  # fmt: skip
     for turn in report.recording.turns:
         times = (turn.latency_ms, turn.response_ms, turn.first_token_ms, turn.stall_ms, turn.server_ms)
@@ -212,6 +214,7 @@ def csv_text(report: RunReport) -> str:
                 f"{turn.ended:.6f}",
                 *("" if value is None else f"{value:.3f}" for value in times),
                 turn.error,
+                "" if turn.frames is None else turn.frames,
             ]
         )
     return out.getvalue()
@@ -308,6 +311,13 @@ def _time_rows(report: RunReport) -> list[tuple[str, str]]:
     if p999 is not None:
         rows.insert(0, ("Latency p99.9 ms", f"{p999:.1f}"))
     return rows
+
+
+def _frame_rows(report: RunReport) -> list[tuple[str, str]]:
+    frames = report.frames
+    if frames is None:
+        return []
+    return [("Frames a turn (p50/p95/max)", f"{frames.p50:.0f}/{frames.p95:.0f}/{frames.max:.0f}")]
 
 
 def _beside_rows(report: RunReport) -> list[tuple[str, str]]:

@@ -74,6 +74,21 @@ def _loop() -> Row:
                 tail("app_gc_pause_seconds", "instance", q=0.99),
                 quiet="it seldom collects",
             ),
+            Panel(
+                "How long texts gather",
+                "How long a stream waits before it reads on: 0 while the loop has time.",
+                "s",
+                [Target(select("app_stream_hold_seconds"), "{{instance}}")],
+            ),
+            Panel(
+                "Fragments of an answer",
+                "Deltas of a turn: fewer and longer ones while texts gather.",
+                "short",
+                [
+                    Target(mean("app_turn_deltas"), "mean"),
+                    Target(quantile(0.95, "app_turn_deltas"), "p95"),
+                ],
+            ),
         ],
     )
 

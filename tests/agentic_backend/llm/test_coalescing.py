@@ -61,6 +61,20 @@ async def test_the_first_read_after_a_rest_waits_for_nothing() -> None:
     assert await loop.run(3.0, 0.3) == []
 
 
+async def test_the_pool_says_how_long_texts_gather_also_while_no_stream_asks() -> None:
+    loop = Loop()
+    pool = ModelPool(coalescer=loop.coalescer)
+    assert pool.hold_s == 0.0
+    waited = await loop.run(3.0, 0.97)
+    assert pool.hold_s == waited[-1]
+    loop.clock.now += 1.0
+    assert pool.hold_s == 0.0
+    loop.clock.now += 1.0
+    loop.busy_s += 0.95
+    assert pool.hold_s == pytest.approx(0.025)
+    await pool.aclose()
+
+
 def test_a_thread_that_computes_is_busy() -> None:
     before = thread_busy_s()
     while thread_busy_s() <= before:

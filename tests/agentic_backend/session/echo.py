@@ -1,8 +1,9 @@
 """An agent whose question says how it ends: `fail`, `fail late`, `wait`, `cite`, `ask`, `answer oddly`, `cite oddly`,
-`step oddly`; others it answers in capitals.
+`step oddly`; others it answers in capitals, one that ends with `in parts` word by word.
 """
 
 import asyncio
+import re
 
 from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import Runtime
@@ -33,7 +34,8 @@ def build(_settings: AgentSettings, _kit: AgentKit) -> Graph:
             emit(Sources([HIT]))
         if question == "cite oddly":
             emit(Sources([{**HIT, "content": object()}]))
-        emit(Delta(question.upper()))
+        for text in re.findall(r"\S+ ?", question.upper()) if question.endswith("in parts") else [question.upper()]:
+            emit(Delta(text))
         if question == "fail late":
             raise LlmTimeout
         if question == "wait":

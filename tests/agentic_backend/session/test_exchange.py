@@ -23,6 +23,7 @@ def test_ranks_go_on_from_the_session_and_have_no_gap():
     assert one.next_session().next_rank == 6
     deltas = [event.payload for event in one.turn.events if isinstance(event.payload, TextDelta)]
     assert [delta.rank for delta in deltas] == [5, 5]
+    assert one.deltas == 2
     assert [event.seq for event in one.turn.events] == [1, 2, 3]
 
 
@@ -40,6 +41,19 @@ def test_text_before_a_step_was_a_thought():
         (7, "final"),
     ]
     assert one.text == "Found it."
+
+
+def test_deltas_count_through_the_steps_between_them():
+    one = exchange()
+    one.open()
+    assert one.deltas == 0
+    one.emit(Delta("Let me "))
+    one.emit(Delta("look."))
+    one.emit(Step("assistant", "tool_call", [{"type": "tool_call", "call_id": "c", "name": "n", "args": {}}]))
+    one.emit(Delta("Found it."))
+    one.turn.publish(Failed(Code.INTERNAL, refused=False))
+    one.emit(Delta("nobody sees this"))
+    assert one.deltas == 3 == sum(isinstance(event.payload, TextDelta) for event in one.turn.events)
 
 
 def test_a_second_question_in_an_exchange_is_refused_and_leaves_no_gap():

@@ -34,7 +34,8 @@ class Desk:
 
     def end(self, **how: Any) -> None:
         given = {"status": "ok", "code": None, "durable": "spool", "model": "mock;ttft=1", "longest_gap_s": 0.02}
-        end = TurnEnd(first_token_at=self.ask.received_at + 0.4, **(given | how))
+        given |= {"first_token_at": self.ask.received_at + 0.4, "deltas": 7}
+        end = TurnEnd(**(given | how))
         self.reports.ended(self.ask, end, self.ledger)
 
     def value(self, name: str, **labels: str) -> float:
@@ -70,6 +71,7 @@ def test_a_turn_leaves_one_line_with_every_phase(log: pytest.LogCaptureFixture) 
     assert (fields["exchange_id"], fields["session_id"], fields["request_id"]) == ("e-1", "s-1", "r1")
     assert (fields["agent"], fields["status"], fields["code"], fields["durable"]) == ("Georges", "ok", "none", "spool")
     assert (fields["model"], fields["ttft_ms"]) == ('"mock;ttft=1"', "400.000")
+    assert (fields["gap_max_ms"], fields["deltas"]) == ("20.000", "7")
     assert (fields["input_tokens"], fields["output_tokens"], fields["cost"]) == ("140", "10", "0.00035")
     phases = {key.removeprefix("phase."): float(ms) for key, ms in fields.items() if key.startswith("phase.")}
     assert phases == {"history_restore": 10.0, "stream_agent_response": 90.0, "llm_invoke": 30.0}
@@ -119,6 +121,13 @@ def test_metrics_and_window_are_fed_once_a_turn() -> None:
     seen = desk.windows.close_slice(Gauged())
     assert seen.turns == 1
     assert round(seen.ms["llm_floor"]) == 200
+
+
+def test_the_deltas_of_turns_that_had_any_are_observed() -> None:
+    desk = Desk()
+    desk.end(deltas=12)
+    desk.end(deltas=0, first_token_at=None)
+    assert (desk.value("app_turn_deltas_count"), desk.value("app_turn_deltas_sum")) == (1, 12)
 
 
 @pytest.mark.parametrize(("acked_by_database", "account"), [(False, "spool"), (True, "stored")])

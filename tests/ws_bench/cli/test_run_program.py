@@ -227,7 +227,11 @@ async def test_a_native_error_event_leaves_the_socket_usable(tmp_path: Path) -> 
             "-native", "-url", service.url, "-clients=1", "-requests-per-client=2", "-json", str(out), *QUICK
         )
     assert (done.code, service.sockets) == (0, 1)
-    assert result_of(out)["errors_by_class"] == {"server_error_event(llm_timeout)": 1}
+    result = result_of(out)
+    assert result["errors_by_class"] == {"server_error_event(llm_timeout)": 1}
+    # The frame that ended a turn counts, and only good turns are shown.
+    assert result["recording"]["turns"]["frames"] == [1, 5]
+    assert (result["frames_a_turn"]["count"], result["frames_a_turn"]["max"]) == (1, 5)
 
 
 async def test_silence_is_a_timeout_that_stops_the_turn(tmp_path: Path) -> None:
@@ -238,13 +242,14 @@ async def test_silence_is_a_timeout_that_stops_the_turn(tmp_path: Path) -> None:
             await exchange.send("stream", message=exchange.message("user", "x"))
 
     async with scripted_service(silent) as service:
-        for message, kind in (("Hello", "ask_timeout"), ("begin", "turn_timeout")):
+        for message, kind, frames in (("Hello", "ask_timeout", 0), ("begin", "turn_timeout", 1)):
             done = await bench(
                 "-url", service.url, "-clients=1", "-requests-per-client=2", "-ramp-duration=0", "-timeout=5s",
                 "-message", message, "-json", str(out),
             )  # fmt: skip
             assert done.code == 3
             assert result_of(out)["errors_by_class"] == {kind: 1}
+            assert result_of(out)["recording"]["turns"]["frames"] == [frames]
     assert service.close_codes == [4000, 4000]
 
 

@@ -30,7 +30,7 @@ def figures(report: RunReport) -> dict[str, Any]:
 
 
 def test_a_result_file_gives_the_same_report_again() -> None:
-    run = closed_run(3)
+    run = closed_run(3, argv=("-native",))
     run.turns.append(TurnResult(client=1, asked=0.1, ended=0.2, error="turn_timeout", detail="no final", intended=None))
     report = build_report(run)
     again = build_report(Recording.from_json(loads(dumps(result_json(report)))))
@@ -40,6 +40,17 @@ def test_a_result_file_gives_the_same_report_again() -> None:
     assert first["error_samples"] == second["error_samples"] == ["turn_timeout: no final"]
     assert second["latency_ms"]["p99"] == pytest.approx(first["latency_ms"]["p99"], abs=0.01)
     assert second["steady"]["turns"] == first["steady"]["turns"]
+    assert second["frames_a_turn"] == first["frames_a_turn"]
+
+
+def test_a_file_without_frames_is_read_and_has_none() -> None:
+    result = loads(dumps(result_json(build_report(closed_run(3, argv=("-native",))))))
+    assert result["frames_a_turn"]["max"] == 29
+    del result["recording"]["turns"]["frames"]
+    again = build_report(Recording.from_json(result))
+    assert again.frames is None
+    assert {turn.frames for turn in again.recording.turns} == {None}
+    assert again.latency is not None
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema": "turnwise.ws_bench.run", "schema_version": 1}'])
@@ -58,6 +69,7 @@ def test_merged_runs_have_one_clock_and_all_clients() -> None:
     assert {turn.client for turn in merged.turns} == set(range(12))
     assert merged.config["clients"] == 12
     assert min(turn.asked for turn in merged.turns if turn.client >= 5) == pytest.approx(2.0)
+    assert {turn.frames for turn in merged.turns if turn.client >= 5} == set(range(10, 17))
     report = build_report(merged)
     assert report.steady is not None
     assert report.steady.window.begin >= 2.0

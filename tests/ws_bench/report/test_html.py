@@ -26,13 +26,15 @@ CHARTS = [
 
 def full_run() -> Recording:
     """A recording with everything that a chart can show."""
-    run = closed_run(4, turns=40, argv=("-message", "<script>alert('x')</script>", "-threshold", "turn_p95<4s"))
+    run = closed_run(
+        4, turns=40, argv=("-native", "-message", "<script>alert('x')</script>", "-threshold", "turn_p95<4s")
+    )
     run.turns = [
         type(turn)(
             client=turn.client, asked=turn.asked, ended=turn.ended, first_token_ms=turn.first_token_ms,
             phases={"llm_invoke": turn.latency_ms * 0.8, "spool_ack": 2.0},
             own_ms={"llm_invoke": turn.latency_ms * 0.8, "spool_ack": 2.0},
-            top_phases=("llm_invoke", "spool_ack"), server_ms=turn.latency_ms * 0.9,
+            top_phases=("llm_invoke", "spool_ack"), server_ms=turn.latency_ms * 0.9, frames=turn.frames,
         )
         for turn in run.turns
     ]  # fmt: skip
@@ -57,6 +59,7 @@ def test_a_page_has_every_chart_and_fetches_nothing() -> None:
     assert "<script" not in page
     assert "&lt;b&gt;" in page
     assert "Gate turn_p95&lt;4s" in page
+    assert "<td>Frames a turn (p50/p95/max)</td><td>19/28/29</td>" in page
     assert "nan" not in page.lower().replace("finance", "")
 
 

@@ -1,7 +1,9 @@
 """The printed blocks, byte for byte, and the result file."""
 
+import csv
 import io
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +13,7 @@ from ws_bench.record.exposition import Figures
 from ws_bench.record.recording import Recording, ServerView, SessionCounts
 from ws_bench.record.results import TurnResult, gaps
 from ws_bench.record.summary import RunReport, build_report
-from ws_bench.report.report import Style, config_recap, detail_block, result_json, summary_block
+from ws_bench.report.report import Style, config_recap, csv_text, detail_block, result_json, summary_block
 
 PLAIN = Style(enabled=False)
 
@@ -126,6 +128,23 @@ def test_detail_follows_the_compatible_block() -> None:
         "Sessions (created/deleted): 2/2\n"
         "Red flags: timeouts: 1\n"
     )
+
+
+@pytest.mark.parametrize(("native", "shown"), [("true", ["Frames a turn (p50/p95/max): 7/52/52"]), ("false", [])])
+def test_frames_are_shown_where_the_protocol_streams(native: str, shown: list[str]) -> None:
+    config = parse_run_flags([f"-native={native}", "-clients", "1", "-requests-per-client", "4"], {})
+    counts = (52, 7, 5, 400)
+    results = [TurnResult(client=0, asked=n, ended=n + 1, frames=count) for n, count in enumerate(counts)]
+    results[-1] = replace(results[-1], error="turn_timeout")
+    text = detail_block(report_of(config, results, 4.0), PLAIN)
+    assert [line for line in text.splitlines() if line.startswith("Frames")] == shown
+
+
+def test_a_list_of_turns_has_their_frames() -> None:
+    config = parse_run_flags(["-clients", "1", "-requests-per-client", "2"], {})
+    results = [TurnResult(client=0, asked=0, ended=1, frames=9), TurnResult(client=0, asked=1, ended=2)]
+    listed = csv.DictReader(io.StringIO(csv_text(report_of(config, results, 2.0))))
+    assert [row["frames"] for row in listed] == ["9", ""]
 
 
 def short_run() -> list[TurnResult]:
