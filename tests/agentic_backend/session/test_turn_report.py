@@ -121,7 +121,7 @@ def test_metrics_and_window_are_fed_once_a_turn() -> None:
     assert round(seen.ms["llm_floor"]) == 200
 
 
-@pytest.mark.parametrize(("acked_by_database", "account"), [(False, "spool"), (True, "stored")])
+@pytest.mark.parametrize(("acked_by_database", "account"), [(False, "disk"), (True, "stored")])
 def test_the_acknowledgement_counts_for_what_it_waits_for(*, acked_by_database: bool, account: str) -> None:
     """Also where Postgres was faster than a spool that hung: the wait was for the spool."""
     desk = Desk(acked_by_database=acked_by_database)
