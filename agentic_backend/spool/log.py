@@ -47,8 +47,8 @@ class Log:
         self._grown, self.overlong, self.failed = 0, False, None
 
     def grew(self, rows: Iterable[Row]) -> None:
-        """A commit inserted these rows, and removed about as many: both write their pages."""
-        self._grown += _PAGES_OF_A_COMMIT + 2 * sum(len(row.body) for row in rows) // _PAGE
+        """A commit inserted these rows. Their removal writes as many pages, and is counted with them, from above."""
+        self._grown += _PAGES_OF_A_COMMIT + sum(2 + 2 * len(row.body) // _PAGE for row in rows)
 
     def is_due(self) -> bool:
         """Whether enough has been added for a checkpoint; True once for each."""
@@ -65,6 +65,8 @@ class Log:
             self._quiet.warning("open", "the log of the spool cannot be copied: %s", name_of(error))
             return
         try:
+            self._copy(connection)
+            # Again: what came meanwhile is little, and mostly nothing comes while that is copied. Then the log ends.
             self.overlong = self._copy(connection) >= _OVERLONG_PAGES
         finally:
             connection.close()

@@ -4,7 +4,8 @@
     make bench-acks ARGS="--directory /var/lib --short"  another disk, shorter rows
 
 Hypothesis: an acknowledgement waits for the flush that is under way and then for one of its own: notes, removals and
-SQLite's checkpoints flush nothing that it waits for. So where each flush takes 20 ms longer, p95 stays within 50 ms.
+SQLite's checkpoints flush nothing that it waits for. So where each flush takes 20 ms longer, p95 stays within 50 ms, or
+within two flushes of the disk alone and 10 ms, where the disk and the machine add to those 20 ms.
 Control: the disk alone, a page written and flushed, in the same process before the turns and after them.
 
 Turns come as from a service: the ask is noted, 120 ms later the turn takes its place and is awaited, and what Postgres
@@ -34,7 +35,7 @@ from turnwise.parent_death import with_parent_death_signal
 
 ROOT: Final = Path(__file__).parents[2]
 DELAY_MS: Final = 20
-BOUND_MS: Final = 50.0
+_BEYOND_MS: Final = 10.0
 _TURNS_PER_S: Final = 80.0
 _ASK_TO_TURN_S: Final = 0.12
 _LINGER_S: Final = 0.2
@@ -166,9 +167,10 @@ def slowed(place: Path, seconds: float) -> bool:
         told = row(name, place, seconds, strace, *options)
         # A call that another thread interrupts has two lines; its begin is in one of them.
         flushes = sum("sync(" in line for line in calls) - 2 * (_ALONE + 1)
-    kept = bool(told["p95"] <= BOUND_MS)
+    bound = 2 * max(told["alone_p50"], DELAY_MS) + _BEYOND_MS
+    kept = bool(told["p95"] <= bound)
     print(f"{flushes} flushes of the spool for {told['acks']} acknowledgements")
-    print(f"p95 where each flush takes {DELAY_MS} ms longer: {told['p95']:.1f} ms, at most {BOUND_MS:g}: ", end="")
+    print(f"p95 where each flush takes {DELAY_MS} ms longer: {told['p95']:.1f} ms, at most {bound:.1f}: ", end="")
     print("ok" if kept else "MISSED")
     return kept
 
