@@ -2,6 +2,7 @@
 
     make bench-acks                                      the disk of the current directory
     make bench-acks ARGS="--directory /var/lib --short"  another disk, shorter rows
+    make bench-acks ARGS="--rate 20"                     fewer turns a second, so that mostly no flush is under way
 
 Hypothesis: an acknowledgement waits for the flush that is under way and then for one of its own: notes, removals and
 SQLite's checkpoints flush nothing that it waits for. So where each flush takes 20 ms longer, p95 stays within 50 ms, or
@@ -36,7 +37,6 @@ from turnwise.parent_death import with_parent_death_signal
 ROOT: Final = Path(__file__).parents[2]
 DELAY_MS: Final = 20
 _BEYOND_MS: Final = 10.0
-_TURNS_PER_S: Final = 80.0
 _ASK_TO_TURN_S: Final = 0.12
 _LINGER_S: Final = 0.2
 _ASK, _TURN = b"a" * 800, b"t" * 8000
@@ -55,9 +55,10 @@ while True:
 class Turns:
     """Turns of many sessions, at random moments but on average so many a second; `acks_ms` are their waits."""
 
-    def __init__(self, spool: Spool, seconds: float) -> None:
+    def __init__(self, spool: Spool, seconds: float, rate: float) -> None:
         self._spool = spool
         self._seconds = seconds
+        self._rate = rate
         self._taken: list[int] = []
         self._draw = random.Random(49)  # noqa: S311 - seeded, not secret
         self.acks_ms: list[float] = []
@@ -71,7 +72,7 @@ class Turns:
             while time.perf_counter() < end:
                 group.create_task(self._turn(number))
                 number += 1
-                await asyncio.sleep(self._draw.expovariate(_TURNS_PER_S))
+                await asyncio.sleep(self._draw.expovariate(self._rate))
         removing.cancel()
 
     async def _turn(self, number: int) -> None:
@@ -108,21 +109,21 @@ def flushes_ms(directory: Path) -> list[float]:
     return took
 
 
-async def measured(directory: Path, seconds: float) -> dict[str, list[float]]:
+async def measured(directory: Path, seconds: float, rate: float) -> dict[str, list[float]]:
     """The waits of the turns, and of the disk alone before and after them."""
     alone = flushes_ms(directory)
     spool = Spool(directory / "spool", lambda _took_s: None)
     spool.start()
-    turns = Turns(spool, seconds)
+    turns = Turns(spool, seconds, rate)
     await turns.run()
     await spool.aclose()
     return {"acks_ms": turns.acks_ms, "alone_ms": alone + flushes_ms(directory)}
 
 
-def row(name: str, place: Path, seconds: float, *before: str) -> dict[str, Any]:
-    """Measure in a process of its own, behind the program `before`."""
+def row(name: str, place: Path, load: tuple[str, ...], *before: str) -> dict[str, Any]:
+    """Measure in a process of its own with these arguments, behind the program `before`."""
     with tempfile.TemporaryDirectory(dir=place, prefix="turnwise-acks-") as directory:
-        command = [*before, sys.executable, "-m", "tests.bench.acks", "--child", directory, "--seconds", f"{seconds:g}"]
+        command = [*before, sys.executable, "-m", "tests.bench.acks", "--child", directory, *load]
         done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     figures: dict[str, list[float]] = json.loads(done.stdout)
     acks, alone = sorted(figures["acks_ms"]), sorted(figures["alone_ms"])
@@ -154,7 +155,7 @@ def neighbour(place: Path) -> Iterator[None]:
             process.wait()
 
 
-def slowed(place: Path, seconds: float) -> bool:
+def slowed(place: Path, load: tuple[str, ...]) -> bool:
     """The row with a bound: whether it is kept. True where it cannot be measured."""
     name = f"each flush {DELAY_MS} ms longer"
     strace = shutil.which("strace")
@@ -164,7 +165,7 @@ def slowed(place: Path, seconds: float) -> bool:
     with tempfile.NamedTemporaryFile("r", prefix="turnwise-flushes-") as calls:
         inject = f"inject=fdatasync,fsync:delay_exit={DELAY_MS * 1000}"
         options = ("-f", "--seccomp-bpf", "-qq", "-o", calls.name, "-e", "trace=fdatasync,fsync", "-e", inject)
-        told = row(name, place, seconds, strace, *options)
+        told = row(name, place, load, strace, *options)
         # A call that another thread interrupts has two lines; its begin is in one of them.
         flushes = sum("sync(" in line for line in calls) - 2 * (_ALONE + 1)
     bound = 2 * max(told["alone_p50"], DELAY_MS) + _BEYOND_MS
@@ -180,20 +181,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="How long an acknowledgement waits for the disk.")
     parser.add_argument("--directory", type=Path, default=Path(), help="a directory of the disk (default: this one)")
     parser.add_argument("--seconds", type=float, help="length of a row (default 20, short 8)")
+    parser.add_argument("--rate", type=float, default=80.0, help="turns a second (default 80)")
     parser.add_argument("--short", action="store_true", help="shorter rows")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     seconds = options.seconds or (8.0 if options.short else 20.0)
     if options.child is not None:
-        print(json.dumps(asyncio.run(measured(options.child, seconds))))
+        print(json.dumps(asyncio.run(measured(options.child, seconds, options.rate))))
         return 0
     place = options.directory.resolve()
-    print(f"{_TURNS_PER_S:g} turns a second for {seconds:g} s, on the disk of {place}; ms")
+    load = ("--seconds", f"{seconds:g}", "--rate", f"{options.rate:g}")
+    print(f"{options.rate:g} turns a second for {seconds:g} s, on the disk of {place}; ms")
     print(f"{'':34} {'acks':>5} {'p50':>8} {'p95':>8} {'max':>8} {'disk p50':>10} {'p95':>8}")
-    row("quiet", place, seconds)
+    row("quiet", place, load)
     with neighbour(place):
-        row("beside a process that flushes", place, seconds)
-    return 0 if slowed(place, seconds) else 1
+        row("beside a process that flushes", place, load)
+    return 0 if slowed(place, load) else 1
 
 
 if __name__ == "__main__":
