@@ -7,7 +7,7 @@ DEV := ./deploy/toolchain.sh dev
 PYTHON := $(DEV) .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help run keycloak opensearch test test-busy test-fast check wheel-test gates format lock bench bench-short bench-micro bench-turn bench-ladder bench-matrix bench-verdict bench-kpi bench-ingest bench-growth bench-strangers profile eval chaos chaos-full chaos-mixed fuzz clean
+.PHONY: help run keycloak opensearch test test-busy test-fast check wheel-test gates format lock bench bench-short bench-micro bench-turn bench-ladder bench-matrix bench-acks bench-verdict bench-kpi bench-ingest bench-growth bench-strangers profile eval chaos chaos-full chaos-mixed fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -64,6 +64,9 @@ bench-ladder: ## what each layer of a turn costs, from an echo to a rerank
 
 bench-matrix: ## what each switch of the bench configuration does to a turn
 	@$(PYTHON) -m tests.bench.matrix $(ARGS)
+
+bench-acks: ## how long an acknowledgement waits for the disk; ARGS="--directory DIR" for another one than this
+	@$(PYTHON) -m tests.bench.acks $(ARGS)
 
 bench-verdict: ## make each cause the bottleneck in turn, and ask the service who bounds it; ARGS=--short for six of them
 	@$(PYTHON) -m tests.bench.verdict $(ARGS)

@@ -275,7 +275,10 @@ class AgenticMetrics(ServiceMetrics):
             buckets.SHORT,
         )
         self.spool_commit: Seconds = self._timer(
-            "app_spool_commit_seconds", "One commit of the spool, fsync included.", "spool_commit_ms", buckets.SHORT
+            "app_spool_commit_seconds",
+            "One commit of the spool that a turn, delete or change waits for, its flush included.",
+            "spool_commit_ms",
+            buckets.SHORT,
         )
         self.spool_records: KpiGauge = self._level(
             "app_spool_records", "Records in the spool, asks of running turns included.", "spool_records"

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from agentic_backend.spool.spooldir import RESERVE_BYTES, SpoolLock
-from agentic_backend.spool.spoolfile import Connect, SpoolFile, connect, name_of
+from agentic_backend.spool.log import Connect
+from agentic_backend.spool.spooldir import RESERVE_BYTES, SpoolLock, name_of
+from agentic_backend.spool.spoolfile import SpoolFile, connect
 from agentic_backend.spool.spoolrows import Entry, Kind, Row
 from backend_kit.aio import Vigil, WatchedThread
 from backend_kit.aio.retry import Backoff, QuietLog
@@ -27,7 +28,7 @@ _FREE_SHARE = 0.05
 _FREE_BYTES = 1024**3
 
 OnCommit = Callable[[float], None]
-"""Called on the event loop with the seconds that a commit took."""
+"""Called on the event loop with the seconds of each commit that somebody waited for, its flush included."""
 
 
 class DiskUsage(Protocol):
@@ -70,10 +71,13 @@ class Spool:
     """Operations on their way to Postgres, in one directory, written by one thread in groups.
 
     `put` returns a future that is done once the operation is on disk (fsync). Nobody awaits `note`, `done` and `bury`:
-    they are part of the next commit, at most 50 ms later. A group is retried until it is written: if the disk is full
-    the reserve is released and the same file tried again, after any other error a new file is begun with all readable
-    records. `waiting` is what an earlier process left, in order; it can be read even if the disk cannot be written,
-    and `usable` says whether it can. Opening blocks. `connect_to` opens the files, `disk_usage` measures their disk.
+    they are part of the next commit, at most 50 ms later, which is flushed only if it has an operation that was `put`.
+    So they survive a kill, and a power loss once something was `put` after them. A group is retried until it is
+    written: if the disk is full the reserve is released and the same file tried again, after any other error a new
+    file is begun with all readable records. A second thread copies SQLite's log into its database, so that the writer
+    does not wait for the flushes of that. `waiting` is what an earlier process left, in order; it can be read even if
+    the disk cannot be written, and `usable` says whether it can. Opening blocks. `connect_to` opens the files,
+    `disk_usage` measures their disk.
     """
 
     def __init__(
@@ -106,6 +110,8 @@ class Spool:
         self._log = QuietLog(logger)
         self._vigil = vigil or Vigil()
         self._thread: WatchedThread | None = None
+        self._copying: WatchedThread | None = None
+        self._log_is_due = threading.Event()
         self._in_hand: _Work | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self.look_at_disk()
@@ -137,6 +143,8 @@ class Spool:
         self._loop = asyncio.get_running_loop()
         self._thread = WatchedThread(self._vigil, "spool-writer", self._write_all, essential=True)
         self._thread.start()
+        self._copying = WatchedThread(self._vigil, "spool-checkpointer", self._copy_log)
+        self._copying.start()
         if not self._file.writable:
             self._queue.put(_Work())  # retries begin even if there is nothing new to write
 
@@ -196,8 +204,8 @@ class Spool:
         self._hand_over()
         self._closing.set()
         self._queue.put(None)
-        if self._thread is not None:
-            await asyncio.to_thread(self._end, self._thread)
+        if self._thread is not None and self._copying is not None:
+            await asyncio.to_thread(self._end, self._thread, self._copying)
         self._file.close()
         self._lock.release()
 
@@ -218,12 +226,14 @@ class Spool:
         work, self._next = self._next, _Work()
         self._queue.put(work)
 
-    def _end(self, thread: WatchedThread) -> None:
-        """Wait for the writer. If it ended between two attempts with a group unwritten, make the last attempt here."""
-        thread.end(None)
+    def _end(self, writer: WatchedThread, copying: WatchedThread) -> None:
+        """Wait for the threads. If the writer ended between two attempts with a group unwritten, make the last here."""
+        writer.end(None)
         if self._in_hand is not None:
             with self._vigil.watch("spool-writer").attempt():
                 self._write_all()
+        self._log_is_due.set()
+        copying.end(None)
 
     def _write_all(self) -> None:
         """The writer's thread: each commit takes everything that arrived since the last one.
@@ -240,6 +250,7 @@ class Spool:
             if self._commit(self._in_hand):
                 self._in_hand, pause_s = None, None
                 backoff.reset()
+                self._look_after_log()
             else:
                 pause_s = backoff.next_s()
         self._in_hand = None
@@ -261,14 +272,16 @@ class Spool:
             wait = until is not None
 
     def _commit(self, group: _Work) -> bool:
-        """Write a group; returns whether all of it is on disk."""
+        """Write a group; returns whether all of it is written, and flushed if anybody waits for it."""
         begun = time.perf_counter()
         try:
             if not self._file.writable:
                 with self._read_lock:
                     self._file.take_up()
             removed = [*group.removed, *group.replaced]
-            letters = self._file.write(group.rows, removed, group.buried, group.forgotten)
+            # What is forgotten may have no other record, as after retention: nothing would forget it again.
+            flush = bool(group.landed or group.forgotten)
+            letters = self._file.write(group.rows, removed, group.buried, group.forgotten, flush=flush)
         except (sqlite3.Error, OSError) as error:
             self._failed(error, group)
             return False
@@ -276,10 +289,30 @@ class Spool:
             self.trouble = type(error).__name__
             raise
         self.trouble = None
-        if self.disk_low:
-            self._file.give_back()
         self._report_commit(group.landed, time.perf_counter() - begun, letters)
         return True
+
+    def _look_after_log(self) -> None:
+        """After a commit: see to it that the log is copied, and return what a low disk may have back."""
+        if self.disk_low:
+            self._file.give_back()
+        if self._file.log.overlong:
+            self._file.checkpoint_rest()
+        elif self._file.log.is_due():
+            self._log_is_due.set()
+        if self._file.log.failed is not None:
+            self._queue.put(_Work())  # its commit fails, and a new file is begun
+
+    def _copy_log(self) -> None:
+        """The checkpointer's thread."""
+        while True:
+            self._log_is_due.wait()
+            self._log_is_due.clear()
+            if self._closing.is_set():
+                return
+            self._file.checkpoint()
+            if self._file.log.failed is not None:
+                self._queue.put(_Work())
 
     def _failed(self, error: sqlite3.Error | OSError, group: _Work) -> None:
         self.trouble = code = name_of(error)
@@ -313,7 +346,8 @@ class Spool:
             logger.debug("a commit landed after the loop's end")
 
     def _landed(self, landed: "list[asyncio.Future[None]]", took_s: float, letters: int) -> None:
-        self._on_commit(took_s)
+        if landed:
+            self._on_commit(took_s)
         self.dead_letters -= letters
         for future in landed:
             if not future.done():

@@ -6,6 +6,7 @@ import fcntl
 import logging
 import os
 import shutil
+import sqlite3
 import stat
 import threading
 from pathlib import Path
@@ -13,12 +14,20 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 RESERVE_BYTES = 8 * 1024 * 1024
-"""Bytes reserved for the spool: SQLite's log of 1,000 pages (4 MiB) copied into its database, and as much again for the
-turns that are running when the disk is full and for the marks of what Postgres has taken."""
+"""Bytes reserved for the spool: what SQLite's log has and its database has not, 1,000 pages (4 MiB) when it is copied,
+and as much again for the turns that are running when the disk is full and for the marks of what Postgres has taken."""
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _BLOCK = 512
 _OURS = ("spool-*", "newest", "lock", "reserve")
 _DIGITS = 20
+
+
+def name_of(error: sqlite3.Error | OSError) -> str:
+    """SQLite's or the system's name of an error."""
+    named: str | None = getattr(error, "sqlite_errorname", None)
+    if named is None and isinstance(error, OSError) and error.errno is not None:
+        named = errno.errorcode.get(error.errno)
+    return named or type(error).__name__
 
 
 class SpoolTaken(Exception):
@@ -159,9 +168,9 @@ def _write_out(file: int, size: int) -> None:
 class Mark:
     """Two record numbers in a file that is written in place, which works on a full disk as the block exists already.
 
-    `newest` is the newest committed record, `done` the one up to which everything is in Postgres although the full
-    disk kept it from being removed from the spool. Written without a flush: they may lag behind the spool, but are
-    never ahead of it, and they survive a kill.
+    `newest` is the newest record that a flush has covered, `done` the one up to which everything is in Postgres
+    although the full disk kept it from being removed from the spool. Written without a flush: they may lag behind the
+    spool, but are never ahead of what is on the disk, and they survive a kill.
     """
 
     def __init__(self, path: Path) -> None:
@@ -179,7 +188,7 @@ class Mark:
         self._write(self.newest, self.done)
 
     def note(self, newest: int) -> None:
-        """Set `newest`, after its commit. Raises OSError."""
+        """Set `newest`, after the flush that covers it. Raises OSError."""
         if newest != self.newest:
             self._write(newest, self.done)
 

@@ -1,15 +1,15 @@
 """The spool's file: one SQLite database, read before it is written to, and the recovery of a damaged one."""
 
 import contextlib
-import errno
 import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from agentic_backend.spool.spooldir import Mark, Reserve, copy_privately
+from agentic_backend.spool.log import Connect, Log
+from agentic_backend.spool.spooldir import Mark, Reserve, copy_privately, name_of
 from agentic_backend.spool.spoolrows import (
     INSERT,
     Entry,
@@ -27,8 +27,6 @@ from agentic_backend.spool.spoolrows import (
 )
 
 logger = logging.getLogger(__name__)
-
-Connect = Callable[[Path], sqlite3.Connection]
 
 _BURY = """INSERT OR IGNORE INTO dead_letter (id, kind, session_id, user_id, exchange_id, at, reason, body)
 SELECT id, kind, session_id, user_id, exchange_id, at, ?, body FROM record WHERE id = ?"""
@@ -58,6 +56,8 @@ def connect(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_mode = WAL")
         # FULL: a commit returns after its fsync, so that it survives the host and not only the process.
         connection.execute("PRAGMA synchronous = FULL")
+        # Else a commit that makes the log long would copy it, with two flushes more, before it returns.
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
     except sqlite3.Error:
         connection.close()
         raise
@@ -65,7 +65,8 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 class SpoolFile:
-    """The current file of a directory. Blocking; one thread at a time except for `read`, which has its own connection.
+    """The current file of a directory. Blocking; one thread at a time except for `read` and `checkpoint`, which have
+    connections of their own.
 
     A start has two steps. First the file is read without writing a byte (`look_into`); `entries` are the pending
     records. Then it is opened for writing. If the disk has no room for that the reserve is released; if that is not
@@ -74,9 +75,12 @@ class SpoolFile:
     A file that is damaged, or whose disk reports an error, is never emptied or written to: its readable records are
     copied into a new file, and the old one is kept beside it as `.corrupt` for inspection.
 
-    SQLite mistakes the damaged end of a log for one that was never written. So the number of the newest committed
-    record is kept in a separate file, and that record stays, emptied once done, until there is a newer one: if it is
-    missing at a start, the end of the spool is lost.
+    Only commits that somebody waits for are flushed; the others reach the disk with the next of these. The log is one
+    sequence, so that what a power loss leaves are the commits up to some point, all those that were flushed included.
+
+    SQLite mistakes the damaged end of a log for one that was never written. So the number of the newest flushed record
+    is kept in a separate file, and that record stays, emptied once done, until there is a newer one: if it is missing
+    at a start, the end of the spool is lost.
     """
 
     def __init__(self, directory: Path, connect_to: Connect = connect) -> None:
@@ -86,8 +90,11 @@ class SpoolFile:
         self.lost = 0
         self.trouble: str | None = None
         self.reserve = Reserve(directory)
+        self.log = Log(connect_to)
         self._mark = Mark(directory / "newest")
         self._kept: list[int] = []
+        self._unflushed = 0
+        self._flushes: bool | None = None
         self._connection: sqlite3.Connection | None = None
         self._path: Path | None = None
         self._old: list[Path] = []
@@ -138,8 +145,10 @@ class SpoolFile:
             raise
         if self._in_memory:
             _close(self._reader)
-        self._path, self._connection, self._reader, self._in_memory = path, writer, reader, False
-        self._mark.note(self._here)
+        self._path, self._reader, self._in_memory = path, reader, False
+        self._write_on(writer)
+        # Not above it: the last of a process that was killed may have been written and never flushed.
+        self._mark.note(min(self._here, self._mark.newest))
         self._put_old_aside()
         self._shrink(_FREE_AT_START)
 
@@ -149,18 +158,26 @@ class SpoolFile:
         removed: Iterable[int],
         buried: Iterable[tuple[str, int]],
         forgotten: Iterable[tuple[str, str]] = (),
+        *,
+        flush: bool = True,
     ) -> int:
-        """Run one transaction, which is on disk on return. Raises sqlite3.Error, and then none of it is.
+        """Run one transaction. Raises sqlite3.Error, and then none of it is written.
 
-        `forgotten` are sessions whose dead letters are removed; returns how many letters that were.
+        On return it is on the disk, with all that was written before; without `flush` it survives the process, and
+        the host only with the next that is flushed. `forgotten` are sessions whose dead letters are removed; returns
+        how many letters that were.
         """
         connection = self._connection
         if connection is None:
             raise sqlite3.OperationalError("the spool has not been taken up")
+        if self.log.failed is not None:
+            raise self.log.failed.with_traceback(None)  # again and again, or it would grow with each
         rows = list(inserts)
         newest = rows[-1].id if rows else self._newest
         done = self._mark.done
         gone = {*self._kept, *removed, *([newest] if done and newest <= done else [])}
+        flush = flush or done > 0  # the mark is cleared below: what it stands for must be on the disk by then
+        self._set_flush(connection, flush)
         connection.execute("BEGIN IMMEDIATE")
         try:
             connection.executemany(INSERT, [row.values() for row in rows])
@@ -174,16 +191,33 @@ class SpoolFile:
                 connection.execute(_EMPTY, (newest,))
             letters = sum(connection.execute(_FORGET, key).rowcount for key in forgotten)
             connection.execute("COMMIT")
-        except BaseException:
+        except BaseException as error:
+            self.log.note(error)
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
         self._kept = [newest] if newest in gone else []
         self._newest = newest
+        self.log.grew(rows)
         if rows:
-            self._mark.note(newest)
+            self._unflushed = newest
+        if flush and self._unflushed:
+            self._mark.note(self._unflushed)
+            self._unflushed = 0
         self._mark.note_done(0)
         return letters
+
+    def checkpoint(self) -> None:
+        """Copy the log into the database while another thread writes. Has no effect where nothing is written to."""
+        with self.log.lock:
+            if self._path is not None and self._connection is not None:
+                self.log.copy_beside(self._path)
+
+    def checkpoint_rest(self) -> None:
+        """Copy all of the log, from the thread that writes."""
+        with self.log.lock:
+            if self._connection is not None:
+                self.log.copy_rest(self._connection)
 
     def note_done(self, over: set[int]) -> None:
         """Mark the leading records among `over` as done, for when the disk does not allow their removal.
@@ -204,13 +238,14 @@ class SpoolFile:
             return False
         self._mark.note_done(max(self._mark.done, self._newest))
         self._mark.flush()
-        path, self._path = self._path, None
-        _close(self._reader)
-        if self._connection is not None:
-            _close(self._connection)
-        self._reader, self._connection, self._in_memory = in_memory(), None, True
-        self._here, self._kept = 0, []
-        _unlink(path)
+        with self.log.lock:
+            path, self._path = self._path, None
+            _close(self._reader)
+            if self._connection is not None:
+                _close(self._connection)
+            self._reader, self._connection, self._in_memory = in_memory(), None, True
+            self._here, self._kept, self._unflushed = 0, [], 0
+            _unlink(path)
         return True
 
     def give_back(self) -> None:
@@ -247,23 +282,46 @@ class SpoolFile:
                 _close(fresh)
             _unlink(path)
             raise
-        self._path, self._connection, self._reader = path, fresh, new_reader
-        for closing in (reader, connection):
-            _close(closing)
-        self._old.append(old)
-        self._put_old_aside()
+        with self.log.lock:
+            self._path, self._reader = path, new_reader
+            self._write_on(fresh)
+            for closing in (reader, connection):
+                _close(closing)
+            self._old.append(old)
+            self._put_old_aside()
 
     def close(self) -> None:
         """Close the file. Its records stay, except one that only proved that nothing is missing."""
-        _close(self._reader)
-        if self._connection is not None:
-            try:
-                self._connection.executemany(_DELETE, [(id_,) for id_ in self._kept])
-                self._mark.note(last_id(self._connection))
-            except (sqlite3.Error, OSError) as error:
-                logger.warning("the spool's last record is left in it: %s", type(error).__name__)
-            _close(self._connection)
-        self._mark.close()
+        with self.log.lock:
+            _close(self._reader)
+            if self._connection is not None:
+                try:
+                    self._remove_kept(self._connection)
+                except (sqlite3.Error, OSError) as error:
+                    logger.warning("the spool's last record is left in it: %s", type(error).__name__)
+                _close(self._connection)
+            self._mark.close()
+
+    def _remove_kept(self, connection: sqlite3.Connection) -> None:
+        if not self._kept:
+            return
+        connection.execute("BEGIN IMMEDIATE")
+        connection.executemany(_DELETE, [(id_,) for id_ in self._kept])
+        # First, and on the disk: a mark that names a record which is gone would be an alarm after a power loss.
+        self._mark.note(min(self._mark.newest, last_id(connection)))
+        self._mark.flush()
+        connection.execute("COMMIT")
+
+    def _write_on(self, connection: sqlite3.Connection) -> None:
+        """Write to this connection's file from now on."""
+        self._connection, self._flushes = connection, None
+        self.log.begin()
+
+    def _set_flush(self, connection: sqlite3.Connection, flush: bool) -> None:
+        """Let the commits that follow be flushed, or only be written."""
+        if flush is not self._flushes:
+            connection.execute(f"PRAGMA synchronous = {'FULL' if flush else 'NORMAL'}")
+            self._flushes = flush
 
     def _look(self, files: list[Path]) -> tuple[sqlite3.Connection, list[Entry]]:
         """Read what earlier processes left: from the file, or copied to memory if it is damaged or not the only one."""
@@ -357,9 +415,11 @@ class SpoolFile:
         try:
             free, pages, size = (self._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
             if free * size >= least and free >= _MOSTLY * pages:
-                self._connection.execute("VACUUM")
-                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                with self.log.lock:
+                    self._connection.execute("VACUUM")
+                    self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         except sqlite3.Error as error:
+            self.log.note(error)
             logger.info("the spool's file keeps its size: %s", name_of(error))
 
     def _keep_evidence(self) -> None:
@@ -392,14 +452,6 @@ class SpoolFile:
     def _new_path(self) -> Path:
         taken = [int(path.name[6:12]) for path in self._directory.glob("spool-*.sqlite*")]
         return self._directory / f"spool-{max(taken, default=0) + 1:06d}.sqlite"
-
-
-def name_of(error: sqlite3.Error | OSError) -> str:
-    """SQLite's or the system's name of an error."""
-    named: str | None = getattr(error, "sqlite_errorname", None)
-    if named is None and isinstance(error, OSError) and error.errno is not None:
-        named = errno.errorcode.get(error.errno)
-    return named or type(error).__name__
 
 
 def _sound_file(path: Path) -> tuple[sqlite3.Connection, list[Entry]] | None:

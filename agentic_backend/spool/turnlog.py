@@ -19,8 +19,9 @@ _BEHIND_S = 5.0
 
 
 class PersistentTurnLog:
-    """Implements `TurnLog`: with `spool`, `final` waits for its disk (about 0.5 ms); with `db`, for Postgres.
+    """Implements `TurnLog`: with `spool`, `final` waits for a flush of its disk; with `db`, for Postgres.
 
+    A flush takes 0.5 ms on an idle SSD, and tens of milliseconds where others write to the same disk.
     If the disk does not take a turn, its commit in Postgres is as good. If neither comes in time the turn is not
     reported as final, but storing it is still attempted. It waits `spool_s` seconds for the disk alone, then
     `database_s` for either.

@@ -6,15 +6,15 @@ from typing import Final, Literal
 from backend_kit.kpi import LedgerRow
 
 Cause = Literal[
-    "llm_floor", "loop_cpu", "pool_wait", "sql", "spool", "search", "embedding", "rerank", "admission", "slow_clients",
+    "llm_floor", "loop_cpu", "pool_wait", "sql", "disk", "search", "embedding", "rerank", "admission", "slow_clients",
     "agent",
 ]  # fmt: skip
 CAUSES: Final[tuple[Cause, ...]] = (
-    "llm_floor", "loop_cpu", "pool_wait", "sql", "spool", "search", "embedding", "rerank", "admission", "slow_clients",
+    "llm_floor", "loop_cpu", "pool_wait", "sql", "disk", "search", "embedding", "rerank", "admission", "slow_clients",
     "agent",
 )  # fmt: skip
-"""What can limit the service. `agent` is time that an agent's steps wait for tools, or for anything else that has no
-phase of its own."""
+"""What can limit the service. `disk` is the wait of finished turns for a flush of the spool's disk. `agent` is time
+that an agent's steps wait for tools, or for anything else that has no phase of its own."""
 NOBODY: Final = "nobody"
 
 Account = Literal["own", "ahead", "stored", Cause]
@@ -28,7 +28,7 @@ _OF_PHASE: Final[dict[str, Account]] = {
     "kf_pool_wait": "pool_wait",
     "db_pool_wait": "pool_wait",
     "db_statement": "sql",
-    "spool_ack": "spool",
+    "spool_ack": "disk",
     "kf_vector_search": "search",
     "kf_search_turn": "search",
     "kf_lexical_query": "search",
@@ -51,7 +51,7 @@ HOPS: Final[dict[Account, int]] = {
     "rerank": 3,
     "pool_wait": 1,
     "sql": 2,
-    "spool": 1,
+    "disk": 1,
     "stored": 1,
     "admission": 1,
     "ahead": 2,

@@ -1,6 +1,6 @@
 """A service as it is run, with one thing made slow: what `tests.bench.verdict` and `kpi_cost` start.
 
-    CONFIG_FILE=… python -m tests.bench.hampered agentic --spool-ms 400     each commit of the spool takes 400 ms longer
+    CONFIG_FILE=… python -m tests.bench.hampered agentic --disk-ms 400      each flush of the spool takes 400 ms longer
     CONFIG_FILE=… python -m tests.bench.hampered agentic --without-kpi      nothing is observed: the control of an A/B
     CONFIG_FILE=… python -m tests.bench.hampered knowledge --rerank-ms 600  each rerank takes 600 ms longer
 
@@ -18,22 +18,25 @@ from typing import Any
 
 
 class SlowDisk:
-    """A SQLite connection whose commits take longer: in the writer's thread, as a slow flush does."""
+    """A SQLite connection whose flushed commits take longer: in the writer's thread, as on a slow disk."""
 
     def __init__(self, connection: sqlite3.Connection, seconds: float) -> None:
         self._connection = connection
         self._seconds = seconds
+        self._flushes = True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection, name)
 
     def execute(self, statement: str, *parameters: Any) -> sqlite3.Cursor:
-        if statement == "COMMIT":
+        if statement.startswith("PRAGMA synchronous"):
+            self._flushes = statement.endswith("FULL")
+        if statement == "COMMIT" and self._flushes:
             time.sleep(self._seconds)
         return self._connection.execute(statement, *parameters)
 
 
-def slow_spool(seconds: float) -> None:
+def slow_disk(seconds: float) -> None:
     """Let every spool that is opened from now on be on a slow disk."""
     from agentic_backend.spool.spool import Spool
     from agentic_backend.spool.spoolfile import connect
@@ -92,13 +95,13 @@ def main() -> int:
     """Hamper, then serve."""
     parser = argparse.ArgumentParser(description="A service with one thing made slow.")
     parser.add_argument("service", choices=("agentic", "knowledge"))
-    parser.add_argument("--spool-ms", type=float, default=0.0)
+    parser.add_argument("--disk-ms", type=float, default=0.0)
     parser.add_argument("--rerank-ms", type=float, default=0.0)
     parser.add_argument("--without-kpi", action="store_true")
     options = parser.parse_args()
     sys.argv = sys.argv[:1]  # the service has arguments of its own
-    if options.spool_ms:
-        slow_spool(options.spool_ms / 1e3)
+    if options.disk_ms:
+        slow_disk(options.disk_ms / 1e3)
     if options.rerank_ms:
         slow_rerank(options.rerank_ms / 1e3)
     if options.without_kpi:

@@ -77,7 +77,7 @@ CASES: Final = (
     Case("full loop, model 0 s", ("loop_cpu",), clients=100, model="mock;tokens=50"),
     Case("pool of 1, Postgres at 60 ms", ("pool_wait",), clients=10, sections=_pool(1), postgres_delay_ms=60),
     Case("Postgres at 300 ms", ("sql",), sections=_pool(20), postgres_delay_ms=300),
-    Case("slow disk for the spool", ("spool",), agentic=("--spool-ms", "500"), short=True),
+    Case("slow disk", ("disk",), agentic=("--disk-ms", "500"), short=True),
     Case("overloaded search", ("search",), clients=4, agent="Rico", flood=80),
     Case("slow embedder", ("embedding",), clients=4, agent="Rico", embed_ms=800, short=True),
     Case("slow reranker", ("rerank",), clients=4, agent="Rico", knowledge=("--rerank-ms", "600")),
@@ -99,10 +99,10 @@ CASES: Final = (
         knowledge=("--rerank-ms", "300"),
     ),
     Case(
-        "slow spool, less slow model",
-        ("spool",),
+        "slow disk, less slow model",
+        ("disk",),
         model="mock;floor=350;tokens=10",
-        agentic=("--spool-ms", "700"),
+        agentic=("--disk-ms", "700"),
     ),
 )
 

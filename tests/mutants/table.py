@@ -141,6 +141,20 @@ MUTANTS = (
         f"{SPOOL}/test_spool.py::test_nothing_has_landed_before_its_commit_has",
     ),
     Mutant(
+        "the spool is written and never flushed",
+        "agentic_backend/spool/spoolfile.py",
+        "{'FULL' if flush else 'NORMAL'}",
+        "NORMAL",
+        f"{SPOOL}/test_flushes.py::test_only_a_commit_that_somebody_waits_for_is_flushed",
+    ),
+    Mutant(
+        "the mark names a record that a power loss may take",
+        "agentic_backend/spool/spoolfile.py",
+        "        if flush and self._unflushed:\n",
+        "        if self._unflushed:\n",
+        f"{SPOOL}/test_flushes.py::test_a_power_loss_at_any_moment_takes_nothing_that_was_acknowledged[0]",
+    ),
+    Mutant(
         "what is not ours is written to the database",
         "agentic_backend/spool/batcher.py",
         "                if not self._owner.held:\n",

@@ -206,11 +206,11 @@ def _to_postgres() -> Row:
             Panel("Lag", "From final to the commit of its rows.", "s", percentiles("app_persist_lag_seconds")),
             Panel(
                 "Spool p95",
-                "`final` waits until its record is acknowledged; the commits are the disk's part.",
+                "`final` waits until its record is acknowledged: for the flush that is under way, and one of its own.",
                 "s",
                 [
                     Target(quantile(0.95, "app_spool_ack_seconds"), "acknowledged"),
-                    Target(quantile(0.95, "app_spool_commit_seconds"), "commit"),
+                    Target(quantile(0.95, "app_spool_commit_seconds"), "one flush"),
                 ],
             ),
             Panel(

@@ -130,7 +130,7 @@ def test_the_deltas_of_turns_that_had_any_are_observed() -> None:
     assert (desk.value("app_turn_deltas_count"), desk.value("app_turn_deltas_sum")) == (1, 12)
 
 
-@pytest.mark.parametrize(("acked_by_database", "account"), [(False, "spool"), (True, "stored")])
+@pytest.mark.parametrize(("acked_by_database", "account"), [(False, "disk"), (True, "stored")])
 def test_the_acknowledgement_counts_for_what_it_waits_for(*, acked_by_database: bool, account: str) -> None:
     """Also where Postgres was faster than a spool that hung: the wait was for the spool."""
     desk = Desk(acked_by_database=acked_by_database)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from agentic_backend.spool.log import Connect
 from agentic_backend.spool.spool import Spool
 from agentic_backend.spool.spooldir import SpoolTaken
-from agentic_backend.spool.spoolfile import Connect, SpoolFile, connect
+from agentic_backend.spool.spoolfile import SpoolFile, connect
 from backend_kit.aio import Vigil
 from tests.support.patience import PATIENCE_S
 
@@ -53,6 +54,13 @@ def on_disk(directory: Path, copies: Path) -> list[tuple[int, str]]:
 async def landed(future: "asyncio.Future[None]") -> None:
     async with asyncio.timeout(PATIENCE_S):
         await future
+
+
+async def written(spool: Spool, id_: int) -> None:
+    """Return once a record that nobody is told of has been committed."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not await spool.read([id_]):  # noqa: ASYNC110 - told by the writer's thread
+            await asyncio.sleep(0.01)
 
 
 async def test_what_has_landed_is_found_after_a_kill(open_spool: Open, tmp_path: Path) -> None:
@@ -105,11 +113,10 @@ async def test_what_nobody_waits_for_rides_with_the_next_commit(open_spool: Open
 async def test_an_ask_is_written_without_another_record(open_spool: Open, tmp_path: Path) -> None:
     commits: list[float] = []
     spool = open_spool(commits)
-    spool.note("ask", KEY, "x1", b"asked")
-    async with asyncio.timeout(PATIENCE_S):
-        while not commits:  # noqa: ASYNC110 - the commit is the writer's, nobody is told of it
-            await asyncio.sleep(0.01)
+    ask = spool.note("ask", KEY, "x1", b"asked")
+    await written(spool, ask)
     assert on_disk(spool.directory, tmp_path / "now") == [(1, "ask")]
+    assert commits == []  # nobody waited for it
 
 
 async def test_a_turn_takes_the_place_of_its_ask_in_one_commit(open_spool: Open, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def gauged(seen: Slice, **more: Any) -> Slice:
     return seen
 
 
-ORDINARY = {"own": 5.0, "llm_floor": 3000.0, "spool": 1.5, "slow_clients": 0.3}
+ORDINARY = {"own": 5.0, "llm_floor": 3000.0, "disk": 1.5, "slow_clients": 0.3}
 
 
 def test_the_model_is_the_floor() -> None:
@@ -57,9 +57,7 @@ def test_each_wait_that_is_longer_than_the_model_bounds(cause: str) -> None:
     assert verdict.ms_per_turn == pytest.approx(900, abs=2)
 
 
-@pytest.mark.parametrize(
-    ("one", "other"), [("search", "spool"), ("admission", "embedding"), ("slow_clients", "rerank")]
-)
+@pytest.mark.parametrize(("one", "other"), [("search", "disk"), ("admission", "embedding"), ("slow_clients", "rerank")])
 def test_of_two_causes_it_names_the_larger_and_then_the_other(one: str, other: str) -> None:
     verdict = judge(window(own=5.0, llm_floor=100.0, **{one: 700.0, other: 600.0}))
     assert (verdict.bound_by, verdict.next) == (one, other)
@@ -71,8 +69,8 @@ def test_of_two_causes_it_names_the_larger_and_then_the_other(one: str, other: s
     [
         Slice(),
         window(turns=0),
-        window(own=6.0, llm_floor=12.0, spool=1.5),
-        window(own=40.0, llm_floor=45.0, spool=20.0, cpu=0.5),
+        window(own=6.0, llm_floor=12.0, disk=1.5),
+        window(own=40.0, llm_floor=45.0, disk=20.0, cpu=0.5),
     ],
     ids=["no window", "no turn", "a model of 0 s", "busy and fast"],
 )
@@ -85,7 +83,7 @@ def test_nobody_bounds_what_is_fast_and_not_full(seen: Slice) -> None:
 
 def test_a_full_loop_bounds_though_each_wait_looks_longer() -> None:
     """150 turns at once on a model of 0 s: everything waits for the loop, most of it where the model is awaited."""
-    verdict = judge(window(cpu=0.97, lag_ms=40.0, own=200.0, llm_floor=600.0, spool=60.0, spread=0.95))
+    verdict = judge(window(cpu=0.97, lag_ms=40.0, own=200.0, llm_floor=600.0, disk=60.0, spread=0.95))
     assert verdict.bound_by == "loop_cpu"
     assert verdict.causes_ms["llm_floor"] <= 31
     assert verdict.share > 0.9
@@ -103,9 +101,9 @@ def test_a_call_that_holds_the_loop_is_the_loop_s_though_it_computes_nothing() -
 
 def test_a_late_loop_is_subtracted_from_what_waited_for_it() -> None:
     """One call of 200 ms a second: every other turn's wait is longer by the lateness it met."""
-    verdict = judge(window(held=0.2, lag_ms=20.0, own=60.0, llm_floor=160.0, spool=22.0))
+    verdict = judge(window(held=0.2, lag_ms=20.0, own=60.0, llm_floor=160.0, disk=22.0))
     assert verdict.causes_ms["llm_floor"] == pytest.approx(100)
-    assert verdict.causes_ms["spool"] == pytest.approx(2)
+    assert verdict.causes_ms["disk"] == pytest.approx(2)
     assert verdict.causes_ms["loop_cpu"] == pytest.approx(140)
 
 

@@ -32,7 +32,7 @@ def test_slices_hold_what_ended_in_them_and_sum_up() -> None:
     whole, mark = windows.since(0)
     assert (whole.turns, mark) == (2, 2)
     assert {account: round(ms) for account, ms in whole.ms.items()} == {
-        "llm_floor": 400, "spool": 20, "own": 4, "slow_clients": 50,
+        "llm_floor": 400, "disk": 20, "own": 4, "slow_clients": 50,
     }  # fmt: skip
     assert round(whole.least_ms["llm_floor"]) == 100
     assert whole.rows["llm_floor"] == 2
@@ -50,7 +50,7 @@ def test_an_acknowledgement_of_the_database_is_kept_apart() -> None:
     turn(windows, llm_s=0.1, stored=True)
     seen = windows.close_slice(Gauged())
     assert round(seen.ms["stored"]) == 10
-    assert "spool" not in seen.ms
+    assert "disk" not in seen.ms
 
 
 def test_a_refused_ask_is_a_turn_that_cost_its_wait() -> None:
