@@ -328,6 +328,8 @@ class Spool:
                     self._log.warning("replace", "a new spool file cannot be created: %s", name_of(second))
                 else:
                     return
+            if code == "SQLITE_FULL":
+                self._file.checkpoint_rest()  # then the log is written from its beginning, and needs no more room
             if self._file.reserve.free():
                 logger.warning("the reserve of the spool is given up, so that turns that run can be kept")
                 return

@@ -33,6 +33,7 @@ TARGETS = (
         "bench-turn",
         "bench-ladder",
         "bench-matrix",
+        "bench-acks",
         "bench-verdict",
         "bench-kpi",
         "bench-ingest",

@@ -181,6 +181,20 @@ async def test_after_a_flush_that_failed_in_a_copy_a_new_file_is_begun(spool: Sp
     assert [path.name for path in spool.directory.glob("spool-*.sqlite")] == ["spool-000002.sqlite"]
 
 
+async def test_where_the_disk_is_full_the_log_is_copied_so_that_it_needs_no_more_room(
+    spool: Spool, disk: Watched
+) -> None:
+    await put(spool)
+
+    def full_once() -> None:
+        disk.on_commit = lambda: None
+        raise failed("SQLITE_FULL")
+
+    disk.on_commit = full_once
+    await put(spool)
+    assert disk.copies == ["spool-writer"]
+
+
 async def test_its_threads_end_with_it(tmp_path: Path) -> None:
     before = set(threading.enumerate())
     spool = Spool(tmp_path / "spool", lambda _: None)
