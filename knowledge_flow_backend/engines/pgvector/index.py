@@ -99,11 +99,13 @@ class PgVectorIndex(PostgresReads):
 
     async def _strict(self, query: IndexQuery) -> list[ChunkHit]:
         with self._kpi.phase("lexical_query"):
-            hits = await self._hits("strict", statements.STRICT, query, first=True)
+            hits = await self._hits("strict", statements.STRICT, query, first=True, vector=None)
         if query.session_id is None or not query.corpus:
             return hits
         overview = await self._overview(query)
-        attached = await self._attached(query, overview, lambda own: self._hits("strict", statements.STRICT, own))
+        attached = await self._attached(
+            query, overview, lambda own: self._hits("strict", statements.STRICT, own, vector=None)
+        )
         return with_attachments(hits, attached, query.limit)
 
     async def _by_vector(self, query: IndexQuery, embed: Embed) -> list[ChunkHit]:

@@ -138,9 +138,9 @@ def with_columns(statement: str, *names: str) -> TextualSelect:
 
 HIT_FIELDS: Final = tuple(one.name for one in fields(ChunkHit))
 
-HIT_COLUMNS: Final = """c.content, f.score, d.title, c.section, c.page, c.token_count, d.file_name, d.file_path,
-    d.mime_type, d.type, d.author, d.created, d.modified, d.language, d.license, d.repository, d.pull_location,
-    d.confidential, d.session_id, l.ids, l.names, l.paths"""
+HIT_COLUMNS: Final = f"""c.content, f.score, 1 - ({_DISTANCE}), d.title, c.section, c.page, c.token_count,
+    d.file_name, d.file_path, d.mime_type, d.type, d.author, d.created, d.modified, d.language, d.license,
+    d.repository, d.pull_location, d.confidential, d.session_id, l.ids, l.names, l.paths"""
 
 LIBRARIES_OF_HIT: Final = f"""LATERAL (
     SELECT array_agg(t.id ORDER BY t.id) AS ids, array_agg(t.name ORDER BY t.id) AS names,
@@ -193,7 +193,7 @@ LEXICAL: Final = with_columns(
 to it as they came. Takes `candidates`."""
 
 STRICT: Final = with_columns(f"WITH {_LEXICAL}, {_BY_WORDS} {_HITS}", *HIT_FIELDS)
-"""Hits by words. Takes `candidates`, `limit`."""
+"""Hits by words. Takes `candidates`, `limit`, and no `vector` (null)."""
 
 SEMANTIC: Final = {
     exact: with_columns(f"WITH {nearest}, {_BY_DISTANCE} {_HITS}", *HIT_FIELDS)
