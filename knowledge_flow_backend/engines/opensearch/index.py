@@ -25,7 +25,7 @@ from knowledge_flow_backend.engines.pgvector.queries import (
     scope_of,
     with_attachments,
 )
-from knowledge_flow_backend.engines.pgvector.rows import Made, check_made, vector_text
+from knowledge_flow_backend.engines.pgvector.rows import Made, check_made, made_by, vector_text
 from knowledge_flow_backend.index import ChunkHit, IndexQuery, Policy, Vector
 from knowledge_flow_backend.index.database import IndexDatabase, failure_of
 from knowledge_flow_backend.index.models import Embed
@@ -139,14 +139,14 @@ class OpenSearchChunks(PostgresReads):
         """
         self._database.require_ready()
         try:
-            rows = await self._rows("index_info", statements.INFO, {})
-            token = await self._rows("index_token", opensearch_statements.TOKEN, {})
+            async with self._database.main.connection() as connection:
+                holds = await made_by(connection)
+                token = await connection.execute("index_token", opensearch_statements.TOKEN)
         except DatabaseFault as error:
             raise failure_of(error) from error
-        if not rows:
+        if holds is None:
             await self._cluster.mappings(self._database.index)  # first contact: is there a cluster at all
             return
-        holds = Made(*rows[0])
         check_made(self._database.index, holds, Made(self._model, dimension or holds.dimension, ENGINE))
         await check_index(self._cluster, self._database.index, Shape(holds.model, holds.dimension, token[0][0]))
 

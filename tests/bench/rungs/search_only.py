@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from langgraph.graph import END, START, StateGraph
-from langgraph.runtime import Runtime
 
 from agentic_backend.agent.kit import AgentKit, Graph
 from agentic_backend.agent.rag import RagState, Rico, Tuning
