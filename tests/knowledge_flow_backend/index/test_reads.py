@@ -44,6 +44,6 @@ async def test_a_statement_that_is_given_up_leaves_no_connection_in_the_middle_o
         with pytest.raises(asyncio.CancelledError):
             await asked
         assert await fetch(corpus, ONE) == [(1,)]
-        while corpus.sql(f"{SLEEPING} AND state = 'active'") != [(0,)]:  # noqa: ASYNC110
+        while corpus.sql(f"{SLEEPING} AND state = 'active'") != [(0,)]:  # noqa: ASYNC110 - Postgres tells nobody
             await asyncio.sleep(0.01)
     assert corpus.database.main.stats().in_use == 0
