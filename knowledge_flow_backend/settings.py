@@ -239,7 +239,8 @@ class Deadlines(Section):
     """Deadlines in seconds, measured on the monotonic clock."""
 
     search_s: Seconds = 4.5
-    """Seconds for a whole search; then it gets 503. Agents give up after 5 s. OpenSearch may use two thirds of it."""
+    """Seconds for a whole search; then it gets 503, or, while it reranks, the order of retrieval. Agents give up after
+    5 s. OpenSearch may use two thirds of it."""
     rerank_s: Seconds = 1.0
     """Seconds for reranking; then the order of retrieval is returned and marked `rerank: skipped`."""
     drain_s: Seconds = 25

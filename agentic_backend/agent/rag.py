@@ -1,9 +1,8 @@
-"""Rico: answers from documents, with citations. Searches and reranks, and warns if it could not."""
+"""Rico: answers from documents, with citations. Searches, with a rerank, and warns if it could not."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from time import perf_counter
 from typing import Any, Final, Literal, TypedDict
 
 from langgraph.graph import END, START, StateGraph
@@ -94,20 +93,17 @@ _UNREACHABLE: Final = "The documents could not be searched just now. Say so in o
 
 _REWRITE_S: Final = 5.0
 _REWRITTEN_CHARS: Final = 300
-_LEAST_RERANK_S: Final = 0.05
 _POLICIES: Final = ("hybrid", "semantic", "strict")
 
 
 class RagState(TypedDict, total=False):
-    """What the nodes pass on. Its only user data is the question."""
+    """What the nodes pass on."""
 
     message: str
-    question: str
     hits: list[Hit]
     unavailable: bool
     preparing: bool
     reranked: bool
-    rerank_within_s: float
     answer: AgentAnswer
 
 
@@ -161,7 +157,7 @@ def check(settings: AgentSettings) -> None:
 
 
 def build(settings: AgentSettings, kit: AgentKit) -> Graph:
-    """The graph: search, rerank, answer. It skips to the answer if the search has no scope, no hits, or fails.
+    """The graph: search, answer. It skips to the answer if the search has no scope, no hits, or fails.
 
     Raises ValueError if the kit has no client of knowledge flow.
     """
@@ -170,14 +166,14 @@ def build(settings: AgentSettings, kit: AgentKit) -> Graph:
     rico = Rico(Tuning.of(settings), kit, kit.knowledge)
     graph = StateGraph(RagState, context_schema=AgentRun, input_schema=AgentState)
     graph.add_node("search", rico.search)
-    graph.add_node("rerank", rico.rerank)
     graph.add_node("answer_general_only", rico.answer_general_only)
     graph.add_node("answer_no_sources", rico.answer_no_sources)
     graph.add_node("answer_no_results", rico.answer_no_results)
     graph.add_node("answer_with_sources", rico.answer_with_sources)
     graph.add_conditional_edges(START, rico.begin, ["search", "answer_general_only"])
-    graph.add_conditional_edges("search", _after_search, ["rerank", "answer_no_results", "answer_no_sources"])
-    graph.add_conditional_edges("rerank", _after_rerank, ["answer_with_sources", "answer_no_results"])
+    graph.add_conditional_edges(
+        "search", _after_search, ["answer_with_sources", "answer_no_results", "answer_no_sources"]
+    )
     for last in ("answer_general_only", "answer_no_sources", "answer_no_results", "answer_with_sources"):
         graph.add_edge(last, END)
     return graph.compile(name=settings.id)
@@ -216,41 +212,23 @@ class Rico:
         return "search" if scope.session or scope.corpus else "answer_general_only"
 
     async def search(self, state: RagState, runtime: Runtime[AgentRun]) -> RagState:  # noqa: ARG002 # langgraph's names
-        """Find hits. If the search fails, raises `KfUnavailable` if the agent requires documents, else continues."""
+        """Find hits, best first; in the order of retrieval if knowledge flow could not rerank them.
+
+        If the search fails, raises `KfUnavailable` if the agent requires documents, else continues. `rag.min_score`
+        applies only to the reranker's scores, because the scale of retrieval scores differs by policy.
+        """
         run = runtime.context
         question = await self._search_question(run)
-        client = self._knowledge
-        began = perf_counter()
         try:
             with phase("vector_search"):
-                hits = await client.search(self._query(question, run), _caller(run))
+                hits = await self._knowledge.search(self._query(question, run), _caller(run))
         except KfUnavailable as failure:
             if self._tuning.require_documents:
                 raise
-            return {"question": question, "unavailable": True, "preparing": isinstance(failure, KfPreparing)}
-        left_s = client.endpoint.deadline_s - (perf_counter() - began)
-        return {"question": question, "hits": hits, "rerank_within_s": left_s}
-
-    async def rerank(self, state: RagState, runtime: Runtime[AgentRun]) -> RagState:
-        """The best hits in their best order; in retrieval order if the reranker is late or down. Never an error.
-
-        Search and rerank share one deadline. `rag.min_score` applies only to the reranker's scores, because the scale
-        of retrieval scores differs by policy.
-        """
-        hits, within_s = state["hits"], state["rerank_within_s"]
-        client, tuning = self._knowledge, self._tuning
-        if within_s < _LEAST_RERANK_S:
-            return {"hits": hits[: tuning.top_r], "reranked": False}
-        try:
-            with phase("vector_rerank"):
-                best = await client.rerank(
-                    state["question"], hits, tuning.top_r, _caller(runtime.context), within_s=within_s
-                )
-        except KfUnavailable:
-            return {"hits": hits[: tuning.top_r], "reranked": False}
-        if not _rescored(best):
-            return {"hits": best, "reranked": False}
-        return {"hits": [hit for hit in best if hit["score"] >= tuning.min_score], "reranked": True}
+            return {"unavailable": True, "preparing": isinstance(failure, KfPreparing)}
+        if not _rescored(hits):
+            return {"hits": hits, "reranked": False}
+        return {"hits": [hit for hit in hits if hit["score"] >= self._tuning.min_score], "reranked": True}
 
     async def answer_general_only(self, state: RagState, runtime: Runtime[AgentRun]) -> RagState:  # noqa: ARG002 # langgraph's names
         """Answer without documents, as the scope says."""
@@ -299,6 +277,7 @@ class Rico:
         return SearchQuery(
             question=question,
             top_k=self._tuning.top_k,
+            top_r=self._tuning.top_r,
             library_ids=_ids(context, "selected_document_libraries_ids"),
             document_uids=_ids(context, "selected_document_uids"),
             policy=policy if policy in _POLICIES else None,
@@ -337,10 +316,6 @@ class Rico:
 def _after_search(state: RagState) -> str:
     if state.get("unavailable"):
         return "answer_no_sources"
-    return "rerank" if state["hits"] else "answer_no_results"
-
-
-def _after_rerank(state: RagState) -> str:
     return "answer_with_sources" if state["hits"] else "answer_no_results"
 
 

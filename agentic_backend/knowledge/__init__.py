@@ -1,4 +1,4 @@
-"""The async clients of knowledge flow: search, rerank and what citations open, with one deadline; attachments."""
+"""The async clients of knowledge flow: searches and what citations open, each with one deadline; attachments."""
 
 from agentic_backend.knowledge.attachments import AttachmentClient, AttachmentEndpoint, Ingested
 from agentic_backend.knowledge.client import Caller, KnowledgeClient, KnowledgeEndpoint

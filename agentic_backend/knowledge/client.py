@@ -2,17 +2,17 @@
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from math import inf
 from time import perf_counter
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from yarl import URL
 
 from agentic_backend.errors import KfPreparing, KfUnavailable
-from agentic_backend.knowledge.hits import MAX_QUESTION_CHARS, BadHits, Hit, SearchQuery, parse_hits
+from agentic_backend.knowledge.hits import BadHits, Hit, SearchQuery, parse_hits
 from agentic_backend.metrics import AgenticMetrics
 from backend_kit.aio import Breaker
 from backend_kit.aio.retry import NO_RETRY, QuietLog, Retries
@@ -97,9 +97,8 @@ class KnowledgeClient:
     def __init__(self, endpoint: KnowledgeEndpoint, metrics: AgenticMetrics | None = None) -> None:
         self.endpoint = endpoint
         self._metrics = metrics
-        # A breaker each: a reranker that fails must not keep the search from being asked.
+        # A breaker each: what one route cannot do says nothing of the others.
         self._search = _Route(endpoint.base_url, "/vector/search", "kf_vector_search")
-        self._rerank = _Route(endpoint.base_url, "/vector/rerank", "kf_vector_rerank")
         self._markdown = _Route(endpoint.base_url, "/markdown", "kf_markdown")
         self._passage = _Route(endpoint.base_url, "/documents", "kf_passage")
         self._log = QuietLog(logger)
@@ -121,27 +120,17 @@ class KnowledgeClient:
         return self._search.breaker.closed
 
     async def search(self, query: SearchQuery, caller: Caller) -> list[Hit]:
-        """The best hits, best first, at most `query.top_k`. Phase `kf_vector_search`. Raises `KfUnavailable`."""
-        hits = await self._call(self._search, query.body(), caller, self.endpoint.deadline_s, query.top_k)
+        """The best hits, best first, at most `query.limit`. Raises `KfUnavailable`; never for a rerank that fails: then
+        they are in the order of retrieval.
+
+        Phase `kf_vector_search`, with `kf_vector_rerank` inside it where knowledge flow says how long that took.
+        """
+        hits = await self._call(self._search, query, caller)
         if self._metrics is not None:
             self._metrics.rag_searches.inc()
             if not hits:
                 self._metrics.rag_empty_searches.inc()
         return hits
-
-    async def rerank(
-        self, question: str, hits: Sequence[Hit], top_r: int, caller: Caller, *, within_s: float | None = None
-    ) -> list[Hit]:
-        """The best of `hits` in their new order, at most `top_r`, with new scores. Phase `kf_vector_rerank`.
-
-        `within_s` shortens the deadline. Raises `KfUnavailable`; the caller then has the order of retrieval.
-        """
-        limit_s = self.endpoint.deadline_s if within_s is None else min(within_s, self.endpoint.deadline_s)
-        body = {"question": question[:MAX_QUESTION_CHARS], "documents": list(hits), "top_r": top_r}
-        best = await self._call(self._rerank, body, caller, limit_s, top_r)
-        if hits and not best:
-            raise self._say(self._rerank, "no hits left")
-        return best
 
     async def markdown(self, document_uid: str, caller: Caller) -> bytes | None:
         """`{"content": …}`: the text that the offsets of passages count in, as JSON. None: not there, or not for this
@@ -160,36 +149,34 @@ class KnowledgeClient:
         request = HttpRequest(url, "GET", headers=caller.headers(), max_bytes=self.endpoint.max_body_bytes)
         try:
             # aiohttp itself repeats a GET whose connection is lost: two layers would make four attempts of it.
-            return await self._answer(route, request, NO_RETRY, self.endpoint.deadline_s, bytes)
+            return await self._answer(route, request, NO_RETRY, bytes)
         except CallFailed as failure:
             if failure.status == 404:
                 return None
             raise self._unavailable(route, failure) from failure
 
-    async def _call(self, route: _Route, body: dict[str, Any], caller: Caller, limit_s: float, limit: int) -> list[Hit]:
-        """The answer to a search as at most `limit` hits.
+    async def _call(self, route: _Route, query: SearchQuery, caller: Caller) -> list[Hit]:
+        """The answer to a search.
 
         Tried twice where the first connection was refused or reset: a search changes nothing, and a kept connection may
         have been closed just now. Nothing else is tried again.
         """
         request = HttpRequest(
-            route.url, data=dumps(body), headers=caller.headers(), max_bytes=self.endpoint.max_body_bytes
+            route.url, data=dumps(query.body()), headers=caller.headers(), max_bytes=self.endpoint.max_body_bytes
         )
         try:
-            return await self._answer(route, request, _ONCE_MORE, limit_s, lambda answer: parse_hits(answer, limit))
+            return await self._answer(route, request, _ONCE_MORE, lambda answer: parse_hits(answer, query.limit))
         except BadHits as failure:
             raise self._say(route, f"broken answer: {failure}") from None
         except CallFailed as failure:
             raise self._unavailable(route, failure) from failure
 
-    async def _answer(
-        self, route: _Route, request: HttpRequest, retries: Retries, limit_s: float, parse: Callable[[bytes], T]
-    ) -> T:
+    async def _answer(self, route: _Route, request: HttpRequest, retries: Retries, parse: Callable[[bytes], T]) -> T:
         """One call with its deadline, its verdict on the service, and its answer as `parse` makes it."""
         with guarded(route.breaker, _is_up):
             with phase(route.phase):
                 answer = await self._client.call(
-                    request, retries=retries, again=frozenset({"reset"}), deadline_s=limit_s
+                    request, retries=retries, again=frozenset({"reset"}), deadline_s=self.endpoint.deadline_s
                 )
                 enter_timing(answer.headers.get("Server-Timing", ""), answer.began, answer.ended)
             return parse(answer.body)
@@ -234,6 +221,8 @@ def _is_up(failure: CallFailed) -> bool | None:
 _MAX_PARTS: Final = 32
 _MAX_CHARS: Final = 4096
 _MS: Final = r"(\d{1,7}(?:\.\d{1,6})?)"
+_COUNTED: Final = {"vector_rerank": ("vector_rerank", "kf_vector_rerank")}
+"""Parts that are phases of docs/contract.md#phases here as well."""
 _PART: Final = re.compile(rf"(?:^|, ?)([a-z][a-z0-9_]{{0,39}});dur={_MS}(?:;start={_MS})?(?=,|$)")
 
 
@@ -241,8 +230,8 @@ def enter_timing(header: str, began: float, ended: float) -> None:
     """Enter the parts of a Server-Timing header, their names after `kf_`, as rows inside the current phase.
 
     `began` and `ended` are the call as we saw it, on the perf_counter clock. The other side's clock is another one, so
-    its `total` is put into the middle of ours: what is left on either side is the way there and back. A header that is
-    no such list enters nothing.
+    its `total` is put into the middle of ours: what is left on either side is the way there and back. The rerank also
+    feeds the metrics of its phases. A header that is no such list enters nothing.
     """
     ledger = current_ledger()
     if ledger is None or not header or len(header) > _MAX_CHARS:
@@ -258,3 +247,5 @@ def enter_timing(header: str, began: float, ended: float) -> None:
     for name, took_s, start_s in parts:
         if start_s is not None and start_s + took_s <= total_s + 1e-4:
             ledger.add(f"kf_{name}", first + start_s, first + start_s + took_s)
+            for counted in _COUNTED.get(name, ()):
+                ledger.kpi.record_phase(counted, took_s)

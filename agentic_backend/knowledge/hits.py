@@ -16,7 +16,8 @@ MAX_QUESTION_CHARS: Final = 4_000
 @dataclass(frozen=True, slots=True)
 class SearchQuery:
     """One search. `library_ids` and `document_uids` narrow the corpus, () does not; what the caller may not read is
-    never found, whatever they name. `session_id` gives the attachments of that session their place."""
+    never found, whatever they name. `session_id` gives the attachments of that session their place. With `top_r` the
+    hits are reranked, and that many are kept."""
 
     question: str
     top_k: int
@@ -26,6 +27,12 @@ class SearchQuery:
     session_id: str | None = None
     include_session_scope: bool = True
     include_corpus_scope: bool = True
+    top_r: int | None = None
+
+    @property
+    def limit(self) -> int:
+        """Hits that may come."""
+        return self.top_k if self.top_r is None else min(self.top_k, self.top_r)
 
     def body(self) -> dict[str, Any]:
         """The JSON body of `/vector/search`; what says nothing is left out."""
@@ -43,6 +50,8 @@ class SearchQuery:
             body["search_policy"] = self.policy
         if self.session_id is not None and self.include_session_scope:
             body["session_id"] = self.session_id
+        if self.top_r is not None:
+            body["rerank"] = {"top_r": self.top_r}
         return body
 
 

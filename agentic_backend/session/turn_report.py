@@ -21,7 +21,7 @@ TURN_PHASES: Final = ("session_wait", "turn_open", "turn_close")
 """Phases of every turn beyond those of docs/contract.md#phases: waiting for earlier turns of its session, and its own
 beginning and end."""
 
-_ELSEWHERE: Final = frozenset({"llm_invoke", "kf_vector_search", "kf_vector_rerank"})
+_ELSEWHERE: Final = frozenset({"llm_invoke", "kf_vector_search"})
 """Phases spent in other processes: the rest of a turn is this service's own overhead."""
 _AROUND: Final = frozenset({"llm_invoke", "stream_agent_response"})
 _PLAIN: Final = re.compile(r"[\w.:;/@+-]{1,200}", re.ASCII)

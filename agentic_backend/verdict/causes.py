@@ -48,7 +48,6 @@ _OF_PHASE: Final[dict[str, Account]] = {
 HOPS: Final[dict[Account, int]] = {
     "llm_floor": 3,
     "search": 3,
-    "rerank": 3,
     "pool_wait": 1,
     "sql": 2,
     "disk": 1,

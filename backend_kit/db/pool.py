@@ -1,11 +1,14 @@
 """Connections to Postgres: SQLAlchemy engines with each wait for a connection, statement and commit timed."""
 
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
+import psycopg
+from psycopg.pq import TransactionStatus
 from sqlalchemy import URL, Executable, Row, event
 from sqlalchemy.engine.interfaces import CacheStats
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -16,6 +19,29 @@ from backend_kit.settings import Postgres
 
 AnyRow = Row[*tuple[Any, ...]]
 """A row: by position, or by the names of its columns."""
+
+_PARAMETER: Final = re.compile(r"(?<![:\w]):([a-z_]+)")
+
+
+class DriverStatement:
+    """A constant statement for the driver itself, made once from a text with `:name` for each parameter.
+
+    For statements on the way of every request: SQLAlchemy's part of executing one costs as much as the driver's. The
+    text must have no `:name` that is no parameter, in a literal for instance.
+    """
+
+    __slots__ = ("_names", "named", "text")
+
+    def __init__(self, named: str) -> None:
+        self.named = named
+        found = dict.fromkeys(_PARAMETER.findall(named))
+        places = {name: f"${place}" for place, name in enumerate(found, start=1)}
+        self._names = tuple(found)
+        self.text = _PARAMETER.sub(lambda match: places[match[1]], named).encode()
+
+    def values(self, parameters: Mapping[str, object]) -> list[object]:
+        """The parameters in their places; further ones are left out. Raises KeyError where one is missing."""
+        return [parameters[name] for name in self._names]
 
 
 class PoolMetrics(Protocol):
@@ -108,6 +134,32 @@ class TimedConnection:
         finally:
             self._timing.statement(op, begun)
         return result.all() if result.returns_rows else ()
+
+    async def fetch(
+        self, op: str, statement: DriverStatement, parameters: Mapping[str, object]
+    ) -> Sequence[tuple[Any, ...]]:
+        """Run a constant statement past SQLAlchemy and return its rows, which have no names.
+
+        Raises psycopg's own errors, where the connection is lost sqlalchemy's DBAPIError (both are in
+        `faults.DatabaseFault`).
+        """
+        raw = await self._connection.get_raw_connection()
+        driver: Any = raw.driver_connection
+        begun = time.perf_counter()
+        try:
+            async with psycopg.AsyncRawCursor(driver) as cursor:
+                await cursor.execute(statement.text, statement.values(parameters))
+                return await cursor.fetchall()
+        except psycopg.Error:
+            if driver.closed:
+                # SQLAlchemy has to meet the fault itself: it then drops every older connection of the pool.
+                await self._connection.exec_driver_sql("SELECT 1")
+            raise
+        finally:
+            self._timing.statement(op, begun)
+            if driver.closed or driver.info.transaction_status is TransactionStatus.ACTIVE:
+                # Lost, or given up in mid-statement: nobody else may get it from the pool.
+                await self._connection.invalidate()
 
     async def copy(self, op: str, statement: str, *rows: bytes) -> None:
         """Run a constant `COPY … FROM STDIN` with these bytes in its format, in the transaction of this connection.

@@ -290,7 +290,8 @@ def _links() -> Json:
 
 OWN_PHASES = ("admission_wait", "session_read", "agent_init", "history_restore", "spool_ack")
 """Phases of depth 0 beside the agent: they do not overlap."""
-KNOWLEDGE = ("kf_vector_search", "kf_vector_rerank")
+KNOWLEDGE = ("kf_vector_search",)
+"""Calls of knowledge flow; a rerank is part of its search."""
 ELSEWHERE = ("llm_invoke", *KNOWLEDGE)
 """Phases in which another process works."""
 TURNS = rate("app_turn_seconds_count")

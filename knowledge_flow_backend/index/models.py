@@ -119,12 +119,16 @@ class IndexQuery:
 
 @dataclass(frozen=True, slots=True)
 class ChunkHit:
-    """A chunk that was found, with what its document says of it. A higher `score` is better, within one search."""
+    """A chunk that was found, with what its document says of it. A higher `score` is better, within one search.
+
+    `cosine` is between the chunk and the question, None where the search made no vector of the question.
+    """
 
     chunk_uid: str
     document_uid: str
     content: str
     score: float
+    cosine: float | None
     title: str
     section: str
     page: int | None

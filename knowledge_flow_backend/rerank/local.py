@@ -57,8 +57,9 @@ class QuestionVectors:
 class LocalReranker:
     """The `Reranker` of the embedded start.
 
-    The cosines come from the index, for the chunks that the reader may read; a text that is no such chunk is embedded
-    here. The question's vector is the one its search left behind, where it did.
+    The cosines are those of the search where it has just found the candidates. Otherwise they come from the index, for
+    the chunks that the reader may read; a text that is no such chunk is embedded here. The question's vector is the one
+    its search left behind, where it did.
     """
 
     def __init__(
@@ -103,6 +104,9 @@ class LocalReranker:
         self._threads.close()
 
     async def _cosines(self, question: str, candidates: Sequence[Candidate], reader: Reader) -> list[float]:
+        compared = [candidate.cosine for candidate in candidates if candidate.cosine is not None]
+        if len(compared) == len(candidates):
+            return compared
         vector = await self._vector(question)
         uids = [candidate.chunk_uid for candidate in candidates if candidate.chunk_uid is not None]
         stored = await self._index.similarities(uids, vector, reader) if uids else []

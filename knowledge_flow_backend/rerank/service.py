@@ -1,5 +1,6 @@
 """The port of rerankers, and reranking under a deadline: late or failed, the order of retrieval is the answer."""
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,10 +24,12 @@ class RerankFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A text to score; `chunk_uid` where it says which chunk of the index it is (a claim of the caller's)."""
+    """A text to score; `chunk_uid` where it says which chunk of the index it is (a claim of the caller's); `cosine`
+    between it and the question where its search has compared them."""
 
     text: str
     chunk_uid: str | None = None
+    cosine: float | None = None
 
 
 class Reranker(Protocol):
@@ -59,12 +62,23 @@ class RerankService:
         self._kpi = kpi
         self._log = QuietLog(logger)
 
-    async def rerank(self, question: str, candidates: Sequence[Candidate], top_r: int, reader: Reader) -> Reranked:
-        """The best `top_r` candidates. Equal scores keep the order of retrieval."""
+    async def rerank(
+        self,
+        question: str,
+        candidates: Sequence[Candidate],
+        top_r: int,
+        reader: Reader,
+        *,
+        within_s: float | None = None,
+    ) -> Reranked:
+        """The best `top_r` candidates. Equal scores keep the order of retrieval.
+
+        `within_s` is what the call has left, where that may be less than the reranker's own deadline.
+        """
         if not candidates:
             return Reranked(())
         try:
-            scores = await self._score(question, candidates, reader)
+            scores = await self._score(question, candidates, reader, within_s)
         except TimeoutError:
             return self._as_retrieved(len(candidates), top_r, "late")
         except RerankFailed as failure:
@@ -72,11 +86,14 @@ class RerankService:
         places = sorted(range(len(candidates)), key=lambda place: -scores[place])
         return Reranked(tuple((place, scores[place]) for place in places[:top_r]))
 
-    async def _score(self, question: str, candidates: Sequence[Candidate], reader: Reader) -> list[float]:
+    async def _score(
+        self, question: str, candidates: Sequence[Candidate], reader: Reader, within_s: float | None
+    ) -> list[float]:
         if self._reranker is None:
             raise RerankFailed("off")
         with self._kpi.phase("rerank"):
-            return await self._reranker.score(question, candidates, reader)
+            async with asyncio.timeout(within_s):
+                return await self._reranker.score(question, candidates, reader)
 
     def _as_retrieved(self, candidates: int, top_r: int, cause: str) -> Reranked:
         self._metrics.rerank_skipped(cause).inc()

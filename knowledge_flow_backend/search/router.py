@@ -15,7 +15,7 @@ from backend_kit.http import refusals, request_id
 from backend_kit.kpi import Kpi, Ledger
 from backend_kit.wire import ServiceError, dumps
 from knowledge_flow_backend.index import Reader
-from knowledge_flow_backend.search.service import SearchService
+from knowledge_flow_backend.search.service import Answer, SearchService
 from knowledge_flow_backend.search.wire import RerankRequest, SearchRequest, VectorSearchHit
 
 logger = logging.getLogger("turnwise.request")
@@ -81,17 +81,17 @@ def build_router(
 
     @router.post("/search", responses=_HITS)
     async def search(body: SearchRequest, identity: caller, request: Request) -> Response:
-        """Passages that fit a question, of what the caller may read, best first."""
+        """Passages that fit a question, of what the caller may read, best first; reranked if `rerank` says so."""
         with call(service().kpi, "search", request_id(request.scope), request.headers) as ledger:
-            hits = await service().search(body, _reader(identity))
-        return _json(hits, timing(ledger))
+            answer = await service().search(body, _reader(identity))
+        return _json(answer, ledger)
 
     @router.post("/rerank", responses=_HITS)
     async def rerank(body: RerankRequest, identity: caller, request: Request) -> Response:
         """Passages in the order in which they answer a question, by a second model."""
         with call(service().kpi, "rerank", request_id(request.scope), request.headers) as ledger:
-            hits, skipped = await service().rerank(body, _reader(identity))
-        return _json(hits, {RERANK_HEADER: "done" if skipped is None else "skipped", **timing(ledger)})
+            answer = await service().rerank(body, _reader(identity))
+        return _json(answer, ledger)
 
     return router
 
@@ -100,6 +100,9 @@ def _reader(identity: Identity) -> Reader:
     return Reader(identity.uid, identity.groups)
 
 
-def _json(hits: list[dict[str, Any]], headers: dict[str, str]) -> Response:
+def _json(answer: Answer, ledger: Ledger) -> Response:
+    headers = timing(ledger)
+    if answer.rerank is not None:
+        headers[RERANK_HEADER] = answer.rerank
     # Not through the framework's encoder, which costs more than the search itself (docs/libraries.md#fastapis-encoder).
-    return Response(dumps(hits), headers=headers, media_type="application/json")
+    return Response(dumps(answer.hits), headers=headers, media_type="application/json")

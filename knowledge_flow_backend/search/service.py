@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from backend_kit.aio.retry import QuietLog
@@ -14,22 +14,33 @@ from knowledge_flow_backend.embed import Embedder
 from knowledge_flow_backend.errors import DocumentsUnavailable, IndexUnavailable, MessageTooLong, Overloaded
 from knowledge_flow_backend.index import ChunkIndex, IndexQuery, Policy, Reader, Vector
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
-from knowledge_flow_backend.rerank import Candidate, RerankService
+from knowledge_flow_backend.rerank import Candidate, Reranked, RerankService
 from knowledge_flow_backend.rerank.local import QuestionVectors
-from knowledge_flow_backend.search.wire import Provenance, RerankRequest, SearchRequest, reranked_hit
+from knowledge_flow_backend.search.wire import Provenance, RerankRequest, SearchRequest, move_hit
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class SearchRules:
-    """Limits of a search. `max_running` 0 = off. Seconds for a whole search."""
+    """Limits of a search. `max_running` 0 = off. Seconds for a whole search, its rerank included."""
 
     candidates: int
     max_running: int
     max_question_chars: int
     deadline_s: float
     index_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Hits as they go over the wire, best first, and what became of their rerank.
+
+    `skipped`: they are in the order of retrieval. None: no rerank was asked for.
+    """
+
+    hits: list[dict[str, Any]] = field(default_factory=list)
+    rerank: Literal["done", "skipped"] | None = None
 
 
 class SearchService:
@@ -61,45 +72,48 @@ class SearchService:
         """Calls that run now."""
         return self._running
 
-    async def search(self, request: SearchRequest, reader: Reader) -> list[dict[str, Any]]:
-        """The hits, best first. Raises `MessageTooLong`, `Overloaded`, `SchemaMismatch`, `DocumentsUnavailable`."""
+    async def search(self, request: SearchRequest, reader: Reader) -> Answer:
+        """The hits, reranked where the request says so; a rerank that fails is skipped.
+
+        Raises `MessageTooLong`, `Overloaded`, `SchemaMismatch`, `DocumentsUnavailable`.
+        """
         with self._admitted("search"):
             self._check(request.question)
             query = self._query(request, reader)
             if not query.corpus and query.session_id is None:
-                return []
+                return Answer() if request.rerank is None else Answer(rerank="done")
+            ends_at = asyncio.get_running_loop().time() + self._rules.deadline_s
             provenance = Provenance(
                 embedding_model=self._embedder.model,
                 vector_index=self._rules.index_name,
                 session_id=request.session_id,
             )
             try:
-                async with asyncio.timeout(self._rules.deadline_s):
-                    hits = await self._index.search(query, lambda: self._embed(request.question))
+                async with asyncio.timeout_at(ends_at):
+                    found = await self._index.search(query, lambda: self._embed(request))
             except TimeoutError:
                 raise IndexUnavailable("the search took longer than its deadline") from None
-            if not hits:
+            if not found:
                 self._metrics.empty_searches.inc()
-            return [provenance.hit(hit, rank) for rank, hit in enumerate(hits, start=1)]
+            hits = [provenance.hit(hit, rank) for rank, hit in enumerate(found, start=1)]
+            if request.rerank is None:
+                return Answer(hits)
+            candidates = [Candidate(hit.content, hit.chunk_uid, hit.cosine) for hit in found]
+            with self.kpi.phase("vector_rerank"):
+                left_s = ends_at - asyncio.get_running_loop().time()
+                done = await self._reranking.rerank(
+                    request.question, candidates, request.rerank.top_r, reader, within_s=left_s
+                )
+            return _answer(hits.__getitem__, done)
 
-    async def rerank(self, request: RerankRequest, reader: Reader) -> tuple[list[dict[str, Any]], str | None]:
-        """The best hits in their new order, and why they were not reranked, where they were not (`late`, …).
-
-        Raises `MessageTooLong`, `Overloaded`; never for a reranker that fails.
-        """
+    async def rerank(self, request: RerankRequest, reader: Reader) -> Answer:
+        """The best hits in their new order. Raises `MessageTooLong`, `Overloaded`; never for a reranker that fails."""
         with self._admitted("rerank"):
             self._check(request.question)
             hits = request.documents
             candidates = [Candidate(hit.content, hit.chunk_uid) for hit in hits]
             done = await self._reranking.rerank(request.question, candidates, request.top_r, reader)
-            if done.skipped is not None:
-                return [hits[place].model_dump() for place, _ in done.order], done.skipped
-            ranked = [
-                reranked_hit(hits[place], rank, score)
-                for rank, (place, score) in enumerate(done.order, start=1)
-                if score is not None
-            ]
-            return ranked, None
+            return _answer(lambda place: hits[place].model_dump(), done)
 
     def _query(self, request: SearchRequest, reader: Reader) -> IndexQuery:
         libraries, documents = request.document_library_tags_ids, request.document_uids
@@ -116,10 +130,11 @@ class SearchService:
             session_id=request.session_id if request.include_session_scope else None,
         )
 
-    async def _embed(self, question: str) -> Vector:
+    async def _embed(self, request: SearchRequest) -> Vector:
         with self.kpi.phase("embed_query"):
-            vector = await self._embedder.embed_query(question)
-        self._vectors.leave(question, vector)
+            vector = await self._embedder.embed_query(request.question)
+        if request.rerank is None:
+            self._vectors.leave(request.question, vector)
         return vector
 
     def _check(self, question: str) -> None:
@@ -157,3 +172,14 @@ class SearchService:
 
     def _say(self, route: str, failure: DocumentsUnavailable) -> None:
         self._log.warning(route, "%s failed: %s", route, failure)
+
+
+def _answer(hit_at: Callable[[int], dict[str, Any]], done: Reranked) -> Answer:
+    """What was reranked in its new order; what was not, as it was retrieved. `hit_at` gives the hit of a place."""
+    best = []
+    for rank, (place, score) in enumerate(done.order, start=1):
+        hit = hit_at(place)
+        if score is not None:
+            move_hit(hit, rank, score)
+        best.append(hit)
+    return Answer(best, "done" if done.skipped is None else "skipped")

@@ -32,6 +32,17 @@ Line = Annotated[str, AfterValidator(_storable)]
 Id = Annotated[str, Field(max_length=256), AfterValidator(_storable)]
 
 
+TopR = Annotated[int, Field(ge=1, le=MAX_DOCUMENTS, strict=True)]
+
+
+class RerankOfSearch(BaseModel):
+    """What a search does with its hits before it answers: reranks them, and keeps the `top_r` best."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    top_r: TopR = 6
+
+
 class SearchRequest(BaseModel):
     """`POST /vector/search`. Unknown keys are ignored. Ids that are not the caller's to read find nothing."""
 
@@ -45,6 +56,7 @@ class SearchRequest(BaseModel):
     session_id: Id | None = None
     include_session_scope: StrictBool = True
     include_corpus_scope: StrictBool = True
+    rerank: RerankOfSearch | None = None
 
 
 class VectorSearchHit(BaseModel):
@@ -101,7 +113,7 @@ class RerankRequest(BaseModel):
 
     question: Line
     documents: Annotated[list[VectorSearchHit], Field(max_length=MAX_DOCUMENTS)]
-    top_r: Annotated[int, Field(ge=1, le=MAX_DOCUMENTS, strict=True)] = 6
+    top_r: TopR = 6
 
 
 class Provenance:
@@ -152,15 +164,13 @@ class Provenance:
         }
 
 
-def reranked_hit(hit: VectorSearchHit, rank: int, score: float) -> dict[str, Any]:
-    """A hit in its new place; where it stood before is kept, also through a second rerank."""
-    fields = hit.model_dump()
-    if hit.retrieval_score is None:
-        fields["retrieval_score"] = hit.score
-        fields["retrieval_rank"] = hit.rank
-    fields["score"] = score
-    fields["rank"] = rank
-    return fields
+def move_hit(hit: dict[str, Any], rank: int, score: float) -> None:
+    """Give a hit its new place; where it stood before is kept, also through a second rerank."""
+    if hit.get("retrieval_score") is None:
+        hit["retrieval_score"] = hit["score"]
+        hit["retrieval_rank"] = hit.get("rank")
+    hit["score"] = score
+    hit["rank"] = rank
 
 
 def _quoted(uid: str) -> str:

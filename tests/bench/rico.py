@@ -45,12 +45,12 @@ class Stack:
     questions: Path
     work: Path
 
-    @property
-    def knowledge_cpu_s(self) -> float:
-        """CPU seconds of knowledge flow so far, its workers included."""
-        parent = psutil.Process(self.knowledge.pid)
-        times = [process.cpu_times() for process in (parent, *parent.children(recursive=True))]
-        return float(sum(time.user + time.system for time in times))
+    def cpu_s(self) -> dict[str, float]:
+        """CPU seconds so far of each service, workers included, and of Postgres."""
+        ours = psutil.Process()
+        postgres = [process for process in ours.children(recursive=True) if process.name() == "postgres"]
+        groups = {"agentic": _family(self.agentic.pid), "knowledge flow": _family(self.knowledge.pid)}
+        return {name: sum(map(_cpu_s, group)) for name, group in (groups | {"Postgres": postgres}).items()}
 
 
 def run_rico(workers: int, *, clients: int, turns: int) -> tuple[float, dict[str, Any]]:
@@ -60,16 +60,31 @@ def run_rico(workers: int, *, clients: int, turns: int) -> tuple[float, dict[str
         started = start(stack, workers)
         load(started, clients=2, turns=5)  # connections, plans and caches as in service
         alone = load(started, clients=1, turns=turns)
-        before = started.knowledge_cpu_s
+        before = started.cpu_s()
         crowd = load(started, clients=clients, turns=turns)
-        used_ms = (started.knowledge_cpu_s - before) * 1e3 / max(crowd["counts"]["success"], 1)
+        after = started.cpu_s()
         print_run("1 client", alone)
         print_run(f"{clients} clients", crowd)
-        print(f"knowledge-flow CPU a turn (search, rerank; embedding is the mock's): {used_ms:.1f} ms")
+        done = max(crowd["counts"]["success"], 1)
+        used = ", ".join(f"{name} {(after[name] - before[name]) * 1e3 / done:.1f} ms" for name in before)
+        print(f"CPU a turn of {clients} clients (embedding is the mock's): {used}")
         started.agentic.stop()
         started.knowledge.stop()
         print_phases({"agentic": started.agentic.output, "knowledge": started.knowledge.output})
         return crowd["latency_ms"]["p95"] / alone["latency_ms"]["p50"], crowd
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    parent = psutil.Process(pid)
+    return [parent, *parent.children(recursive=True)]
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:  # a worker of Postgres that has just ended
+        return 0.0
+    return float(times.user + times.system)
 
 
 def start(stack: ExitStack, workers: int) -> Stack:

@@ -22,6 +22,7 @@ import psycopg
 
 from backend_kit.settings import load
 from knowledge_flow_backend.engines.pgvector.statements import COUNT_COMMON_WORDS
+from knowledge_flow_backend.engines.pgvector.writer import VECTORS_ALONE
 from knowledge_flow_backend.index import chunk_uid
 from knowledge_flow_backend.index.database import connect_args, migrate
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
@@ -86,6 +87,7 @@ def seed(settings: KnowledgeFlowSettings, chunks: int, *, graph: bool = True) ->
         ) as copy:
             for row in _chunk_rows(chunks):
                 copy.write_row(row)
+        connection.execute(VECTORS_ALONE)
         if graph:
             connection.execute("SET LOCAL maintenance_work_mem = '1GB'")
             connection.execute("CREATE INDEX chunks_embedding ON chunks USING hnsw (embedding vector_cosine_ops)")
@@ -117,7 +119,7 @@ def _connect(settings: KnowledgeFlowSettings, *, autocommit: bool = False) -> Co
 
 def _empty(connection: Connection, model: str) -> None:
     connection.execute("TRUNCATE common_words, documents, tags, index_info, index_pending CASCADE")
-    connection.execute("DROP INDEX IF EXISTS chunks_embedding")
+    connection.execute("DROP INDEX IF EXISTS chunks_embedding, chunks_vectors")
     connection.execute(f"ALTER TABLE chunks ALTER COLUMN embedding TYPE vector({DEFAULT_DIMENSIONS})".encode())
     connection.execute("ALTER TABLE chunks ALTER COLUMN embedding SET STORAGE PLAIN")
     connection.execute(

@@ -85,12 +85,12 @@ async def words(engine: FilledEngine, asked: Sequence[Query], labels: Labels) ->
     runs = []
     with psycopg.connect(engine.dsn, autocommit=True, options=f'-c search_path="{INDEX}",public') as connection:
         for name, formula in FORMULAS.items():
-            statement = _replaced(str(statements.STRICT), _FORMULA, formula)
+            statement = _replaced(statements.STRICT.named, _FORMULA, formula)
             runs.append(judged("", name, asked, [_found(connection, statement, query) for query in asked], labels))
         print_scores(asked, runs)
         runs = []
         for name, analysis in ANALYSES.items():
-            statement = _replaced(str(statements.STRICT), _SHIPPED.format("CAST(:question AS text)"),
+            statement = _replaced(statements.STRICT.named, _SHIPPED.format("CAST(:question AS text)"),
                                   analysis.format("CAST(:question AS text)"))  # fmt: skip
             with _analysed(connection, analysis):
                 runs.append(judged("", name, asked, [_found(connection, statement, query) for query in asked], labels))
@@ -110,7 +110,7 @@ def _analysed(connection: "psycopg.Connection[Any]", analysis: str) -> Iterator[
 
 
 def _found(connection: "psycopg.Connection[Any]", statement: str, query: Query) -> list[str]:
-    nowhere: dict[str, object] = {"libraries": None, "documents": None, "session": None}
+    nowhere: dict[str, object] = dict.fromkeys(("libraries", "documents", "session", "vector"))
     scope = {"reader": OWNER, "groups": [], "corpus": True, **nowhere}
     named = re.sub(r"(?<![:\w]):(\w+)", r"%(\1)s", statement.replace("%", "%%"))
     rows = connection.execute(

@@ -65,8 +65,7 @@ async def test_a_native_turn_has_sources_before_text_and_citations_at_its_end(
     assert answer["metadata"]["sources"][0]["citation_url"] == link["href"]
     assert final["warnings"] == []
     depths = {row["phase"]: row["depth"] for row in final["ledger"]}
-    for outer, inner in (("vector_search", "kf_vector_search"), ("vector_rerank", "kf_vector_rerank")):
-        assert depths[inner] == depths[outer] + 1
+    assert depths["kf_vector_search"] == depths["vector_search"] + 1
     assert history == final["messages"]
 
 
@@ -203,9 +202,9 @@ async def test_the_trace_and_each_asks_own_id_go_along(start_service: StartServi
             async with connect(service.ws_url, additional_headers=headers, **PATIENT_CLIENT) as socket:
                 await say(socket, session_id=session_id, agent_id="Rico", message=QUESTION)
                 await hear_until(socket, "final")
-    assert [call.headers.get("traceparent") for call in knowledge.calls] == [trace, trace, None, None]
+    assert [call.headers.get("traceparent") for call in knowledge.calls] == [trace, None]
     ids = [call.headers["X-Request-ID"] for call in knowledge.calls]
-    assert ids[0] == ids[1] != ids[2] == ids[3]
+    assert ids[0] != ids[1]
 
 
 def token_of(user: str, name: str) -> str:
@@ -239,6 +238,6 @@ async def test_the_asker_s_own_token_decides_what_is_found_and_is_kept_nowhere(
             said += await hear_until(socket, "final")
         said += await service.history(session_id)
     sent = [call.headers["Authorization"].removeprefix("Bearer ") for call in knowledge.calls]
-    assert sent == [first, first, second, second, second, second]
+    assert sent == [first, second, second]
     everything = json.dumps(said) + caplog.text + json.dumps([call.body for call in knowledge.calls])
     assert not any(token in everything for token in (first, second, foreign))

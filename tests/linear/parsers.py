@@ -495,7 +495,6 @@ UNREACHED: Final[dict[str, str]] = {
     "knowledge_flow_backend/engines/opensearch/shape.py::number_of": "a name of ours, of an index",
     "knowledge_flow_backend/engines/opensearch/shape.py::numbered": _OPERATOR,
     "knowledge_flow_backend/engines/pgvector/rows.py::check_made": _OURS,
-    "knowledge_flow_backend/engines/pgvector/statements.py::with_columns": _OURS,
     "knowledge_flow_backend/supervise.py::hold_port": _OPERATOR,
     "knowledge_flow_backend/supervise.py::listen_beside_others": _OPERATOR,
 }

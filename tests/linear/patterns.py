@@ -163,6 +163,7 @@ HOSTILE: Final[dict[str, tuple[Hostile, ...]]] = {
         ("", "\n", "x"),
         ("", "\n\t", "x"),
     ),
+    "backend_kit/db/pool.py::_PARAMETER": (("", ":", ""), (":", "a", ""), ("", ":a", ""), ("a", "::a", "")),
     "knowledge_flow_backend/rerank/bm25.py::_WORD": (("", "a", ""), ("", "_", "")),
     f"{_SEARCH}/router.py::_ID": (("", "a", " "),),
     f"{_OPENSEARCH}/body.py::_WORD": (("", "a", ""), ("", "a ", "")),

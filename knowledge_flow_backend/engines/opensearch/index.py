@@ -25,7 +25,7 @@ from knowledge_flow_backend.engines.pgvector.queries import (
     scope_of,
     with_attachments,
 )
-from knowledge_flow_backend.engines.pgvector.rows import Made, check_made
+from knowledge_flow_backend.engines.pgvector.rows import Made, check_made, made_by, vector_text
 from knowledge_flow_backend.index import ChunkHit, IndexQuery, Policy, Vector
 from knowledge_flow_backend.index.database import IndexDatabase, failure_of
 from knowledge_flow_backend.index.models import Embed
@@ -114,6 +114,11 @@ class _Question:
                 self._made = await self._embed()
             return self._made
 
+    @property
+    def text(self) -> str | None:
+        """The vector for a statement; None where none was made."""
+        return None if self._made is None else vector_text(self._made)
+
 
 class OpenSearchChunks(PostgresReads):
     """The `ChunkIndex` on OpenSearch. `model` is the embedder whose vectors it is asked with."""
@@ -134,14 +139,14 @@ class OpenSearchChunks(PostgresReads):
         """
         self._database.require_ready()
         try:
-            rows = await self._rows("index_info", statements.INFO, {})
-            token = await self._rows("index_token", opensearch_statements.TOKEN, {})
+            async with self._database.main.connection() as connection:
+                holds = await made_by(connection)
+                token = await connection.execute("index_token", opensearch_statements.TOKEN)
         except DatabaseFault as error:
             raise failure_of(error) from error
-        if not rows:
+        if holds is None:
             await self._cluster.mappings(self._database.index)  # first contact: is there a cluster at all
             return
-        holds = Made(*rows[0])
         check_made(self._database.index, holds, Made(self._model, dimension or holds.dimension, ENGINE))
         await check_index(self._cluster, self._database.index, Shape(holds.model, holds.dimension, token[0][0]))
 
@@ -172,12 +177,12 @@ class OpenSearchChunks(PostgresReads):
                 self._ranked(query, overview, question), self._ranked(own, overview.of_attached(), question)
             )
         wanted = attached[: own.limit + SPARE] if own else []
-        hits = await self._hits(query, found[: query.limit + SPARE], wanted)
+        hits = await self._hits(query, question, found[: query.limit + SPARE], wanted)
         lacking = {key for key, _ in [*found[: query.limit + SPARE], *wanted]} - hits.keys()
         # Chunks of outdated documents may have taken the places of valid ones: ask for more.
         rest = found[query.limit + SPARE :]
         while rest and sum(key in hits for key, _ in found) < query.limit:
-            hits |= await self._hits(query, rest[: query.limit + SPARE], [])
+            hits |= await self._hits(query, question, rest[: query.limit + SPARE], [])
             rest = rest[query.limit + SPARE :]
         best = [replace(hits[key], score=score) for key, score in found if key in hits][: query.limit]
         guaranteed = [replace(hits[key], score=score) for key, score in wanted if key in hits]
@@ -243,7 +248,7 @@ class OpenSearchChunks(PostgresReads):
             found = await self._found(body)
         return ordered([(key, 2 * score - 1) for key, score in found])
 
-    async def _hits(self, query: IndexQuery, *lists: Ranked) -> dict[str, ChunkHit]:
+    async def _hits(self, query: IndexQuery, question: _Question, *lists: Ranked) -> dict[str, ChunkHit]:
         """Those of these chunks that are valid and that the reader may see, by key."""
         keys = sorted({key for ranked in lists for key, _ in ranked})
         if not keys:
@@ -255,6 +260,7 @@ class OpenSearchChunks(PostgresReads):
             "generations": [generation for generation, _ in parts],
             "ordinals": [ordinal for _, ordinal in parts],
             "scores": [0.0] * len(keys),
+            "vector": question.text,
         }
         rows = await self._rows("hits", opensearch_statements.HITS, parameters)
         return {row[0]: hit_of(row[1:]) for row in rows}

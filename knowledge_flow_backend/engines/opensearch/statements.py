@@ -5,28 +5,25 @@
 from typing import Final
 
 from sqlalchemy import text
-from sqlalchemy.sql.selectable import TextualSelect
 
+from backend_kit.db.pool import DriverStatement
 from knowledge_flow_backend.engines.pgvector.statements import (
     HIT_COLUMNS,
-    HIT_FIELDS,
     IN_SCOPE,
     KNOWN,
     LIBRARIES_OF_HIT,
     OVERVIEW_COLUMNS,
-    OVERVIEW_FIELDS,
     RARITY,
     SCOPE,
-    with_columns,
 )
 from knowledge_flow_backend.index.models import READS_LIBRARY
 
 
-def rights(most_pending: int) -> TextualSelect:
+def rights(most_pending: int) -> DriverStatement:
     """One row: OVERVIEW, and what a query filters by: libraries, pending documents (at most `most_pending`), their
     valid writings in scope, and those of them that are the session's attachments; and how rare each of `words`, as
     OpenSearch takes them, is in what the reader may read (0: it says nothing)."""
-    return with_columns(
+    return DriverStatement(
         f"""WITH {SCOPE}, pending AS MATERIALIZED (
             SELECT DISTINCT document_uid FROM index_pending LIMIT {most_pending}
         ) {OVERVIEW_COLUMNS},
@@ -41,25 +38,17 @@ def rights(most_pending: int) -> TextualSelect:
         FROM (SELECT array_agg(d.generation) AS everywhere,
                 array_agg(d.generation) FILTER (WHERE d.session_id IS NOT NULL) AS attached
             FROM pending p JOIN documents d ON d.uid = p.document_uid
-            WHERE d.generation IS NOT NULL AND {IN_SCOPE}) v""",
-        *OVERVIEW_FIELDS,
-        "libraries",
-        "pending",
-        "everywhere",
-        "attached_everywhere",
-        "rarities",
+            WHERE d.generation IS NOT NULL AND {IN_SCOPE}) v"""
     )
 
 
-HITS: Final = with_columns(
+HITS: Final = DriverStatement(
     f"""SELECT f.key, c.uid, c.document_uid, {HIT_COLUMNS}
     FROM unnest(CAST(:keys AS text[]), CAST(:generations AS text[]), CAST(:ordinals AS int[]),
         CAST(:scores AS float8[])) AS f(key, generation, ordinal, score)
     JOIN documents d ON d.generation = f.generation
     JOIN chunks c ON c.document_uid = d.uid AND c.ordinal = f.ordinal, {LIBRARIES_OF_HIT}
-    WHERE {IN_SCOPE}""",
-    "key",
-    *HIT_FIELDS,
+    WHERE {IN_SCOPE}"""
 )
 """The found chunks that are still valid and that the reader may see, in no order."""
 

@@ -3,9 +3,10 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from sqlalchemy import Executable, text
+from sqlalchemy import text
 
 from backend_kit.db.faults import DatabaseFault
+from backend_kit.db.pool import DriverStatement
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.concurrency import gather_pair
 from knowledge_flow_backend.engines.pgvector import statements
@@ -16,7 +17,7 @@ from knowledge_flow_backend.engines.pgvector.queries import (
     scope_of,
     with_attachments,
 )
-from knowledge_flow_backend.engines.pgvector.rows import Made, check_made, vector_text
+from knowledge_flow_backend.engines.pgvector.rows import Made, check_made, made_by, vector_text
 from knowledge_flow_backend.engines.pgvector.writer import ENGINE
 from knowledge_flow_backend.index import ChunkHit, IndexQuery, Policy, Vector
 from knowledge_flow_backend.index.database import IndexDatabase, failure_of
@@ -66,11 +67,11 @@ class PgVectorIndex(PostgresReads):
         `IndexUnavailable`."""
         self._database.require_ready()
         try:
-            rows = await self._rows("index_info", statements.INFO, {})
+            async with self._database.main.connection() as connection:
+                holds = await made_by(connection)
         except DatabaseFault as error:
             raise failure_of(error) from error
-        if rows:
-            holds = Made(*rows[0])
+        if holds is not None:
             check_made(self._database.index, holds, Made(self._model, dimension or holds.dimension, ENGINE))
 
     async def count_common_words(self) -> None:
@@ -99,11 +100,13 @@ class PgVectorIndex(PostgresReads):
 
     async def _strict(self, query: IndexQuery) -> list[ChunkHit]:
         with self._kpi.phase("lexical_query"):
-            hits = await self._hits("strict", statements.STRICT, query, first=True)
+            hits = await self._hits("strict", statements.STRICT, query, first=True, vector=None)
         if query.session_id is None or not query.corpus:
             return hits
         overview = await self._overview(query)
-        attached = await self._attached(query, overview, lambda own: self._hits("strict", statements.STRICT, own))
+        attached = await self._attached(
+            query, overview, lambda own: self._hits("strict", statements.STRICT, own, vector=None)
+        )
         return with_attachments(hits, attached, query.limit)
 
     async def _by_vector(self, query: IndexQuery, embed: Embed) -> list[ChunkHit]:
@@ -156,7 +159,7 @@ class PgVectorIndex(PostgresReads):
         return _Overview(Made(*made), int(in_scope), int(attached), ids, scores)
 
     async def _hits(
-        self, op: str, statement: Executable, query: IndexQuery, *, first: bool = False, **more: object
+        self, op: str, statement: DriverStatement, query: IndexQuery, *, first: bool = False, **more: object
     ) -> list[ChunkHit]:
         parameters = {**_lexical(query), "limit": query.limit, **more}
         return [hit_of(row) for row in await self._rows(op, statement, parameters, first=first)]

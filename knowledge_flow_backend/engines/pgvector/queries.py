@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Executable
-
 from backend_kit.db.faults import DatabaseFault
+from backend_kit.db.pool import DriverStatement
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.engines.pgvector.rows import vector_text
 from knowledge_flow_backend.engines.pgvector.statements import SIMILARITIES
@@ -36,10 +35,10 @@ class PostgresReads:
         return [Similarity(uid, cosine) for uid, cosine in rows]
 
     async def _rows(
-        self, op: str, statement: Executable, parameters: Mapping[str, object], *, first: bool = False
+        self, op: str, statement: DriverStatement, parameters: Mapping[str, object], *, first: bool = False
     ) -> Sequence[Sequence[Any]]:
         async with self._semaphore.step(first=first), self._database.main.connection() as connection:
-            return await connection.execute(op, statement, parameters)
+            return await connection.fetch(op, statement, parameters)
 
 
 def scope_of(query: IndexQuery) -> dict[str, object]:

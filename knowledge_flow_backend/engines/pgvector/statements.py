@@ -8,12 +8,11 @@ Parameters that more than one of them takes:
 
 # ruff: noqa: S608 - the parts that are joined here are constants of this module
 
-from dataclasses import fields
 from typing import Final
 
-from sqlalchemy import TextualSelect, column, text
+from sqlalchemy import text
 
-from knowledge_flow_backend.index import ChunkHit
+from backend_kit.db.pool import DriverStatement
 from knowledge_flow_backend.index.models import READS_LIBRARY
 
 RANKED: Final = 2000
@@ -131,16 +130,10 @@ nearest AS MATERIALIZED (
 )"""
 
 
-def with_columns(statement: str, *names: str) -> TextualSelect:
-    """A statement with its columns in their order: those of plain text would be determined again on each execution."""
-    return text(statement).columns(*(column(name) for name in names))
-
-
-HIT_FIELDS: Final = tuple(one.name for one in fields(ChunkHit))
-
-HIT_COLUMNS: Final = """c.content, f.score, d.title, c.section, c.page, c.token_count, d.file_name, d.file_path,
-    d.mime_type, d.type, d.author, d.created, d.modified, d.language, d.license, d.repository, d.pull_location,
-    d.confidential, d.session_id, l.ids, l.names, l.paths"""
+# In the order of the fields of `ChunkHit`.
+HIT_COLUMNS: Final = f"""c.content, f.score, 1 - ({_DISTANCE}), d.title, c.section, c.page, c.token_count,
+    d.file_name, d.file_path, d.mime_type, d.type, d.author, d.created, d.modified, d.language, d.license,
+    d.repository, d.pull_location, d.confidential, d.session_id, l.ids, l.names, l.paths"""
 
 LIBRARIES_OF_HIT: Final = f"""LATERAL (
     SELECT array_agg(t.id ORDER BY t.id) AS ids, array_agg(t.name ORDER BY t.id) AS names,
@@ -168,41 +161,37 @@ worded AS (
 _BY_DISTANCE: Final = "found AS (SELECT id, 1 - distance AS score FROM nearest ORDER BY distance, id LIMIT :limit)"
 _BY_WORDS: Final = "found AS (SELECT id, score FROM lexical ORDER BY score DESC, id LIMIT :limit)"
 
+# Model, dimension, engine, in scope, attached.
 OVERVIEW_COLUMNS: Final = f"""
 SELECT (SELECT embedding_model FROM index_info), (SELECT dimension FROM index_info),
     (SELECT engine FROM index_info), (SELECT size FROM scope),
     (SELECT coalesce(sum(d.chunk_count), 0) FROM documents d WHERE d.retrievable AND {ATTACHED})"""
 
-OVERVIEW_FIELDS: Final = ("model", "dimension", "engine", "in_scope", "attached")
-
 INFO: Final = text("SELECT embedding_model, dimension, engine FROM index_info")
 """The embedder of the index and what searches it; no row while it is empty."""
 
-OVERVIEW: Final = with_columns(f"WITH {SCOPE} {OVERVIEW_COLUMNS}", *OVERVIEW_FIELDS)
+OVERVIEW: Final = DriverStatement(f"WITH {SCOPE} {OVERVIEW_COLUMNS}")
 """One row: model, length and engine of the index (null while empty), chunks in scope (COUNTED_DOCUMENTS), attached
 ones."""
 
-LEXICAL: Final = with_columns(
+LEXICAL: Final = DriverStatement(
     f"""WITH {_LEXICAL} {OVERVIEW_COLUMNS}, (SELECT CAST(array_agg(id ORDER BY score DESC, id) AS text) FROM lexical),
-    (SELECT CAST(array_agg(score ORDER BY score DESC, id) AS text) FROM lexical)""",
-    *OVERVIEW_FIELDS,
-    "ids",
-    "scores",
+    (SELECT CAST(array_agg(score ORDER BY score DESC, id) AS text) FROM lexical)"""
 )
 """As OVERVIEW, and the ids of the best chunks by their words, and their scores, as Postgres writes arrays: they go back
 to it as they came. Takes `candidates`."""
 
-STRICT: Final = with_columns(f"WITH {_LEXICAL}, {_BY_WORDS} {_HITS}", *HIT_FIELDS)
-"""Hits by words. Takes `candidates`, `limit`."""
+STRICT: Final = DriverStatement(f"WITH {_LEXICAL}, {_BY_WORDS} {_HITS}")
+"""Hits by words. Takes `candidates`, `limit`, and no `vector` (null)."""
 
 SEMANTIC: Final = {
-    exact: with_columns(f"WITH {nearest}, {_BY_DISTANCE} {_HITS}", *HIT_FIELDS)
+    exact: DriverStatement(f"WITH {nearest}, {_BY_DISTANCE} {_HITS}")
     for exact, nearest in ((True, _EXACT), (False, _FROM_GRAPH))
 }
 """Hits by vector; by whether each chunk in scope is looked at. Takes `candidates`, `limit`."""
 
 HYBRID: Final = {
-    exact: with_columns(f"WITH {nearest}, {_FUSED} {_HITS}", *HIT_FIELDS)
+    exact: DriverStatement(f"WITH {nearest}, {_FUSED} {_HITS}")
     for exact, nearest in ((True, _EXACT), (False, _FROM_GRAPH))
 }
 """Hits by vector and by what LEXICAL found (`lexical`, `lexical_scores`), fused. Takes `candidates`, `limit`,
@@ -223,7 +212,7 @@ COUNT_COMMON_WORDS: Final = text(
 """Copy ANALYZE's statistics of the commonest words of all chunks. They decide how chunks are found, never which ones or
 in what order."""
 
-SIMILARITIES: Final = text(
+SIMILARITIES: Final = DriverStatement(
     f"""SELECT c.uid, 1 - ({_DISTANCE}) FROM chunks c JOIN documents d ON d.uid = c.document_uid
     WHERE c.uid = ANY(CAST(:uids AS text[])) AND d.retrievable AND (
         (d.session_id IS NOT NULL AND d.owner_id = :reader) OR {_CORPUS})"""

@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from langgraph.runtime import Runtime
 from prometheus_client import CollectorRegistry
 
 from agentic_backend.agent import AGENT_PHASES, AgentAnswer, AgentUnusable, Catalog
-from agentic_backend.agent.rag import RagState, Rico, Tuning
 from agentic_backend.errors import KfUnavailable, LlmUnavailable
 from agentic_backend.events import Delta, Sources
-from agentic_backend.knowledge import Hit, KnowledgeClient, KnowledgeEndpoint
+from agentic_backend.knowledge import KnowledgeClient, KnowledgeEndpoint
 from agentic_backend.llm import ModelPool
 from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.settings import AgentSettings, AgentTuning, FieldSpec
@@ -86,22 +84,11 @@ class AskedRico:
         return [event for event in self.turn.events if isinstance(event, Sources)]
 
 
-class ImpatientlyReranked(KnowledgeClient):
-    """Its search has as long as it takes, its rerank 0.1 s."""
-
-    async def rerank(self, *arguments: Any, **_within_s: Any) -> list[Hit]:
-        return await super().rerank(*arguments, within_s=0.1)
-
-
 @asynccontextmanager
 async def asked_rico(
-    pool: ModelPool,
-    model_url: str,
-    knowledge_url: str,
-    deadline_s: float = 600.0,
-    client_of: type[KnowledgeClient] = KnowledgeClient,
+    pool: ModelPool, model_url: str, knowledge_url: str, deadline_s: float = 600.0
 ) -> AsyncIterator[AskedRico]:
-    client = client_of(KnowledgeEndpoint(knowledge_url, deadline_s=deadline_s))
+    client = KnowledgeClient(KnowledgeEndpoint(knowledge_url, deadline_s=deadline_s))
     try:
         yield AskedRico(pool, model_url, client)
     finally:
@@ -152,13 +139,16 @@ async def test_the_sources_come_once_and_before_the_text(mocked: AskedRico) -> N
     assert all(isinstance(event, Delta) for event in mocked.turn.events[1:])
 
 
-async def test_search_and_rerank_are_phases_with_the_calls_inside(mocked: AskedRico) -> None:
+async def test_search_and_rerank_are_one_call_and_a_phase_each(mocked: AskedRico, fake: FakeKnowledge) -> None:
+    timing = "total;dur=0.003, lexical_query;dur=0.001;start=0, vector_rerank;dur=0.001;start=0.002"
+    fake.search = answers(200, reranked([BEES, SPOOL]), **{"Server-Timing": timing})
     await mocked.ask("Where is a finished turn appended?")
+    assert [call.path for call in fake.calls] == ["/knowledge-flow/v1/vector/search"]
     assert mocked.phases == [
         ("vector_search", 0),
         ("kf_vector_search", 1),
-        ("vector_rerank", 0),
-        ("kf_vector_rerank", 1),
+        ("kf_lexical_query", 2),
+        ("kf_vector_rerank", 2),
         ("answer_with_sources", 0),
         ("llm_invoke", 1),
     ]
@@ -170,8 +160,7 @@ async def test_top_k_are_searched_and_top_r_are_kept(pool: ModelPool, fake: Fake
     async with scripted(says("ok")) as model, asked_rico(pool, model.base_url, fake.base_url) as rag:
         answer = await rag.ask("q?", top_k=5, top_r=2)
     assert fake.bodies("search")[0]["top_k"] == 5
-    assert fake.bodies("rerank")[0]["top_r"] == 2
-    assert [found["uid"] for found in fake.bodies("rerank")[0]["documents"]] == ["d0", "d1", "d2", "d3", "d4"]
+    assert fake.bodies("search")[0]["rerank"] == {"top_r": 2}
     assert [source["uid"] for source in answer.metadata["sources"]] == ["d4", "d3"]
     assert "passage 4" in prompts(model)[-1]["content"]
     assert "passage 0" not in prompts(model)[-1]["content"]
@@ -181,7 +170,7 @@ async def test_top_k_are_searched_and_top_r_are_kept(pool: ModelPool, fake: Fake
 async def test_the_defaults_are_eight_and_six(pool: ModelPool, fake: FakeKnowledge) -> None:
     async with scripted(says("ok")) as model, asked_rico(pool, model.base_url, fake.base_url) as rag:
         await rag.ask("q?")
-    assert (fake.bodies("search")[0]["top_k"], fake.bodies("rerank")[0]["top_r"]) == (8, 6)
+    assert (fake.bodies("search")[0]["top_k"], fake.bodies("search")[0]["rerank"]) == (8, {"top_r": 6})
 
 
 async def test_the_best_passage_may_be_retrieved_last(mocked: AskedRico, fake: FakeKnowledge) -> None:
@@ -199,7 +188,7 @@ async def test_passages_below_the_least_score_are_left_out(mocked: AskedRico, fa
 
 
 async def test_where_none_is_good_enough_nothing_was_found(mocked: AskedRico, fake: FakeKnowledge) -> None:
-    fake.rerank = answers(200, [{**found, "score": 0.1} for found in reranked([BEES, SPOOL])])
+    fake.search = answers(200, [{**found, "score": 0.1} for found in reranked([BEES, SPOOL])])
     answer = await mocked.ask("Where is a finished turn appended?", min_score=0.5)
     assert mocked.phases[-2:] == [("answer_no_results", 0), ("llm_invoke", 1)]
     assert "sources" not in answer.metadata
@@ -207,7 +196,7 @@ async def test_where_none_is_good_enough_nothing_was_found(mocked: AskedRico, fa
 
 
 @pytest.mark.servers
-async def test_an_empty_search_says_so_and_reranks_nothing(pool: ModelPool, fake: FakeKnowledge) -> None:
+async def test_an_empty_search_says_so(pool: ModelPool, fake: FakeKnowledge) -> None:
     fake.hits.clear()
     async with scripted(says("Nothing.")) as model, asked_rico(pool, model.base_url, fake.base_url) as rag:
         answer = await rag.ask("q?", prompts_no_results="NOTHING FOUND")
@@ -238,7 +227,7 @@ async def test_whatever_is_found_the_prompt_is_bounded(pool: ModelPool, fake: Fa
     """docs/trust.md#C9: more hits than were asked for, of 100,000 letters, from a knowledge flow that keeps to no
     limit."""
     many = [hit(f"d{n}", "x" * 100_000, title="t" * 9_000, section="s" * 9_000) for n in range(12)]
-    fake.search, fake.rerank = answers(200, many), answers(200, many)
+    fake.search = answers(200, many)
     async with scripted(says("ok")) as model, asked_rico(pool, model.base_url, fake.base_url) as rag:
         await rag.ask("Is it safe?", max_source_chars=500, top_k=8, top_r=6)
     prompt = prompts(model)[-1]["content"]
@@ -343,7 +332,7 @@ async def test_a_follow_up_is_searched_with_what_it_refers_to_and_asked_as_it_is
     async with scripted(says("ok")) as model, asked_rico(pool, model.base_url, fake.base_url) as rag:
         await rag.ask("and how long does that take?", history=history)
     searched = "How is a turn persisted?\nand how long does that take?"
-    assert [body["question"] for body in fake.bodies("search") + fake.bodies("rerank")] == [searched] * 2
+    assert [body["question"] for body in fake.bodies("search")] == [searched]
     assert prompts(model)[-1]["content"].endswith("Question: and how long does that take?")
 
 
@@ -437,50 +426,24 @@ async def test_who_wants_documents_alone_gets_nothing_else(pool: ModelPool, fake
             assert "documents alone" in prompts(model)[0]["content"]
 
 
-async def test_a_late_rerank_leaves_the_order_of_retrieval(
-    pool: ModelPool, mock_llm: MockModel, fake: FakeKnowledge
+async def test_a_skipped_rerank_leaves_the_order_of_retrieval_and_is_said_to_be(
+    mocked: AskedRico, fake: FakeKnowledge
 ) -> None:
-    fake.rerank = silent
-    async with asked_rico(pool, mock_llm.base_url, fake.base_url, client_of=ImpatientlyReranked) as rag:
-        answer = await rag.ask("Where is a finished turn appended?")
+    """No score of retrieval beside the score: knowledge flow has not reranked, for whatever reason."""
+    fake.reranks = False
+    answer = await mocked.ask("Where is a finished turn appended?")
     assert answer.text == "A finished turn is appended to the spool, and then final is sent. [2]"
     assert [source["uid"] for source in answer.metadata["sources"]] == ["bees", "spool"]
     assert answer.metadata["extras"] == {"rerank": "skipped"}
     assert answer.warnings == []
-    labels = {"phase": "kf_vector_rerank", "status": "timeout"}
-    assert rag.registry.get_sample_value("app_phase_latency_seconds_count", labels) == 1
 
 
-async def test_a_failed_rerank_leaves_the_order_of_retrieval_and_the_scores_uncompared(
-    mocked: AskedRico, fake: FakeKnowledge
-) -> None:
-    fake.rerank = answers(500)
-    fake.hits = [hit(f"d{n}", f"passage {n}", score=0.016) for n in range(8)]
+async def test_scores_of_the_retrieval_are_not_compared(mocked: AskedRico, fake: FakeKnowledge) -> None:
+    fake.reranks = False
+    fake.hits = [hit(f"d{n}", f"passage {n}", score=0.016, retrieval_score=None) for n in range(8)]
     answer = await mocked.ask("q?", min_score=0.5, top_r=3)
     assert [source["uid"] for source in answer.metadata["sources"]] == ["d0", "d1", "d2"]
     assert answer.metadata["extras"] == {"rerank": "skipped"}
-
-
-async def test_a_rerank_that_knowledge_flow_skipped_is_said_to_be(mocked: AskedRico, fake: FakeKnowledge) -> None:
-    """Late itself, it answers with the hits as they came: no score of retrieval beside the score."""
-    fake.rerank = answers(200, [{**found, "retrieval_score": None} for found in fake.hits])
-    answer = await mocked.ask("q?", min_score=0.9)
-    assert [source["uid"] for source in answer.metadata["sources"]] == ["bees", "spool"]
-    assert answer.metadata["extras"] == {"rerank": "skipped"}
-
-
-@pytest.mark.servers
-async def test_a_search_that_took_the_whole_deadline_leaves_none_to_the_rerank(
-    pool: ModelPool, fake: FakeKnowledge
-) -> None:
-    client = KnowledgeClient(KnowledgeEndpoint(fake.base_url))
-    nodes = Rico(Tuning.of(rico(top_r=1)), kit_for(pool, "http://127.0.0.1:1/v1"), client)
-    state: RagState = {"question": "q?", "hits": fake.hits, "rerank_within_s": 0.01}
-    try:
-        assert await nodes.rerank(state, Runtime(context=Turn().run)) == {"hits": fake.hits[:1], "reranked": False}
-    finally:
-        await client.aclose()
-    assert fake.calls == []
 
 
 @pytest.mark.servers
@@ -499,8 +462,8 @@ async def test_the_token_goes_to_knowledge_flow_and_nowhere_else(
     async with scripted(says("ok [1]")) as model, asked_rico(pool, model.base_url, fake.base_url) as rag:
         answer = await rag.ask("q?", context={"search_rag_scope": "hybrid"})
         run = replace(rag.turn.run, credentials=Credentials("canary"))
-    assert [call.headers["Authorization"] for call in fake.calls] == ["Bearer canary"] * 2
-    assert [call.headers["X-Request-ID"] for call in fake.calls] == ["r1"] * 2
+    assert [call.headers["Authorization"] for call in fake.calls] == ["Bearer canary"]
+    assert [call.headers["X-Request-ID"] for call in fake.calls] == ["r1"]
     said = [caplog.text, repr(answer), repr(rag.turn.events), repr(run)]
     said += [repr(call.body) for call in fake.calls] + [repr(model.requests)]
     assert not any("canary" in text for text in said)

@@ -1,5 +1,4 @@
-"""A small knowledge flow over real HTTP: search and rerank of docs/search.md, with answers that a test may put in
-place."""
+"""A small knowledge flow over real HTTP: the search of docs/search.md, with an answer that a test may put in place."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -23,13 +22,13 @@ class Call:
 
 @dataclass(slots=True)
 class FakeKnowledge:
-    """`hits` are what every search finds, cut at its top_k; rerank turns their order round and scores them anew."""
+    """`hits` are what every search finds, cut at its top_k; its rerank turns their order round and scores them anew."""
 
     base_url: str = ""
     hits: list[dict[str, Any]] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     search: Answer | None = None
-    rerank: Answer | None = None
+    reranks: bool = True
     peers: set[Any] = field(default_factory=set)
 
     def bodies(self, route: str) -> list[Any]:
@@ -65,17 +64,13 @@ async def fake_knowledge(*hits: dict[str, Any]) -> AsyncIterator[FakeKnowledge]:
         body = await _note(fake, request)
         if fake.search is not None:
             return await fake.search(request, body)
-        return web.json_response(fake.hits[: body["top_k"]])
-
-    async def rerank(request: web.Request) -> web.StreamResponse:
-        body = await _note(fake, request)
-        if fake.rerank is not None:
-            return await fake.rerank(request, body)
-        return web.json_response(reranked(body["documents"])[: body["top_r"]])
+        hits = fake.hits[: body["top_k"]]
+        if "rerank" in body:
+            hits = (reranked(hits) if fake.reranks else hits)[: body["rerank"]["top_r"]]
+        return web.json_response(hits)
 
     app = web.Application(client_max_size=32 * 1024 * 1024)
     app.router.add_post("/knowledge-flow/v1/vector/search", search)
-    app.router.add_post("/knowledge-flow/v1/vector/rerank", rerank)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

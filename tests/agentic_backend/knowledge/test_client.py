@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -81,16 +82,22 @@ async def test_a_search_leaves_out_what_was_not_said(fake: FakeKnowledge, client
     assert len(body["question"]) == 4_000
 
 
-async def test_a_rerank_sends_the_hits_and_returns_the_best_scored_anew(
+async def test_a_search_may_ask_for_a_rerank_and_returns_the_best_scored_anew(
     fake: FakeKnowledge, client: KnowledgeClient
 ) -> None:
-    hits = await client.search(QUERY, Caller())
-    best = await client.rerank("how?", hits, 2, Caller())
+    best = await client.search(replace(QUERY, top_r=2), Caller())
     assert [(found["uid"], found["rank"], found["retrieval_score"]) for found in best] == [
         ("d2", 1, 0.5),
         ("d1", 2, 0.5),
     ]
-    assert fake.bodies("rerank") == [{"question": "how?", "documents": hits, "top_r": 2}]
+    assert [body["rerank"] for body in fake.bodies("search")] == [{"top_r": 2}]
+
+
+async def test_no_more_than_top_r_hits_are_taken_from_a_service_that_knows_no_rerank(
+    fake: FakeKnowledge, client: KnowledgeClient
+) -> None:
+    fake.search = answers(200, fake.hits)
+    assert [found["uid"] for found in await client.search(replace(QUERY, top_r=2), Caller())] == ["d0", "d1"]
 
 
 async def test_the_callers_token_and_trace_go_along_and_nowhere_else(
@@ -149,19 +156,14 @@ async def test_each_call_is_a_phase_with_its_outcome(fake: FakeKnowledge) -> Non
             client_of(fake.base_url, deadline_s=PATIENCE_S) as client,
             client_of(fake.base_url, deadline_s=0.2) as hasty,
         ):
-            hits = await client.search(QUERY, Caller())
-            await client.rerank("how?", hits, 2, Caller())
+            await client.search(QUERY, Caller())
             fake.search = silent
             with pytest.raises(KfUnavailable):
                 await hasty.search(QUERY, Caller())
             fake.search = answers(503)
             with pytest.raises(KfUnavailable):
                 await client.search(QUERY, Caller())
-    assert [row["phase"] for row in ledger.rows()] == [
-        "kf_vector_search",
-        "kf_vector_rerank",
-        *["kf_vector_search"] * 2,
-    ]
+    assert [row["phase"] for row in ledger.rows()] == ["kf_vector_search"] * 3
     for status in ("ok", "timeout", "error"):
         labels = {"phase": "kf_vector_search", "status": status}
         assert registry.get_sample_value("app_phase_latency_seconds_count", labels) == 1
@@ -187,14 +189,6 @@ async def test_the_deadline_is_over_the_whole_call(fake: FakeKnowledge, answer: 
             async with asyncio.timeout(PATIENCE_S):
                 await client.search(QUERY, Caller())
     assert len(fake.calls) <= 1  # a busy machine may not even get there
-
-
-async def test_a_call_may_have_less_than_the_deadline(fake: FakeKnowledge) -> None:
-    fake.rerank = silent
-    async with client_of(fake.base_url, deadline_s=10 * PATIENCE_S) as client:
-        with pytest.raises(KfUnavailable):
-            async with asyncio.timeout(PATIENCE_S):
-                await client.rerank("how?", fake.hits, 2, Caller(), within_s=0.1)
 
 
 async def test_a_reset_connection_is_tried_once_more(fake: FakeKnowledge, client: KnowledgeClient) -> None:
@@ -240,7 +234,7 @@ async def test_a_refused_connection_is_kf_unavailable() -> None:
 async def test_no_status_but_200_is_an_answer_and_none_is_tried_again(
     fake: FakeKnowledge, client: KnowledgeClient, status: int
 ) -> None:
-    fake.search = answers(status, {"detail": "x"}, Location=fake.base_url + "/vector/rerank")
+    fake.search = answers(status, {"detail": "x"}, Location=fake.base_url + "/elsewhere")
     with pytest.raises(KfUnavailable) as raised:
         await client.search(QUERY, Caller())
     assert str(raised.value) == f"HTTP {status}"
@@ -320,27 +314,16 @@ async def test_optional_keys_of_another_type_and_unknown_keys_are_dropped(
     ]
 
 
-async def test_a_rerank_that_loses_everything_is_kf_unavailable(fake: FakeKnowledge, client: KnowledgeClient) -> None:
-    fake.rerank = answers(200, [])
-    with pytest.raises(KfUnavailable):
-        await client.rerank("how?", fake.hits, 2, Caller())
-
-
-async def test_a_rerank_of_more_than_a_mebibyte_is_sent(fake: FakeKnowledge, client: KnowledgeClient) -> None:
-    best = await client.rerank("how?", [hit(f"d{n}", "é" * 8_000) for n in range(100)], 5, Caller())
-    assert [found["uid"] for found in best] == ["d99", "d98", "d97", "d96", "d95"]
-
-
 async def test_what_is_down_is_no_longer_asked_and_each_route_has_its_own_breaker(
     fake: FakeKnowledge, client: KnowledgeClient
 ) -> None:
-    fake.rerank = answers(500)
+    fake.search = answers(500)
     for _ in range(8):
         with pytest.raises(KfUnavailable):
-            await client.rerank("how?", fake.hits, 2, Caller())
-    assert len(fake.bodies("rerank")) == 5
-    assert client.reachable
-    assert len(await client.search(QUERY, Caller())) == 3
+            await client.search(QUERY, Caller())
+    assert len(fake.bodies("search")) == 5
+    assert not client.reachable
+    assert await client.markdown("d0", Caller()) is None  # the fake has no such route: it was asked
 
 
 async def test_a_slow_service_is_no_longer_waited_for(fake: FakeKnowledge) -> None:

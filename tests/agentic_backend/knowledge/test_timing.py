@@ -28,6 +28,16 @@ def test_a_part_that_came_twice_has_two_rows(ledger: Ledger) -> None:
     assert rows(ledger, header) == [("kf_db_pool_wait", 16.0, 1.0), ("kf_db_pool_wait", 25.0, 2.0)]
 
 
+def test_a_rerank_feeds_the_phases_that_dashboards_read(ledger: Ledger) -> None:
+    header = "total;dur=40, lexical_query;dur=5;start=1, vector_rerank;dur=3;start=20, rerank;dur=2;start=20.5"
+    assert rows(ledger, header)[1:] == [("kf_vector_rerank", 35.0, 3.0), ("kf_rerank", 35.5, 2.0)]
+    seen = {key: timer.rollup.seen() for key, timer in ledger.kpi.timers.items()}
+    assert {key.partition("phase=")[2]: one["count"] for key, one in seen.items() if one} == {
+        "vector_rerank": 1,
+        "kf_vector_rerank": 1,
+    }
+
+
 @pytest.mark.parametrize(
     "header",
     [

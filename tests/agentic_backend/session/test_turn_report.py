@@ -28,8 +28,8 @@ class Desk:
         self.windows = Windows()
         metrics = AgenticMetrics(self.kpi.registry, self.kpi)
         self.reports = TurnReports(self.kpi, metrics, self.windows, acked_by_database=acked_by_database)
-        given = {"session_id": "s-1", "exchange_id": "e-1", "message": "canary question", "request_id": "r1"} | ask
-        self.ask = Ask(agent_id="Georges", user_id="ann", received_at=time.perf_counter(), **given)
+        given = {"session_id": "s-1", "exchange_id": "e-1", "message": "canary question", "request_id": "r1"}
+        self.ask = Ask(agent_id="Georges", user_id="ann", **(given | {"received_at": time.perf_counter()} | ask))
         self.ledger = Ledger(self.kpi, started=self.ask.received_at, owner="Georges")
 
     def end(self, **how: Any) -> None:
@@ -103,6 +103,18 @@ def test_a_failed_turn_says_its_code(log: pytest.LogCaptureFixture) -> None:
     assert (fields["status"], fields["code"], fields["model"]) == ("timeout", "llm_timeout", "none")
     assert desk.value("app_turns_total", agent="Georges", status="timeout") == 1
     assert desk.value("chat_exchange_error_total") == 1
+
+
+def test_a_rerank_within_its_search_is_not_taken_off_the_overhead_twice() -> None:
+    desk = Desk(received_at=time.perf_counter() - 1.0)
+    at = desk.ask.received_at
+    for phase, start, end in (("kf_vector_search", 0.01, 0.06), ("kf_vector_rerank", 0.02, 0.05)):
+        desk.ledger.add(phase, at + start, at + end, 1)
+    desk.end()
+    elsewhere_s = desk.value("app_turn_seconds_sum", agent="Georges", status="ok") - desk.value(
+        "app_turn_overhead_seconds_sum"
+    )
+    assert elsewhere_s == pytest.approx(0.05, abs=1e-6)
 
 
 def test_metrics_and_window_are_fed_once_a_turn() -> None:

@@ -42,6 +42,20 @@ def test_a_phase_owns_what_no_inner_phase_covers() -> None:
     }
 
 
+def test_what_a_rerank_takes_within_its_search_counts_for_the_rerank() -> None:
+    rows: Rows = [
+        ("vector_search", 1, 0.0, 0.200),
+        ("kf_vector_search", 2, 0.001, 0.199),
+        ("kf_lexical_query", 3, 0.010, 0.040),
+        ("kf_vector_rerank", 3, 0.050, 0.180),
+        ("kf_rerank", 3, 0.051, 0.180),
+    ]
+    sums: dict[str, float] = {}
+    for phase, ms in owned(rows).items():
+        sums[account_of(phase)] = sums.get(account_of(phase), 0.0) + ms
+    assert sums == {"own": 2.0, "search": 68.0, "rerank": 130.0}
+
+
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [

@@ -9,7 +9,7 @@ from knowledge_flow_backend.index import ChunkHit
 def hit(uid: str, score: float) -> ChunkHit:
     nothing = dict.fromkeys(
         ("page", "file_path", "type", "author", "created", "modified", "language", "license", "repository",
-         "pull_location", "session_id")
+         "pull_location", "session_id", "cosine")
     )  # fmt: skip
     return ChunkHit(
         chunk_uid=uid, document_uid=uid, content="", score=score, title="", section="", token_count=0, file_name="",

@@ -213,6 +213,19 @@ async def test_the_cosines_of_chunks_are_told_to_those_who_may_read_them(any_cor
     assert await any_corpus.index.similarities(uids, vector("the spool"), EVE) == []
 
 
+async def test_a_hit_has_the_cosine_that_the_index_tells_of_its_chunk(any_corpus: Corpus) -> None:
+    """To the bit: a rerank takes the one in the place of the other."""
+    await filled(any_corpus)
+    await any_corpus.put("attached", "the spool of an attachment", session_id="s1")
+    question = "where is a finished turn appended?"
+    for policy in ("hybrid", "semantic"):
+        hits = await any_corpus.search(question, policy, session_id="s1")
+        told = await any_corpus.index.similarities([hit.chunk_uid for hit in hits], vector(question), ADMIN)
+        assert {hit.chunk_uid: hit.cosine for hit in hits} == {one.chunk_uid: one.cosine for one in told}
+        assert len(hits) > 1
+    assert {hit.cosine for hit in await any_corpus.search("spool", "strict")} == {None}
+
+
 async def test_a_vector_of_another_length_is_refused(any_corpus: Corpus) -> None:
     await filled(any_corpus)
 

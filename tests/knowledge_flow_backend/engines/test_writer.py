@@ -1,6 +1,7 @@
 """Documents are in the index whole or not at all."""
 
 import asyncio
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from knowledge_flow_backend.errors import Conflict, SchemaMismatch, UploadProces
 from knowledge_flow_backend.index import Chunk, Document, DocumentContent
 from tests.knowledge_flow_backend.corpus import Corpus, found, vector
 
+INDEXES = "SELECT indexname FROM pg_indexes WHERE indexname IN ('chunks_embedding', 'chunks_vectors') ORDER BY 1"
 STRANGE = "tab\there, line\nand \\N and \\ and \r and é 漢 🦊 \x01"
 
 
@@ -82,7 +84,24 @@ async def test_the_first_write_gives_the_index_its_model(corpus: Corpus) -> None
         for number in range(4):
             tasks.create_task(corpus.put(f"doc{number}", "text"))
     assert corpus.sql("SELECT embedding_model, dimension FROM index_info") == [("mock", 384)]
-    assert corpus.sql("SELECT count(*) FROM pg_indexes WHERE indexname = 'chunks_embedding'") == [(1,)]
+    assert corpus.sql(INDEXES) == [("chunks_embedding",), ("chunks_vectors",)]
+
+
+@pytest.mark.parametrize(
+    ("length", "indexes"),
+    [
+        (640, ["chunks_embedding", "chunks_vectors"]),
+        (641, ["chunks_embedding"]),
+        (MAX_DIMENSIONS, ["chunks_embedding"]),
+    ],
+)
+async def test_vectors_stand_alone_in_an_index_where_its_pages_take_them(
+    corpus: Corpus, length: int, indexes: list[str]
+) -> None:
+    long = np.random.default_rng(0).standard_normal(length).astype(np.float32)
+    document = Document(uuid4().hex, "admin", "New", "new.md", "text/markdown", "h", 1)
+    await corpus.writer.replace_document(document, DocumentContent("x", b"x"), [Chunk("c", 0, "x", 0, 1)], [long])
+    assert corpus.sql(INDEXES) == [(name,) for name in indexes]
 
 
 async def test_vectors_of_another_model_are_refused(corpus: Corpus) -> None:

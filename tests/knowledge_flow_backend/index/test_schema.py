@@ -27,6 +27,23 @@ async def test_processes_that_start_together_migrate_once(database: Database) ->
     assert len(set(revisions)) == 1
 
 
+@pytest.mark.parametrize(
+    ("engine", "dimension", "made"),
+    [("pgvector", 384, True), ("pgvector", 641, False), ("opensearch", 384, False), (None, 0, False)],
+)
+async def test_an_index_of_before_gets_its_vectors_alone(
+    corpus: Corpus, database: Database, engine: str | None, dimension: int, made: bool
+) -> None:
+    corpus.sql("UPDATE alembic_version SET version_num = '0006'")
+    if engine is not None:
+        row = {"engine": engine, "dimension": dimension}
+        corpus.sql(
+            "INSERT INTO index_info (embedding_model, dimension, engine) VALUES ('m', %(dimension)s, %(engine)s)", row
+        )
+    await asyncio.to_thread(migrate, Postgres.model_validate(database.settings()), INDEX)
+    assert corpus.sql("SELECT count(*) FROM pg_indexes WHERE indexname = 'chunks_vectors'") == [(int(made),)]
+
+
 async def test_a_newer_schema_is_refused_for_good(corpus: Corpus, database: Database) -> None:
     corpus.sql("UPDATE alembic_version SET version_num = '9999'")
     with pytest.raises(SchemaTooNew, match="revision 9999"):
