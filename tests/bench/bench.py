@@ -51,23 +51,51 @@ FULL = Size(clients=150, turns=5, slack=1.0)
 SHORT = Size(clients=40, turns=2, slack=5.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure. `goal` is empty, as is `verdict`, where nothing is asked of it."""
+
+    what: str
+    figure: str
+    goal: str = ""
+    verdict: str = ""
+
+
 class Verdicts:
     """Collects figure, bound and verdict lines; `failed` counts those that were missed."""
 
     def __init__(self) -> None:
         self.failed = 0
+        self.rows: list[Row] = []
 
     def hold(self, what: str, figure: float, bound: float, unit: str) -> None:
         """Print one line: the figure must not be above the bound."""
         good = figure <= bound
         self.failed += not good
         print(f"{what:42} {figure:10.3f} {unit:8} bound {bound:10.3f}  {'ok' if good else 'MISSED'}")
+        self._keep(what, figure, f"<= {bound:.4g} {unit}", unit, good)
 
     def hold_at_least(self, what: str, figure: float, bound: float, unit: str) -> None:
         """Print one line: the figure must not be below the bound."""
         good = figure >= bound
         self.failed += not good
         print(f"{what:42} {figure:10.3f} {unit:8} least {bound:10.3f}  {'ok' if good else 'MISSED'}")
+        self._keep(what, figure, f">= {bound:.4g} {unit}", unit, good)
+
+    def tell(self, what: str, figure: float, unit: str) -> None:
+        """Print one line: a figure that is to be known."""
+        print(f"{what:42} {figure:10.3f} {unit}")
+        self.rows.append(Row(what, f"{figure:.4g} {unit}"))
+
+    def markdown(self) -> str:
+        """All of them as a table."""
+        lines = ["| measure | goal | figure | verdict |", "|---|---|---|---|"]
+        return "\n".join(
+            [*lines, *(f"| {row.what} | {row.goal} | {row.figure} | {row.verdict} |" for row in self.rows)]
+        )
+
+    def _keep(self, what: str, figure: float, goal: str, unit: str, good: bool) -> None:
+        self.rows.append(Row(what, f"{figure:.4g} {unit}", goal, "ok" if good else "MISSED"))
 
 
 @contextmanager

@@ -4,10 +4,13 @@ The service under test has the first core to itself; model, Postgres and the loa
 on free loopback ports and is stopped by the process in hand.
 """
 
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -81,14 +84,18 @@ class Deployment:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         return self.postgres.dsn_of(name)
 
-    def start(self, module: str, *arguments: str, ready: str, environment: dict[str, str]) -> ModuleProcess:
+    def start(
+        self, module: str, *arguments: str, ready: str, environment: dict[str, str], under: Sequence[str] = ()
+    ) -> ModuleProcess:
         """A server on the core of services, once it answers at `ready`; stopped with the deployment."""
         with pinned_to(self.service_cores):
-            return self.start_beside(module, *arguments, ready=ready, environment=environment)
+            return self.start_beside(module, *arguments, ready=ready, environment=environment, under=under)
 
-    def start_beside(self, module: str, *arguments: str, ready: str, environment: dict[str, str]) -> ModuleProcess:
+    def start_beside(
+        self, module: str, *arguments: str, ready: str, environment: dict[str, str], under: Sequence[str] = ()
+    ) -> ModuleProcess:
         """The same on the cores of this process: model, Postgres and load have them too."""
-        process = self._stack.enter_context(ModuleProcess(module, *arguments, env=environment))
+        process = self._stack.enter_context(ModuleProcess(module, *arguments, env=environment, under=under))
         process.wait_for_http(ready, HANGS_S)
         return process
 
@@ -107,9 +114,18 @@ class Deployment:
         return Server(Target(name, port, SOCKET_PATH), process, dsn)
 
     def service(
-        self, name: str, model: str, *, module: str = "agentic_backend", change: Change | None = None
+        self,
+        name: str,
+        model: str,
+        *,
+        module: str = "agentic_backend",
+        change: Change | None = None,
+        under: Sequence[str] = (),
     ) -> Server:
-        """The agentic service by its bench configuration, which `change` may alter, on a database of its own."""
+        """The agentic service by its bench configuration, which `change` may alter, on a database of its own.
+
+        `under` is a command that runs it, as `ModuleProcess` has it.
+        """
         dsn = self.database(name)
         config: dict[str, Any] = yaml.safe_load(CONFIG.read_text())
         port = free_port()
@@ -123,9 +139,17 @@ class Deployment:
         path = self.work / f"{name}.yaml"
         path.write_text(yaml.safe_dump(config))
         environment = {**_NO_OVERRIDES, "CONFIG_FILE": str(path), "TURNWISE_HOME": str(self.work / name)}
-        process = self.start(module, ready=f"http://127.0.0.1:{port}{BASE}/ready", environment=environment)
+        ready = f"http://127.0.0.1:{port}{BASE}/ready"
+        process = self.start(module, ready=ready, environment=environment, under=under)
         url = f"http://127.0.0.1:{port}{BASE}/chatbot/session"
         return Server(Target(name, port, SOCKET_PATH, native=True, session_url=url), process, dsn)
+
+    def model_late_ms(self) -> Counter[int]:
+        """The mock model's answers so far, by how many ms later than their schedule the last token left."""
+        url = self.model_url.removesuffix("/v1") + "/stats"
+        with urllib.request.urlopen(url, timeout=HANGS_S) as answer:  # noqa: S310 - our own mock model on loopback
+            told: dict[str, int] = json.load(answer)["late_ms"]
+        return Counter({int(late): count for late, count in told.items()})
 
     def storage(self, database: str) -> dict[str, Any]:
         """Where a database is, as `storage.postgres` says it."""
