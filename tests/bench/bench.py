@@ -73,19 +73,19 @@ class Verdicts:
         good = figure <= bound
         self.failed += not good
         print(f"{what:42} {figure:10.3f} {unit:8} bound {bound:10.3f}  {'ok' if good else 'MISSED'}")
-        self._keep(what, figure, f"<= {bound:.4g} {unit}", unit, good)
+        self._keep(what, figure, f"<= {bound:.4g}", unit, good)
 
     def hold_at_least(self, what: str, figure: float, bound: float, unit: str) -> None:
         """Print one line: the figure must not be below the bound."""
         good = figure >= bound
         self.failed += not good
         print(f"{what:42} {figure:10.3f} {unit:8} least {bound:10.3f}  {'ok' if good else 'MISSED'}")
-        self._keep(what, figure, f">= {bound:.4g} {unit}", unit, good)
+        self._keep(what, figure, f">= {bound:.4g}", unit, good)
 
     def tell(self, what: str, figure: float, unit: str) -> None:
         """Print one line: a figure that is to be known."""
         print(f"{what:42} {figure:10.3f} {unit}")
-        self.rows.append(Row(what, f"{figure:.4g} {unit}"))
+        self.rows.append(Row(what, f"{figure:.4g} {unit}".strip()))
 
     def markdown(self) -> str:
         """All of them as a table."""
@@ -95,7 +95,8 @@ class Verdicts:
         )
 
     def _keep(self, what: str, figure: float, goal: str, unit: str, good: bool) -> None:
-        self.rows.append(Row(what, f"{figure:.4g} {unit}", goal, "ok" if good else "MISSED"))
+        verdict = "ok" if good else "MISSED"
+        self.rows.append(Row(what, f"{figure:.4g} {unit}".strip(), f"{goal} {unit}".strip(), verdict))
 
 
 @contextmanager

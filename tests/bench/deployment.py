@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +34,7 @@ BASE = "/agentic/v1"
 COMPARATORS = Path(__file__).parent / "comparators"
 _NO_OVERRIDES = {"OPENAI_BASE_URL": "", "OPENAI_API_KEY": "", "OPENAI_MODEL": "", "FRED_POSTGRES_PASSWORD": ""}
 _TICKS = os.sysconf("SC_CLK_TCK")
-_UTIME, _STIME = 13, 14
+_CPU_OF_ALL_THREADS = 2
 
 Change = Callable[[dict[str, Any]], None]
 """Alters a configuration before it is written."""
@@ -56,6 +57,10 @@ class Server:
     def whole(self) -> "Server":
         """The same service spoken to in the compatible protocol, where an answer is one frame."""
         return replace(self, target=replace(self.target, native=False))
+
+    def answering(self, answer: str) -> "Server":
+        """The same service, each of whose turns must say this."""
+        return replace(self, target=replace(self.target, answer=answer))
 
 
 class Deployment:
@@ -166,10 +171,14 @@ def deployed() -> Iterator[Deployment]:
 
 
 def cpu_s(pid: int) -> float:
-    """User and system seconds of all threads of a process so far, to a hundredth (`/proc/<pid>/stat`)."""
-    # The name in brackets may hold anything, blanks too: fields count from behind it, where number 3 is the first.
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[_UTIME - 2]) + int(fields[_STIME - 2])) / _TICKS
+    """User and system seconds of all threads of a process so far. Raises OSError once it is gone."""
+    # The number of the clock as clock_getcpuclockid(3) makes it, which Python does not have.
+    return time.clock_gettime((~pid << 3) | _CPU_OF_ALL_THREADS)
+
+
+def rss_mb(pid: int) -> float:
+    """The memory that a process has in RAM, in MB of a million bytes."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def busy_s(of: set[int]) -> float:

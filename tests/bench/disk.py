@@ -48,9 +48,10 @@ def flushes(times_s: list[float]) -> Flushes:
     return Flushes(nearest_rank(ranked, 0.50) * 1e3, nearest_rank(ranked, 0.95) * 1e3, len(ranked))
 
 
-def time_flushes(directory: Path, stop: threading.Event, count: int | None = None) -> list[float]:
+def time_flushes(directory: Path, stop: threading.Event | None = None, count: int | None = None) -> list[float]:
     """Write and flush until `stop` is set, or `count` times; the seconds of each fdatasync. At least one."""
     times: list[float] = []
+    stop = stop or threading.Event()
     with tempfile.TemporaryFile(dir=directory) as file:
         number = file.fileno()
         while not times or not (stop.wait(_EVERY_S) or len(times) == count):

@@ -9,7 +9,7 @@ from statistics import median
 import uvloop
 
 from backend_kit.kpi.rollup import nearest_rank
-from tests.bench.deployment import Deployment, Server, busy_s, cpu_s
+from tests.bench.deployment import Deployment, Server, busy_s, cpu_s, rss_mb
 from tests.bench.driver import Load, run
 
 FULL_CORE = 0.95
@@ -26,7 +26,8 @@ class Sample:
 
     `service_share` and `others_share` are of their cores; `foreign_share` is other work on the service's core, which
     makes every figure worse. `load_share` is what the load's process took of one core, `load_late_ms` the p95 by which
-    its loop was late. `latencies_s` and `firsts_s` are those of the driver's `Counted`.
+    its loop was late; `rss_mb` is the service's at the window's end. `latencies_s` and `firsts_s` are those of the
+    driver's `Counted`.
     """
 
     turns: float
@@ -45,6 +46,7 @@ class Sample:
     firsts_s: tuple[float, ...] = ()
     load_share: float = 0.0
     load_late_ms: float = 0.0
+    rss_mb: float = 0.0
 
     @property
     def turns_per_core_s(self) -> float:
@@ -67,8 +69,11 @@ def sample(
 ) -> Sample:
     """Put the load on the server. `beside` are processes whose CPU is told as well, in `beside_ms` a turn."""
     edges: list[tuple[float, float, float, float]] = []
+    memory_mb = 0.0
 
     def at_edge() -> None:
+        nonlocal memory_mb
+        memory_mb = rss_mb(server.process.pid)
         helpers = sum(cpu_s(pid) for pid in beside)
         edges.append(
             (cpu_s(server.process.pid), busy_s(deployment.service_cores), busy_s(deployment.other_cores), helpers)
@@ -95,6 +100,7 @@ def sample(
         firsts_s=tuple(counted.firsts_s),
         load_share=counted.load_cpu_s / counted.seconds,
         load_late_ms=nearest_rank(sorted(counted.lags_s), 0.95) * 1e3,
+        rss_mb=memory_mb,
     )
 
 
@@ -111,7 +117,7 @@ class Percentiles:
 
 
 def above(times_s: Sequence[float], floor_s: float) -> Percentiles:
-    """Percentiles by nearest rank of what times have beyond a floor. A time below it counts as it is: less than none."""
+    """Percentiles by nearest rank of what times have beyond a floor; less than none for one below it."""
     if not times_s:
         return Percentiles(math.inf, math.inf, math.inf)
     ranked = sorted(times_s)

@@ -13,7 +13,6 @@ from tests.support.raw import CLOSE, PING, PONG, TEXT, close_frame, frame, head
 
 _FIN, _COMPRESSED, _OPCODE = 0x80, 0x40, 0x0F
 _LONG, _LONGER = 126, 127
-_CONTROL = 8
 _CLOSES_WITHIN_S = 10.0
 _TAIL = b"\0\0\xff\xff"
 """What permessage-deflate leaves away at the end of each message."""
@@ -31,7 +30,7 @@ class FrameReader:
         self._inflate: Any = zlib.decompressobj(wbits=-15)
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """The frames that are complete now, as opcode and payload. Raises `SocketFailed` for what no server may send."""
+        """The frames that are complete now: opcode and payload. Raises `SocketFailed` for what no server may send."""
         if self._rest:
             data = self._rest + data
         found = []
@@ -123,10 +122,8 @@ class RawSocket(asyncio.Protocol):
             for opcode, payload in self._reader.feed(data) if data else ():
                 if opcode == TEXT:
                     self._hear(payload)
-                elif opcode >= _CONTROL:
-                    self._obey(opcode, payload)
                 else:
-                    raise SocketFailed(f"a frame of kind {opcode}")
+                    self._obey(opcode, payload)
         except (SocketFailed, zlib.error) as error:
             self._fail(error if isinstance(error, SocketFailed) else SocketFailed(str(error)))
             if self._transport is not None:
@@ -163,6 +160,8 @@ class RawSocket(asyncio.Protocol):
                 self._transport.write(frame(CLOSE, payload[:2]))
                 self._fail(SocketFailed(f"closed by the server: {payload[2:].decode(errors='replace')}"))
             self._transport.close()
+        elif opcode != PONG:
+            raise SocketFailed(f"a frame of kind {opcode}")
 
     def _framed(self, payload: bytes) -> bytes:
         """A message of ours. With a mask of zeros a server has as much to do, and this side nothing."""

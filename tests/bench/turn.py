@@ -102,7 +102,7 @@ def checked(server: Server, answer: str) -> Server:
     rows = wait_for(lambda: stored(server, session_id), wanted)
     if rows != wanted:
         raise SystemExit(f"{server.name} fails the turn check: it stored {rows}")
-    return replace(server, target=replace(server.target, answer=answer))
+    return server.answering(answer)
 
 
 def stored(server: Server, session_id: str) -> list[tuple[int, str, str]]:
