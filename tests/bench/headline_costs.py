@@ -20,6 +20,7 @@ RICO_RATIO, RICO_P95_MS = 2.5, 375.0
 RICO_CLIENTS = 20
 LENGTH_SPREAD = 0.10
 TOKENS = 50
+RATE_WARM_S, WHOLE_WARM_S = 1.5, 1.0
 
 
 def whole(stage: Stage) -> None:
@@ -31,7 +32,7 @@ def whole(stage: Stage) -> None:
     samples: dict[str, list[Sample]] = {server.name: [] for server in servers}
     for count in size.whole_clients:
         print(f"-- {count} client(s)")
-        load = Load(count, size.costs.seconds, min(size.costs.warm_s, 1.5))
+        load = Load(count, size.costs.seconds, WHOLE_WARM_S)
         series = turn.alternate(deployment, servers, load, size.costs.rounds)
         turn.print_table(series)
         for name, one in series.items():
@@ -54,7 +55,9 @@ def streamed(stage: Stage) -> None:
     """Streamed turns beside the obvious stack and the floor, and what a further token costs: as `make bench-turn`."""
     size = stage.size.costs
     for case in (turn.SATURATED, turn.CALM):
-        series = turn.compare(stage.deployment, case, size, "spool", stage.verdicts)
+        # At a rate nothing has to fill up before the window.
+        window = size if case.rate is None else replace(size, warm_s=RATE_WARM_S)
+        series = turn.compare(stage.deployment, case, window, "spool", stage.verdicts)
         for one in series.values():
             stage.note(*one.samples)
         turn.hold_ratios(case, series, stage.verdicts, size.slack)

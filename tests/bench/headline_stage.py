@@ -46,7 +46,7 @@ FULL = Size(
     floor_s=3.0,
     clients=150,
     turns=20,
-    few_turns=3,
+    few_turns=2,
     disk_floor_s=1.0,
     costs=turn.Size(seconds=4.0, warm_s=3.0, rounds=2, slack=1.0),
     crowds=(150, 300, 500, 800, 1000, 2000),
@@ -56,7 +56,7 @@ FULL = Size(
     idle_s=30.0,
     whole_clients=(50, 10, 1),
     rico_turns=10,
-    sessions=20,
+    sessions=16,
     positions=(1, 20, 100, 400),
     at_each=4,
 )
@@ -102,7 +102,7 @@ class Stage:
         return server.answering(turn.spoken_answer(self.deployment, f"mock;tokens={tokens}"))
 
     def sample(self, server: Server, load: Load, beside: tuple[int, ...] = ()) -> Sample:
-        """One window of a load; what failed in it is told, and is a miss."""
+        """One window of a load; the first failures in it are printed."""
         seen = sample(self.deployment, server, load, beside=beside)
         self.note(seen)
         for failure in seen.failures[:3]:

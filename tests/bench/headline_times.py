@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tests.bench.deployment import Server, cpu_s, rss_mb
 from tests.bench.disk import Flushes, Probe, busy_disk
 from tests.bench.driver import Load
-from tests.bench.headline_stage import Size, Stage, first_s, late_ms, slow_model
+from tests.bench.headline_stage import Stage, first_s, late_ms, slow_model
 from tests.bench.measured import FOREIGN, Percentiles, Sample, Series, above
 
 BEYOND_DISK_MS = 30.0
@@ -106,7 +106,7 @@ def streams(stage: Stage) -> None:
         crowds.append(_crowd(stage, server, count, first_at_s))
         if count == size.judged_crowd:
             verdicts.hold(f"RSS, {count} streaming clients", crowds[-1].seen.rss_mb, CROWD_RSS_MB * size.slack, "MB")
-            rest(stage, server, size)
+            rest(stage, server)
     server.process.stop()
     print_crowds(crowds)
     for crowd in crowds:
@@ -147,8 +147,9 @@ def print_crowds(crowds: list[Crowd]) -> None:
         )
 
 
-def rest(stage: Stage, server: Server, size: Size) -> None:
+def rest(stage: Stage, server: Server) -> None:
     """Leave the service alone: what it uses at the end of that time, and what it holds."""
+    size = stage.size
     time.sleep(size.rest_s - size.idle_s)
     before = cpu_s(server.process.pid)
     time.sleep(size.idle_s)
