@@ -185,11 +185,11 @@ class ModuleProcess:
 class ForkedModule(ModuleProcess):
     """The same without the seconds of its imports, by a fork: for a service whose tests do not ask how it starts.
 
-    Where one of its variables can only be given to an interpreter of its own, it has one.
+    Where one of its variables can only be given to an interpreter of its own, or a command runs it, it has one.
     """
 
     def _start(self) -> "subprocess.Popen[str] | Fork":
-        if needs_own_interpreter(self._added):
+        if self._under or needs_own_interpreter(self._added):
             return super()._start()
         return FORKS.start(self._module, self._arguments, self._env, self._cwd)
 
