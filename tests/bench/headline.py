@@ -10,8 +10,8 @@ process beside; `original_like`, `naive` and `floor_asgi` (tests/bench/comparato
 itself, by a fixed loop of Python and a hundred flushes before and after.
 
 The service is alone on one core, except for Rico's; model, Postgres and load share the others. Other work on the
-service's core makes every figure worse: the table tells how much of it there was. What speaks against a figure stands
-behind it as a doubt: the load's cores full, its loop late, somebody else at work.
+service's core makes every figure worse: the table tells how much of it there was (not for Rico's, who has all cores).
+What speaks against a figure stands behind it as a doubt: the load's cores full, its loop late, somebody else at work.
 """
 
 import argparse

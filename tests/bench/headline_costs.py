@@ -81,7 +81,7 @@ def length(stage: Stage) -> None:
     """The CPU of a turn far into a session beside that of its first."""
     size, verdicts = stage.size, stage.verdicts
     server = stage.service("length", f"mock;tokens={TOKENS}", TOKENS, native=False)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with stage.watched(server), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         costs = runner.run(cost_by_position(server, size))
     server.process.stop()
     for position, cpu_ms in costs.items():

@@ -2,13 +2,14 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tests.bench import turn
 from tests.bench.bench import Verdicts, pinned_to
 from tests.bench.calibration import Speed, measure_speed
-from tests.bench.deployment import Deployment, Server
+from tests.bench.deployment import Deployment, Server, busy_s, cpu_s
 from tests.bench.disk import Flushes, flushes, time_flushes
 from tests.bench.driver import Load
 from tests.bench.measured import Sample, sample
@@ -111,8 +112,18 @@ class Stage:
 
     def note(self, *samples: Sample) -> None:
         """Keep what else ran on the service's core."""
-        before = self.foreign.get(self.scenario, 0.0)
-        self.foreign[self.scenario] = max(before, *(one.foreign_share for one in samples))
+        self._note(max(one.foreign_share for one in samples))
+
+    @contextmanager
+    def watched(self, server: Server) -> Iterator[None]:
+        """The same of a block without samples."""
+        clock, busy, used = Clock(), busy_s(self.deployment.service_cores), cpu_s(server.process.pid)
+        yield
+        others_s = busy_s(self.deployment.service_cores) - busy - (cpu_s(server.process.pid) - used)
+        self._note(others_s / clock.seconds / len(self.deployment.service_cores))
+
+    def _note(self, foreign_share: float) -> None:
+        self.foreign[self.scenario] = max(self.foreign.get(self.scenario, 0.0), foreign_share)
 
     def calibrate(self) -> tuple[Speed, Flushes]:
         """How fast core and disk are just now; printed."""
