@@ -7,7 +7,7 @@ DEV := ./deploy/toolchain.sh dev
 PYTHON := $(DEV) .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help run keycloak opensearch test test-busy test-fast check wheel-test gates format lock bench bench-short bench-micro bench-turn bench-ladder bench-matrix bench-acks bench-verdict bench-kpi bench-ingest bench-growth bench-strangers profile eval chaos chaos-full chaos-mixed fuzz clean
+.PHONY: help run keycloak opensearch test test-busy test-fast check wheel-test gates format lock bench bench-short bench-micro bench-turn bench-headline bench-ladder bench-matrix bench-acks bench-verdict bench-kpi bench-ingest bench-growth bench-strangers profile eval chaos chaos-full chaos-mixed fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -58,6 +58,9 @@ bench-micro: ## what the smallest pieces cost
 
 bench-turn: ## CPU of one turn beside other ways to serve it; a quarter of an hour
 	@$(PYTHON) -m tests.bench.turn $(ARGS)
+
+bench-headline: ## the figures by which this release is known, in one run of ten minutes; ARGS=--short for little load
+	@$(PYTHON) -m tests.bench.headline $(ARGS)
 
 bench-ladder: ## what each layer of a turn costs, from an echo to a rerank
 	@$(PYTHON) -m tests.bench.ladder $(ARGS)

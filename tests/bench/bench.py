@@ -4,7 +4,8 @@
     make bench-short      the same code, fewer clients, bounds five times as wide (.ci/run)
 
 The agentic service is alone on core 0; model, Postgres and load generator share the others. The comparison with a 3 s
-floor asks what the service adds; the saturated one asks how many turns a core carries and what a turn costs.
+floor asks what the service adds; the saturated one asks how many turns a core carries and what a turn costs: in loops
+of plain Python that are timed on the same core before and after, since milliseconds are those of one machine.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from typing import Any
 import psutil
 import yaml
 
+from tests.bench.calibration import Speed, loops_a_turn, measure_speed, turns_in_loops
 from tests.bench.rico import RATIO_BOUND, run_rico
 from tests.support.patience import HANGS_S
 from tests.support.ports import free_port
@@ -36,6 +38,11 @@ CONFIG = ROOT / "config" / "agentic" / "configuration_bench.yaml"
 FLOOR_S = 3.0
 P95_BOUND_S = 3.15
 INSTANT = "mock;tokens=50"
+CALM_LOOPS = 3.5
+SATURATED_LOOPS = 0.92
+"""CPU of a turn in loops of `tests.bench.calibration`: a fifth above what was seen, so that a quarter is a miss."""
+SATURATED_TURNS_IN_LOOPS = 980.0
+"""Turns in the time of 1,000 loops: a fifth below what was seen where nobody else had the core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,23 +58,52 @@ FULL = Size(clients=150, turns=5, slack=1.0)
 SHORT = Size(clients=40, turns=2, slack=5.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure. `goal` is empty, as is `verdict`, where nothing is asked of it."""
+
+    what: str
+    figure: str
+    goal: str = ""
+    verdict: str = ""
+
+
 class Verdicts:
     """Collects figure, bound and verdict lines; `failed` counts those that were missed."""
 
     def __init__(self) -> None:
         self.failed = 0
+        self.rows: list[Row] = []
 
     def hold(self, what: str, figure: float, bound: float, unit: str) -> None:
         """Print one line: the figure must not be above the bound."""
         good = figure <= bound
         self.failed += not good
         print(f"{what:42} {figure:10.3f} {unit:8} bound {bound:10.3f}  {'ok' if good else 'MISSED'}")
+        self._keep(what, figure, f"<= {bound:.4g}", unit, good)
 
     def hold_at_least(self, what: str, figure: float, bound: float, unit: str) -> None:
         """Print one line: the figure must not be below the bound."""
         good = figure >= bound
         self.failed += not good
         print(f"{what:42} {figure:10.3f} {unit:8} least {bound:10.3f}  {'ok' if good else 'MISSED'}")
+        self._keep(what, figure, f">= {bound:.4g}", unit, good)
+
+    def tell(self, what: str, figure: float, unit: str) -> None:
+        """Print one line: a figure that is to be known."""
+        print(f"{what:42} {figure:10.3f} {unit}")
+        self.rows.append(Row(what, f"{figure:.4g} {unit}".strip()))
+
+    def markdown(self) -> str:
+        """All of them as a table."""
+        lines = ["| measure | goal | figure | verdict |", "|---|---|---|---|"]
+        return "\n".join(
+            [*lines, *(f"| {row.what} | {row.goal} | {row.figure} | {row.verdict} |" for row in self.rows)]
+        )
+
+    def _keep(self, what: str, figure: float, goal: str, unit: str, good: bool) -> None:
+        verdict = "ok" if good else "MISSED"
+        self.rows.append(Row(what, f"{figure:.4g} {unit}".strip(), f"{goal} {unit}".strip(), verdict))
 
 
 @contextmanager
@@ -128,8 +164,43 @@ def kpi_summary(output: str) -> list[str]:
     return lines[starts[0] :] if starts else lines
 
 
-def run_case(name: str, model: str, size: Size, *, ramp: str) -> tuple[dict[str, Any], float]:
-    """One start of everything and one load; the bench's result and the service's CPU seconds while it lasted."""
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One load: what ws_bench measured, the service's CPU seconds meanwhile, and the speed of its core around it."""
+
+    result: dict[str, Any]
+    used_s: float
+    before: Speed
+    after: Speed
+
+    @property
+    def bad(self) -> int:
+        """Errors, and turns that were not sent."""
+        return int(self.result["counts"]["errors"] + self.result["counts"]["not_sent"])
+
+    @property
+    def cpu_ms(self) -> float:
+        """The service's CPU a turn."""
+        return self.used_s / max(int(self.result["counts"]["success"]), 1) * 1e3
+
+    @property
+    def loops_a_turn(self) -> float:
+        """The same in loops of the calibration."""
+        return loops_a_turn(self.cpu_ms, self.before, self.after)
+
+    @property
+    def turns_per_s(self) -> float:
+        """Turns a second, the first to the last."""
+        return float(self.result["counts"]["success"] / self.result["elapsed_s"])
+
+    @property
+    def turns_in_loops(self) -> float:
+        """Turns in the time of a thousand loops."""
+        return turns_in_loops(self.turns_per_s, self.before, self.after)
+
+
+def run_case(name: str, model: str, size: Size, *, ramp: str) -> Run:
+    """One start of everything and one load."""
     mine, others = cores()
     print(f"\n== {name}: {size.clients} clients x {size.turns} turns, model {model!r}, service on core {mine}")
     with ExitStack() as stack:
@@ -150,12 +221,18 @@ def run_case(name: str, model: str, size: Size, *, ramp: str) -> tuple[dict[str,
         service.wait_for_http(f"http://127.0.0.1:{port}/agentic/v1/ready", HANGS_S)
         with pinned_to(others):
             load(port, Size(4, 5, 1.0), ramp="0s", out=work / "warm-up.json")
+        with pinned_to(mine):
+            speed = measure_speed()
+        with pinned_to(others):
             before = cpu_s(service.pid)
             result = load(port, size, ramp=ramp, out=work / "result.json")
             used = cpu_s(service.pid) - before
+        with pinned_to(mine):
+            run = Run(result, used, speed, measure_speed())
         service.stop()
         print("\n".join(kpi_summary(service.output)[:30]))
-        return result, used
+        print(f"calibration: {run.before} before, {run.after} after")
+        return run
 
 
 def cpu_s(pid: int) -> float:
@@ -170,6 +247,12 @@ def latency_s(result: dict[str, Any], which: str) -> float:
     return float(latency[which]) / 1e3 if latency else float("inf")
 
 
+def hold_cpu(run: Run, loops: float, size: Size, verdicts: Verdicts) -> None:
+    """CPU a turn, told in ms and held in loops, which do not depend on the machine's speed."""
+    verdicts.tell("CPU a turn", run.cpu_ms, "ms")
+    verdicts.hold("CPU a turn in Python loops", run.loops_a_turn, loops * size.slack, "loops")
+
+
 def main() -> int:
     """All cases; 1 where a bound was missed."""
     parser = argparse.ArgumentParser(description="The load test of a release.")
@@ -178,19 +261,19 @@ def main() -> int:
     verdicts = Verdicts()
     floor_model = re.sub(r"\s", "", yaml.safe_load(CONFIG.read_text())["ai"]["default_chat_model"]["name"])
 
-    result, used = run_case("Georges on a 3 s model", floor_model, size, ramp="10s" if size is FULL else "2s")
-    turns = result["counts"]["success"]
-    verdicts.hold("errors and turns not sent", result["counts"]["errors"] + result["counts"]["not_sent"], 0, "turns")
+    run = run_case("Georges on a 3 s model", floor_model, size, ramp="10s" if size is FULL else "2s")
+    verdicts.hold("errors and turns not sent", run.bad, 0, "turns")
     allowed_s = FLOOR_S + (P95_BOUND_S - FLOOR_S) * size.slack
-    verdicts.hold("p95 of ask to final", latency_s(result, "p95"), allowed_s, "s")
-    print(f"{'CPU a turn (information)':42} {used / max(turns, 1) * 1e3:10.3f} ms")
+    verdicts.hold("p95 of ask to final", latency_s(run.result, "p95"), allowed_s, "s")
+    hold_cpu(run, CALM_LOOPS, size, verdicts)
 
     saturated = Size(size.clients, size.turns * 4, size.slack)
-    result, used = run_case("Georges saturated", INSTANT, saturated, ramp="0s")
-    turns = result["counts"]["success"]
-    verdicts.hold("errors and turns not sent", result["counts"]["errors"] + result["counts"]["not_sent"], 0, "turns")
-    print(f"{'turns a second on one core (information)':42} {turns / result['elapsed_s']:10.1f} turns/s")
-    print(f"{'CPU a turn (information)':42} {used / max(turns, 1) * 1e3:10.3f} ms")
+    run = run_case("Georges saturated", INSTANT, saturated, ramp="0s")
+    verdicts.hold("errors and turns not sent", run.bad, 0, "turns")
+    hold_cpu(run, SATURATED_LOOPS, size, verdicts)
+    verdicts.tell("turns a second on one core", run.turns_per_s, "turns/s")
+    least = SATURATED_TURNS_IN_LOOPS / size.slack
+    verdicts.hold_at_least("turns in the time of 1,000 Python loops", run.turns_in_loops, least, "turns")
     for workers in (1, 2):
         ratio, crowd = run_rico(workers, clients=20, turns=10 if size is FULL else 5)
         bad = crowd["counts"]["errors"] + crowd["counts"]["not_sent"]

@@ -4,10 +4,14 @@ The service under test has the first core to itself; model, Postgres and the loa
 on free loopback ports and is stopped by the process in hand.
 """
 
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +34,7 @@ BASE = "/agentic/v1"
 COMPARATORS = Path(__file__).parent / "comparators"
 _NO_OVERRIDES = {"OPENAI_BASE_URL": "", "OPENAI_API_KEY": "", "OPENAI_MODEL": "", "FRED_POSTGRES_PASSWORD": ""}
 _TICKS = os.sysconf("SC_CLK_TCK")
-_UTIME, _STIME = 13, 14
+_CPU_OF_ALL_THREADS = 2
 
 Change = Callable[[dict[str, Any]], None]
 """Alters a configuration before it is written."""
@@ -53,6 +57,10 @@ class Server:
     def whole(self) -> "Server":
         """The same service spoken to in the compatible protocol, where an answer is one frame."""
         return replace(self, target=replace(self.target, native=False))
+
+    def answering(self, answer: str) -> "Server":
+        """The same service, each of whose turns must say this."""
+        return replace(self, target=replace(self.target, answer=answer))
 
 
 class Deployment:
@@ -81,14 +89,18 @@ class Deployment:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         return self.postgres.dsn_of(name)
 
-    def start(self, module: str, *arguments: str, ready: str, environment: dict[str, str]) -> ModuleProcess:
+    def start(
+        self, module: str, *arguments: str, ready: str, environment: dict[str, str], under: Sequence[str] = ()
+    ) -> ModuleProcess:
         """A server on the core of services, once it answers at `ready`; stopped with the deployment."""
         with pinned_to(self.service_cores):
-            return self.start_beside(module, *arguments, ready=ready, environment=environment)
+            return self.start_beside(module, *arguments, ready=ready, environment=environment, under=under)
 
-    def start_beside(self, module: str, *arguments: str, ready: str, environment: dict[str, str]) -> ModuleProcess:
+    def start_beside(
+        self, module: str, *arguments: str, ready: str, environment: dict[str, str], under: Sequence[str] = ()
+    ) -> ModuleProcess:
         """The same on the cores of this process: model, Postgres and load have them too."""
-        process = self._stack.enter_context(ModuleProcess(module, *arguments, env=environment))
+        process = self._stack.enter_context(ModuleProcess(module, *arguments, env=environment, under=under))
         process.wait_for_http(ready, HANGS_S)
         return process
 
@@ -107,9 +119,18 @@ class Deployment:
         return Server(Target(name, port, SOCKET_PATH), process, dsn)
 
     def service(
-        self, name: str, model: str, *, module: str = "agentic_backend", change: Change | None = None
+        self,
+        name: str,
+        model: str,
+        *,
+        module: str = "agentic_backend",
+        change: Change | None = None,
+        under: Sequence[str] = (),
     ) -> Server:
-        """The agentic service by its bench configuration, which `change` may alter, on a database of its own."""
+        """The agentic service by its bench configuration, which `change` may alter, on a database of its own.
+
+        `under` is a command that runs it, as `ModuleProcess` has it.
+        """
         dsn = self.database(name)
         config: dict[str, Any] = yaml.safe_load(CONFIG.read_text())
         port = free_port()
@@ -123,9 +144,17 @@ class Deployment:
         path = self.work / f"{name}.yaml"
         path.write_text(yaml.safe_dump(config))
         environment = {**_NO_OVERRIDES, "CONFIG_FILE": str(path), "TURNWISE_HOME": str(self.work / name)}
-        process = self.start(module, ready=f"http://127.0.0.1:{port}{BASE}/ready", environment=environment)
+        ready = f"http://127.0.0.1:{port}{BASE}/ready"
+        process = self.start(module, ready=ready, environment=environment, under=under)
         url = f"http://127.0.0.1:{port}{BASE}/chatbot/session"
         return Server(Target(name, port, SOCKET_PATH, native=True, session_url=url), process, dsn)
+
+    def model_late_ms(self) -> Counter[int]:
+        """The mock model's answers so far, by how many ms later than their schedule the last token left."""
+        url = self.model_url.removesuffix("/v1") + "/stats"
+        with urllib.request.urlopen(url, timeout=HANGS_S) as answer:  # noqa: S310 - our own mock model on loopback
+            told: dict[str, int] = json.load(answer)["late_ms"]
+        return Counter({int(late): count for late, count in told.items()})
 
     def storage(self, database: str) -> dict[str, Any]:
         """Where a database is, as `storage.postgres` says it."""
@@ -142,10 +171,14 @@ def deployed() -> Iterator[Deployment]:
 
 
 def cpu_s(pid: int) -> float:
-    """User and system seconds of all threads of a process so far, to a hundredth (`/proc/<pid>/stat`)."""
-    # The name in brackets may hold anything, blanks too: fields count from behind it, where number 3 is the first.
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[_UTIME - 2]) + int(fields[_STIME - 2])) / _TICKS
+    """User and system seconds of all threads of a process so far. Raises OSError once it is gone."""
+    # The number of the clock as clock_getcpuclockid(3) makes it, which Python does not have.
+    return time.clock_gettime((~pid << 3) | _CPU_OF_ALL_THREADS)
+
+
+def rss_mb(pid: int) -> float:
+    """The memory that a process has in RAM, in MiB, as the KPI summary tells it."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def busy_s(of: set[int]) -> float:

@@ -9,23 +9,24 @@ import json
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import WebSocketException
-from websockets.typing import Subprotocol
 
 from backend_kit.kpi.rollup import nearest_rank
+from tests.bench.rawsocket import RawSocket, SocketFailed, dial
 
 TURNS_A_SESSION = 10
 """As many as a client of ws_bench asks by default: what an agent remembers is part of a turn."""
-NATIVE = Subprotocol("turnwise.v1")
+NATIVE = "turnwise.v1"
 HEADERS = {"Authorization": "Bearer local"}
+_DELTA = '{"type":"delta"'
 _FINAL = '{"type":"final"'
 _TERMINAL = (_FINAL, '{"type":"error"', '{"type":"cancelled"')
+_DIALS_AT_ONCE = 64
+_LOOKS_EVERY_S = 0.02
 
 
 class TurnFailed(Exception):
@@ -49,19 +50,22 @@ class Target:
     answer: str | None = None
     turn_s: float = 60.0
     """Seconds after which a turn has failed."""
+    turns_a_session: int = TURNS_A_SESSION
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
     """`rate` turns a second, or as many as `clients` can ask one after the other where it is None.
 
-    Turns count that end within `seconds` after `warm_s`.
+    Turns count that end within `seconds` after `warm_s`. Closed clients begin spread over `ramp_s` (None: half of
+    `warm_s`).
     """
 
     clients: int
     seconds: float
     warm_s: float = 2.0
     rate: float | None = None
+    ramp_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -69,10 +73,15 @@ class Counted:
     """What happened within the window, and (`…_in_all`) from the first ask to the last answer.
 
     `chars_under_way` is what had been heard of unfinished turns at the window's end, less that at its beginning.
+    `firsts_s` are ask to first native delta; `lags_s` by how much the load's own loop was late within the window, and
+    `load_cpu_s` the CPU that it took.
     """
 
     seconds: float = 0.0
     latencies_s: list[float] = field(default_factory=list)
+    firsts_s: list[float] = field(default_factory=list)
+    lags_s: list[float] = field(default_factory=list)
+    load_cpu_s: float = 0.0
     frames: int = 0
     failures: list[str] = field(default_factory=list)
     chars_under_way: int = 0
@@ -102,20 +111,47 @@ class Counted:
 class Client:
     """One socket, and the session that it asks in."""
 
-    def __init__(self, target: Target, socket: ClientConnection, http: aiohttp.ClientSession) -> None:
+    def __init__(self, target: Target, socket: RawSocket, http: aiohttp.ClientSession) -> None:
         self._target = target
         self._socket = socket
         self._http = http
         self._session_id = ""
-        self._asked = 0
-        self.chars = 0
+        self._left = 0
+
+    @property
+    def chars(self) -> int:
         """Characters of frames heard of the turn under way."""
+        return self._socket.chars
+
+    @property
+    def first_at(self) -> float | None:
+        """When the last turn's first native delta came, on the clock of `time.perf_counter`."""
+        return self._socket.first_at
+
+    @property
+    def ended_at(self) -> float:
+        """When the last turn's end came, on the same clock."""
+        return self._socket.ended_at
+
+    @property
+    def session_id(self) -> str:
+        """The session of the last turn."""
+        return self._session_id
+
+    def forget(self) -> None:
+        """The turn that was under way counts no more."""
+        self._socket.chars = 0
+
+    async def prepare(self) -> None:
+        """Have a session for the next turn, which else is made with it. Raises `aiohttp.ClientError`."""
+        if not self._left:
+            self._session_id = await self._new_session()
+            self._left = self._target.turns_a_session
 
     async def turn(self, question: str) -> list[str]:
         """Ask and return the frames up to the terminal one. Raises `TurnFailed`."""
-        if self._asked % TURNS_A_SESSION == 0:
-            self._session_id = await self._new_session()
-        self._asked += 1
+        await self.prepare()
+        self._left -= 1
         ask = {
             "type": "ask",
             "session_id": self._session_id,
@@ -124,29 +160,17 @@ class Client:
         }
         try:
             async with asyncio.timeout(self._target.turn_s):
-                await self._socket.send(json.dumps(ask))
-                return await self._hear()
-        except (TimeoutError, WebSocketException) as error:
+                frames = await self._socket.exchange(json.dumps(ask))
+        except (TimeoutError, SocketFailed) as error:
             raise TurnFailed(f"{type(error).__name__}: {error}") from error
-
-    async def _hear(self) -> list[str]:
-        frames: list[str] = []
-        while True:
-            frame = await self._socket.recv()
-            assert isinstance(frame, str)
-            frames.append(frame)
-            self.chars += len(frame)
-            if frame.startswith(_TERMINAL):
-                break
         answer = self._target.answer
-        if not frame.startswith(_FINAL) or (answer is not None and answer not in frame):
-            raise TurnFailed(frame[:300])
+        if not frames[-1].startswith(_FINAL) or (answer is not None and answer not in frames[-1]):
+            raise TurnFailed(frames[-1][:300])
         return frames
 
-    @property
-    def session_id(self) -> str:
-        """The session of the last turn."""
-        return self._session_id
+    async def close(self) -> None:
+        """Close the socket."""
+        await self._socket.close()
 
     async def _new_session(self) -> str:
         url = self._target.session_url
@@ -160,23 +184,30 @@ class Client:
 @asynccontextmanager
 async def clients(target: Target, count: int) -> AsyncIterator[list[Client]]:
     """Connected clients; closed with a close handshake at the end."""
-    async with AsyncExitStack() as stack:
-        # Shorter than the service keeps an idle connection, or a session is asked for on one that is just closed.
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0)
-        http = await stack.enter_async_context(aiohttp.ClientSession(headers=HEADERS, connector=connector))
-        yield [Client(target, await stack.enter_async_context(_connecting(target)), http) for _ in range(count)]
+    # Shorter than the service keeps an idle connection, or a session is asked for on one that is just closed.
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0)
+    connected: list[Client] = []
+    places = asyncio.Semaphore(_DIALS_AT_ONCE)
+    async with aiohttp.ClientSession(headers=HEADERS, connector=connector) as http:
+
+        async def connect() -> None:
+            async with places:
+                connected.append(Client(target, await _dialled(target), http))
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(count):
+                    group.create_task(connect())
+            yield connected
+        finally:
+            await asyncio.gather(*(client.close() for client in connected))
 
 
-def _connecting(target: Target) -> connect:
-    return connect(
-        f"ws://127.0.0.1:{target.port}{target.path}",
-        subprotocols=[NATIVE] if target.native else None,
-        additional_headers=HEADERS,
-        compression="deflate" if target.deflate else None,
-        max_size=4 * 1024 * 1024,
-        ping_interval=None,
-        open_timeout=30,
-    )
+async def _dialled(target: Target) -> RawSocket:
+    headers = [f"{name}: {value}" for name, value in HEADERS.items()]
+    if target.native:
+        headers.append(f"Sec-WebSocket-Protocol: {NATIVE}")
+    return await dial(target.port, target.path, *headers, ends=_TERMINAL, mark=_DELTA, deflate=target.deflate)
 
 
 async def run(
@@ -190,7 +221,7 @@ async def run(
         async with asyncio.TaskGroup() as group:
             if load.rate is None:
                 # Not all at once: turns in step with one another would end in waves, and a window cut through one.
-                step_s = load.warm_s / 2 / len(connected)
+                step_s = (load.warm_s / 2 if load.ramp_s is None else load.ramp_s) / len(connected)
                 for place, client in enumerate(connected):
                     group.create_task(_closed(client, asked, window, place * step_s))
             else:
@@ -198,10 +229,21 @@ async def run(
             await asyncio.sleep(load.warm_s)
             at_edge()
             window.open(connected)
-            await asyncio.sleep(load.seconds)
+            counted.lags_s = await _lags(load.seconds)
             window.close(connected)
             at_edge()
     return counted
+
+
+async def _lags(seconds: float) -> list[float]:
+    """By how much this loop was late, each time that it was to wake, for so long."""
+    lags = []
+    until = time.perf_counter() + seconds
+    while (begun := time.perf_counter()) < until:
+        sleeps_s = min(_LOOKS_EVERY_S, until - begun)
+        await asyncio.sleep(sleeps_s)
+        lags.append(max(0.0, time.perf_counter() - begun - sleeps_s))
+    return lags
 
 
 class _Window:
@@ -214,36 +256,42 @@ class _Window:
 
     def open(self, connected: list[Client]) -> None:
         self._began = time.perf_counter()
+        self.counted.load_cpu_s = -time.process_time()
         self.counted.chars_under_way = -sum(client.chars for client in connected)
 
     def close(self, connected: list[Client]) -> None:
         assert self._began is not None
         self.counted.seconds = time.perf_counter() - self._began
+        self.counted.load_cpu_s += time.process_time()
         self.counted.chars_under_way += sum(client.chars for client in connected)
         self._began = None
         self.ended = True
 
-    async def turn(self, client: Client, question: str, due: float) -> None:
-        """One turn; its latency counts from when it was due."""
+    async def turn(self, client: Client, question: str, due: float | None = None) -> None:
+        """One turn; its latency counts from when it was due, else from the ask (which is not that for a session)."""
         try:
+            await client.prepare()
+            begun = time.perf_counter() if due is None else due
             frames = await client.turn(question)
         except (TurnFailed, aiohttp.ClientError) as error:
             self.counted.failures.append(str(error))
             self.ended = self.ended or len(self.counted.failures) > 100
-            client.chars = 0
+            client.forget()
             return
         self.counted.turns_in_all += 1
         self.counted.chars_in_all += client.chars
-        client.chars = 0
+        client.forget()
         if self._began is not None:
-            self.counted.latencies_s.append(time.perf_counter() - due)
+            self.counted.latencies_s.append(client.ended_at - begun)
             self.counted.frames += len(frames)
+            if client.first_at is not None:
+                self.counted.firsts_s.append(client.first_at - begun)
 
 
 async def _closed(client: Client, questions: Iterator[str], window: _Window, after_s: float) -> None:
     await asyncio.sleep(after_s)
     while not window.ended:
-        await window.turn(client, next(questions), time.perf_counter())
+        await window.turn(client, next(questions))
 
 
 async def _open(connected: list[Client], rate: float, questions: Iterator[str], window: _Window) -> None:

@@ -1,19 +1,23 @@
 """One load on one server as figures: CPU a turn, and whether the machine let it be measured."""
 
 import asyncio
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 import uvloop
 
-from tests.bench.deployment import Deployment, Server, busy_s, cpu_s
+from backend_kit.kpi.rollup import nearest_rank
+from tests.bench.deployment import Deployment, Server, busy_s, cpu_s, rss_mb
 from tests.bench.driver import Load, run
 
 FULL_CORE = 0.95
 """Above this share a core is the limit: of the service where it should be, of the load where it should not."""
 FOREIGN = 0.10
 """Above this share of other people's work on the service's core a figure is doubtful."""
+LATE_MS = 5.0
+"""Above this p95 of the load's own wake-ups, times that it measured are partly its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +25,9 @@ class Sample:
     """What a window showed; `turns` counts parts of turns too.
 
     `service_share` and `others_share` are of their cores; `foreign_share` is other work on the service's core, which
-    makes every figure worse.
+    makes every figure worse. `load_share` is what the load's process took of one core, `load_late_ms` the p95 by which
+    its loop was late; `rss_mb` is the service's at the window's end. `latencies_s` and `firsts_s` are those of the
+    driver's `Counted`.
     """
 
     turns: float
@@ -36,6 +42,11 @@ class Sample:
     failures: tuple[str, ...] = ()
     turns_in_all: int = 0
     beside_ms: float = 0.0
+    latencies_s: tuple[float, ...] = ()
+    firsts_s: tuple[float, ...] = ()
+    load_share: float = 0.0
+    load_late_ms: float = 0.0
+    rss_mb: float = 0.0
 
     @property
     def turns_per_core_s(self) -> float:
@@ -58,8 +69,11 @@ def sample(
 ) -> Sample:
     """Put the load on the server. `beside` are processes whose CPU is told as well, in `beside_ms` a turn."""
     edges: list[tuple[float, float, float, float]] = []
+    memory_mb = 0.0
 
     def at_edge() -> None:
+        nonlocal memory_mb
+        memory_mb = rss_mb(server.process.pid)
         helpers = sum(cpu_s(pid) for pid in beside)
         edges.append(
             (cpu_s(server.process.pid), busy_s(deployment.service_cores), busy_s(deployment.other_cores), helpers)
@@ -82,7 +96,32 @@ def sample(
         failures=tuple(counted.failures),
         turns_in_all=counted.turns_in_all,
         beside_ms=helpers * 1e3 / turns if turns else 0.0,
+        latencies_s=tuple(counted.latencies_s),
+        firsts_s=tuple(counted.firsts_s),
+        load_share=counted.load_cpu_s / counted.seconds,
+        load_late_ms=nearest_rank(sorted(counted.lags_s), 0.95) * 1e3,
+        rss_mb=memory_mb,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """p50, p95 and p99 in ms; infinite where there was nothing."""
+
+    p50: float
+    p95: float
+    p99: float
+
+    def __str__(self) -> str:
+        return f"{self.p50:7.1f} {self.p95:7.1f} {self.p99:7.1f}"
+
+
+def above(times_s: Sequence[float], floor_s: float) -> Percentiles:
+    """Percentiles by nearest rank of what times have beyond a floor; less than none for one below it."""
+    if not times_s:
+        return Percentiles(math.inf, math.inf, math.inf)
+    ranked = sorted(times_s)
+    return Percentiles(*((nearest_rank(ranked, share) - floor_s) * 1e3 for share in (0.50, 0.95, 0.99)))
 
 
 @dataclass(slots=True)
@@ -113,6 +152,8 @@ class Series:
         found = []
         if limited := sum(one.load_limited for one in self.samples):
             found.append(f"load-limited in {limited} of {len(self.samples)}")
+        if (late := max(one.load_late_ms for one in self.samples)) > LATE_MS:
+            found.append(f"load late by up to {late:.0f} ms (p95)")
         if (foreign := max(one.foreign_share for one in self.samples)) > FOREIGN:
             found.append(f"up to {foreign:.0%} foreign load")
         return ", ".join(found)

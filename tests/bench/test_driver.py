@@ -68,6 +68,17 @@ async def test_a_session_is_left_after_ten_turns() -> None:
 
 
 @pytest.mark.servers
+async def test_a_session_that_is_prepared_is_that_of_the_next_turn() -> None:
+    async with serving(FINAL) as (target, server), clients(replace(target, turns_a_session=1), 1) as (client,):
+        for _ in range(2):
+            await client.prepare()
+            prepared = client.session_id
+            await client.turn("Hello")
+            assert server.sessions[-1] == prepared
+    assert len(set(server.sessions)) == 2
+
+
+@pytest.mark.servers
 async def test_every_turn_of_a_closed_load_is_counted_and_the_edges_are_two() -> None:
     edges: list[int] = []
     async with serving(*FRAMES, FINAL) as (target, server):
@@ -79,6 +90,10 @@ async def test_every_turn_of_a_closed_load_is_counted_and_the_edges_are_two() ->
     # Each client may have one turn that the server took before an edge and the client counts after it, or the reverse.
     assert abs(counted.ended - (edges[1] - edges[0])) <= 3
     assert counted.frames == 4 * counted.ended
+    assert len(counted.firsts_s) == counted.ended
+    assert all(first <= whole for first, whole in zip(counted.firsts_s, counted.latencies_s, strict=True))
+    assert counted.lags_s
+    assert counted.load_cpu_s > 0
 
 
 @pytest.mark.servers

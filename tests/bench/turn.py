@@ -1,8 +1,9 @@
 """CPU of one turn: ours with everything on, beside the comparators of tests/bench/comparators.
 
-Hypothesis: a streamed turn of 50 tokens costs at most 0.25 of the CPU of the obvious stack on a saturated core, and at
-most 0.45 at 8 turns a second, where every token wakes an idle loop; and a turn whose answer is one frame is done at
-least 2.5 times as often by a core as in the way of the system that Turnwise succeeds.
+Hypothesis: a streamed turn of 50 tokens costs at most 0.06 of the CPU of the obvious stack on a saturated core, at most
+0.30 at 8 turns a second, where every token wakes an idle loop, and at most twice the floor; a further token costs at
+most 25 us on a saturated core (a turn of 200 less one of 50, over 150); and a turn whose answer is one frame is done at
+least 6 times as often by a core as in the way of the system that Turnwise succeeds.
 Control: naive.py, original_like.py and floor_asgi.py, each a server of its own, on the same core, asked by the same
 clients, streaming from the same mock model, storing into the same Postgres, in turn with ours, round by round. Before
 anything is timed each must pass the turn check: text exact, rows in Postgres.
@@ -23,9 +24,10 @@ import platform
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psycopg
@@ -34,7 +36,7 @@ import uvloop
 from tests.bench.bench import Verdicts
 from tests.bench.deployment import COMPARATORS, Change, Deployment, Server, deployed
 from tests.bench.driver import Load, answer_of, clients
-from tests.bench.measured import Series, sample
+from tests.bench.measured import Sample, Series, sample
 from tests.support.patience import HANGS_S
 
 TOKENS = 50
@@ -42,9 +44,12 @@ SATURATED_MODEL = f"mock;gap=5;tokens={TOKENS}"
 CALM_MODEL = f"mock;gap=20;tokens={TOKENS}"
 WHOLE_MODEL = f"mock;tokens={TOKENS}"
 RATE = 8.0
-SATURATED_BOUND = 0.25
-CALM_BOUND = 0.45
-WHOLE_BOUND = 2.5
+MORE_TOKENS = 200
+SATURATED_BOUND = 0.06
+FLOOR_BOUND = 2.0
+CALM_BOUND = 0.30
+WHOLE_BOUND = 6.0
+TOKEN_BOUND_US = 25.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +102,7 @@ def checked(server: Server, answer: str) -> Server:
     rows = wait_for(lambda: stored(server, session_id), wanted)
     if rows != wanted:
         raise SystemExit(f"{server.name} fails the turn check: it stored {rows}")
-    return replace(server, target=replace(server.target, answer=answer))
+    return server.answering(answer)
 
 
 def stored(server: Server, session_id: str) -> list[tuple[int, str, str]]:
@@ -137,36 +142,61 @@ class Case:
     rate: float | None = None
     streamed: bool = True
 
-    @property
-    def without_the_floor(self) -> "Case":
-        """Only the stacks that a bound is about."""
-        return replace(self, stacks=tuple(name for name in self.stacks if name != "floor_asgi"))
 
-
-CASES = (
-    Case("saturated", "streamed turn, saturated", SATURATED_MODEL, ("naive", "floor_asgi", "ours"), clients=150),
-    Case(
-        "calm", f"streamed turn, {RATE:.0f} turns/s", CALM_MODEL, ("naive", "floor_asgi", "ours"), clients=64, rate=RATE
-    ),
-    Case("whole", "whole-message turn, saturated", WHOLE_MODEL, ("original_like", "ours"), clients=50, streamed=False),
+SATURATED = Case("saturated", "streamed turn, saturated", SATURATED_MODEL, ("naive", "floor_asgi", "ours"), clients=150)
+CALM = Case(
+    "calm", f"streamed turn, {RATE:.0f} turns/s", CALM_MODEL, ("naive", "floor_asgi", "ours"), clients=64, rate=RATE
 )
+WHOLE = Case(
+    "whole", "whole-message turn, saturated", WHOLE_MODEL, ("original_like", "ours"), clients=50, streamed=False
+)
+CASES = (SATURATED, CALM, WHOLE)
+TOKENS_CASE = "tokens"
 
 
 def compare(deployment: Deployment, case: Case, size: Size, ack: str, verdicts: Verdicts) -> dict[str, Series]:
     """Start the stacks of a case, check each, measure them in turn, and hold them to what they have stored."""
     print(f"\n== {case.title}: {case.clients} clients, model {case.model!r}, {size.rounds} x {size.seconds:.0f} s")
-    load = Load(case.clients, size.seconds, size.warm_s, case.rate)
     answer = spoken_answer(deployment, case.model)
     servers = [started(deployment, name, case, ack, answer) for name in case.stacks]
+    load = Load(case.clients, size.seconds, size.warm_s, case.rate)
+    series = alternate(deployment, servers, load, size.rounds)
+    for server in servers:
+        held_to_its_rows(server, series[server.name].samples, f"{case.name}: {server.name}", verdicts)
+        server.process.stop()
+    print_table(series)
+    return series
+
+
+def alternate(deployment: Deployment, servers: Sequence[Server], load: Load, rounds: int) -> dict[str, Series]:
+    """Put the load on one server after the other, so many times; the samples by the names of the servers."""
     series: dict[str, Series] = {server.name: Series([]) for server in servers}
-    for _ in range(size.rounds):
+    for _ in range(rounds):
         for server in servers:
             series[server.name].samples.append(sample(deployment, server, load))
-    for server in servers:
-        held_to_its_rows(server, series[server.name], verdicts)
-        server.process.stop()
-    print_table(case, series)
     return series
+
+
+def further_token_us(deployment: Deployment, size: Size, ack: str, verdicts: Verdicts) -> float:
+    """CPU of a token beyond the fiftieth of a streamed turn on a saturated core, in us: median of the rounds."""
+    print(f"\n== further tokens: {TOKENS} and {MORE_TOKENS}, saturated, {size.rounds} x {size.seconds:.0f} s")
+    servers = []
+    for tokens in (TOKENS, MORE_TOKENS):
+        case = replace(SATURATED, name=f"tokens_{tokens}", model=f"mock;gap=5;tokens={tokens}")
+        server = started(deployment, "ours", case, ack, spoken_answer(deployment, case.model))
+        servers.append(replace(server, target=replace(server.target, name=f"{tokens} tokens")))
+    series = alternate(deployment, servers, Load(SATURATED.clients, size.seconds, size.warm_s), size.rounds)
+    for server in servers:
+        held_to_its_rows(server, series[server.name].samples, server.name, verdicts)
+        server.process.stop()
+    print_table(series)
+    few, many = (series[server.name].samples for server in servers)
+    return median(each_token_us(more.cpu_ms - less.cpu_ms) for less, more in zip(few, many, strict=True))
+
+
+def each_token_us(more_ms: float) -> float:
+    """What each of the further tokens costs in us, of which all together cost so many ms."""
+    return more_ms * 1e3 / (MORE_TOKENS - TOKENS)
 
 
 def started(deployment: Deployment, name: str, case: Case, ack: str, answer: str) -> Server:
@@ -180,19 +210,19 @@ def started(deployment: Deployment, name: str, case: Case, ack: str, answer: str
     return checked(server if case.streamed else server.whole, answer)
 
 
-def held_to_its_rows(server: Server, series: Series, verdicts: Verdicts) -> None:
+def held_to_its_rows(server: Server, samples: Sequence[Sample], name: str, verdicts: Verdicts) -> None:
     """Nothing failed, and every turn that was answered is in Postgres: two rows each, the turn check's four too."""
-    wanted = 4 + 2 * sum(one.turns_in_all for one in series.samples)
+    wanted = 4 + 2 * sum(one.turns_in_all for one in samples)
     lost = wanted - int(str(wait_for(lambda: row_count(server), wanted)))
-    for failure in series.failures[:3]:
-        print(f"{server.name}: {failure[:300]}")
-    verdicts.hold(f"{server.name}: failed turns", len(series.failures), 0, "turns")
-    verdicts.hold(f"{server.name}: messages not in Postgres", lost, 0, "rows")
+    failures = [failure for one in samples for failure in one.failures]
+    for failure in failures[:3]:
+        print(f"{name}: {failure[:300]}")
+    verdicts.hold(f"{name}: failed turns, rows not in Postgres", len(failures) + lost, 0, "")
 
 
-def print_table(case: Case, series: dict[str, Series]) -> None:
+def print_table(series: dict[str, Series]) -> None:
     """One line a stack; ratios are medians over rounds against the first."""
-    first = series[case.stacks[0]]
+    first = next(iter(series.values()))
     head = ("stack", "CPU ms/turn", "spread", "ratio", "turns/s/core", "turns/s", "frames", "p50 ms", "p99 ms", "core")
     print("{:14} {:>11} {:>15} {:>6} {:>12} {:>8} {:>6} {:>8} {:>8} {:>5}  doubts".format(*head))
     for name, one in series.items():
@@ -202,6 +232,26 @@ def print_table(case: Case, series: dict[str, Series]) -> None:
             f"{one.middle('frames_per_turn'):6.1f} {one.middle('p50_ms'):8.1f} {one.middle('p99_ms'):8.1f} "
             f"{one.middle('service_share'):5.0%}  {one.doubts}"
         )
+
+
+def hold_ratios(case: Case, series: dict[str, Series], verdicts: Verdicts, slack: float) -> None:
+    """What is asked of ours beside the others of a case."""
+    ours = series["ours"]
+    if case.name == CALM.name:
+        title = f"streamed, {RATE:.0f} turns/s: CPU ours / naive"
+        verdicts.hold(title, ours.ratio(series["naive"]), CALM_BOUND * slack, "x")
+    elif case.streamed:
+        title = "streamed, saturated: CPU ours"
+        verdicts.hold(f"{title} / naive", ours.ratio(series["naive"]), SATURATED_BOUND * slack, "x")
+        verdicts.hold(f"{title} / floor", ours.ratio(series["floor_asgi"]), FLOOR_BOUND * slack, "x")
+    else:
+        more = series["original_like"].ratio(ours)
+        verdicts.hold_at_least("whole message: turns/s/core ours / original", more, WHOLE_BOUND / slack, "x")
+
+
+def hold_tokens(token_us: float, verdicts: Verdicts, slack: float) -> None:
+    """What is asked of a further token."""
+    verdicts.hold(f"streamed, saturated: a token above {TOKENS}", token_us, TOKEN_BOUND_US * slack, "us")
 
 
 def print_stage() -> None:
@@ -222,30 +272,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--short", action="store_true", help="one round of short windows, bounds five times as wide")
     parser.add_argument("--ack", choices=("spool", "db", "none"), default="spool", help="what `final` waits for")
-    names = [case.name for case in CASES]
+    names = [*(case.name for case in CASES), TOKENS_CASE]
     parser.add_argument("--only", choices=names, action="append", help="this comparison; may be given again")
     options = parser.parse_args()
+    chosen = options.only or names
     size = SHORT if options.short else FULL
     verdicts = Verdicts()
     print_stage()
     with deployed() as deployment:
-        results = {
-            case.name: compare(
-                deployment, case.without_the_floor if options.short else case, size, options.ack, verdicts
-            )
-            for case in CASES
-            if case.name in (options.only or names)
-        }
+        cases = [case for case in CASES if case.name in chosen]
+        results = [(case, compare(deployment, case, size, options.ack, verdicts)) for case in cases]
+        tokens = [further_token_us(deployment, size, options.ack, verdicts)] if TOKENS_CASE in chosen else []
     print()
-    for name, what, bound in (
-        ("saturated", "streamed, saturated: CPU ours / naive", SATURATED_BOUND),
-        ("calm", f"streamed, {RATE:.0f} turns/s: CPU ours / naive", CALM_BOUND),
-    ):
-        if name in results:
-            verdicts.hold(what, results[name]["ours"].ratio(results[name]["naive"]), bound * size.slack, "x")
-    if "whole" in results:
-        more = results["whole"]["original_like"].ratio(results["whole"]["ours"])
-        verdicts.hold_at_least("whole message: turns/s/core ours / original", more, WHOLE_BOUND / size.slack, "x")
+    for case, series in results:
+        hold_ratios(case, series, verdicts, size.slack)
+    for token_us in tokens:
+        hold_tokens(token_us, verdicts, size.slack)
     print(f"\n{'all bounds hold' if not verdicts.failed else f'{verdicts.failed} bound(s) missed'}")
     return 1 if verdicts.failed else 0
 

@@ -31,6 +31,7 @@ TARGETS = (
         "bench-short",
         "bench-micro",
         "bench-turn",
+        "bench-headline",
         "bench-ladder",
         "bench-matrix",
         "bench-acks",

@@ -11,7 +11,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import ParamSpec, TypeVar
@@ -33,7 +33,8 @@ class ModuleProcess:
 
     Its output (stdout and stderr together) is collected by a thread. Leaving the context stops it (SIGTERM, SIGKILL
     after `stop_s`) and fails the test if it has written a traceback, unless `traceback_allowed`. It dies with the
-    thread that started it: start it from the test's own thread.
+    thread that started it: start it from the test's own thread. `under` is a command that runs it, such as `nice`, and
+    becomes it: the first word is an absolute path.
 
     The `wait_…` methods block; in a coroutine use `await process.until(process.wait_for_line, pattern)`.
     """
@@ -46,7 +47,9 @@ class ModuleProcess:
         cwd: Path = ROOT,
         stop_s: float = PATIENCE_S,
         traceback_allowed: bool = False,
+        under: Sequence[str] = (),
     ) -> None:
+        self._under = list(under)
         self._module = module
         self._arguments = list(arguments)
         self._added = dict(env or {})
@@ -149,7 +152,9 @@ class ModuleProcess:
 
     def _start(self) -> "subprocess.Popen[str] | Fork":
         return subprocess.Popen(
-            with_parent_death_signal([sys.executable, "-m", self._module, *self._arguments], signal.SIGKILL),
+            with_parent_death_signal(
+                [*self._under, sys.executable, "-m", self._module, *self._arguments], signal.SIGKILL
+            ),
             env=self._env,
             cwd=self._cwd,
             stdin=subprocess.DEVNULL,
@@ -180,11 +185,11 @@ class ModuleProcess:
 class ForkedModule(ModuleProcess):
     """The same without the seconds of its imports, by a fork: for a service whose tests do not ask how it starts.
 
-    Where one of its variables can only be given to an interpreter of its own, it has one.
+    Where one of its variables can only be given to an interpreter of its own, or a command runs it, it has one.
     """
 
     def _start(self) -> "subprocess.Popen[str] | Fork":
-        if needs_own_interpreter(self._added):
+        if self._under or needs_own_interpreter(self._added):
             return super()._start()
         return FORKS.start(self._module, self._arguments, self._env, self._cwd)
 

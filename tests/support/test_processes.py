@@ -49,6 +49,12 @@ def test_a_process_that_ends_before_its_line_fails_the_test_with_its_output(modu
         assert process.wait() == 4
 
 
+def test_a_command_may_run_it_and_is_it_afterwards(module: Module) -> None:
+    text = "import os, time\nprint('it is', os.getpid(), os.environ['GIVEN'], flush=True)\ntime.sleep(600)"
+    with sample(module, text, under=("/usr/bin/env", "GIVEN=so")) as process:
+        assert process.wait_for_line(r"it is (\d+) so")[1] == str(process.pid)
+
+
 def test_a_traceback_fails_the_test(module: Module) -> None:
     with (
         pytest.raises(pytest.fail.Exception, match="ValueError: that"),

@@ -3,7 +3,7 @@
 import itertools
 import re
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -25,6 +25,7 @@ for their next token to come down the wire
 _FILLER = tuple(_FILLER_TEXT.split())
 _KEPT_BYTES = 4 * 1024 * 1024
 GARBAGE = chunk(b'data: {"choices": [{"delta": garb\x00\n\n')
+MAX_LATE_MS = 10_000
 _RETRY_STATUSES = frozenset({429, 503})
 
 
@@ -46,6 +47,8 @@ class MockLlmStats:
     cut: int = 0
     truncated: int = 0
     tokens: int = 0
+    late_ms: Counter[int] = field(default_factory=Counter)
+    """Finished streams by how late their last token left, in whole milliseconds, up to `MAX_LATE_MS`."""
     last: "deque[tuple[int, dict[str, Any]]]" = field(default_factory=deque)
     kept_bytes: int = 0
 
@@ -75,6 +78,7 @@ class MockLlmStats:
                 "truncated": self.truncated,
             },
             "tokens": self.tokens,
+            "late_ms": {str(late): count for late, count in sorted(self.late_ms.items())},
             "last_messages_count": len(last[-1]["messages"]) if last else 0,
             "last_requests": last,
         }
@@ -317,6 +321,9 @@ class _Answer:
         self._open = False
         self._stats.open -= 1
         self._stats.finished += 1
+        # Not by the loop's own clock, which stands still while it serves a bucket of streams.
+        late_s = max(time.monotonic() - self._last_at, 0.0)
+        self._stats.late_ms[min(int(late_s * 1e3), MAX_LATE_MS)] += 1
 
     def _truncate(self) -> None:
         self._open = False

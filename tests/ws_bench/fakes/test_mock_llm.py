@@ -219,6 +219,8 @@ async def test_statistics_show_that_turn_two_contained_turn_one(start_model: Sta
     stats = await model.stats()
     assert stats["requests"] == {"chat": 3, "embeddings": 1, "reranks": 0, "models": 1, "refused": 0}
     assert stats["streams"] == {"open": 0, "finished": 3, "cut": 0, "truncated": 0}
+    assert sum(stats["late_ms"].values()) == 3
+    assert all(int(late) >= 0 for late in stats["late_ms"])
     assert stats["last_messages_count"] == 2
     assert [one["messages"][1]["content"] for one in stats["last_requests"]] == ["two", "three"]
 
