@@ -29,7 +29,7 @@ from backend_kit.http import (
     install_error_handlers,
     refusals,
 )
-from backend_kit.kpi import Kpi, KpiOptions, KpiRuntime
+from backend_kit.kpi import Activity, Kpi, KpiOptions, KpiRuntime
 from backend_kit.process import git_sha
 from backend_kit.settings import Security, ServiceSettings, config_hash
 
@@ -85,6 +85,7 @@ class Service(ABC, Generic[Config, State]):
         self._clock = clock
         self._verifier = make_verifier(settings.security, waits)
         self._registry = CollectorRegistry()
+        self._activity = Activity()
         self._state: State | None = None
         self._draining = False
         self._late_since: float | None = None
@@ -166,7 +167,7 @@ class Service(ABC, Generic[Config, State]):
         self._add_routes(app, identify, base)
         if self._settings.app.api_docs:
             add_api_docs(app, identify, chat_page=chat_page)
-        app.add_middleware(RequestMetrics, metrics=HttpMetrics(self._registry))
+        app.add_middleware(RequestMetrics, metrics=HttpMetrics(self._registry), activity=self._activity)
         app.add_middleware(BodyLimit, limit_bytes=max_body_bytes, file_paths=file_paths)
         app.add_middleware(RequestId)
         return app
@@ -189,6 +190,7 @@ class Service(ABC, Generic[Config, State]):
             legacy_ms_names=self._settings.metrics.legacy_ms_names,
             phases=phases,
             timeouts=timeouts,
+            activity=self._activity,
         )
 
     def _observe(self, kpi: Kpi, stack: AsyncExitStack) -> KpiRuntime:

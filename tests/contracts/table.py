@@ -287,6 +287,11 @@ CONTRACTS = (
     ),
     Contract(
         "uvicorn",
+        "test_uvicorn.py::test_a_tick_renews_the_date_and_says_whether_to_end",
+        {"backend_kit.http.server": ("self.on_tick",)},
+    ),
+    Contract(
+        "uvicorn",
         "test_uvicorn.py::test_u8_the_token_of_the_query_is_logged_in_clear",
         {"backend_kit.http.redact": ("uvicorn.error",)},
     ),
