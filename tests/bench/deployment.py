@@ -7,7 +7,7 @@ on free loopback ports and is stopped by the process in hand.
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -107,7 +107,13 @@ class Deployment:
         return Server(Target(name, port, SOCKET_PATH), process, dsn)
 
     def service(
-        self, name: str, model: str, *, module: str = "agentic_backend", change: Change | None = None
+        self,
+        name: str,
+        model: str,
+        *,
+        module: str = "agentic_backend",
+        arguments: Sequence[str] = (),
+        change: Change | None = None,
     ) -> Server:
         """The agentic service by its bench configuration, which `change` may alter, on a database of its own."""
         dsn = self.database(name)
@@ -123,7 +129,7 @@ class Deployment:
         path = self.work / f"{name}.yaml"
         path.write_text(yaml.safe_dump(config))
         environment = {**_NO_OVERRIDES, "CONFIG_FILE": str(path), "TURNWISE_HOME": str(self.work / name)}
-        process = self.start(module, ready=f"http://127.0.0.1:{port}{BASE}/ready", environment=environment)
+        process = self.start(module, *arguments, ready=f"http://127.0.0.1:{port}{BASE}/ready", environment=environment)
         url = f"http://127.0.0.1:{port}{BASE}/chatbot/session"
         return Server(Target(name, port, SOCKET_PATH, native=True, session_url=url), process, dsn)
 

@@ -288,7 +288,7 @@ CONTRACTS = (
     Contract(
         "uvicorn",
         "test_uvicorn.py::test_a_tick_renews_the_date_and_says_whether_to_end",
-        {"backend_kit.http.server": ("self.on_tick",)},
+        {"backend_kit.http.server": ("self.on_tick",), "turnwise.sample_tools": ("def main_loop", "self.on_tick")},
     ),
     Contract(
         "uvicorn",

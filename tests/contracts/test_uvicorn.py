@@ -258,7 +258,7 @@ async def test_the_server_gives_its_signals_to_one_method_and_serves_in_another(
 
 
 async def test_a_tick_renews_the_date_and_says_whether_to_end(socket_app: SocketApp) -> None:
-    """backend_kit/http/server.py calls `on_tick` with 0 once a second, uvicorn ten times with a count."""
+    """backend_kit/http/server.py and turnwise/sample_tools.py call `on_tick` with 0, in a `main_loop` of their own."""
     server = uvicorn.Server(uvicorn.Config(socket_app, log_config=None))
     assert await server.on_tick(0) is False
     [(name, _)] = server.server_state.default_headers
