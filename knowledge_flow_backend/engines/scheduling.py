@@ -129,8 +129,10 @@ async def wait_for_event(event: asyncio.Event, seconds: float) -> None:
 
 
 class CatchUp(ABC):
-    """Catches up whenever something was written here, and looks for what another process wrote and left undone: a second
-    after something was written or found, then at intervals that double up to 4 s."""
+    """Catches up whenever something was written here, and looks for what another process wrote and left undone.
+
+    It looks a second after something was written or found, then at intervals that double up to 4 s.
+    """
 
     def __init__(
         self,
