@@ -1,6 +1,6 @@
 """The part of a migration that alembic does.
 
-Importing it takes 10 MB: `backend_kit.db.schema` does so only for a schema that is behind, or ahead.
+Importing it takes 7 MB: `backend_kit.db.schema` does so only for a schema that is behind, or ahead.
 """
 
 from pathlib import Path

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import sqlalchemy.dialects.postgresql  # noqa: F401 - the first engine would load it on the loop
 from sqlalchemy import URL, Executable, Row, event
 from sqlalchemy.engine.interfaces import CacheStats
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
