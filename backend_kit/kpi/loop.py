@@ -171,6 +171,7 @@ class LoopMonitor:
         """End the thread; waits 1 s at most. On the loop's thread. Does nothing where it was not started."""
         self._closed = True
         self._woken.set()
+        self._loop = None  # no beat is armed any more
         if self._beat_handle is not None:
             self._beat_handle.cancel()
         if self._thread is not None:

@@ -53,7 +53,7 @@ class SimulatedLoop:
         self.monitor = LoopMonitor(
             self.kpi, notice=self.notices.append, interval_s=INTERVAL_S, rest_s=REST_S, senses=senses
         )
-        self._calls: list[tuple[float, int, Handle]] = []
+        self.calls: list[tuple[float, int, Handle]] = []
         self._order = count()
         self._blocks = blocks
         self._gil = gil
@@ -61,7 +61,7 @@ class SimulatedLoop:
 
     def call_later(self, delay_s: float, call: Callable[[], None]) -> Handle:
         handle = Handle(call)
-        heapq.heappush(self._calls, (self.now + delay_s, next(self._order), handle))
+        heapq.heappush(self.calls, (self.now + delay_s, next(self._order), handle))
         return handle
 
     def call_soon_threadsafe(self, call: Callable[[], None]) -> Handle:
@@ -72,6 +72,14 @@ class SimulatedLoop:
         loop = cast(asyncio.AbstractEventLoop, self)
         self.monitor.begin(loop)
         self.monitor.watch(loop, threading.get_ident())
+
+    def pass_over(self) -> None:
+        """Let the loop come to the call that is due next."""
+        due, _, handle = heapq.heappop(self.calls)
+        if handle.call is not None:
+            self.now = self._free_at(max(due, self.now))
+            self.loop_wakes.append(self.now)
+            handle.call()
 
     @property
     def culprits(self) -> list[str]:
@@ -91,12 +99,8 @@ class SimulatedLoop:
         until = self.now + seconds
         if self._gil:
             until = self._free_at(until)
-        while self._calls and not woken.is_set() and self._free_at(max(self._calls[0][0], self.now)) <= until:
-            due, _, handle = heapq.heappop(self._calls)
-            if handle.call is not None:
-                self.now = self._free_at(max(due, self.now))
-                self.loop_wakes.append(self.now)
-                handle.call()
+        while self.calls and not woken.is_set() and self._free_at(max(self.calls[0][0], self.now)) <= until:
+            self.pass_over()
         if not woken.is_set():
             self.now = max(self.now, until)
         self.wakes.append(self.now)
@@ -184,6 +188,16 @@ def test_a_short_block_invents_no_stall_and_no_culprit() -> None:
         assert simulated.stalls == 0, block
         assert simulated.culprits == [], block
         assert simulated.monitor.totals().held_s <= 0.09 + INTERVAL_S, block
+
+
+def test_nothing_is_left_on_the_loop_of_a_closed_monitor() -> None:
+    simulated = SimulatedLoop()
+    simulated.run()
+    with simulated.kpi.activity:
+        pass
+    for _ in range(len(simulated.calls)):  # the answers that were on their way
+        simulated.pass_over()
+    assert simulated.calls == []
 
 
 def test_a_stall_ends_the_rest_for_the_next_one() -> None:
