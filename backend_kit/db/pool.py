@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import psycopg
+import sqlalchemy.dialects.postgresql  # noqa: F401 - the first engine would load it on the loop
 from psycopg.pq import TransactionStatus
 from sqlalchemy import URL, Executable, Row, event
 from sqlalchemy.engine.interfaces import CacheStats

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from backend_kit.auth import Credentials, Identity, NoAuth, Verifier, bearer_of, header
+from backend_kit.kpi.activity import Activity
 from backend_kit.wire import Code, dumps, message_for
 
 REQUEST_ID_HEADER = "X-Request-ID"
@@ -73,11 +74,12 @@ class HttpMetrics:
 
 
 class RequestMetrics:
-    """Times each request. Sockets are not timed: their turns have their own phases."""
+    """Times each request and counts it in `activity`. Sockets are not timed: their turns have their own phases."""
 
-    def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics, activity: Activity) -> None:
         self._app = app
         self._seconds = metrics.seconds
+        self._activity = activity
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection."""
@@ -94,7 +96,8 @@ class RequestMetrics:
 
         began = time.perf_counter()
         try:
-            await self._app(scope, receive, watch)
+            with self._activity:
+                await self._app(scope, receive, watch)
         finally:
             method = scope["method"] if scope["method"] in _METHODS else "OTHER"
             labels = (route_of(scope), method, f"{status // 100}xx")

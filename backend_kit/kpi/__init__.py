@@ -1,6 +1,7 @@
 """Timers, rollups, the summary log, the loop-lag sampler and the Prometheus endpoint."""
 
 from backend_kit.kpi import buckets
+from backend_kit.kpi.activity import Activity
 from backend_kit.kpi.core import (
     PHASES,
     Amounts,
@@ -24,6 +25,7 @@ from backend_kit.kpi.summary import Summary
 
 __all__ = [
     "PHASES",
+    "Activity",
     "Amounts",
     "Counter",
     "Culprits",

@@ -16,6 +16,7 @@ from prometheus_client import Counter as PrometheusCounter
 from prometheus_client import Gauge as PrometheusGauge
 
 from backend_kit.aio import Vigil
+from backend_kit.kpi.activity import Activity
 from backend_kit.kpi.buckets import TURN
 from backend_kit.kpi.exposition import LegacyPhaseHistogram
 from backend_kit.kpi.rollup import Rollup, Seen
@@ -234,7 +235,8 @@ class Ledger:
         """Make this the ledger of the running task and of the tasks it starts."""
         token = _CURRENT.set(self)
         try:
-            yield self
+            with self.kpi.activity:
+                yield self
         finally:
             _CURRENT.reset(token)
 
@@ -347,14 +349,17 @@ class Kpi:
         legacy_ms_names: bool = True,
         phases: Iterable[str] = (),
         timeouts: tuple[type[BaseException], ...] = (),
+        activity: Activity | None = None,
     ) -> None:
-        """`phases` are names beyond PHASES; `timeouts` are exceptions that, as TimeoutError, end a phase as `timeout`.
+        """`phases` are names beyond PHASES; `timeouts` are exceptions that, as TimeoutError, end a phase as `timeout`;
+        `activity` counts what else runs than turns.
 
         Raises ValueError for a phase name that is not `[a-z][a-z0-9_]*` or for more than 64 of them.
         """
         # The library's switch is global to the process; `_created` series would add half as many series for no use.
         disable_created_metrics()  # type: ignore[no-untyped-call]  # the library left it without annotations
         self.registry = registry
+        self.activity = activity or Activity()
         self.vigil = Vigil(registry)
         self.service = service
         self.legacy_ms_names = legacy_ms_names

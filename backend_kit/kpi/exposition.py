@@ -2,11 +2,11 @@
 
 import gc
 import json
+import socket
 import socketserver
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from itertools import accumulate
 from math import isinf
 from threading import BoundedSemaphore
@@ -156,13 +156,13 @@ class MetricsServer:
             ) from exc
         server.set_app(self._app)
         self._server = server
-        self._thread = WatchedThread(self._vigil, "kpi-metrics", partial(server.serve_forever, 0.1), essential=True)
+        self._thread = WatchedThread(self._vigil, "kpi-metrics", server.serve_until_closed, essential=True)
         self._thread.start()
 
     def close(self) -> None:
         """Stop listening. Does nothing where it was not started."""
         if self._server is not None and self._thread is not None:
-            self._server.shutdown()
+            self._server.end()
             self._thread.end(1.0)
             self._server.server_close()
             self._server = None
@@ -195,7 +195,19 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
 
     def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
         self._slots = BoundedSemaphore(_MAX_SCRAPES)
+        self._ending = False
         super().__init__(address, handler)
+
+    def serve_until_closed(self) -> None:
+        """Answer until `end`. Unlike `serve_forever` it wakes for requests only."""
+        while not self._ending:
+            self.handle_request()
+
+    def end(self) -> None:
+        """Have `serve_until_closed` return. From another thread."""
+        self._ending = True
+        # What waits for a connection to accept is woken by it.
+        self.socket.shutdown(socket.SHUT_RDWR)
 
     def server_bind(self) -> None:
         # The parent resolves the host's full name, which may take seconds and is not needed.
@@ -208,7 +220,8 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
             return super().get_request()
         except OSError:
             # Without a free descriptor the caller stays in the queue, and the server's loop would spin.
-            sleep(_NO_DESCRIPTOR_S)
+            if not self._ending:
+                sleep(_NO_DESCRIPTOR_S)
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:

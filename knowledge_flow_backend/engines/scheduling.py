@@ -18,6 +18,7 @@ from knowledge_flow_backend.errors import DocumentsUnavailable
 from knowledge_flow_backend.index.database import IndexDatabase
 
 TICK_S: Final = 1.0
+LONGEST_S: Final = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,33 +121,54 @@ class PrioritySemaphore:
         self._free += 1
 
 
-class CatchUp(ABC):
-    """Catches up whenever something was written, and once a second for what another process wrote."""
+async def wait_for_event(event: asyncio.Event, seconds: float) -> None:
+    """Wait until it is set, for so many seconds at most."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
 
-    def __init__(self, database: IndexDatabase, log: logging.Logger, behind: str) -> None:
+
+class CatchUp(ABC):
+    """Catches up whenever something was written here, and looks for what another process wrote and left undone.
+
+    It looks a second after something was written or found, then at intervals that double up to 4 s.
+    """
+
+    def __init__(
+        self,
+        database: IndexDatabase,
+        log: logging.Logger,
+        behind: str,
+        *,
+        wait: Callable[[asyncio.Event, float], Awaitable[object]] = wait_for_event,
+    ) -> None:
         """`behind` names in a log line what is out of date while the work fails."""
         self._database = database
         self._log = QuietLog(log)
         self._behind = behind
         self._woken = asyncio.Event()
+        self._wait = wait
 
     def wake(self) -> None:
-        """Catch up at once, since something was written; otherwise the next look may be a second away."""
+        """Catch up at once, since something was written; otherwise the next look may be 4 s away."""
         self._woken.set()
 
     async def follow_writes(self) -> None:
         """Catch up until cancelled. Failures are logged, once a second at most, and retried with growing waits."""
         await self._database.wait_ready()
+        rest_s = TICK_S
         while True:
+            woken = self._woken.is_set()
             self._woken.clear()
-            await keep_trying(self.catch_up, DocumentsUnavailable, Backoff(), on_failure=self._failed)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(TICK_S):
-                    await self._woken.wait()
+            done = await keep_trying(self.catch_up, DocumentsUnavailable, Backoff(), on_failure=self._failed)
+            # Of what was written here another process may have had the lock.
+            rest_s = TICK_S if done or woken else min(rest_s * 2, LONGEST_S)
+            await self._wait(self._woken, rest_s)
 
     @abstractmethod
-    async def catch_up(self) -> None:
-        """Do all there is to do now. Raises `DocumentsUnavailable`; what is done by then stays done."""
+    async def catch_up(self) -> bool:
+        """Do all there is to do now; whether there was anything. Raises `DocumentsUnavailable`; what is done by then
+        stays done."""
 
     def _failed(self, failure: DocumentsUnavailable) -> None:
         self._log.warning("behind", "%s: %s; trying on", self._behind, failure)

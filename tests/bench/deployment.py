@@ -124,6 +124,7 @@ class Deployment:
         model: str,
         *,
         module: str = "agentic_backend",
+        arguments: Sequence[str] = (),
         change: Change | None = None,
         under: Sequence[str] = (),
     ) -> Server:
@@ -145,7 +146,7 @@ class Deployment:
         path.write_text(yaml.safe_dump(config))
         environment = {**_NO_OVERRIDES, "CONFIG_FILE": str(path), "TURNWISE_HOME": str(self.work / name)}
         ready = f"http://127.0.0.1:{port}{BASE}/ready"
-        process = self.start(module, ready=ready, environment=environment, under=under)
+        process = self.start(module, *arguments, ready=ready, environment=environment, under=under)
         url = f"http://127.0.0.1:{port}{BASE}/chatbot/session"
         return Server(Target(name, port, SOCKET_PATH, native=True, session_url=url), process, dsn)
 

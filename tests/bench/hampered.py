@@ -1,13 +1,16 @@
-"""A service as it is run, with one thing made slow: what `tests.bench.verdict` and `kpi_cost` start.
+"""A service as it is run, with one thing made slow or otherwise: what `tests.bench.verdict`, `kpi_cost` and `collector`
+start.
 
     CONFIG_FILE=… python -m tests.bench.hampered agentic --disk-ms 400      each flush of the spool takes 400 ms longer
     CONFIG_FILE=… python -m tests.bench.hampered agentic --without-kpi      nothing is observed: the control of an A/B
+    CONFIG_FILE=… python -m tests.bench.hampered agentic --collector 700,10,10   other thresholds of the collector
     CONFIG_FILE=… python -m tests.bench.hampered knowledge --rerank-ms 600  each rerank takes 600 ms longer
 
 Nothing else of the service is changed; without a flag it is the service itself.
 """
 
 import argparse
+import gc
 import sqlite3
 import sys
 import time
@@ -91,6 +94,19 @@ def slow_rerank(seconds: float) -> None:
     vars(wiring)["LocalReranker"] = SlowReranker
 
 
+def collect_otherwise(thresholds: tuple[int, ...], *, freeze: bool) -> None:
+    """Other thresholds of the garbage collector after the start, or none (0), with or without its freeze."""
+    from backend_kit import service
+
+    def configure() -> None:
+        gc.collect()
+        if freeze:
+            gc.freeze()
+        gc.set_threshold(*thresholds)
+
+    vars(service)["_freeze_gc"] = configure
+
+
 def main() -> int:
     """Hamper, then serve."""
     parser = argparse.ArgumentParser(description="A service with one thing made slow.")
@@ -98,6 +114,8 @@ def main() -> int:
     parser.add_argument("--disk-ms", type=float, default=0.0)
     parser.add_argument("--rerank-ms", type=float, default=0.0)
     parser.add_argument("--without-kpi", action="store_true")
+    parser.add_argument("--collector", default="", help="its thresholds: 700,10,10 are Python's, 0 turns it off")
+    parser.add_argument("--no-freeze", action="store_true", help="with --collector")
     options = parser.parse_args()
     sys.argv = sys.argv[:1]  # the service has arguments of its own
     if options.disk_ms:
@@ -106,6 +124,8 @@ def main() -> int:
         slow_rerank(options.rerank_ms / 1e3)
     if options.without_kpi:
         silent()
+    if options.collector:
+        collect_otherwise(tuple(map(int, options.collector.split(","))), freeze=not options.no_freeze)
     if options.service == "agentic":
         from agentic_backend.__main__ import main as serve
     else:

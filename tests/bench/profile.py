@@ -28,7 +28,7 @@ DOES = (
     ("spool (thread)", ("spool/spool.py:_write_all",)),
     (
         "metrics, summary, lag (threads)",
-        ("kpi/exposition.py:", "socketserver.py:serve_forever", "kpi/summary.py:", "kpi/loop.py:_run"),
+        ("kpi/exposition.py:", "kpi/exposition.py:serve_until_closed", "kpi/summary.py:", "kpi/loop.py:watch"),
     ),
     ("batcher to Postgres", ("spool/batcher.py:",)),
     ("model: HTTP, chunks, messages", ("agentic_backend/llm/", "/aiohttp/")),

@@ -59,17 +59,17 @@ CONTRACTS = (
     Contract(
         "alembic",
         "test_alembic.py::test_the_steps_to_a_revision_are_those_after_the_one_that_stands",
-        {"backend_kit.db.schema": ("_upgrade_revs",)},
+        {"backend_kit.db.migration": ("_upgrade_revs",)},
     ),
     Contract(
         "alembic",
         "test_alembic.py::test_migrations_run_in_the_transaction_of_a_given_connection",
-        {"backend_kit.db.schema": ("MigrationContext.configure", "Operations.context")},
+        {"backend_kit.db.migration": ("MigrationContext.configure", "Operations.context")},
     ),
     Contract(
         "alembic",
         "test_alembic.py::test_an_unknown_revision_is_a_command_error",
-        {"backend_kit.db.schema": ("CommandError",)},
+        {"backend_kit.db.migration": ("CommandError",)},
     ),
     Contract(
         "anyio",
@@ -302,6 +302,11 @@ CONTRACTS = (
         "uvicorn",
         "test_uvicorn.py::test_the_server_gives_its_signals_to_one_method_and_serves_in_another",
         {"backend_kit.http.server": ("def handle_exit", "def main_loop", "self.should_exit")},
+    ),
+    Contract(
+        "uvicorn",
+        "test_uvicorn.py::test_a_tick_renews_the_date_and_says_whether_to_end",
+        {"backend_kit.http.server": ("self.on_tick",), "turnwise.sample_tools": ("def main_loop", "self.on_tick")},
     ),
     Contract(
         "uvicorn",

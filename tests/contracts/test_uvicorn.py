@@ -257,6 +257,16 @@ async def test_the_server_gives_its_signals_to_one_method_and_serves_in_another(
     assert told == ["begun", signal.SIGTERM, "ended"]
 
 
+async def test_a_tick_renews_the_date_and_says_whether_to_end(socket_app: SocketApp) -> None:
+    """backend_kit/http/server.py and turnwise/sample_tools.py call `on_tick` with 0, in a `main_loop` of their own."""
+    server = uvicorn.Server(uvicorn.Config(socket_app, log_config=None))
+    assert await server.on_tick(0) is False
+    [(name, _)] = server.server_state.default_headers
+    assert name == b"date"
+    server.should_exit = True
+    assert await server.on_tick(0) is True
+
+
 async def test_the_wait_for_a_ping_is_the_interval_less_the_last_round_trip(socket_app: SocketApp) -> None:
     """backend_kit/http/ws.py sets `last_ping_rtt` at first, so that sockets opened together are not pinged together."""
     config = uvicorn.Config(socket_app, ws_ping_interval=20.0)

@@ -40,11 +40,14 @@ class Follower(CatchUp):
         self._metrics = metrics
         self._intention_s = intention_s
 
-    async def catch_up(self) -> None:
+    async def catch_up(self) -> bool:
         """Follow every change that is noted, and publish how many are left."""
+        found = False
         await self._count()
         while await self.follow():
+            found = True
             await self._count()
+        return found
 
     async def follow(self) -> int:
         """Apply up to a batch of the noted changes; returns how many notes were done. Raises `IndexUnavailable`."""

@@ -102,10 +102,12 @@ class WordCounter(CatchUp):
         super().__init__(database, logger, "the counts of words are behind the documents")
         self._bounds = {"notes": notes, "chunks": chunks}
 
-    async def catch_up(self) -> None:
+    async def catch_up(self) -> bool:
         """Count everything that is noted."""
+        found = False
         while await self.count():
-            pass
+            found = True
+        return found
 
     async def count(self) -> int:
         """Count some of the noted documents again; how many notes were done. Raises `IndexUnavailable`."""

@@ -2,18 +2,23 @@ import asyncio
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import psycopg
 import pytest
+from alembic.script import ScriptDirectory
 
+from agentic_backend.persist import migrations as agentic_migrations
 from agentic_backend.persist.database import LOCK_KEY, migrate
 from backend_kit.db.database import DatabaseState
-from backend_kit.db.schema import SchemaTooNew
+from backend_kit.db.schema import SchemaTooNew, newest_revision
+from knowledge_flow_backend.index import migrations as index_migrations
 from tests.agentic_backend.conftest import Build
 from tests.agentic_backend.records import rows, settings_for, until_waiting
 from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 
+ROOT = Path(__file__).parents[3]
 TABLES = {
     "agent",
     "alembic_version",
@@ -66,6 +71,33 @@ async def test_migration_again_changes_nothing(database: Database) -> None:
     assert rows(database.dsn, "SELECT id FROM agent") == [("a",)]
 
 
+@pytest.mark.parametrize("package", [agentic_migrations, index_migrations], ids=["agentic", "index"])
+def test_the_scripts_are_one_line_and_named_after_their_revisions(package: ModuleType) -> None:
+    directory = Path(str(package.__file__)).parent
+    scripts = ScriptDirectory(str(directory))
+    revisions = list(scripts.walk_revisions())
+    assert newest_revision(directory) == scripts.get_current_head() == revisions[0].revision
+    assert [Path(one.path).name[1:5] for one in revisions] == [one.revision for one in revisions]
+
+
+async def test_a_start_at_the_newest_revision_does_not_load_alembic(database: Database) -> None:
+    program = (
+        "import json, sys\n"
+        "from agentic_backend.persist.database import migrate\n"
+        "from backend_kit.settings import Postgres\n"
+        "print(migrate(Postgres.model_validate(json.loads(sys.argv[1]))), 'alembic' in sys.modules)\n"
+    )
+    argument = settings_for(database.settings()).storage.postgres.model_dump_json()
+    said = []
+    for _ in range(2):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", program, argument, cwd=ROOT, stdout=subprocess.PIPE
+        )
+        out, _ = await process.communicate()
+        said.append(out.strip())
+    assert said == [b"0008 True", b"0008 False"]
+
+
 async def test_processes_that_start_together_migrate_once(database: Database) -> None:
     program = (
         "import json, sys\n"
@@ -81,13 +113,12 @@ async def test_processes_that_start_together_migrate_once(database: Database) ->
         "        pass  # the lock was not free in time: asked for again, as the service does\n"
     )
     argument = settings_for(database.settings()).storage.postgres.model_dump_json()
-    root = Path(__file__).parents[3]
     with psycopg.connect(database.dsn) as gate:
         # Both wait here, so that they go on at the same moment.
         gate.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK_KEY,))
         processes = [
             await asyncio.create_subprocess_exec(
-                sys.executable, "-c", program, argument, cwd=root, stdout=subprocess.PIPE
+                sys.executable, "-c", program, argument, cwd=ROOT, stdout=subprocess.PIPE
             )
             for _ in range(2)
         ]

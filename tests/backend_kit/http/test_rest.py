@@ -3,7 +3,7 @@
 import http.client
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, ClassVar
 
 import pytest
@@ -21,6 +21,7 @@ from backend_kit.http import (
     health_router,
     install_error_handlers,
 )
+from backend_kit.kpi import Activity
 from backend_kit.wire import CODES, Code, ServiceError
 from tests.backend_kit.http.socket_app import Running, connect, running
 from tests.support.patience import PATIENCE_S
@@ -35,9 +36,11 @@ class Ask(BaseModel):
 
 
 class Ready:
+    asked: Callable[[], object] = staticmethod(lambda: None)
     answer: tuple[bool, str, dict[str, Any]] = (True, "ready", {"postgres": "up"})
 
     def state(self) -> tuple[bool, str, dict[str, Any]]:
+        self.asked()
         return self.answer
 
 
@@ -52,7 +55,8 @@ class Site:
         self.app.include_router(_routes(), prefix="/base")
         install_error_handlers(self.app)
         self.app.add_middleware(BodyLimit, limit_bytes=LIMIT, file_paths=["/base/upload"])
-        self.app.add_middleware(RequestMetrics, metrics=HttpMetrics(self.registry))
+        self.activity = Activity()
+        self.app.add_middleware(RequestMetrics, metrics=HttpMetrics(self.registry), activity=self.activity)
         self.app.add_middleware(RequestId)
         self.server: Running
 
@@ -120,6 +124,17 @@ def test_health_is_the_loop_and_readiness_is_the_applications_word(site: Site) -
     assert site.ask("GET", "/base/healthz")[0] == 200
     assert site.ask("GET", "/base/ready")[::2] == (503, {"status": "starting", "dependencies": {"postgres": "down"}})
     site.ready.answer = Ready.answer
+
+
+def test_a_request_counts_as_running_until_it_is_answered(site: Site) -> None:
+    seen = list[int]()
+    begun = site.activity.begun
+    site.ready.asked = lambda: seen.append(site.activity.running)
+    site.ask("GET", "/base/ready")
+    site.ready.asked = Ready.asked
+    site.ask("GET", "/base/bug?token=x")
+    assert seen == [1]
+    assert (site.activity.running, site.activity.begun - begun) == (0, 2)
 
 
 @pytest.mark.parametrize("code", list(Code))

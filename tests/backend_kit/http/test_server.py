@@ -8,9 +8,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+import uvicorn
 
 from backend_kit.http import CannotListen, ServeSettings, listen
-from tests.backend_kit.http.socket_app import SocketApp, close_code, connect, frame, handshake, read_frame, running
+from backend_kit.http.server import DrainServer
+from tests.backend_kit.http.socket_app import (
+    SocketApp,
+    close_code,
+    connect,
+    frame,
+    handshake,
+    no_drain,
+    read_frame,
+    running,
+)
 from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.support.processes import ModuleProcess
@@ -109,6 +120,23 @@ def test_what_cannot_be_listened_on_is_said_in_one_line() -> None:
 def test_both_families_are_listened_on() -> None:
     with listen("::1", 0) as sock:
         assert sock.family == socket.AF_INET6
+
+
+@pytest.mark.servers
+async def test_the_end_is_awaited_and_not_looked_for() -> None:
+    ticks = list[int]()
+
+    class Counting(DrainServer):
+        async def on_tick(self, counter: int) -> bool:
+            ticks.append(counter)
+            if len(ticks) == 1:
+                self.stop()
+            return await super().on_tick(counter)
+
+    server = Counting(uvicorn.Config(SocketApp(), log_config=None, lifespan="off"), no_drain, tick_s=3600.0)
+    with listen("127.0.0.1", 0) as sock:
+        await server.serve(sockets=[sock])
+    assert ticks == [0, 0]
 
 
 HEAD = ServeSettings(head_timeout_s=2.0)
