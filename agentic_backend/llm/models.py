@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from time import perf_counter
 from typing import Any
 
+import langchain_core.messages.block_translators.langchain_v0  # noqa: F401 - a first turn would load it on the loop
 from langchain_core.messages import AIMessageChunk, BaseMessage, SystemMessage
 from langchain_core.prompt_values import ChatPromptValue
 from langchain_openai import ChatOpenAI
