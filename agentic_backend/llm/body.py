@@ -6,14 +6,13 @@ import aiohttp
 async def read_ready(content: aiohttp.StreamReader) -> bytes:
     """What `content.readany()` returns or raises, some 15 times faster where 50 tokens have come together.
 
-    aiohttp keeps each HTTP chunk, which is a token, by itself. It takes them one by one, and after each one resumes the
-    connection and calls its parser, although nothing was paused. While nothing is, the chunks only have to be joined
-    and counted; in any other state aiohttp's own method reads.
+    aiohttp keeps each HTTP chunk, which is a token, by itself. It takes them one by one, and after each one lets the
+    connection and its parser go on. Here they are joined and counted, and that is done once.
     """
     if content._exception is None:
         while not content._buffer and not content._eof:
             await content._wait("read_ready")
-        if content._buffer and not content._buffer_offset and not content._protocol._reading_paused:
+        if content._buffer and not content._buffer_offset:
             return _taken(content)
     return await content.readany()
 
@@ -30,4 +29,5 @@ def _taken(content: aiohttp.StreamReader) -> bytes:
         splits.clear()
         if last == content._cursor:
             splits.append(last)
+    content._protocol.resume_reading()  # the parser may have stopped in the middle of what it was given
     return data

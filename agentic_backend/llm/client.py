@@ -366,11 +366,16 @@ class CompletionStream:
         chunks: list[wire.Piece] = []
         self._behind = None
         together = self._text_only and self._endpoint.coalesce
-        place = 0
+        place = looked_at = 0
         while place < len(events) and not self._ended and self._failure is None:
-            if together and (count := self._take_texts(events, place, chunks)):
-                place += count
-                continue
+            if together and self._shape is not None and place >= looked_at:
+                count, text = self._shape.leading_text(events, place)
+                looked_at = place + count
+                if text and len(text) <= self._room:
+                    self._room -= len(text)
+                    self._take_text(text, chunks)
+                    place = looked_at
+                    continue
             event = events[place]
             place += 1
             if event == wire.DONE:
@@ -416,17 +421,6 @@ class CompletionStream:
             self._finished = True
         self._usage = wire.usage_of(chunk) or self._usage
         chunks.append(chunk)
-
-    def _take_texts(self, events: list[bytes], place: int, chunks: list[wire.Piece]) -> int:
-        """Take the next events that are nothing but text, as one text; returns how many. None near the bound."""
-        if self._shape is None:
-            return 0
-        count, text = self._shape.leading_text(events, place)
-        if not count or len(text) > self._room:
-            return 0
-        self._room -= len(text)
-        self._take_text(text, chunks)
-        return count
 
     def _take_text(self, text: str, chunks: list[wire.Piece]) -> None:
         last = chunks[-1] if chunks and self._endpoint.coalesce else None

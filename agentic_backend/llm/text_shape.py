@@ -43,7 +43,7 @@ class TextShape:
     def leading_text(self, events: Sequence[bytes], place: int) -> tuple[int, str]:
         """How many events from `place` on have this shape, and their texts as one.
 
-        (0, "") if the first has another, no text or NUL in it, or if any of them is broken.
+        "" where these have to be read as objects: one of them is broken, or has NUL in its text.
         """
         before, after, least = self._before, self._after, self._least
         texts = []
@@ -51,14 +51,19 @@ class TextShape:
             if len(event) <= least or not event.startswith(before) or not event.endswith(after):
                 break
             texts.append(event[len(before) : -len(after)])
-        joined = b'","'.join(texts)
-        # A text that ends in a backslash would take its closing quote with it.
-        if not texts or b'\\","' in joined or joined.endswith(b"\\"):
-            return 0, ""
-        try:
-            decoded = loads(b'["%b"]' % joined)
-            text = "".join(decoded)
-        except (InvalidJson, TypeError):
-            return 0, ""
-        # As many strings as texts, and nothing else: so none of them had a quote that ended it early.
-        return (len(texts), text) if len(decoded) == len(texts) and "\0" not in text else (0, "")
+        return len(texts), _decoded(texts) if texts else ""
+
+
+def _decoded(texts: list[bytes]) -> str:
+    """The insides of JSON strings as one text, "" where one of them is none."""
+    joined = b'","'.join(texts)
+    # A text that ends in a backslash would take its closing quote with it.
+    if b'\\","' in joined or joined.endswith(b"\\"):
+        return ""
+    try:
+        decoded = loads(b'["%b"]' % joined)
+        text = "".join(decoded)
+    except (InvalidJson, TypeError):
+        return ""
+    # As many strings as texts, and nothing else: so none of them had a quote that ended it early.
+    return text if len(decoded) == len(texts) and "\0" not in text else ""

@@ -50,7 +50,6 @@ CONTRACTS = (
                 "_exception",
                 "_http_chunk_splits",
                 "_protocol",
-                "_reading_paused",
                 "_size",
                 "_wait",
             )

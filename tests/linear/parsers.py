@@ -470,6 +470,7 @@ UNREACHED: Final[dict[str, str]] = {
     "agentic_backend/llm/failures.py::silent": _OURS,
     "agentic_backend/verdict/causes.py::account_of": _OURS,
     "backend_kit/aio/vigil.py::kind_of": _NAMES_TASK,
+    "backend_kit/http/ws.py::text_frame": _PASSES_ON,
     "backend_kit/kpi/core.py::phase": _OURS,
     "knowledge_flow_backend/cli/client.py::say": _PASSES_ON,
     "knowledge_flow_backend/cli/client.py::refuse": _PASSES_ON,

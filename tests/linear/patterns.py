@@ -77,6 +77,13 @@ HOSTILE: Final[dict[str, tuple[Hostile, ...]]] = {
         ("", "a;dur=1;start=1", ""),
     ),
     "agentic_backend/llm/chunks.py::_ESCAPE": (("", "\\", ""), ("", "\\ud800", ""), ("", "\\ud800\\u", "")),
+    "agentic_backend/llm/text_shape.py::_TEXT": (
+        ("", '"content":"', ""),
+        ('"content":"', "a", ""),
+        ('"content":"', "\\\\", ""),
+        ('"content"', " ", ""),
+        ('"content":', " ", ""),
+    ),
     "agentic_backend/session/turn_report.py::_PLAIN": (("", "a", " "),),
     "agentic_backend/session/turn_report.py::_QUOTABLE": (("", " ", "\n"),),
     "backend_kit/http/context.py::_REQUEST_ID": (("", "a", " "),),
