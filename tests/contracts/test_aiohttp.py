@@ -182,7 +182,7 @@ async def bodies(chunked: bool) -> tuple[Body, Body]:
 async def test_all_that_has_arrived_is_what_readany_returns(
     chunked: bool, chunks: list[bytes], cuts: list[int], reads: list[bool], ends: bool
 ) -> None:
-    """agentic_backend/llm/body.py: same bytes and counts, and the connection goes on, wherever the stream is cut and read.
+    """agentic_backend/llm/body.py: same bytes and counts, and the connection goes on, however a stream is cut.
 
     In between, aiohttp may pause one chunk sooner or later, of the 4,096 that it allows.
     """
