@@ -284,6 +284,11 @@ CONTRACTS = (
     ),
     Contract(
         "uvicorn",
+        "test_uvicorn.py::test_what_a_send_of_ours_looks_at_is_there",
+        {"backend_kit.http.ws": ("self.writable", "self.close_sent", "self.disconnected", "conn.extensions")},
+    ),
+    Contract(
+        "uvicorn",
         "test_uvicorn.py::test_the_wait_for_a_ping_is_the_interval_less_the_last_round_trip",
         {"backend_kit.http.ws": ("last_ping_rtt",)},
     ),

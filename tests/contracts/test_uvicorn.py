@@ -216,6 +216,17 @@ def test_the_private_parts_of_sockets_that_we_extend_are_there() -> None:
     assert {"ASGISendEvent", "WebSocketScope"} <= vars(_types).keys()
 
 
+async def test_what_a_send_of_ours_looks_at_is_there(socket_app: SocketApp) -> None:
+    """backend_kit/http/ws.py writes frames of its own: while the peer reads, the connection stands, and nothing is
+    compressed. The codec then holds nothing that would have to go out before."""
+    config = uvicorn.Config(socket_app)
+    config.load()
+    made = WebSocketsSansIOProtocol(config, ServerState(), {})
+    assert made.writable.is_set()
+    assert (made.close_sent, made.disconnected) == (False, False)
+    assert (made.conn.extensions, made.conn.data_to_send()) == ([], [])
+
+
 async def test_the_private_parts_of_http_that_we_extend_are_there(socket_app: SocketApp) -> None:
     """backend_kit/http/head.py overrides and reads them in H11Protocol."""
     assert {"data_received", "connection_made", "connection_lost"} <= vars(H11Protocol).keys()
