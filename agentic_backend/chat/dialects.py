@@ -91,7 +91,7 @@ def begin_turn(
     return _submit(turns, frames.ask_of(frame, asker, request_id))
 
 
-def take_frames(follow: Follow, take: Callable[[], Sequence[bytes]]) -> list[bytes]:
+def _some_frames(follow: Follow, take: Callable[[], Sequence[bytes]]) -> list[bytes]:
     """What `take` gives of a turn's next events, up to some 64 KiB, so that a peer that does not read holds little."""
     frames: list[bytes] = []
     size = 0
@@ -156,7 +156,7 @@ class NativeDialect:
 
     def take_frames(self, follow: Follow) -> list[bytes]:
         """See `Dialect.take_frames`."""
-        return take_frames(follow, lambda: (follow.take_native().json,))
+        return _some_frames(follow, lambda: (follow.take_native().json,))
 
     def turn_ended(self, turn: Turn) -> None:
         """See `Dialect.turn_ended`: no turn waits for another."""
@@ -210,7 +210,7 @@ class CompatibleDialect:
 
     def take_frames(self, follow: Follow) -> list[bytes]:
         """See `Dialect.take_frames`."""
-        return take_frames(follow, lambda: relay.compatible(follow.turn, follow.take()))
+        return _some_frames(follow, lambda: relay.compatible(follow.turn, follow.take()))
 
     def turn_ended(self, turn: Turn) -> None:
         """See `Dialect.turn_ended`: the longest waiting ask is next, unless the turn ended with a refusal."""
