@@ -1,7 +1,7 @@
 """One streamed model call as a turn's answer: deltas while it runs, an `AgentAnswer` at its end."""
 
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import uuid4
@@ -69,18 +69,18 @@ async def stream_reply(
     metadata: dict[str, Any] = {"model": fallback_model_name, "finish_reason": "stop"}
     calling: AIMessageChunk | None = None
     offered: dict[str, Any] = {"tools": list(tools)} if tools else {}
+
+    def take(text: str) -> None:
+        pieces.append(text)
+        emit(Delta(text))
+
     with phase("llm_invoke"):
-        async for chunk in _chunks(model, messages, offered):
-            if isinstance(chunk, str):
-                pieces.append(chunk)
-                emit(Delta(chunk))
-                continue
+        async for chunk in _chunks(model, messages, take, offered):
             if isinstance(chunk, Ending):
                 _note(chunk.finish_reason, chunk.model, chunk.usage, metadata)
                 continue
             if text := chunk.content if type(chunk.content) is str else chunk.text:
-                pieces.append(text)
-                emit(Delta(text))
+                take(text)
             if offered and chunk.tool_call_chunks:
                 calling = chunk if calling is None else calling + chunk
             # Only the last chunks of a stream know more than text.
@@ -104,11 +104,11 @@ def with_language(system: str, language: str | None) -> str:
 
 
 def _chunks(
-    model: BaseChatModel, messages: Sequence[BaseMessage], options: dict[str, Any]
-) -> AsyncIterator[str | Ending | AIMessageChunk]:
-    """The stream of any model. Our own model streams plain text."""
+    model: BaseChatModel, messages: Sequence[BaseMessage], take: Callable[[str], None], options: dict[str, Any]
+) -> AsyncIterator[Ending | AIMessageChunk]:
+    """The stream of any model. Our own model hands plain text to `take`."""
     if isinstance(model, StreamingChatModel):
-        return model.astream_pieces(messages, **options)
+        return model.astream_text(messages, take, **options)
     return model.astream(messages, **options)
 
 

@@ -16,10 +16,10 @@ import aiohttp
 from yarl import URL
 
 from agentic_backend.errors import LlmTimeout, LlmUnavailable, TurnFailed
+from agentic_backend.llm import body as answer_body
 from agentic_backend.llm import chunks as wire
 from agentic_backend.llm import failures
-from agentic_backend.llm.body import read_ready
-from agentic_backend.llm.coalescing import Coalescer
+from agentic_backend.llm.coalescing import Coalescer, Handle
 from agentic_backend.llm.endpoint import MIB, Endpoint
 from agentic_backend.llm.failures import AttemptFailed
 from agentic_backend.llm.observer import CallStatus, LlmObserver
@@ -91,9 +91,9 @@ class CompletionsClient:
             return CompletionStream(self, body)
         return await self._complete(body)
 
-    def stream_text(self, body: bytes) -> "CompletionStream":
-        """Call the model with an encoded request to stream. Chunks of nothing but text come as that text."""
-        return CompletionStream(self, body, text_only=True)
+    def stream_text(self, body: bytes, on_text: Callable[[str], None]) -> "CompletionStream":
+        """Call the model with an encoded request to stream. `on_text` gets chunks of nothing but text as that text."""
+        return CompletionStream(self, body, on_text)
 
     async def post(self, body: bytes, content_type: str) -> aiohttp.ClientResponse:
         """One attempt up to the headers of a good answer. Raises `AttemptFailed`, `aiohttp.ClientError`, `OSError`."""
@@ -218,22 +218,29 @@ class RawCompletion:
 class CompletionStream:
     """One streamed call: an async context manager and iterator of checked chunk dicts, to be used once.
 
-    With `text_only`, a chunk of nothing but text is that text.
+    `on_text` gets the text of each chunk that is nothing else, in its place between the other chunks. It is called
+    while the iteration waits, by the event loop and not by the task: for a token, a task would be woken through all
+    that it stands in. It must be quick; what it raises, the iteration raises.
 
     The request is sent by the first iteration. Leaving the context, cancellation and any error close the upstream
     connection at once; a stream read to its end gives it back for the next call.
     """
 
-    def __init__(self, client: CompletionsClient, body: bytes, *, text_only: bool = False) -> None:
+    def __init__(self, client: CompletionsClient, body: bytes, on_text: Callable[[str], None] | None = None) -> None:
         self._client = client
         self._endpoint = client.endpoint
-        self._text_only = text_only
+        self._text_only = on_text is not None
+        self._tell = on_text or _nobody
         self._body = body
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._waiting_since = _NOBODY_WAITS
         self._begun = False
         self._usage: tuple[int, int] | None = None
+        self._rest: asyncio.Future[list[wire.Piece]] | None = None
+        """What the iteration waits for: what is more than text that can be told at once, or nothing at the end."""
+        self._waiter: asyncio.Future[None] | None = None
+        self._gathering: Handle | None = None
         self._reset()
         self._iterator = self._run()
 
@@ -243,13 +250,14 @@ class CompletionStream:
     async def __aexit__(self, *_exc: object) -> None:
         await self._iterator.aclose()
 
-    def __aiter__(self) -> AsyncGenerator[wire.Piece]:
+    def __aiter__(self) -> AsyncGenerator[wire.Chunk]:
         return self._iterator
 
     def _reset(self) -> None:
         self._response: aiohttp.ClientResponse | None = None
+        self._content: aiohttp.StreamReader | None = None
         self._parser = SseParser(self._endpoint.max_event_bytes)
-        self._failure: AttemptFailed | None = None
+        self._failure: Exception | None = None
         self._shape: TextShape | None = None
         self._shape_sought = False
         self._behind: dict[str, Any] | None = None
@@ -258,21 +266,24 @@ class CompletionStream:
         self._ended = False
         self._room = self._endpoint.max_answer_chars
 
-    async def _run(self) -> AsyncGenerator[wire.Piece]:
+    async def _run(self) -> AsyncGenerator[wire.Chunk]:
         clock = self._client.clock
         started = clock()
         # What stands here at the end is what the call is counted as: a failure of our own included.
         error: BaseException | None = TurnFailed("unfinished")
         self._client.breaker.admit()
         try:
-            response, chunks = await self._begin()
+            pieces = await self._begin()
             self._client.begun(clock() - started)
             while True:
-                for chunk in chunks:
-                    yield chunk
+                for piece in pieces:
+                    if isinstance(piece, str):
+                        self._tell(piece)
+                    else:
+                        yield piece
                 if self._ended:
                     break
-                chunks = await self._read(response)
+                pieces = await self._read()
             await self._drain()
             error = None
         except AttemptFailed as failure:
@@ -286,7 +297,7 @@ class CompletionStream:
             self._client.settle(error, clock() - started, self._usage)
             del error  # its traceback holds this frame
 
-    async def _begin(self) -> tuple[aiohttp.ClientResponse, list[wire.Piece]]:
+    async def _begin(self) -> list[wire.Piece]:
         """Everything up to and with the first token: the only part that is ever tried again."""
         try:
             async with asyncio.timeout(self._endpoint.deadlines.first_token_s):
@@ -297,19 +308,20 @@ class CompletionStream:
         self._timer = self._loop.call_later(self._endpoint.deadlines.inter_token_s, self._watch)
         return begun
 
-    async def _attempt(self) -> tuple[aiohttp.ClientResponse, list[wire.Piece]]:
+    async def _attempt(self) -> list[wire.Piece]:
         self._reset()
         try:
-            response = self._response = await self._client.post(self._body, "text/event-stream")
+            self._response = await self._client.post(self._body, "text/event-stream")
+            self._content = self._response.content
             chunks: list[wire.Piece] = []
             begun = False
             while not begun and not self._ended:
-                new = await self._read(response)
+                new = await self._read()
                 begun = any(map(wire.is_token, new))
                 chunks += new
             if not chunks:
                 raise failures.broken("empty stream")
-            return response, chunks
+            return chunks
         except AttemptFailed:
             self._close()
             raise
@@ -325,24 +337,94 @@ class CompletionStream:
         elif self._response is not None:
             self._response.content.set_exception(failures.silent("no next token"))
 
-    async def _read(self, response: aiohttp.ClientResponse) -> list[wire.Piece]:
-        """The chunks of the next read that brings any. Comments bring none, so they do not feed the deadline."""
+    async def _read(self) -> list[wire.Piece]:
+        """What the next reads bring that cannot be told as text at once, or nothing at the end of the stream.
+
+        Before the first token was found nothing is told, as the attempt may fail.
+        """
+        self._rest = self._loop.create_future()
+        try:
+            self._go_on()
+            rest = await self._rest
+        finally:
+            self._rest = None
+            self._listen_no_more()
+        # What was good before something broken is handed out first.
+        if not rest and self._failure is not None:
+            raise self._failure
+        return rest
+
+    def _go_on(self) -> None:
+        """Listen for more, where texts should gather after a while."""
         if self._begun and self._endpoint.coalesce:
-            await self._client.coalescer.hold()
+            self._gathering = self._client.coalescer.hold(self._listen)
+        if self._gathering is None:
+            self._listen()
+
+    def _listen(self) -> None:
+        self._gathering = None
         self._waiting_since = self._loop.time()
-        chunks: list[wire.Piece] = []
-        while not chunks and not self._ended:
-            # What was good before something broken has been handed out.
-            if self._failure is not None:
-                raise self._failure
-            try:
-                data = await read_ready(response.content)
-            except (aiohttp.ClientError, OSError) as failure:
-                data = self._lost(failure)
-            chunks = self._decode(data)
-        # While the consumer works, nobody waits for the model.
-        self._waiting_since = _NOBODY_WAITS
-        return chunks
+        self._look_when_ready()
+
+    def _look_when_ready(self) -> None:
+        assert self._content is not None, "an attempt has begun"
+        self._waiter = answer_body.waiter_of(self._content)
+        if self._waiter is None:
+            self._look()  # again only as often as aiohttp has held back parts of one read
+        else:
+            self._waiter.add_done_callback(self._look)
+
+    def _look(self, waiter: "asyncio.Future[None] | None" = None) -> None:
+        """Take what has arrived: tell text, and let the iteration have what is more. Raises nothing."""
+        self._waiter = None
+        if waiter is not None:
+            waiter.exception()  # seen: taking raises it
+        if self._rest is None or self._rest.done():
+            return  # cancelled meanwhile
+        brought = False
+        rest: list[wire.Piece] = []
+        try:
+            if self._failure is None:
+                brought, rest = self._tell_what_came()
+        except Exception as error:  # noqa: BLE001 # the iteration raises it, in the task that waits
+            self._failure = error
+        if rest or self._ended or self._failure is not None:
+            self._rest.set_result(rest)
+        elif brought:
+            self._go_on()
+        else:
+            self._look_when_ready()
+
+    def _tell_what_came(self) -> tuple[bool, list[wire.Piece]]:
+        """Whether this read has brought anything, and what of it is not told."""
+        assert self._content is not None, "an attempt has begun"
+        try:
+            data = answer_body.take(self._content)
+        except (aiohttp.ClientError, OSError) as failure:
+            data = self._lost(failure)
+        pieces = self._decode(data)
+        if pieces:
+            # While the consumer works, nobody waits for the model. Comments bring nothing, and move no deadline.
+            self._waiting_since = _NOBODY_WAITS
+        return bool(pieces), self._tell_leading(pieces) if self._begun else pieces
+
+    def _listen_no_more(self) -> None:
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+        if self._waiter is not None:
+            assert self._content is not None
+            self._waiter.remove_done_callback(self._look)
+            answer_body.leave(self._content, self._waiter)
+            self._waiter = None
+
+    def _tell_leading(self, pieces: list[wire.Piece]) -> list[wire.Piece]:
+        """Tell the texts before the first chunk that is more; that and what follows it."""
+        for place, piece in enumerate(pieces):
+            if not isinstance(piece, str):
+                return pieces[place:]
+            self._tell(piece)
+        return []
 
     def _lost(self, failure: aiohttp.ClientError | OSError) -> bytes:
         """A connection that ended badly has ended all the same where the model had finished."""
@@ -444,13 +526,17 @@ class CompletionStream:
             self._timer.cancel()
             self._timer = None
         self._failure = None  # its traceback holds this object once it was raised
-        response, self._response = self._response, None
+        response, self._response, self._content = self._response, None, None
         if response is None:
             return
         if response.content.at_eof():
             response.release()
         else:
             response.close()
+
+
+def _nobody(_text: str) -> None:
+    """Told nothing: where nobody wants text, there is none."""
 
 
 def _circuit_open(wait_s: float) -> LlmUnavailable:

@@ -7,9 +7,9 @@ texts of a turn for each other anyway: here they wait where they cost nothing, u
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Protocol
 
 _INTERVALS: Final = ((0.5, 0.0), (0.8, 0.02), (0.95, 0.05))
 """(busy share of the loop, seconds): linear between them, as the first below it and as the last above. A reader
@@ -30,6 +30,13 @@ def thread_busy_s() -> float:
     return (int(ran_ns) + int(waited_ns)) / 1e9
 
 
+class Handle(Protocol):
+    """A call that is still to come."""
+
+    def cancel(self) -> None:
+        """Do not make it."""
+
+
 class Coalescer:
     """One for all streams of a loop. It measures only when it is asked, and has no timer of its own."""
 
@@ -38,20 +45,22 @@ class Coalescer:
         *,
         busy_s: Callable[[], float] = thread_busy_s,
         clock: Callable[[], float] = time.perf_counter,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        later: Callable[[float, Callable[[], Any]], Handle] | None = None,
     ) -> None:
-        """`busy_s` counts the seconds that the loop's thread has been busy. Built on that thread."""
+        """`busy_s` counts the seconds that the loop's thread has been busy. Built on that thread. `later` makes a call
+        after so many seconds, by default the running loop's."""
         self._busy_s = busy_s
         self._clock = clock
-        self._sleep = sleep
+        self._later = later
         self._since = clock()
         self._busy_before = self._busy_s()
         self.interval_s = 0.0
 
-    async def hold(self) -> None:
-        """Wait for as long as texts should gather now: not at all while the loop has time."""
-        if interval_s := self.now_s():
-            await self._sleep(interval_s)
+    def hold(self, call: Callable[[], Any]) -> Handle | None:
+        """Have `call` made once texts have gathered for as long as they should now. None if that is no time at all."""
+        if not (interval_s := self.now_s()):
+            return None
+        return (self._later or asyncio.get_running_loop().call_later)(interval_s, call)
 
     def now_s(self) -> float:
         """The seconds for which texts should gather now. On the loop's thread."""

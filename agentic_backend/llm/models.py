@@ -29,10 +29,10 @@ _ASKED = ChatPromptValue(messages=[SystemMessage("")])
 class StreamingChatModel(ChatOpenAI):
     """A ChatOpenAI that also streams text as text."""
 
-    async def astream_pieces(
-        self, messages: Sequence[BaseMessage], **options: Any
-    ) -> AsyncIterator[str | wire.Ending | AIMessageChunk]:
-        """`astream` for a caller that wants the text: text comes as text, how the answer ended as an `Ending`.
+    async def astream_text(
+        self, messages: Sequence[BaseMessage], on_text: Callable[[str], None], **options: Any
+    ) -> AsyncIterator[wire.Ending | AIMessageChunk]:
+        """`astream` for a caller that wants the text: `on_text` gets it, how the answer ended comes as an `Ending`.
 
         It saves what langchain builds, keeps and merges for each token and message (`make bench-turn`). Where that is
         needed, it is done, and every chunk is a message: with a callback handler (a tracer, `stream_mode="messages"`),
@@ -42,16 +42,14 @@ class StreamingChatModel(ChatOpenAI):
             async for message in self.astream(list(messages), **options):
                 yield message
             return
-        async with self.async_client.stream_text(self._body_of(messages, options)) as chunks:
+        async with self.async_client.stream_text(self._body_of(messages, options), on_text) as chunks:
             async for chunk in chunks:
-                if isinstance(chunk, str):
-                    yield chunk
-                elif options:
+                if options:
                     if (message_chunk := self._as_message(chunk)) is not None:
                         yield message_chunk
                 else:
                     if text := wire.content_of(chunk):
-                        yield text
+                        on_text(text)
                     if (ending := wire.ending_of(chunk)) is not None:
                         yield ending
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentic_backend.knowledge.attachments import _Lent
-from agentic_backend.llm.body import read_ready
+from agentic_backend.llm.body import leave, take, waiter_of
 from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.servers
@@ -195,15 +195,15 @@ async def test_all_that_has_arrived_is_what_readany_returns(
         ours.protocol.data_received(piece)
         theirs.protocol.data_received(piece)
         if read:
-            assert await drained(ours, read_ready) == await drained(theirs, aiohttp.StreamReader.readany)
+            assert await drained(ours, taken) == await drained(theirs, aiohttp.StreamReader.readany)
             assert ours.state == theirs.state
     if ends:
         ours.feed_end()
         theirs.feed_end()
-    assert await drained(ours, read_ready) == await drained(theirs, aiohttp.StreamReader.readany)
+    assert await drained(ours, taken) == await drained(theirs, aiohttp.StreamReader.readany)
     assert ours.state == theirs.state
     if ends:
-        assert await read_ready(ours.content) == await theirs.content.readany() == b""
+        assert take(ours.content) == await theirs.content.readany() == b""
 
 
 async def drained(body: Body, read: Callable[[aiohttp.StreamReader], Awaitable[bytes]]) -> bytes:
@@ -214,22 +214,41 @@ async def drained(body: Body, read: Callable[[aiohttp.StreamReader], Awaitable[b
     return whole
 
 
+async def taken(content: aiohttp.StreamReader) -> bytes:
+    return take(content)
+
+
 async def test_who_waits_for_a_body_is_woken_by_data_its_end_and_an_exception() -> None:
-    """agentic_backend/llm/body.py waits as `readany` does."""
+    """agentic_backend/llm/body.py waits as `readany` does, but not in a task."""
     body, ended = await bodies(chunked=True)
-    waiting = asyncio.ensure_future(read_ready(body.content))
-    await asyncio.sleep(0)
+    waiter = waiter_of(body.content)
+    assert waiter is not None
     body.feed(b"one")
     body.feed(b"two")
-    assert await waiting == b"onetwo"
-    waiting = asyncio.ensure_future(read_ready(body.content))
-    await asyncio.sleep(0)
+    assert (waiter.result(), waiter_of(body.content), take(body.content)) == (None, None, b"onetwo")
+    waiter = waiter_of(body.content)
+    assert waiter is not None
     body.content.set_exception(ValueError("lost"))
+    assert isinstance(waiter.exception(), ValueError)
+    assert waiter_of(body.content) is None
     with pytest.raises(ValueError, match="lost"):
-        await waiting
-    with pytest.raises(ValueError, match="lost"):
-        await read_ready(body.content)
-    waiting = asyncio.ensure_future(read_ready(ended.content))
-    await asyncio.sleep(0)
+        take(body.content)
+    waiter = waiter_of(ended.content)
+    assert waiter is not None
     ended.feed_end()
-    assert await waiting == b""
+    assert (waiter.result(), waiter_of(ended.content), take(ended.content)) == (None, None, b"")
+
+
+async def test_who_waits_no_longer_leaves_the_body_to_others() -> None:
+    """agentic_backend/llm/body.py: `readany` refuses a body for which somebody waits."""
+    body, broken = await bodies(chunked=True)
+    for each in (body, broken):
+        waiter = waiter_of(each.content)
+        assert waiter is not None
+        if each is broken:
+            each.content.set_exception(ValueError("lost"))
+        leave(each.content, waiter)
+    body.feed(b"one")
+    assert await body.content.readany() == b"one"
+    with pytest.raises(ValueError, match="lost"):
+        await broken.content.readany()

@@ -1,6 +1,8 @@
 """Texts of an answer wait for each other on a full loop, and only there."""
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -14,23 +16,39 @@ from tests.support.clock import Clock
 QUESTION = Prompt("Answer.", [], "What?")
 
 
+class Call:
+    """One to come."""
+
+    def __init__(self) -> None:
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
 class Loop:
     """A loop that is as busy as the test says, and its coalescer."""
 
     def __init__(self) -> None:
         self.clock = Clock()
         self.busy_s = 0.0
-        self.coalescer = Coalescer(busy_s=lambda: self.busy_s, clock=self.clock, sleep=self.clock.sleep)
+        self.held: list[float] = []
+        self.coalescer = Coalescer(busy_s=lambda: self.busy_s, clock=self.clock, later=self.later)
 
-    async def run(self, seconds: float, share: float) -> list[float]:
+    def later(self, seconds: float, _call: Callable[[], Any]) -> Call:
+        self.held.append(seconds)
+        self.clock.now += seconds
+        return Call()
+
+    def run(self, seconds: float, share: float) -> list[float]:
         """What a stream waited that reads every 50 ms beside this load."""
-        self.clock.slept.clear()
+        self.held.clear()
         end = self.clock.now + seconds
         while self.clock.now < end:
-            await self.coalescer.hold()
+            self.coalescer.hold(lambda: None)
             self.clock.now += 0.05
-            self.busy_s += share * (0.05 + (self.clock.slept[-1] if self.clock.slept else 0.0))
-        return self.clock.slept.copy()
+            self.busy_s += share * (0.05 + (self.held[-1] if self.held else 0.0))
+        return self.held.copy()
 
 
 @pytest.mark.parametrize(
@@ -41,31 +59,31 @@ def test_the_interval_rises_with_the_load(share: float, interval_s: float) -> No
     assert interval_at(share) == pytest.approx(interval_s)
 
 
-async def test_a_loop_with_time_holds_back_nothing() -> None:
-    assert await Loop().run(3.0, 0.45) == []
+def test_a_loop_with_time_holds_back_nothing() -> None:
+    assert Loop().run(3.0, 0.45) == []
 
 
-async def test_a_full_loop_is_followed_within_seconds() -> None:
+def test_a_full_loop_is_followed_within_seconds() -> None:
     loop = Loop()
-    waited = await loop.run(3.0, 0.97)
+    waited = loop.run(3.0, 0.97)
     assert waited
     assert waited == sorted(waited)
     assert waited[-1] == pytest.approx(0.05, abs=0.001)
 
 
-async def test_the_first_read_after_a_rest_waits_for_nothing() -> None:
+def test_the_first_read_after_a_rest_waits_for_nothing() -> None:
     loop = Loop()
-    await loop.run(3.0, 0.97)
+    loop.run(3.0, 0.97)
     loop.clock.now += 2.0
-    assert await loop.run(0.04, 0.0) == []
-    assert await loop.run(3.0, 0.3) == []
+    assert loop.run(0.04, 0.0) == []
+    assert loop.run(3.0, 0.3) == []
 
 
 async def test_the_pool_says_how_long_texts_gather_also_while_no_stream_asks() -> None:
     loop = Loop()
     pool = ModelPool(coalescer=loop.coalescer)
     assert pool.hold_s == 0.0
-    waited = await loop.run(3.0, 0.97)
+    waited = loop.run(3.0, 0.97)
     assert pool.hold_s == waited[-1]
     loop.clock.now += 1.0
     assert pool.hold_s == 0.0
@@ -86,19 +104,40 @@ class Gate:
 
     def __init__(self) -> None:
         self.held = asyncio.Event()
-        self.open = asyncio.Event()
+        self.opened = False
+        self.calls: list[tuple[Callable[[], Any], Call]] = []
 
-    async def sleep(self, _seconds: float) -> None:
+    def later(self, _seconds: float, call: Callable[[], Any]) -> Call:
+        handle = Call()
+        self.calls.append((call, handle))
         self.held.set()
-        await self.open.wait()
+        if self.opened:
+            asyncio.get_running_loop().call_soon(self.open)
+        return handle
+
+    def open(self) -> None:
+        self.opened = True
+        calls, self.calls = self.calls, []
+        for call, handle in calls:
+            if not handle.cancelled:
+                call()
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+@pytest.fixture
+def full(gate: Gate) -> Coalescer:
+    """That of a full loop, whose time is the gate's."""
+    full = Coalescer(clock=Clock(), later=gate.later)
+    full.interval_s = 0.05
+    return full
 
 
 @pytest.mark.servers
-async def test_texts_that_come_meanwhile_are_one_and_the_first_does_not_wait() -> None:
-    gate = Gate()
-    full = Coalescer(clock=Clock(), sleep=gate.sleep)
-    full.interval_s = 0.05
-
+async def test_texts_that_come_meanwhile_are_one_and_the_first_does_not_wait(gate: Gate, full: Coalescer) -> None:
     async def answer(write: Write) -> None:
         await write(SSE_HEAD + token("One"))
         await gate.held.wait()
@@ -106,25 +145,22 @@ async def test_texts_that_come_meanwhile_are_one_and_the_first_does_not_wait() -
             await write(token(text))
             await asyncio.sleep(0)
         await write(finish() + DONE)
-        gate.open.set()
+        gate.open()
 
+    texts: list[str] = []
     async with scripted(answer) as model:
         pool = ModelPool(coalescer=full)
-        pieces = [piece async for piece in pool.chat_model(Endpoint(model.base_url, "m")).astream_pieces(QUESTION)]
+        chat = pool.chat_model(Endpoint(model.base_url, "m"))
+        ends = [piece async for piece in chat.astream_text(QUESTION, texts.append)]
         await pool.aclose()
-    texts = [piece for piece in pieces if isinstance(piece, str)]
     assert texts[0] == "One"
     assert "".join(texts) == "One two three four"
     assert len(texts) < 4
-    assert isinstance(pieces[-1], Ending)
+    assert [type(end) for end in ends] == [Ending]
 
 
 @pytest.mark.servers
-async def test_a_stream_that_is_held_can_be_cancelled() -> None:
-    gate = Gate()
-    full = Coalescer(clock=Clock(), sleep=gate.sleep)
-    full.interval_s = 0.05
-
+async def test_a_stream_that_is_held_can_be_cancelled(gate: Gate, full: Coalescer) -> None:
     async def answer(write: Write) -> None:
         await write(SSE_HEAD + token("One"))
         await asyncio.Event().wait()
@@ -133,7 +169,7 @@ async def test_a_stream_that_is_held_can_be_cancelled() -> None:
         pool = ModelPool(coalescer=full)
 
         async def read() -> None:
-            async for _ in pool.chat_model(Endpoint(model.base_url, "m")).astream_pieces(QUESTION):
+            async for _ in pool.chat_model(Endpoint(model.base_url, "m")).astream_text(QUESTION, lambda _text: None):
                 pass
 
         reading = asyncio.ensure_future(read())
@@ -141,5 +177,6 @@ async def test_a_stream_that_is_held_can_be_cancelled() -> None:
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading
+        assert [handle.cancelled for _, handle in gate.calls] == [True]
         await model.gone.wait()
         await pool.aclose()

@@ -2,20 +2,21 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
 from functools import reduce
 from operator import add
 from typing import Any
 
 import pytest
 from langchain_core.callbacks import AsyncCallbackHandler
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
 from langchain_core.runnables.config import set_config_context
 from langchain_openai import ChatOpenAI
 
 from agentic_backend.agent.answering import stream_answer
 from agentic_backend.errors import LlmProtocol, LlmTimeout, LlmUnavailable
 from agentic_backend.llm import CallDeadlines, Endpoint, ModelPool
+from agentic_backend.llm.models import StreamingChatModel
 from agentic_backend.llm.prompt import HistoryItem, Prompt
 from backend_kit.aio.retry import Retries
 from tests.agentic_backend.llm.conftest import Watched
@@ -250,9 +251,9 @@ async def test_pieces_are_the_chunks_that_a_handler_gets(pool: ModelPool, answer
     asked = [HumanMessage("Hi")]
     async with scripted(answer) as server:
         model = pool.chat_model(Endpoint(server.base_url, "m", coalesce=coalesce))
-        pieces = [piece async for piece in model.astream_pieces(asked, tools=[])]
+        pieces = await collected(model, asked, tools=[])
         with set_config_context({"callbacks": [listener]}) as context:
-            watched = await asyncio.create_task(collected(model.astream_pieces(asked, tools=[])), context=context)
+            watched = await asyncio.create_task(collected(model, asked, tools=[]), context=context)
     assert len(listener.heard) == len(watched)
     assert all(isinstance(piece, AIMessageChunk) for piece in watched)
     # Langchain says at the end that it has ended; here the end of the iteration does.
@@ -260,8 +261,12 @@ async def test_pieces_are_the_chunks_that_a_handler_gets(pool: ModelPool, answer
     assert server.requests[0].body == server.requests[1].body
 
 
-async def collected(pieces: AsyncIterator[Any]) -> list[Any]:
-    return [piece async for piece in pieces]
+async def collected(model: StreamingChatModel, messages: Sequence[BaseMessage], **options: Any) -> list[Any]:
+    """Text and whatever else comes, in its order."""
+    pieces: list[Any] = []
+    async for piece in model.astream_text(messages, pieces.append, **options):
+        pieces.append(piece)  # noqa: PERF401 # texts come in between
+    return pieces
 
 
 HISTORY = [
@@ -279,10 +284,10 @@ async def test_a_prompt_is_sent_as_langchain_would_send_it(
     prompt = Prompt("Be brief.", history, "Why?")
     async with scripted(streams(token("Hi"), finish(), DONE)) as server:
         model = pool.chat_model(Endpoint(server.base_url, name, temperature=0.5))
-        await collected(model.astream_pieces(prompt))
-        await collected(model.astream_pieces(list(prompt)))
+        await collected(model, prompt)
+        await collected(model, list(prompt))
         with set_config_context({"callbacks": [Listener()]}) as context:
-            await asyncio.create_task(collected(model.astream_pieces(prompt)), context=context)
+            await asyncio.create_task(collected(model, prompt), context=context)
     ours, plain, langchains = (request.body for request in server.requests)
     assert ours == plain == langchains
     assert len(ours["messages"]) == len(prompt) == len(history) + 2
@@ -332,5 +337,5 @@ async def test_an_option_that_langchain_keeps_for_itself_is_not_sent(pool: Model
     kept = {"kwargs": {}, "schema": add_tool}
     async with scripted(TOOL_CALLS) as server:
         model = pool.chat_model(Endpoint(server.base_url, "m"))
-        assert await collected(model.astream_pieces([HumanMessage("1 + 2")], ls_structured_output_format=kept))
+        assert await collected(model, [HumanMessage("1 + 2")], ls_structured_output_format=kept)
     assert "ls_structured_output_format" not in server.requests[0].body
