@@ -240,6 +240,7 @@ class SocketHub:
             dialect(Outbox(abort), principal, turns, self._limits),
             self._meters,
             send_texts=scope["state"]["send_texts"],
+            send_now=scope["state"]["send_texts_now"],
             abort=abort,
         )
         self._make_room(identity.uid)

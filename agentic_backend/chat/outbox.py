@@ -50,8 +50,9 @@ class Closing:
 class Outbox:
     """Frames that belong to no turn, followed turns, asks that wait for those, and the closing.
 
-    `changed` is set by each transition and by each event of a followed turn. `overflow` is called instead of keeping
-    more than 256 frames, since such a peer does not read.
+    `changed` is set by each transition. `on_event` is called with each event of a followed turn, and sets `changed`
+    unless another is put there before the first turn is followed. `overflow` is called instead of keeping more than
+    256 frames, since such a peer does not read.
     """
 
     def __init__(self, overflow: Callable[[], None]) -> None:
@@ -60,6 +61,7 @@ class Outbox:
         self.waiting: deque[Ask] = deque()
         self.closing: Closing | None = None
         self.changed = asyncio.Event()
+        self.on_event: Callable[[], None] = self.changed.set
         self._overflow = overflow
 
     @property
@@ -125,10 +127,10 @@ class Outbox:
             known.cursor = follow.cursor
         else:
             self.follows.append(follow)
-            follow.turn.follow(self.changed.set)
+            follow.turn.follow(self.on_event)
         self.changed.set()
 
     def unfollow(self, follow: Follow) -> None:
         """Stop sending a followed turn's events."""
         self.follows.remove(follow)
-        follow.turn.unfollow(self.changed.set)
+        follow.turn.unfollow(self.on_event)

@@ -1,5 +1,8 @@
 """One chat socket: a reader that always receives, and a writer that sends what the followed turns publish.
 
+While a turn runs and its peer reads, the event loop itself sends each event, a third of what it costs to wake the
+writer. What may have to wait is the writer's: a peer that does not read, the end of a turn, the closing.
+
 It is open until its outbox has a `Closing`; then the writer sends the remaining frames and the close frame.
 A turn belongs to neither task: it runs in the registry, and a socket only follows it. So a slow client delays
 no other, and the loss of a socket ends no turn unless its ask requested that.
@@ -32,6 +35,8 @@ _TOO_BIG = 1009
 
 SendTexts = Callable[[Sequence[bytes]], Awaitable[None]]
 """Sends text messages in one write, see `HardenedWS.send_texts`. Raises OSError once the connection is gone."""
+SendNow = Callable[[Sequence[bytes]], bool]
+"""The same at once, see `HardenedWS.send_texts_now`. False, with nothing sent, where it would have to wait."""
 
 
 class _Gone(Exception):  # not a failure: the peer left, with its close code
@@ -70,15 +75,26 @@ class ChatSocket:
         meters: SocketMeters,
         *,
         send_texts: SendTexts,
+        send_now: SendNow,
         abort: Callable[[], None],
     ) -> None:
-        """`send_texts` sends frames; `abort` drops the connection immediately, for a peer that does not read."""
+        """`send_texts` and `send_now` send frames; `abort` drops the connection immediately, for a peer that does not
+        read."""
         self.outbox = dialect.outbox
         self.principal = dialect.principal
         self.abort = abort
         self.clock = SendClock()
         self._websocket = websocket
         self._send_texts = send_texts
+        self._send_now = send_now
+        self._loop = asyncio.get_running_loop()
+        self._idle = False
+        """Whether the writer waits."""
+        self._due = False
+        self._unsent: list[bytes] = []
+        """Frames of a turn that could not be sent at once."""
+        self._failure: Exception | None = None
+        self.outbox.on_event = self._on_event
         self._dialect = dialect
         self._meters = meters
         self._frame_rate = FrameRateLimit()
@@ -97,7 +113,7 @@ class ChatSocket:
     @property
     def outbox_bytes(self) -> int:
         """Roughly the bytes that wait to be written."""
-        return self.outbox.bytes_held
+        return self.outbox.bytes_held + sum(map(len, self._unsent))
 
     def overdue(self, now: float, idle_s: float) -> int | None:
         """The code to close it with if its token has expired or no frame has come for `idle_s` seconds, else None.
@@ -129,6 +145,8 @@ class ChatSocket:
             if code == _TOO_BIG:
                 self._meters.limit_hit("max_frame_bytes")
             self._let_go(code)
+            # Else each would be in a cycle with the other, and stay until a full collection.
+            self.outbox.on_event = self.outbox.changed.set
 
     def heartbeat(self) -> None:
         """Send a heartbeat, if the protocol has one."""
@@ -182,14 +200,51 @@ class ChatSocket:
         with contextlib.suppress(WebSocketDisconnect):
             await self._write_until_closed()
 
+    def _on_event(self) -> None:
+        """A followed turn has published an event."""
+        if not self._idle or self.outbox.changed.is_set():
+            self.outbox.changed.set()
+        elif not self._due:
+            self._due = True
+            self._loop.call_soon(self._send_events)  # with those that are published together
+
+    def _send_events(self) -> None:
+        """Send what can be sent now, and leave the rest to the writer."""
+        self._due = False
+        if self._idle and not self.outbox.changed.is_set():
+            try:
+                if self._all_sent():
+                    return
+            except Exception as error:  # noqa: BLE001 # the writer raises it, and ends the socket as any failure does
+                self._failure = error
+        self.outbox.changed.set()
+
+    def _all_sent(self) -> bool:
+        for follow in self.outbox.follows:
+            if follow.turn.ended:
+                return False
+            while frames := self._dialect.take_frames(follow):
+                if not self._send_now(frames):
+                    self._unsent = frames
+                    return False
+                self.clock.last_sent = time.monotonic()
+        return True
+
     async def _write_until_closed(self) -> None:
         outbox = self.outbox
         while True:
+            self._idle = True
             await outbox.changed.wait()
+            self._idle = False
             outbox.changed.clear()
+            if self._failure is not None:
+                raise self._failure
             while outbox.frames:
                 await self._send(outbox.take_frames())
             leaving = outbox.closing is not None and outbox.closing.at_once
+            if self._unsent and not leaving:
+                frames, self._unsent = self._unsent, []
+                await self._send(frames)
             for follow in () if leaving else tuple(outbox.follows):
                 while frames := self._dialect.take_frames(follow):
                     await self._send(frames)

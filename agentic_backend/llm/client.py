@@ -19,7 +19,7 @@ from agentic_backend.errors import LlmTimeout, LlmUnavailable, TurnFailed
 from agentic_backend.llm import body as answer_body
 from agentic_backend.llm import chunks as wire
 from agentic_backend.llm import failures
-from agentic_backend.llm.coalescing import Coalescer, Handle
+from agentic_backend.llm.coalescing import Coalescer
 from agentic_backend.llm.endpoint import MIB, Endpoint
 from agentic_backend.llm.failures import AttemptFailed
 from agentic_backend.llm.observer import CallStatus, LlmObserver
@@ -240,7 +240,7 @@ class CompletionStream:
         self._rest: asyncio.Future[list[wire.Piece]] | None = None
         """What the iteration waits for: what is more than text that can be told at once, or nothing at the end."""
         self._waiter: asyncio.Future[None] | None = None
-        self._gathering: Handle | None = None
+        self._held = False
         self._reset()
         self._iterator = self._run()
 
@@ -356,13 +356,16 @@ class CompletionStream:
 
     def _go_on(self) -> None:
         """Listen for more, where texts should gather after a while."""
-        if self._begun and self._endpoint.coalesce:
-            self._gathering = self._client.coalescer.hold(self._listen)
-        if self._gathering is None:
+        self._held = self._begun and self._endpoint.coalesce and self._client.coalescer.hold(self._listen_again)
+        if not self._held:
+            self._listen()
+
+    def _listen_again(self) -> None:
+        if self._held:  # else the stream was left meanwhile
+            self._held = False
             self._listen()
 
     def _listen(self) -> None:
-        self._gathering = None
         self._waiting_since = self._loop.time()
         self._look_when_ready()
 
@@ -409,9 +412,7 @@ class CompletionStream:
         return bool(pieces), self._tell_leading(pieces) if self._begun else pieces
 
     def _listen_no_more(self) -> None:
-        if self._gathering is not None:
-            self._gathering.cancel()
-            self._gathering = None
+        self._held = False
         if self._waiter is not None:
             assert self._content is not None
             self._waiter.remove_done_callback(self._look)

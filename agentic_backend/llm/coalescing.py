@@ -7,14 +7,17 @@ texts of a turn for each other anyway: here they wait where they cost nothing, u
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-_INTERVALS: Final = ((0.5, 0.0), (0.8, 0.02), (0.95, 0.05))
+_INTERVALS: Final = ((0.5, 0.0), (0.8, 0.02), (0.95, 0.05), (1.0, 0.1))
 """(busy share of the loop, seconds): linear between them, as the first below it and as the last above. A reader
-notices none of them: 50 ms are three frames of a screen."""
+notices little of them: 50 ms are three frames of a screen, and a loop without any time left takes longer by itself."""
 _WINDOW_S: Final = 0.2
+_TICK_S: Final = 0.005
+"""Streams whose time is up within it go on together: a timer for each of a thousand costs as much as their tokens."""
 _SCHEDSTAT: Final = Path("/proc/thread-self/schedstat")
 
 
@@ -30,37 +33,53 @@ def thread_busy_s() -> float:
     return (int(ran_ns) + int(waited_ns)) / 1e9
 
 
-class Handle(Protocol):
-    """A call that is still to come."""
-
-    def cancel(self) -> None:
-        """Do not make it."""
-
-
 class Coalescer:
-    """One for all streams of a loop. It measures only when it is asked, and has no timer of its own."""
+    """One for all streams of a loop. It measures only when it is asked, and has a timer only while it holds any."""
 
     def __init__(
         self,
         *,
         busy_s: Callable[[], float] = thread_busy_s,
         clock: Callable[[], float] = time.perf_counter,
-        later: Callable[[float, Callable[[], Any]], Handle] | None = None,
+        later: Callable[[float, Callable[[], None]], Any] | None = None,
     ) -> None:
         """`busy_s` counts the seconds that the loop's thread has been busy. Built on that thread. `later` makes a call
         after so many seconds, by default the running loop's."""
         self._busy_s = busy_s
         self._clock = clock
         self._later = later
+        self._held: deque[tuple[float, Callable[[], None]]] = deque()
+        self._armed = False
         self._since = clock()
         self._busy_before = self._busy_s()
         self.interval_s = 0.0
 
-    def hold(self, call: Callable[[], Any]) -> Handle | None:
-        """Have `call` made once texts have gathered for as long as they should now. None if that is no time at all."""
+    def hold(self, go_on: Callable[[], None]) -> bool:
+        """Call `go_on`, which must not raise, once texts have gathered for as long as they should now.
+
+        False if that is no time at all: then it is not called.
+        """
         if not (interval_s := self.now_s()):
-            return None
-        return (self._later or asyncio.get_running_loop().call_later)(interval_s, call)
+            return False
+        self._held.append((self._clock() + interval_s, go_on))
+        if not self._armed:
+            self._arm(interval_s)
+        return True
+
+    def _arm(self, seconds: float) -> None:
+        self._armed = True
+        (self._later or asyncio.get_running_loop().call_later)(seconds, self._release)
+
+    def _release(self) -> None:
+        now = self._clock()
+        try:
+            # Who goes on may be held again at once, and is then not yet due.
+            while self._held and self._held[0][0] <= now + _TICK_S:
+                self._held.popleft()[1]()
+        finally:
+            self._armed = False
+            if self._held:
+                self._arm(self._held[0][0] - now)
 
     def now_s(self) -> float:
         """The seconds for which texts should gather now. On the loop's thread."""

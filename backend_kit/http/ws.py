@@ -70,7 +70,7 @@ def _is_address(host: str) -> bool:
 class HardenedWS(WebSocketsSansIOProtocol):
     """`uvicorn.Config(ws=HardenedWS)`. The application finds two callables in `scope["state"]`: `abort` drops the
     connection at once, for a writer whose send deadline has passed, at any time and more than once; `send_texts` sends
-    text messages, a tenth of the work of one ASGI `send` a message.
+    text messages, a tenth of the work of one ASGI `send` a message; `send_texts_now` does where that need not wait.
 
     A violation of the protocol, or of the bounds above, is answered with its close code (1002, 1007, 1008, 1009); then
     the sending side is shut and what still comes is discarded for at most `linger_s`, so that the code reaches a peer
@@ -80,7 +80,8 @@ class HardenedWS(WebSocketsSansIOProtocol):
     linger_s = 5.0
 
     def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: Any = None) -> None:
-        super().__init__(config, server_state, {**app_state, "abort": self.abort, "send_texts": self.send_texts}, _loop)
+        ours = {"abort": self.abort, "send_texts": self.send_texts, "send_texts_now": self.send_texts_now}
+        super().__init__(config, server_state, {**app_state, **ours}, _loop)
         self.close_timeout = self.linger_s
         # uvicorn hands its own logger to the codec, which then prints headers and frames at DEBUG, tokens included.
         self.conn.logger = logging.getLogger("websockets.server")
@@ -168,8 +169,13 @@ class HardenedWS(WebSocketsSansIOProtocol):
         makes the frames, since it holds the compressor's state.
         """
         await self.writable.wait()
-        if self.disconnected or self.close_sent or self.conn.state is not OPEN:
+        if not self.send_texts_now(texts):
             raise ClientDisconnected
+
+    def send_texts_now(self, texts: Sequence[bytes]) -> bool:
+        """`send_texts` at once. False, with nothing sent, while the peer does not read or once the connection is gone."""
+        if not self.writable.is_set() or self.disconnected or self.close_sent or self.conn.state is not OPEN:
+            return False
         if self.conn.extensions:
             for text in texts:
                 self.conn.send_text(text)
@@ -177,6 +183,7 @@ class HardenedWS(WebSocketsSansIOProtocol):
         else:
             frames = [text_frame(text) for text in texts]
         self.transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
+        return True
 
     def send_receive_event_to_app(self) -> None:
         """Give a whole message to the application; text that is not UTF-8 is 1007 and no log line."""

@@ -51,7 +51,7 @@ class Peer:
             "subprotocols": protocols,
             "query_string": b"",
             "client": (host, 50000),
-            "state": {"abort": self.abort, "send_texts": self._send_texts},
+            "state": {"abort": self.abort, "send_texts": self._send_texts, "send_texts_now": self._send_texts_now},
             "extensions": {"websocket.http.response": {}},
         }
         self.reads = asyncio.Event()
@@ -106,6 +106,13 @@ class Peer:
         await self._room()
         for text in texts:
             self._frames.put_nowait(json.loads(text))
+
+    def _send_texts_now(self, texts: Sequence[bytes]) -> bool:
+        if self.gone or not self.reads.is_set():
+            return False
+        for text in texts:
+            self._frames.put_nowait(json.loads(text))
+        return True
 
     async def _room(self) -> None:
         self.sending += 1

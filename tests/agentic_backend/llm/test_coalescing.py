@@ -1,8 +1,9 @@
 """Texts of an answer wait for each other on a full loop, and only there."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import pytest
 
@@ -16,39 +17,38 @@ from tests.support.clock import Clock
 QUESTION = Prompt("Answer.", [], "What?")
 
 
-class Call:
-    """One to come."""
-
-    def __init__(self) -> None:
-        self.cancelled = False
-
-    def cancel(self) -> None:
-        self.cancelled = True
-
-
 class Loop:
     """A loop that is as busy as the test says, and its coalescer."""
 
     def __init__(self) -> None:
         self.clock = Clock()
         self.busy_s = 0.0
-        self.held: list[float] = []
+        self.timers: list[tuple[float, Callable[[], None]]] = []
         self.coalescer = Coalescer(busy_s=lambda: self.busy_s, clock=self.clock, later=self.later)
 
-    def later(self, seconds: float, _call: Callable[[], Any]) -> Call:
-        self.held.append(seconds)
-        self.clock.now += seconds
-        return Call()
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        self.timers.append((self.clock.now + seconds, call))
+
+    def fire(self) -> None:
+        """Let the time of the only timer come."""
+        ((self.clock.now, call),) = self.timers
+        self.timers.clear()
+        call()
 
     def run(self, seconds: float, share: float) -> list[float]:
         """What a stream waited that reads every 50 ms beside this load."""
-        self.held.clear()
+        waited = []
         end = self.clock.now + seconds
         while self.clock.now < end:
-            self.coalescer.hold(lambda: None)
+            before = self.clock.now
+            went_on: list[bool] = []
+            if self.coalescer.hold(lambda: went_on.append(True)):  # noqa: B023 # called before the next
+                self.fire()
+                assert went_on
+                waited.append(self.clock.now - before)
             self.clock.now += 0.05
-            self.busy_s += share * (0.05 + (self.held[-1] if self.held else 0.0))
-        return self.held.copy()
+            self.busy_s += share * (self.clock.now - before)
+        return waited
 
 
 @pytest.mark.parametrize(
@@ -79,12 +79,58 @@ def test_the_first_read_after_a_rest_waits_for_nothing() -> None:
     assert loop.run(3.0, 0.3) == []
 
 
+def full_loop() -> Loop:
+    loop = Loop()
+    loop.coalescer.interval_s = 0.05
+    return loop
+
+
+def test_streams_whose_time_is_nearly_up_go_on_together_in_their_order() -> None:
+    loop = full_loop()
+    went_on: list[int] = []
+    for number in range(8):
+        loop.coalescer.hold(partial(went_on.append, number))
+        loop.clock.now += 0.002
+    loop.fire()
+    assert went_on == [0, 1, 2]
+    loop.fire()
+    assert went_on == [0, 1, 2, 3, 4, 5]
+    loop.fire()
+    assert (went_on, loop.timers) == (list(range(8)), [])
+
+
+def test_a_stream_that_is_held_again_at_once_waits_again() -> None:
+    loop = full_loop()
+    went_on: list[float] = []
+
+    def again() -> None:
+        went_on.append(loop.clock.now)
+        if len(went_on) < 3:
+            loop.coalescer.hold(again)
+
+    loop.coalescer.hold(again)
+    while loop.timers:
+        loop.fire()
+    assert went_on == pytest.approx([went_on[0] + 0.05 * turn for turn in range(3)])
+
+
+def test_a_call_that_fails_keeps_no_other_from_going_on() -> None:
+    loop = full_loop()
+    went_on: list[bool] = []
+    loop.coalescer.hold(deque[int]().pop)  # type: ignore[arg-type]
+    loop.coalescer.hold(lambda: went_on.append(True))
+    with pytest.raises(IndexError):
+        loop.fire()
+    loop.fire()
+    assert went_on == [True]
+
+
 async def test_the_pool_says_how_long_texts_gather_also_while_no_stream_asks() -> None:
     loop = Loop()
     pool = ModelPool(coalescer=loop.coalescer)
     assert pool.hold_s == 0.0
     waited = loop.run(3.0, 0.97)
-    assert pool.hold_s == waited[-1]
+    assert pool.hold_s == pytest.approx(waited[-1])
     loop.clock.now += 1.0
     assert pool.hold_s == 0.0
     loop.clock.now += 1.0
@@ -100,27 +146,26 @@ def test_a_thread_that_computes_is_busy() -> None:
 
 
 class Gate:
-    """Holds each stream until the test lets it go."""
+    """Holds streams until the test lets them go."""
 
     def __init__(self) -> None:
         self.held = asyncio.Event()
         self.opened = False
-        self.calls: list[tuple[Callable[[], Any], Call]] = []
+        self.clock = Clock()
+        self.call: Callable[[], None] | None = None
 
-    def later(self, _seconds: float, call: Callable[[], Any]) -> Call:
-        handle = Call()
-        self.calls.append((call, handle))
+    def later(self, _seconds: float, call: Callable[[], None]) -> None:
+        self.call = call
         self.held.set()
         if self.opened:
             asyncio.get_running_loop().call_soon(self.open)
-        return handle
 
     def open(self) -> None:
         self.opened = True
-        calls, self.calls = self.calls, []
-        for call, handle in calls:
-            if not handle.cancelled:
-                call()
+        self.clock.now += 0.05
+        call, self.call = self.call, None
+        if call is not None:
+            call()
 
 
 @pytest.fixture
@@ -131,7 +176,7 @@ def gate() -> Gate:
 @pytest.fixture
 def full(gate: Gate) -> Coalescer:
     """That of a full loop, whose time is the gate's."""
-    full = Coalescer(clock=Clock(), later=gate.later)
+    full = Coalescer(clock=gate.clock, later=gate.later)
     full.interval_s = 0.05
     return full
 
@@ -177,6 +222,6 @@ async def test_a_stream_that_is_held_can_be_cancelled(gate: Gate, full: Coalesce
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading
-        assert [handle.cancelled for _, handle in gate.calls] == [True]
         await model.gone.wait()
+        gate.open()
         await pool.aclose()
