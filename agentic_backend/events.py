@@ -52,7 +52,7 @@ Emit = Callable[[AgentEvent], None]
 class ChatMessage:
     """One message of a session (docs/protocol.md#messages). `json` is its encoding, built once, used everywhere.
 
-    The parts are not kept beside it: ended turns stay in memory for a while, and each long text would be kept twice.
+    Parts and metadata are not kept beside it: ended turns stay in memory for a while, and would be kept twice.
     """
 
     session_id: str
@@ -61,7 +61,6 @@ class ChatMessage:
     timestamp: str
     role: Role
     channel: Channel
-    metadata: dict[str, Any]
     json: bytes
 
     @classmethod
@@ -89,13 +88,13 @@ class ChatMessage:
             "parts": parts,
             "metadata": metadata or {},
         }
-        return cls(session_id, exchange_id, rank, stamp, role, channel, metadata or {}, dumps(body))
+        return cls(session_id, exchange_id, rank, stamp, role, channel, dumps(body))
 
     @classmethod
     def decode(cls, encoded: bytes) -> "ChatMessage":
         """The message of an encoding by `build`."""
         fields = loads(encoded)
-        del fields["parts"]
+        del fields["parts"], fields["metadata"]
         return cls(**fields, json=encoded)
 
     @property
@@ -105,9 +104,20 @@ class ChatMessage:
         return parts
 
     @property
+    def metadata(self) -> dict[str, Any]:
+        """The metadata of the message, decoded at each call."""
+        metadata: dict[str, Any] = loads(self.json)["metadata"]
+        return metadata
+
+    @property
     def text(self) -> str:
-        """The text parts joined, for an agent's prompt."""
-        return "\n".join(part["text"] for part in self.parts if part.get("type") == "text")
+        """The text of its parts."""
+        return text_of(self.parts)
+
+
+def text_of(parts: list[Part]) -> str:
+    """The text parts joined, for an agent's prompt."""
+    return "\n".join(part["text"] for part in parts if part.get("type") == "text")
 
 
 def text_part(text: str) -> Part:

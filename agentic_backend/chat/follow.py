@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from agentic_backend.chat import relay
-from agentic_backend.session.stream import TextDelta, Turn, TurnEvent
+from agentic_backend.session.stream import Turn, TurnEvent
 
 _DELTA_CHARS = 64 * 1024
 
@@ -39,7 +39,7 @@ class Follow:
     @property
     def behind_bytes(self) -> int:
         """Roughly the bytes of the events that have not been taken."""
-        return sum(event.weight for event in self.turn.events[self.cursor :])
+        return self.turn.events.weight_from(self.cursor)
 
     def take(self) -> TurnEvent:
         """The next event."""
@@ -49,22 +49,6 @@ class Follow:
 
     def take_native(self) -> NativeEvent:
         """The next event in turnwise.v1; fragments of one message that have piled up go out as one."""
-        event = self.take()
-        payload = event.payload
-        kind = relay.native_type(payload)
-        if not isinstance(payload, TextDelta) or self.up_to_date:
-            return NativeEvent(event.seq, kind, relay.native(self.turn, event))
-        rank, channel = payload.rank, payload.channel
-        texts = [payload.text]
-        chars = len(payload.text)
-        seq = event.seq
-        while not self.up_to_date and chars < _DELTA_CHARS:
-            more = self.turn.events[self.cursor]
-            fragment = more.payload
-            if not isinstance(fragment, TextDelta) or (fragment.rank, fragment.channel) != (rank, channel):
-                break
-            texts.append(fragment.text)
-            chars += len(fragment.text)
-            seq = more.seq
-            self.cursor += 1
-        return NativeEvent(seq, kind, relay.native_delta(self.turn, seq, rank, channel, "".join(texts)))
+        event, count = self.turn.events.joined(self.cursor, _DELTA_CHARS)
+        self.cursor += count
+        return NativeEvent(event.seq, relay.native_type(event.payload), relay.native(self.turn, event))

@@ -135,14 +135,14 @@ def _native_fields(turn: Turn, payload: Any) -> bytes:
 
 def _final_fields(final: Final) -> bytes:
     rest = {
-        "ledger": final.ledger,
         "unattributed_ms": final.unattributed_ms,
         "durable": final.durable,
         "warnings": final.warnings,
     }
-    return b',"messages":%b,"session":%b,%b' % (
+    return b',"messages":%b,"session":%b,"ledger":%b,%b' % (
         _messages(final.messages),
         _session(final.session),
+        final.ledger,
         dumps(rest)[1:-1],
     )
 

@@ -39,12 +39,6 @@ SendNow = Callable[[Sequence[bytes]], bool]
 """The same at once, see `HardenedWS.send_texts_now`. False, with nothing sent, where it would have to wait."""
 
 
-class _Gone(Exception):  # not a failure: the peer left, with its close code
-    def __init__(self, code: int) -> None:
-        super().__init__(code)
-        self.code = code
-
-
 @dataclass(slots=True)
 class SendClock:
     """When the current send began and when the last one ended, for the hub's deadline (0: none)."""
@@ -132,10 +126,9 @@ class ChatSocket:
         code = 1006
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._read(), name="socket-reader")
-                group.create_task(self._write(), name="socket-writer")
-        except* _Gone as gone:
-            code = next(error.code for error in _leaves(gone) if isinstance(error, _Gone))
+                writer = group.create_task(self._write(), name="socket-writer")
+                code = await self._read()
+                writer.cancel()
         except* Exception:
             # The edge of the socket: any failure must be logged, and the peer must learn that the socket failed.
             logger.exception("socket failed")
@@ -162,11 +155,12 @@ class ChatSocket:
 
     # Reading
 
-    async def _read(self) -> None:
+    async def _read(self) -> int:
+        """Act on what comes until the peer has gone; its close code."""
         while True:
             message = await self._websocket.receive()
             if message["type"] == "websocket.disconnect":
-                raise _Gone(message.get("code") or 1005)
+                return message.get("code") or 1005
             self.clock.last_received = time.monotonic()
             if self.outbox.closing is not None:
                 continue
@@ -293,10 +287,3 @@ class ChatSocket:
                 self._meters.delivered(follow.behind_s)
             if code == CLIENT_STOP or (turn.ask.on_disconnect == "cancel" and not turn.followed):
                 turn.cancel()
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    leaves: list[BaseException] = []
-    for error in group.exceptions:
-        leaves += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return leaves

@@ -20,7 +20,7 @@ from agentic_backend.session.stream import (
     Turn,
     Whole,
 )
-from backend_kit.wire import Code
+from backend_kit.wire import Code, dumps
 
 AWAITING = "awaiting_human"
 """`metadata.extras.status` of the placeholder of an answer while the exchange waits for a person."""
@@ -193,7 +193,7 @@ class StoredExchange:
         return Final(
             messages=self.messages,
             session=session,
-            ledger=extras.get("ledger", []),
+            ledger=dumps(extras.get("ledger", [])),
             unattributed_ms=extras.get("unattributed_ms", 0.0),
             durable="db",
             warnings=tuple(extras.get("warnings", ())),

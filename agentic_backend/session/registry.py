@@ -153,7 +153,7 @@ class TurnRegistry:
             if slot.running is not None:
                 slot.running.cancel()
                 slot.running.forgotten = True
-                await slot.running.done.wait()
+                await slot.running.wait_ended()
         for key, turn in list(self._ended.items()):
             if key[0] == user_id and turn.ask.session_id == session_id:
                 del self._ended[key]

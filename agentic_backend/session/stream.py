@@ -6,15 +6,16 @@ delay the others and a late one may start at any event.
 
 import asyncio
 import time
+from array import array
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from itertools import accumulate, pairwise
+from typing import Any, Literal, overload
 
 from agentic_backend.events import Channel, ChatMessage
 from agentic_backend.session.models import Durability, Session
 from backend_kit.auth import Credentials
-from backend_kit.kpi import LedgerRow
 from backend_kit.wire import Code, dumps, message_for
 
 IfBusy = Literal["reject", "queue", "replace"]
@@ -100,11 +101,11 @@ class SessionChanged:
 
 @dataclass(frozen=True, slots=True)
 class Final:
-    """The answer is complete, and as durable as `durable` says."""
+    """The answer is complete, and as durable as `durable` says. `ledger` is the JSON of a list of `LedgerRow`."""
 
     messages: tuple[ChatMessage, ...]
     session: Session
-    ledger: list[LedgerRow]
+    ledger: bytes
     unattributed_ms: float
     durable: Durability
     warnings: tuple[str, ...] = ()
@@ -151,6 +152,8 @@ class Failed:
 
 Payload = Accepted | TextDelta | Whole | Cited | SessionChanged | Final | Awaiting | Cancelled | Failed
 _TERMINAL = (Final, Awaiting, Cancelled, Failed)
+_TEXT_BYTES = 60
+"""Of a fragment without a character: an object, and its place in a list."""
 
 
 @dataclass(slots=True)
@@ -161,14 +164,177 @@ class TurnEvent:
     payload: Payload
 
     @property
-    def weight(self) -> int:
-        """Roughly the bytes that this event keeps alive."""
-        return _weight(self.payload)
-
-    @property
     def terminal(self) -> bool:
         """Whether the exchange ends with this event."""
         return isinstance(self.payload, _TERMINAL)
+
+
+class _Texts:
+    """Fragments of one message that followed each other: a list, and once sealed their text and where each ends."""
+
+    __slots__ = ("_ends", "_texts", "channel", "rank")
+
+    def __init__(self, first: TextDelta) -> None:
+        self.rank = first.rank
+        self.channel: Channel = first.channel
+        self._texts = [first.text]
+        self._ends: array[int] | None = None
+
+    def __len__(self) -> int:
+        return len(self._texts) if self._ends is None else len(self._ends)
+
+    def append(self, text: str) -> None:
+        """Add the next one. Not once it is sealed."""
+        self._texts.append(text)
+
+    def seal(self) -> None:
+        """Keep them in a tenth of the memory, as no other comes."""
+        if self._ends is None:
+            self._ends = array("I", accumulate(map(len, self._texts)))
+            self._texts = ["".join(self._texts)]
+
+    def between(self, start: int, end: int) -> str:
+        """Their text from one to before another."""
+        if self._ends is None:
+            return "".join(self._texts[start:end])
+        return self._texts[0][self._ends[start - 1] if start else 0 : self._ends[end - 1]]
+
+    def sizes_from(self, start: int) -> list[int]:
+        """The characters of each from one on."""
+        if self._ends is None:
+            return [len(text) for text in self._texts[start:]]
+        ends = [self._ends[start - 1] if start else 0, *self._ends[start:]]
+        return [end - begin for begin, end in pairwise(ends)]
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One event, or fragments of one message. `place` is where its first event is in the log, `seq` its number."""
+
+    place: int
+    seq: int
+    said: Payload | _Texts
+
+    def __len__(self) -> int:
+        return len(self.said) if isinstance(self.said, _Texts) else 1
+
+    def joined(self, start: int, end: int) -> TurnEvent:
+        """Its events from `start` to before `end` as one, with the number of the last."""
+        said = self.said
+        if not isinstance(said, _Texts):
+            return TurnEvent(self.seq, said)
+        return TurnEvent(self.seq + end - 1, TextDelta(said.rank, said.channel, said.between(start, end)))
+
+    def weight_from(self, start: int) -> int:
+        """Roughly the bytes that its events from `start` on keep alive."""
+        if not isinstance(self.said, _Texts):
+            return _weight(self.said)
+        sizes = self.said.sizes_from(start)
+        return _TEXT_BYTES * len(sizes) + sum(sizes)
+
+
+class EventLog(Sequence[TurnEvent]):
+    """The events of a turn in their order.
+
+    Fragments of one message that follow each other are kept as their texts. An event, a number and a payload for each
+    would be most of what a turn holds, and of what a full garbage collection looks at.
+    """
+
+    __slots__ = ("_entries", "_length")
+
+    def __init__(self, before: "EventLog | None" = None) -> None:
+        """It begins with the events of an ended turn `before`, whose last is no fragment."""
+        self._entries: list[_Entry] = [] if before is None else list(before._entries)
+        self._length = 0 if before is None else len(before)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> TurnEvent: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[TurnEvent]: ...
+
+    def __getitem__(self, index: int | slice) -> TurnEvent | list[TurnEvent]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(self._length))]
+        place = index if index >= 0 else index + self._length
+        if not 0 <= place < self._length:
+            raise IndexError(index)
+        entry = self._entry_at(place)
+        offset = place - entry.place
+        return entry.joined(offset, offset + 1)
+
+    def append(self, seq: int, payload: Payload) -> None:
+        """Add the event with this number."""
+        entries = self._entries
+        if not isinstance(payload, TextDelta):
+            entries.append(_Entry(self._length, seq, payload))
+        else:
+            last = entries[-1] if entries else None
+            texts = last.said if last is not None else None
+            if (
+                last is not None
+                and isinstance(texts, _Texts)
+                and texts.rank == payload.rank
+                and texts.channel == payload.channel
+                and last.seq + len(texts) == seq
+            ):
+                texts.append(payload.text)
+            else:
+                entries.append(_Entry(self._length, seq, _Texts(payload)))
+        self._length += 1
+
+    def seal(self) -> None:
+        """Keep it in less memory: no event comes after this."""
+        for entry in self._entries:
+            if isinstance(entry.said, _Texts):
+                entry.said.seal()
+
+    def joined(self, place: int, most_chars: int) -> tuple[TurnEvent, int]:
+        """The event at `place`, and how many events it stands for: with the fragments of its message that follow it.
+
+        They are joined until there are `most_chars` characters or more; the number is that of the last one.
+        """
+        entry = self._entry_at(place)
+        start = place - entry.place
+        count = 1
+        if start + 1 < len(entry) and isinstance(entry.said, _Texts):
+            sizes = entry.said.sizes_from(start)
+            chars = sizes[0]
+            while count < len(sizes) and chars < most_chars:
+                chars += sizes[count]
+                count += 1
+        return entry.joined(start, start + count), count
+
+    def after(self, seq: int) -> int:
+        """How many events have a number of at most `seq`."""
+        entry = self._entries[bisect_right(self._entries, seq, key=_seq_of) - 1] if self._entries else None
+        if entry is None or entry.seq > seq:
+            return 0
+        return entry.place + min(seq - entry.seq + 1, len(entry))
+
+    def weight_from(self, place: int) -> int:
+        """Roughly the bytes that the events from `place` on keep alive."""
+        if place >= self._length:
+            return 0
+        first = bisect_right(self._entries, place, key=_place_of) - 1
+        return sum(entry.weight_from(max(0, place - entry.place)) for entry in self._entries[first:])
+
+    def _entry_at(self, place: int) -> _Entry:
+        last = self._entries[-1]
+        if place >= last.place:
+            return last
+        return self._entries[bisect_right(self._entries, place, key=_place_of) - 1]
+
+
+def _seq_of(entry: _Entry) -> int:
+    return entry.seq
+
+
+def _place_of(entry: _Entry) -> int:
+    return entry.place
 
 
 class Turn:
@@ -180,7 +346,7 @@ class Turn:
 
     def __init__(self, ask: Ask, before: "Turn | None" = None) -> None:
         self.ask = ask
-        self.events: list[TurnEvent] = [] if before is None else list(before.events)
+        self.events: EventLog = EventLog(None if before is None else before.events)
         self.earlier = len(self.events)
         self._seq = self.events[-1].seq if self.events else 0
         self.ended = False
@@ -197,7 +363,7 @@ class Turn:
         self.title: str | None = None
         self._begun = False
         self._settled = False
-        self.done = asyncio.Event()
+        self._over: asyncio.Event | None = None
         self._followers: list[Callable[[], None]] = []
         self._task: asyncio.Task[None] | None = None
         self.head = dumps({"session_id": ask.session_id, "exchange_id": ask.exchange_id})[1:-1]
@@ -226,6 +392,12 @@ class Turn:
         """Set the task that runs this turn, so that it can be cancelled."""
         self._task = task
 
+    async def wait_ended(self) -> None:
+        """Wait for the terminal event."""
+        if not self.ended:
+            self._over = self._over or asyncio.Event()
+            await self._over.wait()
+
     def begin(self) -> None:
         """Run first in the turn's task. Raises CancelledError if the turn was cancelled before."""
         self._begun = True
@@ -241,17 +413,19 @@ class Turn:
         if self.ended:
             raise RuntimeError(f"event {type(payload).__name__} after the end of an exchange")
         weight = _weight(payload)  # first: what cannot be encoded raises here, before anyone has seen it
-        if isinstance(payload, Failed) and payload.refused and not self.own_events:
-            event = TurnEvent(0, payload)
+        if isinstance(payload, Failed) and payload.refused and len(self.events) == self.earlier:
+            self.events.append(0, payload)
         else:
             self._seq += 1
-            event = TurnEvent(self._seq, payload)
-        self.events.append(event)
+            self.events.append(self._seq, payload)
         self.bytes_held += weight
-        if event.terminal:
+        if isinstance(payload, _TERMINAL):
             self.ended = True
             self.ended_at = time.monotonic()
-            self.done.set()
+            if self._over is not None:
+                self._over.set()
+                self._over = None
+            self.events.seal()
             # It can no longer be stopped, is kept for a while, and a task would keep its whole context alive.
             self._task = None
         for wake in self._followers:
@@ -261,7 +435,7 @@ class Turn:
         """The index in `events` of the next one for a client that has them up to `seq` (0: none); 0 after a restart."""
         if not seq or self.restarted or not self.events or seq > self.events[-1].seq:
             return 0
-        return bisect_right(self.events, seq, key=lambda event: event.seq)
+        return self.events.after(seq)
 
     def follow(self, wake: Callable[[], None]) -> None:
         """Call `wake` after each event from now on; the caller reads `events` from its own cursor."""
@@ -285,8 +459,7 @@ class Turn:
 def _weight(payload: Payload) -> int:
     """Roughly the bytes an event keeps alive: what the replay bound counts."""
     if isinstance(payload, TextDelta):
-        # Event, payload, number and text are objects of their own: 190 bytes without a character.
-        return 200 + len(payload.text)
+        return _TEXT_BYTES + len(payload.text)
     if isinstance(payload, Whole):
         return 200 + _message_weight(payload.message)
     if isinstance(payload, Final | Awaiting | Cancelled | Failed):

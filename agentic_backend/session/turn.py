@@ -372,7 +372,7 @@ class TurnRunner:
         return Final(
             messages=tuple(sorted(exchange.messages, key=lambda message: message.rank)),
             session=session,
-            ledger=ledger.rows(),
+            ledger=dumps(ledger.rows()),
             unattributed_ms=round(ledger.unattributed_ms(total_ms), 3),
             durable=durable,
             warnings=tuple(ending.answer.warnings) if ending.answer else (),

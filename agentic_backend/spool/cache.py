@@ -5,9 +5,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from agentic_backend.events import text_of
 from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.session.models import TurnRecord
 from agentic_backend.spool.pending import Key
+from backend_kit.wire import loads
 
 _ENTRY_BYTES = 600
 _EXCHANGE_BYTES = 700
@@ -33,10 +35,11 @@ class RememberedExchange:
             if message.role == "user":
                 question = message.text
             elif message.role == "assistant":
-                extras = message.metadata.get("extras")
+                fields = loads(message.json)
+                extras = fields["metadata"].get("extras")
                 if isinstance(extras, dict) and ("error" in extras or extras.get("status") == "interrupted"):
                     return None
-                answer = message.text
+                answer = text_of(fields["parts"])
         return cls.of_texts(record.exchange_id, question, answer) if question and answer else None
 
     @classmethod

@@ -173,7 +173,7 @@ class HardenedWS(WebSocketsSansIOProtocol):
             raise ClientDisconnected
 
     def send_texts_now(self, texts: Sequence[bytes]) -> bool:
-        """`send_texts` at once. False, with nothing sent, while the peer does not read or once the connection is gone."""
+        """`send_texts` at once. False, with nothing sent, while the peer does not read or once it is gone."""
         if not self.writable.is_set() or self.disconnected or self.close_sent or self.conn.state is not OPEN:
             return False
         if self.conn.extensions:

@@ -16,9 +16,11 @@ def dumps(value: Any) -> bytes:
     An integer of more than 64 bits, which a model may write into the arguments of a tool, becomes a string.
     """
     try:
-        return orjson.dumps(value)
+        encoded = orjson.dumps(value)
     except orjson.JSONEncodeError:
-        return orjson.dumps(_scrub(value))
+        encoded = orjson.dumps(_scrub(value))
+    # orjson leaves what it had reserved, at least 1 KiB and up to eight times the size: a copy takes 50 ns.
+    return b"%b" % encoded
 
 
 def loads(data: bytes | str) -> Any:

@@ -101,7 +101,6 @@ def with_bytes(record: TurnRecord, old: bytes, new: bytes) -> TurnRecord:
             m.timestamp,
             m.role,
             m.channel,
-            m.metadata,
             m.json.replace(old, new),
         )
         for m in record.messages

@@ -81,15 +81,15 @@ MUTANTS = (
     Mutant(
         "a resumed turn begins with an event that the client has",
         "agentic_backend/session/stream.py",
-        "return bisect_right(self.events, seq, key=lambda event: event.seq)",
-        "return bisect_right(self.events, seq, key=lambda event: event.seq) - 1",
+        "return entry.place + min(seq - entry.seq + 1, len(entry))",
+        "return entry.place + min(seq - entry.seq, len(entry))",
         "tests/agentic_backend/session/test_replay.py::test_the_place_after_a_number",
     ),
     Mutant(
         "joined fragments lose text",
-        "agentic_backend/chat/follow.py",
-        "            texts.append(fragment.text)\n",
-        "            texts = [*texts[:1], fragment.text]\n",
+        "agentic_backend/session/stream.py",
+        'return "".join(self._texts[start:end])',
+        'return "".join(self._texts[start : max(start + 1, end - 1)])',
         f"{CHAT}/test_socket.py::test_fragments_that_piled_up_go_out_as_one_and_lose_nothing",
     ),
     Mutant(

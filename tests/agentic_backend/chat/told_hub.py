@@ -249,7 +249,7 @@ def delta(turn: Turn, text: str, rank: int = 1, channel: Any = "final") -> None:
 
 def finish(turn: Turn, text: str = "answer") -> None:
     messages = (message(turn, 0, "user", turn.ask.message), message(turn, 1, "assistant", text))
-    turn.publish(Final(messages, session(turn), [], 0.0, "none"))
+    turn.publish(Final(messages, session(turn), b"[]", 0.0, "none"))
 
 
 def cancel(turn: Turn) -> None:

@@ -70,7 +70,7 @@ class Runner:
             return known.after(exchange.next_session(), ask.exchange_id)
         exchange.emit(Delta("answer"))
         exchange.close("answer", [], {})
-        turn.publish(Final(tuple(exchange.messages), exchange.next_session(), [], 0.0, "none"))
+        turn.publish(Final(tuple(exchange.messages), exchange.next_session(), b"[]", 0.0, "none"))
         return known.after(exchange.next_session(), ask.exchange_id)
 
     async def _wait(self, exchange_id: str) -> None:
@@ -118,7 +118,7 @@ MakeGatedTurns = Callable[..., GatedTurns]
 async def ended(turn: Turn) -> Any:
     """The payload of the turn's terminal event."""
     async with asyncio.timeout(PATIENCE_S):
-        await turn.done.wait()
+        await turn.wait_ended()
     return turn.events[-1].payload
 
 

@@ -48,7 +48,7 @@ async def test_a_turn_that_is_stopped_in_the_tick_of_its_handover_passes_the_ses
     first, second, third = gated_turns.ask("e0"), gated_turns.ask("e1"), gated_turns.ask("e2")
     await ticks()
     gated_turns.runner.gate("e0").set()
-    await first.done.wait()
+    await first.wait_ended()
     second.cancel()
     gated_turns.runner.gate("e2").set()
     assert isinstance(await ended(second), Cancelled)
@@ -66,7 +66,7 @@ async def test_those_who_gave_up_waiting_leave_their_place(gated_turns):
         assert isinstance(await ended(turn), Cancelled)
     again = gated_turns.ask("again")
     await ticks()
-    assert again.events == []
+    assert not again.events
     again.cancel()
     await gated_turns.finish(gated_turns.registry.find("e0", USER))
 
