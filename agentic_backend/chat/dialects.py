@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
@@ -119,7 +118,7 @@ class NativeDialect:
     principal: Principal
     turns: Turns
     limits: FrameLimits
-    _bad_frames: deque[float] = field(default_factory=lambda: deque(maxlen=_BAD_FRAMES), init=False)
+    _bad_frames: list[float] = field(default_factory=list, init=False)
 
     async def act_on(self, text: str) -> None:
         """See `Dialect.act_on`, with what it raises."""
@@ -149,7 +148,7 @@ class NativeDialect:
         retry_after_ms = None if error.retry_after_s is None else round(error.retry_after_s * 1000)
         self.outbox.say(relay.native_error(error.code, request_id=uuid4().hex, retry_after_ms=retry_after_ms))
         if isinstance(error, BadRequest):
-            self._bad_frames.append(time.monotonic())
+            self._bad_frames = [*self._bad_frames[1 - _BAD_FRAMES :], time.monotonic()]
             spread = self._bad_frames[-1] - self._bad_frames[0]
             if len(self._bad_frames) == _BAD_FRAMES and spread < _BAD_FRAMES_WINDOW_S:
                 self.outbox.close(Closing(1008))
@@ -218,7 +217,7 @@ class CompatibleDialect:
         if isinstance(end, Failed) and not end.messages:
             self._close(Closing(1011))  # refused or not stored
         elif self.outbox.waiting and not self.principal.identity.ended():
-            self.outbox.follow(_submit(self.turns, self.outbox.waiting.popleft()))
+            self.outbox.follow(_submit(self.turns, self.outbox.waiting.pop(0)))
 
     def renamed(self, _session: Session) -> bytes:
         """See `Dialect.renamed`."""

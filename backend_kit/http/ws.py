@@ -158,6 +158,9 @@ class HardenedWS(WebSocketsSansIOProtocol):
         if self.close_sent and self.initial_response is None and message["type"] == "websocket.send":
             raise ClientDisconnected
         await super().send(message)
+        if message["type"] == "websocket.accept" and self.handshake_complete:
+            # Nothing reads these again; the application has the headers in its scope.
+            del self.request, self.response, self.scope
         if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
             self.handshake_complete = True
 

@@ -1,0 +1,88 @@
+"""What the agentic service holds in memory: at the start, with idle sockets, with streamed turns, and after them.
+
+Hypothesis: a socket and a turn take what is told here, and a minute after the last turn the service holds what its
+allocators could not give back.
+Control: the same command in the commit before, minutes apart; resident memory hardly depends on what else runs, as
+long as the load is the same.
+Command: `python -m tests.bench.memory` (`--clients`, `--seconds`, `--rest`).
+
+Nothing is judged: the bounds are those of `make bench-headline`.
+"""
+
+import argparse
+import asyncio
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from tests.bench.deployment import Server, deployed, rss_mb
+from tests.bench.driver import Load, Target, clients
+from tests.bench.headline_stage import first_s, slow_model
+from tests.bench.measured import sample
+from tests.bench.turn import with_ack
+
+TOKENS = 50
+GAP_MS = 60.0
+FLOOR_S = 3.0
+
+
+def mapped(pid: int) -> dict[str, float]:
+    """Resident MiB of a process: its files, its heap, and what else it has mapped without a file."""
+    found: Counter[str] = Counter()
+    kind = ""
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        key, *rest = line.split()
+        if "-" in key and not key.endswith(":"):
+            name = rest[4] if len(rest) > 4 else ""
+            kind = "heap" if name == "[heap]" else "files" if name.startswith("/") else "other"
+        elif key == "Rss:":
+            found[kind] += int(rest[0])
+    return {kind: kb / 1024 for kind, kb in sorted(found.items())}
+
+
+def tell(what: str, server: Server) -> float:
+    """Print what it holds now; MiB."""
+    pid = server.process.pid
+    held = rss_mb(pid)
+    parts = ", ".join(f"{kind} {mib:.1f}" for kind, mib in mapped(pid).items())
+    print(f"{what:28} {held:7.1f} MiB ({parts})", flush=True)
+    return held
+
+
+async def idle(target: Target, count: int, server: Server) -> float:
+    """What it holds with so many sockets that have asked nothing."""
+    async with clients(target, count):
+        return tell(f"{count} idle sockets", server)
+
+
+def measure(count: int, seconds: float, rest_s: float) -> None:
+    """One service, from its start to the rest after the load."""
+    with deployed() as deployment:
+        change = with_ack(deployment, "memory", "spool")
+        server = deployment.service("memory", slow_model(FLOOR_S, TOKENS, GAP_MS), change=change)
+        start = tell("start", server)
+        sockets = asyncio.run(idle(server.target, count, server))
+        warm_s = FLOOR_S + first_s(FLOOR_S, TOKENS, GAP_MS) + 0.5
+        seen = sample(deployment, server, Load(count, seconds, warm_s=warm_s, ramp_s=FLOOR_S))
+        print(f"{count} streaming clients{'':11}{seen.rss_mb:7.1f} MiB; {len(seen.failures)} failed turns")
+        tell("their sockets just closed", server)
+        time.sleep(rest_s)
+        tell(f"{rest_s:.0f} s later", server)
+        a_socket, a_client = ((held - start) / count * 1024 for held in (sockets, seen.rss_mb))
+        print(f"a socket {a_socket:.1f} KiB, a client with its turn {a_client:.1f} KiB")
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.memory")
+    parser.add_argument("--clients", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--rest", type=float, default=60.0)
+    options = parser.parse_args()
+    measure(options.clients, options.seconds, options.rest)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
