@@ -87,7 +87,8 @@ class ChatSocket:
         self._due = False
         self._unsent: list[bytes] = []
         """Frames of a turn that could not be sent at once."""
-        self._failure: Exception | None = None
+        self._torn = False
+        """Whether an event was lost on its way to a frame."""
         self.outbox.on_event = self._on_event
         self._dialect = dialect
         self._meters = meters
@@ -205,13 +206,14 @@ class ChatSocket:
     def _send_events(self) -> None:
         """Send what can be sent now, and leave the rest to the writer."""
         self._due = False
-        if self._idle and not self.outbox.changed.is_set():
-            try:
-                if self._all_sent():
-                    return
-            except Exception as error:  # noqa: BLE001 # the writer raises it, and ends the socket as any failure does
-                self._failure = error
-        self.outbox.changed.set()
+        sent = False
+        try:
+            self._torn = True
+            sent = self._idle and not self.outbox.changed.is_set() and self._all_sent()
+            self._torn = False
+        finally:
+            if not sent:
+                self.outbox.changed.set()
 
     def _all_sent(self) -> bool:
         for follow in self.outbox.follows:
@@ -231,8 +233,8 @@ class ChatSocket:
             await outbox.changed.wait()
             self._idle = False
             outbox.changed.clear()
-            if self._failure is not None:
-                raise self._failure
+            if self._torn:
+                raise RuntimeError("an event could not be sent")
             while outbox.frames:
                 await self._send(outbox.take_frames())
             leaving = outbox.closing is not None and outbox.closing.at_once

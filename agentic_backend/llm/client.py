@@ -378,7 +378,7 @@ class CompletionStream:
             self._waiter.add_done_callback(self._look)
 
     def _look(self, waiter: "asyncio.Future[None] | None" = None) -> None:
-        """Take what has arrived: tell text, and let the iteration have what is more. Raises nothing."""
+        """Take what has arrived: tell text, and let the iteration have what is more. Raises what the teller does."""
         self._waiter = None
         if waiter is not None:
             waiter.exception()  # seen: taking raises it
@@ -386,11 +386,23 @@ class CompletionStream:
             return  # cancelled meanwhile
         brought = False
         rest: list[wire.Piece] = []
+        foreseen = False
         try:
             if self._failure is None:
                 brought, rest = self._tell_what_came()
-        except Exception as error:  # noqa: BLE001 # the iteration raises it, in the task that waits
-            self._failure = error
+            foreseen = True
+        except AttemptFailed as failure:
+            self._failure = failure
+            foreseen = True
+        finally:
+            # What else is raised is in the loop's log; the iteration must not wait on.
+            if not foreseen:
+                self._failure = RuntimeError("a text could not be told")
+            self._answer(brought, rest)
+
+    def _answer(self, brought: bool, rest: list[wire.Piece]) -> None:
+        """End the wait of the iteration where there is something for it, else listen on."""
+        assert self._rest is not None
         if rest or self._ended or self._failure is not None:
             self._rest.set_result(rest)
         elif brought:

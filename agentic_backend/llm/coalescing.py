@@ -18,6 +18,10 @@ notices little of them: 50 ms are three frames of a screen, and a loop without a
 _WINDOW_S: Final = 0.2
 _TICK_S: Final = 0.005
 """Streams whose time is up within it go on together: a timer for each of a thousand costs as much as their tokens."""
+_TOGETHER: Final = 16
+_PART: Final = 8
+"""So many go on at most, or this part of all that are held. Then the loop turns: a turn that begins or ends takes
+several turns of it, and tokens can wait."""
 _SCHEDSTAT: Final = Path("/proc/thread-self/schedstat")
 
 
@@ -74,12 +78,14 @@ class Coalescer:
         now = self._clock()
         try:
             # Who goes on may be held again at once, and is then not yet due.
-            while self._held and self._held[0][0] <= now + _TICK_S:
+            for _ in range(max(_TOGETHER, len(self._held) // _PART)):
+                if not self._held or self._held[0][0] > now + _TICK_S:
+                    break
                 self._held.popleft()[1]()
         finally:
             self._armed = False
             if self._held:
-                self._arm(self._held[0][0] - now)
+                self._arm(max(self._held[0][0] - now, 0.0))
 
     def now_s(self) -> float:
         """The seconds for which texts should gather now. On the loop's thread."""
