@@ -117,7 +117,14 @@ class Persistence:
         self.figures = PostgresFigures(queries)
         commit_s, ack_s, spool_s = rules.commit_s, rules.ack_s, rules.spool_s
         self.store = PostgresSessionStore(
-            queries, self.pending, self.batcher, self.cache, metrics=metrics, commit_s=commit_s, spool_s=spool_s
+            queries,
+            self.pending,
+            self.batcher,
+            self.cache,
+            metrics=metrics,
+            creating=settings.storage.postgres.pool_size,
+            commit_s=commit_s,
+            spool_s=spool_s,
         )
         parts = (self.batcher, self.pending, self.spool, self.cache)
         self.log = PersistentTurnLog(chosen.ack, *parts, metrics, database_s=ack_s, spool_s=spool_s)

@@ -32,6 +32,8 @@ from backend_kit.db.pool import AnyRow
 from backend_kit.wire import dumps
 
 _RANK_LIMIT = 2**31 - 1
+_CREATE_S = 10.0
+"""A burst of new sessions waits this long at most. Its clients come back after a second."""
 
 
 class PostgresSessionStore:
@@ -40,6 +42,7 @@ class PostgresSessionStore:
     Reads and small writes take one connection of the main pool for one statement. Where Postgres does not answer
     they raise `HistoryUnavailable`: immediately if it refuses, after `pool_timeout` if no connection comes free.
     What is pending overlays what is stored, so a reader finds a turn as soon as its `final` was sent.
+    New sessions are made `creating` at a time: the others wait here, and leave the pool to the turns.
     A delete or a change waits `commit_s` seconds for its commit, then `spool_s` for the disk.
     The callers time the phases (session_read, history_get and so on), since they know the purpose of a read.
     """
@@ -52,9 +55,11 @@ class PostgresSessionStore:
         cache: HistoryCache,
         *,
         metrics: AgenticMetrics,
+        creating: int = 10,
         commit_s: float = 5.0,
         spool_s: float = 1.0,
     ) -> None:
+        self._creating = asyncio.Semaphore(creating)
         self._commit_s = commit_s
         self._spool_s = spool_s
         self._queries = queries
@@ -67,19 +72,24 @@ class PostgresSessionStore:
     async def create(self, session: Session, most: int = 0) -> bool:
         """See `SessionStore`."""
         data = {"title": session.title, "next_rank": session.next_rank, "preferences": session.preferences}
-        made = await self._queries.fetch(
-            "create_session",
-            CREATE_SESSION,
-            {
-                "session_id": session.id,
-                "user_id": session.user_id,
-                "agent_id": session.agent_id,
-                "data": dumps(data).decode(),
-                "updated_at": session.updated_at,
-                "version": session.version,
-                "most": most,
-            },
-        )
+        values = {
+            "session_id": session.id,
+            "user_id": session.user_id,
+            "agent_id": session.agent_id,
+            "data": dumps(data).decode(),
+            "updated_at": session.updated_at,
+            "version": session.version,
+            "most": most,
+        }
+        try:
+            async with asyncio.timeout(_CREATE_S):
+                await self._creating.acquire()
+        except TimeoutError:
+            raise HistoryUnavailable("too many new sessions at once", retry_after_s=1.0) from None
+        try:
+            made = await self._queries.fetch("create_session", CREATE_SESSION, values)
+        finally:
+            self._creating.release()
         if made and session.next_rank == 0:
             self._cache.begin((session.id, session.user_id))
         return bool(made)

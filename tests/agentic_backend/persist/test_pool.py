@@ -1,6 +1,7 @@
 import asyncio
 from contextlib import AsyncExitStack
 
+import psycopg
 import pytest
 from psycopg import errors
 from sqlalchemy import text
@@ -115,6 +116,24 @@ async def test_a_cancelled_wait_is_timed_and_leaves_the_pool_whole(build: Build,
     assert observations(kpi, "app_db_pool_wait_seconds", pool="main") == 2
     assert await persistence.store.list_for(USER) == []
     assert persistence.database.main.stats().waiting == 0
+
+
+async def test_a_burst_of_new_sessions_leaves_connections_to_readers_and_loses_none(
+    build: Build, database: Database
+) -> None:
+    persistence = build({**database.settings(), "pool_size": 2, "max_overflow": 1, "pool_timeout": 1})
+    await persistence.database.connect_until_ready(lambda _state: None)
+    known = await new_session(persistence)
+    with psycopg.connect(database.dsn) as other:
+        other.execute("LOCK TABLE session IN SHARE ROW EXCLUSIVE MODE")
+        burst = [asyncio.ensure_future(new_session(persistence)) for _ in range(12)]
+        async with asyncio.timeout(PATIENCE_S):
+            while persistence.database.main.stats().in_use < 2:  # noqa: ASYNC110 - until connections are open
+                await asyncio.sleep(0.01)
+        for _ in range(5):
+            assert await persistence.store.get(known.id, USER) is not None
+        other.rollback()
+        assert len({session.id for session in await asyncio.gather(*burst)}) == 12
 
 
 async def test_nothing_is_compiled_after_warm_up(persistence: Persistence) -> None:
