@@ -13,7 +13,7 @@ def waiter_of(content: aiohttp.StreamReader) -> "asyncio.Future[None] | None":
     """
     if content._exception is not None or content._buffer or content._eof:
         return None
-    waiter: asyncio.Future[None] = content._loop.create_future()
+    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     content._waiter = waiter
     return waiter
 

@@ -51,7 +51,7 @@ CONTRACTS = (
                 "_http_chunk_splits",
                 "_protocol",
                 "_size",
-                "_wait",
+                "_waiter",
             )
         },
     ),

@@ -71,7 +71,7 @@ async def test_a_binary_frame_closes_at_once_although_a_turn_runs_which_goes_on(
         assert not turn.ended
         model.go.set()
         async with asyncio.timeout(PATIENCE_S):
-            await turn.done.wait()
+            await turn.wait_ended()
         assert len(await service.history(session_id)) == 2
 
 

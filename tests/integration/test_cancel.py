@@ -72,7 +72,7 @@ async def test_a_stop_before_the_first_token_closes_the_models_connection(
             turn = service.turns.find("e1", "admin")
             await stop(service, socket)
             record_property("upstream_closed_ms", round(await until_open(service, mock_llm, before), 1))
-            await turn.done.wait()
+            await turn.wait_ended()
             assert service.service.running.admission.running == 0
             user, answer = await service.history(session_id)
             assert (user["rank"], answer["rank"]) == (0, 1)
@@ -91,7 +91,7 @@ async def test_close_4000_of_a_compatible_client_does_the_same(start_service, mo
             turn = service.turns.find("e1", "admin")
             await socket.close(4000, "client_stop")
         record_property("upstream_closed_ms", round(await until_open(service, mock_llm, before), 1))
-        await turn.done.wait()
+        await turn.wait_ended()
         assert service.service.running.admission.running == 0
         assert (await service.history(session_id))[1]["metadata"]["extras"]["status"] == "interrupted"
 
@@ -111,7 +111,7 @@ async def test_the_last_follower_that_leaves_cancels_and_no_other(start_service,
             assert (await hear(second))["type"] == "pong"
             assert not turn.cancel_requested
             second.transport.abort()
-            await turn.done.wait()
+            await turn.wait_ended()
         assert (await service.history(session_id))[1]["metadata"]["finish_reason"] == "cancelled"
 
 

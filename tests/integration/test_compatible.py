@@ -116,7 +116,7 @@ async def test_close_4000_cancels_whatever_is_being_written(start_service):
         async with asyncio.timeout(PATIENCE_S):
             for turn in turns:
                 if turn is not None:  # stopped before its first step
-                    await turn.done.wait()
+                    await turn.wait_ended()
         ends = {type(turn.events[-1].payload).__name__ for turn in turns if turn is not None}
         assert ends == {"Cancelled"}
 
@@ -150,7 +150,7 @@ async def test_close_4000_cancels_and_the_turn_is_in_history_as_interrupted(star
             await socket.close(4000, "client_stop")
         turn = service.turns.find("e1", "admin")
         async with asyncio.timeout(PATIENCE_S):
-            await turn.done.wait()
+            await turn.wait_ended()
         messages = await service.history(session_id)
     assert [message["role"] for message in messages] == ["user", "assistant"]
     assert messages[1]["metadata"]["finish_reason"] == "cancelled"
@@ -165,7 +165,7 @@ async def test_any_other_close_lets_the_turn_finish_into_history(start_service):
             await hear(socket)
         turn = service.turns.find("e1", "admin")
         async with asyncio.timeout(PATIENCE_S):
-            await turn.done.wait()
+            await turn.wait_ended()
         messages = await service.history(session_id)
     assert messages[1]["metadata"]["finish_reason"] == "stop"
     assert len(messages[1]["parts"][0]["text"].split()) == 5

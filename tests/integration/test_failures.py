@@ -91,7 +91,7 @@ async def test_a_baseline_call_is_stopped_by_4000_and_by_cancel(start_service):
             turn = baseline.find("e1", "admin")
             await socket.close(4000)
         async with asyncio.timeout(PATIENCE_S):
-            await turn.done.wait()
+            await turn.wait_ended()
         assert baseline.find("e1", "admin") is None
 
 
@@ -105,7 +105,7 @@ async def test_nothing_is_known_of_a_baseline_call_that_has_ended(service):
     goes_on = Ask("anything", "Georges", "", "e1", "admin", 0.0, human=HumanAnswer({}))
     for told in (baseline.resume("anything", "e1", "admin"), baseline.submit(goes_on)):
         async with asyncio.timeout(PATIENCE_S):
-            await told.done.wait()
+            await told.wait_ended()
         assert told.events[-1].payload.code == "exchange_not_found"
 
 

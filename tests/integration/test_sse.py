@@ -152,7 +152,7 @@ async def test_a_reader_that_leaves_stops_the_turn_only_where_the_ask_says_so(st
         session_id = await service.create_session()
         await heard(over_stream(service, ask_frame(session_id, on_disconnect=policy)), up_to=2)
         turn = service.turns.find("e1", "admin")
-        await turn.done.wait()
+        await turn.wait_ended()
         await until_open(service, mock_llm, before)
         answer = (await service.history(session_id))[1]
         assert answer["metadata"]["finish_reason"] == ("stop" if policy == "continue" else "cancelled")
@@ -225,6 +225,6 @@ async def test_a_reader_that_takes_nothing_is_cut_and_its_turn_ends_in_history(s
             async with asyncio.timeout(PATIENCE_S):
                 while (turn := service.turns.find("e1", "admin")) is None:
                     await service.get("/ready")
-                await turn.done.wait()
+                await turn.wait_ended()
             assert await hub.wait_empty(PATIENCE_S) == 0
         assert (await service.history(session_id))[1]["metadata"]["finish_reason"] == "length"

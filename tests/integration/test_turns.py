@@ -19,7 +19,7 @@ SLOW = "mock;ttft=600000"
 async def ended(service, exchange_id):
     turn = service.turns.find(exchange_id, "admin")
     async with asyncio.timeout(PATIENCE_S):
-        await turn.done.wait()
+        await turn.wait_ended()
 
 
 async def test_cancel_ends_a_turn_at_a_slow_first_token_and_keeps_the_question(start_service):
