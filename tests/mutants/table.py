@@ -90,7 +90,7 @@ MUTANTS = (
         "agentic_backend/session/stream.py",
         'return "".join(self._texts[start:end])',
         'return "".join(self._texts[start : max(start + 1, end - 1)])',
-        f"{CHAT}/test_socket.py::test_fragments_that_piled_up_go_out_as_one_and_lose_nothing",
+        f"{SESSION}/test_event_log.py::test_fragments_of_one_message_are_joined_and_nothing_else",
     ),
     Mutant(
         "the compatible protocol asks the next before the end of the one before",
