@@ -248,7 +248,8 @@ class AgenticService(Service[AgenticSettings, State]):
             "turn-clock", lambda: ticker.tick_each_second(lambda: _publish_turns(state)), restart=True, essential=True
         )
         if self._settings.server.gc_freeze:
-            release = MemoryRelease(lambda: state.admission.running, release_memory)
+            admission = state.admission
+            release = MemoryRelease(lambda: admission.running, lambda: admission.left, release_memory)
             tasks.spawn("memory-release", release.release_when_idle, restart=True)
 
     def _make_hub(self, metrics: AgenticMetrics, windows: Windows) -> SocketHub:

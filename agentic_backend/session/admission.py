@@ -48,6 +48,8 @@ class Admission:
         self._users: OrderedDict[str, _User] = OrderedDict()
         self._waiting: deque[asyncio.Future[None]] = deque()
         self.running = 0
+        self.left = 0
+        """Turns that have given up their slot, since the start."""
 
     @property
     def waiting(self) -> int:
@@ -110,6 +112,7 @@ class Admission:
 
     def leave(self) -> None:
         """Pass the slot to the longest waiting ask, or free it."""
+        self.left += 1
         while self._waiting:
             slot = self._waiting.popleft()
             if not slot.done():
