@@ -81,6 +81,7 @@ class TurnRegistry:
         self._turns: dict[_Key, Turn] = {}
         self._ended: OrderedDict[_Key, Turn] = OrderedDict()
         self._ended_bytes = 0
+        self._ended_events = 0
         self._slots: OrderedDict[_Key, _Slot] = OrderedDict()
         self._quiet = asyncio.Event()
         self._quiet.set()
@@ -94,7 +95,7 @@ class TurnRegistry:
     @property
     def replay_events(self) -> int:
         """Events of ended turns that are still kept."""
-        return sum(len(turn.events) for turn in self._ended.values())
+        return self._ended_events
 
     @property
     def replay_bytes(self) -> int:
@@ -156,8 +157,7 @@ class TurnRegistry:
                 await slot.running.wait_ended()
         for key, turn in list(self._ended.items()):
             if key[0] == user_id and turn.ask.session_id == session_id:
-                del self._ended[key]
-                self._ended_bytes -= turn.bytes_held
+                self._drop(key)
 
     def update(self, session: Session) -> None:
         """Take over a session that changed outside a turn (created, renamed)."""
@@ -204,8 +204,7 @@ class TurnRegistry:
             key, turn = next(iter(self._ended.items()))
             if turn.ended_at > horizon and self._ended_bytes <= self._rules.kept_bytes:
                 return
-            del self._ended[key]
-            self._ended_bytes -= turn.bytes_held
+            self._drop(key)
 
     async def drain(self, deadline_s: float) -> int:
         """Refuse new turns, wait for the running ones, then cancel the rest. Returns how many were cancelled."""
@@ -333,13 +332,20 @@ class TurnRegistry:
         self._turns.pop(key, None)
         self._admission.leave_user(turn.ask.user_id)
         if not turn.forgotten and not _may_be_asked_again(turn):
-            before = self._ended.pop(key, None)
-            self._ended_bytes -= 0 if before is None else before.bytes_held
+            self._drop(key)
             self._ended[key] = turn
             self._ended_bytes += turn.bytes_held
+            self._ended_events += len(turn.events)
             self.expire()
         if not self._turns:
             self._quiet.set()
+
+    def _drop(self, key: _Key) -> None:
+        """Keep an ended turn no longer, if it is kept."""
+        turn = self._ended.pop(key, None)
+        if turn is not None:
+            self._ended_bytes -= turn.bytes_held
+            self._ended_events -= len(turn.events)
 
 
 def _end_unforeseen(turn: Turn) -> None:
