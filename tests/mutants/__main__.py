@@ -100,10 +100,12 @@ def failed_tests(tree: Path, tests: list[str]) -> "set[str] | None":
     run = subprocess.run(
         [sys.executable, "-m", "pytest", *_OPTIONS, *tests], cwd=tree, capture_output=True, text=True, check=False
     )
-    if run.returncode not in (0, 1):
+    failed = set(re.findall(r"^FAILED (\S+)", run.stdout, re.MULTILINE))
+    # Neither passed nor failed: an error before the test, or the end of the process.
+    if run.returncode not in (0, 1) or (run.returncode == 1 and not failed):
         print(run.stdout[-2000:], run.stderr[-2000:], sep="\n")
         return None
-    return set(re.findall(r"^FAILED (\S+)", run.stdout, re.MULTILINE))
+    return failed
 
 
 if __name__ == "__main__":
