@@ -83,7 +83,7 @@ class FrameCases:
         session = self._record.session
         ask = Ask(session.id, "Georges", "Hello", self._record.exchange_id, "admin", time.perf_counter())
         self._turn = Turn(ask)
-        final = Final(self._record.messages, session, [], 0.1, "spool")
+        final = Final(self._record.messages, session, b"[]", 0.1, "spool")
         self._delta = TurnEvent(7, TextDelta(1, "final", " phase"))
         self._final = TurnEvent(60, final)
 
