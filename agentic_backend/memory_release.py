@@ -15,7 +15,7 @@ _EVERY_S: Final = 60.0
 class MemoryRelease:
     """Calls `release()` once turns have run and none does: after 15 quiet seconds, or a minute after the last time.
 
-    Under steady load it is never called, nor where no turn has run since: it takes 0.1 s of the loop. Ended connections
+    Under steady load it is never called, nor where no turn has run since: it stops the loop. Ended connections
     and failed turns are cyclic garbage (of frameworks and tracebacks), which may stay for hours with the thresholds of
     `server.gc_freeze`. glibc returns only the top of its heap: one small live block keeps everything below it
     (docs/perf-log.md).

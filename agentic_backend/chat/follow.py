@@ -42,13 +42,12 @@ class Follow:
         return self.turn.events.weight_from(self.cursor)
 
     def take(self) -> TurnEvent:
-        """The next event."""
-        event = self.turn.events[self.cursor]
-        self.cursor += 1
+        """The next event; fragments of one message that have piled up are taken as one."""
+        event, count = self.turn.events.joined(self.cursor, _DELTA_CHARS)
+        self.cursor += count
         return event
 
     def take_native(self) -> NativeEvent:
-        """The next event in turnwise.v1; fragments of one message that have piled up go out as one."""
-        event, count = self.turn.events.joined(self.cursor, _DELTA_CHARS)
-        self.cursor += count
+        """The next event in turnwise.v1."""
+        event = self.take()
         return NativeEvent(event.seq, relay.native_type(event.payload), relay.native(self.turn, event))

@@ -98,8 +98,8 @@ def compatible(turn: Turn, event: TurnEvent) -> list[bytes]:
 
 def _titled(turn: Turn) -> list[bytes]:
     """The frame of a title that the session got in this turn."""
-    changes = [event.payload for event in turn.own_events if isinstance(event.payload, SessionChanged)]
-    return [renamed(change.session) for change in changes]
+    own = turn.events.without_text(turn.earlier)
+    return [renamed(payload.session) for payload in own if isinstance(payload, SessionChanged)]
 
 
 def _stream(message: ChatMessage) -> bytes:

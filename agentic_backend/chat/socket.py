@@ -1,7 +1,7 @@
 """One chat socket: a reader that always receives, and a writer that sends what the followed turns publish.
 
-While a turn runs and its peer reads, the event loop itself sends each event, a third of what it costs to wake the
-writer. What may have to wait is the writer's: a peer that does not read, the end of a turn, the closing.
+While a turn runs and its peer reads, the event loop itself sends each event, and no task is woken for it. What may
+have to wait is the writer's: a peer that does not read, the end of a turn, the closing.
 
 It is open until its outbox has a `Closing`; then the writer sends the remaining frames and the close frame.
 A turn belongs to neither task: it runs in the registry, and a socket only follows it. So a slow client delays

@@ -120,9 +120,9 @@ class EventStream(Response):
 
     async def _write(self, follow: Follow, scope: Scope, receive: Receive, send: Send) -> None:
         turn = follow.turn
-        while follow.up_to_date and not turn.own_events and not self._silent:
+        while follow.up_to_date and not turn.has_published and not self._silent:
             await self._woken()
-        refusal = turn.own_events[0].payload if turn.own_events else None
+        refusal = turn.events[turn.earlier].payload if turn.has_published else None
         if isinstance(refusal, Failed) and refusal.refused:
             retry_after_s = None if refusal.retry_after_ms is None else refusal.retry_after_ms / 1000
             await error_response(Request(scope), refusal.code, retry_after_s=retry_after_s)(scope, receive, send)

@@ -17,7 +17,7 @@ _INTERVALS: Final = ((0.5, 0.0), (0.8, 0.02), (0.95, 0.05), (1.0, 0.1))
 notices little of them: 50 ms are three frames of a screen, and a loop without any time left takes longer by itself."""
 _WINDOW_S: Final = 0.2
 _TICK_S: Final = 0.005
-"""Streams whose time is up within it go on together: a timer for each of a thousand costs as much as their tokens."""
+"""Streams whose time is up within it go on together: a timer for each would be more work for a loop that is full."""
 _TOGETHER: Final = 16
 _PART: Final = 8
 """So many go on at most, or this part of all that are held. Then the loop turns: a turn that begins or ends takes

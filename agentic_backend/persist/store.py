@@ -55,7 +55,7 @@ class PostgresSessionStore:
         cache: HistoryCache,
         *,
         metrics: AgenticMetrics,
-        creating: int = 10,
+        creating: int,
         commit_s: float = 5.0,
         spool_s: float = 1.0,
     ) -> None:

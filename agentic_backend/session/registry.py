@@ -352,7 +352,7 @@ def _end_unforeseen(turn: Turn) -> None:
     """End a turn after an unexpected failure, which the task's owner logs, so that its followers are notified."""
     if not turn.ended:
         logger.error("turn failed unexpectedly exchange_id=%s", loggable(turn.ask.exchange_id))
-        turn.publish(Failed(Code.INTERNAL, refused=not turn.own_events, language=turn.ask.language))
+        turn.publish(Failed(Code.INTERNAL, refused=not turn.has_published, language=turn.ask.language))
 
 
 def _may_be_asked_again(turn: Turn) -> bool:

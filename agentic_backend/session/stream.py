@@ -8,10 +8,10 @@ import asyncio
 import time
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 from agentic_backend.events import Channel, ChatMessage
 from agentic_backend.session.models import Durability, Session
@@ -188,7 +188,7 @@ class _Texts:
         self._texts.append(text)
 
     def seal(self) -> None:
-        """Keep them in a tenth of the memory, as no other comes."""
+        """Keep them in less memory, as no other comes."""
         if self._ends is None:
             self._ends = array("I", accumulate(map(len, self._texts)))
             self._texts = ["".join(self._texts)]
@@ -233,7 +233,7 @@ class _Entry:
         return _TEXT_BYTES * len(sizes) + sum(sizes)
 
 
-class EventLog(Sequence[TurnEvent]):
+class EventLog:
     """The events of a turn in their order.
 
     Fragments of one message that follow each other are kept as their texts. An event, a number and a payload for each
@@ -250,15 +250,10 @@ class EventLog(Sequence[TurnEvent]):
     def __len__(self) -> int:
         return self._length
 
-    @overload
-    def __getitem__(self, index: int) -> TurnEvent: ...
+    def __iter__(self) -> Iterator[TurnEvent]:
+        return (self[place] for place in range(self._length))
 
-    @overload
-    def __getitem__(self, index: slice) -> list[TurnEvent]: ...
-
-    def __getitem__(self, index: int | slice) -> TurnEvent | list[TurnEvent]:
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(self._length))]
+    def __getitem__(self, index: int) -> TurnEvent:
         place = index if index >= 0 else index + self._length
         if not 0 <= place < self._length:
             raise IndexError(index)
@@ -307,6 +302,12 @@ class EventLog(Sequence[TurnEvent]):
                 chars += sizes[count]
                 count += 1
         return entry.joined(start, start + count), count
+
+    def without_text(self, place: int) -> Iterator[Payload]:
+        """The payloads from `place` on that are no fragments."""
+        for entry in self._entries:
+            if entry.place >= place and not isinstance(entry.said, _Texts):
+                yield entry.said
 
     def after(self, seq: int) -> int:
         """How many events have a number of at most `seq`."""
@@ -370,9 +371,9 @@ class Turn:
         """`"session_id":…,"exchange_id":…` as JSON: the part that all its native frames share."""
 
     @property
-    def own_events(self) -> list[TurnEvent]:
-        """The events of this run."""
-        return self.events[self.earlier :]
+    def has_published(self) -> bool:
+        """Whether this run has any event."""
+        return len(self.events) > self.earlier
 
     @property
     def next_seq(self) -> int:
@@ -413,7 +414,7 @@ class Turn:
         if self.ended:
             raise RuntimeError(f"event {type(payload).__name__} after the end of an exchange")
         weight = _weight(payload)  # first: what cannot be encoded raises here, before anyone has seen it
-        if isinstance(payload, Failed) and payload.refused and len(self.events) == self.earlier:
+        if isinstance(payload, Failed) and payload.refused and not self.has_published:
             self.events.append(0, payload)
         else:
             self._seq += 1

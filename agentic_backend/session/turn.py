@@ -466,7 +466,7 @@ def refuse(turn: Turn, error: ServiceError) -> None:
     """End a turn that never began. An ask that already got its place in the queue gets a numbered error."""
     retry_after_ms = _in_ms(error.retry_after_s)
     turn.publish(
-        Failed(error.code, refused=not turn.own_events, language=turn.ask.language, retry_after_ms=retry_after_ms)
+        Failed(error.code, refused=not turn.has_published, language=turn.ask.language, retry_after_ms=retry_after_ms)
     )
 
 

@@ -68,7 +68,7 @@ def _is_address(host: str) -> bool:
 
 
 class HardenedWS(WebSocketsSansIOProtocol):
-    """`uvicorn.Config(ws=HardenedWS)`. The application finds two callables in `scope["state"]`: `abort` drops the
+    """`uvicorn.Config(ws=HardenedWS)`. The application finds callables in `scope["state"]`: `abort` drops the
     connection at once, for a writer whose send deadline has passed, at any time and more than once; `send_texts` sends
     text messages, a tenth of the work of one ASGI `send` a message; `send_texts_now` does where that need not wait.
 

@@ -240,6 +240,16 @@ async def test_a_failure_of_the_socket_is_logged_and_closes_with_1011(caplog):
         assert "socket failed" in caplog.text
         assert "in submit" in caplog.text
 
+        it.turns.failure = None
+        torn = await it.opened()
+        turn = await it.asked(torn, "e1")
+        accept(turn)
+        await torn.hear()
+        delta(turn, "one", rank="no number")
+        delta(turn, "two")
+        assert await torn.close_code() == 1011
+
+        it.turns.failure = ZeroDivisionError("in submit")
         vanished = await it.opened()
         vanished.gone = True
         vanished.say(type="ask", session_id="s", agent_id="Georges", message="Hello")

@@ -489,6 +489,33 @@ async def test_a_call_that_failed_is_in_no_cycle(pool: ModelPool, fault: Step) -
     assert (failed, kept) == (3, [])
 
 
+@pytest.mark.parametrize("tokens", [1, 2])
+async def test_what_the_taker_of_text_raises_ends_the_call(pool: ModelPool, tokens: int) -> None:
+    """For the first token it is called by the task that iterates, for further ones by the loop."""
+    heard: list[str] = []
+    first = asyncio.Event()
+
+    def take(text: str) -> None:
+        heard.append(text)
+        first.set()
+        if len(heard) == tokens:
+            raise ZeroDivisionError("in the taker")
+
+    async def answer(write: Write) -> None:
+        await write(SSE_HEAD + token("one"))
+        await first.wait()
+        await write(token("two"))
+        await asyncio.Event().wait()
+
+    async with scripted(answer) as model:
+        chat = pool.chat_model(Endpoint(model.base_url, "m"))
+        with pytest.raises((ZeroDivisionError, RuntimeError)):
+            async for _ending in chat.astream_text([HumanMessage("Hi")], take):
+                pass
+        await model.gone.wait()
+    assert heard == ["one", "two"][:tokens]
+
+
 async def test_failures_are_logged_once_a_second_and_cause(pool: ModelPool, caplog: pytest.LogCaptureFixture) -> None:
     async with scripted(status(400)) as model:
         for _ in range(20):

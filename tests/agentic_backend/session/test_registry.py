@@ -129,6 +129,7 @@ async def test_ended_turns_are_kept_for_a_while(gated_turns):
     assert gated_turns.registry.find("old", USER) is None
     assert gated_turns.registry.find("young", USER) is young
     assert gated_turns.registry.replay_bytes == young.bytes_held
+    assert gated_turns.registry.replay_events == len(young.events)
 
 
 async def test_an_ended_turn_that_is_kept_keeps_no_task(gated_turns):

@@ -109,6 +109,18 @@ class SocketApp:
         except OSError as error:
             self.seen.put(("send failed", type(error).__name__))
 
+    async def flood_now(self, scope: Scope, receive: Any, send: Any) -> None:
+        """Send texts at once until that would have to wait, and try once more when the peer has gone."""
+        await send({"type": "websocket.accept"})
+        send_now = scope["state"]["send_texts_now"]
+        count = 0
+        while send_now([b"x" * 65536]):
+            count += 1
+        self.seen.put(("full", count))
+        while (await receive())["type"] != "websocket.disconnect":
+            pass
+        self.seen.put(("gone", send_now([b"late"])))
+
     async def flood_texts(self, scope: Scope, _receive: Any, send: Any) -> None:
         """Send texts without end."""
         await send({"type": "websocket.accept"})

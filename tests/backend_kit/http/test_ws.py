@@ -51,6 +51,17 @@ def test_a_peer_that_never_reads_is_dropped_with_its_task(socket_app: SocketApp)
         all_gone(server, socket_app)
 
 
+def test_what_is_sent_at_once_stops_at_a_peer_that_never_reads(socket_app: SocketApp) -> None:
+    with running(socket_app) as server, connect(server.port, receive_buffer=SMALL_BUFFER) as sock:
+        handshake(sock, "/flood-now")
+        what, count = socket_app.next()
+        assert what == "full"
+        assert count > 0
+        sock.close()
+        assert socket_app.next() == ("gone", False)
+        all_gone(server, socket_app)
+
+
 def test_the_abort_handle_drops_a_peer_that_never_reads(socket_app: SocketApp) -> None:
     with running(socket_app) as server, connect(server.port, receive_buffer=SMALL_BUFFER) as sock:
         handshake(sock, "/abort")
@@ -249,6 +260,14 @@ def test_the_socket_has_its_options(socket_app: SocketApp) -> None:
         served = protocol.transport.get_extra_info("socket")
         assert served.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 20_000
         assert served.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+
+
+def test_a_socket_keeps_nothing_of_its_handshake(socket_app: SocketApp) -> None:
+    with running(socket_app) as server, connect(server.port) as sock:
+        handshake(sock, "/echo")
+        (protocol,) = server.server.server_state.connections
+        server.until(socket_app, lambda: "scope" not in vars(protocol))
+        assert vars(protocol).keys().isdisjoint({"scope", "request", "response"})
 
 
 @pytest.mark.parametrize("level", [5, logging.DEBUG, logging.INFO])
