@@ -1,7 +1,9 @@
-"""kill -9 of the service: nothing acknowledged is lost, nothing half is left (A1, A2, A6)."""
+"""kill -9 of the service: nothing acknowledged is lost, nothing half is left (A1, A1-full, A2, A6)."""
 
 import asyncio
 import contextlib
+import time
+from statistics import median
 
 from tests.chaos.deployment import Deployment, Size, Stage, stage
 from tests.chaos.ledger import Report
@@ -11,6 +13,12 @@ from tests.chaos.until import until
 
 SLOW_ANSWERS = "delay down 150 50"
 """Postgres answers in 150 ± 50 ms."""
+_BRISK = "mock;tokens=20"
+_FULL_CORE_PCT = 75.0
+"""Of one core. Clients, model and Postgres have the other of two, and make the service wait now and then; where others
+use the machine too, as the short form allows, it gets less."""
+_AT_ONCE = 100_000.0
+"""Turns a second that clients would like: each asks again as soon as it is answered."""
 
 
 async def kill_at_random(deployment: Deployment, size: Size) -> list[Row]:
@@ -26,6 +34,34 @@ async def kill_at_random(deployment: Deployment, size: Size) -> list[Row]:
         at_least("A2", "open asks at the kills, asked again and answered", len(scene.ledger.asked_again), 1, "asks"),
         at_least("A2", "turns cut short and not asked again, marked interrupted", last.interrupted, 1, "turns"),
         none_of("A2", "sessions that do not answer the next ask", again, of=size.sessions, unit="sessions"),
+    ]
+
+
+async def kill_at_full_core(deployment: Deployment, size: Size) -> list[Row]:
+    """A1-full: everybody asks again at once, so that the service has no core to spare when it is killed."""
+    times = size.pick(3, 20)
+    shares: list[float] = []
+    pending: list[int] = []
+    habits = Habits(_AT_ONCE, resend=0.5)
+    async with stage(deployment, "A1-full", habits, sessions=size.sessions, model=_BRISK, direct=True) as scene:
+        draw = deployment.draw("moments at a full core")
+        for _ in range(times):
+            scene.crowd.resume()
+            await scene.crowd.answered(scene.crowd.size)
+            shares.append(await _share_of_core(scene, draw.uniform(0.5, 1.5)))
+            pending.append(await scene.service.pending())
+            await scene.service.kill()
+            await scene.service.start()
+            report = await scene.settle()
+        again = await _ask_everyone(scene)
+    least = _FULL_CORE_PCT / 2 if size.short else _FULL_CORE_PCT
+    what = f"kill -9 x {times} at {min(shares):.0%} to {max(shares):.0%} of a core"
+    return [
+        loss_row("A1-full", what, report),
+        none_of("A1-full", "user rows without a terminal row", report.unended, of=report.acked, unit="turns"),
+        none_of("A1-full", "sessions that do not answer the next ask", again, of=size.sessions, unit="sessions"),
+        at_least("A1-full", "CPU of the service before a kill, median", median(shares) * 100, least, "%"),
+        at_least("A1-full", "records not yet in Postgres just before a kill, most", max(pending), 1, "records"),
     ]
 
 
@@ -63,6 +99,13 @@ async def kill_while_down(deployment: Deployment, size: Size) -> list[Row]:
 def loss_row(row: str, what: str, report: Report) -> Row:
     """What a ledger found: nothing acknowledged is lost, and no duplicate, gap, collision or other text."""
     return none_lost(row, what, report.lost, report.wrong, of=report.acked, words=report.words())
+
+
+async def _share_of_core(scene: Stage, seconds: float) -> float:
+    """What the service uses of one core in the next seconds."""
+    began, used_s = time.perf_counter(), scene.service.cpu_s()
+    await asyncio.sleep(seconds)
+    return (scene.service.cpu_s() - used_s) / (time.perf_counter() - began)
 
 
 async def _kill_once(deployment: Deployment, scene: Stage) -> Report:

@@ -27,6 +27,7 @@ class Scenario:
 SCENARIOS = (
     Scenario(("A1-none",), kills.kill_without_spool),
     Scenario(("A1", "A2"), kills.kill_at_random, 60),
+    Scenario(("A1-full",), kills.kill_at_full_core, at_once=ALONE),
     Scenario(("A3",), outages.crash),
     Scenario(("A4",), outages.restart, at_once=ALONE),
     Scenario(("A5", "G6", "G7"), outages.absence, 45, at_once=PAIRED),
