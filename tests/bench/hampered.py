@@ -1,5 +1,5 @@
-"""A service as it is run, with one thing made slow or otherwise: what `tests.bench.verdict`, `kpi_cost` and `collector`
-start.
+"""A service as it is run, with one thing made slow or otherwise: what `tests.bench.verdict`, `kpi_cost`, `collector`
+and `memory` start.
 
     CONFIG_FILE=… python -m tests.bench.hampered agentic --disk-ms 400      each flush of the spool takes 400 ms longer
     CONFIG_FILE=… python -m tests.bench.hampered agentic --without-kpi      nothing is observed: the control of an A/B
