@@ -57,7 +57,8 @@ async def carry_out(deployment: Deployment, size: Size, scenario: Scenario) -> l
 
     Where the short form only counts, services come without the seconds of their imports.
     """
-    deployment.program = ForkedModule if size.short and scenario.at_once == FREE else ModuleProcess
+    forked = scenario.forked or scenario.at_once == FREE
+    deployment.program = ForkedModule if size.short and forked else ModuleProcess
     try:
         async with asyncio.timeout(size.pick(600, 2400)):  # only what hangs takes so long
             return await scenario.run(deployment, size)

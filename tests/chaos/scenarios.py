@@ -16,18 +16,20 @@ class Scenario:
 
     `at_once` is with how many others at most its figures stay what they are: one that compares times runs alone, one
     that holds a time to a wide bound beside one other, and one that only counts beside `FREE` - 1 of its kind.
+    `forked` says that the short form may fork its services although it does not run beside so many.
     """
 
     ids: tuple[str, ...]
     run: Callable[[Deployment, Size], Awaitable[list[Row]]]
     about_s: float = 20.0
     at_once: int = FREE
+    forked: bool = False
 
 
 SCENARIOS = (
     Scenario(("A1-none",), kills.kill_without_spool),
     Scenario(("A1", "A2"), kills.kill_at_random, 60),
-    Scenario(("A1-full",), kills.kill_at_full_core, at_once=ALONE),
+    Scenario(("A1-busy",), kills.kill_while_busy, at_once=ALONE, forked=True),
     Scenario(("A3",), outages.crash),
     Scenario(("A4",), outages.restart, at_once=ALONE),
     Scenario(("A5", "G6", "G7"), outages.absence, 45, at_once=PAIRED),

@@ -6,6 +6,7 @@ import pytest
 
 from tests.chaos.__main__ import BEGIN, END, carry_out, choose, write_table
 from tests.chaos.deployment import SHORT, Deployment, Size
+from tests.chaos.kills import Used, busy_rows
 from tests.chaos.rows import MISSED, OK, Row, all_of, at_least, at_most, broken, exactly, none_lost, none_of
 from tests.chaos.scenarios import SCENARIOS, Scenario
 
@@ -34,6 +35,20 @@ from tests.chaos.scenarios import SCENARIOS, Scenario
 )
 def test_the_verdict_of_a_row(row: Row, verdict: str) -> None:
     assert row.verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("used", "verdicts"),
+    [
+        ([Used(1.0, 0.95, 0.95, 0.0)], [OK, OK]),
+        ([Used(1.0, 0.5, 0.48, 0.5)], [OK, OK]),  # others have the core half of the time
+        ([Used(1.0, 0.5, 0.5, 0.0)], [MISSED, MISSED]),
+        ([Used(1.0, 1.0, 1.0, 0.0), Used(1.0, 0.5, 0.5, 0.0)], [MISSED, MISSED]),  # it had little to do before one kill
+        ([Used(1.0, 0.2, 0.5, 0.5)], [OK, MISSED]),
+    ],
+)
+def test_a_core_is_full_where_its_loop_has_work_all_the_time(used: list[Used], verdicts: list[str]) -> None:
+    assert [row.verdict for row in busy_rows(used, 0.9)] == verdicts
 
 
 async def test_a_scenario_that_breaks_off_misses_all_its_rows() -> None:
