@@ -74,6 +74,7 @@ def test_rows_are_chosen_by_name_and_an_unknown_one_ends_it() -> None:
 def test_every_promise_has_a_row() -> None:
     rows = {row for scenario in SCENARIOS for row in scenario.ids}
     assert {f"A{number}" for number in range(1, 20)} | {f"B{number}" for number in range(1, 10)} <= rows
+    assert {"A1-none", "A1-busy"} <= rows
 
 
 def test_the_table_stands_between_its_marks_and_nothing_else_changes(tmp_path: Path) -> None:
