@@ -43,7 +43,21 @@ class Sources:
     hits: list[dict[str, Any]]
 
 
-AgentEvent = Delta | Step | Sources
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """A fragment of what a model says while it reasons, before or between its text; never the text so far."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Custom:
+    """What an agent's code tells its clients beside the answer: any JSON value."""
+
+    data: Any
+
+
+AgentEvent = Delta | Thought | Step | Sources | Custom
 Emit = Callable[[AgentEvent], None]
 """Hands an event to the turn. Never waits for a slow socket, and never raises."""
 

@@ -2,13 +2,23 @@
 
 from collections.abc import Iterable
 from time import perf_counter
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.settings import ModelPrice
 from backend_kit.kpi import Spent, current_ledger
 
 CallStatus = Literal["ok", "error", "cancelled", "timeout"]
+
+
+class TokenUse(NamedTuple):
+    """Tokens of one model call. `cached_tokens` are those of the input that were read from the endpoint's cache,
+    `reasoning_tokens` those of the output that were reasoning."""
+
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 class LlmObserver(Protocol):
