@@ -151,6 +151,11 @@ CONTRACTS = (
     ),
     Contract(
         "langgraph",
+        "test_langgraph.py::test_a_builder_says_which_channels_its_graph_takes",
+        {"agentic_backend.agent.hosted.loading": ("builder.schemas[builder.input_schema]", "graph.input_channels")},
+    ),
+    Contract(
+        "langgraph",
         "test_langgraph.py::test_a_saved_run_goes_on_elsewhere_by_the_id_of_its_question",
         {"agentic_backend.agent.interrupts": ("__interrupt__", "Command(resume=")},
     ),

@@ -23,6 +23,10 @@ class State(TypedDict, total=False):
     said: str
 
 
+class Asked(TypedDict):
+    topic: str
+
+
 def asks(state: State) -> State:
     return {"said": interrupt("Are you sure?")}
 
@@ -145,3 +149,16 @@ def test_a_builder_says_what_a_graph_is_made_of() -> None:
     assert isinstance(choice.path, RunnableCallable)
     assert (choice.path.func, choice.ends, choice.input_schema) == (chooses, {END: END, "asks": "asks"}, State)
     assert Runtime(context=1).context == 1
+
+
+def test_a_builder_says_which_channels_its_graph_takes() -> None:
+    """agentic_backend/agent/hosted/loading.py refuses a graph whose input has no messages; only the builder of a
+    compiled `StateGraph` knows that, since its `input_channels` are one that is none of the state's."""
+    graph = StateGraph(State, input_schema=Asked)
+    graph.add_node("asks", asks)
+    graph.add_edge(START, "asks")
+    compiled = graph.compile()
+    assert (compiled.input_channels, list(compiled.builder.schemas[compiled.builder.input_schema])) == (
+        START,
+        ["topic"],
+    )
