@@ -186,7 +186,7 @@ class AgenticService(Service[AgenticSettings, State]):
         if toolbox is not None:
             stack.push_async_callback(toolbox.aclose)
         kit = make_kit(settings, models, knowledge, toolbox)
-        catalog = make_catalog(settings, kit, metrics, persistence.checkpoints)
+        catalog = make_catalog(settings, kit, metrics, persistence.checkpoints, persistence.graph_state)
         stack.push_async_callback(catalog.aclose)
         admission = Admission(turn_limits(settings), metrics.limit_hit)
         windows = Windows()

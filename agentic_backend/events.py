@@ -57,7 +57,12 @@ class Custom:
     data: Any
 
 
-AgentEvent = Delta | Thought | Step | Sources | Custom
+@dataclass(frozen=True, slots=True)
+class TextEnds:
+    """The text so far was not the answer, although no step follows it: it becomes a thought."""
+
+
+AgentEvent = Delta | TextEnds | Thought | Step | Sources | Custom
 Emit = Callable[[AgentEvent], None]
 """Hands an event to the turn. Never waits for a slow socket, and never raises."""
 

@@ -1,10 +1,11 @@
 """Settings of the agentic service: one frozen object, read once at start (docs/configuration.md lists every key)."""
 
 from collections.abc import Collection
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, JsonValue, SecretStr, Strict, model_validator
+from pydantic import AfterValidator, Field, JsonValue, PrivateAttr, SecretStr, Strict, model_validator
 
 from backend_kit.settings import (
     App,
@@ -165,6 +166,8 @@ class ChatOptions(Section):
     """Offer deep search. Handed through to clients of `GET /agents`."""
 
 
+Restart = Literal["never", "from_question", "from_checkpoint"]
+"""Whether the service runs a turn of an agent again that the end of a process cut off, and from where."""
 MAX_STARTERS: Final = 6
 MAX_STARTER_CHARS: Final = 200
 
@@ -180,6 +183,18 @@ class AgentSettings(Section):
     """Whether clients may ask the agent."""
     class_path: Text | None = None
     """Python module with the agent's `build`; none = the plain agent (`agentic_backend.agent.plain`)."""
+    graph: Text | None = None
+    """A LangGraph graph instead of an agent module: `package.module:name`, `package.module` for its `graph`, or
+    `./path/file.py:name`, relative to the working directory. The object is a compiled graph, a `StateGraph`, or a
+    function that makes one."""
+    durability: Literal["exit", "async", "sync"] = "async"
+    """When a hosted graph's state is stored (`graph`): `exit` = at the end of a turn, `async` = after each step, while
+    the next one runs, `sync` = after each step, before the next one."""
+    context: dict[str, JsonValue] = Field(default_factory=dict)
+    """What a hosted graph gets with each turn (`graph`): in `configurable`, and as its context where it has a schema
+    for one."""
+    restart: Restart | None = None
+    """What becomes of a turn whose process died: see docs/operations.md."""
     type: Text = "agent"
     """Kind of agent. One created over REST without `class_path` is the built-in agent of this name, else the plain
     one."""
@@ -195,6 +210,13 @@ class AgentSettings(Section):
     """Questions that the chat page suggests for a new conversation: at most 6 of 200 characters."""
     tuning: AgentTuning = AgentTuning()
     chat_options: ChatOptions = ChatOptions()
+
+    _graph_base: Path | None = PrivateAttr(None)
+
+    @property
+    def graph_base(self) -> Path | None:
+        """The directory that the path of `graph` is relative to; None for the working directory."""
+        return self._graph_base
 
     @model_validator(mode="before")
     @classmethod
@@ -357,6 +379,8 @@ class Ai(Section):
     currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = "USD"
     """Currency of the prices (ISO 4217)."""
     recursion: Recursion = Recursion()
+    graph_connections: Positive = 4
+    """Connections to Postgres for the state of hosted graphs, and for runs that wait for a person."""
     agents: Annotated[tuple[AgentSettings, ...], Listed] = ()
 
     @model_validator(mode="after")

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from agentic_backend.agent import AgentKit, Catalog
+from agentic_backend.agent import AgentKit, Catalog, Hosting
 from agentic_backend.agent.created import CreatedAgents
+from agentic_backend.agent.hosted import GraphState
 from agentic_backend.agent.interrupts import Checkpoints
 from agentic_backend.agent.kit import NamedModel
 from agentic_backend.agent.toolbox import Toolbox
@@ -91,7 +92,11 @@ def make_kit(
 
 
 def make_catalog(
-    settings: AgenticSettings, kit: AgentKit, metrics: AgenticMetrics, checkpoints: Checkpoints | None = None
+    settings: AgenticSettings,
+    kit: AgentKit,
+    metrics: AgenticMetrics,
+    checkpoints: Checkpoints | None = None,
+    state: GraphState | None = None,
 ) -> Catalog:
     """The configured agents."""
     return Catalog(
@@ -101,6 +106,7 @@ def make_catalog(
         max_graphs=settings.ai.max_concurrent_agents,
         on_lookup=lambda hit: metrics.cache_request("graph", hit=hit),
         checkpoints=checkpoints,
+        hosting=Hosting(state, Metered(metrics, settings.ai.prices)),
     )
 
 

@@ -3,6 +3,8 @@
 from agentic_backend.agent import interrupts, rag, tools
 from agentic_backend.agent.catalog import Agent, AgentUnusable, Catalog
 from agentic_backend.agent.direct import DirectAnswer, TitleWriter
+from agentic_backend.agent.hosted import PHASES as HOSTED_PHASES
+from agentic_backend.agent.hosted import Hosting
 from agentic_backend.agent.interrupts import ResumedRun, SavedRun, Waiting
 from agentic_backend.agent.kit import AgentKit
 from agentic_backend.agent.run import (
@@ -15,7 +17,7 @@ from agentic_backend.agent.run import (
 )
 from agentic_backend.llm.prompt import HistoryItem
 
-AGENT_PHASES = (*rag.PHASES, *tools.PHASES, *interrupts.PHASES)
+AGENT_PHASES = (*rag.PHASES, *tools.PHASES, *interrupts.PHASES, *HOSTED_PHASES)
 """Phases of the built-in agents, in addition to those that every process knows."""
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "DirectAnswer",
     "FinishReason",
     "HistoryItem",
+    "Hosting",
     "ResumedRun",
     "SavedRun",
     "TitleWriter",

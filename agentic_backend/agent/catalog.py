@@ -13,13 +13,15 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphRecursionError
 
 from agentic_backend.agent import plain, rag, tools
+from agentic_backend.agent.hosted import HostedAgent, Hosting
+from agentic_backend.agent.hosted.loading import GraphUnusable, LoadedGraph, load_graph
 from agentic_backend.agent.interrupts import Checkpoints, RunMemory, SavedRun, Waiting, question_of
 from agentic_backend.agent.kit import AgentKit, Build, Graph
 from agentic_backend.agent.run import AgentAnswer, AgentRun
 from agentic_backend.agent.straight import StraightGraph
 from agentic_backend.errors import AgentNotFound, BadRequest, NotAwaiting, TurnFailed
 from agentic_backend.llm.callbacks import callbacks_configured
-from agentic_backend.settings import AgentSettings, ChatOptions, FieldSpec
+from agentic_backend.settings import AgentSettings, ChatOptions, FieldSpec, Restart
 from backend_kit.kpi import phase
 from backend_kit.wire import dumps
 
@@ -56,6 +58,7 @@ class Agent:
         A `straight` graph is run by `StraightGraph`, any other by LangGraph's engine. Raises `NotStraight`.
         """
         self.settings = settings
+        self.restart: Restart = "never"
         self._models = models
         self._graph = graph
         self._straight = StraightGraph(graph) if straight else None
@@ -154,14 +157,20 @@ class AgentClass:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One agent of the catalog. `build` is None where it is disabled; `straight` is whether its module is in
-    `STRAIGHT`."""
+    """One agent of the catalog. `build` is of its module, `graph` what it hosts instead; it has neither where it is
+    disabled. `straight` is whether its module is in `STRAIGHT`."""
 
     settings: AgentSettings
     digest: str
     build: Build | None = None
     interrupts: bool = False
     straight: bool = False
+    graph: LoadedGraph | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether it can be asked."""
+        return self.build is not None or self.graph is not None
 
 
 class Catalog:
@@ -180,34 +189,39 @@ class Catalog:
         max_graphs: int = 1024,
         on_lookup: Callable[[bool], None] | None = None,
         checkpoints: Checkpoints | None = None,
+        hosting: Hosting | None = None,
     ) -> None:
-        """`checkpoints` is where runs wait for a person; without it a turn that would wait fails.
+        """`checkpoints` is where runs wait for a person; without it a turn that would wait fails. `hosting` is what
+        hosted graphs share; without it they keep no state.
 
-        Raises `AgentUnusable` for an enabled agent whose module cannot be found or refuses its settings.
+        Raises `AgentUnusable` for an enabled agent whose module or graph cannot be found, or refuses its settings.
         """
         self._kit = kit
         self._recursion_limit = recursion_limit
         self._max_graphs = max_graphs
         self._on_lookup = on_lookup
         self._checkpoints = checkpoints
-        modules = {agent.id: _module_of(agent) for agent in agents if agent.enabled}
-        self._configured = {agent.id: _entry_of(agent, modules.get(agent.id)) for agent in agents}
+        self._hosting = hosting or Hosting()
+        enabled = [agent for agent in agents if agent.enabled]
+        modules = {agent.id: _module_of(agent) for agent in enabled if agent.graph is None}
+        graphs = {agent.id: _graph_of(agent) for agent in enabled if agent.graph is not None}
+        self._configured = {agent.id: _entry_of(agent, modules.get(agent.id), graphs.get(agent.id)) for agent in agents}
         self._made: dict[str, _Entry] = {}
-        self._compiled: OrderedDict[tuple[str, str], Agent] = OrderedDict()
+        self._compiled: OrderedDict[tuple[str, str], Agent | HostedAgent] = OrderedDict()
         self.classes: Mapping[str, AgentClass] = _classes(agents, modules)
 
-    def get(self, agent_id: str) -> Agent:
+    def get(self, agent_id: str) -> Agent | HostedAgent:
         """The agent. Raises `AgentNotFound` if the id is unknown or the agent is disabled. Phase `agent_init`."""
         with phase("agent_init"):
             entry = self._entry(agent_id)
-            if entry is None or entry.build is None:
+            if entry is None or not entry.usable:
                 raise AgentNotFound
             key = (agent_id, entry.digest)
             agent = self._compiled.get(key)
             if self._on_lookup is not None:
                 self._on_lookup(agent is not None)
             if agent is None:
-                agent = self._compiled[key] = self._compile(entry, entry.build)
+                agent = self._compiled[key] = self._compile(entry)
                 if len(self._compiled) > self._max_graphs:
                     self._compiled.popitem(last=False)
             else:
@@ -250,12 +264,12 @@ class Catalog:
 
     def default_id(self) -> str | None:
         """The agent of a session that names none: the first that is enabled."""
-        return next((entry.settings.id for entry in self._entries() if entry.build is not None), None)
+        return next((entry.settings.id for entry in self._entries() if entry.usable), None)
 
     def __contains__(self, agent_id: object) -> bool:
         """Whether a client may ask for this agent."""
         entry = self._entry(agent_id)
-        return entry is not None and entry.build is not None
+        return entry is not None and entry.usable
 
     def is_configured(self, agent_id: str) -> bool:
         """Whether the agent comes from the configuration."""
@@ -282,8 +296,11 @@ class Catalog:
         return [self.wire(entry.settings) for entry in self._entries()]
 
     async def aclose(self) -> None:
-        """Drop the graphs. Running turns keep theirs."""
+        """Drop the graphs, and close what the builders of hosted ones opened. After the last turn."""
         self._compiled.clear()
+        for entry in self._configured.values():
+            if entry.graph is not None:
+                await entry.graph.aclose()
 
     def _entry(self, agent_id: Any) -> _Entry | None:
         return self._configured.get(agent_id) or self._made.get(agent_id)
@@ -291,9 +308,13 @@ class Catalog:
     def _entries(self) -> Sequence[_Entry]:
         return [*self._configured.values(), *self._made.values()]
 
-    def _compile(self, entry: _Entry, build: Build) -> Agent:
+    def _compile(self, entry: _Entry) -> Agent | HostedAgent:
         settings = entry.settings
-        graph = build(settings, self._kit.of(settings))
+        if entry.graph is not None:
+            kit, models = self._kit.of(settings), self._kit.choices(settings)
+            return HostedAgent(settings, entry.graph, kit, self._hosting, self._recursion_limit, models)
+        assert entry.build is not None
+        graph = entry.build(settings, self._kit.of(settings))
         checkpoints = self._checkpoints if entry.interrupts else None
         models = self._kit.choices(settings)
         if not entry.straight:
@@ -307,8 +328,10 @@ class Catalog:
         return found
 
 
-def _entry_of(settings: AgentSettings, module: ModuleType | None) -> _Entry:
+def _entry_of(settings: AgentSettings, module: ModuleType | None, graph: LoadedGraph | None = None) -> _Entry:
     digest = hashlib.sha256(dumps(settings.model_dump(mode="json"))).hexdigest()
+    if graph is not None:
+        return _Entry(settings, digest, graph=graph)
     if module is None or not settings.enabled:
         return _Entry(settings, digest)
     interrupts = getattr(module, "INTERRUPTS", False) is True
@@ -348,6 +371,13 @@ def _build_of(settings: AgentSettings, module: ModuleType) -> Build:
         except ValueError as failure:
             raise AgentUnusable(f"agent {settings.id}: {failure}") from failure
     return build  # type: ignore[no-any-return]
+
+
+def _graph_of(settings: AgentSettings) -> LoadedGraph:
+    try:
+        return load_graph(settings.graph or "", base=settings.graph_base)
+    except GraphUnusable as failure:
+        raise AgentUnusable(f"agent {settings.id}: {failure}") from failure
 
 
 def _module_of(settings: AgentSettings) -> ModuleType:

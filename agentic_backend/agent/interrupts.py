@@ -93,9 +93,9 @@ class SavedRun:
 
 @dataclass(frozen=True, slots=True)
 class ResumedRun:
-    """A claimed run, and the person's answer."""
+    """A claimed run, as its agent's `claim` returned it, and the person's answer."""
 
-    saved: SavedRun
+    saved: Any
     answer: Any
 
 

@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypedDict
 
-from agentic_backend.agent.interrupts import ResumedRun, SavedRun
+from agentic_backend.agent.interrupts import ResumedRun
 from agentic_backend.events import Emit, Part
 from agentic_backend.llm.prompt import HistoryItem
+from agentic_backend.settings import Restart
 from backend_kit.auth import Credentials
 
 FinishReason = Literal["stop", "length", "content_filter", "tool_calls", "cancelled", "other"]
@@ -20,7 +21,8 @@ class AgentRun:
     all sessions share. `credentials` are the user's, for services that decide by them what the user may see: pass them
     to the clients of those services, never into a graph's state, a prompt or a log. `request_id` and `traceparent`
     (W3C) are sent along with them. `resume` is set if the run continues after waiting for a person. `model` is the id
-    of the model that answers, None for the agent's own; use `AgentKit.model_for` to get it.
+    of the model that answers, None for the agent's own; use `AgentKit.model_for` to get it. `restarted`: it ran before,
+    in a process that died.
     """
 
     session_id: str
@@ -36,6 +38,7 @@ class AgentRun:
     traceparent: str | None = None
     resume: ResumedRun | None = None
     model: str | None = None
+    restarted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +59,17 @@ class AgentAnswer:
 class TurnAgent(Protocol):
     """What a turn needs of the agent that it is asked of."""
 
+    @property
+    def restart(self) -> Restart:
+        """What the service does with a turn of it that the end of a process cut off."""
+
     def model_of(self, wanted: str | None, preferred: object = None, *, lenient: bool = False) -> str:
         """The id of the model that answers. Raises `BadRequest` where a turn wants one that it may not choose."""
 
     async def run(self, run: AgentRun) -> AgentAnswer:
         """Run one turn. Raises `TurnFailed`, or `Waiting` once a run that a person has to answer to is stored."""
 
-    async def claim(self, session_id: str, run_id: str) -> SavedRun:
+    async def claim(self, session_id: str, run_id: str) -> Any:
         """Take over a run that waits. Raises `NotAwaiting` where none does, or `HistoryUnavailable`."""
 
 

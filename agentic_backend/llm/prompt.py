@@ -12,14 +12,15 @@ class HistoryItem:
     """One earlier message of the conversation. Equal by its author and text.
 
     `json` is the message as a chat completions request has it, encoded at its first use: a conversation is sent again
-    with each of its turns.
+    with each of its turns. `checkpoint` of an answer names the state with which a hosted graph ended; "" for others.
     """
 
-    __slots__ = ("_json", "role", "text")
+    __slots__ = ("_json", "checkpoint", "role", "text")
 
-    def __init__(self, role: Literal["user", "assistant"], text: str) -> None:
+    def __init__(self, role: Literal["user", "assistant"], text: str, checkpoint: str = "") -> None:
         self.role = role
         self.text = text
+        self.checkpoint = checkpoint
         self._json = b""
 
     @property

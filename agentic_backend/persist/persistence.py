@@ -11,10 +11,11 @@ from typing import Any
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.agents import PostgresAgents
 from agentic_backend.persist.attachments import PostgresAttachments
-from agentic_backend.persist.checkpoints import PostgresCheckpoints
+from agentic_backend.persist.checkpoints import PostgresCheckpoints, PostgresGraphState
 from agentic_backend.persist.database import history_database
 from agentic_backend.persist.feedback import PostgresFeedback
 from agentic_backend.persist.figures import PostgresFigures
+from agentic_backend.persist.graph_pool import GraphPool
 from agentic_backend.persist.lease import SessionLeases, lease_s
 from agentic_backend.persist.queries import Queries
 from agentic_backend.persist.store import PostgresSessionStore
@@ -128,7 +129,9 @@ class Persistence:
         )
         parts = (self.batcher, self.pending, self.spool, self.cache)
         self.log = PersistentTurnLog(chosen.ack, *parts, metrics, database_s=ack_s, spool_s=spool_s)
-        self.checkpoints = PostgresCheckpoints(settings.storage.postgres)
+        self._graphs = GraphPool(settings.storage.postgres, metrics, settings.ai.graph_connections)
+        self.checkpoints = PostgresCheckpoints(self._graphs)
+        self.graph_state = PostgresGraphState(self._graphs)
         self._metrics = metrics
         self._tasks = tasks
         self._on_state = on_state
@@ -194,7 +197,7 @@ class Persistence:
         if self.spool is not None:
             await self.spool.aclose()
         self.owner.close()
-        await self.checkpoints.aclose()
+        await self._graphs.aclose()
         await self.database.aclose()
 
     def _replay(self, spool: Spool) -> None:

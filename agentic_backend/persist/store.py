@@ -269,14 +269,16 @@ def _exchanges(rows: Sequence[AnyRow]) -> list[RememberedExchange]:
     """Rows of final messages, newest first, as whole exchanges that did not fail, oldest first."""
     questions: dict[str, str] = {}
     answers: dict[str, str] = {}
+    checkpoints: dict[str, str] = {}
     failed: set[str] = set()
     for row in reversed(rows):
         if row.failed:
             failed.add(row.exchange_id)
         elif row.text:
             (questions if row.role == "user" else answers)[row.exchange_id] = row.text
+            checkpoints[row.exchange_id] = row.checkpoint
     return [
-        RememberedExchange.of_texts(exchange_id, question, answers[exchange_id])
+        RememberedExchange.of_texts(exchange_id, question, answers[exchange_id], checkpoints[exchange_id])
         for exchange_id, question in questions.items()
         if exchange_id in answers and exchange_id not in failed
     ]

@@ -3,7 +3,18 @@
 import time
 from typing import Any
 
-from agentic_backend.events import AgentEvent, Channel, ChatMessage, Delta, Part, Role, Sources, Step, text_part
+from agentic_backend.events import (
+    AgentEvent,
+    Channel,
+    ChatMessage,
+    Delta,
+    Part,
+    Role,
+    Sources,
+    Step,
+    TextEnds,
+    text_part,
+)
 from agentic_backend.session.models import Session
 from agentic_backend.session.stream import Ask, Cited, TextDelta, Turn, Whole
 
@@ -70,6 +81,8 @@ class Exchange:
             self._delta(event)
         elif isinstance(event, Step):
             self._step(event)
+        elif isinstance(event, TextEnds):
+            self._end_text()
         elif isinstance(event, Sources):
             self.hits = event.hits
             self.turn.publish(Cited(event.hits))

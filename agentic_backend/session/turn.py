@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentic_backend.agent import AgentAnswer, AgentRun, ResumedRun, SavedRun, TurnAgent, TurnAgents, Waiting
+from agentic_backend.agent import AgentAnswer, AgentRun, ResumedRun, TurnAgent, TurnAgents, Waiting
 from agentic_backend.errors import (
     Conflict,
     ExchangeNotFound,
@@ -60,7 +60,7 @@ class _Prepared:
     model: str
     asked: ChatMessage | None = None
     waited: StoredExchange | None = None
-    saved: SavedRun | None = None
+    saved: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from agentic_backend.agent.hosted import PHASES as HOSTED_PHASES
 from agentic_backend.errors import HistoryUnavailable, Overloaded, StorageFull
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.models import Durability
@@ -23,7 +24,7 @@ beginning and end."""
 
 _ELSEWHERE: Final = frozenset({"llm_invoke", "kf_vector_search"})
 """Phases spent in other processes: the rest of a turn is this service's own overhead."""
-_AROUND: Final = frozenset({"llm_invoke", "stream_agent_response"})
+_AROUND: Final = frozenset({"llm_invoke", "stream_agent_response", *HOSTED_PHASES})
 _PLAIN: Final = re.compile(r"[\w.:;/@+-]{1,200}", re.ASCII)
 _QUOTABLE: Final = re.compile(r"[ !#-\[\]-~]{1,200}")
 

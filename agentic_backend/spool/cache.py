@@ -28,7 +28,7 @@ class RememberedExchange:
     @classmethod
     def of(cls, record: TurnRecord) -> "RememberedExchange | None":
         """The exchange of a turn, or None if it failed, was stopped or interrupted, or has no answer."""
-        question = answer = ""
+        question = answer = checkpoint = ""
         for message in record.messages:
             if message.channel != "final":
                 continue
@@ -40,13 +40,15 @@ class RememberedExchange:
                 if isinstance(extras, dict) and ("error" in extras or extras.get("status") == "interrupted"):
                     return None
                 answer = text_of(fields["parts"])
-        return cls.of_texts(record.exchange_id, question, answer) if question and answer else None
+                checkpoint = str(extras.get("checkpoint", "")) if isinstance(extras, dict) else ""
+        return cls.of_texts(record.exchange_id, question, answer, checkpoint) if question and answer else None
 
     @classmethod
-    def of_texts(cls, exchange_id: str, question: str, answer: str) -> "RememberedExchange":
-        """An exchange as it was said."""
+    def of_texts(cls, exchange_id: str, question: str, answer: str, checkpoint: str = "") -> "RememberedExchange":
+        """An exchange as it was said, and the state with which a hosted graph ended it."""
         size = _EXCHANGE_BYTES + 2 * (len(question) + len(answer))
-        return cls(exchange_id, HistoryItem("user", question), HistoryItem("assistant", answer), size)
+        said = HistoryItem("user", question), HistoryItem("assistant", answer, checkpoint)
+        return cls(exchange_id, *said, size)
 
 
 @dataclass(slots=True, eq=False)

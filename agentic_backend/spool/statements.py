@@ -88,6 +88,7 @@ EXCHANGE_IDS = text(f"SELECT exchange_id FROM session_history WHERE {_QUESTION} 
 REMEMBERED = text("""
 SELECT exchange_id, role,
     metadata_json #> '{extras,error}' IS NOT NULL OR metadata_json #>> '{extras,status}' = 'interrupted' AS failed,
+    coalesce(metadata_json #>> '{extras,checkpoint}', '') AS checkpoint,
     (SELECT string_agg(part->>'text', E'\\n' ORDER BY place)
      FROM jsonb_array_elements(parts_json) WITH ORDINALITY AS parts(part, place)
      WHERE part->>'type' = 'text') AS text

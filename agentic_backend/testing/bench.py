@@ -9,7 +9,7 @@ from uuid import uuid4
 from langchain_core.language_models import BaseChatModel
 from prometheus_client import CollectorRegistry
 
-from agentic_backend.agent import Agent, AgentAnswer, AgentKit, AgentRun, Catalog, ResumedRun, SavedRun, Waiting
+from agentic_backend.agent import AgentAnswer, AgentKit, AgentRun, Catalog, ResumedRun, SavedRun, Waiting
 from agentic_backend.agent.kit import NamedModel
 from agentic_backend.events import AgentEvent, Delta, Step
 from agentic_backend.knowledge import KnowledgeClient
@@ -95,7 +95,7 @@ class AgentBench:
         named = {model_id: NamedModel(one, model_id, model_id) for model_id, one in models.items()}
         kit = AgentKit(model, "scripted", knowledge, tools, named)
         catalog = Catalog([settings], kit, recursion_limit=recursion_limit, checkpoints=_MemoryCheckpoints())
-        self._agent: Agent = catalog.get("agent")
+        self._agent = catalog.get("agent")
         self._history: list[HistoryItem] = []
         self._waiting: tuple[AgentRun, str] | None = None
 

@@ -32,7 +32,7 @@ PHASES: Final = (*FIRST_PHASES, "admission_wait", "spool_ack", "embed_query", "o
 """Phases every process knows, so that the label set of the metric is closed."""
 
 LEGACY_GAUGES: Final = ("persist_pool_wait_ms", "persist_sql_ms", "event_loop_lag_ms")
-MAX_EXTRA_PHASES: Final = 64
+MAX_EXTRA_PHASES: Final = 160
 _PHASE_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,47}")
 
 MAX_ROWS: Final = 256
@@ -396,6 +396,13 @@ class Kpi:
         if len(self._series) >= len(PHASES) + MAX_EXTRA_PHASES:
             raise ValueError(f"no room for phase {name!r}: at most {MAX_EXTRA_PHASES} beyond the known ones")
         self._series[name] = _Series(name, self._bind_phase)
+
+    def try_register_phase(self, name: str) -> bool:
+        """Let `name` be a phase of its own if there is room for it. Raises ValueError for what is no name."""
+        if name not in self._series and len(self._series) >= len(PHASES) + MAX_EXTRA_PHASES:
+            return False
+        self.register_phase(name)
+        return True
 
     def phase(self, name: str) -> PhaseTimer:
         """Time a step: `with kpi.phase("history_restore"): …`. An unregistered name counts as `other`.

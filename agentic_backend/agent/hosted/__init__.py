@@ -1,1 +1,6 @@
-"""Compiled graphs of others, unmodified: where they come from and how they are run."""
+"""Compiled LangGraph graphs of anybody, run as agents: what they stream, keep and ask becomes a turn's."""
+
+from agentic_backend.agent.hosted.agent import PHASES, HostedAgent, Hosting
+from agentic_backend.agent.hosted.state import GraphState
+
+__all__ = ["PHASES", "GraphState", "HostedAgent", "Hosting"]

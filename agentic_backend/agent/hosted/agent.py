@@ -1,0 +1,359 @@
+"""An agent that is somebody's compiled LangGraph graph: runs its turns, keeps its state, passes on what it asks."""
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import quote
+from uuid import UUID, uuid5
+
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import CheckpointTuple
+from langgraph.errors import GraphRecursionError
+from langgraph.types import Command
+
+from agentic_backend.agent.hosted.current import CURRENT, HostedTurn
+from agentic_backend.agent.hosted.failures import model_failure
+from agentic_backend.agent.hosted.loading import MESSAGES, AnyGraph, LoadedGraph
+from agentic_backend.agent.hosted.speech import Speech
+from agentic_backend.agent.hosted.state import PHASES as STATE_PHASES
+from agentic_backend.agent.hosted.state import GraphState, StateRef, StateSaver, UserStore
+from agentic_backend.agent.hosted.watch import GRAPH, Watch, node_phase
+from agentic_backend.agent.interrupts import Waiting
+from agentic_backend.agent.kit import AgentKit
+from agentic_backend.agent.people import answers_for, question_for
+from agentic_backend.agent.run import AgentAnswer, AgentRun, FinishReason
+from agentic_backend.errors import BadRequest, NotAwaiting, TurnFailed
+from agentic_backend.events import Custom
+from agentic_backend.llm.observer import LlmObserver, Unobserved
+from agentic_backend.llm.prompt import HistoryItem
+from agentic_backend.settings import AgentSettings, Restart
+from backend_kit.kpi import current_ledger
+
+PHASES: Final = (GRAPH, *STATE_PHASES)
+"""Phases of every hosted graph, beyond those of its nodes."""
+LABELLED_NODES: Final = 32
+"""Nodes of a graph whose phases are labels of their own in the metrics; the others count as `other`."""
+EXCHANGE: Final = "exchange_id"
+"""Under which the metadata of a checkpoint names the exchange that wrote it."""
+_INTERRUPT: Final = "__interrupt__"
+_ID_SPACE: Final = UUID("5f1c2b1e-9d0a-5c5b-8a55-5d5e0f6f2a11")
+_FINISH: Final[dict[str, FinishReason]] = {
+    "stop": "stop",
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "completed": "stop",
+    "length": "length",
+    "max_tokens": "length",
+    "content_filter": "content_filter",
+    "refusal": "content_filter",
+    "tool_calls": "tool_calls",
+    "tool_use": "tool_calls",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Hosting:
+    """What all hosted graphs of a process share: where they keep their state (None: nowhere), and who hears of the
+    calls of their models."""
+
+    state: GraphState | None = None
+    observer: LlmObserver = field(default_factory=Unobserved)
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingGraph:
+    """A run that waits for a person: where its state is, and what it asks."""
+
+    ref: StateRef
+    questions: tuple[tuple[str, Any], ...]
+
+    def payload(self) -> dict[str, Any]:
+        """The question as the person gets it."""
+        return question_for(self.questions, str(self.ref))
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What a run of the graph left: the state's last values and the questions that stop it, by their ids."""
+
+    values: Any = None
+    interrupts: dict[str, Any] | None = None
+
+    def take(self, namespace: tuple[str, ...], mode: str, data: Any, run: AgentRun) -> None:
+        """Take one event of the graph's stream; what nodes write for clients goes on at once."""
+        if mode == "custom":
+            run.emit(Custom(data))
+        elif namespace:
+            return  # a subgraph's: its state and its questions come again as those of the graph
+        elif mode == "values":
+            self.values = data
+        elif isinstance(data, dict) and (asked := data.get(_INTERRUPT)):
+            self.interrupts = {one.id: one.value for one in asked}
+
+
+class HostedAgent:
+    """One hosted graph, ready to run turns of any session.
+
+    What people see is the session's history, what the graph knows is its state, and history says which state belongs to
+    it: every answered exchange names the checkpoint with which it ended. A turn begins from the newest one that history
+    names. What a graph has written of a turn that was stopped, failed or lost with its process, is left behind, and
+    exchanges that the graph has not seen (another agent's) are told to it with the question.
+    """
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        loaded: LoadedGraph,
+        kit: AgentKit,
+        hosting: Hosting,
+        recursion_limit: int,
+        models: Sequence[str] = (),
+    ) -> None:
+        """A turn may choose one of `models`."""
+        self.settings = settings
+        self._loaded = loaded
+        self._kit = kit
+        self._observer = hosting.observer
+        self._saver = StateSaver(hosting.state) if hosting.state is not None else None
+        self._store = UserStore(hosting.state) if hosting.state is not None else None
+        self._recursion_limit = recursion_limit
+        self._models = models
+        self._names: dict[str, str] = {}
+
+    @property
+    def id(self) -> str:
+        """The identifier in asks and sessions."""
+        return self.settings.id
+
+    @property
+    def restart(self) -> Restart:
+        """What becomes of a turn whose process died."""
+        return self.settings.restart or ("from_checkpoint" if self._saver is not None else "never")
+
+    @property
+    def uses_credentials(self) -> bool:
+        """Whether a run may use the asker's credentials: a graph never gets them."""
+        return False
+
+    def model_of(self, wanted: str | None, preferred: object = None, *, lenient: bool = False) -> str:
+        """See `TurnAgent`."""
+        if wanted in self._models:
+            return str(wanted)
+        if wanted is not None and not lenient:
+            raise BadRequest
+        return str(preferred) if preferred in self._models else self.settings.model
+
+    async def run(self, run: AgentRun) -> AgentAnswer:
+        """See `TurnAgent`."""
+        turn = HostedTurn(run, self._kit, self._observer, asyncio.get_running_loop())
+        token = CURRENT.set(turn)
+        try:
+            return await self._run(turn)
+        finally:
+            CURRENT.reset(token)
+
+    async def claim(self, session_id: str, run_id: str) -> WaitingGraph:
+        """The run that waits with this id. It can be answered once, since history says for how long it waits."""
+        ref = StateRef.parse(run_id)
+        if self._saver is None or ref is None or not ref.thread.startswith(self._line(session_id)):
+            raise NotAwaiting
+        found = await self._saver.aget_tuple({"configurable": _configurable(ref)})
+        questions = [
+            (one.id, one.value)
+            for _, channel, value in (found.pending_writes if found is not None else None) or ()
+            if channel == _INTERRUPT
+            for one in value
+        ]
+        if not questions:
+            raise NotAwaiting
+        return WaitingGraph(ref, tuple(questions))
+
+    async def _run(self, turn: HostedTurn) -> AgentAnswer:
+        run = turn.run
+        config = self._config(run)
+        speech = Speech(run.emit)
+        watch = Watch(speech, self._observer, self._names)
+        thread, begin = await self._begin(turn, self._newest(run), config["configurable"], speech)
+        config["callbacks"] = [watch]
+        async with self._loaded.for_run(config) as graph:
+            self._know_nodes(graph)
+            outcome = await self._stream(graph, begin, config, run, watch)
+        if outcome.interrupts:
+            saved = StateRef(thread, turn.checkpoint_id or "")
+            raise Waiting(question_for(list(outcome.interrupts.items()), str(saved)))
+        return self._answer(turn, thread, outcome.values, watch)
+
+    async def _stream(
+        self, graph: AnyGraph, begin: Any, config: RunnableConfig, run: AgentRun, watch: Watch
+    ) -> _Outcome:
+        """Run the graph to its end, or to its questions."""
+        graph.checkpointer, graph.store = self._saver, self._store
+        outcome = _Outcome()
+        how: dict[str, Any] = {"durability": self.settings.durability} if self._saver is not None else {}
+        watch.begin()
+        try:
+            stream: Any = graph.astream(
+                begin,
+                config,
+                context=self._context(graph),
+                # Messages come by `watch`: LangGraph's own stream of them wakes a task for each token.
+                stream_mode=["updates", "values", "custom"],
+                subgraphs=True,
+                **how,
+            )
+            async with aclosing(stream) as events:
+                async for namespace, mode, data in events:
+                    outcome.take(namespace, mode, data, run)
+        except GraphRecursionError as failure:
+            raise TurnFailed("recursion limit") from failure
+        except Exception as failure:
+            # Whatever a node raises: what came of a model is the model's failure, anything else the agent's.
+            if (error := model_failure(failure, watch.failures)) is not None:
+                raise error from failure
+            raise
+        finally:
+            watch.end()
+        return outcome
+
+    def _answer(self, turn: HostedTurn, thread: str, values: Any, watch: Watch) -> AgentAnswer:
+        messages = _after_question(_messages_of(values), turn.run.exchange_id)
+        text = watch.speech.answer(messages, values)
+        metadata: dict[str, Any] = {
+            "model": watch.model,
+            "finish_reason": _FINISH.get(watch.finish_reason, "other" if watch.finish_reason else "stop"),
+        }
+        if watch.used:
+            use = watch.usage
+            metadata["token_usage"] = {
+                "input_tokens": use.input_tokens,
+                "output_tokens": use.output_tokens,
+                "total_tokens": use.input_tokens + use.output_tokens,
+            }
+        if turn.checkpoint_id is not None:
+            metadata["extras"] = {"checkpoint": str(StateRef(thread, turn.checkpoint_id))}
+        return AgentAnswer(text, metadata=metadata)
+
+    async def _begin(
+        self, turn: HostedTurn, ref: StateRef | None, configurable: dict[str, Any], speech: Speech
+    ) -> tuple[str, Any]:
+        """The thread of states on which the run goes on, and the graph's input. `configurable` gets where that is."""
+        run = turn.run
+        waiting = run.resume.saved if run.resume is not None else None
+        if run.resume is not None and isinstance(waiting, WaitingGraph):
+            configurable |= _configurable(waiting.ref)
+            return waiting.ref.thread, Command(resume=answers_for(waiting.payload(), run.resume.answer))
+        thread = ref.thread if ref is not None else self._line(run.session_id) + _digest(run.exchange_id)
+        told = {MESSAGES: self._told(run)}
+        if self._saver is None:
+            return thread, told
+        head = None
+        if ref is not None or run.restarted:
+            head = await self._saver.aget_tuple({"configurable": {"thread_id": thread}})
+        if run.restarted and self.restart == "from_checkpoint" and (begun := _begun(head, run.exchange_id)) is not None:
+            for message in begun:
+                speech.take(message)
+            told = None
+        elif head is not None and ref is None:
+            # What was left behind by the run that died. History names none of it.
+            thread += "-" + _digest(head.checkpoint["id"])
+            head = None
+        elif head is not None and ref is not None and head.checkpoint["id"] != ref.checkpoint_id:
+            configurable |= _configurable(ref)
+            return thread, told
+        turn.head = thread, head
+        configurable["thread_id"] = thread
+        return thread, told
+
+    def _told(self, run: AgentRun) -> list[BaseMessage]:
+        """The question, after what was said since the graph's newest state."""
+        since: list[BaseMessage] = []
+        for item in reversed(run.history):
+            if self._saver is not None and self._own(item, run.session_id) is not None:
+                break
+            since.append(HumanMessage(item.text) if item.role == "user" else AIMessage(item.text))
+        return [*reversed(since), HumanMessage(run.message, id=_question_id(run.exchange_id))]
+
+    def _newest(self, run: AgentRun) -> StateRef | None:
+        """The newest state of this graph that the session's history names."""
+        if self._saver is None:
+            return None
+        found = (self._own(item, run.session_id) for item in reversed(run.history))
+        return next((ref for ref in found if ref is not None), None)
+
+    def _own(self, item: HistoryItem, session_id: str) -> StateRef | None:
+        ref = StateRef.parse(item.checkpoint)
+        return ref if ref is not None and ref.thread.startswith(self._line(session_id)) else None
+
+    def _line(self, session_id: str) -> str:
+        """How the threads of this agent in a session begin. The session is what stands before the first slash."""
+        return f"{session_id}/{quote(self.id, safe='')}/"
+
+    def _config(self, run: AgentRun) -> RunnableConfig:
+        configurable: dict[str, Any] = {
+            **self.settings.context,
+            "user_id": run.user_id,
+            "session_id": run.session_id,
+            "model": run.model,
+        }
+        if run.language is not None:
+            configurable["language"] = run.language
+        return {
+            "configurable": configurable,
+            "metadata": {EXCHANGE: run.exchange_id},
+            "recursion_limit": self._recursion_limit,
+            "run_name": self.id,
+        }
+
+    def _context(self, graph: AnyGraph) -> Any:
+        return dict(self.settings.context) if graph.context_schema is not None else None
+
+    def _know_nodes(self, graph: AnyGraph) -> None:
+        """Give the first nodes of the graph phases of their own in the metrics."""
+        if self._names:
+            return
+        ledger = current_ledger()
+        for name in [name for name in graph.nodes if not name.startswith("__")]:
+            self._names[name] = node_phase(name)
+            if ledger is not None and len(self._names) <= LABELLED_NODES:
+                ledger.kpi.try_register_phase(self._names[name])
+
+
+def _begun(head: CheckpointTuple | None, exchange_id: str) -> list[BaseMessage] | None:
+    """What the graph had said in this exchange before its process died; None if its state does not know of it."""
+    if head is None or head.metadata.get(EXCHANGE) != exchange_id:
+        return None
+    messages = _messages_of(head.checkpoint["channel_values"])
+    # Before its first step the question is not in the state yet.
+    asked = any(one.id == _question_id(exchange_id) for one in messages)
+    return _after_question(messages, exchange_id) if asked else None
+
+
+def _configurable(ref: StateRef) -> dict[str, str]:
+    return {"thread_id": ref.thread, "checkpoint_ns": "", "checkpoint_id": ref.checkpoint_id}
+
+
+def _digest(exchange_id: str) -> str:
+    return hashlib.sha256(exchange_id.encode()).hexdigest()[:16]
+
+
+def _question_id(exchange_id: str) -> str:
+    return str(uuid5(_ID_SPACE, exchange_id))
+
+
+def _messages_of(values: Any) -> list[BaseMessage]:
+    """The messages of a state, however its schema is made."""
+    found = values.get(MESSAGES) if isinstance(values, dict) else getattr(values, MESSAGES, None)
+    return [one for one in found if isinstance(one, BaseMessage)] if isinstance(found, list) else []
+
+
+def _after_question(messages: list[BaseMessage], exchange_id: str) -> list[BaseMessage]:
+    """The messages of this exchange: those behind its question, or where a graph dropped that, behind the last one."""
+    asked = _question_id(exchange_id)
+    places = [place for place, one in enumerate(messages) if one.id == asked]
+    if not places:
+        places = [place for place, one in enumerate(messages) if isinstance(one, HumanMessage)]
+    return messages[places[-1] + 1 :] if places else messages

@@ -1,0 +1,36 @@
+"""The turn that a graph runs for, for code that LangGraph calls without it: stores, models, authors' functions."""
+
+import asyncio
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Final
+
+from langgraph.checkpoint.base import CheckpointTuple
+
+from agentic_backend.agent.kit import AgentKit
+from agentic_backend.agent.run import AgentRun
+from agentic_backend.llm.observer import LlmObserver
+
+
+@dataclass(slots=True)
+class HostedTurn:
+    """One run of a hosted graph. `checkpoint_id` is the newest checkpoint of the graph itself that was written; `head`
+    is a thread whose newest one was read already, and that one (None: it has none)."""
+
+    run: AgentRun
+    kit: AgentKit
+    observer: LlmObserver
+    loop: asyncio.AbstractEventLoop
+    checkpoint_id: str | None = None
+    head: tuple[str, CheckpointTuple | None] | None = None
+
+
+CURRENT: Final[ContextVar[HostedTurn | None]] = ContextVar("turnwise_hosted_turn", default=None)
+
+
+def current_turn() -> HostedTurn:
+    """The turn that this code runs in. Raises RuntimeError outside of one."""
+    turn = CURRENT.get()
+    if turn is None:
+        raise RuntimeError("this runs only within a turn of an agent with `graph:`")
+    return turn

@@ -1,0 +1,126 @@
+"""LangChain's messages as what a turn shows: text, reasoning, tool calls and their results. Pure functions."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, Final, NamedTuple
+
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langgraph.types import Command
+from pydantic import BaseModel
+
+from agentic_backend.events import Step
+from backend_kit.wire import dumps
+
+_SHOWN_CHARS: Final = 4000
+"""Characters shown of a tool's arguments or result: a compatible frame has 32 KiB for a whole exchange."""
+_REASONING: Final = ("reasoning_content", "reasoning")
+"""Where providers of OpenAI's wire put what a model says while it reasons."""
+
+
+class Said(NamedTuple):
+    """What a message or a fragment of one says: its text, and what the model said while it reasoned."""
+
+    text: str
+    reasoning: str
+
+
+def said_in(message: BaseMessage) -> Said:
+    """The text and the reasoning of a message, in the order of its blocks."""
+    content = message.content
+    extra = message.additional_kwargs
+    reasoning = ""
+    if extra:
+        found = next((extra[name] for name in _REASONING if isinstance(extra.get(name), str)), "")
+        reasoning = str(found)
+    if isinstance(content, str):
+        return Said(content, reasoning)
+    texts: list[str] = []
+    reasons = [reasoning]
+    for block in content:
+        if isinstance(block, str):
+            texts.append(block)
+        else:
+            _take_block(block, texts, reasons)
+    return Said("".join(texts), "".join(reasons))
+
+
+def _take_block(block: Mapping[str, Any], texts: list[str], reasons: list[str]) -> None:
+    """Anthropic's `thinking`, OpenAI's `reasoning` with its summary, langchain's own `reasoning`, or a text."""
+    kind = block.get("type")
+    if kind == "text":
+        texts.append(str(block.get("text") or ""))
+    elif kind == "thinking":
+        reasons.append(str(block.get("thinking") or ""))
+    elif kind == "reasoning":
+        summary = block.get("summary")
+        if isinstance(summary, list):
+            reasons.extend(str(part.get("text") or "") for part in summary if isinstance(part, dict))
+        else:
+            reasons.append(str(block.get("reasoning") or ""))
+
+
+def messages_in(update: Any) -> Iterator[BaseMessage]:
+    """The messages that a node returned: in a state's values, in `Command`s, or by themselves."""
+    if isinstance(update, BaseMessage):
+        yield update
+    elif isinstance(update, Command):
+        yield from messages_in(update.update)
+    elif isinstance(update, list | tuple):
+        for one in update:
+            if isinstance(one, tuple) and len(one) == 2:
+                yield from _own(one[1])  # (channel, value), as a Command may hold its update
+            elif isinstance(one, BaseMessage | Command):
+                yield from messages_in(one)
+    else:
+        for value in _values(update):
+            yield from _own(value)
+
+
+def _own(value: Any) -> Iterator[BaseMessage]:
+    """The messages that are the value of a channel, or in its list."""
+    if isinstance(value, BaseMessage):
+        yield value
+    elif isinstance(value, list | tuple):
+        yield from (one for one in value if isinstance(one, BaseMessage))
+
+
+def _values(state: Any) -> Iterable[Any]:
+    if isinstance(state, Mapping):
+        return state.values()
+    if isinstance(state, BaseModel):
+        return [getattr(state, name) for name in type(state).model_fields]
+    if is_dataclass(state) and not isinstance(state, type):
+        return [getattr(state, one.name) for one in fields(state)]
+    return ()
+
+
+def tool_calls_of(message: AIMessage) -> list[Step]:
+    """A step for each tool call of a model's message, those that could not be parsed included."""
+    good = [_called(call["id"], call["name"], call["args"]) for call in message.tool_calls]
+    broken = message.invalid_tool_calls
+    return good + [_called(one["id"], one["name"] or "", {"unreadable": one["args"] or ""}) for one in broken]
+
+
+def tool_result_of(message: ToolMessage) -> Step:
+    """The step of a tool's result. What is longer than a conversation should show is cut; the graph has all of it."""
+    text = message.text
+    part = {
+        "type": "tool_result",
+        "call_id": message.tool_call_id,
+        "ok": message.status != "error",
+        "latency_ms": None,
+        "content": text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…",
+    }
+    return Step("tool", "tool_result", [part])
+
+
+def _called(call_id: str | None, name: str, arguments: dict[str, Any]) -> Step:
+    if len(shown := _encoded(arguments)) > _SHOWN_CHARS:
+        arguments = {"cut": shown[:_SHOWN_CHARS]}
+    return Step(
+        "assistant", "tool_call", [{"type": "tool_call", "call_id": call_id or "", "name": name, "args": arguments}]
+    )
+
+
+def _encoded(arguments: dict[str, Any]) -> str:
+    return dumps(arguments).decode()

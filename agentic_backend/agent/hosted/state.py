@@ -1,0 +1,231 @@
+"""What a hosted graph keeps: its state for each session, and what it remembers of each user."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Final, Protocol, cast
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    BaseCheckpointSaver,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+)
+from langgraph.store.base import (
+    BaseStore,
+    GetOp,
+    Item,
+    ListNamespacesOp,
+    MatchCondition,
+    Op,
+    PutOp,
+    Result,
+    SearchOp,
+)
+
+from agentic_backend.agent.hosted.current import CURRENT, current_turn
+from agentic_backend.agent.interrupts import strict_serializer
+from backend_kit.kpi import Status, current_ledger
+
+PHASES: Final = ("state_read", "state_write", "store")
+"""Phases of a hosted graph's turn: its state is read and written, its store is used."""
+_DEPTH: Final = 2
+"""In `stream_agent_response`, and there beside the nodes or inside `graph`."""
+_USERS: Final = "user"
+"""The first label of every namespace; the second is the user's."""
+
+
+class GraphState(Protocol):
+    """Where hosted graphs keep their state. Each method may raise `HistoryUnavailable`."""
+
+    def saver(self) -> AbstractAsyncContextManager[BaseCheckpointSaver[Any]]:
+        """A saver for one operation. It reads and writes by the serializer that is set in its `serde`."""
+
+    def store(self) -> AbstractAsyncContextManager[BaseStore]:
+        """A store for one batch of operations."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateRef:
+    """A checkpoint of a graph, as history names it: what the graph knew when an exchange had ended.
+
+    `thread` is one line of a graph's states in a session. `str` gives the form for history.
+    """
+
+    thread: str
+    checkpoint_id: str
+
+    def __str__(self) -> str:
+        return f"{self.checkpoint_id}.{self.thread}"
+
+    @classmethod
+    def parse(cls, text: str) -> "StateRef | None":
+        """The reverse of `str`; None for any other text."""
+        checkpoint_id, dot, thread = text.partition(".")
+        return cls(thread, checkpoint_id) if dot and checkpoint_id and thread else None
+
+
+class StateSaver(BaseCheckpointSaver[Any]):
+    """LangGraph's checkpointer of all hosted graphs: each operation has a saver of its own, so none waits for another.
+
+    It notes in the current turn which checkpoint of the graph itself was written last. Its serializer reads only plain
+    values, what LangGraph deems safe, and the types of a graph's schemas (`with_allowlist`, which LangGraph calls).
+    """
+
+    def __init__(self, state: GraphState) -> None:
+        super().__init__(serde=strict_serializer())
+        self._state = state
+
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """See `BaseCheckpointSaver`."""
+        where = config["configurable"]
+        if (turn := CURRENT.get()) is not None and (head := turn.head) is not None:
+            newest = not where.get("checkpoint_id") and not where.get("checkpoint_ns")
+            if newest and where["thread_id"] == head[0]:
+                turn.head = None
+                return head[1]
+        with _timed("state_read"):
+            async with self._saver() as saver:
+                return await saver.aget_tuple(config)
+
+    async def alist(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,  # noqa: A002 - LangGraph's name
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[CheckpointTuple]:
+        """See `BaseCheckpointSaver`."""
+        with _timed("state_read"):
+            async with self._saver() as saver:
+                found = [one async for one in saver.alist(config, filter=filter, before=before, limit=limit)]
+        for one in found:
+            yield one
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """See `BaseCheckpointSaver`."""
+        with _timed("state_write"):
+            async with self._saver() as saver:
+                put = await saver.aput(config, checkpoint, metadata, new_versions)
+        turn = CURRENT.get()
+        if turn is not None and not config["configurable"].get("checkpoint_ns"):
+            turn.checkpoint_id = checkpoint["id"]
+        return put
+
+    async def aput_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """See `BaseCheckpointSaver`."""
+        with _timed("state_write"):
+            async with self._saver() as saver:
+                await saver.aput_writes(config, writes, task_id, task_path)
+
+    def get_next_version(self, current: Any, channel: None) -> str:  # noqa: ARG002 - LangGraph's signature
+        """A version above `current`. The random part tells branches apart that go on from one checkpoint."""
+        counted = 0 if current is None else int(str(current).split(".", 1)[0])
+        return f"{counted + 1:032}.{random.random():016}"  # noqa: S311 - nobody gains by guessing it
+
+    def _saver(self) -> AbstractAsyncContextManager[BaseCheckpointSaver[Any]]:
+        return _WithSerializer(self._state.saver(), self.serde)
+
+
+class _WithSerializer:
+    """A saver for one operation that uses the serializer of the graph."""
+
+    def __init__(self, inner: AbstractAsyncContextManager[BaseCheckpointSaver[Any]], serde: Any) -> None:
+        self._inner = inner
+        self._serde = serde
+
+    async def __aenter__(self) -> BaseCheckpointSaver[Any]:
+        saver = await self._inner.__aenter__()
+        saver.serde = self._serde
+        return saver
+
+    async def __aexit__(self, *exc: Any) -> bool | None:
+        return await self._inner.__aexit__(*exc)
+
+
+@contextmanager
+def _timed(name: str) -> Iterator[None]:
+    """A phase beside the nodes: the state of one step is written while the next one runs. So it stands in the ledger at
+    a depth of its own, and nothing that begins meanwhile counts as inside it."""
+    begun = perf_counter()
+    status: Status = "error"
+    try:
+        yield
+        status = "ok"
+    finally:
+        if (ledger := current_ledger()) is not None:
+            now = perf_counter()
+            ledger.add(name, begun, now, _DEPTH)
+            ledger.kpi.record_phase(name, now - begun, status)
+
+
+class UserStore(BaseStore):
+    """LangGraph's long-term memory, in which every namespace is the current turn's user's own."""
+
+    supports_ttl = True
+
+    def __init__(self, state: GraphState) -> None:
+        self._state = state
+
+    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+        """See `BaseStore`."""
+        own = _own_namespace()
+        inner = [_within(op, own) for op in ops]
+        with _timed("store"):
+            async with self._state.store() as store:
+                found = await store.abatch(inner)
+        return [_without(result, len(own)) for result in found]
+
+    def batch(self, ops: Iterable[Op]) -> list[Result]:
+        """From a node that blocks in a thread of LangGraph's: the store is async, and lives on the loop."""
+        loop = current_turn().loop
+        return asyncio.run_coroutine_threadsafe(self.abatch(ops), loop).result()
+
+
+def _own_namespace() -> tuple[str, ...]:
+    """The namespace of the user. A label may have no dot, and user ids are often addresses."""
+    user_id = current_turn().run.user_id
+    return _USERS, user_id.replace("%", "%25").replace(".", "%2E")
+
+
+def _within(op: Op, own: tuple[str, ...]) -> Op:
+    if isinstance(op, GetOp | PutOp):
+        return op._replace(namespace=(*own, *op.namespace))
+    if isinstance(op, SearchOp):
+        return op._replace(namespace_prefix=(*own, *op.namespace_prefix))
+    assert isinstance(op, ListNamespacesOp)
+    conditions = [
+        one._replace(path=(*own, *one.path)) if one.match_type == "prefix" else one for one in op.match_conditions or ()
+    ]
+    depth = None if op.max_depth is None else op.max_depth + len(own)
+    return op._replace(match_conditions=(MatchCondition("prefix", own), *conditions), max_depth=depth)
+
+
+def _without(result: Result, labels: int) -> Result:
+    if isinstance(result, Item):
+        result.namespace = result.namespace[labels:]
+        return result
+    if isinstance(result, list):
+        return cast(Result, [_stripped(one, labels) for one in result])
+    return result
+
+
+def _stripped(found: Item | tuple[str, ...], labels: int) -> Item | tuple[str, ...]:
+    if isinstance(found, tuple):
+        return found[labels:]
+    found.namespace = found.namespace[labels:]
+    return found

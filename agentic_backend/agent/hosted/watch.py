@@ -1,0 +1,234 @@
+"""Watches one run of a graph by LangChain's callbacks: its nodes, the calls of its models, and what they say."""
+
+import re
+from collections.abc import Mapping
+from time import perf_counter
+from typing import Any, Final
+from uuid import UUID
+
+from langchain_core.messages import AIMessage, BaseMessage, BaseMessageChunk
+from langchain_core.outputs import ChatGeneration, LLMResult
+from langgraph.constants import TAG_HIDDEN, TAG_NOSTREAM
+from langgraph.pregel._messages import StreamMessagesHandler
+
+from agentic_backend.agent.hosted.messages import messages_in, said_in
+from agentic_backend.agent.hosted.speech import Speech
+from agentic_backend.llm.observer import CallStatus, LlmObserver, TokenUse
+from backend_kit.kpi import current_ledger, phase
+
+METERED: Final = "turnwise_metered"
+"""In the metadata of models that report their calls themselves: ours, and those that we have wrapped."""
+GRAPH: Final = "graph"
+"""The phase of a turn in which no node runs: LangGraph itself, with its reads and writes of the state."""
+_STEP_TAG: Final = "graph:step:"
+_NOT_OF_A_NAME: Final = re.compile(r"[^a-z0-9_]+")
+_FINISH_REASONS: Final = ("finish_reason", "stop_reason", "done_reason")
+
+
+def node_phase(node: str) -> str:
+    """The phase of a node: its name in lower case, in the characters that a phase may have."""
+    name = _NOT_OF_A_NAME.sub("_", node.lower()).strip("_")[:40]
+    return name if name[:1].isalpha() else f"node_{name}"
+
+
+class _Call:
+    """A call of a model that is under way."""
+
+    __slots__ = ("began", "begun", "message_id", "metered", "model", "quiet", "timer")
+
+    def __init__(self, model: str, *, metered: bool, quiet: bool) -> None:
+        self.model = model
+        self.metered = metered
+        self.quiet = quiet
+        self.message_id = ""
+        self.begun = False
+        self.began = perf_counter()
+        self.timer = phase("llm_invoke")
+
+
+class Watch(StreamMessagesHandler):
+    """The callback handler of one run. It is called on the loop, within the task that it hears of, and never waits.
+
+    It stands where LangGraph's own handler stands for the stream of messages, so that models stream which a node merely
+    invokes, those of subgraphs too. A token comes here by one call, where that stream would wake a task for it
+    (docs/libraries.md#langgraphs-streaming).
+    """
+
+    run_inline = True
+    raise_error = True
+
+    def __init__(self, speech: Speech, observer: LlmObserver, phases: Mapping[str, str]) -> None:
+        """`phases` are the names under which nodes are timed."""
+        super().__init__(_nobody, subgraphs=True)
+        self.speech = speech
+        self._observer = observer
+        self._phases = phases
+        self._nodes: dict[UUID, Any] = {}
+        self._calls: dict[UUID, _Call] = {}
+        self._timed = current_ledger() is not None
+        self._graph: Any = None
+        self.usage = TokenUse(0, 0)
+        self.used = False
+        self.model = ""
+        self.finish_reason = ""
+        self.failures: list[BaseException] = []
+
+    def begin(self) -> None:
+        """The run begins."""
+        self._graph = phase(GRAPH)
+        self._graph.__enter__()
+
+    def end(self) -> None:
+        """The run is over, however it ended. What was open is closed."""
+        for call in self._calls.values():
+            call.timer.__exit__(GeneratorExit, None, None)
+            if not call.metered:
+                self._observer.llm_request(call.model, "cancelled", perf_counter() - call.began)
+        for timer in self._nodes.values():
+            timer.__exit__(GeneratorExit, None, None)
+        self._calls.clear()
+        self._nodes.clear()
+        if self._graph is not None:
+            self._graph.__exit__(None, None, None)
+            self._graph = None
+
+    # Signatures below are LangChain's; what it passes beyond them is in `_more`.
+
+    def on_chain_start(
+        self,
+        serialized: dict[str, Any],  # noqa: ARG002
+        inputs: Any,
+        *,
+        run_id: UUID,
+        tags: list[str] | None = None,
+        metadata: dict[str, Any] | None = None,
+        **_more: Any,
+    ) -> None:
+        if not tags or TAG_HIDDEN in tags or not any(tag.startswith(_STEP_TAG) for tag in tags):
+            return
+        node = str((metadata or {}).get("langgraph_node", ""))
+        if not self._nodes and self._graph is not None:
+            self._graph.__exit__(None, None, None)
+            self._graph = None
+        for message in messages_in(inputs):
+            self.speech.know(message)
+        timer = phase(self._phases.get(node) or node_phase(node))
+        timer.__enter__()
+        self._nodes[run_id] = timer
+
+    def on_chain_end(self, response: Any, *, run_id: UUID, **_more: Any) -> None:
+        if self._left(run_id, None):
+            for message in messages_in(response):
+                self.speech.take(message)
+
+    def on_chain_error(self, error: BaseException, *, run_id: UUID, **_more: Any) -> None:
+        self._left(run_id, error)
+
+    def on_chat_model_start(
+        self,
+        serialized: dict[str, Any],
+        messages: list[list[BaseMessage]],  # noqa: ARG002
+        *,
+        run_id: UUID,
+        tags: list[str] | None = None,
+        metadata: dict[str, Any] | None = None,
+        **_more: Any,
+    ) -> None:
+        self.on_llm_start(serialized, [], run_id=run_id, tags=tags, metadata=metadata)
+
+    def on_llm_start(
+        self,
+        serialized: dict[str, Any],  # noqa: ARG002
+        prompts: list[str],  # noqa: ARG002
+        *,
+        run_id: UUID,
+        tags: list[str] | None = None,
+        metadata: dict[str, Any] | None = None,
+        **_more: Any,
+    ) -> None:
+        about = metadata or {}
+        model = str(about.get("ls_model_name") or "unknown")
+        call = _Call(model, metered=bool(about.get(METERED)), quiet=TAG_NOSTREAM in (tags or ()))
+        self._calls[run_id] = call
+        call.timer.__enter__()
+
+    def on_llm_new_token(self, token: Any, *, chunk: Any = None, run_id: UUID, **_more: Any) -> None:  # noqa: ARG002
+        call = self._calls.get(run_id)
+        if call is None:
+            return
+        if not call.begun:
+            call.begun = True
+            if not call.metered:
+                self._observer.llm_first_chunk(call.model, perf_counter() - call.began)
+        message = getattr(chunk, "message", None)
+        if call.quiet or not isinstance(message, BaseMessageChunk):
+            return
+        if message.id and not call.message_id:
+            call.message_id = message.id
+        self.speech.hear(call.message_id or str(run_id), said_in(message))
+
+    def on_llm_end(self, response: LLMResult, *, run_id: UUID, **_more: Any) -> None:
+        call = self._calls.pop(run_id, None)
+        if call is None:
+            return
+        call.timer.__exit__(None, None, None)
+        message = _message_of(response)
+        if message is not None:
+            self._note(call, message)
+        self._account(call, "ok", message)
+        if call.quiet:
+            return
+        if not call.begun and isinstance(message, AIMessage):
+            call.message_id = message.id or str(run_id)
+            self.speech.hear(call.message_id, said_in(message))
+        self.speech.ended(call.message_id or str(run_id), message.id if message is not None else None)
+
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, **_more: Any) -> None:
+        call = self._calls.pop(run_id, None)
+        if call is None:
+            return
+        call.timer.__exit__(type(error), None, None)
+        self.failures.append(error)
+        self._account(call, "timeout" if isinstance(error, TimeoutError) else "error", None)
+        self.speech.ended(call.message_id or str(run_id))
+
+    def _left(self, run_id: UUID, error: BaseException | None) -> bool:
+        """A node is left; False where it was no node."""
+        timer = self._nodes.pop(run_id, None)
+        if timer is None:
+            return False
+        timer.__exit__(type(error) if error is not None else None, None, None)
+        if not self._nodes and self._graph is None:
+            self.begin()
+        return True
+
+    def _note(self, call: _Call, message: AIMessage) -> None:
+        about = message.response_metadata
+        self.model = str(about.get("model_name") or about.get("model") or call.model)
+        self.finish_reason = next((str(about[key]) for key in _FINISH_REASONS if about.get(key)), "")
+
+    def _account(self, call: _Call, status: CallStatus, message: AIMessage | None) -> None:
+        usage = message.usage_metadata if message is not None else None
+        if usage is not None:
+            cached = (usage.get("input_token_details") or {}).get("cache_read") or 0
+            reasoned = (usage.get("output_token_details") or {}).get("reasoning") or 0
+            use = TokenUse(usage["input_tokens"], usage["output_tokens"], cached, reasoned)
+            self.usage = TokenUse(*(mine + its for mine, its in zip(self.usage, use, strict=True)))
+            self.used = True
+        if call.metered:
+            return
+        self._observer.llm_request(call.model, status, perf_counter() - call.began)
+        if usage is not None:
+            self._observer.llm_tokens(call.model, use.input_tokens, use.output_tokens)
+
+
+def _nobody(_chunk: Any) -> None:
+    """Nothing goes into LangGraph's stream."""
+
+
+def _message_of(response: LLMResult) -> AIMessage | None:
+    for generations in response.generations:
+        for generation in generations:
+            if isinstance(generation, ChatGeneration) and isinstance(generation.message, AIMessage):
+                return generation.message
+    return None

@@ -1,0 +1,150 @@
+"""The connections to LangGraph's tables in Postgres: one bounded pool for runs that wait and the state of graphs."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
+from langgraph.store.postgres.aio import AsyncPostgresStore
+from psycopg import AsyncConnection, sql
+from psycopg.rows import DictRow, dict_row
+from psycopg_pool import AsyncConnectionPool
+
+from agentic_backend.agent.interrupts import strict_serializer
+from agentic_backend.metrics import AgenticMetrics
+from agentic_backend.persist.database import LOCK_KEY
+from backend_kit.db.libpq import connect_args
+from backend_kit.settings import Postgres
+
+TABLES: Final = ("checkpoints", "checkpoint_blobs", "checkpoint_writes")
+"""LangGraph's tables of states. What stands before the first slash of a `thread_id` is the session's id."""
+POOL: Final = "graphs"
+"""The name of the pool in metrics and in `pg_stat_activity`."""
+_Connection = AsyncConnection[DictRow]
+
+_COLUMNS = """
+SELECT name FROM unnest(%s::text[]) AS wanted(name)
+WHERE NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass(name) AND attname = 'session_id')
+"""
+_LINK = """
+ALTER TABLE {table}
+    DROP CONSTRAINT IF EXISTS {old},
+    ADD COLUMN session_id text GENERATED ALWAYS AS (split_part(thread_id, '/', 1)) STORED,
+    ADD CONSTRAINT {name} FOREIGN KEY (session_id) REFERENCES session (session_id) ON DELETE CASCADE
+"""
+_INDEX = "CREATE INDEX IF NOT EXISTS {name} ON {table} (session_id)"
+
+
+class GraphPool:
+    """Connects at its first use. Each operation has a connection to itself, and a saver on it: an instance of
+    LangGraph's does one thing at a time. Methods raise psycopg's `Error`."""
+
+    def __init__(self, settings: Postgres, metrics: AgenticMetrics, size: int) -> None:
+        """`size` is the most connections."""
+        self._settings = settings
+        self._wait = metrics.db_pool_wait(POOL)
+        self._size = size
+        self._opening = asyncio.Lock()
+        self._pool: AsyncConnectionPool[_Connection] | None = None
+        self._store: AsyncPostgresStore | None = None
+        self._ready = False
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[_Connection]:
+        """A connection, once LangGraph's tables are there and linked to the sessions."""
+        pool = self._pool if self._ready else await self._prepared()
+        assert pool is not None
+        async with self._taken(pool) as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def saver(self) -> AsyncIterator[AsyncPostgresSaver]:
+        """A saver on a connection of its own, for one operation after the other."""
+        async with self.connection() as connection:
+            yield AsyncPostgresSaver(connection, serde=strict_serializer())
+
+    @asynccontextmanager
+    async def store(self) -> AsyncIterator[AsyncPostgresStore]:
+        """The store, which takes a connection for each batch."""
+        if not self._ready:
+            await self._prepared()
+        assert self._store is not None
+        yield self._store
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        if self._store is not None:
+            await self._store.__aexit__(None, None, None)
+        if self._pool is not None:
+            await self._pool.close(timeout=self._settings.pool_timeout)
+
+    @asynccontextmanager
+    async def _taken(self, pool: "AsyncConnectionPool[_Connection]") -> AsyncIterator[_Connection]:
+        begun = time.perf_counter()
+        async with pool.connection() as connection:
+            self._wait.observe(time.perf_counter() - begun)
+            yield connection
+
+    async def _prepared(self) -> "AsyncConnectionPool[_Connection]":
+        """The pool, after LangGraph's tables were created, and those of states linked to the sessions."""
+        async with self._opening:
+            if self._pool is None:
+                self._pool = _pool(self._settings, self._size)
+                await self._pool.open()
+            if not self._ready:
+                store = AsyncPostgresStore(self._pool)
+                async with self._alone(self._pool) as connection:
+                    await AsyncPostgresSaver(connection).setup()
+                    await AsyncPostgresStore(connection).setup()
+                    await self._link(connection)
+                self._store = store
+                self._ready = True
+            return self._pool
+
+    async def _link(self, connection: _Connection) -> None:
+        """Have the rows of states deleted with their session."""
+        for row in await (await connection.execute(_COLUMNS, (list(TABLES),))).fetchall():
+            names = {
+                "table": sql.Identifier(row["name"]),
+                "old": sql.Identifier(row["name"] + "_of_session"),
+                "name": sql.Identifier(row["name"] + "_of_its_session"),
+            }
+            await connection.execute(sql.SQL(_LINK).format(**names))
+        for table in TABLES:
+            index = {"table": sql.Identifier(table), "name": sql.Identifier(table + "_session_id")}
+            await connection.execute(sql.SQL(_INDEX).format(**index))
+
+    @asynccontextmanager
+    async def _alone(self, pool: "AsyncConnectionPool[_Connection]") -> AsyncIterator[_Connection]:
+        """A connection that holds the lock of migrations: another instance may be starting too."""
+        async with pool.connection() as connection:
+            await connection.execute("SELECT pg_advisory_lock(%s)", (LOCK_KEY,))
+            try:
+                yield connection
+            finally:
+                await connection.execute("SELECT pg_advisory_unlock(%s)", (LOCK_KEY,))
+
+
+def _pool(settings: Postgres, size: int) -> "AsyncConnectionPool[_Connection]":
+    password = settings.password.get_secret_value() if settings.password else None
+    return AsyncConnectionPool(
+        kwargs={
+            "host": settings.host,
+            "port": settings.port,
+            "dbname": settings.database,
+            "user": settings.username,
+            "password": password,
+            "autocommit": True,
+            "prepare_threshold": 0,
+            "row_factory": dict_row,
+            **connect_args("turnwise-agentic-graphs", settings.connect_timeout),
+        },
+        min_size=0,
+        max_size=size,
+        open=False,
+        timeout=settings.pool_timeout,
+        reconnect_timeout=settings.pool_timeout,
+        name=POOL,
+    )
