@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Final
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
@@ -23,7 +23,6 @@ logger = logging.getLogger(__name__)
 TABLES: Final = ("checkpoints", "checkpoint_blobs", "checkpoint_writes")
 """LangGraph's tables; `thread_id` is the session's id, so at most one run a session waits."""
 _CONNECTIONS: Final = 2
-_TASK = tuple[str, list[tuple[str, Any]]]
 
 _MISSING_LINKS = """
 SELECT name FROM unnest(%s::text[]) AS wanted(name)
@@ -55,7 +54,7 @@ class PostgresCheckpoints:
             for one in saved.checkpoints:
                 versions = one.checkpoint["channel_versions"]
                 put = await saver.aput(_config(session_id, one), one.checkpoint, one.metadata, versions)
-                for task_id, writes in _by_task(one):
+                for task_id, writes in one.writes_by_task:
                     await saver.aput_writes(put, writes, task_id)
         except Error as failure:
             logger.warning("checkpoint not kept: sqlstate=%s", failure.sqlstate)
@@ -161,10 +160,3 @@ def _config(session_id: str, one: SavedCheckpoint) -> RunnableConfig:
     if one.parent_id is not None:
         configurable["checkpoint_id"] = one.parent_id
     return {"configurable": configurable}
-
-
-def _by_task(one: SavedCheckpoint) -> list[_TASK]:
-    tasks: dict[str, list[tuple[str, Any]]] = {}
-    for task_id, channel, value in one.writes:
-        tasks.setdefault(task_id, []).append((channel, value))
-    return list(tasks.items())

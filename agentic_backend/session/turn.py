@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentic_backend.agent import AgentAnswer, AgentRun, ResumedRun, SavedRun, TurnAgent, TurnAgents, Waiting
+from agentic_backend.agent.people import answers_for
 from agentic_backend.errors import (
     Conflict,
     ExchangeNotFound,
@@ -434,15 +435,17 @@ def _if_current(known: KnownSession | None, lease: Lease | None) -> KnownSession
 
 
 def _continuation(turn: Turn, known: KnownSession, stored: StoredExchange | None) -> dict[str, Any]:
-    """The prepared fields of a continued exchange. Raises ExchangeNotFound, or NotAwaiting if not for this answer.
+    """The prepared fields of a continued exchange. Raises ExchangeNotFound, NotAwaiting if not for this answer, or
+    BadRequest if its question cannot take the answer.
 
     An exchange waits for as long as it is the newest of its session: asking something else abandons it.
     """
     ask = turn.ask
     if stored is None:
         raise ExchangeNotFound
-    if not stored.is_for(ask) or not stored.is_newest_of(known.session):
+    if ask.human is None or not stored.is_for(ask) or not stored.is_newest_of(known.session):
         raise NotAwaiting
+    answers_for(stored.asked_of_person, ask.human.payload)  # before the run is claimed: a bad answer leaves it waiting
     turn.ask = replace(ask, message=stored.question.text)
     turn.continue_after(stored.last_seq)
     return {"session": stored.paused(known.session), "asked": stored.question, "waited": stored}
@@ -459,7 +462,7 @@ def _opened(exchange: Exchange, prepared: _Prepared) -> AskRecord:
 def _resume(ask: Ask, prepared: _Prepared) -> ResumedRun | None:
     if prepared.saved is None or ask.human is None:
         return None
-    return ResumedRun(prepared.saved, ask.human.payload)
+    return ResumedRun(prepared.saved, ask.human.payload, prepared.waited.asked_of_person if prepared.waited else None)
 
 
 def refuse(turn: Turn, error: ServiceError) -> None:
