@@ -23,14 +23,9 @@ from backend_kit.wire import Code, ServiceError
 
 
 class BadRequest(ServiceError):
-    """A frame or body that does not have the shape it must have; `field` is where, if that is known and its own names
-    say nothing of what was sent."""
+    """A frame or body that does not have the shape it must have."""
 
     code: ClassVar[Code] = Code.BAD_REQUEST
-
-    def __init__(self, reason: str = "", *, field: str | None = None) -> None:
-        super().__init__(reason)
-        self.field = field
 
 
 class UnknownType(ServiceError):

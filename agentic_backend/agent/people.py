@@ -315,8 +315,7 @@ def _words(question: Mapping[str, Any], given: Any) -> str:
     if picked or text:
         return "\n".join(filter(None, (picked, text)))
     decisions = said.get("decisions")
-    kinds = [one.get("type") for one in decisions if isinstance(one, dict)] if isinstance(decisions, list) else []
-    if kinds and all(isinstance(kind, str) for kind in kinds):
-        return "\n".join(kinds)
+    if isinstance(decisions, list) and decisions:
+        return "\n".join(str(one.get("type")) for one in decisions if isinstance(one, dict))
     plain = {key: item for key, item in said.items() if key != "checkpoint_id"} if said else given
     return json.dumps(plain, ensure_ascii=False)
