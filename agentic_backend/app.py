@@ -200,7 +200,11 @@ class AgenticService(Service[AgenticSettings, State]):
             metrics=metrics,
             kpi=kpi,
             reports=reports,
-            rules=TurnRules(settings.deadlines.turn_s, settings.ai.restore_max_exchanges),
+            rules=TurnRules(
+                settings.deadlines.turn_s,
+                settings.ai.restore_max_exchanges,
+                keep_thoughts=settings.history.keep_thoughts,
+            ),
             leases=persistence.leases,
             titles=self._make_titles(models, persistence, tasks, kpi),
             memory=SessionMemory(clock=parts.clock),

@@ -582,6 +582,9 @@ class HistorySettings(Section):
     retention_days: Annotated[int, Field(ge=0, le=36_500)] = 0
     """Days without a turn after which a session is deleted with everything that belongs to it; 0 = kept until a user
     deletes it."""
+    keep_thoughts: bool = False
+    """Store what models say while they reason, as messages of the conversation. Off: it is streamed to those who follow
+    the turn, and stored nowhere."""
 
 
 class AgenticSettings(ServiceSettings):

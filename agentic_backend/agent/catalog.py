@@ -15,8 +15,9 @@ from langgraph.errors import GraphRecursionError
 from agentic_backend.agent import plain, rag, tools
 from agentic_backend.agent.hosted import HostedAgent, Hosting
 from agentic_backend.agent.hosted.loading import GraphUnusable, LoadedGraph, load_graph
-from agentic_backend.agent.interrupts import Checkpoints, RunMemory, SavedRun, Waiting, question_of
+from agentic_backend.agent.interrupts import Checkpoints, RunMemory, SavedRun, Waiting
 from agentic_backend.agent.kit import AgentKit, Build, Graph
+from agentic_backend.agent.people import question_for
 from agentic_backend.agent.run import AgentAnswer, AgentRun
 from agentic_backend.agent.straight import StraightGraph
 from agentic_backend.errors import AgentNotFound, BadRequest, NotAwaiting, TurnFailed
@@ -104,7 +105,7 @@ class Agent:
                 begin = await self._memory.restore(thread, run.resume)
             state = await self._invoke(begin, {**self._config, **thread}, run, durability="exit")
             if asked := state.get("__interrupt__"):
-                raise await self._kept(thread, run, asked[0].value)
+                raise await self._kept(thread, run, [(one.id, one.value) for one in asked])
             return self._answered(state)
         finally:
             await self._memory.forget(thread)
@@ -129,9 +130,9 @@ class Agent:
             raise TurnFailed("recursion limit") from failure
         return state
 
-    async def _kept(self, thread: RunnableConfig, run: AgentRun, asked: Any) -> Waiting:
+    async def _kept(self, thread: RunnableConfig, run: AgentRun, asked: Sequence[tuple[str, Any]]) -> Waiting:
         saved = await self._memory.saved(thread)
-        payload = question_of(asked, saved.id)
+        payload = question_for(asked, saved.id)
         assert self._checkpoints is not None
         with phase("checkpoint_keep"):
             await self._checkpoints.keep(run.session_id, saved)

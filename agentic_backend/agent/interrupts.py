@@ -1,7 +1,8 @@
 """Runs that wait for a person: what the person is asked, and the state from which the run continues."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol
 from uuid import uuid4
 
 from langchain_core.runnables import RunnableConfig
@@ -9,53 +10,13 @@ from langgraph.checkpoint.base import Checkpoint, CheckpointMetadata
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.types import Command
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from agentic_backend.errors import TurnFailed
-from backend_kit.wire import dumps
+from agentic_backend.agent.people import answers_for, question_for
 
 PHASES: Final = ("checkpoint_keep", "checkpoint_take")
 """Phases of a run that waits for a person: its state is stored, and later claimed."""
 
-_MAX_BYTES: Final = 16 * 1024
-"""Size limit of a question to a person: a compatible frame has 32 KiB."""
 _INTERRUPT: Final = "__interrupt__"
-
-
-class Choice(BaseModel):
-    """One of the answers that a person may pick."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    id: str
-    label: str
-    description: str | None = None
-    default: bool = False
-
-
-class HitlPayload(BaseModel):
-    """What a person is asked (docs/contract.md#questions-to-a-person). It must have a question or a title."""
-
-    model_config = ConfigDict(extra="allow")
-
-    stage: str | None = None
-    title: str | None = None
-    question: str | None = None
-    choices: list[Choice] | None = None
-    free_text: bool = False
-    metadata: dict[str, Any] | None = None
-    checkpoint_id: str | None = None
-
-    @model_validator(mode="after")
-    def _can_be_answered(self) -> Self:
-        if not (self.question or "").strip() and not (self.title or "").strip():
-            raise ValueError("neither a question nor a title")
-        ids = [choice.id for choice in self.choices or ()]
-        if len(set(ids)) != len(ids):
-            raise ValueError("two choices have one id")
-        if sum(choice.default for choice in self.choices or ()) > 1:
-            raise ValueError("more than one default")
-        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +33,14 @@ class SavedCheckpoint:
     def id(self) -> str:
         """The checkpoint's own id."""
         return self.checkpoint["id"]
+
+    @property
+    def writes_by_task(self) -> Iterable[tuple[str, list[tuple[str, Any]]]]:
+        """Each task's writes: a saver numbers those of one call, and keeps one write of a task under each number."""
+        tasks: dict[str, list[tuple[str, Any]]] = {}
+        for task_id, channel, value in self.writes:
+            tasks.setdefault(task_id, []).append((channel, value))
+        return tasks.items()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +62,12 @@ class SavedRun:
 
 @dataclass(frozen=True, slots=True)
 class ResumedRun:
-    """A claimed run, as its agent's `claim` returned it, and the person's answer."""
+    """A claimed run, as its agent's `claim` returned it, and the person's answer; `asked` is what they were asked, None
+    if that is not known."""
 
     saved: Any
     answer: Any
+    asked: Mapping[str, Any] | None = None
 
 
 class Waiting(Exception):  # not a failure: how a run ends that continues later
@@ -140,15 +111,20 @@ class RunMemory:
         return {"configurable": {"thread_id": uuid4().hex}}
 
     async def restore(self, thread: RunnableConfig, resume: ResumedRun) -> Command[Any]:
-        """Put a claimed run into a thread; returns the input with which it continues."""
+        """Put a claimed run into a thread; returns the input with which it continues.
+
+        Questions that the answer leaves open are asked again. Raises `BadRequest` for one that the asked cannot take.
+        """
         for saved in resume.saved.checkpoints:
             config = _within(thread, saved.namespace, saved.parent_id)
             put = await self.saver.aput(config, saved.checkpoint, saved.metadata, saved.checkpoint["channel_versions"])
-            for task_id, channel, value in saved.writes:
-                await self.saver.aput_writes(put, [(channel, value)], task_id)
-        # Answer by id, since several nodes may have asked: the others ask again.
-        asked = [one.id for _, channel, value in resume.saved.root.writes if channel == _INTERRUPT for one in value]
-        return Command(resume={asked[0]: resume.answer})
+            for task_id, writes in saved.writes_by_task:
+                await self.saver.aput_writes(put, writes, task_id)
+        asked = resume.asked
+        if asked is None or "interrupt_id" not in asked:  # stored by an earlier release
+            written = (value for _, channel, value in resume.saved.root.writes if channel == _INTERRUPT)
+            asked = question_for([(one.id, one.value) for value in written for one in value], resume.saved.id)
+        return Command(resume=answers_for(asked, resume.answer))
 
     async def saved(self, thread: RunnableConfig) -> SavedRun:
         """The newest checkpoint of the thread's graph and of each subgraph; each has the complete state."""
@@ -168,23 +144,6 @@ class RunMemory:
     async def forget(self, thread: RunnableConfig) -> None:
         """Drop a thread and its state."""
         await self.saver.adelete_thread(thread["configurable"]["thread_id"])
-
-
-def question_of(value: Any, run_id: str) -> dict[str, Any]:
-    """The HitlPayload for an agent's `interrupt(value)`, which is a mapping of its fields or the question as text.
-
-    Raises `TurnFailed` for a question that nobody could answer.
-    """
-    given = {"question": value} if isinstance(value, str) else value
-    try:
-        payload = HitlPayload.model_validate(given, strict=True).model_dump(exclude_none=True)
-    except ValidationError as failure:
-        reasons = ", ".join(problem["msg"] for problem in failure.errors(include_input=False))
-        raise TurnFailed(f"the interrupt cannot be shown: {reasons}") from None
-    payload["checkpoint_id"] = run_id
-    if len(dumps(payload)) > _MAX_BYTES:
-        raise TurnFailed("the interrupt cannot be shown: too large")
-    return payload
 
 
 def _within(thread: RunnableConfig, namespace: str, checkpoint_id: str | None) -> RunnableConfig:

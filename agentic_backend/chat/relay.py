@@ -9,11 +9,13 @@ from agentic_backend.session.stream import (
     Awaiting,
     Cancelled,
     Cited,
+    CustomSaid,
     Failed,
     Final,
     Payload,
     SessionChanged,
     TextDelta,
+    ThoughtDelta,
     Turn,
     TurnEvent,
     Whole,
@@ -23,6 +25,8 @@ from backend_kit.wire import CODES, Code, dumps, message_for
 _NATIVE_TYPES: dict[type[Payload], bytes] = {
     Accepted: b"accepted",
     TextDelta: b"delta",
+    ThoughtDelta: b"thought",
+    CustomSaid: b"custom",
     Whole: b"message",
     Cited: b"sources",
     SessionChanged: b"session",
@@ -74,7 +78,7 @@ def renamed(session: Session) -> bytes:
 
 
 def compatible(turn: Turn, event: TurnEvent) -> list[bytes]:
-    """The frames of an event in the compatible protocol, which has none for some events.
+    """The frames of an event in the compatible protocol, which has none for some events, such as reasoning.
 
     There the answer is a `stream` frame like any other message, and a new title follows it: both are sent at the end.
     """
@@ -118,6 +122,10 @@ def _native_fields(turn: Turn, payload: Any) -> bytes:
     if isinstance(payload, Accepted):
         position = payload.queue_position
         return b"" if position is None else b',"queue_position":%d' % position
+    if isinstance(payload, ThoughtDelta):
+        return b',"text":%b' % dumps(payload.text)
+    if isinstance(payload, CustomSaid):
+        return b',"data":%b' % payload.json
     if isinstance(payload, Whole):
         return b',"message":%b' % payload.message.json
     if isinstance(payload, Cited):
@@ -151,6 +159,8 @@ def _failed_fields(turn: Turn, failed: Failed) -> bytes:
     fields = _error_fields(failed.code, failed.language, turn.ask.request_id, failed.retry_after_ms)
     del fields["type"]
     fields["partial"] = failed.partial
+    if failed.field is not None:
+        fields["field"] = failed.field
     return b"," + dumps(fields)[1:-1]
 
 

@@ -125,7 +125,8 @@ class EventStream(Response):
         refusal = turn.events[turn.earlier].payload if turn.has_published else None
         if isinstance(refusal, Failed) and refusal.refused:
             retry_after_s = None if refusal.retry_after_ms is None else refusal.retry_after_ms / 1000
-            await error_response(Request(scope), refusal.code, retry_after_s=retry_after_s)(scope, receive, send)
+            response = error_response(Request(scope), refusal.code, retry_after_s=retry_after_s, field=refusal.field)
+            await response(scope, receive, send)
             return
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         while True:

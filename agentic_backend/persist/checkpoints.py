@@ -17,7 +17,6 @@ from agentic_backend.persist.graph_pool import TABLES, GraphPool
 
 logger = logging.getLogger(__name__)
 
-_TASK = tuple[str, list[tuple[str, Any]]]
 
 _CLAIM = """
 DELETE FROM checkpoints WHERE thread_id = %s AND checkpoint_ns = '' AND checkpoint_id = %s RETURNING checkpoint_id
@@ -59,7 +58,7 @@ class PostgresCheckpoints:
                 for one in saved.checkpoints:
                     versions = one.checkpoint["channel_versions"]
                     put = await saver.aput(_config(session_id, one), one.checkpoint, one.metadata, versions)
-                    for task_id, writes in _by_task(one):
+                    for task_id, writes in one.writes_by_task:
                         await saver.aput_writes(put, writes, task_id)
 
     async def take(self, session_id: str, run_id: str) -> SavedRun | None:
@@ -113,10 +112,3 @@ def _config(session_id: str, one: SavedCheckpoint) -> RunnableConfig:
     if one.parent_id is not None:
         configurable["checkpoint_id"] = one.parent_id
     return {"configurable": configurable}
-
-
-def _by_task(one: SavedCheckpoint) -> list[_TASK]:
-    tasks: dict[str, list[tuple[str, Any]]] = {}
-    for task_id, channel, value in one.writes:
-        tasks.setdefault(task_id, []).append((channel, value))
-    return list(tasks.items())

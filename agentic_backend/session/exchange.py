@@ -1,34 +1,64 @@
 """The output of one exchange so far: ranks, text, whole messages, deltas and their times. No I/O."""
 
+import logging
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from agentic_backend.agent.people import said_in
 from agentic_backend.events import (
     AgentEvent,
     Channel,
     ChatMessage,
+    Custom,
     Delta,
     Part,
     Role,
     Sources,
     Step,
     TextEnds,
+    Thought,
     text_part,
+    utc_now,
 )
 from agentic_backend.session.models import Session
-from agentic_backend.session.stream import Ask, Cited, TextDelta, Turn, Whole
+from agentic_backend.session.stream import Ask, Cited, CustomSaid, TextDelta, ThoughtDelta, Turn, Whole
+from agentic_backend.session.turn_report import loggable
+from backend_kit.wire import dumps
+
+logger = logging.getLogger(__name__)
 
 _TITLE_CHARS = 60
+_DECISION_BYTES = 16 * 1024
+"""Of a person's answer as it was sent; of a longer one its JSON is cut."""
+_THOUGHTS_LEFT_OUT = "\n[The rest is left out.]"
+
+
+@dataclass(frozen=True, slots=True)
+class OutputBounds:
+    """What one run may say beside its answer; more is dropped."""
+
+    thought_chars: int = 200_000
+    """Characters of reasoning."""
+    custom_events: int = 1_000
+    custom_event_bytes: int = 64 * 1024
+    """Of one custom event's JSON."""
+    custom_bytes: int = 4 * 1024 * 1024
+    """Of all custom events' JSON: they are kept for clients that come back."""
 
 
 class Exchange:
     """Collects what an agent emits, assigns ranks and publishes it.
 
     Ranks go up in the order in which messages begin: the user's first, then each step, the answer last. Text that
-    is followed by a step was not the answer: it becomes a thought.
+    is followed by a step was not the answer: it becomes a thought. Reasoning has no rank unless it is kept: then each
+    stretch of it becomes a message when it ends.
     """
 
-    def __init__(self, turn: Turn, session: Session) -> None:
+    def __init__(
+        self, turn: Turn, session: Session, *, keep_thoughts: bool = False, bounds: OutputBounds | None = None
+    ) -> None:
         self.turn = turn
         self.session = session
         self.messages: list[ChatMessage] = []
@@ -36,10 +66,19 @@ class Exchange:
         self.first_token_at: float | None = None
         self.longest_gap_s = 0.0
         self.deltas = 0
-        self._last_delta_at = 0.0
+        self._last_output_at: float | None = None
         self._next_rank = session.next_rank
         self._text: list[str] = []
         self._text_rank: int | None = None
+        self._keep_thoughts = keep_thoughts
+        self._bounds = bounds or OutputBounds()
+        self._thinking_since: float | None = None
+        self._thought_s: float | None = None
+        self._thought_chars_left = self._bounds.thought_chars
+        self._kept: list[_Stretch] = []
+        self._customs = 0
+        self._custom_bytes = 0
+        self._custom_dropped = False
 
     @property
     def ask(self) -> Ask:
@@ -52,9 +91,23 @@ class Exchange:
         return "".join(self._text)
 
     @property
-    def text_published_by_pause(self) -> bool:
-        """Whether a pause publishes the text so far."""
-        return self._text_rank is not None
+    def published_by_pause(self) -> int:
+        """How many messages a pause publishes: the text so far, and what is kept of reasoning."""
+        return (self._text_rank is not None) + len(self._kept)
+
+    @property
+    def told_extras(self) -> dict[str, Any]:
+        """What the metadata of the last message says about what was streamed: `deltas`, `thinking_ms` and
+        `late_thoughts`, each only where there was any."""
+        extras: dict[str, Any] = {}
+        if self.deltas:
+            extras["deltas"] = self.deltas
+        if self._thought_s is not None:
+            extras["thinking_ms"] = round(self._thought_s * 1e3, 3)
+        if self._kept and self._text_rank is not None:
+            # They came after the answer's text had begun: as messages they would follow the answer.
+            extras["late_thoughts"] = "\n".join(stretch.text for stretch in self._kept)
+        return extras
 
     def open(self, asked: ChatMessage | None = None) -> ChatMessage:
         """Create, keep and publish the user's message, or reuse `asked` if it was asked before."""
@@ -70,15 +123,31 @@ class Exchange:
         """Keep the messages of the run that waited for a person: they were published then."""
         self.messages.extend(earlier)
 
+    def decide(self, asked: Mapping[str, Any]) -> ChatMessage:
+        """Create, keep and publish what the person said to the question `asked`, with who said it and when."""
+        assert self.ask.human is not None, "only a person's answer lets an exchange go on"
+        answer = self.ask.human.payload
+        decision: dict[str, Any] = {"by": self.ask.user_id, "at": utc_now(), "answer": answer}
+        encoded = dumps(answer)
+        if len(encoded) > _DECISION_BYTES:
+            decision.update(answer=encoded[:_DECISION_BYTES].decode(errors="ignore"), cut=True)
+        parts = [text_part(said_in(asked, answer))]
+        message = self._message("user", "observation", parts, {"extras": {"decision": decision}}, self._take_rank())
+        self.turn.publish(Whole(message))
+        return message
+
     def emit(self, event: AgentEvent) -> None:
         """Take one event of the agent. After the end of the turn it is dropped, as nobody could see it.
 
-        Raises ValueError for a step that claims to be the question, or whatever encoding raises for a bad value.
+        So is reasoning above its bound, and what is no JSON or too much of a custom event. Raises ValueError for a step
+        that claims to be the question, or whatever encoding raises for a bad value.
         """
         if self.turn.ended:
             return
         if isinstance(event, Delta):
             self._delta(event)
+        elif isinstance(event, Thought):
+            self._thought(event)
         elif isinstance(event, Step):
             self._step(event)
         elif isinstance(event, TextEnds):
@@ -86,6 +155,12 @@ class Exchange:
         elif isinstance(event, Sources):
             self.hits = event.hits
             self.turn.publish(Cited(event.hits))
+        elif isinstance(event, Custom):
+            self._custom(event)
+
+    def end_thinking(self) -> None:
+        """Before the exchange is closed: reasoning that nothing followed ends here."""
+        self._end_stretch()
 
     def close(self, text: str, extra_parts: list[Part], metadata: dict[str, Any]) -> ChatMessage:
         """Create and keep the assistant's final message."""
@@ -95,6 +170,7 @@ class Exchange:
     def pause(self, metadata: dict[str, Any]) -> ChatMessage:
         """Create and keep the placeholder where the exchange will continue. The text so far becomes a thought."""
         self._end_text()
+        self._publish_kept()
         return self._message("assistant", "final", [text_part("")], metadata, self._take_rank())
 
     def next_session(self) -> Session:
@@ -102,18 +178,85 @@ class Exchange:
         return self.session.advanced(self._next_rank, self.session.title or title_from(self.ask.message))
 
     def _delta(self, event: Delta) -> None:
-        now = time.perf_counter()
+        now = self._note_output()
         if self.first_token_at is None:
             self.first_token_at = now
-        elif now - self._last_delta_at > self.longest_gap_s:
-            self.longest_gap_s = now - self._last_delta_at
-        self._last_delta_at = now
+        self._end_stretch(now)
         self.deltas += 1
         if self._text_rank is None:
             self._text_rank = self._take_rank()
         text = clean(event.text)
         self._text.append(text)
         self.turn.publish(TextDelta(self._text_rank, event.channel, text))
+
+    def _note_output(self) -> float:
+        """Note that text or reasoning came now: a model that reasons between its words is not silent."""
+        now = time.perf_counter()
+        if self._last_output_at is not None and now - self._last_output_at > self.longest_gap_s:
+            self.longest_gap_s = now - self._last_output_at
+        self._last_output_at = now
+        return now
+
+    def _thought(self, event: Thought) -> None:
+        if not event.text:
+            return
+        now = self._note_output()
+        if self._thinking_since is None:
+            self._thinking_since = now
+            if self._keep_thoughts:
+                self._kept.append(_Stretch())
+        if self._thought_chars_left <= 0:
+            return
+        text = clean(event.text)
+        if len(text) > self._thought_chars_left:
+            text = text[: self._thought_chars_left] + _THOUGHTS_LEFT_OUT
+        self._thought_chars_left -= len(text)
+        if self._keep_thoughts:
+            self._kept[-1].pieces.append(text)
+        self.turn.publish(ThoughtDelta(text))
+
+    def _end_stretch(self, now: float | None = None) -> None:
+        """End the reasoning before text, a step, or the end of the run."""
+        if self._thinking_since is None:
+            return
+        took_s = (time.perf_counter() if now is None else now) - self._thinking_since
+        self._thinking_since = None
+        self._thought_s = (self._thought_s or 0.0) + took_s
+        if self._kept:
+            self._kept[-1].ms = round(took_s * 1e3, 3)
+        if self._text_rank is None:
+            self._publish_kept()
+
+    def _publish_kept(self) -> None:
+        """Store and publish the reasoning that is kept and has ended."""
+        kept, self._kept = self._kept, []
+        for stretch in kept:
+            if text := stretch.text:
+                extras = {"reasoning": True, "thinking_ms": stretch.ms}
+                parts = [text_part(text)]
+                message = self._message("assistant", "thought", parts, {"extras": extras}, self._take_rank())
+                self.turn.publish(Whole(message))
+
+    def _custom(self, event: Custom) -> None:
+        bounds = self._bounds
+        try:
+            encoded = dumps(event.data)
+        except (TypeError, ValueError, RecursionError):
+            self._drop_custom("it is no JSON")
+            return
+        if len(encoded) > bounds.custom_event_bytes:
+            self._drop_custom("it is too large")
+        elif self._customs >= bounds.custom_events or self._custom_bytes + len(encoded) > bounds.custom_bytes:
+            self._drop_custom("there were too many")
+        else:
+            self._customs += 1
+            self._custom_bytes += len(encoded)
+            self.turn.publish(CustomSaid(encoded))
+
+    def _drop_custom(self, why: str) -> None:
+        if not self._custom_dropped:
+            logger.warning("custom event dropped exchange_id=%s: %s", loggable(self.ask.exchange_id), why)
+        self._custom_dropped = True
 
     def _end_text(self) -> None:
         if self._text_rank is not None:
@@ -125,7 +268,9 @@ class Exchange:
     def _step(self, event: Step) -> None:
         if (event.role, event.channel) == ("user", "final"):
             raise ValueError("an exchange has one question, and its ask is it")  # storage would refuse the whole turn
+        self._end_stretch()
         self._end_text()
+        self._publish_kept()
         message = self._message(event.role, event.channel, event.parts, event.metadata, self._next_rank)
         self._take_rank()  # only now: a message that cannot be encoded raises, and must leave no gap
         self.turn.publish(Whole(message))
@@ -157,6 +302,19 @@ class Exchange:
         rank = self._next_rank
         self._next_rank += 1
         return rank
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """A stretch of reasoning that is kept: `ms` once it has ended."""
+
+    pieces: list[str] = field(default_factory=list)
+    ms: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """Its text."""
+        return "".join(self.pieces)
 
 
 def clean(text: str) -> str:

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from agentic_backend.events import Channel, ChatMessage
 from agentic_backend.session.models import Durability, Session
@@ -79,6 +79,22 @@ class TextDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class ThoughtDelta:
+    """New text of what a model says while it reasons; it has no rank."""
+
+    rank: ClassVar[None] = None
+    channel: ClassVar[Channel] = "thought"
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CustomSaid:
+    """What an agent's code tells its clients, as JSON."""
+
+    json: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Whole:
     """A whole message: the user's echo, a tool call or result, a thought. Never the answer."""
 
@@ -133,7 +149,7 @@ class Failed:
     """The turn ended without an answer. `refused`: before it began; nothing was stored and it has no seq.
 
     `messages` is what is stored of it: none if it never began (then `session` is None too). If storage failed, they
-    may be lost.
+    may be lost. `field` is the place in what was sent that was wrong, if that is known.
     """
 
     code: Code
@@ -143,6 +159,7 @@ class Failed:
     partial: bool = False
     messages: tuple[ChatMessage, ...] = ()
     session: Session | None = None
+    field: str | None = None
 
     @property
     def text(self) -> str:
@@ -150,7 +167,10 @@ class Failed:
         return message_for(self.code, self.language)
 
 
-Payload = Accepted | TextDelta | Whole | Cited | SessionChanged | Final | Awaiting | Cancelled | Failed
+Fragment = TextDelta | ThoughtDelta
+"""New text; those of one message, or of one stretch of reasoning, are joined for a client that is behind."""
+Payload = Accepted | Fragment | CustomSaid | Whole | Cited | SessionChanged | Final | Awaiting | Cancelled | Failed
+_FRAGMENTS = (TextDelta, ThoughtDelta)
 _TERMINAL = (Final, Awaiting, Cancelled, Failed)
 _TEXT_BYTES = 60
 """Of a fragment without a character: an object, and its place in a list."""
@@ -170,11 +190,14 @@ class TurnEvent:
 
 
 class _Texts:
-    """Fragments of one message that followed each other: a list, and once sealed their text and where each ends."""
+    """Fragments of one message that followed each other: a list, and once sealed their text and where each ends.
+
+    Those of reasoning have no rank.
+    """
 
     __slots__ = ("_ends", "_texts", "channel", "rank")
 
-    def __init__(self, first: TextDelta) -> None:
+    def __init__(self, first: Fragment) -> None:
         self.rank = first.rank
         self.channel: Channel = first.channel
         self._texts = [first.text]
@@ -186,6 +209,11 @@ class _Texts:
     def append(self, text: str) -> None:
         """Add the next one. Not once it is sealed."""
         self._texts.append(text)
+
+    def joined(self, start: int, end: int) -> Fragment:
+        """Those from one to before another, as one."""
+        text = self.between(start, end)
+        return ThoughtDelta(text) if self.rank is None else TextDelta(self.rank, self.channel, text)
 
     def seal(self) -> None:
         """Keep them in less memory, as no other comes."""
@@ -223,7 +251,7 @@ class _Entry:
         said = self.said
         if not isinstance(said, _Texts):
             return TurnEvent(self.seq, said)
-        return TurnEvent(self.seq + end - 1, TextDelta(said.rank, said.channel, said.between(start, end)))
+        return TurnEvent(self.seq + end - 1, said.joined(start, end))
 
     def weight_from(self, start: int) -> int:
         """Roughly the bytes that its events from `start` on keep alive."""
@@ -264,7 +292,7 @@ class EventLog:
     def append(self, seq: int, payload: Payload) -> None:
         """Add the event with this number."""
         entries = self._entries
-        if not isinstance(payload, TextDelta):
+        if not isinstance(payload, _FRAGMENTS):
             entries.append(_Entry(self._length, seq, payload))
         else:
             last = entries[-1] if entries else None
@@ -459,8 +487,10 @@ class Turn:
 
 def _weight(payload: Payload) -> int:
     """Roughly the bytes an event keeps alive: what the replay bound counts."""
-    if isinstance(payload, TextDelta):
+    if isinstance(payload, _FRAGMENTS):
         return _TEXT_BYTES + len(payload.text)
+    if isinstance(payload, CustomSaid):
+        return 200 + len(payload.json)
     if isinstance(payload, Whole):
         return 200 + _message_weight(payload.message)
     if isinstance(payload, Final | Awaiting | Cancelled | Failed):

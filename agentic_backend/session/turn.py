@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentic_backend.agent import AgentAnswer, AgentRun, ResumedRun, TurnAgent, TurnAgents, Waiting
+from agentic_backend.agent.people import answers_for
 from agentic_backend.errors import (
     Conflict,
     ExchangeNotFound,
@@ -42,10 +43,12 @@ _REST_S = 12 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class TurnRules:
-    """The bounds of a turn: its seconds in total, and how many earlier exchanges the agent gets."""
+    """The bounds of a turn: its seconds in total, how many earlier exchanges the agent gets, and whether its reasoning
+    is stored."""
 
     turn_s: float
     restore_max_exchanges: int
+    keep_thoughts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +244,7 @@ class TurnRunner:
 
     async def _run_accepted(self, turn: Turn, prepared: _Prepared, ledger: Ledger) -> Session:
         with phase("turn_open"):
-            exchange = Exchange(turn, prepared.session)
+            exchange = Exchange(turn, prepared.session, keep_thoughts=self._rules.keep_thoughts)
             if prepared.waited is None:
                 self._metrics.user_messages.inc()
             self._log.begin(_opened(exchange, prepared))
@@ -379,14 +382,14 @@ class TurnRunner:
         )
 
     def _close(self, exchange: Exchange, ending: _Ending, ledger: Ledger) -> None:
+        exchange.end_thinking()
         latency_ms = (time.perf_counter() - exchange.ask.received_at) * 1e3
         extras: dict[str, Any] = {
             "ledger": ledger.rows(),
             "total_ms": round(latency_ms, 3),
             "unattributed_ms": round(ledger.unattributed_ms(latency_ms), 3),
         }
-        if exchange.deltas:
-            extras["deltas"] = exchange.deltas
+        extras.update(exchange.told_extras)
         if (usage := usage_of(ledger)) is not None:
             extras["usage"] = usage
         metadata: dict[str, Any] = {"agent_id": exchange.ask.agent_id, "latency_ms": round(latency_ms)}
@@ -399,7 +402,7 @@ class TurnRunner:
         if ending.question is not None:
             metadata["finish_reason"] = "other"
             # With the number of the event that will publish it, from which a later process continues.
-            seq = exchange.turn.next_seq + exchange.text_published_by_pause + (not exchange.session.title)
+            seq = exchange.turn.next_seq + exchange.published_by_pause + (not exchange.session.title)
             extras.update(status=AWAITING, awaiting={"payload": ending.question, "seq": seq})
             exchange.pause(metadata)
             return
@@ -434,15 +437,17 @@ def _if_current(known: KnownSession | None, lease: Lease | None) -> KnownSession
 
 
 def _continuation(turn: Turn, known: KnownSession, stored: StoredExchange | None) -> dict[str, Any]:
-    """The prepared fields of a continued exchange. Raises ExchangeNotFound, or NotAwaiting if not for this answer.
+    """The prepared fields of a continued exchange. Raises ExchangeNotFound, NotAwaiting if not for this answer, or
+    BadRequest if its question cannot take the answer.
 
     An exchange waits for as long as it is the newest of its session: asking something else abandons it.
     """
     ask = turn.ask
     if stored is None:
         raise ExchangeNotFound
-    if not stored.is_for(ask) or not stored.is_newest_of(known.session):
+    if ask.human is None or not stored.is_for(ask) or not stored.is_newest_of(known.session):
         raise NotAwaiting
+    answers_for(stored.asked_of_person, ask.human.payload)  # before the run is claimed: a bad answer leaves it waiting
     turn.ask = replace(ask, message=stored.question.text)
     turn.continue_after(stored.last_seq)
     return {"session": stored.paused(known.session), "asked": stored.question, "waited": stored}
@@ -453,20 +458,27 @@ def _opened(exchange: Exchange, prepared: _Prepared) -> AskRecord:
         return AskRecord(prepared.session, exchange.open(prepared.asked))
     asked, *earlier = prepared.waited.messages[:-1]
     exchange.go_on((asked, *earlier))
-    return AskRecord(prepared.session, asked, tuple(earlier))
+    return AskRecord(prepared.session, asked, (*earlier, exchange.decide(prepared.waited.asked_of_person)))
 
 
 def _resume(ask: Ask, prepared: _Prepared) -> ResumedRun | None:
     if prepared.saved is None or ask.human is None:
         return None
-    return ResumedRun(prepared.saved, ask.human.payload)
+    asked = None if prepared.waited is None else prepared.waited.asked_of_person
+    return ResumedRun(prepared.saved, ask.human.payload, asked)
 
 
 def refuse(turn: Turn, error: ServiceError) -> None:
     """End a turn that never began. An ask that already got its place in the queue gets a numbered error."""
     retry_after_ms = _in_ms(error.retry_after_s)
     turn.publish(
-        Failed(error.code, refused=not turn.has_published, language=turn.ask.language, retry_after_ms=retry_after_ms)
+        Failed(
+            error.code,
+            refused=not turn.has_published,
+            language=turn.ask.language,
+            retry_after_ms=retry_after_ms,
+            field=error.field,
+        )
     )
 
 

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from agentic_backend.agent import AgentAnswer, AgentKit, AgentRun, Catalog, ResumedRun, SavedRun, Waiting
 from agentic_backend.agent.kit import NamedModel
+from agentic_backend.agent.people import answers_for
 from agentic_backend.events import AgentEvent, Delta, Step
 from agentic_backend.knowledge import KnowledgeClient
 from agentic_backend.llm.prompt import HistoryItem
@@ -97,7 +98,7 @@ class AgentBench:
         catalog = Catalog([settings], kit, recursion_limit=recursion_limit, checkpoints=_MemoryCheckpoints())
         self._agent = catalog.get("agent")
         self._history: list[HistoryItem] = []
-        self._waiting: tuple[AgentRun, str] | None = None
+        self._waiting: tuple[AgentRun, dict[str, Any]] | None = None
 
     async def ask(self, message: str, **context: Any) -> Outcome:
         """Run one turn. `context` is its runtime context and may include `language`, `model` and `user_id`. Its answer
@@ -118,13 +119,15 @@ class AgentBench:
     async def answer(self, said: Any) -> Outcome:
         """Continue the turn before with a person's answer to its question.
 
-        Raises `NotAwaiting` if that was answered already, `AssertionError` if the agent asked nothing.
+        Raises `NotAwaiting` if that was answered already, `BadRequest` if the question cannot take it and still waits,
+        `AssertionError` if the agent asked nothing.
         """
         if self._waiting is None:
             raise AssertionError("the agent asked nothing")
-        run, run_id = self._waiting
-        saved = await self._agent.claim(run.session_id, run_id)
-        return await self._run(replace(run, resume=ResumedRun(saved, said)))
+        run, asked = self._waiting
+        answers_for(asked, said)
+        saved = await self._agent.claim(run.session_id, asked["checkpoint_id"])
+        return await self._run(replace(run, resume=ResumedRun(saved, said, asked)))
 
     async def _run(self, run: AgentRun) -> Outcome:
         events: list[AgentEvent] = []
@@ -134,7 +137,7 @@ class AgentBench:
             with ledger.activate():
                 answer = await self._agent.run(run)
         except Waiting as waiting:
-            self._waiting = run, waiting.payload["checkpoint_id"]
+            self._waiting = run, waiting.payload
             return Outcome(events, _phases(ledger), question=waiting.payload)
         self._history += [HistoryItem("user", run.message), HistoryItem("assistant", answer.text)]
         return Outcome(events, _phases(ledger), answer)

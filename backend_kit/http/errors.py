@@ -35,10 +35,21 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 def error_response(
-    request: Request, code: Code, *, retry_after_s: float | None = None, cause: str = "", with_request_id: bool = False
+    request: Request,
+    code: Code,
+    *,
+    retry_after_s: float | None = None,
+    cause: str = "",
+    field: str | None = None,
+    with_request_id: bool = False,
 ) -> Response:
-    """`{"detail": {"code", "message"}}` with the code's status, in the language that the request asks for."""
+    """`{"detail": {"code", "message"}}` with the code's status, in the language that the request asks for.
+
+    `field` is where in the request the fault is, None if that is not known; the detail then has it.
+    """
     detail = {"code": code.value, "message": message_for(code, request.headers.get("accept-language"))}
+    if field is not None:
+        detail["field"] = field
     headers = {CAUSE_HEADER: cause} if cause else {}
     if with_request_id:
         detail["request_id"] = headers[REQUEST_ID_HEADER] = request_id(request.scope)
@@ -54,7 +65,7 @@ async def _auth_error(_request: Request, error: Exception) -> Response:
 
 async def _service_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ServiceError)
-    return error_response(request, error.code, retry_after_s=error.retry_after_s, cause=error.cause)
+    return error_response(request, error.code, retry_after_s=error.retry_after_s, cause=error.cause, field=error.field)
 
 
 async def _validation_error(request: Request, _error: Exception) -> Response:

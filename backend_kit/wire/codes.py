@@ -101,15 +101,19 @@ def message_for(code: Code, language: str | None = None) -> str:
 
 
 class ServiceError(Exception):
-    """A failure with a wire code. Subclasses set `code`; its `str()` is for logs and contains no input value."""
+    """A failure with a wire code. Subclasses set `code`; its `str()` is for logs and contains no input value.
+
+    `field` is where in the request the fault is, by names of the protocol alone, if that is known.
+    """
 
     code: ClassVar[Code] = Code.INTERNAL
     cause: ClassVar[str] = ""
     """Which of several causes with this code it is, for another service: header `X-Cause`."""
 
-    def __init__(self, reason: str = "", *, retry_after_s: float | None = None) -> None:
+    def __init__(self, reason: str = "", *, retry_after_s: float | None = None, field: str | None = None) -> None:
         super().__init__(reason or self.code.value)
         self.retry_after_s = retry_after_s
+        self.field = field
 
     @property
     def status(self) -> int:

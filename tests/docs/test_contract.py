@@ -3,7 +3,7 @@
 import re
 
 from agentic_backend.agent import rag
-from agentic_backend.agent.interrupts import HitlPayload
+from agentic_backend.agent.people import HitlPayload
 from agentic_backend.session.models import Session
 from agentic_backend.settings import AgentSettings, AgentTuning, FieldSpec
 from backend_kit.kpi.core import FIRST_PHASES

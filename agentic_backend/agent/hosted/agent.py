@@ -245,9 +245,11 @@ class HostedAgent:
         waiting = run.resume.saved if run.resume is not None else None
         if run.resume is not None and isinstance(waiting, WaitingGraph):
             configurable |= _configurable(waiting.ref)
-            return waiting.ref.thread, Command(resume=answers_for(waiting.payload(), run.resume.answer))
+            return waiting.ref.thread, Command(
+                resume=answers_for(run.resume.asked or waiting.payload(), run.resume.answer)
+            )
         thread = ref.thread if ref is not None else self._line(run.session_id) + _digest(run.exchange_id)
-        told = {MESSAGES: self._told(run)}
+        told: Any = {MESSAGES: self._told(run)}
         if self._saver is None:
             return thread, told
         head = None

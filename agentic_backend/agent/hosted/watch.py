@@ -116,7 +116,9 @@ class Watch(StreamMessagesHandler):
         timer.__enter__()
         self._nodes[run_id] = timer
 
-    def on_chain_end(self, response: Any, *, run_id: UUID, **_more: Any) -> None:
+    def on_chain_end(  # type: ignore[override]
+        self, response: Any, *, run_id: UUID, **_more: Any
+    ) -> None:
         if self._left(run_id, None):
             for message in messages_in(response):
                 self.speech.take(message)

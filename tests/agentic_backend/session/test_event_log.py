@@ -1,16 +1,19 @@
 """The log of a turn's events is the list of them, however they are kept."""
 
 from bisect import bisect_right
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentic_backend.session.stream import Accepted, EventLog, Payload, TextDelta, TurnEvent
+from agentic_backend.session.stream import Accepted, CustomSaid, EventLog, Payload, TextDelta, ThoughtDelta, TurnEvent
 
 PAYLOADS = st.lists(
     st.one_of(
         st.builds(Accepted, st.integers(1, 3)),
+        st.builds(CustomSaid, st.binary(max_size=4)),
+        st.builds(ThoughtDelta, st.text(max_size=4)),
         st.builds(TextDelta, st.integers(1, 2), st.sampled_from(["final", "thought"]), st.text(max_size=4)),
     ),
     max_size=25,
@@ -40,7 +43,7 @@ def test_it_is_the_list_of_its_events(payloads: list[Payload], jump: int, more: 
     assert len(earlier) == len(payloads) + 1
     assert [log[place] for place in range(-len(plain), len(plain))] == plain + plain
     for place in range(len(plain) + 1):
-        others = [event.payload for event in plain[place:] if not isinstance(event.payload, TextDelta)]
+        others = [event.payload for event in plain[place:] if not isinstance(event.payload, TextDelta | ThoughtDelta)]
         assert list(log.without_text(place)) == others
     for seq in range(plain[-1].seq + 3):
         assert log.after(seq) == bisect_right(plain, seq, key=lambda event: event.seq)
@@ -58,11 +61,12 @@ def test_fragments_of_one_message_are_joined_and_nothing_else(
         if count == 1:
             assert event == plain[place]
         else:
-            texts = [part for part in parts if isinstance(part, TextDelta)]
+            texts = [part for part in parts if isinstance(part, TextDelta | ThoughtDelta)]
             assert len(texts) == count
             assert {(part.rank, part.channel) for part in texts} == {(texts[0].rank, texts[0].channel)}
-            text = "".join(part.text for part in texts)
-            assert event == TurnEvent(plain[place + count - 1].seq, TextDelta(texts[0].rank, texts[0].channel, text))
+            assert event == TurnEvent(
+                plain[place + count - 1].seq, replace(texts[0], text="".join(part.text for part in texts))
+            )
             assert sum(len(part.text) for part in texts[:-1]) < most_chars
         place += count
     assert place == len(plain)

@@ -1,15 +1,47 @@
+import logging
+
 import pytest
 
-from agentic_backend.events import Delta, Sources, Step, text_part
-from agentic_backend.session.exchange import Exchange, title_from
+from agentic_backend.events import Custom, Delta, Sources, Step, Thought, text_part
+from agentic_backend.session.exchange import Exchange, OutputBounds, title_from
 from agentic_backend.session.models import Session
-from agentic_backend.session.stream import Ask, Cited, Failed, TextDelta, Turn, Whole
+from agentic_backend.session.stream import (
+    Ask,
+    Cited,
+    CustomSaid,
+    Failed,
+    HumanAnswer,
+    TextDelta,
+    ThoughtDelta,
+    Turn,
+    Whole,
+)
 from backend_kit.wire import Code, loads
 
+CALL = Step("assistant", "tool_call", [{"type": "tool_call", "call_id": "c", "name": "n", "args": {}}])
 
-def exchange(title="", next_rank=4):
-    ask = Ask("s1", "Georges", "What is a turn?", "e1", "ann", received_at=0.0)
-    return Exchange(Turn(ask), Session("s1", "ann", "Georges", title, "2026-01-01T00:00:00.000000Z", next_rank))
+
+def exchange(title="", next_rank=4, human=None, **more):
+    ask = Ask("s1", "Georges", "What is a turn?", "e1", "ann", received_at=0.0, human=human)
+    session = Session("s1", "ann", "Georges", title, "2026-01-01T00:00:00.000000Z", next_rank)
+    return Exchange(Turn(ask), session, **more)
+
+
+def published(one, kind):
+    return [event.payload for event in one.turn.events if isinstance(event.payload, kind)]
+
+
+def thoughts(one):
+    return [payload.text for payload in published(one, ThoughtDelta)]
+
+
+def kept(one):
+    """Rank, text and metadata of each message of reasoning."""
+    return [
+        (message.rank, message.text, message.metadata["extras"]["reasoning"])
+        for message in one.messages
+        if message.channel == "thought" and message.metadata
+    ]
 
 
 def test_ranks_go_on_from_the_session_and_have_no_gap():
@@ -124,3 +156,202 @@ def test_each_follower_is_woken_and_a_refusal_has_no_number():
     assert turn.events[0].seq == 0
     assert woken == ["one"]
     assert turn.ended
+
+
+def test_reasoning_is_streamed_and_leaves_nothing_but_its_time():
+    one = exchange()
+    one.open()
+    one.emit(Thought("Hm"))
+    one.emit(Thought(""))
+    one.emit(Thought("m."))
+    assert one.first_token_at is None
+    one.emit(Delta("A turn."))
+    assert one.first_token_at is not None
+    one.end_thinking()
+    one.close("A turn.", [], {})
+    assert thoughts(one) == ["Hm", "m."]
+    assert [(message.rank, message.channel) for message in one.messages] == [(4, "final"), (5, "final")]
+    assert b"Hm" not in b"".join(message.json for message in one.messages)
+    assert one.told_extras["thinking_ms"] > 0
+    assert set(one.told_extras) == {"deltas", "thinking_ms"}
+
+
+def test_without_reasoning_there_is_no_time_of_it():
+    one = exchange()
+    one.emit(Delta("A turn."))
+    one.end_thinking()
+    assert one.told_extras == {"deltas": 1}
+
+
+def test_the_time_of_reasoning_is_the_sum_of_its_stretches():
+    one = exchange()
+    one.emit(Thought("a"))
+    one.emit(CALL)
+    first = one.told_extras["thinking_ms"]
+    one.emit(CALL)
+    assert one.told_extras["thinking_ms"] == first
+    one.emit(Thought("b"))
+    one.emit(Delta("c"))
+    assert one.told_extras["thinking_ms"] > first
+    # What nothing follows ends with the run.
+    alone = exchange()
+    alone.emit(Thought("a"))
+    assert alone.told_extras == {}
+    alone.end_thinking()
+    assert set(alone.told_extras) == {"thinking_ms"}
+
+
+def test_kept_reasoning_becomes_a_message_when_its_stretch_ends():
+    one = exchange(keep_thoughts=True)
+    one.open()
+    one.emit(Thought("Look "))
+    one.emit(Thought("it up."))
+    one.emit(CALL)
+    one.emit(Thought("Found."))
+    one.emit(Delta("A "))
+    one.emit(Delta("turn."))
+    one.end_thinking()
+    one.close("A turn.", [], {})
+    assert kept(one) == [(5, "Look it up.", True), (7, "Found.", True)]
+    assert [message.rank for message in one.messages] == [4, 5, 6, 7, 8]
+    assert one.messages[1].metadata["extras"]["thinking_ms"] >= 0
+    kinds = [type(event.payload).__name__ for event in one.turn.events]
+    assert (
+        kinds
+        == ["Whole", "ThoughtDelta", "ThoughtDelta", "Whole", "Whole", "ThoughtDelta", "Whole"] + ["TextDelta"] * 2
+    )
+
+
+def test_kept_reasoning_that_nothing_follows_comes_before_the_answer():
+    one = exchange(keep_thoughts=True)
+    one.open()
+    one.emit(Thought("Hm."))
+    one.end_thinking()
+    assert one.close("Sorry.", [], {}).rank == 6
+    assert kept(one) == [(5, "Hm.", True)]
+
+
+def test_kept_reasoning_beside_text_follows_it_where_a_step_comes_and_else_stays_with_the_answer():
+    one = exchange(keep_thoughts=True)
+    one.open()
+    one.emit(Delta("Let me look."))
+    one.emit(Thought("Where?"))
+    one.emit(Delta(".."))
+    one.emit(CALL)
+    assert [(message.rank, message.text) for message in one.messages[1:]] == [
+        (5, "Let me look..."),
+        (6, "Where?"),
+        (7, ""),
+    ]
+    one.emit(Delta("A"))
+    one.emit(Thought("or"))
+    one.emit(Delta(" turn."))
+    one.emit(Thought("so"))
+    one.end_thinking()
+    assert one.told_extras["late_thoughts"] == "or\nso"
+    assert one.close("A turn.", [], {}).rank == 8 == one.messages[-1].rank
+
+
+def test_a_pause_publishes_the_text_and_then_the_reasoning_beside_it():
+    one = exchange(keep_thoughts=True)
+    one.open()
+    one.emit(Delta("May I?"))
+    one.emit(Thought("Ask."))
+    one.end_thinking()
+    before = len(one.turn.events)
+    told = one.published_by_pause
+    one.pause({})
+    assert len(one.turn.events) - before == told == 2
+    assert [(message.rank, message.text) for message in one.messages[1:]] == [(5, "May I?"), (6, "Ask."), (7, "")]
+
+
+def test_what_postgres_refuses_is_replaced_in_reasoning():
+    one = exchange(keep_thoughts=True)
+    one.emit(Thought("a\x00b\ud800"))
+    one.emit(Delta("c"))
+    assert thoughts(one)[0].startswith("a\ufffdb")
+    assert kept(one) == [(4, "a\ufffdb\ufffd", True)]
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_reasoning_above_its_bound_is_dropped(keep):
+    one = exchange(keep_thoughts=keep, bounds=OutputBounds(thought_chars=5))
+    for text in ("abc", "defg", "hij", "k"):
+        one.emit(Thought(text))
+    one.emit(Delta("A turn."))
+    one.emit(Thought("more"))
+    one.end_thinking()
+    assert thoughts(one) == ["abc", "de\n[The rest is left out.]"]
+    assert kept(one) == ([(4, "abcde\n[The rest is left out.]", True)] if keep else [])
+    assert one.told_extras["thinking_ms"] > 0
+
+
+def test_the_longest_gap_counts_reasoning_as_a_sign_of_life():
+    one = exchange()
+    assert one.longest_gap_s == 0.0
+    one.emit(Thought("a"))
+    one.emit(Thought("b"))
+    before_text = one.longest_gap_s
+    assert before_text > 0.0
+    one.emit(Delta("c"))
+    assert one.longest_gap_s >= before_text
+    assert one.deltas == 1
+
+
+def test_a_custom_event_is_sent_as_it_is_and_kept_nowhere():
+    one = exchange()
+    one.open()
+    for data in ({"step": 1, "of": [None, True, 1.5]}, "text", None):
+        one.emit(Custom(data))
+    assert [loads(said.json) for said in published(one, CustomSaid)] == [
+        {"step": 1, "of": [None, True, 1.5]},
+        "text",
+        None,
+    ]
+    assert len(one.messages) == 1
+
+
+def test_a_custom_event_that_cannot_be_sent_is_dropped_with_one_line_a_turn(caplog):
+    one = exchange()
+    loop = []
+    loop.append(loop)
+    with caplog.at_level(logging.WARNING):
+        for data in ({"secret": object()}, loop, {"secret": "x" * 70_000}):
+            one.emit(Custom(data))
+    assert published(one, CustomSaid) == []
+    (line,) = caplog.messages
+    assert line == "custom event dropped exchange_id=e1: it is no JSON"
+    one.emit(Custom("still"))
+    assert [said.json for said in published(one, CustomSaid)] == [b'"still"']
+
+
+@pytest.mark.parametrize("bounds", [OutputBounds(custom_events=2), OutputBounds(custom_bytes=7)])
+def test_custom_events_above_their_bounds_are_dropped(bounds):
+    one = exchange(bounds=bounds)
+    for data in ("a", "b", "c"):
+        one.emit(Custom(data))
+    assert [said.json for said in published(one, CustomSaid)] == [b'"a"', b'"b"']
+
+
+ASKED = {"question": "Publish?", "choices": [{"id": "y", "label": "Yes"}], "checkpoint_id": "run"}
+
+
+def test_what_a_person_decided_is_a_message_that_says_who_and_when():
+    one = exchange(human=HumanAnswer({"choice_id": "y", "checkpoint_id": "run"}))
+    decided = one.decide(ASKED)
+    assert (decided.rank, decided.role, decided.channel, decided.text) == (4, "user", "observation", "Yes")
+    decision = decided.metadata["extras"]["decision"]
+    assert decision == {
+        "by": "ann",
+        "at": decision["at"],
+        "answer": {"choice_id": "y", "checkpoint_id": "run"},
+    }
+    assert published(one, Whole) == [Whole(decided)]
+    assert one.close("Published.", [], {}).rank == 5
+
+
+def test_a_long_answer_of_a_person_is_cut_in_the_record_of_it():
+    one = exchange(human=HumanAnswer({"text": "é" * 20_000}))
+    decision = one.decide(ASKED).metadata["extras"]["decision"]
+    assert decision["cut"] is True
+    assert decision["answer"] == '{"text":"' + "é" * ((16 * 1024 - 9) // 2)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentic_backend.agent import AgentUnusable, plain, tools
+from agentic_backend.agent import AgentAnswer, AgentUnusable, plain, tools
 from agentic_backend.errors import BadRequest, LlmTimeout, NotAwaiting, TurnFailed
 from agentic_backend.events import Delta
 from agentic_backend.testing import AgentBench, FakeModel, FakeToolbox, ToolFailed, says, wants
@@ -109,10 +109,52 @@ async def test_fails_as_the_script_says_and_at_its_end() -> None:
 
 async def test_what_cannot_be_shown_to_a_person_fails_the_turn() -> None:
     bench = AgentBench("tests.agentic_backend.testing.asker", FakeModel())
-    for payload in ("", {}, {"title": " "}, {"question": "?", "choices": [{"id": "a", "label": "A"}] * 2}, 7):
-        with pytest.raises(TurnFailed, match="cannot be shown"):
-            await bench.ask("ask", payload=payload)
+    with pytest.raises(TurnFailed, match="cannot be shown"):
+        await bench.ask("ask", payload={"question": "x" * 17_000})
     assert (await bench.ask("ask", payload="Really?")).question is not None
+
+
+async def test_what_is_no_question_of_ours_is_shown_as_it_stands() -> None:
+    bench = AgentBench("tests.agentic_backend.testing.asker", FakeModel())
+    for payload in ("", {}, {"question": "?", "choices": [{"id": "a", "label": "A"}] * 2}, 7):
+        asked = (await bench.ask("ask", payload=payload)).question
+        assert asked is not None
+        assert asked["metadata"] == {"value": payload}
+        assert (await bench.answer({"text": "go on"})).answer == AgentAnswer("go on")
+
+
+async def test_an_answer_that_the_question_cannot_take_leaves_it_open() -> None:
+    bench = AgentBench("tests.agentic_backend.testing.asker", FakeModel())
+    action = {"name": "send", "args": {"to": "ann"}}
+    config = {"action_name": "send", "allowed_decisions": ["approve", "reject"]}
+    await bench.ask("ask", payload={"action_requests": [action], "review_configs": [config]})
+    with pytest.raises(BadRequest):
+        await bench.answer({"decisions": []})
+    answered = await bench.answer({"choice_id": "reject", "answer": "Not now"})
+    assert answered.answer == AgentAnswer(str({"decisions": [{"type": "reject", "message": "Not now"}]}))
+
+
+async def test_of_two_questions_at_once_those_left_open_are_asked_again() -> None:
+    bench = AgentBench("tests.agentic_backend.testing.two_askers", FakeModel())
+    asked = (await bench.ask("ask")).question
+    assert asked is not None
+    first, second = asked["questions"]
+    assert {first["question"], second["stage"]} == {"Left?", "value"}
+    rest = (await bench.answer({"answers": {second["id"]: {"value": 3}}})).question
+    assert rest is not None
+    assert (rest["question"], rest["interrupt_id"]) == ("Left?", first["id"])
+    assert "questions" not in rest
+    assert (await bench.answer("yes")).answer == AgentAnswer("yes 3")
+
+    asked = (await bench.ask("ask")).question
+    assert asked is not None
+    both = {one["id"]: "yes" for one in asked["questions"]}
+    assert (await bench.answer({"answers": both})).answer == AgentAnswer("yes yes")
+
+    await bench.ask("ask")
+    rest = (await bench.answer("first")).question
+    assert rest is not None
+    assert (await bench.answer({"text": "second"})).answer == AgentAnswer("first second")
 
 
 def test_an_agent_that_cannot_be_used_is_refused() -> None:
