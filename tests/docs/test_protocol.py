@@ -21,6 +21,12 @@ OPEN = {
     "Extras",
     "HitlPayload",
     "HitlPayload.metadata",
+    "HitlQuestion",
+    "HitlQuestion.metadata",
+    "ActionRequest",
+    "ActionRequest.args",
+    "ActionRequest.arguments",
+    "ReviewConfig",
     "Session.preferences",
 }
 """Where what the server sends has keys that are not the protocol's to name."""

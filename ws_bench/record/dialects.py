@@ -11,7 +11,7 @@ from backend_kit.wire import InvalidJson, dumps, loads
 from ws_bench.errors import TurnBroken
 
 Event = Mapping[str, Any]
-_NATIVE_PASSING = frozenset({"accepted", "message", "sources"})
+_NATIVE_PASSING = frozenset({"accepted", "custom", "message", "sources", "thought"})
 _NATIVE_BESIDE = frozenset({"session", "heartbeat", "pong"})
 
 
@@ -165,7 +165,8 @@ class CompatibleTurn(_Timeline):
 
 
 class NativeTurn(_Timeline):
-    """accepted, delta…, message…, sources?, final. A token is a delta; without deltas, an assistant message."""
+    """accepted, thought…, delta…, message…, custom…, sources?, final. A token is a delta; without deltas, an assistant
+    message. Reasoning is none."""
 
     def __init__(self, exchange_id: str) -> None:
         super().__init__()
@@ -213,12 +214,18 @@ def clock() -> float:
 
 
 def _says_something(message: object) -> bool:
-    if not isinstance(message, dict) or message.get("role") != "assistant":
+    if not isinstance(message, dict) or message.get("role") != "assistant" or _is_reasoning(message):
         return False
     parts = message.get("parts")
     return isinstance(parts, list) and any(
         isinstance(part, dict) and part.get("type") == "text" and part.get("text") for part in parts
     )
+
+
+def _is_reasoning(message: Mapping[str, Any]) -> bool:
+    metadata = message.get("metadata")
+    extras = metadata.get("extras") if isinstance(metadata, dict) else None
+    return isinstance(extras, dict) and extras.get("reasoning") is True
 
 
 def _check_final(event: Event) -> list[dict[str, Any]]:

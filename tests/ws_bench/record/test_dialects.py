@@ -63,6 +63,21 @@ def test_native_tokens_are_deltas() -> None:
     assert list(turn.gaps_ms) == [500.0]
 
 
+def test_reasoning_and_what_an_agent_says_beside_its_answer_are_no_tokens() -> None:
+    kept = message("assistant", "Hm.", extras={"reasoning": True, "thinking_ms": 2.5})
+    turn = NativeTurn("e")
+    assert not turn.feed(native("thought", 1, text="Hm."), 1.0)
+    assert not turn.feed(native("message", 2, message=kept), 1.5)
+    assert not turn.feed(native("custom", 3, data=[1]), 1.75)
+    assert (turn.first_event_at, turn.first_token_at, turn.last_seq) == (1.0, None, 3)
+    assert not turn.feed(native("delta", 4, rank=1, channel="final", text="a"), 2.0)
+    assert turn.feed(native("final", 5, messages=FINAL["messages"]), 3.0)
+    assert turn.first_token_at == 2.0
+    compatible = CompatibleTurn()
+    assert not compatible.feed({"type": "stream", "message": kept}, 1.0)
+    assert compatible.first_token_at is None
+
+
 def test_a_native_turn_without_deltas_counts_its_message() -> None:
     turn = NativeTurn("e")
     turn.feed(native("message", 0, message=message("user")), 1.0)
