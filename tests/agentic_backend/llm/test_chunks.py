@@ -16,10 +16,9 @@ from agentic_backend.llm.chunks import (
     usage_of,
 )
 from agentic_backend.llm.client import CompletionsClient
-from agentic_backend.llm.observer import TokenUse
 from agentic_backend.llm.endpoint import Endpoint
 from agentic_backend.llm.models import chat_openai
-from agentic_backend.llm.observer import Unobserved
+from agentic_backend.llm.observer import TokenUse, Unobserved
 
 
 def parse_chunk(data: bytes) -> dict[str, Any]:
