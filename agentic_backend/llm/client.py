@@ -129,19 +129,25 @@ class CompletionsClient:
             self.breaker.succeeded()
         self.observer.llm_first_chunk(self.endpoint.model, seconds)
 
-    def settle(self, error: BaseException | None, seconds: float, usage: TokenUse | None) -> None:
-        """Account for a call that has ended, well or with `error`."""
+    def settle(
+        self, error: BaseException | None, seconds: float, usage: TokenUse | None, *, silent: bool = False
+    ) -> None:
+        """Account for a call that has ended, well or with `error`; `silent` if that is that it never had a token."""
         status: CallStatus = "ok"
         if error is None:
             self.breaker.succeeded()
         elif isinstance(error, LlmUnavailable):
             status = "error"
             self.breaker.failed()
+        elif isinstance(error, LlmTimeout):
+            status = "timeout"
+            if silent:
+                self.breaker.failed(seconds)
+            else:
+                self.breaker.undecided()
         else:
             self.breaker.undecided()
             status = "error" if isinstance(error, TurnFailed) else "cancelled"
-            if isinstance(error, LlmTimeout):
-                status = "timeout"
         self.observer.llm_request(self.endpoint.model, status, seconds)
         if usage is not None:
             self.observer.llm_tokens(self.endpoint.model, usage)
@@ -299,7 +305,7 @@ class CompletionStream:
             raise
         finally:
             self._close()
-            self._client.settle(error, clock() - started, self._decoder.usage)
+            self._client.settle(error, clock() - started, self._decoder.usage, silent=not self._begun)
             del error  # its traceback holds this frame
 
     async def _begin(self) -> list[wire.Piece]:
