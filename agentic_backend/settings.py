@@ -334,6 +334,8 @@ class ModelPrice(Section):
     """Model name as it is sent to the endpoint."""
     input_per_million: Annotated[float, Field(ge=0)] = 0.0
     """Price of a million input tokens, in `ai.currency`."""
+    cached_input_per_million: Annotated[float, Field(ge=0)] | None = None
+    """Price of a million input tokens that the endpoint read from its cache; none = `input_per_million`."""
     output_per_million: Annotated[float, Field(ge=0)] = 0.0
     """Price of a million output tokens, in `ai.currency`."""
 

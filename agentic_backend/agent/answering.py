@@ -10,10 +10,11 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessageChunk, BaseMessage
 
 from agentic_backend.agent.run import AgentAnswer, AgentRun, FinishReason
-from agentic_backend.events import Delta, Emit
+from agentic_backend.events import Delta, Emit, Thought
 from agentic_backend.llm.chunks import Ending
 from agentic_backend.llm.models import StreamingChatModel
 from agentic_backend.llm.prompt import Prompt
+from agentic_backend.llm.thinking import reasoning_in
 from backend_kit.kpi import phase
 from backend_kit.wire import InvalidJson, loads
 
@@ -48,7 +49,7 @@ class Reply:
 async def stream_answer(
     model: BaseChatModel, messages: Sequence[BaseMessage], emit: Emit, *, fallback_model_name: str = ""
 ) -> AgentAnswer:
-    """Call the model, emit each piece of text as it comes, and return the answer.
+    """Call the model, emit each piece of text and of reasoning as it comes, and return the answer: the text alone.
 
     Timed as phase `llm_invoke`. Raises the model's `TurnFailed`; what was emitted before stays emitted.
     `fallback_model_name` is for endpoints that do not say which model answered.
@@ -74,11 +75,16 @@ async def stream_reply(
         pieces.append(text)
         emit(Delta(text))
 
+    def think(text: str) -> None:
+        emit(Thought(text))
+
     with phase("llm_invoke"):
-        async for chunk in _chunks(model, messages, take, offered):
+        async for chunk in _chunks(model, messages, take, think, offered):
             if isinstance(chunk, Ending):
                 _note(chunk.finish_reason, chunk.model, chunk.usage, metadata)
                 continue
+            if thought := reasoning_in(chunk):
+                think(thought)
             if text := chunk.content if type(chunk.content) is str else chunk.text:
                 take(text)
             if offered and chunk.tool_call_chunks:
@@ -104,11 +110,15 @@ def with_language(system: str, language: str | None) -> str:
 
 
 def _chunks(
-    model: BaseChatModel, messages: Sequence[BaseMessage], take: Callable[[str], None], options: dict[str, Any]
+    model: BaseChatModel,
+    messages: Sequence[BaseMessage],
+    take: Callable[[str], None],
+    think: Callable[[str], None],
+    options: dict[str, Any],
 ) -> AsyncIterator[Ending | AIMessageChunk]:
-    """The stream of any model. Our own model hands plain text to `take`."""
+    """The stream of any model. Our own model hands plain text to `take`, and reasoning to `think`."""
     if isinstance(model, StreamingChatModel):
-        return model.astream_text(messages, take, **options)
+        return model.astream_text(messages, take, think, **options)
     return model.astream(messages, **options)
 
 

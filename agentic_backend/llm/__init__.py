@@ -2,7 +2,7 @@
 
 from agentic_backend.llm.endpoint import CallDeadlines, Endpoint, connections_of, endpoint_of
 from agentic_backend.llm.models import ModelPool
-from agentic_backend.llm.observer import CallStatus, LlmObserver, Metered, Unobserved
+from agentic_backend.llm.observer import CallStatus, LlmObserver, Metered, TokenUse, Unobserved
 
 __all__ = [
     "CallDeadlines",
@@ -11,6 +11,7 @@ __all__ = [
     "LlmObserver",
     "Metered",
     "ModelPool",
+    "TokenUse",
     "Unobserved",
     "connections_of",
     "endpoint_of",

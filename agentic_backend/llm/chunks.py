@@ -3,18 +3,29 @@
 import re
 from typing import Any, Final, NamedTuple
 
+from agentic_backend.llm.observer import TokenUse
 from backend_kit.wire import InvalidJson, loads
 
 Chunk = dict[str, Any]
 Piece = str | Chunk
-"""What a stream consists of: its chunks, or of those that are nothing but text their text."""
+"""What a stream consists of: its chunks, or of those that are nothing but text their text, and reasoning as
+`Reasoning`."""
+REASONING: Final = "reasoning_content"
+"""Where reasoning stands in a checked delta or message, whatever the server calls it."""
 
 DONE: Final = b"[DONE]"
-_COUNTS: Final = ("prompt_tokens", "completion_tokens", "total_tokens")
+_CALLED: Final = (REASONING, "reasoning")
+_COUNTS: Final = ("prompt_tokens", "completion_tokens", "total_tokens", "prompt_cache_hit_tokens")
 _NAMES: Final = ("model", "service_tier", "system_fingerprint")
 _ESCAPE: Final = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)", re.DOTALL
 )
+
+
+class Reasoning(str):
+    """A piece of a model's reasoning, in a stream whose texts are told as texts."""
+
+    __slots__ = ()
 
 
 class Ending(NamedTuple):
@@ -60,7 +71,7 @@ def only_text(chunk: Any) -> str | None:
         text = delta["content"]
         if (
             type(text) is str
-            and len(delta) == 1
+            and (len(delta) == 1 or _alone(delta))
             and "\0" not in text
             and choice.get("finish_reason") is None
             and choice.get("logprobs") is None
@@ -72,6 +83,11 @@ def only_text(chunk: Any) -> str | None:
     except (KeyError, IndexError, TypeError, AttributeError):
         return None
     return None
+
+
+def _alone(delta: dict[str, Any]) -> bool:
+    """Whether nothing stands beside the text: some servers name each field that a delta could have."""
+    return all(value is None for key, value in delta.items() if key != "content")
 
 
 def _check_chunk(chunk: Any) -> None:
@@ -116,10 +132,16 @@ def parse_answer(data: bytes) -> dict[str, Any]:
     return {**parsed, "choices": [choice], "usage": answer.get("usage")}
 
 
-def usage_of(answer: dict[str, Any]) -> tuple[int, int] | None:
-    """Tokens read and written, where a chunk or an answer says so."""
+def usage_of(answer: dict[str, Any]) -> TokenUse | None:
+    """What was read and written, where a chunk or an answer says so."""
     usage = answer.get("usage")
-    return (usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0) if usage else None
+    if not usage:
+        return None
+    read, written = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
+    asked, answered = usage.get("prompt_tokens_details") or {}, usage.get("completion_tokens_details") or {}
+    # DeepSeek counts the cached ones beside the others. They are parts: a server may count them apart.
+    cached = asked.get("cached_tokens") or usage.get("prompt_cache_hit_tokens") or 0
+    return TokenUse(read, written, min(cached, read), min(answered.get("reasoning_tokens") or 0, written))
 
 
 def ending_of(chunk: Chunk) -> Ending | None:
@@ -145,6 +167,35 @@ def content_of(chunk: Chunk) -> str:
     choices = chunk["choices"]
     delta = choices[0].get("delta") if choices else None
     return (delta.get("content") or "") if delta else ""
+
+
+def reasoning_of(chunk: Chunk) -> str:
+    """The reasoning in the chunk, empty where it carries none."""
+    choices = chunk["choices"]
+    delta = choices[0].get("delta") if choices else None
+    return (delta.get(REASONING) or "") if delta else ""
+
+
+def take_reasoning(chunk: Chunk) -> bool:
+    """Take the reasoning out of a chunk. Whether anything is left in it but a role."""
+    choice = chunk["choices"][0]
+    delta = choice["delta"]
+    del delta[REASONING]
+    rest = any(value for key, value in delta.items() if key != "role")
+    return rest or bool(choice.get("finish_reason")) or chunk.get("usage") is not None
+
+
+def chunk_of(answer: dict[str, Any]) -> Chunk:
+    """A whole, checked answer as the one chunk of a stream."""
+    choice = answer["choices"][0]
+    ended = {"index": 0, "delta": choice["message"], "finish_reason": choice["finish_reason"] or "stop"}
+    return {**answer, "choices": [ended]}
+
+
+def text_chunk(text: str, thought: str = "") -> Chunk:
+    """A chunk of our own with a text, and with reasoning where there is any."""
+    delta = {"content": text, REASONING: thought} if thought else {"content": text}
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
 
 
 def is_token(chunk: Piece) -> bool:
@@ -200,6 +251,8 @@ def _check_choice(choices: Any) -> None:
 
 
 def _check_delta(delta: dict[str, Any]) -> None:
+    if isinstance(delta.get("content"), list):
+        _join_parts(delta)
     content = delta.get("content")
     if content is not None:
         if not isinstance(content, str):
@@ -218,6 +271,7 @@ def _check_rare(delta: dict[str, Any]) -> None:
         raise BrokenChunk("id")
     # Superseded by tool_calls years ago; merged by langchain in ways that depend on its shape.
     delta.pop("function_call", None)
+    _name_reasoning(delta)
     calls = delta.get("tool_calls")
     if calls is None:
         return
@@ -225,6 +279,38 @@ def _check_rare(delta: dict[str, Any]) -> None:
         raise BrokenChunk("tool_calls")
     for call in calls:
         _check_tool_call(call)
+
+
+def _name_reasoning(delta: dict[str, Any]) -> None:
+    """Reasoning under its one name: some servers call it otherwise, or send it under two names."""
+    said = [delta.pop(name, None) for name in _CALLED]
+    text = next((one for one in said if isinstance(one, str) and one), "")
+    if text:
+        delta[REASONING] = text.replace("\0", "\ufffd")
+
+
+def _join_parts(delta: dict[str, Any]) -> None:
+    """Content in parts (Mistral's reasoning models) as text and reasoning. Parts of other types are left out."""
+    texts: list[str] = []
+    thoughts: list[str] = []
+    for part in delta["content"]:
+        if not isinstance(part, dict):
+            raise BrokenChunk("content")
+        if part.get("type") == "text":
+            texts.append(_text_in(part))
+        elif part.get("type") == "thinking":
+            inner = part.get("thinking")
+            thoughts += [_text_in(one) for one in inner] if isinstance(inner, list) else [_text_in({"text": inner})]
+    delta["content"] = "".join(texts)
+    if thoughts:
+        delta[REASONING] = "".join(thoughts)
+
+
+def _text_in(part: Any) -> str:
+    text = part.get("text") if isinstance(part, dict) else None
+    if not isinstance(text, str):
+        raise BrokenChunk("content")
+    return text
 
 
 def _check_tool_call(call: Any) -> None:

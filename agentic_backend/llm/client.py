@@ -20,11 +20,11 @@ from agentic_backend.llm import body as answer_body
 from agentic_backend.llm import chunks as wire
 from agentic_backend.llm import failures
 from agentic_backend.llm.coalescing import Coalescer
+from agentic_backend.llm.decoding import AnswerDecoder
 from agentic_backend.llm.endpoint import MIB, Endpoint
 from agentic_backend.llm.failures import AttemptFailed
-from agentic_backend.llm.observer import CallStatus, LlmObserver
-from agentic_backend.llm.sse import SseParser, SseTooLarge
-from agentic_backend.llm.text_shape import TextShape
+from agentic_backend.llm.observer import CallStatus, LlmObserver, TokenUse
+from agentic_backend.llm.thinking import take_block
 from backend_kit.aio import Breaker
 from backend_kit.aio.retry import try_within
 from backend_kit.wire import dumps
@@ -91,9 +91,12 @@ class CompletionsClient:
             return CompletionStream(self, body)
         return await self._complete(body)
 
-    def stream_text(self, body: bytes, on_text: Callable[[str], None]) -> "CompletionStream":
-        """Call the model with an encoded request to stream. `on_text` gets chunks of nothing but text as that text."""
-        return CompletionStream(self, body, on_text)
+    def stream_text(
+        self, body: bytes, on_text: Callable[[str], None], on_thought: Callable[[str], None] | None = None
+    ) -> "CompletionStream":
+        """Call the model with an encoded request to stream. `on_text` gets chunks of nothing but text as that text,
+        `on_thought` all reasoning."""
+        return CompletionStream(self, body, on_text, on_thought)
 
     async def post(self, body: bytes, content_type: str) -> aiohttp.ClientResponse:
         """One attempt up to the headers of a good answer. Raises `AttemptFailed`, `aiohttp.ClientError`, `OSError`."""
@@ -126,22 +129,28 @@ class CompletionsClient:
             self.breaker.succeeded()
         self.observer.llm_first_chunk(self.endpoint.model, seconds)
 
-    def settle(self, error: BaseException | None, seconds: float, usage: tuple[int, int] | None) -> None:
-        """Account for a call that has ended, well or with `error`."""
+    def settle(
+        self, error: BaseException | None, seconds: float, usage: TokenUse | None, *, silent: bool = False
+    ) -> None:
+        """Account for a call that has ended, well or with `error`; `silent` if that is that it never had a token."""
         status: CallStatus = "ok"
         if error is None:
             self.breaker.succeeded()
         elif isinstance(error, LlmUnavailable):
             status = "error"
             self.breaker.failed()
+        elif isinstance(error, LlmTimeout):
+            status = "timeout"
+            if silent:
+                self.breaker.failed(seconds)
+            else:
+                self.breaker.undecided()
         else:
             self.breaker.undecided()
             status = "error" if isinstance(error, TurnFailed) else "cancelled"
-            if isinstance(error, LlmTimeout):
-                status = "timeout"
         self.observer.llm_request(self.endpoint.model, status, seconds)
         if usage is not None:
-            self.observer.llm_tokens(self.endpoint.model, *usage)
+            self.observer.llm_tokens(self.endpoint.model, usage)
 
     def say(self, failure: AttemptFailed) -> TurnFailed:
         """Log a failed call, at most once a second and cause, and return the error to raise for it."""
@@ -185,7 +194,9 @@ class CompletionsClient:
                     if len(data) > self.endpoint.max_body_bytes:
                         response.close()
                         raise failures.broken("body too large")
-            return wire.parse_answer(bytes(data))
+            answer = wire.parse_answer(bytes(data))
+            take_block(answer["choices"][0]["message"])
+            return answer
         except wire.BrokenChunk as failure:
             raise failures.broken(f"broken answer: {failure}") from failure
         except (aiohttp.ClientError, OSError) as failure:
@@ -218,25 +229,32 @@ class RawCompletion:
 class CompletionStream:
     """One streamed call: an async context manager and iterator of checked chunk dicts, to be used once.
 
-    `on_text` gets the text of each chunk that is nothing else, in its place between the other chunks. It is called
-    while the iteration waits, by the event loop and not by the task: for a token, a task would be woken through all
-    that it stands in. It must be quick; what it raises, the iteration raises.
+    `on_text` gets the text of each chunk that is nothing else, and `on_thought` then all reasoning, in their place
+    between the other chunks. They are called while the iteration waits, by the event loop and not by the task: for a
+    token, a task would be woken through all that it stands in. They must be quick; what they raise, the iteration
+    raises. Without `on_text` all is in the chunks, reasoning as `reasoning_content`.
 
     The request is sent by the first iteration. Leaving the context, cancellation and any error close the upstream
     connection at once; a stream read to its end gives it back for the next call.
     """
 
-    def __init__(self, client: CompletionsClient, body: bytes, on_text: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        client: CompletionsClient,
+        body: bytes,
+        on_text: Callable[[str], None] | None = None,
+        on_thought: Callable[[str], None] | None = None,
+    ) -> None:
         self._client = client
         self._endpoint = client.endpoint
         self._text_only = on_text is not None
-        self._tell = on_text or _nobody
+        self._on_text = on_text or _nobody
+        self._on_thought = on_thought or _nobody
         self._body = body
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._waiting_since = _NOBODY_WAITS
         self._begun = False
-        self._usage: tuple[int, int] | None = None
         self._rest: asyncio.Future[list[wire.Piece]] | None = None
         """What the iteration waits for: what is more than text that can be told at once, or nothing at the end."""
         self._waiter: asyncio.Future[None] | None = None
@@ -256,15 +274,8 @@ class CompletionStream:
     def _reset(self) -> None:
         self._response: aiohttp.ClientResponse | None = None
         self._content: aiohttp.StreamReader | None = None
-        self._parser = SseParser(self._endpoint.max_event_bytes)
+        self._decoder = AnswerDecoder(self._endpoint, text_only=self._text_only)
         self._failure: Exception | None = None
-        self._shape: TextShape | None = None
-        self._shape_sought = False
-        self._behind: dict[str, Any] | None = None
-        """The delta of the last chunk of this read, where further text may join it."""
-        self._finished = False
-        self._ended = False
-        self._room = self._endpoint.max_answer_chars
 
     async def _run(self) -> AsyncGenerator[wire.Chunk]:
         clock = self._client.clock
@@ -281,7 +292,7 @@ class CompletionStream:
                         self._tell(piece)
                     else:
                         yield piece
-                if self._ended:
+                if self._decoder.ended:
                     break
                 pieces = await self._read()
             await self._drain()
@@ -294,7 +305,7 @@ class CompletionStream:
             raise
         finally:
             self._close()
-            self._client.settle(error, clock() - started, self._usage)
+            self._client.settle(error, clock() - started, self._decoder.usage, silent=not self._begun)
             del error  # its traceback holds this frame
 
     async def _begin(self) -> list[wire.Piece]:
@@ -315,7 +326,7 @@ class CompletionStream:
             self._content = self._response.content
             chunks: list[wire.Piece] = []
             begun = False
-            while not begun and not self._ended:
+            while not begun and not self._decoder.ended:
                 new = await self._read()
                 begun = any(map(wire.is_token, new))
                 chunks += new
@@ -403,7 +414,7 @@ class CompletionStream:
     def _answer(self, brought: bool, rest: list[wire.Piece]) -> None:
         """End the wait of the iteration where there is something for it, else listen on."""
         assert self._rest is not None
-        if rest or self._ended or self._failure is not None:
+        if rest or self._decoder.ended or self._failure is not None:
             self._rest.set_result(rest)
         elif brought:
             self._go_on()
@@ -417,7 +428,8 @@ class CompletionStream:
             data = answer_body.take(self._content)
         except (aiohttp.ClientError, OSError) as failure:
             data = self._lost(failure)
-        pieces = self._decode(data)
+        pieces = self._decoder.feed(data)
+        self._failure = self._decoder.failure
         if pieces:
             # While the consumer works, nobody waits for the model. Comments bring nothing, and move no deadline.
             self._waiting_since = _NOBODY_WAITS
@@ -431,6 +443,12 @@ class CompletionStream:
             answer_body.leave(self._content, self._waiter)
             self._waiter = None
 
+    def _tell(self, piece: str) -> None:
+        if type(piece) is str:
+            self._on_text(piece)
+        elif piece:
+            self._on_thought(str(piece))
+
     def _tell_leading(self, pieces: list[wire.Piece]) -> list[wire.Piece]:
         """Tell the texts before the first chunk that is more; that and what follows it."""
         for place, piece in enumerate(pieces):
@@ -441,92 +459,15 @@ class CompletionStream:
 
     def _lost(self, failure: aiohttp.ClientError | OSError) -> bytes:
         """A connection that ended badly has ended all the same where the model had finished."""
-        if self._finished:
+        if self._decoder.finished:
             return b""
         if self._begun:
             raise failures.broken("connection lost in the stream") from failure
         raise failures.of_exception(failure) from failure
 
-    def _decode(self, data: bytes) -> list[wire.Piece]:
-        """The chunks of one read; notes in `_ended` and `_failure` what follows them."""
-        if not data:
-            if not self._finished:
-                raise failures.broken("stream ended early")
-            self._ended = True
-            return []
-        try:
-            events = self._parser.feed(data)
-        except SseTooLarge as failure:
-            raise failures.broken("event too large") from failure
-        chunks: list[wire.Piece] = []
-        self._behind = None
-        together = self._text_only and self._endpoint.coalesce
-        place = looked_at = 0
-        while place < len(events) and not self._ended and self._failure is None:
-            if together and self._shape is not None and place >= looked_at:
-                count, text = self._shape.leading_text(events, place)
-                looked_at = place + count
-                if text and len(text) <= self._room:
-                    self._room -= len(text)
-                    self._take_text(text, chunks)
-                    place = looked_at
-                    continue
-            event = events[place]
-            place += 1
-            if event == wire.DONE:
-                self._ended = True
-            else:
-                self._take(event, chunks)
-        return chunks
-
-    def _take(self, event: bytes, chunks: list[wire.Piece]) -> None:
-        """Add the event's chunk to `chunks`, or note in `_failure` what is wrong with it."""
-        try:
-            chunk, text = wire.parse_chunk(event)
-        except wire.BrokenChunk as failure:
-            self._failure = failures.broken(f"broken chunk: {failure}")
-            return
-        if text is not None and len(text) <= self._room:
-            self._room -= len(text) or len(event)
-            if self._text_only:
-                self._take_text(text, chunks)
-                if not self._shape_sought:
-                    self._shape, self._shape_sought = TextShape.of(event), True
-            elif self._behind is None:
-                chunks.append(chunk)
-                self._behind = chunk["choices"][0]["delta"] if self._endpoint.coalesce else None
-            else:
-                self._behind["content"] += text
-            return
-        self._behind = None
-        if (said := wire.error_of(chunk)) is not None:
-            self._failure = failures.of_stream_error(said)
-            return
-        content = wire.content_of(chunk)
-        self._room -= len(content) or len(event)
-        if self._room < 0:
-            # An answer without an end is cut where its bound is, and says so.
-            if content:
-                chunk["choices"][0]["delta"]["content"] = content[: self._room]
-                chunks.append(chunk)
-            chunks.append(wire.ended("length"))
-            self._finished = self._ended = True
-            return
-        if wire.finish_reason_of(chunk):
-            self._finished = True
-        self._usage = wire.usage_of(chunk) or self._usage
-        chunks.append(chunk)
-
-    def _take_text(self, text: str, chunks: list[wire.Piece]) -> None:
-        last = chunks[-1] if chunks and self._endpoint.coalesce else None
-        if isinstance(last, str):
-            chunks[-1] = last + text
-        else:
-            chunks.append(text)
-
     async def _drain(self) -> None:
         """Read the end of the body that follows `[DONE]`, so that the connection can be used again."""
-        if self._response is None or self._response.content.at_eof() or self._room < 0:
+        if self._response is None or self._response.content.at_eof() or self._decoder.cut:
             return
         try:
             async with asyncio.timeout(_SETTLE_S):
@@ -538,7 +479,8 @@ class CompletionStream:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._failure = None  # its traceback holds this object once it was raised
+        # Their tracebacks hold this object once they were raised.
+        self._failure = self._decoder.failure = None
         response, self._response, self._content = self._response, None, None
         if response is None:
             return

@@ -41,6 +41,8 @@ class Endpoint:
     """Only ever before the first token: shown text is never shown twice."""
     max_answer_chars: int = 200_000
     """An answer is ended here with finish_reason `length`."""
+    max_reasoning_chars: int = 1_000_000
+    """So is one whose reasoning is longer."""
     coalesce: bool = True
     """Make one chunk of texts that arrived in one read: they have waited for the loop together. A full loop reads less
     often (`Coalescer`); one with time holds back no token. Off, a fast endless answer costs 2.4 KB of memory a token

@@ -7,6 +7,7 @@ from typing import Any
 
 import langchain_core.messages.block_translators.langchain_v0  # noqa: F401 - a first turn would load it on the loop
 from langchain_core.messages import AIMessageChunk, BaseMessage, SystemMessage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.prompt_values import ChatPromptValue
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
@@ -30,9 +31,14 @@ class StreamingChatModel(ChatOpenAI):
     """A ChatOpenAI that also streams text as text."""
 
     async def astream_text(
-        self, messages: Sequence[BaseMessage], on_text: Callable[[str], None], **options: Any
+        self,
+        messages: Sequence[BaseMessage],
+        on_text: Callable[[str], None],
+        on_thought: Callable[[str], None] | None = None,
+        **options: Any,
     ) -> AsyncIterator[wire.Ending | AIMessageChunk]:
-        """`astream` for a caller that wants the text: `on_text` gets it, how the answer ended comes as an `Ending`.
+        """`astream` for a caller that wants the text: `on_text` gets it, `on_thought` what the model says while it
+        reasons, and how the answer ended comes as an `Ending`.
 
         It saves what langchain builds, keeps and merges for each token and message (`make bench-turn`). Where that is
         needed, it is done, and every chunk is a message: with a callback handler (a tracer, `stream_mode="messages"`),
@@ -42,7 +48,7 @@ class StreamingChatModel(ChatOpenAI):
             async for message in self.astream(list(messages), **options):
                 yield message
             return
-        async with self.async_client.stream_text(self._body_of(messages, options), on_text) as chunks:
+        async with self.async_client.stream_text(self._body_of(messages, options), on_text, on_thought) as chunks:
             async for chunk in chunks:
                 if options:
                     if (message_chunk := self._as_message(chunk)) is not None:
@@ -65,6 +71,22 @@ class StreamingChatModel(ChatOpenAI):
         payload = self._get_request_payload(_ASKED, **options, **_STREAM)
         (system,) = payload.pop("messages")
         return b'%b,"messages":%b}' % (encode(payload)[:-1], messages.encode(system["role"]))
+
+    def _convert_chunk_to_generation_chunk(
+        self, chunk: wire.Chunk, default_chunk_class: type, base_generation_info: dict[str, Any] | None
+    ) -> ChatGenerationChunk | None:
+        """As it is, with the reasoning where langchain's integrations of reasoning models put it."""
+        converted = super()._convert_chunk_to_generation_chunk(chunk, default_chunk_class, base_generation_info)
+        if converted is not None and (thought := wire.reasoning_of(chunk)):
+            converted.message.additional_kwargs[wire.REASONING] = thought
+        return converted
+
+    def _create_chat_result(self, response: Any, generation_info: dict[str, Any] | None = None) -> ChatResult:
+        """The same for an answer that is not streamed."""
+        result = super()._create_chat_result(response, generation_info)
+        if thought := response["choices"][0]["message"].get(wire.REASONING):
+            result.generations[0].message.additional_kwargs[wire.REASONING] = thought
+        return result
 
     def _as_message(self, chunk: wire.Chunk) -> AIMessageChunk | None:
         converted = self._convert_chunk_to_generation_chunk(chunk, AIMessageChunk, None)

@@ -30,7 +30,7 @@ class LlmObserver(Protocol):
     def llm_request(self, model: str, status: CallStatus, seconds: float) -> None:
         """From the call to its end, whatever the end."""
 
-    def llm_tokens(self, model: str, input_tokens: int, output_tokens: int) -> None:
+    def llm_tokens(self, model: str, use: TokenUse) -> None:
         """What the endpoint says it has read and written, where it says so."""
 
 
@@ -48,21 +48,29 @@ class Metered:
     def llm_request(self, model: str, status: CallStatus, seconds: float) -> None:
         self._metrics.llm_request(model, status).observe(seconds)
 
-    def llm_tokens(self, model: str, input_tokens: int, output_tokens: int) -> None:
-        cost = self._cost(model, input_tokens, output_tokens)
-        self._metrics.llm_tokens(model, "input").inc(input_tokens)
-        self._metrics.llm_tokens(model, "output").inc(output_tokens)
+    def llm_tokens(self, model: str, use: TokenUse) -> None:
+        cost = self._cost(model, use)
+        self._metrics.llm_tokens(model, "input").inc(use.input_tokens)
+        self._metrics.llm_tokens(model, "output").inc(use.output_tokens)
+        # Parts of the former, and of most models none: no series where there is nothing to tell.
+        if use.cached_tokens:
+            self._metrics.llm_tokens(model, "cached").inc(use.cached_tokens)
+        if use.reasoning_tokens:
+            self._metrics.llm_tokens(model, "reasoning").inc(use.reasoning_tokens)
         if cost:
             self._metrics.llm_cost(model).inc(cost)
         ledger = current_ledger()
         if ledger is not None:
-            ledger.spent.append(Spent(perf_counter(), model, input_tokens, output_tokens, cost))
+            input_tokens, output_tokens, *parts = use
+            ledger.spent.append(Spent(perf_counter(), model, input_tokens, output_tokens, cost, *parts))
 
-    def _cost(self, model: str, input_tokens: int, output_tokens: int) -> float:
+    def _cost(self, model: str, use: TokenUse) -> float:
         price = self._prices.get(model)
         if price is None:
             return 0.0
-        return (input_tokens * price.input_per_million + output_tokens * price.output_per_million) / 1e6
+        new, cached = price.input_per_million, price.cached_input_per_million
+        read = (use.input_tokens - use.cached_tokens) * new + use.cached_tokens * (new if cached is None else cached)
+        return (read + use.output_tokens * price.output_per_million) / 1e6
 
 
 class Unobserved:
@@ -74,5 +82,5 @@ class Unobserved:
     def llm_request(self, model: str, status: CallStatus, seconds: float) -> None:
         pass
 
-    def llm_tokens(self, model: str, input_tokens: int, output_tokens: int) -> None:
+    def llm_tokens(self, model: str, use: TokenUse) -> None:
         pass

@@ -128,7 +128,8 @@ def loggable(text: str) -> str:
 
 def usage_of(ledger: Ledger) -> dict[str, Any] | None:
     """The token use of a turn's model calls, for `metadata.extras.usage`: in total, and each call with its step.
-    None if no model reported any."""
+    `cached_tokens` and `reasoning_tokens` are parts of input and output, left out where 0. None if no model reported
+    any."""
     if not ledger.spent:
         return None
     rows = ledger.rows()
@@ -139,11 +140,12 @@ def usage_of(ledger: Ledger) -> dict[str, Any] | None:
             "input_tokens": spent.input_tokens,
             "output_tokens": spent.output_tokens,
             "cost": round(spent.cost, 9),
+            **_parts([spent]),
         }
         for spent in ledger.spent
     ]
     sums = _sums(ledger.spent)
-    return {**sums, "cost": round(sums["cost"], 9), "steps": steps}
+    return {**sums, "cost": round(sums["cost"], 9), **_parts(ledger.spent), "steps": steps}
 
 
 def _sums(spent: Sequence[Spent]) -> dict[str, Any]:
@@ -152,6 +154,15 @@ def _sums(spent: Sequence[Spent]) -> dict[str, Any]:
         "output_tokens": sum(one.output_tokens for one in spent),
         "cost": sum(one.cost for one in spent),
     }
+
+
+def _parts(spent: Sequence[Spent]) -> dict[str, int]:
+    """What of the tokens was cached or reasoning, each only where there was any."""
+    parts = {
+        "cached_tokens": sum(one.cached_tokens for one in spent),
+        "reasoning_tokens": sum(one.reasoning_tokens for one in spent),
+    }
+    return {name: count for name, count in parts.items() if count}
 
 
 def _step(at: float, rows: Sequence[LedgerRow], started: float) -> str:

@@ -151,14 +151,16 @@ class Breaker:
     """Opens after 5 calls in a row failed within 10 s, lets one call probe after 5 s, closes when one succeeds.
 
     It counts consecutive calls that failed after all retries: a dependency that fails one request in two still serves
-    most calls and must not be cut off. `clock` is monotonic, in seconds; `refusal` builds the error of a refused call
+    most calls and must not be cut off. What the calls themselves waited for in vain is no part of the 10 s: a silent
+    dependency lets each of them wait for its whole deadline. `clock` is monotonic, in seconds; `refusal` builds the error of a refused call
     from the seconds until the next one may pass.
     """
 
     def __init__(self, clock: Callable[[], float], refusal: Callable[[float], Exception]) -> None:
         self._clock = clock
         self._refusal = refusal
-        self._failures: deque[float] = deque(maxlen=_FAILURES)
+        self._failures: deque[tuple[float, float]] = deque(maxlen=_FAILURES)
+        """When each call failed, and the seconds that it had waited."""
         self._open_until: float | None = None
         self._probing = False
 
@@ -182,13 +184,18 @@ class Breaker:
         self._open_until = None
         self._probing = False
 
-    def failed(self) -> None:
-        """Record that the call failed, including its retries."""
+    def failed(self, waited_s: float = 0.0) -> None:
+        """Record that the call failed, including its retries; after `waited_s`, if it had no answer by its deadline."""
         now = self._clock()
-        self._failures.append(now)
-        if self._probing or (len(self._failures) == _FAILURES and now - self._failures[0] <= _WINDOW_S):
+        self._failures.append((now, waited_s))
+        if self._probing or (len(self._failures) == _FAILURES and self._in_a_row_s() <= _WINDOW_S):
             self._open_until = now + _OPEN_S
         self._probing = False
+
+    def _in_a_row_s(self) -> float:
+        """The seconds from the first failure to the last, without those that the calls after it waited."""
+        (first, _), *between, (last, of_last) = self._failures
+        return last - first - of_last - sum(waited_s for _, waited_s in between)
 
     def undecided(self) -> None:
         """Record a call whose end says nothing about the dependency: cancelled, or refused for its content."""

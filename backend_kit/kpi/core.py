@@ -197,13 +197,16 @@ class LedgerRow(TypedDict):
 @dataclass(frozen=True, slots=True)
 class Spent:
     """The token use of one model call of a turn. `at` is its end on the perf_counter clock; `cost` is in the currency
-    of the price table, 0 if the model has no price."""
+    of the price table, 0 if the model has no price. `cached_tokens` are a part of the input, `reasoning_tokens` one of
+    the output."""
 
     at: float
     model: str
     input_tokens: int
     output_tokens: int
     cost: float
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 class Ledger:

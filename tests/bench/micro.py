@@ -24,7 +24,7 @@ from time import perf_counter
 from prometheus_client import CollectorRegistry
 
 from agentic_backend.agent import AGENT_PHASES
-from agentic_backend.llm.observer import Metered
+from agentic_backend.llm.observer import Metered, TokenUse
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.stream import Ask
 from agentic_backend.session.turn_report import TURN_PHASES, TurnEnd, TurnReports
@@ -152,7 +152,7 @@ class Cases:
                 with phase("stream_agent_response"), phase("llm_invoke"):
                     self.model.llm_first_chunk("mock", 0.4)
                     self.model.llm_request("mock", "ok", 3.0)
-                    self.model.llm_tokens("mock", 200, 50)
+                    self.model.llm_tokens("mock", TokenUse(200, 50))
                 with phase("turn_close"):
                     ledger.rows()
                 with phase("spool_ack"):

@@ -123,7 +123,7 @@ CONTRACTS = (
     Contract(
         "langchain-openai",
         "test_langchain_openai.py::test_a_chunk_becomes_a_message_with_its_information_beside_it",
-        {"agentic_backend.llm.models": ("_convert_chunk_to_generation_chunk",)},
+        {"agentic_backend.llm.models": ("_convert_chunk_to_generation_chunk", "_create_chat_result")},
     ),
     Contract(
         "langchain-openai",

@@ -66,6 +66,14 @@ def test_a_chunk_becomes_a_message_with_its_information_beside_it() -> None:
     assert made.message.content == "a"
     assert made.generation_info is not None
     assert (made.generation_info["finish_reason"], made.generation_info["model_name"]) == ("stop", "m-1")
+    # To both it adds the reasoning, which langchain-openai leaves out.
+    chunk = {"choices": [{"delta": {"content": "a", "reasoning_content": "b"}, "finish_reason": None}]}
+    made = model(Client())._convert_chunk_to_generation_chunk(chunk, AIMessageChunk, None)
+    assert made is not None
+    assert made.message.additional_kwargs == {}
+    message = {"role": "assistant", "content": "a", "reasoning_content": "b"}
+    result = model(Client())._create_chat_result({"choices": [{"index": 0, "message": message}]})
+    assert [one.message.additional_kwargs for one in result.generations] == [{}]
     # Without choices or usage it is nothing.
     assert model(Client())._convert_chunk_to_generation_chunk({"type": "content.delta"}, AIMessageChunk, None) is None
 

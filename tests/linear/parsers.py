@@ -20,6 +20,7 @@ from agentic_backend.knowledge.client import enter_timing
 from agentic_backend.llm import chunks as llm_chunks
 from agentic_backend.llm import failures
 from agentic_backend.llm.sse import SseParser
+from agentic_backend.llm.thinking import ThinkBlock
 from agentic_backend.rest import attachments, compression, export
 from agentic_backend.session import exchange, titles, turn_report
 from agentic_backend.session.models import Session
@@ -250,6 +251,12 @@ def _head(header: str) -> tuple[Made, ...]:
     )
 
 
+def _thoughts(text: str) -> object:
+    """A text that comes in pieces, and the same in one."""
+    block, whole = ThinkBlock(), ThinkBlock()
+    return [block.feed(text[place : place + 5]) for place in range(0, len(text), 5)], whole.feed(text)
+
+
 def _events(made: bytes) -> object:
     parser = SseParser(2**30)
     return [parser.feed(made[start : start + 1000]) for start in range(0, len(made), 1000)]
@@ -431,6 +438,10 @@ CASES: Final[dict[str, Case]] = {
         _events,
         raw("a", "\n", "\r", "data: a\n", "data: a\n\n", ":", "data:", "\r\n"),
     ),
+    "agentic_backend/llm/thinking.py::ThinkBlock": (
+        _thoughts,
+        again("a", " ", "<", "</", "</think", "<think>", before="<think>") + again(" ", "<think", "<", "a"),
+    ),
     "agentic_backend/session/turn_report.py::loggable": (turn_report.loggable, _WORDS + again("\n", '"')),
     "agentic_backend/session/exchange.py::clean": (exchange.clean, again("\x00", "a")),
     "agentic_backend/session/exchange.py::title_from": (exchange.title_from, _WORDS + again("\n", "\r")),
@@ -454,6 +465,7 @@ LIBRARIES: Final = (
     "the head of a handshake",
     "the head of a request",
     "agentic_backend/llm/sse.py::SseParser",
+    "agentic_backend/llm/thinking.py::ThinkBlock",
 )
 """Cases that are no function of ours with a text as its first argument."""
 
@@ -466,6 +478,7 @@ UNREACHED: Final[dict[str, str]] = {
     f"{_AGENT}/questions.py::with_what_it_refers_to": "asks `follows_up` of four texts",
     "agentic_backend/events.py::text_part": _PASSES_ON,
     "agentic_backend/llm/chunks.py::ended": _OURS,
+    "agentic_backend/llm/chunks.py::text_chunk": _PASSES_ON,
     "agentic_backend/llm/failures.py::broken": _OURS,
     "agentic_backend/llm/failures.py::silent": _OURS,
     "agentic_backend/verdict/causes.py::account_of": _OURS,

@@ -71,7 +71,7 @@ def _cost() -> Row:
         [
             Panel(
                 "Tokens a second",
-                "As the model counted them.",
+                "As the model counted them. Cached ones are a part of the input, reasoning one of the output.",
                 "short",
                 [Target(rate("app_llm_tokens_total", by="model, type"), "{{model}} {{type}}")],
             ),

@@ -2,7 +2,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from agentic_backend.llm import CallStatus, ModelPool
+from agentic_backend.llm import CallStatus, ModelPool, TokenUse
 from tests.support.clock import Clock
 
 
@@ -13,6 +13,7 @@ class Watched:
         self.first_chunks: list[str] = []
         self.requests: list[tuple[str, CallStatus]] = []
         self.tokens: list[tuple[str, int, int]] = []
+        self.used: list[TokenUse] = []
 
     def llm_first_chunk(self, model: str, seconds: float) -> None:
         assert seconds > 0
@@ -22,8 +23,9 @@ class Watched:
         assert seconds > 0
         self.requests.append((model, status))
 
-    def llm_tokens(self, model: str, input_tokens: int, output_tokens: int) -> None:
-        self.tokens.append((model, input_tokens, output_tokens))
+    def llm_tokens(self, model: str, use: TokenUse) -> None:
+        self.tokens.append((model, use.input_tokens, use.output_tokens))
+        self.used.append(use)
 
 
 @pytest.fixture

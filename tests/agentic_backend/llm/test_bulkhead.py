@@ -5,8 +5,8 @@ import asyncio
 
 import pytest
 
-from agentic_backend.errors import LlmUnavailable
-from agentic_backend.llm import Endpoint, ModelPool
+from agentic_backend.errors import LlmTimeout, LlmUnavailable
+from agentic_backend.llm import CallDeadlines, Endpoint, ModelPool
 from agentic_backend.llm.models import StreamingChatModel
 from backend_kit.aio.retry import Retries
 from backend_kit.client.connections import Connections
@@ -90,3 +90,35 @@ async def test_a_server_that_stalls_uses_up_no_connections_to_another() -> None:
         await pool.aclose()
         for stream in streams_held:
             await stream.aclose()  # type: ignore[attr-defined]  # an async generator
+
+
+async def test_a_silent_model_is_not_waited_for_again_and_again(clocked_pool: ModelPool, clock: Clock) -> None:
+    async with scripted(*[stalls_after()] * 6, GOOD) as server:
+        model = clocked_pool.chat_model(
+            Endpoint(server.base_url, "m", deadlines=CallDeadlines(first_token_s=0.1), retries=Retries(max_retries=0))
+        )
+        for _ in range(5):
+            with pytest.raises(LlmTimeout):
+                await model.ainvoke("Hi")
+        with pytest.raises(LlmUnavailable) as refused:
+            await model.ainvoke("Hi")
+        assert refused.value.retry_after_s == 5
+        assert len(server.requests) == 5
+        clock.now += 5
+        with pytest.raises(LlmTimeout):  # a probe, in vain
+            await model.ainvoke("Hi")
+        with pytest.raises(LlmUnavailable):
+            await model.ainvoke("Hi")
+        clock.now += 5
+        assert [(await model.ainvoke("Hi")).content for _ in range(2)] == ["Hello", "Hello"]
+
+
+async def test_a_model_that_falls_silent_after_its_first_token_is_asked_again(clocked_pool: ModelPool) -> None:
+    async with scripted(stalls_after(token("Hel"))) as server:
+        model = clocked_pool.chat_model(
+            Endpoint(server.base_url, "m", deadlines=CallDeadlines(inter_token_s=0.05), retries=Retries(max_retries=0))
+        )
+        for _ in range(6):
+            with pytest.raises(LlmTimeout):
+                await model.ainvoke("Hi")
+        assert len(server.requests) == 6

@@ -18,7 +18,7 @@ from agentic_backend.llm.chunks import (
 from agentic_backend.llm.client import CompletionsClient
 from agentic_backend.llm.endpoint import Endpoint
 from agentic_backend.llm.models import chat_openai
-from agentic_backend.llm.observer import Unobserved
+from agentic_backend.llm.observer import TokenUse, Unobserved
 
 
 def parse_chunk(data: bytes) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def test_text_role_usage_and_reason_are_read() -> None:
     assert content_of(parse_chunk(b'{"choices": [{"delta": null}]}')) == ""
     assert finish_reason_of(parse_chunk(b'{"choices": [{"delta": {}, "finish_reason": "stop"}]}')) == "stop"
     assert finish_reason_of(parse_chunk(b'{"choices": []}')) is None
-    assert usage_of(parse_chunk(b'{"usage": {"prompt_tokens": 1, "completion_tokens": 2}}')) == (1, 2)
+    assert usage_of(parse_chunk(b'{"usage": {"prompt_tokens": 1, "completion_tokens": 2}}')) == TokenUse(1, 2)
     assert usage_of(parse_chunk(b'{"choices": null}')) is None
 
 

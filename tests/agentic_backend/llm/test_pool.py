@@ -8,12 +8,12 @@ from pydantic import SecretStr
 
 from agentic_backend import settings
 from agentic_backend.errors import LlmTimeout
-from agentic_backend.llm import CallDeadlines, Endpoint, Metered, ModelPool, connections_of, endpoint_of
+from agentic_backend.llm import CallDeadlines, Endpoint, Metered, ModelPool, TokenUse, connections_of, endpoint_of
 from agentic_backend.llm.failures import retry_after_s
 from agentic_backend.metrics import AgenticMetrics
 from backend_kit.aio.retry import Retries
 from backend_kit.client.connections import Connections
-from backend_kit.kpi import Kpi
+from backend_kit.kpi import Kpi, Ledger
 from tests.agentic_backend.llm.conftest import Watched
 from tests.support.mock_llm import MockModel
 
@@ -66,7 +66,7 @@ def test_calls_become_metrics() -> None:
     observer = Metered(AgenticMetrics(registry, Kpi(registry, service="agentic")))
     observer.llm_first_chunk("m", 0.1)
     observer.llm_request("m", "timeout", 0.5)
-    observer.llm_tokens("m", 3, 2)
+    observer.llm_tokens("m", TokenUse(3, 2))
 
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(name, {"model": "m", **labels})
@@ -75,6 +75,28 @@ def test_calls_become_metrics() -> None:
     assert value("app_llm_request_seconds_count", status="timeout") == 1
     assert value("app_llm_tokens_total", type="input") == 3
     assert value("app_llm_tokens_total", type="output") == 2
+    assert value("app_llm_tokens_total", type="cached") is None
+    observer.llm_tokens("m", TokenUse(10, 5, 8, 4))
+    counted = {kind: value("app_llm_tokens_total", type=kind) for kind in ("input", "output", "cached", "reasoning")}
+    assert counted == {"input": 13, "output": 7, "cached": 8, "reasoning": 4}
+
+
+@pytest.mark.parametrize(("of_cached", "cost"), [(None, 110.0), (1.0, 38.0), (0.0, 30.0)])
+def test_cached_tokens_have_a_price_of_their_own(of_cached: float | None, cost: float) -> None:
+    registry = CollectorRegistry()
+    kpi = Kpi(registry, service="agentic")
+    price = settings.ModelPrice(
+        model="m",
+        input_per_million=10e6,
+        output_per_million=2e6,
+        cached_input_per_million=of_cached and of_cached * 1e6,
+    )
+    observer, ledger = Metered(AgenticMetrics(registry, kpi), [price]), Ledger(kpi)
+    with ledger.activate():
+        observer.llm_tokens("m", TokenUse(10, 5, 8, 4))
+    (spent,) = ledger.spent
+    assert (spent.cost, spent.cached_tokens, spent.reasoning_tokens) == (cost, 8, 4)
+    assert registry.get_sample_value("app_llm_cost_total", {"model": "m"}) == cost
 
 
 def test_settings_become_an_endpoint() -> None:

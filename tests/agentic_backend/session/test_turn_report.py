@@ -193,3 +193,16 @@ def test_what_each_step_used_stands_with_its_step() -> None:
             {"step": "answer", "model": "m", "input_tokens": 90, "output_tokens": 8, "cost": 0.002},
         ],
     }
+
+
+def test_cached_and_reasoning_tokens_stand_where_there_were_any() -> None:
+    desk = Desk()
+    at = desk.ask.received_at
+    desk.ledger.spent.append(Spent(at, "m", 10, 2, 0.0))
+    desk.ledger.spent.append(Spent(at, "m", 90, 8, 0.0, cached_tokens=64, reasoning_tokens=5))
+    usage = usage_of(desk.ledger)
+    assert usage is not None
+    assert (usage["cached_tokens"], usage["reasoning_tokens"]) == (64, 5)
+    first, second = usage["steps"]
+    assert "cached_tokens" not in first
+    assert (second["cached_tokens"], second["reasoning_tokens"]) == (64, 5)

@@ -84,3 +84,14 @@ def test_a_cancelled_probe_makes_room_for_another(clock: Clock) -> None:
     breaker.admit()
     breaker.undecided()
     breaker.admit()
+
+
+@pytest.mark.parametrize(("waited_s", "closed"), [(30.0, False), (0.0, True), (27.0, True)])
+def test_what_calls_waited_in_vain_does_not_part_their_failures(clock: Clock, waited_s: float, closed: bool) -> None:
+    """One caller alone: each call waits for its whole deadline before the next one fails."""
+    breaker = Breaker(clock, Refused)
+    for _ in range(5):
+        breaker.admit()
+        clock.now += 30
+        breaker.failed(waited_s)
+    assert breaker.closed is closed
