@@ -10,10 +10,11 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessageChunk, BaseMessage
 
 from agentic_backend.agent.run import AgentAnswer, AgentRun, FinishReason
-from agentic_backend.events import Delta, Emit
+from agentic_backend.events import Delta, Emit, Thought
 from agentic_backend.llm.chunks import Ending
 from agentic_backend.llm.models import StreamingChatModel
 from agentic_backend.llm.prompt import Prompt
+from agentic_backend.llm.providers import GuardedChatModel
 from backend_kit.kpi import phase
 from backend_kit.wire import InvalidJson, loads
 
@@ -74,8 +75,11 @@ async def stream_reply(
         pieces.append(text)
         emit(Delta(text))
 
+    def think(text: str) -> None:
+        emit(Thought(text))
+
     with phase("llm_invoke"):
-        async for chunk in _chunks(model, messages, take, offered):
+        async for chunk in _chunks(model, messages, take, think, offered):
             if isinstance(chunk, Ending):
                 _note(chunk.finish_reason, chunk.model, chunk.usage, metadata)
                 continue
@@ -104,9 +108,15 @@ def with_language(system: str, language: str | None) -> str:
 
 
 def _chunks(
-    model: BaseChatModel, messages: Sequence[BaseMessage], take: Callable[[str], None], options: dict[str, Any]
+    model: BaseChatModel,
+    messages: Sequence[BaseMessage],
+    take: Callable[[str], None],
+    think: Callable[[str], None],
+    options: dict[str, Any],
 ) -> AsyncIterator[Ending | AIMessageChunk]:
     """The stream of any model. Our own model hands plain text to `take`."""
+    if isinstance(model, GuardedChatModel):
+        return model.astream_text(messages, take, think, **options)
     if isinstance(model, StreamingChatModel):
         return model.astream_text(messages, take, **options)
     return model.astream(messages, **options)
