@@ -75,8 +75,8 @@ class GuardedChatModel(BaseChatModel):
     def _llm_type(self) -> str:
         return "guarded"
 
-    def _generate(self, messages: list[BaseMessage], *_args: Any, **_kwargs: Any) -> ChatResult:
-        raise RuntimeError(f"this chat model is async only: use ainvoke or astream for {len(messages)} messages")
+    def _generate(self, *_args: Any, **_kwargs: Any) -> ChatResult:
+        raise RuntimeError("this chat model is async only: use ainvoke or astream")
 
     async def _agenerate(
         self,
