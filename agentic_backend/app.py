@@ -16,8 +16,7 @@ from agentic_backend.agent import AGENT_PHASES, AgentKit, Catalog, DirectAnswer,
 from agentic_backend.chat.hub import SocketHub
 from agentic_backend.errors import LlmTimeout, TurnDeadline
 from agentic_backend.knowledge import KnowledgeClient
-from agentic_backend.llm import ModelPool
-from agentic_backend.llm.endpoint import endpoint_of
+from agentic_backend.llm.providers import Models
 from agentic_backend.memory_release import MemoryRelease, release_memory
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.persistence import Persistence
@@ -48,6 +47,7 @@ from agentic_backend.wiring import (
     make_retention,
     make_toolbox,
     operator_roles,
+    prepare_models,
     public_settings,
     sign_in_at,
     socket_rules,
@@ -88,7 +88,7 @@ class State:
     tasks: TaskRegistry
     runtime: KpiRuntime
     metrics: AgenticMetrics
-    models: ModelPool
+    models: Models
     knowledge: KnowledgeClient
     catalog: Catalog
     persistence: Persistence
@@ -185,6 +185,7 @@ class AgenticService(Service[AgenticSettings, State]):
         toolbox = await asyncio.to_thread(make_toolbox, settings, tasks, metrics)  # it would hold the loop
         if toolbox is not None:
             stack.push_async_callback(toolbox.aclose)
+        await asyncio.to_thread(prepare_models, settings, models)  # so would this, where a provider has to be loaded
         kit = make_kit(settings, models, knowledge, toolbox)
         catalog = make_catalog(settings, kit, metrics, persistence.checkpoints, persistence.graph_state)
         stack.push_async_callback(catalog.aclose)
@@ -277,13 +278,13 @@ class AgenticService(Service[AgenticSettings, State]):
             clock=self._parts.clock,
         )
 
-    def _make_titles(self, models: ModelPool, persistence: Persistence, tasks: TaskRegistry, kpi: Kpi) -> Titles | None:
+    def _make_titles(self, models: Models, persistence: Persistence, tasks: TaskRegistry, kpi: Kpi) -> Titles | None:
         """The writer of titles if its model is configured, else None: then first questions serve as titles."""
         settings = self._settings
         model = settings.ai.default_language_model
         if model is None:
             return None
-        writer = TitleWriter(models.chat_model(endpoint_of(model, settings.deadlines)), kpi)
+        writer = TitleWriter(models.model_of(model, settings.deadlines), kpi)
         return Titles(writer, persistence.store, tasks, self._renamed)
 
     def _renamed(self, session: Session) -> None:

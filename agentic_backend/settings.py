@@ -1,6 +1,7 @@
 """Settings of the agentic service: one frozen object, read once at start (docs/configuration.md lists every key)."""
 
 from collections.abc import Collection
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
 from urllib.parse import urlsplit
@@ -248,6 +249,59 @@ class AgentSettings(Section):
         return fallback
 
 
+Provider = Literal[
+    "openai",
+    "openai_responses",
+    "azure_openai",
+    "anthropic",
+    "ollama",
+    "bedrock_converse",
+    "google_genai",
+    "mistralai",
+    "groq",
+]
+_OPENAI: Final = (None, "openai", "openai_responses")
+"""Providers whose models, keys and addresses OpenAI's variables set."""
+_NEEDED: Final = {
+    "openai_responses": ("langchain_openai", 'pip install "turnwise[agentic,langchain]"'),
+    "azure_openai": ("azure.identity", 'pip install "turnwise[azure]"'),
+    "anthropic": ("langchain_anthropic", 'pip install "turnwise[anthropic]"'),
+    "ollama": ("langchain_ollama", 'pip install "turnwise[ollama]"'),
+    "bedrock_converse": ("langchain_aws", "pip install langchain-aws"),
+    "google_genai": ("langchain_google_genai", "pip install langchain-google-genai"),
+    "mistralai": ("langchain_mistralai", "pip install langchain-mistralai"),
+    "groq": ("langchain_groq", "pip install langchain-groq"),
+}
+"""The module that a provider needs beside `langchain`, and how it is installed."""
+_OURS: Final = frozenset(
+    {"api_key", "base_url", "cache", "callbacks", "disable_streaming", "max_retries", "metadata", "model", "name",
+     "rate_limiter", "streaming", "tags", "timeout", "verbose"}
+)  # fmt: skip
+"""Arguments of LangChain's classes that the service sets itself."""
+
+
+def installed(provider: str) -> str:
+    """The provider. Raises `SettingsRefused`, which says what to install, where its package is missing."""
+    if provider not in _NEEDED:
+        return provider
+    module, how = _NEEDED[provider]
+    package = module.partition(".")[0]
+    if not (find_spec(package) and find_spec(module)):
+        raise SettingsRefused(f"needs the package of {module}: {how}")
+    if not find_spec("langchain"):
+        raise SettingsRefused('needs langchain: pip install "turnwise[langchain]"')
+    return provider
+
+
+def _not_ours(options: dict[str, Any]) -> dict[str, Any]:
+    for name in sorted(_OURS & options.keys()):
+        raise SettingsRefused("is set by the service", name)
+    return options
+
+
+ProviderOptions = Annotated[dict[str, Any], AfterValidator(_not_ours)]
+
+
 class ClientTimeout(Section):
     """Deadlines of the knowledge-flow client, in seconds. At the deadline the call fails."""
 
@@ -261,11 +315,17 @@ class ChatModelSettings(Section):
     """How a model is called."""
 
     base_url: HttpUrl | None = None
-    """Endpoint with its version path; OPENAI_BASE_URL overrides it. Without either: the provider's own."""
+    """Endpoint, as its provider's clients want it: OpenAI's with the version path, Anthropic's and Ollama's without.
+    OPENAI_BASE_URL overrides that of a model of OpenAI's providers. Without either: the provider's own."""
     api_key: SecretStr | None = None
-    """API key of the endpoint; set through OPENAI_API_KEY. Without it, requests carry no key."""
+    """API key of the endpoint; set through OPENAI_API_KEY for a model of OpenAI's providers. Without it, requests of
+    these carry no key, and those of other providers the one that their own environment variable has."""
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
-    """Sampling temperature; 0 = the most likely tokens."""
+    """Sampling temperature; 0 = the most likely tokens. Sent to another provider than `openai` only where it is set
+    here: some models refuse it."""
+    options: ProviderOptions = {}
+    """Further arguments of the provider's class in LangChain, such as `thinking` or `reasoning`
+    (docs/agents.md#which-model-answers); not for `openai`."""
     max_retries: Annotated[int, Field(ge=0, le=10)] = 2
     """Further attempts before the first token, with jitter; 0 = none. More than 2 count as 2."""
     timeout: ModelTimeout = ModelTimeout()
@@ -273,17 +333,26 @@ class ChatModelSettings(Section):
 
 
 class ChatModel(Section):
-    """A model behind an OpenAI-compatible endpoint."""
+    """A model, and whose it is."""
 
-    provider: Literal["openai"] = "openai"
-    """Protocol of the endpoint."""
+    provider: Annotated[Provider, AfterValidator(installed)] = "openai"
+    """Whose protocol the endpoint speaks. `openai` is every endpoint that is compatible with OpenAI's chat completions;
+    the others need packages of their own (docs/agents.md#which-model-answers). The last four are handed to LangChain
+    untested."""
     name: Text
-    """Model name sent to the endpoint; OPENAI_MODEL overrides it."""
+    """Model name sent to the endpoint; OPENAI_MODEL overrides that of a model of OpenAI's providers."""
     settings: ChatModelSettings = ChatModelSettings()
+
+    @model_validator(mode="after")
+    def _options_have_an_effect(self) -> "ChatModel":
+        if self.provider == "openai" and self.settings.options:
+            raise SettingsRefused("has no effect with the provider openai", "settings", "options")
+        return self
 
 
 class OfferedModelSettings(Section):
-    """How a further model is called. What is left out is taken from `ai.default_chat_model`.
+    """How a further model is called. What is left out is taken from `ai.default_chat_model`; of a model of another
+    provider only `max_retries` is.
 
     Its connections have the timeouts and limits of `ai.default_chat_model`, and are shared by all models on one server.
     """
@@ -291,13 +360,15 @@ class OfferedModelSettings(Section):
     ignored_keys: ClassVar[tuple[str, ...]] = ("timeout", "http_client_limits")
 
     base_url: HttpUrl | None = None
-    """Endpoint with its version path; none = that of `ai.default_chat_model`."""
+    """Endpoint; none = that of `ai.default_chat_model`."""
     api_key: SecretStr | None = None
     """API key of the endpoint; none = that of `ai.default_chat_model`, but no key if `base_url` is set here."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     """Sampling temperature; none = that of `ai.default_chat_model`."""
     max_retries: Annotated[int, Field(ge=0, le=10)] | None = None
     """Further attempts before the first token; none = those of `ai.default_chat_model`. More than 2 count as 2."""
+    options: ProviderOptions | None = None
+    """Further arguments of the provider's class in LangChain; none = those of `ai.default_chat_model`."""
 
 
 class OfferedModel(Section):
@@ -307,8 +378,8 @@ class OfferedModel(Section):
     """Identifier in agents, asks and preferences."""
     title: str = ""
     """Label in the chat page; none = the id."""
-    provider: Literal["openai"] = "openai"
-    """Protocol of the endpoint."""
+    provider: Annotated[Provider, AfterValidator(installed)] | None = None
+    """Whose protocol the endpoint speaks; none = that of `ai.default_chat_model`."""
     name: Text
     """Model name sent to the endpoint."""
     settings: OfferedModelSettings = OfferedModelSettings()
@@ -324,7 +395,12 @@ class OfferedModel(Section):
         own = self.settings.model_dump(exclude_none=True)
         if "base_url" in own:
             own.setdefault("api_key", None)
-        return ChatModel(provider=self.provider, name=self.name, settings=default.settings.model_copy(update=own))
+        provider, shared = self.provider or default.provider, default.settings
+        if provider != default.provider:
+            # Its address, key and options are another's: a key must not go to who did not issue it.
+            kept = ("max_retries", "timeout", "http_client_limits")
+            shared = ChatModelSettings(**{name: getattr(shared, name) for name in kept})
+        return ChatModel(provider=provider, name=self.name, settings=shared.model_copy(update=own))
 
 
 class ModelPrice(Section):
@@ -598,6 +674,12 @@ class AgenticSettings(ServiceSettings):
         "OPENAI_MODEL": ("ai.default_chat_model.name", "ai.default_language_model.name"),
         "TURNWISE_SPOOL_DIR": ("persistence.spool_dir",),
         "OPENAI_BASE_URL": ("ai.default_chat_model.settings.base_url", "ai.default_language_model.settings.base_url"),
+    }
+
+    env_where: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
+        f"ai.{model}.{key}": (f"ai.{model}.provider", _OPENAI)
+        for model in ("default_chat_model", "default_language_model")
+        for key in ("name", "settings.api_key", "settings.base_url")
     }
 
     app: AgenticApp = AgenticApp()

@@ -12,9 +12,9 @@ from agentic_backend.agent.kit import NamedModel
 from agentic_backend.agent.toolbox import Toolbox
 from agentic_backend.chat.hub import SocketHub, SocketRules
 from agentic_backend.knowledge import AttachmentClient, AttachmentEndpoint, KnowledgeClient, KnowledgeEndpoint
-from agentic_backend.llm import ModelPool
-from agentic_backend.llm.endpoint import connections_of, endpoint_of
+from agentic_backend.llm.endpoint import connections_of
 from agentic_backend.llm.observer import Metered
+from agentic_backend.llm.providers import Models
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.persistence import Persistence
 from agentic_backend.persist.retention import Pruner, Retention, RetentionRules
@@ -33,10 +33,19 @@ if TYPE_CHECKING:
 _MIB = 1024 * 1024
 
 
-def make_models(settings: AgenticSettings, metrics: AgenticMetrics) -> ModelPool:
+def make_models(settings: AgenticSettings, metrics: AgenticMetrics) -> Models:
     """The HTTP session to the model endpoints, with the limits of the configuration."""
     connections = connections_of(settings.ai.default_chat_model)
-    return ModelPool(connections, Metered(metrics, settings.ai.prices), pool_wait=metrics.http_pool_wait("llm").observe)
+    return Models(connections, Metered(metrics, settings.ai.prices), pool_wait=metrics.http_pool_wait("llm").observe)
+
+
+def prepare_models(settings: AgenticSettings, models: Models) -> None:
+    """Make the models of other providers than `openai`. Takes seconds, so call it in a thread. Raises
+    `ModelUnusable`."""
+    ai = settings.ai
+    further = [model.called_as(ai.default_chat_model) for model in ai.chat_models]
+    titles = [ai.default_language_model] if ai.default_language_model else []
+    models.prepare([ai.default_chat_model, *further, *titles], settings.deadlines)
 
 
 def make_knowledge(settings: AgenticSettings, metrics: AgenticMetrics, deadline_s: float) -> KnowledgeClient:
@@ -76,7 +85,7 @@ def make_toolbox(settings: AgenticSettings, tasks: TaskRegistry, metrics: Agenti
 
 
 def make_kit(
-    settings: AgenticSettings, models: ModelPool, knowledge: KnowledgeClient, toolbox: Toolbox | None = None
+    settings: AgenticSettings, models: Models, knowledge: KnowledgeClient, toolbox: Toolbox | None = None
 ) -> AgentKit:
     """What graphs are built from: the configured chat models, the documents, and the tools."""
     ai = settings.ai
@@ -84,7 +93,7 @@ def make_kit(
         model.id: (model.called_as(ai.default_chat_model), model.title or model.id) for model in ai.chat_models
     }
     named = {
-        model_id: NamedModel(models.chat_model(endpoint_of(model, settings.deadlines)), model.name, title)
+        model_id: NamedModel(models.model_of(model, settings.deadlines), model.name, title)
         for model_id, (model, title) in configured.items()
     }
     default = named[DEFAULT_MODEL]

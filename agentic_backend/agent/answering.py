@@ -14,6 +14,7 @@ from agentic_backend.events import Delta, Emit, Thought
 from agentic_backend.llm.chunks import Ending
 from agentic_backend.llm.models import StreamingChatModel
 from agentic_backend.llm.prompt import Prompt
+from agentic_backend.llm.providers import GuardedChatModel
 from agentic_backend.llm.thinking import reasoning_in
 from backend_kit.kpi import phase
 from backend_kit.wire import InvalidJson, loads
@@ -116,8 +117,8 @@ def _chunks(
     think: Callable[[str], None],
     options: dict[str, Any],
 ) -> AsyncIterator[Ending | AIMessageChunk]:
-    """The stream of any model. Our own model hands plain text to `take`, and reasoning to `think`."""
-    if isinstance(model, StreamingChatModel):
+    """The stream of any model. Ours, and those we guard, hand plain text to `take` and reasoning to `think`."""
+    if isinstance(model, StreamingChatModel | GuardedChatModel):
         return model.astream_text(messages, take, think, **options)
     return model.astream(messages, **options)
 

@@ -65,7 +65,7 @@ def endpoint_of(model: settings.ChatModel, deadlines: settings.Deadlines) -> End
     """
     how = model.settings
     return Endpoint(
-        base_url=how.base_url or _PROVIDER_URLS[model.provider],
+        base_url=how.base_url or _PROVIDER_URLS.get(model.provider, ""),
         model=model.name,
         api_key=how.api_key,
         temperature=how.temperature,

@@ -17,7 +17,7 @@ from agentic_backend.llm.callbacks import callbacks_configured
 from agentic_backend.llm.client import CompletionsClient, encode
 from agentic_backend.llm.coalescing import Coalescer
 from agentic_backend.llm.endpoint import Endpoint
-from agentic_backend.llm.observer import LlmObserver, Unobserved
+from agentic_backend.llm.observer import METERED, LlmObserver, Unobserved
 from agentic_backend.llm.prompt import Prompt
 from backend_kit.client.connections import Connections, open_session
 
@@ -169,6 +169,7 @@ def chat_openai(client: CompletionsClient) -> StreamingChatModel:
         use_responses_api=False,
         http_socket_options=(),
         cache=False,
+        metadata={METERED: True},
     )
 
 

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable
 from time import perf_counter
-from typing import Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.settings import ModelPrice
 from backend_kit.kpi import Spent, current_ledger
 
+METERED: Final = "turnwise_metered"
+"""In the `metadata` of a chat model that tells an `LlmObserver` of its calls itself: nobody else is to count them."""
 CallStatus = Literal["ok", "error", "cancelled", "timeout"]
 
 

@@ -1,6 +1,6 @@
 """Base classes of the settings: the frozen section, the error that ends a start, checked value types."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -41,11 +41,13 @@ class Section(BaseModel):
 class RootSection(Section):
     """The configuration file of one service.
 
-    `env_overrides` maps an environment variable to the keys it sets, if the file has their section.
+    `env_overrides` maps an environment variable to the keys it sets, if the file has their section; `env_where` one of
+    these keys to another key and the values of it with which alone it is set, None where that key is not in the file.
     `env_named` maps a key that holds the name of an environment variable to the key that takes its value.
     """
 
     env_overrides: ClassVar[dict[str, tuple[str, ...]]] = {}
+    env_where: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {}
     env_named: ClassVar[dict[str, str]] = {}
 
 

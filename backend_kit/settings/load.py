@@ -175,6 +175,10 @@ def _apply_overrides(document: YamlDocument, model: type[RootSection], variables
             continue
         value, place = variables[name]
         for key in keys:
+            if key in model.env_where:
+                other, values = model.env_where[key]
+                if _get(document.data, tuple(other.split("."))) not in values:
+                    continue
             _set(document, model, tuple(key.split(".")), value, place)
 
 

@@ -1,4 +1,4 @@
-"""Chat completions of the fake model: the text, its server-sent events, and when each of them is sent."""
+"""Answers of the fake model: what it says, and when each token of it is sent. `wires` says how."""
 
 import itertools
 import re
@@ -12,8 +12,9 @@ from typing import Any
 from backend_kit.wire import dumps
 from ws_bench.config.distributions import RandomVariable
 from ws_bench.fakes.answers import Turn, reply, turns_of
-from ws_bench.fakes.http import BadRequest, Connection, chunk, error_body, json_object
+from ws_bench.fakes.http import BadRequest, Connection
 from ws_bench.fakes.knobs import MAX_TOKENS, BadKnob, Knobs, draw_amount, knobs_of
+from ws_bench.fakes.plan import CompletionPlan, Wire
 from ws_bench.fakes.timer_wheel import EARLY_S, TimerWheel
 from ws_bench.fakes.tools import arguments_for, offered_tool, pieces_of, requested_tool
 
@@ -24,7 +25,6 @@ for their next token to come down the wire
 """
 _FILLER = tuple(_FILLER_TEXT.split())
 _KEPT_BYTES = 4 * 1024 * 1024
-GARBAGE = chunk(b'data: {"choices": [{"delta": garb\x00\n\n')
 MAX_LATE_MS = 10_000
 _RETRY_STATUSES = frozenset({429, 503})
 
@@ -84,33 +84,8 @@ class MockLlmStats:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionPlan:
-    """One completion as decided on arrival: its tokens and how to send them."""
-
-    completion_id: str
-    model: str
-    created: int
-    tokens: Sequence[str]
-    tool: str
-    """The tool to call with the tokens as its arguments; empty: the tokens are the text."""
-    finish_reason: str
-    prompt_tokens: int
-    with_usage: bool
-
-    @property
-    def usage(self) -> dict[str, int]:
-        """Token counts as OpenAI-compatible servers name them; a token is a word."""
-        count = len(self.tokens)
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": count,
-            "total_tokens": self.prompt_tokens + count,
-        }
-
-
 class Completions:
-    """Answers `POST /v1/chat/completions` for one server, with its default knobs and its statistics."""
+    """Answers requests to the model for one server, with its default knobs and its statistics."""
 
     def __init__(self, wheel: TimerWheel, stats: MockLlmStats, defaults: Knobs, *, seed: int, keep: int) -> None:
         self._wheel = wheel
@@ -120,36 +95,35 @@ class Completions:
         self._random = Random(seed)  # noqa: S311 - draws which requests fail, not a secret
         self._numbers = itertools.count(1)
 
-    def handle(self, body: bytes, connection: Connection) -> None:
+    def handle(self, wire: Wire, body: bytes, connection: Connection) -> None:
         """Answer one request, at once or over time."""
         self._stats.chat_requests += 1
         try:
-            request = parse_request(body)
+            request = wire.read(body)
             knobs = knobs_of(request["model"], self._defaults)
         except (BadRequest, BadKnob) as failure:
             self._stats.refused += 1
-            connection.respond(400, error_body(str(failure), "invalid_request_error"))
+            connection.respond(400, wire.error(str(failure), 400))
             return
         self._stats.remember(request, len(body), self._keep)
         if knobs.error and self._random.random() < knobs.error:
-            self._refuse(knobs, connection)
+            self._refuse(wire, knobs, connection)
             return
         plan = self._plan(request, knobs)
-        times = TokenSchedule(knobs, len(plan.tokens), self._random)
+        times = TokenSchedule(knobs, plan.answer_tokens, self._random)
         if not request.get("stream"):
-            _Whole(plan, knobs, times, connection, self._stats, self._wheel).step()
+            _Whole(wire, plan, knobs, times, connection, self._stats, self._wheel).step()
         elif connection.can_stream:
-            _Stream(plan, knobs, times, connection, self._stats, self._wheel).step()
+            _Stream(wire, plan, knobs, times, connection, self._stats, self._wheel).step()
         else:
             self._stats.refused += 1
-            connection.respond(505, error_body("streams need HTTP/1.1", "invalid_request_error"))
+            connection.respond(505, wire.error("streams need HTTP/1.1", 400))
 
-    def _refuse(self, knobs: Knobs, connection: Connection) -> None:
+    def _refuse(self, wire: Wire, knobs: Knobs, connection: Connection) -> None:
         self._stats.refused += 1
         status = knobs.status
-        kind = "rate_limit_error" if status == 429 else "server_error"
         headers = ((b"retry-after", b"%g" % knobs.retry_s),) if status in _RETRY_STATUSES else ()
-        connection.respond(status, error_body(f"refused by the error knob with {status}", kind), headers)
+        connection.respond(status, wire.error(f"refused by the error knob with {status}", status), headers)
 
     def _plan(self, request: Mapping[str, Any], knobs: Knobs) -> CompletionPlan:
         turns = turns_of(request["messages"])
@@ -159,18 +133,25 @@ class Completions:
             tokens = pieces_of(arguments_for(tool, turns))
         else:
             tokens = filler(count) if count > 0 else _TOKEN.findall(reply(turns))
-        limit = request.get("max_completion_tokens") or request.get("max_tokens")
-        cut = isinstance(limit, int) and 0 < limit < len(tokens)
+        thoughts = filler(round(draw_amount(knobs.think, self._random))) if request["thinks"] else []
+        limit = request["max_tokens"] if isinstance(request.get("max_tokens"), int) else 0
+        cut = 0 < limit < len(thoughts) + len(tokens)
+        if cut:
+            left = max(limit - len(thoughts), 0)
+            thoughts, tokens = thoughts[:limit], tokens[:left]
         options = request.get("stream_options")
+        prompt_tokens = sum(len(turn.text.split()) for turn in turns)
         return CompletionPlan(
-            completion_id=f"chatcmpl-{next(self._numbers):012d}",
+            number=next(self._numbers),
             model=request["model"],
             created=int(time.time()),
-            tokens=tokens[:limit] if cut else tokens,
+            tokens=tokens,
             tool=tool["name"] if tool else "",
             finish_reason="length" if cut else "tool_calls" if tool else "stop",
-            prompt_tokens=sum(len(turn.text.split()) for turn in turns),
+            prompt_tokens=prompt_tokens,
             with_usage=isinstance(options, dict) and options.get("include_usage") is True,
+            thoughts=thoughts,
+            cached_tokens=min(knobs.cached, prompt_tokens),
         )
 
 
@@ -181,73 +162,12 @@ def _tool_of(request: Mapping[str, Any], turns: Sequence[Turn], knobs: Knobs, *,
     return None if fixed else requested_tool(request, turns)
 
 
-def parse_request(body: bytes) -> dict[str, Any]:
-    """The request with a model name and at least one message object. Raises `BadRequest`."""
-    request = json_object(body, "model")
-    messages = request.get("messages")
-    if not isinstance(messages, list) or not messages or not all(isinstance(item, dict) for item in messages):
-        raise BadRequest("`messages` must be a list of at least one object")
-    return request
-
-
 def filler(count: int) -> list[str]:
     """A text of exactly `count` tokens: words, each with the space before it."""
     return [
         _FILLER[index % len(_FILLER)] if index == 0 else f" {_FILLER[index % len(_FILLER)]}"
         for index in range(min(count, MAX_TOKENS))
     ]
-
-
-def stream_frames(plan: CompletionPlan) -> tuple[list[bytes], bytes]:
-    """A completion's events as chunks of the transfer coding: one element per token, and the end.
-
-    The first element also holds the event with the role; the end holds the finish reason, the usage if requested, and
-    `[DONE]`.
-    """
-    head = b'data: {"id":%b,"object":"chat.completion.chunk","created":%d,"model":%b,"choices":' % (
-        dumps(plan.completion_id),
-        plan.created,
-        dumps(plan.model),
-    )
-    after = b',"finish_reason":null}]}\n\n'
-    begin, end_of_delta = b'[{"index":0,"delta":{"content":', b"}"
-    first = b'[{"index":0,"delta":{"role":"assistant","content":""}'
-    if plan.tool:
-        begin, end_of_delta = b'[{"index":0,"delta":{"tool_calls":[{"index":0,"function":{"arguments":', b"}}]}"
-        first = b'[{"index":0,"delta":{"role":"assistant","content":null,"tool_calls":[%b]}' % dumps(
-            {"index": 0, **_tool_call(plan, "")}
-        )
-    before, after_token = head + begin, end_of_delta + after
-    frames = [chunk(before + dumps(token) + after_token) for token in plan.tokens]
-    opening = chunk(head + first + after)
-    ending = head + b'[{"index":0,"delta":{},"finish_reason":%b}]}\n\n' % dumps(plan.finish_reason)
-    if plan.with_usage:
-        ending += head + b'[],"usage":%b}\n\n' % dumps(plan.usage)
-    end = chunk(ending + b"data: [DONE]\n\n")
-    if frames:
-        frames[0] = opening + frames[0]
-        return frames, end
-    return frames, opening + end
-
-
-def whole_body(plan: CompletionPlan) -> dict[str, object]:
-    """The body of an answer that is not streamed."""
-    message: dict[str, object] = {"role": "assistant", "content": "".join(plan.tokens)}
-    if plan.tool:
-        message = {"role": "assistant", "content": None, "tool_calls": [_tool_call(plan, "".join(plan.tokens))]}
-    return {
-        "id": plan.completion_id,
-        "object": "chat.completion",
-        "created": plan.created,
-        "model": plan.model,
-        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": plan.finish_reason}],
-        "usage": plan.usage,
-    }
-
-
-def _tool_call(plan: CompletionPlan, arguments: str) -> dict[str, object]:
-    call_id = f"call_{plan.completion_id.removeprefix('chatcmpl-')}"
-    return {"id": call_id, "type": "function", "function": {"name": plan.tool, "arguments": arguments}}
 
 
 def _stop_of(knobs: Knobs, tokens: int) -> tuple[int, str]:
@@ -301,7 +221,7 @@ class _Answer:
         self._connection = connection
         self._stats = stats
         self._wheel = wheel
-        self._stop, self._ending = _stop_of(knobs, len(plan.tokens))
+        self._stop, self._ending = _stop_of(knobs, plan.answer_tokens)
         self._start = now
         self._times = times
         self._last_at = now + times.due_s(max(self._stop - 1, 0))
@@ -335,10 +255,11 @@ class _Answer:
 class _Stream(_Answer):
     """One streamed completion: a cursor over its frames, advanced by the timer wheel."""
 
-    __slots__ = ("_frames", "_sent")
+    __slots__ = ("_frames", "_sent", "_wire")
 
     def __init__(
         self,
+        wire: Wire,
         plan: CompletionPlan,
         knobs: Knobs,
         times: TokenSchedule,
@@ -347,10 +268,11 @@ class _Stream(_Answer):
         wheel: TimerWheel,
     ) -> None:
         super().__init__(plan, knobs, times, connection, stats, wheel)
-        frames, end = stream_frames(plan)
+        self._wire = wire
+        frames, end = wire.frames(plan)
         if knobs.garbage is not None and frames:
             at = min(knobs.garbage, len(frames) - 1)
-            frames[at] = GARBAGE + frames[at]
+            frames[at] = wire.garbage + frames[at]
         frames = frames[: self._stop]
         if self._ending == "finish":
             frames = [*frames[:-1], (frames[-1] if frames else b"") + end]
@@ -376,7 +298,7 @@ class _Stream(_Answer):
             self._stats.tokens += min(sent, self._stop) - begin
             data = frames[begin] if sent == begin + 1 else b"".join(frames[begin:sent])
             if begin == 0:
-                connection.start_stream(data)
+                connection.start_stream(data, self._wire.stream_type)
             else:
                 connection.write(data)
         if sent < len(frames):
@@ -394,10 +316,11 @@ class _Stream(_Answer):
 class _Whole(_Answer):
     """One completion sent in one piece at the time at which its stream would have ended."""
 
-    __slots__ = ("_garbage", "_plan")
+    __slots__ = ("_garbage", "_plan", "_wire")
 
     def __init__(
         self,
+        wire: Wire,
         plan: CompletionPlan,
         knobs: Knobs,
         times: TokenSchedule,
@@ -406,6 +329,7 @@ class _Whole(_Answer):
         wheel: TimerWheel,
     ) -> None:
         super().__init__(plan, knobs, times, connection, stats, wheel)
+        self._wire = wire
         self._plan = plan
         self._garbage = knobs.garbage is not None
 
@@ -418,7 +342,7 @@ class _Whole(_Answer):
         elif self._ending == "truncate":
             self._truncate()
         else:
-            self._stats.tokens += len(self._plan.tokens)
+            self._stats.tokens += self._plan.answer_tokens
             self._finished()
-            body = dumps(whole_body(self._plan))
+            body = dumps(self._wire.whole(self._plan))
             self._connection.respond_bytes(200, body[: len(body) // 2] if self._garbage else body)

@@ -15,7 +15,8 @@ from backend_kit.wire import InvalidJson, dumps, loads
 MAX_BODY = 10 * 1024 * 1024
 _MAX_HEAD = 64 * 1024
 _JSON = (b"content-type", b"application/json")
-_EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
+EVENTS = b"text/event-stream; charset=utf-8"
+LINES = b"application/x-ndjson"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +114,10 @@ class Connection(asyncio.Protocol):
         """Whether the client's HTTP version supports the chunked coding."""
         return self._parser.their_http_version == b"1.1"
 
-    def start_stream(self, framed: bytes = b"") -> None:
-        """Begin an answer of server-sent events; the first chunks go out in the same write."""
-        head = self._parser.send(h11.Response(status_code=200, headers=[_EVENTS, (b"cache-control", b"no-cache")]))
+    def start_stream(self, framed: bytes = b"", content_type: bytes = EVENTS) -> None:
+        """Begin an answer that is streamed; the first chunks go out in the same write."""
+        headers = [(b"content-type", content_type), (b"cache-control", b"no-cache")]
+        head = self._parser.send(h11.Response(status_code=200, headers=headers))
         self.write((head or b"") + framed)
 
     def write(self, framed: bytes) -> None:

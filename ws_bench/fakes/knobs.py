@@ -8,6 +8,8 @@ NAME is anything without `;`. A key in the name replaces the flag's value for th
 | `ttft` | ms | from the request's last byte to the first token (0) |
 | `gap` | ms | between one token and the next, on a fixed schedule: lateness does not add up (0) |
 | `tokens` | count | answer with exactly this many tokens, whatever is asked (0: answer usefully) |
+| `think` | count | tokens of reasoning before the others (0), where the request lets its wire show it |
+| `cached` | count | tokens of the prompt that usage reports as read from a cache, at most all of them (0) |
 | `tool` | name | call this tool if the request offers it and has no result yet; `*`: the first one offered (off) |
 | `floor` | ms | the last token and the end are not sent before this time (0) |
 | `error` | 0..1 | share of requests refused with `status` (0; 1 if only `status` is given) |
@@ -18,10 +20,12 @@ NAME is anything without `;`. A key in the name replaces the flag's value for th
 | `truncate` | count | send this many tokens, then close the connection without an end (off) |
 | `garbage` | count | after this many tokens an event that is not JSON, then the rest (off) |
 
-`ttft`, `gap` and `tokens` may be distributions, drawn with the server's `--seed`: `exp:MEAN`, `uniform:LOW..HIGH`,
-`normal:MEAN,SD`, `lognormal:MEDIAN,P95` (`ttft=lognormal:300,900;gap=exp:20`). A gap is drawn for each token.
+`ttft`, `gap`, `tokens` and `think` may be distributions, drawn with the server's `--seed`: `exp:MEAN`,
+`uniform:LOW..HIGH`, `normal:MEAN,SD`, `lognormal:MEDIAN,P95` (`ttft=lognormal:300,900;gap=exp:20`). A gap is drawn for
+each token.
 
-A token is a word with the space before it, in a tool call a piece of its arguments. The same times hold for an answer
+A token is a word with the space before it, in a tool call a piece of its arguments; tokens of reasoning count like the
+others in `ttft`, `gap`, `pause`, `stall`, `truncate` and `garbage`. The same times hold for an answer
 that is not streamed: it comes when a stream would have ended; `stall` and `truncate` then mean no answer, and a closed
 connection, and `garbage` a body that is not JSON.
 An unknown key or a value out of range is answered with 400 and the list of keys.
@@ -51,6 +55,8 @@ class Knobs:
     ttft_ms: Amount = 0.0
     gap_ms: Amount = 0.0
     tokens: Amount = 0
+    think: Amount = 0
+    cached: int = 0
     tool: str = ""
     floor_ms: float = 0.0
     error: float = 0.0
@@ -116,6 +122,8 @@ KNOBS: dict[str, tuple[str, Callable[[str], Value]]] = {
     "ttft": ("ttft_ms", _amount(_number(0, _MAX_MS))),
     "gap": ("gap_ms", _amount(_number(0, _MAX_MS))),
     "tokens": ("tokens", _amount(_count(0, MAX_TOKENS))),
+    "think": ("think", _amount(_count(0, MAX_TOKENS))),
+    "cached": ("cached", _count(0, MAX_TOKENS)),
     "floor": ("floor_ms", _number(0, _MAX_MS)),
     "error": ("error", _number(0, 1)),
     "status": ("status", _count(400, 599)),

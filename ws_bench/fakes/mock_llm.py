@@ -1,7 +1,9 @@
-"""`ws_bench mock-llm`: an OpenAI-compatible model server without a model.
+"""`ws_bench mock-llm`: a model server without a model, which speaks the wires of several providers.
 
-Routes: `POST /v1/chat/completions` (streamed or not), `POST /v1/embeddings`, `POST /rerank` (also below /v1 and /v2),
-`GET /v1/models`, `GET /stats`, `GET /healthz`. Any `Authorization` is accepted.
+Routes: `POST /v1/chat/completions` (OpenAI and what is compatible with it; Azure OpenAI below
+`/openai/deployments/NAME`), `POST /v1/responses` (OpenAI), `POST /v1/messages` (Anthropic), `POST /api/chat` (Ollama),
+each streamed or not; `POST /v1/embeddings`, `POST /rerank` (also below /v1 and /v2), `GET /v1/models`, `GET /stats`,
+`GET /healthz`. Any key is accepted.
 
 Every knob is a flag for all requests (`--ttft 3000 --gap 20`) and a key in the model name for one of them
 (`mock;ttft=3000;gap=20;tokens=50`); `ws_bench.fakes.knobs` documents the syntax and each key. Without `tokens` the
@@ -11,9 +13,11 @@ answer is made from the prompt (`ws_bench.fakes.answers`).
 import asyncio
 import errno
 import gc
+import re
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from ws_bench.config.golang import Flags, parse_duration
 from ws_bench.errors import PreparationFailed, UsageError
@@ -21,8 +25,15 @@ from ws_bench.fakes.completions import Completions, MockLlmStats
 from ws_bench.fakes.embedding import embedding_body, embedding_request
 from ws_bench.fakes.http import BadRequest, Connection, Request, error_body
 from ws_bench.fakes.knobs import KNOBS, BadKnob, Knobs, parse_knob, with_knobs
+from ws_bench.fakes.plan import Wire
 from ws_bench.fakes.reranking import rerank_body, rerank_request
 from ws_bench.fakes.timer_wheel import TimerWheel
+from ws_bench.fakes.wires.anthropic import MessagesWire
+from ws_bench.fakes.wires.chat import ChatWire
+from ws_bench.fakes.wires.ollama import OllamaWire
+from ws_bench.fakes.wires.responses import ResponsesWire
+
+_AZURE: Final = re.compile(r"/openai/deployments/[^/]+/chat/completions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +54,7 @@ def parse_mock_flags(argv: Sequence[str]) -> MockOptions:
     """The options that flags ask for. Raises `UsageError`; `-h` prints the help and raises SystemExit(0)."""
     flags = Flags(
         "ws_bench mock-llm",
-        "Serve a fake OpenAI-compatible model. Each knob may also stand in the model name: "
+        "Serve a fake model on the wires of OpenAI, Anthropic and Ollama. Each knob may also stand in the model name: "
         "mock;ttft=3000;gap=20;tokens=50;error=0.1;status=429;stall=10;truncate=5",
     )
     flags.value("host", "127.0.0.1", str, "address to listen on")
@@ -86,7 +97,10 @@ class MockLlm:
         self._connections: set[Connection] = set()
         self._server: asyncio.Server | None = None
         self._routes: dict[str, tuple[str, Callable[[Request, Connection], None]]] = {
-            "/v1/chat/completions": ("POST", lambda request, out: self._completions.handle(request.body, out)),
+            "/v1/chat/completions": ("POST", self._speaks(ChatWire())),
+            "/v1/responses": ("POST", self._speaks(ResponsesWire())),
+            "/v1/messages": ("POST", self._speaks(MessagesWire())),
+            "/api/chat": ("POST", self._speaks(OllamaWire())),
             "/v1/embeddings": ("POST", self._embeddings),
             "/rerank": ("POST", self._rerank),
             "/v1/rerank": ("POST", self._rerank),
@@ -127,6 +141,8 @@ class MockLlm:
 
     def _handle(self, request: Request, connection: Connection) -> None:
         route = self._routes.get(request.path)
+        if route is None and _AZURE.fullmatch(request.path):
+            route = self._routes["/v1/chat/completions"]
         if route is None:
             connection.respond(404, error_body(f"no such path: {request.path}", "invalid_request_error"))
         elif request.method != route[0]:
@@ -134,6 +150,9 @@ class MockLlm:
             connection.respond(405, body, ((b"allow", route[0].encode()),))
         else:
             route[1](request, connection)
+
+    def _speaks(self, wire: Wire) -> Callable[[Request, Connection], None]:
+        return lambda request, connection: self._completions.handle(wire, request.body, connection)
 
     def _models(self, _: Request, connection: Connection) -> None:
         self.stats.model_requests += 1

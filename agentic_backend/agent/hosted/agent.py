@@ -25,7 +25,7 @@ from agentic_backend.agent.hosted.watch import GRAPH, Watch, node_phase
 from agentic_backend.agent.interrupts import Waiting
 from agentic_backend.agent.kit import AgentKit
 from agentic_backend.agent.people import answers_for, question_for
-from agentic_backend.agent.run import AgentAnswer, AgentRun, FinishReason
+from agentic_backend.agent.run import AgentAnswer, AgentRun
 from agentic_backend.errors import BadRequest, NotAwaiting, TurnFailed
 from agentic_backend.events import Custom
 from agentic_backend.llm.observer import LlmObserver, Unobserved
@@ -41,18 +41,6 @@ EXCHANGE: Final = "exchange_id"
 """Under which the metadata of a checkpoint names the exchange that wrote it."""
 _INTERRUPT: Final = "__interrupt__"
 _ID_SPACE: Final = UUID("5f1c2b1e-9d0a-5c5b-8a55-5d5e0f6f2a11")
-_FINISH: Final[dict[str, FinishReason]] = {
-    "stop": "stop",
-    "end_turn": "stop",
-    "stop_sequence": "stop",
-    "completed": "stop",
-    "length": "length",
-    "max_tokens": "length",
-    "content_filter": "content_filter",
-    "refusal": "content_filter",
-    "tool_calls": "tool_calls",
-    "tool_use": "tool_calls",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +212,7 @@ class HostedAgent:
         text = watch.speech.answer(messages, values)
         metadata: dict[str, Any] = {
             "model": watch.model,
-            "finish_reason": _FINISH.get(watch.finish_reason, "other" if watch.finish_reason else "stop"),
+            "finish_reason": watch.finish_reason or "stop",
         }
         if watch.used:
             use = watch.usage

@@ -2,33 +2,16 @@
 
 from collections.abc import Collection, Iterator
 
-from agentic_backend.errors import LlmProtocol, LlmRateLimited, LlmTimeout, LlmUnavailable, TurnFailed
+from agentic_backend.errors import TurnFailed
+from agentic_backend.llm.providers.faults import failure_of
 
 
 def model_failure(failure: BaseException, failed: Collection[BaseException]) -> TurnFailed | None:
-    """The error of a run that ended with `failure`, if that came of one of the failed model calls; else None.
-
-    Providers' packages name their exceptions alike: a status where there was an answer, else a class that says whether
-    the connection failed or time was up. Their texts are not passed on: they may repeat the prompt.
-    """
+    """The error of a run that ended with `failure`, if that came of one of the failed model calls; else None."""
     cause = next((one for one in _chain(failure) if any(one is known for known in failed)), None)
-    if cause is None:
-        return None
-    if isinstance(cause, TurnFailed):
+    if cause is None or isinstance(cause, TurnFailed):
         return cause
-    status = getattr(cause, "status_code", None) or getattr(getattr(cause, "response", None), "status_code", None)
-    name = type(cause).__name__
-    if status == 429:
-        return LlmRateLimited("HTTP 429")
-    if isinstance(status, int) and status >= 500:
-        return LlmUnavailable(f"HTTP {status}")
-    if isinstance(status, int):
-        return LlmProtocol(f"HTTP {status}")
-    if isinstance(cause, TimeoutError) or "Timeout" in name:
-        return LlmTimeout(name)
-    if isinstance(cause, OSError) or "Connect" in name:
-        return LlmUnavailable(name)
-    return LlmProtocol(name)
+    return failure_of(cause, begun=False).take() if isinstance(cause, Exception) else None
 
 
 def _chain(failure: BaseException) -> Iterator[BaseException]:

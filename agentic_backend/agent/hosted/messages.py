@@ -1,8 +1,8 @@
-"""LangChain's messages as what a turn shows: text, reasoning, tool calls and their results. Pure functions."""
+"""LangChain's messages as what a turn shows: those that nodes return, tool calls and their results. Pure functions."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langgraph.types import Command
@@ -13,50 +13,6 @@ from backend_kit.wire import dumps
 
 _SHOWN_CHARS: Final = 4000
 """Characters shown of a tool's arguments or result: a compatible frame has 32 KiB for a whole exchange."""
-_REASONING: Final = ("reasoning_content", "reasoning")
-"""Where providers of OpenAI's wire put what a model says while it reasons."""
-
-
-class Said(NamedTuple):
-    """What a message or a fragment of one says: its text, and what the model said while it reasoned."""
-
-    text: str
-    reasoning: str
-
-
-def said_in(message: BaseMessage) -> Said:
-    """The text and the reasoning of a message, in the order of its blocks."""
-    content = message.content
-    extra = message.additional_kwargs
-    reasoning = ""
-    if extra:
-        found = next((extra[name] for name in _REASONING if isinstance(extra.get(name), str)), "")
-        reasoning = str(found)
-    if isinstance(content, str):
-        return Said(content, reasoning)
-    texts: list[str] = []
-    reasons = [reasoning]
-    for block in content:
-        if isinstance(block, str):
-            texts.append(block)
-        else:
-            _take_block(block, texts, reasons)
-    return Said("".join(texts), "".join(reasons))
-
-
-def _take_block(block: Mapping[str, Any], texts: list[str], reasons: list[str]) -> None:
-    """Anthropic's `thinking`, OpenAI's `reasoning` with its summary, langchain's own `reasoning`, or a text."""
-    kind = block.get("type")
-    if kind == "text":
-        texts.append(str(block.get("text") or ""))
-    elif kind == "thinking":
-        reasons.append(str(block.get("thinking") or ""))
-    elif kind == "reasoning":
-        summary = block.get("summary")
-        if isinstance(summary, list):
-            reasons.extend(str(part.get("text") or "") for part in summary if isinstance(part, dict))
-        else:
-            reasons.append(str(block.get("reasoning") or ""))
 
 
 def messages_in(update: Any) -> Iterator[BaseMessage]:

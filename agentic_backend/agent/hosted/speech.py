@@ -5,8 +5,9 @@ from typing import Any, Final
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
-from agentic_backend.agent.hosted.messages import Said, said_in, tool_calls_of, tool_result_of
+from agentic_backend.agent.hosted.messages import tool_calls_of, tool_result_of
 from agentic_backend.events import Delta, Emit, Step, TextEnds, Thought
+from agentic_backend.llm.providers.reading import Said, said_in
 from backend_kit.wire import dumps
 
 STRUCTURED: Final = "structured_response"
@@ -39,8 +40,8 @@ class Speech:
         """Take a fragment of a message that a model is streaming."""
         self._begun.add(message_id)
         alone = self._shown in (None, message_id) or not self._speaking
-        if said.reasoning and alone:
-            self._emit(Thought(said.reasoning))
+        if said.thought and alone:
+            self._emit(Thought(said.thought))
         if not said.text:
             return
         if not alone:

@@ -6,23 +6,21 @@ from time import perf_counter
 from typing import Any, Final
 from uuid import UUID
 
-from langchain_core.messages import AIMessage, BaseMessage, BaseMessageChunk
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, LLMResult
 from langgraph.constants import TAG_HIDDEN, TAG_NOSTREAM
 from langgraph.pregel._messages import StreamMessagesHandler
 
-from agentic_backend.agent.hosted.messages import messages_in, said_in
+from agentic_backend.agent.hosted.messages import messages_in
 from agentic_backend.agent.hosted.speech import Speech
-from agentic_backend.llm.observer import CallStatus, LlmObserver, TokenUse
+from agentic_backend.llm.observer import METERED, CallStatus, LlmObserver, TokenUse
+from agentic_backend.llm.providers.reading import reason_in, said_in, use_in
 from backend_kit.kpi import current_ledger, phase
 
-METERED: Final = "turnwise_metered"
-"""In the metadata of models that report their calls themselves: ours, and those that we have wrapped."""
 GRAPH: Final = "graph"
 """The phase of a turn in which no node runs: LangGraph itself, with its reads and writes of the state."""
 _STEP_TAG: Final = "graph:step:"
 _NOT_OF_A_NAME: Final = re.compile(r"[^a-z0-9_]+")
-_FINISH_REASONS: Final = ("finish_reason", "stop_reason", "done_reason")
 
 
 def node_phase(node: str) -> str:
@@ -163,7 +161,7 @@ class Watch(StreamMessagesHandler):
             if not call.metered:
                 self._observer.llm_first_chunk(call.model, perf_counter() - call.began)
         message = getattr(chunk, "message", None)
-        if call.quiet or not isinstance(message, BaseMessageChunk):
+        if call.quiet or not isinstance(message, AIMessageChunk):
             return
         if message.id and not call.message_id:
             call.message_id = message.id
@@ -207,21 +205,18 @@ class Watch(StreamMessagesHandler):
     def _note(self, call: _Call, message: AIMessage) -> None:
         about = message.response_metadata
         self.model = str(about.get("model_name") or about.get("model") or call.model)
-        self.finish_reason = next((str(about[key]) for key in _FINISH_REASONS if about.get(key)), "")
+        self.finish_reason = reason_in(message) or ""
 
     def _account(self, call: _Call, status: CallStatus, message: AIMessage | None) -> None:
-        usage = message.usage_metadata if message is not None else None
-        if usage is not None:
-            cached = (usage.get("input_token_details") or {}).get("cache_read") or 0
-            reasoned = (usage.get("output_token_details") or {}).get("reasoning") or 0
-            use = TokenUse(usage["input_tokens"], usage["output_tokens"], cached, reasoned)
+        use = use_in(message) if message is not None else None
+        if use is not None:
             self.usage = TokenUse(*(mine + its for mine, its in zip(self.usage, use, strict=True)))
             self.used = True
         if call.metered:
             return
         self._observer.llm_request(call.model, status, perf_counter() - call.began)
-        if usage is not None:
-            self._observer.llm_tokens(call.model, use.input_tokens, use.output_tokens)
+        if use is not None:
+            self._observer.llm_tokens(call.model, use)
 
 
 def _nobody(_chunk: Any) -> None:

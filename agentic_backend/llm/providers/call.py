@@ -1,0 +1,157 @@
+"""One call of a model of another provider, with deadlines, bounds and retries around its stream."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any, Final
+
+from langchain_core.messages import AIMessageChunk
+from langchain_core.outputs import ChatGenerationChunk
+
+from agentic_backend.errors import TurnFailed
+from agentic_backend.llm import failures
+from agentic_backend.llm.failures import AttemptFailed
+from agentic_backend.llm.observer import TokenUse
+from agentic_backend.llm.providers.faults import as_ours
+from agentic_backend.llm.providers.guard import Guard
+from agentic_backend.llm.providers.reading import Said, brings, reason_in, said_in, storable, use_in
+
+Opened = AsyncGenerator[ChatGenerationChunk, None]
+Told = tuple[AIMessageChunk, Said]
+MAX_THOUGHT_CHARS: Final = 1_000_000
+"""An answer whose reasoning is longer is ended with finish_reason `length`."""
+
+
+class GuardedCall:
+    """One streamed call, to be used once. Raises the `TurnFailed` family of `agentic_backend.errors` and nothing else.
+
+    `open_stream` begins an attempt, whose iteration sends the request. Only attempts before the first token are
+    repeated. `ends_with_reason`: whether the provider says why each answer ended, so that one without has been cut.
+    `whole`: whether the answer is wanted as a whole, within the endpoint's deadline for that.
+    """
+
+    def __init__(
+        self,
+        guard: Guard,
+        open_stream: Callable[[], AsyncIterator[ChatGenerationChunk]],
+        *,
+        ends_with_reason: bool,
+        whole: bool = False,
+    ) -> None:
+        self._guard = guard
+        self._open = open_stream
+        self._ends_with_reason = ends_with_reason
+        self._whole = whole
+        self._started = guard.clock()
+        self._stream: Opened | None = None
+        self._room = guard.endpoint.max_answer_chars
+        self._thought_room = MAX_THOUGHT_CHARS
+        self._reason: str | None = None
+        self._use: TokenUse | None = None
+        self._cut = False
+
+    async def chunks(self) -> AsyncGenerator[Told]:
+        """The chunks of the answer, each with what it says. The last of them has `finish_reason` in its metadata.
+
+        Leaving the iteration, cancellation and any error close the provider's connection.
+        """
+        guard = self._guard
+        # What stands here at the end is what the call is counted as: a failure of our own included.
+        error: BaseException | None = TurnFailed("unfinished")
+        guard.breaker.admit()
+        try:
+            told = await self._within(guard.endpoint.deadlines.first_token_s, "no first token", self._begin())
+            guard.begun(guard.clock() - self._started)
+            while told:
+                for one in told:
+                    yield one
+                if self._cut:
+                    break
+                told = await self._within(
+                    guard.endpoint.deadlines.inter_token_s, "no next token", self._next(begun=True)
+                )
+            if self._reason is None and self._ends_with_reason:
+                raise failures.broken("stream ended early")
+            error = None
+        except AttemptFailed as failure:
+            error = guard.say(failure)
+            raise error from None
+        except (asyncio.CancelledError, GeneratorExit) as stopped:
+            error = stopped
+            raise
+        finally:
+            guard.settle(error, guard.clock() - self._started, self._use)
+            del error  # its traceback holds this frame
+            await self._close()
+
+    async def _within(self, limit_s: float, silent: str, coming: Any) -> list[Told]:
+        """What `coming` brings before the deadline, and before that of the whole answer."""
+        if self._whole:
+            left_s = self._guard.endpoint.deadlines.answer_s - (self._guard.clock() - self._started)
+            if left_s < limit_s:
+                limit_s, silent = left_s, "no answer"
+        try:
+            async with asyncio.timeout(limit_s):
+                told: list[Told] = await coming
+                return told
+        except TimeoutError:
+            raise failures.silent(silent) from None
+
+    async def _begin(self) -> list[Told]:
+        return await self._guard.retrying(self._attempt)
+
+    async def _attempt(self) -> list[Told]:
+        """One attempt up to and with its first token."""
+        await self._close()
+        self._reason = self._use = None
+        with as_ours(begun=False):
+            self._stream = self._open()  # type: ignore[assignment] # an async generator, as langchain's are
+        told = await self._next(begun=False)
+        if not told:
+            raise failures.broken("empty stream")
+        return told
+
+    async def _next(self, *, begun: bool) -> list[Told]:
+        """The next chunks up to and with one that brings something; nothing at the end."""
+        assert self._stream is not None, "an attempt has begun"
+        told: list[Told] = []
+        with as_ours(begun=begun):
+            async for generation in self._stream:
+                one = self._take(generation)
+                told.append(one)
+                if self._cut or brings(*one):
+                    break
+        return told
+
+    def _take(self, generation: ChatGenerationChunk) -> Told:
+        """The chunk as it may go on: within the bounds, with texts that can be stored, and the reason of its end."""
+        chunk = generation.message
+        if not isinstance(chunk, AIMessageChunk):
+            raise failures.broken("not a chunk")
+        chunk.content = storable(chunk.content)
+        if generation.generation_info:
+            chunk.response_metadata = {**chunk.response_metadata, **generation.generation_info}
+        said = said_in(chunk)
+        said = Said(said.text, storable(said.thought))
+        self._use = use_in(chunk) or self._use
+        if (reason := reason_in(chunk)) is not None:
+            self._reason = reason
+            chunk.response_metadata["finish_reason"] = reason
+        calls = sum(len(call["args"] or "") for call in chunk.tool_call_chunks)
+        self._room -= len(said.text) + calls or (0 if said.thought else 1)
+        self._thought_room -= len(said.thought)
+        if self._room >= 0 and self._thought_room >= 0:
+            return chunk, said
+        # An answer without an end is cut where its bound is, and says so.
+        self._cut, self._reason = True, "length"
+        text = said.text[: self._room] if self._room < 0 else said.text
+        ended = AIMessageChunk(
+            content=text, response_metadata={"finish_reason": "length"}, usage_metadata=chunk.usage_metadata
+        )
+        return ended, Said(text, "")
+
+    async def _close(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            async with aclosing(stream):
+                pass

@@ -1,0 +1,83 @@
+"""What all calls of one model of another provider share: its bounds, its circuit, and how they are counted."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from time import perf_counter
+from typing import TypeVar
+
+from agentic_backend.errors import LlmTimeout, LlmUnavailable, TurnFailed
+from agentic_backend.llm.endpoint import Endpoint
+from agentic_backend.llm.failures import AttemptFailed
+from agentic_backend.llm.observer import CallStatus, LlmObserver, TokenUse
+from backend_kit.aio import Breaker
+from backend_kit.aio.retry import try_within
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Guard:
+    """The bounds of `endpoint` for one model. `clock` (monotonic, seconds) times calls, retries and the circuit
+    breaker; `sleep` is how a retry is waited for."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        observer: LlmObserver,
+        *,
+        clock: Callable[[], float] = perf_counter,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.endpoint = endpoint
+        self.clock = clock
+        self.breaker = Breaker(clock, _circuit_open)
+        self._observer = observer
+        self._sleep = sleep
+        self._said: dict[str, float] = {}
+
+    async def retrying(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Make attempts until one succeeds, fails for good, or the retry budget is used up (`AttemptFailed`)."""
+        return await try_within(
+            self.endpoint.retries,
+            attempt,
+            AttemptFailed,
+            lambda failure: (failure.error.retry_after_s or 0.0) if failure.retry else None,
+            clock=self.clock,
+            sleep=self._sleep,
+        )
+
+    def begun(self, seconds: float) -> None:
+        """Account for the first token. A probe has shown enough then: its end may be minutes away."""
+        if not self.breaker.closed:
+            self.breaker.succeeded()
+        self._observer.llm_first_chunk(self.endpoint.model, seconds)
+
+    def settle(self, error: BaseException | None, seconds: float, use: TokenUse | None) -> None:
+        """Account for a call that has ended, well or with `error`."""
+        status: CallStatus = "ok"
+        if error is None:
+            self.breaker.succeeded()
+        elif isinstance(error, LlmUnavailable | LlmTimeout):
+            # A model that is silent holds turns as long as one that is down: its circuit opens too.
+            status = "timeout" if isinstance(error, LlmTimeout) else "error"
+            self.breaker.failed()
+        else:
+            status = "error" if isinstance(error, TurnFailed) else "cancelled"
+            self.breaker.undecided()
+        self._observer.llm_request(self.endpoint.model, status, seconds)
+        if use is not None:
+            self._observer.llm_tokens(self.endpoint.model, use)
+
+    def say(self, failure: AttemptFailed) -> TurnFailed:
+        """Log a failed call, at most once a second and cause, and return the error to raise for it."""
+        now = self.clock()
+        if now - self._said.get(failure.cause, -1.0) >= 1.0:
+            self._said[failure.cause] = now
+            logger.warning("model %s failed: %s: %s", self.endpoint.model, failure.cause, str(failure.error))
+        return failure.take()
+
+
+def _circuit_open(wait_s: float) -> LlmUnavailable:
+    return LlmUnavailable("circuit open", retry_after_s=wait_s)
