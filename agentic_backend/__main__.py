@@ -1,20 +1,27 @@
 """The process of the agentic service: loads settings, binds the port, takes its locks, then imports the rest."""
 
+import asyncio
 import logging
+import subprocess
 import sys
 
-from agentic_backend.settings import AgenticSettings
+from agentic_backend.settings import AgenticSettings, Ai
 from backend_kit.process import arguments, configure, heavy_imports
 
 
 def main() -> int:
     """Serve until a signal ends it.
 
-    Exit codes: 0 drained, 1 forced, 2 bad configuration, taken port or unusable spool directory, 3 another process has
-    the spool directory or the database (after a wait of up to 10 s at the start; after a drain if detected later).
+    Exit codes: 0 drained, 1 forced, 2 bad configuration, an agent or spool directory that cannot be used or a taken
+    port, 3 another process has the spool directory or the database (after a wait of up to 10 s at the start; after a
+    drain if detected later).
     """
     options = arguments("agentic_backend", "The agentic service.").parse_args()
-    settings = configure(AgenticSettings, check=options.check)
+    settings = configure(AgenticSettings, check=False)
+    if not _agents_are_usable(settings.ai, whole=options.check):
+        return 2
+    if options.check:
+        return 0
     from agentic_backend.spool.claim import EXIT_TAKEN, DatabaseTaken, take
     from agentic_backend.spool.spooldir import SpoolTaken, SpoolUnusable
     from backend_kit.http import CannotListen, listen
@@ -32,6 +39,30 @@ def main() -> int:
     with heavy_imports():
         from agentic_backend.app import serve_app
     return serve_app(settings, sock, possessions)
+
+
+def _agents_are_usable(ai: Ai, *, whole: bool) -> bool:
+    """Whether the agents whose code is not ours can be used; if not, stderr says why in one line.
+
+    With `whole` every graph is made once. Without, those that are made on a loop are tried in a process of their own:
+    what a user's module keeps of a loop must not outlive that loop here.
+    """
+    if all(agent.is_own for agent in ai.agents if agent.enabled):
+        return True  # and nothing heavy is imported
+    with heavy_imports():
+        from agentic_backend.agent.hosted.check import load_agents, prepare_imports, try_graphs
+        from agentic_backend.agent.hosted.loading import GraphUnusable
+    try:
+        prepare_imports(ai)
+        graphs = load_agents(ai.agents)
+        if whole:
+            asyncio.run(try_graphs(graphs))
+    except GraphUnusable as failure:
+        sys.stderr.write(f"{failure}\n")
+        return False
+    if whole or all(graph.static is not None for graph in graphs.values()):
+        return True
+    return subprocess.run([sys.executable, "-m", "agentic_backend", "--check"], check=False).returncode == 0
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, JsonValue, PrivateAttr, SecretStr, Strict, model_validator
 
+from agentic_backend.langgraph_json import read_langgraph_json
 from backend_kit.settings import (
     App,
     BasePath,
@@ -169,6 +170,11 @@ class ChatOptions(Section):
 
 Restart = Literal["never", "from_question", "from_checkpoint"]
 """Whether the service runs a turn of an agent again that the end of a process cut off, and from where."""
+
+OWN_NAMES: Final = frozenset({"Georges", "Rico", "Sammy"})
+"""A `class_path` that ends in one of these means the agent of that name that ships with the service."""
+_OWN_PACKAGE: Final = "agentic_backend."
+
 MAX_STARTERS: Final = 6
 MAX_STARTER_CHARS: Final = 200
 
@@ -211,13 +217,27 @@ class AgentSettings(Section):
     """Questions that the chat page suggests for a new conversation: at most 6 of 200 characters."""
     tuning: AgentTuning = AgentTuning()
     chat_options: ChatOptions = ChatOptions()
-
     _graph_base: Path | None = PrivateAttr(None)
+
+    @classmethod
+    def hosted(cls, name: str, graph: str, base: Path, description: str = "") -> "AgentSettings":
+        """An agent of a `langgraph.json`, with the directory that its graph's path is relative to."""
+        agent = cls(id=name, name=name, graph=graph, tuning=AgentTuning(description=description))
+        agent._graph_base = base
+        return agent
 
     @property
     def graph_base(self) -> Path | None:
         """The directory that the path of `graph` is relative to; None for the working directory."""
         return self._graph_base
+
+    @property
+    def is_own(self) -> bool:
+        """Whether its code ships with the service. Another's is tried before the service starts."""
+        path = self.class_path
+        return self.graph is None and (
+            path is None or path.startswith(_OWN_PACKAGE) or path.rpartition(".")[2] in OWN_NAMES
+        )
 
     @model_validator(mode="before")
     @classmethod
@@ -225,6 +245,12 @@ class AgentSettings(Section):
         if isinstance(data, dict) and "id" not in data and "name" in data:
             return {**data, "id": data["name"]}
         return data
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> "AgentSettings":
+        if self.graph is not None and self.class_path is not None:
+            raise SettingsRefused("is set beside class_path", "graph")
+        return self
 
     @model_validator(mode="after")
     def _nothing_is_there_twice(self) -> "AgentSettings":
@@ -460,6 +486,22 @@ class Ai(Section):
     graph_connections: Positive = 4
     """Connections to Postgres for the state of hosted graphs, and for runs that wait for a person."""
     agents: Annotated[tuple[AgentSettings, ...], Listed] = ()
+    agents_path: Text = "./agents"
+    """Directory, relative to the working directory, from which agent modules and graphs are imported too; it need not
+    exist."""
+    langgraph_json: Text | None = None
+    """A `langgraph.json`, relative to the working directory: each of its `graphs` becomes an agent of that name. Its
+    `env` is set for the graphs alone, where the environment has no such variable; directories among its
+    `dependencies` are imported from, packages must be installed. Its other keys are ignored. none = no such file."""
+
+    @model_validator(mode="after")
+    def _graphs_become_agents(self) -> "Ai":
+        if self.langgraph_json is not None:
+            listed = read_langgraph_json(Path(self.langgraph_json))
+            given = [agent for agent in self.agents if agent.graph_base is None]  # validated again, it has them already
+            hosted = [AgentSettings.hosted(one.name, one.spec, listed.base, one.description) for one in listed.graphs]
+            object.__setattr__(self, "agents", (*given, *hosted))
+        return self
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> "Ai":
@@ -672,6 +714,7 @@ class AgenticSettings(ServiceSettings):
         "FRED_POSTGRES_PASSWORD": ("storage.postgres.password",),
         "OPENAI_API_KEY": ("ai.default_chat_model.settings.api_key", "ai.default_language_model.settings.api_key"),
         "OPENAI_MODEL": ("ai.default_chat_model.name", "ai.default_language_model.name"),
+        "TURNWISE_LANGGRAPH_JSON": ("ai.langgraph_json",),
         "TURNWISE_SPOOL_DIR": ("persistence.spool_dir",),
         "OPENAI_BASE_URL": ("ai.default_chat_model.settings.base_url", "ai.default_language_model.settings.base_url"),
     }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from agentic_backend.agent import AgentKit, Catalog, Hosting
 from agentic_backend.agent.created import CreatedAgents
 from agentic_backend.agent.hosted import GraphState
+from agentic_backend.agent.hosted.check import prepare_imports
 from agentic_backend.agent.interrupts import Checkpoints
 from agentic_backend.agent.kit import NamedModel
 from agentic_backend.agent.toolbox import Toolbox
@@ -107,7 +108,8 @@ def make_catalog(
     checkpoints: Checkpoints | None = None,
     state: GraphState | None = None,
 ) -> Catalog:
-    """The configured agents."""
+    """The configured agents. Their modules and graphs are imported."""
+    prepare_imports(settings.ai)
     return Catalog(
         settings.ai.agents,
         kit,

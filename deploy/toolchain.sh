@@ -85,6 +85,7 @@ writable() {
 settle() {
     # Without bytecode, which some shells forbid, each start of a service compiles all of ours again.
     unset PYTHONDONTWRITEBYTECODE
+    [ -z "${PYTHONPATH:-}" ] || say "PYTHONPATH is not passed on: agents are imported from ai.agents_path (./agents)"
     unset PYTHONHOME PYTHONPATH VIRTUAL_ENV CONDA_PREFIX UV_MANAGED_PYTHON UV_SYSTEM_PYTHON
     find_python
     find_uv

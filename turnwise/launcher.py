@@ -6,7 +6,7 @@ import secrets
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
@@ -24,6 +24,8 @@ from turnwise.supervise import Child, Program, stop_in_reverse
 
 AGENTIC_STOP_S = 50.0  # turns 25, those cancelled 5, sockets 5, history 5, closing 5
 KNOWLEDGE_STOP_S = 40.0  # uploads that run may take 25 s to end
+EXIT_UNUSABLE = 2
+"""The exit code of a service that cannot be used as it is configured."""
 POLL_S = 0.05
 SLOW_S = 20.0
 LAUNCHER = "turnwise"
@@ -211,7 +213,8 @@ class Launcher:
             config.parent.mkdir(exist_ok=True)
             config.touch(mode=0o600)
             config.write_text(yaml.safe_dump(dict(service.content), sort_keys=False), encoding="utf-8")
-        return self._keep(tasks, self._python(name, [service.module], stop_s, CONFIG_FILE=str(config)))
+        program = self._python(name, [service.module], stop_s, CONFIG_FILE=str(config))
+        return self._keep(tasks, replace(program, hopeless_codes=(EXIT_UNUSABLE,)))
 
     def _python(self, name: str, arguments: list[str], stop_s: float, **environment: str) -> Program:
         """`python -m arguments…` with the launcher's environment plus `environment`."""

@@ -11,12 +11,13 @@ from pathlib import Path
 from turnwise.console import Console
 from turnwise.errors import StartRefused
 from turnwise.home import checkout, choose_home, resource_directory
-from turnwise.launcher import LAUNCHER, Launcher, StartPaths
+from turnwise.launcher import EXIT_UNUSABLE, LAUNCHER, Launcher, StartPaths
 from turnwise.plan import Plan, ServicePlan, read_plan
 from turnwise.ports import require_free_ports
 from turnwise.supervise import failure_line
 
 CHECK_S = 60.0
+LANGGRAPH_JSON = "TURNWISE_LANGGRAPH_JSON"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--verbose", action="store_true", help="show all that the programs write, no status line")
     parser.add_argument("--config-agentic", type=Path, metavar="FILE", help="configuration of the agentic service")
     parser.add_argument("--config-knowledge-flow", type=Path, metavar="FILE", help="configuration of knowledge flow")
+    parser.add_argument("--langgraph", type=Path, metavar="FILE", help="serve the graphs of this langgraph.json, too")
     parser.add_argument("--bench", action="store_true", help="use configuration_bench.yaml, never a model elsewhere")
     parser.add_argument("--no-samples", action="store_true", help="do not send our documents to the library Turnwise")
     parser.add_argument("--no-first-turn", action="store_true", help="do not try a turn before saying ready")
@@ -39,7 +41,8 @@ def run_command(options: argparse.Namespace) -> int:
     base = checkout() or Path.cwd()
     console = None
     try:
-        plan = read_plan(agentic, knowledge, os.environ, bench=options.bench, port=_port(options.port))
+        environ = _with_graphs(os.environ, options.langgraph)
+        plan = read_plan(agentic, knowledge, environ, bench=options.bench, port=_port(options.port))
         _require_good_configuration(plan, base)
         require_free_ports(plan.ports())
         paths = StartPaths(choose_home(base, os.environ), base)
@@ -65,8 +68,14 @@ def run_command(options: argparse.Namespace) -> int:
     return 0 if refusal is None else 1
 
 
+def _with_graphs(environ: Mapping[str, str], langgraph_json: Path | None) -> Mapping[str, str]:
+    """The environment in which the agentic service serves that file's graphs, whatever directory it runs in."""
+    return environ if langgraph_json is None else {**environ, LANGGRAPH_JSON: str(langgraph_json.absolute())}
+
+
 def _require_good_configuration(plan: Plan, cwd: Path) -> None:
-    """Let each service check its file. Raises `StartRefused` with their complaints. Blocks for about a second."""
+    """Let each service check its file, and agents that did not come with it. Raises `StartRefused` with their
+    complaints. Blocks for about a second, for a few where there are such agents."""
     services = [service for service in (plan.agentic, plan.knowledge_flow) if service is not None]
     asked = [(service, _ask(service, plan.environment, cwd)) for service in services]
     refusals = [reason for service, process in asked if (reason := _answer(service, process))]
@@ -97,10 +106,10 @@ def _answer(service: ServicePlan, process: "subprocess.Popen[str]") -> str:
         return f"{service.config}: not read within {CHECK_S:g} s"
     if process.returncode == 0:
         return ""
-    return (
-        failure_line(errors.splitlines())
-        or f"{service.title}: python -m {service.module} ends with {process.returncode}"
-    )
+    lines = errors.splitlines()
+    if process.returncode == EXIT_UNUSABLE:
+        lines = lines[-1:]  # the reason; what an agent's own code logged stands above it
+    return failure_line(lines) or f"{service.title}: python -m {service.module} ends with {process.returncode}"
 
 
 def _port(named: str | None) -> int | None:

@@ -1,7 +1,7 @@
 """Runs programs as children: logs their output, restarts them with back-off, and stops them in order.
 
 A program that exits with an error before it has ever been useful would do so again: it is not restarted, and the fault
-is reported at once.
+is reported at once. So is, at any time, a program that says by its exit code that it cannot be used as configured.
 
 Each child leads a session of its own, so that a Ctrl-C at the terminal reaches the launcher alone, and has a
 parent-death signal (parent_death.py), so that it ends even when the launcher is killed. Threads read the pipes and
@@ -44,7 +44,8 @@ class Program:
     """How to run one child.
 
     `prepare` runs before every start, may block and may raise `StartRefused`; then `command` gives the argument vector,
-    with its parent-death signal. To end the program: `stop_signal`, then SIGKILL after `stop_s` seconds.
+    with its parent-death signal. To end the program: `stop_signal`, then SIGKILL after `stop_s` seconds. After one of
+    `hopeless_codes` it is never restarted.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Program:
     stop_signal: signal.Signals = signal.SIGTERM
     stop_s: float = 10.0
     prepare: Callable[[], None] = lambda: None
+    hopeless_codes: tuple[int, ...] = ()
 
 
 class Child:
@@ -65,7 +67,7 @@ class Child:
         self.deaths = 0
         self.is_useful = False
         """True once it has served its purpose or has run for 30 s: from then on it is restarted however it ends. Before
-        that it is restarted only after a signal."""
+        that it is restarted only after a signal. Its hopeless codes count at any time."""
         self.fault: str | None = None
         """Why it is not restarted, in one line; None while it runs."""
         self.warnings: deque[str] = deque(maxlen=_LAST_LINES)
@@ -97,9 +99,11 @@ class Child:
                 self.deaths += 1
                 if loop.time() - born >= HEALTHY_S:
                     self.is_useful, delay_s = True, self._restart_min_s
-                if not self.is_useful and (code > 0 or self.deaths >= DEATHS_BEFORE_USE):
+                hopeless = code in self._program.hopeless_codes
+                if hopeless or (not self.is_useful and (code > 0 or self.deaths >= DEATHS_BEFORE_USE)):
                     self._console.say(self.name, how)
-                    self.fault = failure_line(self._lines) or how
+                    # Its own last word, not what the code that it tried to load had to say.
+                    self.fault = failure_line(list(self._lines)[-1:] if hopeless else self._lines) or how
                     break
                 self._console.say(self.name, f"{how}; it starts again in {delay_s:g} s")
                 with contextlib.suppress(TimeoutError):

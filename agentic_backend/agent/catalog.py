@@ -1,7 +1,6 @@
 """The agents of the configuration, each with its graph compiled once."""
 
 import hashlib
-import importlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -14,7 +13,7 @@ from langgraph.errors import GraphRecursionError
 
 from agentic_backend.agent import plain, rag, tools
 from agentic_backend.agent.hosted import HostedAgent, Hosting
-from agentic_backend.agent.hosted.loading import GraphUnusable, LoadedGraph, load_graph
+from agentic_backend.agent.hosted.loading import GraphUnusable, LoadedGraph, import_agent, load_graph
 from agentic_backend.agent.interrupts import Checkpoints, RunMemory, SavedRun, Waiting
 from agentic_backend.agent.kit import AgentKit, Build, Graph
 from agentic_backend.agent.people import question_for
@@ -388,6 +387,6 @@ def _module_of(settings: AgentSettings) -> ModuleType:
     if (built_in := BUILT_IN.get(path.rpartition(".")[2])) is not None:
         return built_in
     try:
-        return importlib.import_module(path)
-    except (ImportError, ValueError, TypeError) as failure:
-        raise AgentUnusable(f"agent {settings.id}: class_path {path} cannot be imported") from failure
+        return import_agent(path)
+    except GraphUnusable as failure:
+        raise AgentUnusable(f"agent {settings.id}: {failure}") from failure

@@ -186,7 +186,8 @@ def _of_class(agent: AgentSettings, made_of: AgentClass) -> AgentSettings:
     except ValueError as refused:
         raise AgentRefused(f"{refused}.") from None
     tuning = agent.tuning.model_copy(update={"fields": fields})
-    return agent.model_copy(update={"class_path": made_of.path, "tuning": tuning})
+    # Never a graph: what it names would be imported, and this agent comes from a client.
+    return agent.model_copy(update={"class_path": made_of.path, "graph": None, "tuning": tuning})
 
 
 def _with(spec: FieldSpec, value: Any) -> FieldSpec:

@@ -106,6 +106,17 @@ def test_uv_gets_one_python_no_downloads_and_a_cache_it_can_write(tmp_path: Path
     assert not {"UV_MANAGED_PYTHON", "VIRTUAL_ENV"} & told.keys()
 
 
+def test_a_path_of_pythons_that_is_not_passed_on_is_said_once(tmp_path: Path) -> None:
+    uv = tmp_path / "uv"
+    uv.write_text("#!/bin/sh\nif [ $1 = --version ]; then echo uv 1.2.3; else env; fi\n")
+    uv.chmod(0o755)
+    done = toolchain("uv", "say", cwd=tmp_path, UV=str(uv), PYTHONPATH="/my/agents")
+    expected = "turnwise: PYTHONPATH is not passed on: agents are imported from ai.agents_path (./agents)\n"
+    assert (done.returncode, done.stderr) == (0, expected)
+    assert "PYTHONPATH" not in done.stdout
+    assert toolchain("uv", "say", cwd=tmp_path, UV=str(uv), PYTHONPATH="").stderr == ""
+
+
 def test_what_runs_gets_no_tools_of_development_and_what_has_them_keeps_them(tmp_path: Path) -> None:
     """Which `uv sync` each action asks for, one after the other in one checkout."""
     uv = tmp_path / "uv"

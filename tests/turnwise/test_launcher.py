@@ -1,12 +1,15 @@
 """The one-command start as a whole: real Postgres, real mock model, the real services, on ports of the test's own."""
 
+import json
 import os
 import shutil
 import signal
 import socket
 import time
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import psycopg
@@ -23,6 +26,13 @@ from tests.support.weights import weights
 from turnwise.__main__ import main
 
 pytestmark = pytest.mark.servers
+
+
+GRAPH = """
+from langgraph.graph import MessagesState, StateGraph
+graph = StateGraph(MessagesState).add_node("say", lambda state: {"messages": state["messages"]})
+graph = graph.set_entry_point("say").compile()
+"""
 
 
 class Stack:
@@ -73,6 +83,17 @@ class Stack:
     def log(self) -> str:
         """What the programs have written."""
         return (self.home / "data/log/turnwise.log").read_text()
+
+    def change(self, change: Callable[[Any], object]) -> None:
+        """Change the agentic service's configuration."""
+        data = yaml.safe_load(self.agentic.read_text())
+        change(data)
+        self.agentic.write_text(yaml.safe_dump(data))
+
+    def agents(self) -> list[dict[str, Any]]:
+        """What the running service lists."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/agentic/v1/agents") as answer:
+            return list(json.load(answer))
 
     def free_ports(self) -> bool:
         ports = (self.port, self.metrics_port, self.model_port, self.postgres_port, self.tools_port)
@@ -213,16 +234,41 @@ def test_a_bad_file_of_either_service_is_said_before_anything_starts(stack: Stac
     assert not (stack.home / "data/postgres").exists()
 
 
-def test_a_service_that_cannot_start_ends_the_start_at_once_with_its_reason(stack: Stack) -> None:
-    data = yaml.safe_load(stack.agentic.read_text())
-    data["ai"]["agents"][0]["class_path"] = "nowhere.to_be.found"
-    stack.agentic.write_text(yaml.safe_dump(data))
-    with stack.launch(traceback_allowed=True) as launcher:
+def test_an_agent_that_cannot_be_imported_is_said_in_one_line_before_anything_starts(stack: Stack) -> None:
+    agents = stack.home / "agents"
+    agents.mkdir()
+    (agents / "weather_agent.py").write_text("from langgraph.graph import StateGraph\nimport not_installed_here\n")
+    stack.change(lambda data: data["ai"].update(agents_path=str(agents)))
+    stack.change(lambda data: data["ai"]["agents"][0].update(id="Weather", class_path="weather_agent"))
+    with stack.launch("--no-samples") as launcher:
         assert launcher.wait(PATIENCE_S) == 1
-    assert "starts again" not in stack.log
-    expected = "turnwise: agentic cannot run: ModuleNotFoundError: No module named 'nowhere'"
-    assert launcher.output.splitlines()[-1] == expected
-    assert stack.free_ports()
+    cause = f"{agents}/weather_agent.py:2: no module not_installed_here is installed or on the path"
+    assert launcher.output == f"turnwise: agent Weather: {cause}\n"
+    assert not (stack.home / "data/postgres").exists()
+
+
+def test_the_graphs_of_a_langgraph_json_are_agents_of_the_start(stack: Stack) -> None:
+    stack.change(lambda data: data["ai"].update(agents=[]))
+    (stack.home / "talk").mkdir()
+    (stack.home / "talk/agent.py").write_text(GRAPH)
+    listed = stack.home / "langgraph.json"
+    listed.write_text('{"dependencies": ["./talk"], "graphs": {"parrot": "./talk/agent.py:graph"}, "env": {}}')
+    with stack.launch("--no-samples", "--no-first-turn", "--langgraph", str(listed)) as launcher:
+        ready(launcher, stack)
+        agents = stack.agents()
+        assert [(agent["id"], agent["name"], agent["graph"]) for agent in agents] == [
+            ("parrot", "parrot", "./talk/agent.py:graph")
+        ]
+        # Broken while it runs: the next start of the service cannot be its last word again and again.
+        (stack.home / "talk/agent.py").write_text(f"{GRAPH}flow = graph\ndel graph\n")
+        (agentic,) = (
+            child for child in psutil.Process(launcher.pid).children() if child.cmdline()[-1] == "agentic_backend"
+        )
+        agentic.kill()
+        assert launcher.wait(PATIENCE_S) == 1
+    expected = f"agent parrot: {stack.home}/talk/agent.py:1: has no graph: it has flow"
+    assert launcher.output.splitlines()[-1] == f"turnwise: agentic cannot run: {expected}"
+    assert stack.log.count("starts again") == 1
 
 
 def test_a_spool_that_another_process_has_ends_the_start_with_who_has_it(

@@ -5,6 +5,7 @@ import io
 import os
 import signal
 import sys
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -82,6 +83,14 @@ async def test_a_child_that_ends_of_itself_before_it_was_of_use_is_not_started_a
     await child.keep_running()
     assert (child.deaths, child.fault) == (1, "another process has it")
     await screen.line_with("sample   | ended with code 3\n")
+
+
+async def test_a_child_that_says_that_it_cannot_be_used_is_not_started_again_however_long_it_was_of_use() -> None:
+    script = "import os; os.write(2, b'ValueError: what it logged\\nthe reason\\n'); os._exit(2)"
+    child = Child(replace(program(script), hopeless_codes=(2,)), Console(Screen()))
+    child.is_useful = True
+    await child.keep_running()
+    assert (child.deaths, child.fault) == (1, "the reason")
 
 
 async def test_a_child_that_is_killed_each_time_before_it_was_of_use_is_given_up() -> None:

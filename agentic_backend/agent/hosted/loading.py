@@ -43,6 +43,10 @@ class GraphUnusable(ValueError):
     the cause."""
 
 
+class GraphFailed(GraphUnusable):
+    """The user's own code raised."""
+
+
 class LoadedGraph:
     """A graph by its specification: `static` once there is one graph for all runs, made anew for each run otherwise.
 
@@ -214,7 +218,7 @@ class _Place:
 
 
 class _Told:
-    """Turns whatever a user's code raises into `GraphUnusable`, except for an interrupted or cancelled program."""
+    """Turns whatever a user's code raises into `GraphFailed`, except for an interrupted or cancelled program."""
 
     def __init__(self, file: str) -> None:
         self._file = file
@@ -226,7 +230,7 @@ class _Told:
     ) -> None:
         if error is None or isinstance(error, GraphUnusable | KeyboardInterrupt | asyncio.CancelledError):
             return
-        raise GraphUnusable(one_line(f"{_place_of(error, self._file)}: {_cause_of(error)}")) from error
+        raise GraphFailed(one_line(f"{_place_of(error, self._file)}: {_cause_of(error)}")) from error
 
 
 _NOTHING: Final = object()
