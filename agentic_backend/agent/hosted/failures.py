@@ -2,15 +2,20 @@
 
 from collections.abc import Collection, Iterator
 
-from agentic_backend.errors import TurnFailed
+from agentic_backend.errors import LlmTimeout, TurnFailed
 from agentic_backend.llm.providers.faults import failure_of
 
 
 def model_failure(failure: BaseException, failed: Collection[BaseException]) -> TurnFailed | None:
-    """The error of a run that ended with `failure`, if that came of one of the failed model calls; else None."""
+    """The error of a run that ended with `failure`, if that came of one of the failed model calls; else None.
+
+    Of the exceptions' texts nothing is kept: they may repeat the prompt.
+    """
     cause = next((one for one in _chain(failure) if any(one is known for known in failed)), None)
     if cause is None or isinstance(cause, TurnFailed):
         return cause
+    if isinstance(cause, TimeoutError) or "Timeout" in type(cause).__name__:
+        return LlmTimeout(type(cause).__name__)
     return failure_of(cause, begun=False).take() if isinstance(cause, Exception) else None
 
 
