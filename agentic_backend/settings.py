@@ -165,6 +165,8 @@ class ChatOptions(Section):
     """Offer deep search. Handed through to clients of `GET /agents`."""
 
 
+Restart = Literal["never", "from_question", "from_checkpoint"]
+"""Whether the service runs a turn of an agent again that the end of a process cut off, and from where."""
 MAX_STARTERS: Final = 6
 MAX_STARTER_CHARS: Final = 200
 
@@ -187,6 +189,12 @@ class AgentSettings(Section):
     """Model that answers: `default` is `ai.default_chat_model`, any other the id of an entry of `ai.chat_models`."""
     further_models: Annotated[tuple[Text, ...], Listed] = ()
     """Ids of models that a turn may choose instead; `*` = all, none = no choice."""
+    restart: Restart | None = None
+    """What becomes of a turn that a kill of the service cut off, at the next start: `from_question` = the service runs
+    it again, once; `from_checkpoint` = it goes on where its graph was, for graphs that keep checkpoints; `never` = it
+    stays interrupted until its user asks again; none = `from_question` for the plain agent and Rico
+    (`agentic_backend.agent.rag`), `never` for Sammy (`agentic_backend.agent.tools`), and what a module of your own
+    declares, else `never`."""
     starters: Annotated[
         tuple[Annotated[str, Field(max_length=MAX_STARTER_CHARS, pattern=r"\S")], ...],
         Listed,

@@ -10,7 +10,7 @@ from agentic_backend.agent.interrupts import SavedRun
 from agentic_backend.agent.kit import AgentKit
 from agentic_backend.agent.run import AgentAnswer, AgentRun
 from agentic_backend.errors import NotAwaiting
-from agentic_backend.settings import DEFAULT_MODEL
+from agentic_backend.settings import DEFAULT_MODEL, Restart
 from backend_kit.kpi import Kpi
 
 DIRECT_LABEL: Final = "baseline"
@@ -22,6 +22,9 @@ class DirectAnswer:
 
     It is its own catalog too, with itself under every id.
     """
+
+    restart: Restart = "never"
+    uses_credentials = False
 
     def __init__(self, kit: AgentKit) -> None:
         self._kit = kit

@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol, TypedDict
 from agentic_backend.agent.interrupts import ResumedRun, SavedRun
 from agentic_backend.events import Emit, Part
 from agentic_backend.llm.prompt import HistoryItem
+from agentic_backend.settings import Restart
 from backend_kit.auth import Credentials
 
 FinishReason = Literal["stop", "length", "content_filter", "tool_calls", "cancelled", "other"]
@@ -21,6 +22,11 @@ class AgentRun:
     to the clients of those services, never into a graph's state, a prompt or a log. `request_id` and `traceparent`
     (W3C) are sent along with them. `resume` is set if the run continues after waiting for a person. `model` is the id
     of the model that answers, None for the agent's own; use `AgentKit.model_for` to get it.
+
+    `restarted` is set if the exchange ran before, in a process that died: what that run did may have been done, what it
+    showed is replaced. `credentials` are None then, where the service runs it again by itself. With `resume` too, a run
+    that a person had let continue goes on from its checkpoint; the dead process had claimed it, so `resume.saved` is
+    empty.
     """
 
     session_id: str
@@ -36,6 +42,7 @@ class AgentRun:
     traceparent: str | None = None
     resume: ResumedRun | None = None
     model: str | None = None
+    restarted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,14 @@ class AgentAnswer:
 
 class TurnAgent(Protocol):
     """What a turn needs of the agent that it is asked of."""
+
+    @property
+    def restart(self) -> Restart:
+        """What the service does with a turn of it that the end of a process cut off."""
+
+    @property
+    def uses_credentials(self) -> bool:
+        """Whether a run may use `AgentRun.credentials`, which no later process has."""
 
     def model_of(self, wanted: str | None, preferred: object = None, *, lenient: bool = False) -> str:
         """The id of the model that answers. Raises `BadRequest` where a turn wants one that it may not choose."""

@@ -18,7 +18,7 @@ from agentic_backend.persist.figures import PostgresFigures
 from agentic_backend.persist.lease import SessionLeases, lease_s
 from agentic_backend.persist.queries import Queries
 from agentic_backend.persist.store import PostgresSessionStore
-from agentic_backend.session.models import AskRecord, Session, TurnRecord
+from agentic_backend.session.models import MAX_RESTARTS, AskRecord, Session, TurnRecord
 from agentic_backend.settings import AgenticSettings
 from agentic_backend.spool.batcher import Batcher, BatchRules
 from agentic_backend.spool.cache import HistoryCache
@@ -134,7 +134,8 @@ class Persistence:
         self._on_state = on_state
         self._quiet = QuietLog(logger)
         if self.spool is not None:
-            self._replay(self.spool)
+            # With other instances it takes a decision about who runs a turn again.
+            self._replay(self.spool, restarting=not many)
 
     @property
     def schema_known(self) -> bool:
@@ -197,8 +198,11 @@ class Persistence:
         await self.checkpoints.aclose()
         await self.database.aclose()
 
-    def _replay(self, spool: Spool) -> None:
-        """Take over what an earlier process left: queue its turns, mark its unfinished ones as interrupted."""
+    def _replay(self, spool: Spool, *, restarting: bool) -> None:
+        """Take over what an earlier process left: queue its turns, mark its unfinished ones as interrupted.
+
+        With `restarting`, those that may be run again are kept for it instead (`log.cut_off`).
+        """
         asks = {entry.id for entry in spool.waiting if entry.kind == "ask"}
         changes = {entry.id for entry in spool.waiting if entry.kind == "change"}
         newest = {entry.key: entry.id for entry in spool.waiting if entry.kind == "turn"}
@@ -209,13 +213,19 @@ class Persistence:
             if entry.id not in asks:
                 self.batcher.replay(_op(entry, known.get(entry.id)))
         for id_, body in _bodies(spool, asks):
-            self.batcher.push(Op.turn(AskRecord.decode(body).interrupted()), instead_of=id_)
+            record = AskRecord.decode(body)
+            if restarting and record.rerun is not None and record.rerun.restarts < MAX_RESTARTS:
+                self.log.keep(id_, record)
+            else:
+                self.batcher.push(Op.turn(record.interrupted()), instead_of=id_)
         self._metrics.persist_replayed.inc(len(spool.waiting))
         if spool.waiting:
             logger.warning(
-                "%d records of an earlier process are in the spool, %d of them turns that it interrupted",
+                "%d records of an earlier process are in the spool, %d of them turns that it interrupted, of which %d "
+                "may run again",
                 len(spool.waiting),
                 len(asks),
+                len(self.log.cut_off),
             )
         spool.waiting.clear()
 
