@@ -134,8 +134,7 @@ class Persistence:
         self._on_state = on_state
         self._quiet = QuietLog(logger)
         if self.spool is not None:
-            # With other instances it takes a decision about who runs a turn again.
-            self._replay(self.spool, restarting=not many)
+            self._replay(self.spool)
 
     @property
     def schema_known(self) -> bool:
@@ -198,11 +197,9 @@ class Persistence:
         await self.checkpoints.aclose()
         await self.database.aclose()
 
-    def _replay(self, spool: Spool, *, restarting: bool) -> None:
-        """Take over what an earlier process left: queue its turns, mark its unfinished ones as interrupted.
-
-        With `restarting`, those that may be run again are kept for it instead (`log.cut_off`).
-        """
+    def _replay(self, spool: Spool) -> None:
+        """Take over what an earlier process left: queue its turns, and mark its unfinished ones as interrupted, but for
+        those that may run again, which are kept for it (`log.cut_off`)."""
         asks = {entry.id for entry in spool.waiting if entry.kind == "ask"}
         changes = {entry.id for entry in spool.waiting if entry.kind == "change"}
         newest = {entry.key: entry.id for entry in spool.waiting if entry.kind == "turn"}
@@ -214,7 +211,7 @@ class Persistence:
                 self.batcher.replay(_op(entry, known.get(entry.id)))
         for id_, body in _bodies(spool, asks):
             record = AskRecord.decode(body)
-            if restarting and record.rerun is not None and record.rerun.restarts < MAX_RESTARTS:
+            if record.rerun is not None and record.rerun.restarts < MAX_RESTARTS:
                 self.log.keep(id_, record)
             else:
                 self.batcher.push(Op.turn(record.interrupted()), instead_of=id_)
