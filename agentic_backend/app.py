@@ -31,7 +31,7 @@ from agentic_backend.session.models import Session
 from agentic_backend.session.past_exchanges import SessionMemory
 from agentic_backend.session.registry import RegistryRules, TurnRegistry
 from agentic_backend.session.titles import Titles
-from agentic_backend.session.turn import TurnRules, TurnRunner
+from agentic_backend.session.turn import TurnRunner
 from agentic_backend.session.turn_report import TURN_PHASES, TurnReports
 from agentic_backend.settings import AgenticSettings
 from agentic_backend.spool.claim import EXIT_TAKEN, Possessions
@@ -44,6 +44,7 @@ from agentic_backend.wiring import (
     make_kit,
     make_knowledge,
     make_models,
+    make_restarts,
     make_retention,
     make_toolbox,
     operator_roles,
@@ -52,6 +53,7 @@ from agentic_backend.wiring import (
     sign_in_at,
     socket_rules,
     turn_limits,
+    turn_rules,
 )
 from backend_kit.aio import TaskRegistry
 from backend_kit.auth import KeyWaits, TokenVerifier
@@ -201,16 +203,20 @@ class AgenticService(Service[AgenticSettings, State]):
             metrics=metrics,
             kpi=kpi,
             reports=reports,
-            rules=TurnRules(
-                settings.deadlines.turn_s,
-                settings.ai.restore_max_exchanges,
-                keep_thoughts=settings.history.keep_thoughts,
-            ),
+            rules=turn_rules(settings),
             leases=persistence.leases,
             titles=self._make_titles(models, persistence, tasks, kpi),
             memory=SessionMemory(clock=parts.clock),
         )
-        registry = TurnRegistry(runner=runner, admission=admission, log=persistence.log, tasks=tasks, rules=parts.turns)
+        agents = make_agents(settings, catalog, persistence)
+        registry = TurnRegistry(
+            runner=runner,
+            admission=admission,
+            log=persistence.log,
+            tasks=tasks,
+            rules=parts.turns,
+            restarts=make_restarts(runner, persistence, agents.created),
+        )
         baseline = baseline_turns(parts.direct(kit), admission, metrics, kpi, reports, tasks, settings.deadlines.turn_s)
         hub = self._make_hub(metrics, windows)
         chat = ChatServices(
@@ -219,7 +225,7 @@ class AgenticService(Service[AgenticSettings, State]):
             baseline=baseline,
             store=persistence.store,
             catalog=catalog,
-            agents=make_agents(settings, catalog, persistence),
+            agents=agents,
             documents=knowledge,
             kpi=kpi,
             attachments=make_attachments(settings, persistence, metrics, stack),
@@ -241,6 +247,7 @@ class AgenticService(Service[AgenticSettings, State]):
         tasks, persistence = state.tasks, state.persistence
         self._start_tasks(tasks, stack)
         persistence.start()
+        state.registry.begin_again()
         make_retention(self._settings, persistence, state.registry, state.hub, state.metrics).start(tasks)
         if state.chat.agents.created is not None:
             tasks.spawn("made-agents", state.chat.agents.created.follow_changes, restart=True)

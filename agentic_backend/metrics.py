@@ -268,6 +268,14 @@ class AgenticMetrics(ServiceMetrics):
                 registry=self._registry,
             ),
         )
+        self.turns_restarted: Counter = self._kpi.counter(
+            "turns_restarted",
+            PrometheusCounter(
+                "app_turns_restarted_total",
+                "Turns of an earlier process that were run again without being asked again.",
+                registry=self._registry,
+            ),
+        )
         self.spool_ack: Seconds = self._timer(
             "app_spool_ack_seconds",
             "From the hand-over of a finished turn to its being on the spool's disk.",

@@ -200,8 +200,6 @@ class AgentSettings(Section):
     context: dict[str, JsonValue] = Field(default_factory=dict)
     """What a hosted graph gets with each turn (`graph`): in `configurable`, and as its context where it has a schema
     for one."""
-    restart: Restart | None = None
-    """What becomes of a turn whose process died: see docs/operations.md."""
     type: Text = "agent"
     """Kind of agent. One created over REST without `class_path` is the built-in agent of this name, else the plain
     one."""
@@ -209,6 +207,12 @@ class AgentSettings(Section):
     """Model that answers: `default` is `ai.default_chat_model`, any other the id of an entry of `ai.chat_models`."""
     further_models: Annotated[tuple[Text, ...], Listed] = ()
     """Ids of models that a turn may choose instead; `*` = all, none = no choice."""
+    restart: Restart | None = None
+    """What becomes of a turn that a kill of the service cut off, at the next start: `from_question` = the service runs
+    it again, once; `from_checkpoint` = it goes on where its graph was, for graphs that keep checkpoints; `never` = it
+    stays interrupted until its user asks again; none = `from_question` for the plain agent and Rico
+    (`agentic_backend.agent.rag`), `never` for Sammy (`agentic_backend.agent.tools`), and what a module of your own
+    declares, else `never`."""
     starters: Annotated[
         tuple[Annotated[str, Field(max_length=MAX_STARTER_CHARS, pattern=r"\S")], ...],
         Listed,

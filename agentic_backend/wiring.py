@@ -25,6 +25,8 @@ from agentic_backend.rest.configuration import PublicSettings
 from agentic_backend.session.admission import TurnLimits
 from agentic_backend.session.attachments import Leftovers
 from agentic_backend.session.registry import TurnRegistry
+from agentic_backend.session.restarts import Restarts
+from agentic_backend.session.turn import TurnRules, TurnRunner
 from agentic_backend.settings import DEFAULT_MODEL, AgenticSettings
 from backend_kit.aio import TaskRegistry
 
@@ -157,6 +159,27 @@ def make_retention(
 
     pruner = Pruner(persistence.database.main, in_use=in_use, forget=forget)
     return Retention(persistence.database, pruner, RetentionRules(days), metrics)
+
+
+def make_restarts(runner: TurnRunner, persistence: Persistence, created: CreatedAgents | None) -> Restarts:
+    """What runs the turns again that an earlier process had begun, once Postgres has said what there is."""
+
+    async def ready() -> None:
+        await persistence.database.wait_ready()
+        if created is not None:
+            await created.wait_loaded()
+
+    return Restarts(runner, persistence.log, ready)
+
+
+def turn_rules(settings: AgenticSettings) -> TurnRules:
+    """The bounds of a turn."""
+    return TurnRules(
+        settings.deadlines.turn_s,
+        settings.ai.restore_max_exchanges,
+        keep_thoughts=settings.history.keep_thoughts,
+        authenticated=settings.security.user.enabled,
+    )
 
 
 def turn_limits(settings: AgenticSettings) -> TurnLimits:

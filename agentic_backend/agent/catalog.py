@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphRecursionError
@@ -52,13 +52,16 @@ class Agent:
         models: Sequence[str] = (),
         *,
         straight: bool = False,
+        restart: Restart = "never",
+        uses_credentials: bool = True,
     ) -> None:
         """With `checkpoints` the agent may interrupt itself to ask a person. A turn may choose one of `models`.
 
         A `straight` graph is run by `StraightGraph`, any other by LangGraph's engine. Raises `NotStraight`.
         """
         self.settings = settings
-        self.restart: Restart = "never"
+        self.restart = restart
+        self.uses_credentials = uses_credentials
         self._models = models
         self._graph = graph
         self._straight = StraightGraph(graph) if straight else None
@@ -165,6 +168,8 @@ class _Entry:
     build: Build | None = None
     interrupts: bool = False
     straight: bool = False
+    restart: Restart = "never"
+    uses_credentials: bool = True
     graph: LoadedGraph | None = None
 
     @property
@@ -240,7 +245,9 @@ class Catalog:
 
     def check(self, agent: AgentSettings) -> None:
         """Raise `AgentUnusable` for an agent of no known class, or one whose module refuses its settings."""
-        _build_of(agent, self._class_of(agent).module)
+        module = self._class_of(agent).module
+        _build_of(agent, module)
+        _restart_of(agent, module)
 
     def try_build(self, agent: AgentSettings) -> None:
         """Compile the agent's graph as a test, without keeping it. Raises `AgentUnusable` if it does not compile."""
@@ -319,7 +326,16 @@ class Catalog:
         models = self._kit.choices(settings)
         if not entry.straight:
             logger.info("agent %s is run by LangGraph's engine", settings.id)
-        return Agent(settings, graph, self._recursion_limit, checkpoints, models, straight=entry.straight)
+        return Agent(
+            settings,
+            graph,
+            self._recursion_limit,
+            checkpoints,
+            models,
+            straight=entry.straight,
+            restart=entry.restart,
+            uses_credentials=entry.uses_credentials,
+        )
 
     def _class_of(self, agent: AgentSettings) -> AgentClass:
         found = self.classes.get(agent.class_path or "")
@@ -334,8 +350,15 @@ def _entry_of(settings: AgentSettings, module: ModuleType | None, graph: LoadedG
         return _Entry(settings, digest, graph=graph)
     if module is None or not settings.enabled:
         return _Entry(settings, digest)
-    interrupts = getattr(module, "INTERRUPTS", False) is True
-    return _Entry(settings, digest, _build_of(settings, module), interrupts, module.__name__ in STRAIGHT)
+    return _Entry(
+        settings,
+        digest,
+        _build_of(settings, module),
+        interrupts=getattr(module, "INTERRUPTS", False) is True,
+        straight=module.__name__ in STRAIGHT,
+        restart=_restart_of(settings, module),
+        uses_credentials=getattr(module, "CREDENTIALS", True) is not False,
+    )
 
 
 def _classes(agents: Iterable[AgentSettings], modules: Mapping[str, ModuleType]) -> dict[str, AgentClass]:
@@ -378,6 +401,18 @@ def _graph_of(settings: AgentSettings) -> LoadedGraph:
         return load_graph(settings.graph or "", base=settings.graph_base)
     except GraphUnusable as failure:
         raise AgentUnusable(f"agent {settings.id}: {failure}") from failure
+
+
+def _restart_of(settings: AgentSettings, module: ModuleType) -> Restart:
+    """What becomes of its turns that a kill cut off: as configured, else as the module declares, else nothing."""
+    declared: Restart = getattr(module, "RESTART", "never")
+    if declared not in get_args(Restart):
+        raise AgentUnusable(f"agent {settings.id}: RESTART of module {module.__name__} is none of {get_args(Restart)}")
+    restart = settings.restart or declared
+    if restart == "from_checkpoint":
+        # What waits for a person is a run that has ended: in the middle of one these graphs keep nothing.
+        raise AgentUnusable(f"agent {settings.id}: restart: from_checkpoint needs a graph that keeps checkpoints")
+    return restart
 
 
 def _module_of(settings: AgentSettings) -> ModuleType:

@@ -65,11 +65,16 @@ class CreatedAgents:
         self._revision: str | None = None
         self._kept: list[KeptAgent] = []
         self._looking = asyncio.Lock()
+        self._loaded = asyncio.Event()
 
     @property
     def loaded(self) -> bool:
         """Whether the store has been read once."""
-        return self._revision is not None
+        return self._loaded.is_set()
+
+    async def wait_loaded(self) -> None:
+        """Wait until the store has been read once."""
+        await self._loaded.wait()
 
     async def follow_changes(self) -> None:
         """Look for changes until cancelled. While the store is unavailable the agents stay as they are."""
@@ -134,6 +139,7 @@ class CreatedAgents:
             self._kept = await self._store.all()
             self._catalog.put_made([agent for kept in self._kept if (agent := self._usable(kept)) is not None])
             self._revision = revision
+            self._loaded.set()
 
     def _usable(self, kept: KeptAgent) -> AgentSettings | None:
         """The agent as this instance runs it, or None if it does not fit this instance's configuration."""

@@ -24,6 +24,7 @@ class DirectAnswer:
     """
 
     restart: Restart = "never"
+    uses_credentials = False
 
     def __init__(self, kit: AgentKit) -> None:
         self._kit = kit

@@ -70,6 +70,10 @@ class Build(Protocol):
     of plain values (texts, numbers, lists, dicts), since it is stored while the run waits for a person, and the code
     before the `interrupt` in its node runs twice.
 
+    A module whose turns may be run again after a kill of the service declares `RESTART: Final = "from_question"`: no
+    node does what must not be done twice. It declares `CREDENTIALS: Final = False` too if no node uses
+    `run.credentials`: with authentication on, only such a turn runs again before its user asks.
+
     The module may also have a `check(settings)`, called at the start of the service: it raises ValueError, with a text
     that names the field, for a tunable value that `build` could not use.
     """

@@ -8,12 +8,14 @@ from langgraph.runtime import Runtime
 from agentic_backend.agent.answering import conversation, stream_answer, with_language
 from agentic_backend.agent.kit import AgentKit, Graph
 from agentic_backend.agent.run import AgentRun, AgentState
-from agentic_backend.settings import AgentSettings, FieldSpec
+from agentic_backend.settings import AgentSettings, FieldSpec, Restart
 
 SYSTEM_PROMPT: Final = """\
 You are Georges, a general assistant. Answer what was asked, correctly and briefly, in the language of the question.
 Use Markdown where structure helps. Take earlier messages of the conversation into account.
 If you do not know, or the question lacks what an answer needs, say so; never invent facts, numbers or sources."""
+RESTART: Final[Restart] = "from_question"
+CREDENTIALS: Final = False
 FIELDS: Final = (FieldSpec(key="prompts.system", type="prompt", title="System prompt"),)
 """The tunable fields; the default is the prompt above."""
 

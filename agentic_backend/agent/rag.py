@@ -17,9 +17,10 @@ from agentic_backend.errors import KfPreparing, KfUnavailable, TurnFailed
 from agentic_backend.events import Sources
 from agentic_backend.knowledge import Caller, Hit, KnowledgeClient, SearchQuery
 from agentic_backend.llm.prompt import HistoryItem, Prompt
-from agentic_backend.settings import AgentSettings, FieldSpec
+from agentic_backend.settings import AgentSettings, FieldSpec, Restart
 from backend_kit.kpi import phase
 
+RESTART: Final[Restart] = "from_question"
 PHASES: Final = ("keyword_expansion", "follow_up")
 """Phases in addition to those of docs/contract.md#phases, for optional steps before a search."""
 WITHOUT_DOCUMENTS: Final = "answered_without_documents"

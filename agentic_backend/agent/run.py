@@ -21,8 +21,12 @@ class AgentRun:
     all sessions share. `credentials` are the user's, for services that decide by them what the user may see: pass them
     to the clients of those services, never into a graph's state, a prompt or a log. `request_id` and `traceparent`
     (W3C) are sent along with them. `resume` is set if the run continues after waiting for a person. `model` is the id
-    of the model that answers, None for the agent's own; use `AgentKit.model_for` to get it. `restarted`: it ran before,
-    in a process that died.
+    of the model that answers, None for the agent's own; use `AgentKit.model_for` to get it.
+
+    `restarted` is set if the exchange ran before, in a process that died: what that run did may have been done, what it
+    showed is replaced. `credentials` are None then, where the service runs it again by itself. With `resume` too, a run
+    that a person had let continue goes on from its checkpoint; the dead process had claimed it, so `resume.saved` is
+    empty.
     """
 
     session_id: str
@@ -62,6 +66,10 @@ class TurnAgent(Protocol):
     @property
     def restart(self) -> Restart:
         """What the service does with a turn of it that the end of a process cut off."""
+
+    @property
+    def uses_credentials(self) -> bool:
+        """Whether a run may use `AgentRun.credentials`, which no later process has."""
 
     def model_of(self, wanted: str | None, preferred: object = None, *, lenient: bool = False) -> str:
         """The id of the model that answers. Raises `BadRequest` where a turn wants one that it may not choose."""

@@ -19,7 +19,7 @@ from agentic_backend.persist.graph_pool import GraphPool
 from agentic_backend.persist.lease import SessionLeases, lease_s
 from agentic_backend.persist.queries import Queries
 from agentic_backend.persist.store import PostgresSessionStore
-from agentic_backend.session.models import AskRecord, Session, TurnRecord
+from agentic_backend.session.models import MAX_RESTARTS, AskRecord, Session, TurnRecord
 from agentic_backend.settings import AgenticSettings
 from agentic_backend.spool.batcher import Batcher, BatchRules
 from agentic_backend.spool.cache import HistoryCache
@@ -201,7 +201,8 @@ class Persistence:
         await self.database.aclose()
 
     def _replay(self, spool: Spool) -> None:
-        """Take over what an earlier process left: queue its turns, mark its unfinished ones as interrupted."""
+        """Take over what an earlier process left: queue its turns, and mark its unfinished ones as interrupted, but for
+        those that may run again, which are kept for it (`log.cut_off`)."""
         asks = {entry.id for entry in spool.waiting if entry.kind == "ask"}
         changes = {entry.id for entry in spool.waiting if entry.kind == "change"}
         newest = {entry.key: entry.id for entry in spool.waiting if entry.kind == "turn"}
@@ -212,13 +213,19 @@ class Persistence:
             if entry.id not in asks:
                 self.batcher.replay(_op(entry, known.get(entry.id)))
         for id_, body in _bodies(spool, asks):
-            self.batcher.push(Op.turn(AskRecord.decode(body).interrupted()), instead_of=id_)
+            record = AskRecord.decode(body)
+            if record.rerun is not None and record.rerun.restarts < MAX_RESTARTS:
+                self.log.keep(id_, record)
+            else:
+                self.batcher.push(Op.turn(record.interrupted()), instead_of=id_)
         self._metrics.persist_replayed.inc(len(spool.waiting))
         if spool.waiting:
             logger.warning(
-                "%d records of an earlier process are in the spool, %d of them turns that it interrupted",
+                "%d records of an earlier process are in the spool, %d of them turns that it interrupted, of which %d "
+                "may run again",
                 len(spool.waiting),
                 len(asks),
+                len(self.log.cut_off),
             )
         spool.waiting.clear()
 

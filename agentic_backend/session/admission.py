@@ -38,7 +38,8 @@ class Admission:
     """Counts running turns and hands out slots in the order of requests.
 
     `check` immediately refuses an ask above the user's own limits; `enter` takes a slot or waits for one; `leave`
-    returns it. A freed slot goes to the head of the queue, never to a newcomer.
+    returns it. A freed slot goes to the head of the queue, never to a newcomer, and to those who `enter_behind` only
+    where nobody else waits.
     """
 
     def __init__(self, limits: TurnLimits, hit: Callable[[str], None] = _uncounted) -> None:
@@ -47,6 +48,7 @@ class Admission:
         self.hit = hit
         self._users: OrderedDict[str, _User] = OrderedDict()
         self._waiting: deque[asyncio.Future[None]] = deque()
+        self._behind: deque[asyncio.Future[None]] = deque()
         self.running = 0
         self.left = 0
         """Turns that have given up their slot, since the start."""
@@ -94,35 +96,49 @@ class Admission:
         if self.queue_full:
             self.hit("max_turns")
             raise Overloaded(retry_after_s=self._limits.queue_deadline_s)
-        slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(slot)
         began = time.perf_counter()
-        entered = False
         try:
             async with asyncio.timeout(self._limits.queue_deadline_s):
-                await slot
-            entered = True
+                await self._wait_in(self._waiting)
         except TimeoutError:
             self.hit("max_turns")
             raise Overloaded(retry_after_s=self._limits.queue_deadline_s) from None
-        finally:
-            if not entered:
-                self._abandon(slot)
+        return time.perf_counter() - began
+
+    async def enter_behind(self) -> float:
+        """Take a slot, behind all who `enter`, however long that takes. Returns the seconds waited."""
+        if not self.full:
+            self.running += 1
+            return 0.0
+        began = time.perf_counter()
+        await self._wait_in(self._behind)
         return time.perf_counter() - began
 
     def leave(self) -> None:
         """Pass the slot to the longest waiting ask, or free it."""
         self.left += 1
-        while self._waiting:
-            slot = self._waiting.popleft()
-            if not slot.done():
-                slot.set_result(None)  # the slot changes hands: `running` stays
-                return
+        for queue in (self._waiting, self._behind):
+            while queue:
+                slot = queue.popleft()
+                if not slot.done():
+                    slot.set_result(None)  # the slot changes hands: `running` stays
+                    return
         self.running -= 1
 
-    def _abandon(self, slot: asyncio.Future[None]) -> None:
-        if slot in self._waiting:
-            self._waiting.remove(slot)
+    async def _wait_in(self, queue: deque[asyncio.Future[None]]) -> None:
+        slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        queue.append(slot)
+        entered = False
+        try:
+            await slot
+            entered = True
+        finally:
+            if not entered:
+                self._abandon(queue, slot)
+
+    def _abandon(self, queue: deque[asyncio.Future[None]], slot: asyncio.Future[None]) -> None:
+        if slot in queue:
+            queue.remove(slot)
         elif slot.done() and not slot.cancelled():
             self.leave()  # the slot had been handed over in the same tick
 

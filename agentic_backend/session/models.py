@@ -1,8 +1,8 @@
 """Sessions, and the records of them that are handed to storage."""
 
 import secrets
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final, Literal
 
 from agentic_backend.events import ChatMessage, text_part, utc_now
 from backend_kit.wire import dumps, loads
@@ -63,21 +63,46 @@ class Session:
         return {**self.wire(), "version": self.version}
 
 
+MAX_RESTARTS: Final = 1
+"""How often the service runs a turn again by itself: one that kills its process must not do so for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rerun:
+    """What a turn needs beside its question to be run again by the service itself. Never credentials.
+
+    `model` is the id of the model that answers, `human` what a person had answered when the run continued (text or
+    object; None where it began with the question). `restarts` is how often the service has begun to run it again.
+    """
+
+    agent_id: str
+    model: str | None = None
+    runtime_context: dict[str, Any] = field(default_factory=dict)
+    language: str | None = None
+    request_id: str = ""
+    human: Any = None
+    restarts: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class AskRecord:
-    """Notes that a turn has begun. Written without waiting before the model is called; after a crash it becomes an
-    interrupted turn. `earlier` is the messages between question and answer if the run continues after a person was
-    asked, else None.
+    """Notes that a turn has begun. Written without waiting before the model is called; after a crash the next process
+    runs the turn again by itself if it has a `rerun`, else it becomes an interrupted turn. `earlier` is the messages
+    between question and answer if the run continues after a person was asked, else None.
     """
 
     session: Session
     user_message: ChatMessage
     earlier: tuple[ChatMessage, ...] | None = None
+    rerun: Rerun | None = None
 
     def encode(self) -> bytes:
-        """Shape: `{"op":"ask","schema":1,"session":{…,"version":n},"message":ChatMessage,"earlier":[ChatMessage…]}`;
-        no `earlier` where there is none."""
-        head = dumps({"op": "ask", "schema": 1, "session": self.session.stored()})
+        """Shape: `{"op":"ask","schema":1,"session":{…,"version":n},"rerun":{…},"message":ChatMessage,
+        "earlier":[ChatMessage…]}`; no `rerun` and no `earlier` where there is none, as in records of older programs."""
+        fields: dict[str, Any] = {"op": "ask", "schema": 1, "session": self.session.stored()}
+        if self.rerun is not None:
+            fields["rerun"] = asdict(self.rerun)
+        head = dumps(fields)
         body = head[:-1] + b',"message":' + self.user_message.json
         if self.earlier is not None:
             body += b',"earlier":[' + b",".join(message.json for message in self.earlier) + b"]"
@@ -87,21 +112,29 @@ class AskRecord:
     def decode(cls, body: bytes) -> "AskRecord":
         """The reverse of `encode`."""
         fields = loads(body)
-        earlier = fields.get("earlier")
+        earlier, rerun = fields.get("earlier"), fields.get("rerun")
         return cls(
             Session(**fields["session"]),
             ChatMessage.build(**fields["message"]),
             None if earlier is None else tuple(ChatMessage.build(**message) for message in earlier),
+            None if rerun is None else Rerun(**rerun),
         )
 
-    def interrupted(self) -> "TurnRecord":
-        """The turn as it is stored if its process ended first: the question, and an answer without text.
+    def begun_again(self) -> "AskRecord":
+        """The record of the run that the service begins now."""
+        assert self.rerun is not None
+        return replace(self, rerun=replace(self.rerun, restarts=self.rerun.restarts + 1))
 
-        A turn that a person had allowed to continue is never rerun automatically: what they allowed may have been done.
+    def interrupted(self, *, by_restart: bool = True) -> "TurnRecord":
+        """The turn as it is stored if it is not run again: the question, and an answer without text.
+
+        Its user may ask it again in its place if the end of a process cut it off (`by_restart`), not if they stopped
+        it. Nor does one that a person had allowed to continue run again: what they allowed may have been done.
         """
         asked = self.user_message
         before = (asked, *(self.earlier or ()))
-        extras = {"status": "interrupted"} | ({"interrupted_by": "restart"} if self.earlier is None else {})
+        again = by_restart and self.earlier is None
+        extras = {"status": "interrupted"} | ({"interrupted_by": "restart"} if again else {})
         answer = ChatMessage.build(
             session_id=asked.session_id,
             exchange_id=asked.exchange_id,

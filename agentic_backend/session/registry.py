@@ -20,7 +20,8 @@ from agentic_backend.errors import (
 from agentic_backend.events import utc_now
 from agentic_backend.session.admission import Admission
 from agentic_backend.session.models import Session
-from agentic_backend.session.past_exchanges import KnownSession
+from agentic_backend.session.past_exchanges import KnownSession, StoredExchange
+from agentic_backend.session.restarts import Restarts
 from agentic_backend.session.store import TurnLog
 from agentic_backend.session.stream import Ask, Awaiting, Cancelled, Failed, Turn
 from agentic_backend.session.turn import TurnRunner, refuse
@@ -72,8 +73,11 @@ class TurnRegistry:
         log: TurnLog,
         tasks: TaskRegistry,
         rules: RegistryRules | None = None,
+        restarts: Restarts | None = None,
     ) -> None:
+        """`restarts` runs what an earlier process had begun, once `begin_again` is called."""
         self._rules = rules or RegistryRules()
+        self._restarts = restarts
         self._runner = runner
         self._admission = admission
         self._log = log
@@ -121,11 +125,13 @@ class TurnRegistry:
         except ServiceError as error:
             refuse(turn, error)
             return turn
-        self._turns[key] = turn
-        self._quiet.clear()
-        self._admission.enter_user(ask.user_id)
-        turn.bind(self._tasks.spawn("turn", lambda: self._run(key, turn)))
+        self._start(key, turn)
         return turn
+
+    def begin_again(self) -> None:
+        """Take up the turns of an earlier process, before any ask: each has its session, and can be followed."""
+        for turn in self._restarts.begin() if self._restarts is not None else ():
+            self._start((turn.ask.user_id, turn.ask.exchange_id), turn)
 
     def find(self, exchange_id: str, user_id: str) -> Turn | None:
         """The user's turn, running or kept, or None."""
@@ -207,8 +213,14 @@ class TurnRegistry:
             self._drop(key)
 
     async def drain(self, deadline_s: float) -> int:
-        """Refuse new turns, wait for the running ones, then cancel the rest. Returns how many were cancelled."""
+        """Refuse new turns, wait for the running ones, then cancel the rest. Returns how many were cancelled.
+
+        Of an earlier process' turns, those that have not begun to run again are left interrupted at once.
+        """
         self.draining = True
+        for turn in list(self._turns.values()):
+            if turn.cut is not None and self._restarts is not None:
+                self._restarts.leave(turn)
         try:
             async with asyncio.timeout(deadline_s):
                 await self._quiet.wait()
@@ -227,6 +239,12 @@ class TurnRegistry:
                 await self._quiet.wait()
         except TimeoutError:
             logger.error("%d turns did not end within %.1f s of their stop", len(self._turns), deadline_s)
+
+    def _start(self, key: _Key, turn: Turn) -> None:
+        self._turns[key] = turn
+        self._quiet.clear()
+        self._admission.enter_user(turn.ask.user_id)
+        turn.bind(self._tasks.spawn("turn", lambda: self._run(key, turn)))
 
     def _admit(self, ask: Ask) -> None:
         if self.draining:
@@ -260,7 +278,7 @@ class TurnRegistry:
             turn.begin()
             await self._wait_for_session(slot_key, slot, turn)
             try:
-                known = await self._runner.run_turn(turn, slot.known)
+                known = await self._runner_of(turn).run_turn(turn, slot.known)
                 if known is not None:
                     changed = known.session.preferring(turn.preferences).titled(turn.title)
                     known = replace(known, session=changed)
@@ -271,14 +289,23 @@ class TurnRegistry:
             refuse(turn, error)
         except asyncio.CancelledError:
             # Only a turn that still waited for its session gets here: a running one publishes its own end.
-            if turn.cancel_requested:
-                known = slot.known
-                session = known.session if known else Session(ask.session_id, ask.user_id, ask.agent_id, "", utc_now())
-                turn.publish(Cancelled((), session))
-            elif not turn.ended:
-                refuse(turn, SessionNotFound())
+            self._stopped_in_line(turn, slot.known)
         finally:
             self._end(key, turn)
+
+    def _stopped_in_line(self, turn: Turn, known: KnownSession | None) -> None:
+        ask = turn.ask
+        if not turn.cancel_requested:
+            if not turn.ended:
+                refuse(turn, SessionNotFound())
+        elif turn.cut is not None and self._restarts is not None:
+            self._restarts.stopped(turn)
+        else:
+            session = known.session if known else Session(ask.session_id, ask.user_id, ask.agent_id, "", utc_now())
+            turn.publish(Cancelled((), session))
+
+    def _runner_of(self, turn: Turn) -> TurnRunner | Restarts:
+        return self._runner if turn.cut is None or self._restarts is None else self._restarts
 
     async def _wait_for_session(self, key: _Key, slot: _Slot, turn: Turn) -> None:
         if slot.running is not None:
@@ -356,8 +383,11 @@ def _end_unforeseen(turn: Turn) -> None:
 
 
 def _may_be_asked_again(turn: Turn) -> bool:
-    """Whether it was refused or not stored, so that the same ask may be sent again, to run or be replayed."""
+    """Whether it was refused, not stored, or left as a restart cut it off: the same ask may be sent again, to run or be
+    replayed."""
     end = turn.events[-1].payload
+    if isinstance(end, Cancelled):
+        return bool(end.messages) and StoredExchange(end.messages).cut_off
     return isinstance(end, Failed) and (end.session is None or end.code is Code.STORAGE_FULL)
 
 

@@ -127,6 +127,30 @@ class TurnLog(Protocol):
         """
 
 
+class CutOffTurns(Protocol):
+    """Turns that an earlier process had begun and not ended, and that the service may run again by itself."""
+
+    @property
+    def cut_off(self) -> Sequence[AskRecord]:
+        """As this process found them, in the order in which they began. Each is ended by `TurnLog.append`, or by
+        `give_up` or `drop`."""
+
+    def has_room(self) -> bool:
+        """As that of `TurnLog`."""
+
+    async def begin_again(self, record: AskRecord) -> AskRecord:
+        """Count one more run, on the disk before this returns: if it kills the process, the next one knows.
+
+        Returns the record with the count.
+        """
+
+    def give_up(self, record: TurnRecord) -> None:
+        """Store what an interrupted turn is without another run. Never waits, never raises."""
+
+    def drop(self, record: AskRecord) -> None:
+        """Forget one that has ended after all, if it is there. Never waits, never raises."""
+
+
 @dataclass(frozen=True, slots=True)
 class Feedback:
     """A user's rating of one message, 1 to 5. `message_id` is the client's own name for it; `created_at` ISO 8601."""

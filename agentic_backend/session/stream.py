@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 from typing import Any, ClassVar, Literal
 
 from agentic_backend.events import Channel, ChatMessage
-from agentic_backend.session.models import Durability, Session
+from agentic_backend.session.models import AskRecord, Durability, Session
 from backend_kit.auth import Credentials
 from backend_kit.wire import Code, dumps, message_for
 
@@ -370,11 +370,13 @@ class Turn:
     """One exchange while it runs and for a while after: its events, its followers, its end.
 
     Only the turn's own task publishes. `cancel` may be called from anywhere, any number of times. A run that continues
-    after a person was asked is a separate turn, which begins with the `earlier` events of the one before.
+    after a person was asked is a separate turn, which begins with the `earlier` events of the one before. `cut` is the
+    record of the run that the end of a process cut off, where the service runs it again by itself.
     """
 
-    def __init__(self, ask: Ask, before: "Turn | None" = None) -> None:
+    def __init__(self, ask: Ask, before: "Turn | None" = None, *, cut: AskRecord | None = None) -> None:
         self.ask = ask
+        self.cut = cut
         self.events: EventLog = EventLog(None if before is None else before.events)
         self.earlier = len(self.events)
         self._seq = self.events[-1].seq if self.events else 0
@@ -386,7 +388,7 @@ class Turn:
         self.forgotten = False
         # Replayed from history, or rerun instead of an interrupted turn: earlier followers of the exchange cannot use
         # its numbers.
-        self.restarted = False
+        self.restarted = cut is not None
         # Set while the turn runs: it must not end with the session's old preferences or title.
         self.preferences: dict[str, Any] | None = None
         self.title: str | None = None

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentic_backend.agent import AgentAnswer, AgentRun, ResumedRun, TurnAgent, TurnAgents, Waiting
+from agentic_backend.agent import AgentAnswer, AgentRun, ResumedRun, SavedRun, TurnAgent, TurnAgents, Waiting
 from agentic_backend.agent.people import answers_for
 from agentic_backend.errors import (
     Conflict,
@@ -24,7 +24,7 @@ from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.admission import Admission
 from agentic_backend.session.exchange import Exchange
-from agentic_backend.session.models import AskRecord, Durability, Session, TurnRecord
+from agentic_backend.session.models import AskRecord, Durability, Rerun, Session, TurnRecord
 from agentic_backend.session.past_exchanges import AWAITING, KnownSession, SessionMemory, StoredExchange
 from agentic_backend.session.store import Lease, Leases, TurnLog, TurnStore, load_owned
 from agentic_backend.session.stream import Accepted, Ask, Awaiting, Cancelled, Failed, Final, SessionChanged, Turn
@@ -44,11 +44,13 @@ _REST_S = 12 * 3600.0
 @dataclass(frozen=True, slots=True)
 class TurnRules:
     """The bounds of a turn: its seconds in total, how many earlier exchanges the agent gets, and whether its reasoning
-    is stored."""
+    is stored. `authenticated` is whether users are: then a turn that uses their credentials cannot run again without
+    them."""
 
     turn_s: float
     restore_max_exchanges: int
     keep_thoughts: bool = False
+    authenticated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,9 @@ class TurnRunner:
 
         `known` is the session's state as this process last knew it; the caller must ensure that no other turn of the
         session runs meanwhile. An ask whose exchange has ended is replayed from history, without the agent.
+
+        A turn that an earlier process had begun (`turn.cut`) is not refused where it cannot begin: it raises the
+        ServiceError, or the CancelledError of a stop, and has published nothing.
         """
         ask = turn.ask
         ledger = Ledger(self._kpi, started=ask.received_at, owner=self._known_agent(ask.agent_id))
@@ -134,18 +139,25 @@ class TurnRunner:
                 if prepared is None:
                     return known
                 waited_s, prepared = await self._take_slot(turn, prepared)
-            except ServiceError as error:
-                refuse(turn, error)
-                self._reports.refused(ask, error, ledger)
-                return known
-            except asyncio.CancelledError:
-                self._stopped_before_start(turn, known)
+            except (ServiceError, asyncio.CancelledError) as error:
+                if turn.cut is not None:
+                    raise
+                self._not_begun(turn, known, error, ledger)
                 return known
             self._metrics.admission_wait.observe(waited_s)
             try:
                 return known.after(await self._run_accepted(turn, prepared, ledger), ask.exchange_id)
             finally:
                 self._admission.leave()
+
+    def _not_begun(
+        self, turn: Turn, known: KnownSession | None, error: ServiceError | asyncio.CancelledError, ledger: Ledger
+    ) -> None:
+        if isinstance(error, ServiceError):
+            refuse(turn, error)
+            self._reports.refused(turn.ask, error, ledger)
+        else:
+            self._stopped_before_start(turn, known)
 
     async def tell(self, turn: Turn) -> None:
         """Publish the turn's exchange from history; a ServiceError becomes the turn's only event."""
@@ -207,9 +219,11 @@ class TurnRunner:
         """What the turn runs with; None if its exchange has ended before, and was replayed."""
         ask, session = turn.ask, known.session
         stored = await self._stored(ask, known)
-        if stored is not None and not stored.cut_off and ask.human is None:
+        if stored is not None and _has_ended(stored, turn):
             stored.tell(turn, session)
             return None
+        if turn.cut is not None:
+            self._expect_rerun(turn.cut, known, stored, agent)
         model = agent.model_of(ask.model, session.preferences.get(MODEL_PREFERENCE), lenient=ask.lenient)
         with phase("history_restore"):
             history = await self._store.remembered(ask.session_id, ask.user_id, self._rules.restore_max_exchanges)
@@ -219,18 +233,36 @@ class TurnRunner:
         if stored is not None:
             turn.restarted = True
             return replace(prepared, session=stored.before(session), asked=stored.question)
-        return prepared
+        return prepared if turn.cut is None else replace(prepared, asked=turn.cut.user_message)
+
+    def _expect_rerun(
+        self, cut: AskRecord, known: KnownSession, stored: StoredExchange | None, agent: TurnAgent
+    ) -> None:
+        """Raise Conflict if the service may not run a turn again: its agent must not now, or its ranks are taken."""
+        if not self._may_rerun(agent, continued=cut.earlier is not None):
+            raise Conflict
+        if stored is None and known.session.next_rank != cut.user_message.rank:
+            raise Conflict
+
+    def _may_rerun(self, agent: TurnAgent, *, continued: bool) -> bool:
+        """Whether a turn of the agent may run again without its user; `continued` after a person was asked.
+
+        What a person has allowed may have been done: only a checkpoint knows.
+        """
+        if self._leases is not None or (self._rules.authenticated and agent.uses_credentials):
+            return False
+        return agent.restart == "from_checkpoint" or (agent.restart == "from_question" and not continued)
 
     async def _take_slot(self, turn: Turn, prepared: _Prepared) -> tuple[float, _Prepared]:
-        queued = self._admission.full
+        queued = self._admission.full and turn.cut is None
         if queued and not self._admission.queue_full:
             turn.publish(Accepted(self._admission.waiting + 1))
         with phase("admission_wait"):
-            waited_s = await self._admission.enter()
+            waited_s = await (self._admission.enter() if turn.cut is None else self._admission.enter_behind())
         prepared_whole = False
         try:
-            # Only once there is room to run it: a run can be claimed once.
-            if prepared.waited is not None:
+            # Only once there is room to run it: a run can be claimed once, and that of a cut-off turn was.
+            if prepared.waited is not None and turn.cut is None:
                 run_id = prepared.waited.asked_of_person["checkpoint_id"]
                 prepared = replace(prepared, saved=await prepared.agent.claim(turn.ask.session_id, run_id))
             prepared_whole = True
@@ -245,9 +277,11 @@ class TurnRunner:
     async def _run_accepted(self, turn: Turn, prepared: _Prepared, ledger: Ledger) -> Session:
         with phase("turn_open"):
             exchange = Exchange(turn, prepared.session, keep_thoughts=self._rules.keep_thoughts)
-            if prepared.waited is None:
+            if turn.cut is not None:
+                self._metrics.turns_restarted.inc()
+            elif prepared.waited is None:
                 self._metrics.user_messages.inc()
-            self._log.begin(_opened(exchange, prepared))
+            self._log.begin(replace(_opened(exchange, prepared), rerun=self._rerun(turn, prepared)))
         ending = await self._answer(exchange, prepared)
         turn.settle()
         session, durable = await self._record(exchange, ending, ledger, prepared.lease)
@@ -263,6 +297,23 @@ class TurnRunner:
         )
         self._reports.ended(exchange.ask, end, ledger)
         return session
+
+    def _rerun(self, turn: Turn, prepared: _Prepared) -> Rerun | None:
+        """What a later process needs to run this turn again by itself; None if it must not."""
+        ask = turn.ask
+        if turn.cut is not None:
+            return turn.cut.rerun
+        # Who wanted it stopped when their connection breaks has lost it with this process.
+        if ask.on_disconnect == "cancel" or not self._may_rerun(prepared.agent, continued=prepared.waited is not None):
+            return None
+        return Rerun(
+            agent_id=ask.agent_id,
+            model=prepared.model,
+            runtime_context=ask.runtime_context,
+            language=ask.language,
+            request_id=ask.request_id,
+            human=None if ask.human is None else ask.human.payload,
+        )
 
     async def _answer(self, exchange: Exchange, prepared: _Prepared) -> _Ending:
         """Let the agent answer. Never raises: each way to end is a value, so that all are recorded alike."""
@@ -282,6 +333,7 @@ class TurnRunner:
             traceparent=ask.traceparent,
             resume=_resume(ask, prepared),
             model=prepared.model,
+            restarted=exchange.turn.restarted,
         )
         try:
             with phase("stream_agent_response"):
@@ -461,11 +513,18 @@ def _opened(exchange: Exchange, prepared: _Prepared) -> AskRecord:
     return AskRecord(prepared.session, asked, (*earlier, exchange.decide(prepared.waited.asked_of_person)))
 
 
+def _has_ended(stored: StoredExchange, turn: Turn) -> bool:
+    """Whether an exchange in history has its end, and is only to be told."""
+    if stored.cut_off:
+        return False
+    # A cut-off turn that a person had let continue ran on from where it waited, if it did not end.
+    return turn.ask.human is None or (turn.cut is not None and not stored.awaits)
+
+
 def _resume(ask: Ask, prepared: _Prepared) -> ResumedRun | None:
-    if prepared.saved is None or ask.human is None:
+    if prepared.waited is None or ask.human is None:
         return None
-    asked = None if prepared.waited is None else prepared.waited.asked_of_person
-    return ResumedRun(prepared.saved, ask.human.payload, asked)
+    return ResumedRun(prepared.saved or SavedRun(()), ask.human.payload, prepared.waited.asked_of_person)
 
 
 def refuse(turn: Turn, error: ServiceError) -> None:

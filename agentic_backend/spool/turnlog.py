@@ -48,6 +48,12 @@ class PersistentTurnLog:
         self._cache = cache
         self._metrics = metrics
         self._asks: dict[tuple[str, str], int] = {}
+        self._cut_off: list[AskRecord] = []
+
+    @property
+    def cut_off(self) -> tuple[AskRecord, ...]:
+        """See `CutOffTurns`."""
+        return tuple(self._cut_off)
 
     def has_room(self) -> bool:
         """Whether one more turn may begin: there is room beyond the reserve of running turns, and the disk is writable.
@@ -61,13 +67,37 @@ class PersistentTurnLog:
         return self._ack == "none" or self._batcher.blocked_by is None or self._pending.oldest_s < _BEHIND_S
 
     def begin(self, record: AskRecord) -> None:
-        """Note in the spool, with its next commit, that a turn has begun."""
-        if self._spool is not None:
+        """Note in the spool, with its next commit, that a turn has begun, unless `begin_again` has."""
+        name = _name(record)
+        if self._spool is not None and name not in self._asks:
             session, asked = record.session, record.user_message
             key = (session.id, session.user_id)
-            self._asks[session.user_id, asked.exchange_id] = self._spool.note(
-                "ask", key, asked.exchange_id, record.encode()
-            )
+            self._asks[name] = self._spool.note("ask", key, asked.exchange_id, record.encode())
+
+    def keep(self, id_: int, record: AskRecord) -> None:
+        """Keep an ask that an earlier process left in the spool under this id, until its turn ends."""
+        self._asks[_name(record)] = id_
+        self._cut_off.append(record)
+
+    async def begin_again(self, record: AskRecord) -> AskRecord:
+        """See `CutOffTurns`."""
+        assert self._spool is not None
+        session, asked, name = record.session, record.user_message, _name(record)
+        counted = record.begun_again()
+        key, before = (session.id, session.user_id), self._asks.get(name)
+        self._asks[name], on_disk = self._spool.put("ask", key, asked.exchange_id, counted.encode(), instead_of=before)
+        await on_disk
+        return counted
+
+    def give_up(self, record: TurnRecord) -> None:
+        """See `CutOffTurns`."""
+        self._hand_over(Op.turn(record), record)
+
+    def drop(self, record: AskRecord) -> None:
+        """See `CutOffTurns`."""
+        id_ = self._asks.pop(_name(record), None)
+        if id_ is not None and self._spool is not None:
+            self._spool.done([id_])
 
     async def append(self, record: TurnRecord) -> Durability:
         """Hand over a finished turn, which readers see from now on. Raises `StorageFull` as `TurnLog.append`."""
@@ -75,8 +105,7 @@ class PersistentTurnLog:
         op = Op.turn(record)
         if self._ack != "none":
             op.committed = asyncio.get_running_loop().create_future()
-        on_disk = self._batcher.push(op, instead_of=self._asks.pop((op.key[1], op.exchange_id), None))
-        self._cache.append(op.key, record)
+        on_disk = self._hand_over(op, record)
         if op.committed is None:
             return "none"
         durable = await self._kept(op.committed, on_disk)
@@ -85,6 +114,12 @@ class PersistentTurnLog:
         if durable == "none" or (durable == "db" and not op.found):
             raise StorageFull
         return durable
+
+    def _hand_over(self, op: Op, record: TurnRecord) -> "asyncio.Future[None] | None":
+        """Queue a turn in the place of its ask."""
+        on_disk = self._batcher.push(op, instead_of=self._asks.pop((op.key[1], op.exchange_id), None))
+        self._cache.append(op.key, record)
+        return on_disk
 
     async def _kept(self, committed: "asyncio.Future[bool]", on_disk: "asyncio.Future[None] | None") -> Durability:
         """What stored the turn first; `none` if nothing did in time."""
@@ -103,3 +138,7 @@ class PersistentTurnLog:
     @property
     def _usable(self) -> bool:
         return self._spool is not None and self._spool.usable
+
+
+def _name(record: AskRecord) -> tuple[str, str]:
+    return (record.session.user_id, record.user_message.exchange_id)

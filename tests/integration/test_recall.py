@@ -16,6 +16,8 @@ DEAD_MODEL = "mock;status=500"
 """Whoever asks this one anything fails: an answer of such a service is not the model's."""
 SLOW = "mock;tokens=9;stall=3"
 """An answer that begins and never ends."""
+NEVER = {"agents": [{"name": "Georges", "class_path": "agentic_backend.agent.plain", "restart": "never"}]}
+"""What is cut off runs again where its user asks again (tests/integration/test_restart.py: where the service does)."""
 
 
 def ask(session_id, exchange_id="e1", message="Hello", **more):
@@ -113,7 +115,7 @@ async def test_failures_and_stops_are_told_again_as_what_they_were(start_service
 
 async def cut(start_process, session_of):
     """Kill a service in the middle of the answer of exchange e2; the session."""
-    async with start_process(SLOW) as service:
+    async with start_process(SLOW, ai=NEVER) as service:
         session_id = await session_of(service)
         async with service.native() as socket:
             await say(socket, **ask(session_id, "e2", "Who are you?"))

@@ -54,8 +54,9 @@ MUTANTS = (
     Mutant(
         "a slot for a turn is freed where it should be handed over",
         "agentic_backend/session/admission.py",
-        "                slot.set_result(None)  # the slot changes hands: `running` stays\n                return\n",
-        "                slot.set_result(None)\n                break\n",
+        "                    slot.set_result(None)  # the slot changes hands: `running` stays\n"
+        "                    return\n",
+        "                    slot.set_result(None)\n                    break\n",
         f"{SESSION}/test_admission.py::test_slots_go_to_the_longest_waiting",
     ),
     Mutant(

@@ -82,7 +82,7 @@ def start_process(database: Database, mock_llm: MockModel, tmp_path: Path) -> St
     """Start a process on the test's database: `async with start_process("mock;gap=20", limits={…})`.
 
     Keyword arguments are sections of the configuration. `env` is added to its environment, `token` is what the client
-    sends over REST. The block begins once `path` answers 200. `traceback_allowed` is as for ModuleProcess.
+    sends over REST. The block begins once `path` answers 200, at once without one. `traceback_allowed` is as for ModuleProcess.
     """
 
     @asynccontextmanager
@@ -91,7 +91,7 @@ def start_process(database: Database, mock_llm: MockModel, tmp_path: Path) -> St
         *,
         env: dict[str, str] | None = None,
         token: str = "local",
-        path: str = "/ready",
+        path: str | None = "/ready",
         traceback_allowed: bool = False,
         **sections: Any,
     ) -> AsyncIterator[ServiceProcess]:
@@ -115,7 +115,8 @@ def start_process(database: Database, mock_llm: MockModel, tmp_path: Path) -> St
                         metrics_port=metrics_port,
                         spool=Path(settings["persistence"]["spool_dir"]),
                     )
-                    await service.answers(path)
+                    if path is not None:
+                        await service.answers(path)
                     yield service
             finally:
                 await process.until(process.stop)  # its drain takes seconds, which leaving the context would block

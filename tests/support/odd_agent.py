@@ -1,7 +1,13 @@
-"""An agent that does what no agent should: `mode` block (holds the loop for 200 ms), raise, leak, unbuildable."""
+"""An agent that does what no agent should: `mode` block (holds the loop for 200 ms), raise, leak, unbuildable, or kill
+(its process, once the file `when` is there, to which it adds a line for each run).
+"""
 
+import asyncio
 import logging
+import os
+import signal
 import time
+from pathlib import Path
 
 from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import Runtime
@@ -23,6 +29,8 @@ def build(settings: AgentSettings, _kit: AgentKit) -> Graph:
     async def misbehave(_state: AgentState, runtime: Runtime[AgentRun]) -> AgentState:
         if mode == "raise":
             raise ZeroDivisionError("in the agent's node")
+        if mode == "kill":
+            await kill_process(Path(settings.tuned("when", "")))
         if mode == "leak":
             return {"answer": AgentAnswer(given_away(runtime.context))}
         time.sleep(BLOCK_S)  # noqa: ASYNC251 - that is the point
@@ -35,6 +43,15 @@ def build(settings: AgentSettings, _kit: AgentKit) -> Graph:
     return graph.compile()
 
 
+async def kill_process(when: Path) -> None:
+    """End the process as a crash does."""
+    while not await asyncio.to_thread(when.exists):  # noqa: ASYNC110 - a file is asked
+        await asyncio.sleep(0.02)
+    with when.open("a") as file:
+        file.write("killed\n")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def given_away(run: AgentRun) -> str:
     """The asker's token, in the log and as the answer."""
     assert run.credentials is not None
@@ -43,7 +60,7 @@ def given_away(run: AgentRun) -> str:
     return token
 
 
-def odd(mode: str) -> dict[str, object]:
+def odd(mode: str, **tuned: object) -> dict[str, object]:
     """The agent's entry in `ai.agents`; its id is the mode."""
-    fields = [{"key": "mode", "default": mode}]
+    fields = [{"key": key, "default": value} for key, value in {"mode": mode, **tuned}.items()]
     return {"id": mode, "name": mode, "class_path": __name__, "tuning": {"fields": fields}}

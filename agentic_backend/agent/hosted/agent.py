@@ -22,7 +22,7 @@ from agentic_backend.agent.hosted.speech import Speech
 from agentic_backend.agent.hosted.state import PHASES as STATE_PHASES
 from agentic_backend.agent.hosted.state import GraphState, StateRef, StateSaver, UserStore
 from agentic_backend.agent.hosted.watch import GRAPH, Watch, node_phase
-from agentic_backend.agent.interrupts import Waiting
+from agentic_backend.agent.interrupts import ResumedRun, Waiting
 from agentic_backend.agent.kit import AgentKit
 from agentic_backend.agent.people import answers_for, question_for
 from agentic_backend.agent.run import AgentAnswer, AgentRun
@@ -230,12 +230,8 @@ class HostedAgent:
     ) -> tuple[str, Any]:
         """The thread of states on which the run goes on, and the graph's input. `configurable` gets where that is."""
         run = turn.run
-        waiting = run.resume.saved if run.resume is not None else None
-        if run.resume is not None and isinstance(waiting, WaitingGraph):
-            configurable |= _configurable(waiting.ref)
-            return waiting.ref.thread, Command(
-                resume=answers_for(run.resume.asked or waiting.payload(), run.resume.answer)
-            )
+        if run.resume is not None:
+            return await self._go_on(turn, run.resume, configurable)
         thread = ref.thread if ref is not None else self._line(run.session_id) + _digest(run.exchange_id)
         told: Any = {MESSAGES: self._told(run)}
         if self._saver is None:
@@ -257,6 +253,23 @@ class HostedAgent:
         turn.head = thread, head
         configurable["thread_id"] = thread
         return thread, told
+
+    async def _go_on(self, turn: HostedTurn, resume: ResumedRun, configurable: dict[str, Any]) -> tuple[str, Any]:
+        """`_begin` for a run that a person has answered to."""
+        asked = resume.asked or resume.saved.payload()
+        ref = StateRef.parse(str(asked["checkpoint_id"]))
+        assert ref is not None
+        assert self._saver is not None
+        answers: Command[Any] = Command(resume=answers_for(asked, resume.answer))
+        if turn.run.restarted:
+            head = await self._saver.aget_tuple({"configurable": {"thread_id": ref.thread}})
+            if head is not None and head.checkpoint["id"] != ref.checkpoint_id:
+                # It had gone on before its process died.
+                turn.head = ref.thread, head
+                configurable["thread_id"] = ref.thread
+                return ref.thread, None
+        configurable |= _configurable(ref)
+        return ref.thread, answers
 
     def _told(self, run: AgentRun) -> list[BaseMessage]:
         """The question, after what was said since the graph's newest state."""

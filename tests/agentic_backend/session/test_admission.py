@@ -31,6 +31,33 @@ async def test_slots_go_to_the_longest_waiting():
     assert (admission.running, admission.waiting) == (0, 0)
 
 
+async def test_those_behind_get_a_slot_where_nobody_else_waits():
+    admission = Admission(limits(max_turns=1, queue_length=1))
+    assert await admission.enter_behind() == 0.0
+    served: list[str] = []
+
+    async def take(name, enter):
+        await enter()
+        served.append(name)
+
+    async with asyncio.TaskGroup() as group:
+        for name in ("first behind", "second behind"):
+            group.create_task(take(name, admission.enter_behind))
+        await asyncio.sleep(0)
+        assert (admission.waiting, admission.queue_full) == (0, False)
+        group.create_task(take("asked", admission.enter))
+        gone = group.create_task(take("gone", admission.enter_behind))
+        await asyncio.sleep(0)
+        gone.cancel()
+        for count in range(1, 4):
+            admission.leave()
+            await asyncio.sleep(0)
+            assert len(served) == count
+    admission.leave()
+    assert served == ["asked", "first behind", "second behind"]
+    assert admission.running == 0
+
+
 async def test_a_full_queue_refuses_at_once():
     admission = Admission(limits(max_turns=1, queue_length=0))
     await admission.enter()

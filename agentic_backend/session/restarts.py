@@ -1,0 +1,136 @@
+"""Turns that an earlier process had begun and not ended: run again by the service itself, or left interrupted."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from agentic_backend.errors import HistoryUnavailable
+from agentic_backend.session.models import AskRecord
+from agentic_backend.session.past_exchanges import KnownSession, StoredExchange
+from agentic_backend.session.store import CutOffTurns
+from agentic_backend.session.stream import Ask, HumanAnswer, Turn
+from agentic_backend.session.turn import TurnRunner
+from agentic_backend.session.turn_report import loggable
+from backend_kit.aio.retry import Backoff
+from backend_kit.wire import ServiceError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RestartRules:
+    """The pace of turns that the service runs again. Waits in seconds."""
+
+    pause_s: float = 0.02
+    """Between two of them: a process with thousands of turns must not begin all of them at once."""
+    room_s: float = 1.0
+    """How often it looks whether storage has room again."""
+    longest_s: float = 2.0
+    """The longest wait for a database that has gone away."""
+
+
+class Restarts:
+    """Runs turns of an earlier process again, each once, in the order in which they had begun.
+
+    They wait for `ready` (the schema and the agents are known), for room in storage, and behind every ask of a client
+    for a slot. The run is counted on the disk before anything of the agent is touched, so that a turn that kills the
+    process does not kill the next one too. One that cannot run is stored as interrupted, and may be asked again.
+    """
+
+    def __init__(
+        self,
+        runner: TurnRunner,
+        turns: CutOffTurns,
+        ready: Callable[[], Awaitable[None]],
+        rules: RestartRules | None = None,
+    ) -> None:
+        self._runner = runner
+        self._turns = turns
+        self._ready = ready
+        self._rules = rules or RestartRules()
+        self._one_by_one = asyncio.Lock()
+        self._leaving = False
+
+    def begin(self) -> list[Turn]:
+        """The turns that are left, not running yet."""
+        begun = [Turn(ask_of(cut), cut=cut) for cut in self._turns.cut_off]
+        if begun:
+            logger.warning("%d turns that the end of a process cut off are run again", len(begun))
+        return begun
+
+    def leave(self, turn: Turn) -> None:
+        """The process ends: a turn that has not begun is left interrupted."""
+        self._leaving = True
+        if not turn.has_published:
+            turn.cancel()
+
+    async def run_turn(self, turn: Turn, known: KnownSession | None) -> KnownSession | None:
+        """Run the turn to its terminal event, as `TurnRunner.run_turn`; its session runs no other meanwhile."""
+        cut = turn.cut
+        assert cut is not None
+        try:
+            await self._turn_comes()
+            turn.cut = cut = await self._turns.begin_again(cut)
+            known = await self._run(turn, known)
+            self._turns.drop(cut)  # where it was told from history: it had ended, and only the spool did not know
+        except ServiceError as error:
+            shown_id = loggable(turn.ask.exchange_id)
+            logger.warning("turn is left interrupted exchange_id=%s code=%s", shown_id, error.code)
+            self._give_up(turn, cut, by_restart=True)
+            return None
+        except asyncio.CancelledError:
+            if not turn.cancel_requested:
+                raise  # the process ends without a drain: the next one finds the turn in the spool
+            self.stopped(turn)
+            return None
+        return known
+
+    def stopped(self, turn: Turn) -> None:
+        """Store a turn that was stopped before it began: by its user, or by the end of the process."""
+        assert turn.cut is not None
+        self._give_up(turn, turn.cut, by_restart=self._leaving)
+
+    async def _turn_comes(self) -> None:
+        async with self._one_by_one:
+            await self._ready()
+            while not self._turns.has_room():  # noqa: ASYNC110 - a disk and a queue that tell nobody
+                await asyncio.sleep(self._rules.room_s)
+            await asyncio.sleep(self._rules.pause_s)
+
+    async def _run(self, turn: Turn, known: KnownSession | None) -> KnownSession | None:
+        backoff = Backoff(longest_s=self._rules.longest_s)
+        while True:
+            turn.ask = replace(turn.ask, received_at=time.perf_counter())
+            try:
+                return await self._runner.run_turn(turn, known)
+            except HistoryUnavailable:
+                await asyncio.sleep(backoff.next_s())
+
+    def _give_up(self, turn: Turn, cut: AskRecord, *, by_restart: bool) -> None:
+        record = cut.interrupted(by_restart=by_restart)
+        self._turns.give_up(record)
+        session = record.session.preferring(turn.preferences).titled(turn.title)
+        StoredExchange(record.messages).tell(turn, session)
+
+
+def ask_of(cut: AskRecord) -> Ask:
+    """The ask of a cut-off turn as this process runs it: nobody's credentials, no follower, and the same answer."""
+    rerun, session = cut.rerun, cut.session
+    assert rerun is not None
+    return Ask(
+        session_id=session.id,
+        agent_id=rerun.agent_id,
+        message=cut.user_message.text,
+        exchange_id=cut.user_message.exchange_id,
+        user_id=session.user_id,
+        received_at=time.perf_counter(),
+        runtime_context=rerun.runtime_context,
+        language=rerun.language,
+        if_busy="queue",
+        request_id=rerun.request_id,
+        human=None if rerun.human is None else HumanAnswer(rerun.human),
+        model=rerun.model,
+        lenient=True,  # a model that is no longer offered is no reason to leave the question without an answer
+    )

@@ -1,0 +1,366 @@
+"""Turns that the end of a process cut off: the next one runs them again by itself, once, or leaves them interrupted."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from agentic_backend.agent import AgentAnswer, AgentRun, SavedRun, Waiting
+from agentic_backend.errors import NotAwaiting
+from agentic_backend.events import ChatMessage, Delta, text_part
+from agentic_backend.session.admission import TurnLimits
+from agentic_backend.session.models import AskRecord, Rerun
+from agentic_backend.session.stream import Ask, Awaiting, Cancelled, Failed, Final, HumanAnswer, Whole
+from agentic_backend.session.turn import TurnRules
+from agentic_backend.settings import Restart
+from backend_kit.wire import Code, loads
+from tests.agentic_backend.session.gated_turns import ended, ticks
+from tests.agentic_backend.session.memory_storage import SESSION, USER, MemoryStorage, TurnProcess
+from tests.support.patience import PATIENCE_S
+
+AUTHENTICATED = TurnRules(turn_s=30.0, restore_max_exchanges=20, authenticated=True)
+
+
+@pytest.fixture
+def storage() -> MemoryStorage:
+    return MemoryStorage(SESSION)
+
+
+class Hosted:
+    """An agent whose turns end when the test says so, and the catalog that has it under every id."""
+
+    def __init__(self, restart: Restart = "from_question", *, uses_credentials: bool = False) -> None:
+        self.restart = restart
+        self.uses_credentials = uses_credentials
+        self.runs: list[AgentRun] = []
+        self.gate = asyncio.Event()
+        self.asks = False
+        self._began = asyncio.Event()
+
+    def get(self, _agent_id: str) -> "Hosted":
+        return self
+
+    def label(self, agent_id: str) -> str:
+        return agent_id
+
+    def model_of(self, wanted: str | None, _preferred: object = None, **_how: Any) -> str:
+        return wanted or "default"
+
+    async def run(self, run: AgentRun) -> AgentAnswer:
+        self.runs.append(run)
+        self._began.set()
+        run.emit(Delta("Half"))
+        if self.asks:
+            raise Waiting({"question": "Sure?", "checkpoint_id": "c1"})
+        await self.gate.wait()
+        return AgentAnswer("Half")
+
+    async def claim(self, _session_id: str, run_id: str) -> SavedRun:
+        if run_id != "c1":
+            raise NotAwaiting
+        return SavedRun(())
+
+    async def began(self) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await self._began.wait()
+
+
+async def cut(storage: MemoryStorage, tasks: Any, agents: Hosted | None = None, **ask: Any) -> AskRecord:
+    """Begin a turn in a process that dies in the middle of it; what the next one finds of it."""
+    agents = agents or Hosted()
+    died_with = MemoryStorage(*storage.sessions.values())
+    dead = TurnProcess(died_with, tasks, agents=agents, rules=ask.pop("rules", None))
+    dead.ask("e1", **ask)
+    await agents.began()
+    record = AskRecord.decode(died_with.asks[0].encode())
+    if record.rerun is not None:
+        storage.cut_off.append(record)
+    return record
+
+
+def extras_of(row: bytes) -> dict[str, Any]:
+    return loads(row)["metadata"].get("extras", {})
+
+
+async def test_a_cut_off_turn_runs_again_by_itself_in_its_place(storage, tasks):
+    context = {"search_policy": "strict"}
+    record = await cut(storage, tasks, message="why?", runtime_context=context, language="fr", model="large")
+    agents = Hosted()
+    process = TurnProcess(storage, tasks, agents=agents)
+    process.registry.begin_again()
+    turn = process.registry.find("e1", USER)
+    await agents.began()
+    # Whoever comes back finds it running: by the same ask, or from any number on.
+    assert process.ask("e1", "why?") is turn
+    assert process.registry.resume(SESSION.id, "e1", USER) is turn
+    assert turn.after(7) == 0
+    agents.gate.set()
+    final = await ended(turn)
+    assert isinstance(final, Final)
+    (run,) = agents.runs
+    assert (run.message, run.runtime_context, run.language, run.model) == ("why?", context, "fr", "large")
+    assert (run.restarted, run.credentials, run.resume) == (True, None, None)
+    assert final.messages[0] == record.user_message
+    assert [loads(row)["rank"] for row in storage.history()] == [0, 1]
+    assert [extras_of(row).get("status") for row in storage.history()] == [None, None]
+    assert [counted.rerun.restarts for counted in storage.counted] == [1]
+    assert process.counts.get_sample_value("app_turns_restarted_total") == 1
+    assert process.counts.get_sample_value("chat_user_message_total") == 0
+    assert len(storage.cut_off) == 1
+    await ticks()
+    assert process.ask("e1", "why?") is turn  # and afterwards it is told, not run
+
+
+async def test_it_is_found_while_it_waits_and_its_session_is_busy(storage, tasks):
+    await cut(storage, tasks)
+    ready, agents = asyncio.Event(), Hosted()
+    process = TurnProcess(storage, tasks, agents=agents, restarting=ready.wait)
+    process.registry.begin_again()
+    turn = process.registry.resume(SESSION.id, "e1", USER)
+    busy = process.ask("e2", "other")
+    queued = process.ask("e3", "third", if_busy="queue")
+    await ticks()
+    assert (await ended(busy)).code is Code.SESSION_BUSY
+    assert (len(turn.events), agents.runs) == (0, [])
+    agents.gate.set()
+    ready.set()
+    assert isinstance(await ended(queued), Final)
+    assert [run.exchange_id for run in agents.runs] == ["e1", "e3"]
+    assert [loads(row)["exchange_id"] for row in storage.history()] == ["e1", "e1", "e3", "e3"]
+
+
+async def test_what_the_agent_must_not_do_twice_is_not_noted_to_be_run_again(storage, tasks):
+    noted = [
+        await cut(storage, tasks, Hosted("never")),
+        await cut(storage, tasks, Hosted(uses_credentials=True), rules=AUTHENTICATED),
+        await cut(storage, tasks, on_disconnect="cancel"),
+    ]
+    assert [record.rerun for record in noted] == [None, None, None]
+    also = [
+        await cut(storage, tasks, Hosted(uses_credentials=True)),
+        await cut(storage, tasks, Hosted(), rules=AUTHENTICATED),
+        await cut(storage, tasks, Hosted("from_checkpoint")),
+    ]
+    assert [record.rerun for record in also] == [Rerun("Echo", "default")] * 3
+
+
+@pytest.mark.parametrize(
+    ("agents", "rules"),
+    [(Hosted("never"), None), (Hosted(uses_credentials=True), AUTHENTICATED)],
+    ids=["never by now", "users are authenticated by now"],
+)
+async def test_one_that_may_not_run_by_now_is_left_interrupted_and_may_be_asked_again(storage, tasks, agents, rules):
+    await cut(storage, tasks)
+    process = TurnProcess(storage, tasks, agents=agents, rules=rules)
+    process.registry.begin_again()
+    turn = process.registry.find("e1", USER)
+    end = await ended(turn)
+    assert isinstance(end, Cancelled)
+    assert extras_of(storage.history()[-1]) == {"status": "interrupted", "interrupted_by": "restart"}
+    await ticks()
+    agents.gate.set()
+    again = process.ask("e1")
+    assert again is not turn
+    assert isinstance(await ended(again), Final)
+    assert [run.restarted for run in agents.runs] == [True]
+    assert [loads(row)["rank"] for row in storage.history()] == [0, 1]
+
+
+async def test_a_stop_while_it_waits_is_its_users(storage, tasks):
+    await cut(storage, tasks)
+    process = TurnProcess(storage, tasks, agents=Hosted(), restarting=asyncio.Event().wait)
+    process.registry.begin_again()
+    turn = process.registry.find("e1", USER)
+    await ticks()
+    turn.cancel()
+    assert [message.role for message in (await ended(turn)).messages] == ["user", "assistant"]
+    assert extras_of(storage.history()[-1]) == {"status": "interrupted"}
+    await ticks()
+    assert process.ask("e1") is turn
+
+
+async def test_a_stop_before_its_first_step_is_kept_too(storage, tasks):
+    await cut(storage, tasks)
+    process = TurnProcess(storage, tasks, agents=Hosted())
+    process.registry.begin_again()
+    turn = process.registry.find("e1", USER)
+    turn.cancel()
+    assert isinstance(await ended(turn), Cancelled)
+    assert extras_of(storage.history()[-1]) == {"status": "interrupted"}
+
+
+async def test_a_drain_waits_for_those_that_run_and_leaves_the_others_interrupted(storage, tasks):
+    await cut(storage, tasks)
+    agents = Hosted()
+    process = TurnProcess(storage, tasks, agents=agents)
+    process.registry.begin_again()
+    await agents.began()
+    draining = asyncio.create_task(process.registry.drain(PATIENCE_S))
+    await ticks()
+    assert not draining.done()
+    agents.gate.set()
+    assert await draining == 0
+    assert loads(storage.history()[-1])["parts"] == [text_part("Half")]
+
+    other = MemoryStorage(SESSION)
+    await cut(other, tasks)
+    process = TurnProcess(other, tasks, agents=agents, restarting=asyncio.Event().wait)
+    process.registry.begin_again()
+    await ticks()
+    assert await process.registry.drain(PATIENCE_S) == 0
+    assert extras_of(other.history()[-1]) == {"status": "interrupted", "interrupted_by": "restart"}
+
+
+async def test_a_deleted_session_stops_it(storage, tasks):
+    await cut(storage, tasks)
+    agents = Hosted()
+    process = TurnProcess(storage, tasks, agents=agents)
+    process.registry.begin_again()
+    turn = process.registry.find("e1", USER)
+    await agents.began()
+    await process.registry.forget(SESSION.id, USER)
+    assert turn.ended
+    await ticks()
+    assert process.registry.find("e1", USER) is None
+
+
+async def test_it_waits_for_a_database_that_goes_away_and_for_room(storage, tasks):
+    await cut(storage, tasks)
+    agents = Hosted()
+    storage.away, storage.room = True, False
+    process = TurnProcess(storage, tasks, agents=agents)
+    process.registry.begin_again()
+    turn = process.registry.find("e1", USER)
+    await ticks()
+    assert storage.counted == []
+    storage.room = True
+    async with asyncio.timeout(PATIENCE_S):
+        while storage.reads["get"] < 2:  # noqa: ASYNC110 - the storage tells nobody
+            await asyncio.sleep(0.01)
+    storage.away = False
+    agents.gate.set()
+    assert isinstance(await ended(turn), Final)
+    assert len(storage.counted) == 1
+
+
+async def test_one_that_had_ended_is_told_and_not_run(storage, tasks):
+    record = await cut(storage, tasks)
+    before = TurnProcess(storage, tasks, agents=(agents := Hosted()))
+    agents.gate.set()
+    final = await ended(before.ask("e1"))
+    process = TurnProcess(storage, tasks, agents=(agents := Hosted()))
+    process.registry.begin_again()
+    assert (await ended(process.registry.find("e1", USER))).messages == final.messages
+    await ticks()
+    assert (agents.runs, [dropped.user_message for dropped in storage.dropped]) == ([], [record.user_message])
+
+
+async def test_one_that_another_exchange_has_followed_is_left(storage, tasks):
+    await cut(storage, tasks)
+    before = TurnProcess(storage, tasks, agents=(agents := Hosted()))
+    agents.gate.set()
+    await ended(before.ask("e2"))
+    process = TurnProcess(storage, tasks, agents=(agents := Hosted()))
+    process.registry.begin_again()
+    assert isinstance(await ended(process.registry.find("e1", USER)), Cancelled)
+    assert agents.runs == []
+
+
+async def test_live_asks_go_first(tasks):
+    storage = MemoryStorage(SESSION, other := SESSION.__class__("s2", USER, "Echo", "t", SESSION.updated_at))
+    await cut(storage, tasks)
+    agents = Hosted()
+    limits = TurnLimits(max_turns=1, queue_length=5, queue_deadline_s=PATIENCE_S)
+    process = TurnProcess(storage, tasks, agents=agents, limits=limits)
+    await process.admission.enter()
+    process.registry.begin_again()
+    turn = process.registry.find("e1", USER)
+    await ticks(20)
+    live = process.registry.submit(Ask(other.id, "Echo", "hi", "e9", USER, received_at=0.0))
+    await ticks(20)
+    assert len(turn.events) == 0  # it has no place in the line to be told of
+    agents.gate.set()
+    process.admission.leave()
+    assert isinstance(await ended(live), Final)
+    assert isinstance(await ended(turn), Final)
+    assert [run.exchange_id for run in agents.runs] == ["e9", "e1"]
+    assert process.admission.running == 0
+
+
+async def waiting_exchange(storage: MemoryStorage, tasks: Any) -> None:
+    """An exchange that waits for a person, in history."""
+    agents = Hosted()
+    agents.asks = True
+    assert isinstance(await ended(TurnProcess(storage, tasks, agents=agents).ask("e1", "note it")), Awaiting)
+
+
+async def continued(storage: MemoryStorage, tasks: Any, restart: Restart) -> AskRecord:
+    """A person answers it, and the process dies in the run that follows; what is noted of that."""
+    agents = Hosted(restart)
+    process = TurnProcess(storage, tasks, agents=agents)
+    process.ask("e1", "", human=HumanAnswer({"choice_id": "yes"}))
+    await agents.began()
+    return AskRecord.decode(storage.asks[-1].encode())
+
+
+async def test_what_a_person_had_let_continue_never_runs_again_from_its_question(storage, tasks):
+    await waiting_exchange(storage, tasks)
+    record = await continued(storage, tasks, "from_question")
+    assert record.earlier is not None
+    assert record.rerun is None
+
+
+async def test_what_a_person_had_let_continue_goes_on_from_its_checkpoint(storage, tasks):
+    await waiting_exchange(storage, tasks)
+    record = await continued(storage, tasks, "from_checkpoint")
+    storage.cut_off.append(record)
+    agents = Hosted("from_checkpoint")
+    process = TurnProcess(storage, tasks, agents=agents)
+    process.registry.begin_again()
+    turn = process.registry.find("e1", USER)
+    agents.gate.set()
+    assert isinstance(await ended(turn), Final)
+    (run,) = agents.runs
+    assert run.restarted
+    assert run.resume is not None
+    assert (run.resume.saved, run.resume.answer) == (SavedRun(()), {"choice_id": "yes"})
+    assert [loads(row)["rank"] for row in storage.history()] == list(range(len(storage.history())))
+    assert loads(storage.history()[-1])["parts"] == [text_part("Half")]
+
+
+async def test_an_exchange_that_ran_again_after_a_person_s_answer_and_had_ended_is_told(storage, tasks):
+    await waiting_exchange(storage, tasks)
+    record = await continued(storage, tasks, "from_checkpoint")
+    before = TurnProcess(storage, tasks, agents=(agents := Hosted("from_checkpoint")))
+    agents.gate.set()
+    final = await ended(before.ask("e1", "", human=HumanAnswer({"choice_id": "yes"})))
+    assert isinstance(final, Final)
+    storage.cut_off.append(record)
+    process = TurnProcess(storage, tasks, agents=(agents := Hosted("from_checkpoint")))
+    process.registry.begin_again()
+    assert (await ended(process.registry.find("e1", USER))).messages == final.messages
+    assert agents.runs == []
+
+
+async def test_a_model_that_is_gone_is_no_reason_not_to_answer(storage, tasks):
+    record = AskRecord(SESSION, question_of("hello in parts"), rerun=Rerun("Echo", "gone"))
+    storage.cut_off.append(record)
+    process = TurnProcess(storage, tasks, restart="from_question")
+    process.registry.begin_again()
+    assert isinstance(await ended(process.registry.find("e1", USER)), Final)
+
+
+async def test_one_of_an_agent_that_is_gone_is_left(storage, tasks):
+    storage.cut_off.append(AskRecord(SESSION, question_of("hello"), rerun=Rerun("Gone")))
+    process = TurnProcess(storage, tasks)
+    process.registry.begin_again()
+    turn = process.registry.find("e1", USER)
+    end = await ended(turn)
+    assert [type(event.payload) for event in turn.events][1:] == [Whole, Cancelled]
+    assert not isinstance(end, Failed)
+
+
+def question_of(text: str) -> ChatMessage:
+    return ChatMessage.build(
+        session_id=SESSION.id, exchange_id="e1", rank=0, role="user", channel="final", parts=[text_part(text)]
+    )
