@@ -11,7 +11,7 @@ import tempfile
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -127,6 +127,7 @@ class Deployment:
         arguments: Sequence[str] = (),
         change: Change | None = None,
         under: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
     ) -> Server:
         """The agentic service by its bench configuration, which `change` may alter, on a database of its own.
 
@@ -145,6 +146,7 @@ class Deployment:
         path = self.work / f"{name}.yaml"
         path.write_text(yaml.safe_dump(config))
         environment = {**_NO_OVERRIDES, "CONFIG_FILE": str(path), "TURNWISE_HOME": str(self.work / name)}
+        environment |= variables or {}
         ready = f"http://127.0.0.1:{port}{BASE}/ready"
         process = self.start(module, *arguments, ready=ready, environment=environment, under=under)
         url = f"http://127.0.0.1:{port}{BASE}/chatbot/session"

@@ -50,6 +50,7 @@ FLOOR_BOUND = 2.0
 CALM_BOUND = 0.30
 WHOLE_BOUND = 6.0
 TOKEN_BOUND_US = 25.0
+HOSTED_BOUND = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,16 @@ def with_ack(deployment: Deployment, name: str, ack: str) -> Change:
 
     def change(config: dict[str, Any]) -> None:
         config["persistence"] = {"ack": ack, "spool_dir": str(deployment.work / name / "spool")}
+
+    return change
+
+
+def hosting(also: Change) -> Change:
+    """The agent that is asked is the graph of `naive.py`, unmodified."""
+
+    def change(config: dict[str, Any]) -> None:
+        also(config)
+        config["ai"]["agents"] = [{"name": "Georges", "graph": "tests.bench.plain_graph:graph"}]
 
     return change
 
@@ -150,7 +161,10 @@ CALM = Case(
 WHOLE = Case(
     "whole", "whole-message turn, saturated", WHOLE_MODEL, ("original_like", "ours"), clients=50, streamed=False
 )
-CASES = (SATURATED, CALM, WHOLE)
+HOSTED = Case(
+    "hosted", "hosted graph, streamed turn, saturated", SATURATED_MODEL, ("naive", "hosted"), clients=SATURATED.clients
+)
+CASES = (SATURATED, CALM, WHOLE, HOSTED)
 TOKENS_CASE = "tokens"
 
 
@@ -202,8 +216,12 @@ def each_token_us(more_ms: float) -> float:
 def started(deployment: Deployment, name: str, case: Case, ack: str, answer: str) -> Server:
     """A stack of a case that has passed the turn check."""
     database = f"{name}_{case.name}"
+    change = with_ack(deployment, database, ack)
     if name == "ours":
-        server = deployment.service(database, case.model, change=with_ack(deployment, database, ack))
+        server = deployment.service(database, case.model, change=change)
+    elif name == "hosted":
+        own = {"PLAIN_GRAPH_MODEL": case.model, "PLAIN_GRAPH_MODEL_URL": deployment.model_url}
+        server = deployment.service(database, case.model, change=hosting(change), variables=own)
     else:
         server = deployment.comparator(name, case.model, database)
     server = replace(server, target=replace(server.target, name=name))
@@ -236,6 +254,10 @@ def print_table(series: dict[str, Series]) -> None:
 
 def hold_ratios(case: Case, series: dict[str, Series], verdicts: Verdicts, slack: float) -> None:
     """What is asked of ours beside the others of a case."""
+    if case.name == HOSTED.name:
+        ratio = series["hosted"].ratio(series["naive"])
+        verdicts.hold("hosted graph, saturated: CPU ours / naive", ratio, HOSTED_BOUND * slack, "x")
+        return
     ours = series["ours"]
     if case.name == CALM.name:
         title = f"streamed, {RATE:.0f} turns/s: CPU ours / naive"
