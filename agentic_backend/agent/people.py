@@ -1,4 +1,4 @@
-"""Questions to a person: what an interrupted run asks, and what a person's answer makes of it. Pure functions.
+"""Questions to a person: what an interrupted run asks, and what a person's answer makes of it. Functions without I/O.
 
 An interrupt's value is shown by what it is: a question in our own shape (`HitlPayload`, or a text), langchain's request
 to review tool calls, or any other JSON value, which is shown as it stands.
@@ -7,6 +7,7 @@ to review tool calls, or any other JSON value, which is shown as it stands.
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
+from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
@@ -117,17 +118,22 @@ class _Approval(_Shape):
 def question_for(interrupts: Sequence[tuple[str, Any]], run_id: str) -> dict[str, Any]:
     """What a person is asked about a run that stands at these interrupts, at least one, each its id and its value.
 
-    The fields are those of the first one's question, with its id as `interrupt_id` and `run_id` as `checkpoint_id`. Of
-    several, `questions` has each, with its `id`. Raises `TurnFailed` for a value that is no JSON, or for more than
-    16 KiB.
+    The fields are those of the first one's question, with its id as `interrupt_id`. Of several, `questions` has each,
+    with its `id`. `checkpoint_id` names this question and no other, since a run may stand at one checkpoint for several
+    questions; `run_of` has the run of it. Raises `TurnFailed` for a value that is no JSON, or for more than 16 KiB.
     """
     shown = [(name, _question(value)) for name, value in interrupts]
-    payload = {**shown[0][1], "interrupt_id": shown[0][0], "checkpoint_id": run_id}
+    payload = {**shown[0][1], "interrupt_id": shown[0][0], "checkpoint_id": f"{run_id}:{uuid4().hex[:8]}"}
     if len(shown) > 1:
         payload["questions"] = [{**question, "id": name} for name, question in shown]
     if len(dumps(payload)) > _MAX_BYTES:
         raise TurnFailed("the interrupt cannot be shown: too large")
     return payload
+
+
+def run_of(payload: Mapping[str, Any]) -> str:
+    """The id of the run that waits with this question."""
+    return str(payload["checkpoint_id"]).partition(":")[0]
 
 
 def answers_for(payload: Mapping[str, Any], answer: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agentic_backend.agent.people import answers_for, question_for, said_in
+from agentic_backend.agent.people import answers_for, question_for, run_of, said_in
 from agentic_backend.errors import BadRequest, TurnFailed
 
 ALL = ["approve", "edit", "reject", "respond"]
@@ -21,7 +21,16 @@ def review(*actions: dict[str, Any], **allowed: list[str]) -> dict[str, Any]:
 
 
 def asked(*values: Any) -> dict[str, Any]:
-    return question_for([(f"i{number}", value) for number, value in enumerate(values)], "run")
+    """The question of a run at these interrupts, as if it was the only one of its checkpoint."""
+    payload = question_for([(f"i{number}", value) for number, value in enumerate(values)], "run")
+    assert run_of(payload) == "run"
+    return {**payload, "checkpoint_id": "run"}
+
+
+def test_a_question_is_no_other_of_the_same_checkpoint() -> None:
+    one, other = (question_for([("i0", "Sure?")], "run") for _ in range(2))
+    assert one["checkpoint_id"] != other["checkpoint_id"]
+    assert run_of({"checkpoint_id": "run"}) == "run"  # of an earlier release
 
 
 def refused_field(payload: dict[str, Any], answer: Any) -> str | None:
