@@ -136,15 +136,17 @@ def run_of(payload: Mapping[str, Any]) -> str:
     return str(payload["checkpoint_id"]).partition(":")[0]
 
 
-def answers_for(payload: Mapping[str, Any], answer: Any) -> dict[str, Any]:
+def answers_for(payload: Mapping[str, Any], answer: Any, *, plain: bool = False) -> dict[str, Any]:
     """The values with which a run continues, by interrupt id, for a person's answer to the question `payload`.
 
     `answer` is to the first question, or `{"answers": {id: answer}}` to some of several or all; the others are asked
     again. Raises `BadRequest` with the `field` of an answer that its question cannot take. An answer to a question in
-    our own shape is the agent's to judge, and never refused.
+    our own shape is the agent's to judge, and never refused; with `plain`, for graphs that do not know that shape, the
+    words or the value of an answer to a question without choices are given alone, as for one that shows a value.
     """
     return {
-        question.get("id", ""): _value(question, given, where) for question, given, where in _pairs(payload, answer)
+        question.get("id", ""): _value(question, given, where, plain=plain)
+        for question, given, where in _pairs(payload, answer)
     }
 
 
@@ -244,12 +246,12 @@ def _pairs(payload: Mapping[str, Any], answer: Any) -> list[tuple[Mapping[str, A
     return [(next(iter(questions.values())), answer, "")]
 
 
-def _value(question: Mapping[str, Any], given: Any, where: str) -> Any:
+def _value(question: Mapping[str, Any], given: Any, where: str, *, plain: bool) -> Any:
     """The value with which the node of one question continues."""
     if "action_requests" in question and question.get("stage") == REVIEW:
         decisions = _decisions(question, given, where)
         return {"decisions": decisions} if "review_configs" in question else decisions[0]
-    if question.get("stage") == VALUE:
+    if question.get("stage") == VALUE or (plain and not question.get("choices")):
         return _unwrapped(given)
     return given
 

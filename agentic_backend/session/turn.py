@@ -510,7 +510,10 @@ def _opened(exchange: Exchange, prepared: _Prepared) -> AskRecord:
         return AskRecord(prepared.session, exchange.open(prepared.asked))
     asked, *earlier = prepared.waited.messages[:-1]
     exchange.go_on((asked, *earlier))
-    return AskRecord(prepared.session, asked, (*earlier, exchange.decide(prepared.waited.asked_of_person)))
+    cut = exchange.turn.cut
+    noted = cut.earlier[-1:] if cut is not None and cut.earlier else ()
+    decided = next((one for one in noted if (one.role, one.channel) == ("user", "observation")), None)
+    return AskRecord(prepared.session, asked, (*earlier, exchange.decide(prepared.waited.asked_of_person, decided)))
 
 
 def _has_ended(stored: StoredExchange, turn: Turn) -> bool:

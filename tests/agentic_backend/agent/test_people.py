@@ -90,6 +90,17 @@ def test_any_other_value_is_shown_as_it_stands(value: Any) -> None:
     assert answers_for(payload, {"a": 1, "text": "b", "checkpoint_id": "run"}) == {"i0": {"a": 1, "text": "b"}}
 
 
+def test_a_graph_that_does_not_know_our_shape_gets_the_words_alone() -> None:
+    for payload in (asked("Name?"), asked({"question": "Name?", "about": [1]})):
+        assert answers_for(payload, {"text": "Ann", "checkpoint_id": "run"}, plain=True) == {"i0": "Ann"}
+        assert answers_for(payload, {"value": True}, plain=True) == {"i0": True}
+        assert answers_for(payload, {"a": 1, "checkpoint_id": "run"}, plain=True) == {"i0": {"a": 1}}
+        assert answers_for(payload, "Ann", plain=True) == {"i0": "Ann"}
+    picked = {"choice_id": "y", "checkpoint_id": "run"}
+    ours = asked({"question": "Sure?", "choices": [{"id": "y", "label": "Yes"}]})
+    assert answers_for(ours, picked, plain=True) == {"i0": picked}
+
+
 def test_what_is_no_json_or_too_large_cannot_be_shown() -> None:
     loop: list[Any] = []
     loop.append(loop)
