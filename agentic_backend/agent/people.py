@@ -1,4 +1,4 @@
-"""Questions to a person: what an interrupted run asks, and what a person's answer makes of it. Pure functions.
+"""Questions to a person: what an interrupted run asks, and what a person's answer makes of it. Functions without I/O.
 
 An interrupt's value is shown by what it is: a question in our own shape (`HitlPayload`, or a text), langchain's request
 to review tool calls, or any other JSON value, which is shown as it stands.
@@ -7,6 +7,7 @@ to review tool calls, or any other JSON value, which is shown as it stands.
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
+from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
@@ -117,12 +118,12 @@ class _Approval(_Shape):
 def question_for(interrupts: Sequence[tuple[str, Any]], run_id: str) -> dict[str, Any]:
     """What a person is asked about a run that stands at these interrupts, at least one, each its id and its value.
 
-    The fields are those of the first one's question, with its id as `interrupt_id` and `run_id` as `checkpoint_id`. Of
-    several, `questions` has each, with its `id`. Raises `TurnFailed` for a value that is no JSON, or for more than
-    16 KiB.
+    The fields are those of the first one's question, with its id as `interrupt_id`. Of several, `questions` has each,
+    with its `id`. `checkpoint_id` names this question and no other, since a run may stand at one checkpoint for several
+    questions; `run_of` has the run of it. Raises `TurnFailed` for a value that is no JSON, or for more than 16 KiB.
     """
     shown = [(name, _question(value)) for name, value in interrupts]
-    payload = {**shown[0][1], "interrupt_id": shown[0][0], "checkpoint_id": run_id}
+    payload = {**shown[0][1], "interrupt_id": shown[0][0], "checkpoint_id": f"{run_id}:{uuid4().hex[:8]}"}
     if len(shown) > 1:
         payload["questions"] = [{**question, "id": name} for name, question in shown]
     if len(dumps(payload)) > _MAX_BYTES:
@@ -130,15 +131,22 @@ def question_for(interrupts: Sequence[tuple[str, Any]], run_id: str) -> dict[str
     return payload
 
 
-def answers_for(payload: Mapping[str, Any], answer: Any) -> dict[str, Any]:
+def run_of(payload: Mapping[str, Any]) -> str:
+    """The id of the run that waits with this question."""
+    return str(payload["checkpoint_id"]).partition(":")[0]
+
+
+def answers_for(payload: Mapping[str, Any], answer: Any, *, plain: bool = False) -> dict[str, Any]:
     """The values with which a run continues, by interrupt id, for a person's answer to the question `payload`.
 
     `answer` is to the first question, or `{"answers": {id: answer}}` to some of several or all; the others are asked
     again. Raises `BadRequest` with the `field` of an answer that its question cannot take. An answer to a question in
-    our own shape is the agent's to judge, and never refused.
+    our own shape is the agent's to judge, and never refused; with `plain`, for graphs that do not know that shape, the
+    words or the value of an answer to a question without choices are given alone, as for one that shows a value.
     """
     return {
-        question.get("id", ""): _value(question, given, where) for question, given, where in _pairs(payload, answer)
+        question.get("id", ""): _value(question, given, where, plain=plain)
+        for question, given, where in _pairs(payload, answer)
     }
 
 
@@ -238,12 +246,12 @@ def _pairs(payload: Mapping[str, Any], answer: Any) -> list[tuple[Mapping[str, A
     return [(next(iter(questions.values())), answer, "")]
 
 
-def _value(question: Mapping[str, Any], given: Any, where: str) -> Any:
+def _value(question: Mapping[str, Any], given: Any, where: str, *, plain: bool) -> Any:
     """The value with which the node of one question continues."""
     if "action_requests" in question and question.get("stage") == REVIEW:
         decisions = _decisions(question, given, where)
         return {"decisions": decisions} if "review_configs" in question else decisions[0]
-    if question.get("stage") == VALUE:
+    if question.get("stage") == VALUE or (plain and not question.get("choices")):
         return _unwrapped(given)
     return given
 

@@ -123,18 +123,28 @@ class Exchange:
         """Keep the messages of the run that waited for a person: they were published then."""
         self.messages.extend(earlier)
 
-    def decide(self, asked: Mapping[str, Any]) -> ChatMessage:
-        """Create, keep and publish what the person said to the question `asked`, with who said it and when."""
+    def decide(self, asked: Mapping[str, Any], decided: ChatMessage | None = None) -> ChatMessage:
+        """Create, keep and publish what the person said to the question `asked`, with who said it and when.
+
+        It is `decided` where a run that was cut off runs again.
+        """
+        rank = self._take_rank()
+        if decided is None:
+            decided = self._message("user", "observation", *self._decision(asked), rank)
+        else:
+            self.messages.append(decided)
+        self.turn.publish(Whole(decided))
+        return decided
+
+    def _decision(self, asked: Mapping[str, Any]) -> tuple[list[Part], dict[str, Any]]:
+        """The parts and the metadata of what the person said."""
         assert self.ask.human is not None, "only a person's answer lets an exchange go on"
         answer = self.ask.human.payload
         decision: dict[str, Any] = {"by": self.ask.user_id, "at": utc_now(), "answer": answer}
         encoded = dumps(answer)
         if len(encoded) > _DECISION_BYTES:
             decision.update(answer=encoded[:_DECISION_BYTES].decode(errors="ignore"), cut=True)
-        parts = [text_part(said_in(asked, answer))]
-        message = self._message("user", "observation", parts, {"extras": {"decision": decision}}, self._take_rank())
-        self.turn.publish(Whole(message))
-        return message
+        return [text_part(said_in(asked, answer))], {"extras": {"decision": decision}}
 
     def emit(self, event: AgentEvent) -> None:
         """Take one event of the agent. After the end of the turn it is dropped, as nobody could see it.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentic_backend.agent import AgentAnswer, AgentRun, ResumedRun, SavedRun, TurnAgent, TurnAgents, Waiting
-from agentic_backend.agent.people import answers_for
+from agentic_backend.agent.people import answers_for, run_of
 from agentic_backend.errors import (
     Conflict,
     ExchangeNotFound,
@@ -263,7 +263,7 @@ class TurnRunner:
         try:
             # Only once there is room to run it: a run can be claimed once, and that of a cut-off turn was.
             if prepared.waited is not None and turn.cut is None:
-                run_id = prepared.waited.asked_of_person["checkpoint_id"]
+                run_id = run_of(prepared.waited.asked_of_person)
                 prepared = replace(prepared, saved=await prepared.agent.claim(turn.ask.session_id, run_id))
             prepared_whole = True
         finally:
@@ -510,7 +510,10 @@ def _opened(exchange: Exchange, prepared: _Prepared) -> AskRecord:
         return AskRecord(prepared.session, exchange.open(prepared.asked))
     asked, *earlier = prepared.waited.messages[:-1]
     exchange.go_on((asked, *earlier))
-    return AskRecord(prepared.session, asked, (*earlier, exchange.decide(prepared.waited.asked_of_person)))
+    cut = exchange.turn.cut
+    noted = cut.earlier[-1:] if cut is not None and cut.earlier else ()
+    decided = next((one for one in noted if (one.role, one.channel) == ("user", "observation")), None)
+    return AskRecord(prepared.session, asked, (*earlier, exchange.decide(prepared.waited.asked_of_person, decided)))
 
 
 def _has_ended(stored: StoredExchange, turn: Turn) -> bool:

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from agentic_backend.agent import AgentAnswer, AgentKit, AgentRun, Catalog, ResumedRun, SavedRun, Waiting
 from agentic_backend.agent.kit import NamedModel
-from agentic_backend.agent.people import answers_for
+from agentic_backend.agent.people import answers_for, run_of
 from agentic_backend.events import AgentEvent, Delta, Step
 from agentic_backend.knowledge import KnowledgeClient
 from agentic_backend.llm.prompt import HistoryItem
@@ -126,7 +126,7 @@ class AgentBench:
             raise AssertionError("the agent asked nothing")
         run, asked = self._waiting
         answers_for(asked, said)
-        saved = await self._agent.claim(run.session_id, asked["checkpoint_id"])
+        saved = await self._agent.claim(run.session_id, run_of(asked))
         return await self._run(replace(run, resume=ResumedRun(saved, said, asked)))
 
     async def _run(self, run: AgentRun) -> Outcome:

@@ -12,6 +12,7 @@ from tests.support.agentic import start_process
 from tests.support.following import over_stream, resume_frame
 from tests.support.people import SECURITY, headers_of, token_of
 from tests.support.service import BASE, hear, hear_until, say
+from tests.support.telling_agent import REVIEW, telling
 from tests.support.tool_model import says, wants
 from tests.support.tool_server import counts, tool_server
 
@@ -124,12 +125,28 @@ async def test_a_run_waits_for_a_person_and_goes_on(start_service, tool_server, 
         assert before[3]["metadata"]["extras"]["awaiting"] == {"payload": payload, "seq": waiting[-1]["seq"]}
 
         went_on = await answered(service, session_id)
-        assert texts(went_on) == [("accepted", ""), ("message", ""), ("delta", "I noted milk."), ("final", "")]
+        assert texts(went_on) == [
+            ("accepted", ""),
+            ("message", ""),
+            ("message", ""),
+            ("delta", "I noted milk."),
+            ("final", ""),
+        ]
         goes_on_after(waiting, went_on)
         after = await service.history(session_id)
-        assert kinds(after) == [*kinds(before)[:3], (3, "tool", "tool_result"), (4, "assistant", "final")]
+        assert kinds(after) == [
+            *kinds(before)[:3],
+            (3, "user", "observation"),
+            (4, "tool", "tool_result"),
+            (5, "assistant", "final"),
+        ]
         assert after[:3] == before[:3]
-        assert after[3]["parts"][0] | {"latency_ms": 0} == {
+        assert after[3]["parts"] == [{"type": "text", "text": "Allow"}]
+        decision = after[3]["metadata"]["extras"]["decision"]
+        assert decision == {"by": "admin", "at": decision["at"], "answer": ALLOW}
+        assert before[3]["timestamp"] < decision["at"] <= after[3]["timestamp"] < after[4]["timestamp"]
+        assert went_on[1]["message"] == after[3]
+        assert after[4]["parts"][0] | {"latency_ms": 0} == {
             "type": "tool_result",
             "call_id": "c1",
             "ok": True,
@@ -137,10 +154,10 @@ async def test_a_run_waits_for_a_person_and_goes_on(start_service, tool_server, 
             "content": "kept: milk",
         }
         assert went_on[-1]["messages"] == after
-        assert after[4]["parts"] == [{"type": "text", "text": "I noted milk."}]
+        assert after[5]["parts"] == [{"type": "text", "text": "I noted milk."}]
         assert await used(tool_server, "note") == 1
         assert await used(tool_server, "tools/list") == 1
-        assert (await service.get("/chatbot/sessions"))[0]["next_rank"] == 5
+        assert (await service.get("/chatbot/sessions"))[0]["next_rank"] == 6
         assert checkpoints(database, session_id) == [0, 0]
 
 
@@ -170,7 +187,7 @@ async def test_a_restart_while_a_person_is_waited_for_changes_nothing(start_proc
             assert await service.history(session_id) == history
             assert (await answered(service, session_id))[-1]["code"] == "not_awaiting"
         assert len(model.requests) == 2
-    assert [message["rank"] for message in history] == [0, 1, 2, 3, 4]
+    assert [message["rank"] for message in history] == [0, 1, 2, 3, 4, 5]
     assert await used(tool_server, "note") == 1
 
 
@@ -257,7 +274,8 @@ async def test_the_compatible_protocol_asks_and_goes_on(start_service, tool_serv
             assert [frame["type"] for frame in waiting] == ["stream", "stream", "stream", "awaiting_human"]
             await say(socket, **answer(session_id, ALLOW))
             frames = await hear_until(socket, "final")
-            assert [frame["type"] for frame in frames] == ["stream", "stream", "final"]
+            assert [frame["type"] for frame in frames] == ["stream", "stream", "stream", "final"]
+            assert kinds([frames[0]["message"]]) == [(3, "user", "observation")]
             assert frames[-1]["messages"] == await service.history(session_id)
             await say(socket, **answer(session_id, ALLOW))
             refused = await hear(socket)
@@ -302,7 +320,13 @@ async def test_a_person_answers_over_an_event_stream_once(start_service, tool_se
         assert await refused_stream(service, answer(session_id, ALLOW, "e2")) == (404, "exchange_not_found")
         assert await used(tool_server, "note") == 0
         went_on = await streamed(service, answer(session_id, ALLOW))
-        assert texts(went_on) == [("accepted", ""), ("message", ""), ("delta", "I noted milk."), ("final", "")]
+        assert texts(went_on) == [
+            ("accepted", ""),
+            ("message", ""),
+            ("message", ""),
+            ("delta", "I noted milk."),
+            ("final", ""),
+        ]
         goes_on_after(waiting, went_on)
         # What a person said is taken once; a stream that broke off goes on by `resume`.
         assert await refused_stream(service, answer(session_id, ALLOW)) == (409, "not_awaiting")
@@ -369,6 +393,118 @@ async def test_another_users_answer_runs_nothing(start_service, tool_server):
         assert await used(tool_server, "note") == 1
 
 
+TELLER = {"ai": {"agents": [telling()]}}
+
+
+async def teller_asked(service, message, exchange_id="e1"):
+    """A session in which the agent of many questions waits, and what it asks."""
+    session_id = await service.create_session(agent_id="Teller")
+    frames = await asked(service, session_id, message=message, exchange_id=exchange_id, agent_id="Teller")
+    return session_id, frames[-1]["payload"]
+
+
+async def teller_answered(service, session_id, payload, exchange_id="e1"):
+    return (await answered(service, session_id, payload, exchange_id=exchange_id, agent_id="Teller"))[-1]
+
+
+def answer_of(final):
+    return json.loads(final["messages"][-1]["parts"][0]["text"])
+
+
+async def test_a_review_of_tool_calls_is_asked_and_its_decisions_reach_the_graph(start_service):
+    async with start_service(**TELLER) as service:
+        session_id, payload = await teller_asked(service, "review")
+        assert payload["action_requests"] == REVIEW["action_requests"]
+        assert payload["review_configs"] == REVIEW["review_configs"]
+        assert [choice["id"] for choice in payload["choices"]] == ["approve", "reject"]
+        edit = {"type": "edit", "edited_action": {"name": "send", "args": {"to": "bob"}}}
+        decisions = [edit, {"type": "reject", "message": "Keep it."}]
+        final = await teller_answered(service, session_id, {"decisions": decisions})
+        assert answer_of(final) == [{"decisions": decisions}, None]
+        decided = final["messages"][1]
+        assert decided["parts"] == [{"type": "text", "text": "edit\nreject"}]
+        assert decided["metadata"]["extras"]["decision"]["answer"] == {"decisions": decisions}
+
+
+BAD_DECISIONS = [
+    ({"choice_id": "allow"}, "choice_id"),
+    ("approve", "choice_id"),
+    ({"decisions": [{"type": "approve"}]}, "decisions"),
+    ({"decisions": [{"type": "approve"}, {"type": "edit"}]}, "decisions[1].type"),
+    ({"decisions": [{"type": "edit", "edited_action": {"name": "send"}}, {"type": "reject"}]},
+     "decisions[0].edited_action.args"),
+]  # fmt: skip
+
+
+async def test_a_bad_decision_is_refused_by_its_field_and_the_run_still_waits(start_service):
+    async with start_service(**TELLER) as service:
+        session_id, _ = await teller_asked(service, "review")
+        before = await service.history(session_id)
+        for bad, field in BAD_DECISIONS:
+            refused = await teller_answered(service, session_id, bad)
+            assert (refused["code"], refused["field"]) == ("bad_request", field)
+            assert "seq" not in refused
+        frame = answer(session_id, {"decisions": []}, agent_id="Teller")
+        async with service.http.post(f"{BASE}/chatbot/query/stream", json=frame) as response:
+            assert response.status == 422
+            detail = (await response.json())["detail"]
+            assert (detail["code"], detail["field"]) == ("bad_request", "decisions")
+        async with service.compatible() as socket:
+            await say(socket, **frame)
+            assert (await hear(socket))["code"] == "bad_request"
+            await socket.wait_closed()
+        assert await service.history(session_id) == before
+    async with start_service(**TELLER) as service:
+        refused = await teller_answered(service, session_id, {"decisions": []})
+        assert (refused["code"], refused["field"]) == ("bad_request", "decisions")
+        final = await teller_answered(service, session_id, {"choice_id": "reject", "answer": "Keep it."})
+        assert answer_of(final) == [{"decisions": [{"type": "reject", "message": "Keep it."}] * 2}, None]
+        assert final["messages"][1]["parts"] == [{"type": "text", "text": "Reject\nKeep it."}]
+
+
+async def test_any_value_of_a_graph_is_asked_and_answered(start_service):
+    async with start_service(**TELLER) as service:
+        session_id, payload = await teller_asked(service, "value")
+        assert (payload["stage"], payload["free_text"]) == ("value", True)
+        assert payload["metadata"] == {"value": ["which", 1]}
+        final = await teller_answered(service, session_id, {"text": "this", "checkpoint_id": payload["checkpoint_id"]})
+        assert answer_of(final) == ["this", None]
+
+
+async def test_several_questions_are_answered_one_after_the_other_or_at_once_also_after_a_restart(start_service):
+    async with start_service(**TELLER) as service:
+        session_id, payload = await teller_asked(service, "two")
+        names = {("review" if "action_requests" in one else "words"): one["id"] for one in payload["questions"]}
+        assert set(names) == {"words", "review"}
+        unknown = await teller_answered(service, session_id, {"answers": {"other": "x"}})
+        assert (unknown["code"], unknown["field"]) == ("bad_request", "answers")
+        bad = await teller_answered(service, session_id, {"answers": {names["review"]: {"choice_id": "edit"}}})
+        assert bad["field"] == f"answers.{names['review']}.choice_id"
+    async with start_service(**TELLER) as service:
+        rest = await teller_answered(service, session_id, {"answers": {names["review"]: {"choice_id": "approve"}}})
+        assert rest["type"] == "awaiting_human"
+        assert rest["payload"]["interrupt_id"] == names["words"]
+        assert "questions" not in rest["payload"]
+        # An answer to the question before is one to another question.
+        late = await teller_answered(service, session_id, {"text": "x", "checkpoint_id": payload["checkpoint_id"]})
+        assert late["code"] == "not_awaiting"
+        final = await teller_answered(service, session_id, {"text": "left"})
+        approved = {"decisions": [{"type": "approve"}] * 2}
+        assert answer_of(final) == [{"text": "left"}, approved]
+        assert kinds(final["messages"]) == [
+            (0, "user", "final"),
+            (1, "user", "observation"),
+            (2, "user", "observation"),
+            (3, "assistant", "final"),
+        ]
+        assert [message["parts"][0]["text"] for message in final["messages"][1:3]] == ["Approve", "left"]
+
+        session_id, payload = await teller_asked(service, "two", "e2")
+        answers = {one["id"]: {"choice_id": "approve"} for one in payload["questions"]}
+        final = await teller_answered(service, session_id, {"answers": answers}, "e2")
+        assert answer_of(final) == [{"choice_id": "approve"}, approved]
+
+
 def goes_on_after(waiting, went_on):
     """The numbers of the second run go on where those of the first ended."""
     numbers = [frame["seq"] for frame in went_on]
@@ -418,7 +554,14 @@ async def test_what_a_crash_cut_off_after_a_yes_never_runs_again(start_process, 
                     heard = await hear(socket)
                 assert heard["type"] == "cancelled"
             history = await service.history(session_id)
-        assert kinds(history) == [(0, "user", "final"), (1, "assistant", "tool_call"), (2, "assistant", "final")]
-        assert history[2]["metadata"]["extras"] == {"status": "interrupted"}
+        assert kinds(history) == [
+            (0, "user", "final"),
+            (1, "assistant", "tool_call"),
+            (2, "user", "observation"),
+            (3, "assistant", "final"),
+        ]
+        # Who allowed what was stored before it was done.
+        assert history[2]["metadata"]["extras"]["decision"]["answer"] == ALLOW
+        assert history[3]["metadata"]["extras"] == {"status": "interrupted"}
         assert await used(tool_server, "stall") == 1
         assert len(model.requests) == 1

@@ -37,6 +37,8 @@ def _type(schema: dict[str, Any]) -> str:
     choices = schema.get("oneOf", schema.get("anyOf"))
     if choices is not None:
         return " | ".join(map(_type, choices))
+    if "type" not in schema:
+        return "unknown"
     kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     return " | ".join(_of_kind(kind, schema) for kind in kinds)
 

@@ -11,6 +11,7 @@ from tests.support.schema import validate_native
 from tests.support.service import BASE, ServiceClient, hear_raw, say
 
 TERMINAL = {"final", "error", "cancelled"}
+FRAGMENTS = {"delta", "thought"}
 
 
 def ask_frame(session_id: str, exchange_id: str = "e1", message: str = "Hello", **more: Any) -> dict[str, Any]:
@@ -75,15 +76,18 @@ def after(heard_frames: list[str], ask: dict[str, Any]) -> dict[str, Any] | None
 
 
 def transcript(frames: list[str]) -> list[str]:
-    """The frames with neighbouring fragments of one message joined: the same however a connection kept up."""
+    """The frames with neighbouring fragments of one message, or of reasoning, joined: the same however a connection
+    kept up."""
     joined: list[str] = []
     open_delta: dict[str, Any] | None = None
     for text in frames:
         frame = json.loads(text)
-        if frame["type"] != "delta":
+        if frame["type"] not in FRAGMENTS:
             open_delta = None
             joined.append(text)
-        elif open_delta is not None and all(open_delta[key] == frame[key] for key in ("rank", "channel")):
+        elif open_delta is not None and all(
+            open_delta.get(key) == frame.get(key) for key in ("type", "rank", "channel")
+        ):
             open_delta |= {"seq": frame["seq"], "text": open_delta["text"] + frame["text"]}
             joined[-1] = json.dumps(open_delta)
         else:

@@ -24,7 +24,7 @@ from agentic_backend.agent.hosted.state import GraphState, StateRef, StateSaver,
 from agentic_backend.agent.hosted.watch import GRAPH, Watch, node_phase
 from agentic_backend.agent.interrupts import ResumedRun, Waiting
 from agentic_backend.agent.kit import AgentKit
-from agentic_backend.agent.people import answers_for, question_for
+from agentic_backend.agent.people import answers_for, question_for, run_of
 from agentic_backend.agent.run import AgentAnswer, AgentRun
 from agentic_backend.errors import BadRequest, NotAwaiting, TurnFailed
 from agentic_backend.events import Custom
@@ -257,10 +257,10 @@ class HostedAgent:
     async def _go_on(self, turn: HostedTurn, resume: ResumedRun, configurable: dict[str, Any]) -> tuple[str, Any]:
         """`_begin` for a run that a person has answered to."""
         asked = resume.asked or resume.saved.payload()
-        ref = StateRef.parse(str(asked["checkpoint_id"]))
+        ref = StateRef.parse(run_of(asked))
         assert ref is not None
         assert self._saver is not None
-        answers: Command[Any] = Command(resume=answers_for(asked, resume.answer))
+        answers: Command[Any] = Command(resume=answers_for(asked, resume.answer, plain=True))
         if turn.run.restarted:
             head = await self._saver.aget_tuple({"configurable": {"thread_id": ref.thread}})
             if head is not None and head.checkpoint["id"] != ref.checkpoint_id:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agentic_backend.agent.people import answers_for, question_for, said_in
+from agentic_backend.agent.people import answers_for, question_for, run_of, said_in
 from agentic_backend.errors import BadRequest, TurnFailed
 
 ALL = ["approve", "edit", "reject", "respond"]
@@ -21,7 +21,16 @@ def review(*actions: dict[str, Any], **allowed: list[str]) -> dict[str, Any]:
 
 
 def asked(*values: Any) -> dict[str, Any]:
-    return question_for([(f"i{number}", value) for number, value in enumerate(values)], "run")
+    """The question of a run at these interrupts, as if it was the only one of its checkpoint."""
+    payload = question_for([(f"i{number}", value) for number, value in enumerate(values)], "run")
+    assert run_of(payload) == "run"
+    return {**payload, "checkpoint_id": "run"}
+
+
+def test_a_question_is_no_other_of_the_same_checkpoint() -> None:
+    one, other = (question_for([("i0", "Sure?")], "run") for _ in range(2))
+    assert one["checkpoint_id"] != other["checkpoint_id"]
+    assert run_of({"checkpoint_id": "run"}) == "run"  # of an earlier release
 
 
 def refused_field(payload: dict[str, Any], answer: Any) -> str | None:
@@ -79,6 +88,17 @@ def test_any_other_value_is_shown_as_it_stands(value: Any) -> None:
     assert answers_for(payload, {"value": [1]}) == {"i0": [1]}
     assert answers_for(payload, "go on") == {"i0": "go on"}
     assert answers_for(payload, {"a": 1, "text": "b", "checkpoint_id": "run"}) == {"i0": {"a": 1, "text": "b"}}
+
+
+def test_a_graph_that_does_not_know_our_shape_gets_the_words_alone() -> None:
+    for payload in (asked("Name?"), asked({"question": "Name?", "about": [1]})):
+        assert answers_for(payload, {"text": "Ann", "checkpoint_id": "run"}, plain=True) == {"i0": "Ann"}
+        assert answers_for(payload, {"value": True}, plain=True) == {"i0": True}
+        assert answers_for(payload, {"a": 1, "checkpoint_id": "run"}, plain=True) == {"i0": {"a": 1}}
+        assert answers_for(payload, "Ann", plain=True) == {"i0": "Ann"}
+    picked = {"choice_id": "y", "checkpoint_id": "run"}
+    ours = asked({"question": "Sure?", "choices": [{"id": "y", "label": "Yes"}]})
+    assert answers_for(ours, picked, plain=True) == {"i0": picked}
 
 
 def test_what_is_no_json_or_too_large_cannot_be_shown() -> None:

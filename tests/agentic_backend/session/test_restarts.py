@@ -324,6 +324,10 @@ async def test_what_a_person_had_let_continue_goes_on_from_its_checkpoint(storag
     assert run.restarted
     assert run.resume is not None
     assert (run.resume.saved, run.resume.answer) == (SavedRun(()), {"choice_id": "yes"})
+    # Who decided, and when, is as it was noted before.
+    decided = [row for row in map(loads, storage.history()) if row["channel"] == "observation"]
+    assert decided == [loads(record.earlier[-1].json)]
+    assert decided[0]["metadata"]["extras"]["decision"]["answer"] == {"choice_id": "yes"}
     assert [loads(row)["rank"] for row in storage.history()] == list(range(len(storage.history())))
     assert loads(storage.history()[-1])["parts"] == [text_part("Half")]
 
