@@ -49,6 +49,8 @@ FieldType = Literal[
 ]
 
 
+MaxTokensName = Literal["max_tokens", "max_completion_tokens"]
+
 Listed: Final = Strict(False)
 """Marks a tuple field, so that the list of a YAML file is taken for it (its items stay strict)."""
 
@@ -356,6 +358,12 @@ class ChatModelSettings(Section):
     options: ProviderOptions = {}
     """Further arguments of the provider's class in LangChain, such as `thinking` or `reasoning`
     (docs/agents.md#which-model-answers); not for `openai`."""
+    max_tokens: Positive | None = None
+    """Tokens of an answer, those of reasoning included; there it is cut, with `finish_reason` `length`. None = as many
+    as the endpoint lets. Only for `openai`: for another provider it is one of its `options`."""
+    max_tokens_name: MaxTokensName | None = None
+    """Name under which the endpoint takes `max_tokens`; none = `max_completion_tokens` for api.openai.com, else
+    `max_tokens`. Only for `openai`."""
     max_retries: Annotated[int, Field(ge=0, le=10)] = 2
     """Further attempts before the first token, with jitter; 0 = none. More than 2 count as 2."""
     timeout: ModelTimeout = ModelTimeout()
@@ -395,6 +403,11 @@ class OfferedModelSettings(Section):
     """API key of the endpoint; none = that of `ai.default_chat_model`, but no key if `base_url` is set here."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     """Sampling temperature; none = that of `ai.default_chat_model`."""
+    max_tokens: Positive | None = None
+    """Tokens of an answer, those of reasoning included; none = those of `ai.default_chat_model`."""
+    max_tokens_name: MaxTokensName | None = None
+    """Name under which the endpoint takes `max_tokens`; none = as for `ai.default_chat_model`, but by its address if
+    `base_url` is set here."""
     max_retries: Annotated[int, Field(ge=0, le=10)] | None = None
     """Further attempts before the first token; none = those of `ai.default_chat_model`. More than 2 count as 2."""
     options: ProviderOptions | None = None
@@ -424,7 +437,7 @@ class OfferedModel(Section):
         """The model with what it leaves to the default one."""
         own = self.settings.model_dump(exclude_none=True)
         if "base_url" in own:
-            own.setdefault("api_key", None)
+            own = {"api_key": None, "max_tokens_name": None, **own}
         provider, shared = self.provider or default.provider, default.settings
         if provider != default.provider:
             # Its address, key and options are another's: a key must not go to who did not issue it.
