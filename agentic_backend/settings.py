@@ -520,6 +520,14 @@ class Ai(Section):
             object.__setattr__(self, "agents", (*given, *hosted))
         return self
 
+    @property
+    def models_in_use(self) -> set[str]:
+        """Ids of the models that turns may have."""
+        known = {DEFAULT_MODEL, *(model.id for model in self.chat_models)}
+        if not self.use_static_config_only or any(ANY_MODEL in agent.further_models for agent in self.agents):
+            return known
+        return {name for agent in self.agents for name in (agent.model, *agent.further_models)}
+
     @model_validator(mode="after")
     def _names_are_unique(self) -> "Ai":
         refuse_twice([agent.id for agent in self.agents], "id", "agents")
@@ -664,6 +672,9 @@ class Limits(Section):
     """Open sockets and event streams; further ones get 503. 0 = no limit."""
     max_turns: Count = 2000
     """Turns in progress; further asks wait in the queue. 0 = no limit."""
+    model_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Part of `max_turns`, and of `queue_length`, that turns of one model may hold where agents may use several: a
+    model that stalls leaves room for the others. Further asks for it wait in the queue. 1 = no bound of its own."""
     queue_length: Count = 100
     """Asks that may wait for a turn; further ones get `overloaded`. 0 = no queue."""
     queue_deadline_s: Seconds = 2
