@@ -49,6 +49,8 @@ FieldType = Literal[
 ]
 
 
+MaxTokensName = Literal["max_tokens", "max_completion_tokens"]
+
 Listed: Final = Strict(False)
 """Marks a tuple field, so that the list of a YAML file is taken for it (its items stay strict)."""
 
@@ -356,6 +358,12 @@ class ChatModelSettings(Section):
     options: ProviderOptions = {}
     """Further arguments of the provider's class in LangChain, such as `thinking` or `reasoning`
     (docs/agents.md#which-model-answers); not for `openai`."""
+    max_tokens: Positive | None = None
+    """Tokens of an answer, those of reasoning included; there it is cut, with `finish_reason` `length`. None = as many
+    as the endpoint lets. Only for `openai`: for another provider it is one of its `options`."""
+    max_tokens_name: MaxTokensName | None = None
+    """Name under which the endpoint takes `max_tokens`; none = `max_completion_tokens` for api.openai.com, else
+    `max_tokens`. Only for `openai`."""
     max_retries: Annotated[int, Field(ge=0, le=10)] = 2
     """Further attempts before the first token, with jitter; 0 = none. More than 2 count as 2."""
     timeout: ModelTimeout = ModelTimeout()
@@ -395,6 +403,11 @@ class OfferedModelSettings(Section):
     """API key of the endpoint; none = that of `ai.default_chat_model`, but no key if `base_url` is set here."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     """Sampling temperature; none = that of `ai.default_chat_model`."""
+    max_tokens: Positive | None = None
+    """Tokens of an answer, those of reasoning included; none = those of `ai.default_chat_model`."""
+    max_tokens_name: MaxTokensName | None = None
+    """Name under which the endpoint takes `max_tokens`; none = as for `ai.default_chat_model`, but by its address if
+    `base_url` is set here."""
     max_retries: Annotated[int, Field(ge=0, le=10)] | None = None
     """Further attempts before the first token; none = those of `ai.default_chat_model`. More than 2 count as 2."""
     options: ProviderOptions | None = None
@@ -424,7 +437,7 @@ class OfferedModel(Section):
         """The model with what it leaves to the default one."""
         own = self.settings.model_dump(exclude_none=True)
         if "base_url" in own:
-            own.setdefault("api_key", None)
+            own = {"api_key": None, "max_tokens_name": None, **own}
         provider, shared = self.provider or default.provider, default.settings
         if provider != default.provider:
             # Its address, key and options are another's: a key must not go to who did not issue it.
@@ -506,6 +519,14 @@ class Ai(Section):
             hosted = [AgentSettings.hosted(one.name, one.spec, listed.base, one.description) for one in listed.graphs]
             object.__setattr__(self, "agents", (*given, *hosted))
         return self
+
+    @property
+    def models_in_use(self) -> set[str]:
+        """Ids of the models that turns may have."""
+        known = {DEFAULT_MODEL, *(model.id for model in self.chat_models)}
+        if not self.use_static_config_only or any(ANY_MODEL in agent.further_models for agent in self.agents):
+            return known
+        return {name for agent in self.agents for name in (agent.model, *agent.further_models)}
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> "Ai":
@@ -651,6 +672,9 @@ class Limits(Section):
     """Open sockets and event streams; further ones get 503. 0 = no limit."""
     max_turns: Count = 2000
     """Turns in progress; further asks wait in the queue. 0 = no limit."""
+    model_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Part of `max_turns`, and of `queue_length`, that turns of one model may hold where agents may use several: a
+    model that stalls leaves room for the others. Further asks for it wait in the queue. 1 = no bound of its own."""
     queue_length: Count = 100
     """Asks that may wait for a turn; further ones get `overloaded`. 0 = no queue."""
     queue_deadline_s: Seconds = 2

@@ -192,7 +192,16 @@ def turn_limits(settings: AgenticSettings) -> TurnLimits:
         turns_per_user=limits.per_user.turns,
         asks_per_min=limits.per_user.asks_per_min,
         burst=limits.per_user.burst,
+        turns_per_model=_turns_per_model(settings),
     )
+
+
+def _turns_per_model(settings: AgenticSettings) -> int:
+    """At most so many turns of one model at once; 0 = no bound: that is for several."""
+    limits = settings.limits
+    if limits.model_share == 1 or len(settings.ai.models_in_use) < 2:
+        return 0
+    return max(1, int(limits.max_turns * limits.model_share)) if limits.max_turns else 0
 
 
 def sign_in_at(settings: AgenticSettings) -> str | None:

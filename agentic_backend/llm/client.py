@@ -27,7 +27,7 @@ from agentic_backend.llm.observer import CallStatus, LlmObserver, TokenUse
 from agentic_backend.llm.thinking import take_block
 from backend_kit.aio import Breaker
 from backend_kit.aio.retry import try_within
-from backend_kit.wire import dumps
+from backend_kit.wire import dumps, loads
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +36,10 @@ T = TypeVar("T")
 _SETTLE_S = 0.1
 _NOBODY_WAITS = float("inf")
 _SDK_ONLY = frozenset({"extra_headers", "extra_query", "extra_body", "timeout"})
-
-
-def encode(payload: dict[str, Any]) -> bytes:
-    """The body of a request with these parameters of the SDK's `create`."""
-    extra = payload.get("extra_body") or {}
-    return dumps({key: value for key, value in payload.items() if key not in _SDK_ONLY} | extra)
+_STREAM_TYPE = "text/event-stream"
+_WHOLE_TYPE = "application/json"
+_MALFORMED = frozenset({400, 422})
+"""Statuses with which servers refuse a parameter that they do not know."""
 
 
 class CompletionsClient:
@@ -75,6 +73,22 @@ class CompletionsClient:
         if endpoint.api_key is not None:
             self._headers["Authorization"] = f"Bearer {endpoint.api_key.get_secret_value()}"
         self._said: dict[str, float] = {}
+        self._takes_options: bool | None = None
+        """Whether the server takes `stream_options`; None until it has shown it."""
+
+    @property
+    def counted(self) -> bool:
+        """Whether a stream is asked to count its tokens: as long as the server has not refused that."""
+        return self._takes_options is not False
+
+    def encode(self, payload: dict[str, Any]) -> bytes:
+        """The body of a request with these parameters of the SDK's `create`, as this server calls them."""
+        extra = payload.get("extra_body") or {}
+        fields = {key: value for key, value in payload.items() if key not in _SDK_ONLY} | extra
+        # langchain-openai knows the new name only.
+        if (most := fields.pop("max_completion_tokens", None)) is not None:
+            fields[self.endpoint.max_tokens_name] = most
+        return dumps(fields)
 
     @property
     def with_raw_response(self) -> "RawCompletions":
@@ -86,7 +100,9 @@ class CompletionsClient:
 
         With `stream=True` nothing is sent before the returned stream is iterated.
         """
-        body = encode(payload)
+        if payload.get("stream") and not self.counted:
+            payload.pop("stream_options", None)
+        body = self.encode(payload)
         if payload.get("stream"):
             return CompletionStream(self, body)
         return await self._complete(body)
@@ -98,7 +114,28 @@ class CompletionsClient:
         `on_thought` all reasoning."""
         return CompletionStream(self, body, on_text, on_thought)
 
-    async def post(self, body: bytes, content_type: str) -> aiohttp.ClientResponse:
+    async def open_stream(self, body: bytes) -> aiohttp.ClientResponse:
+        """One attempt at a streamed answer up to its headers. Its type may be that of a whole answer: some servers do
+        not stream calls of tools.
+
+        A server that refuses the request is asked once more without `stream_options`, until one attempt or the other
+        has shown whether it knows them. Raises as `post`.
+        """
+        try:
+            response = await self.post(body, _STREAM_TYPE, _WHOLE_TYPE)
+        except AttemptFailed as failure:
+            plain = _without_options(body) if self._takes_options is None and failure.status in _MALFORMED else None
+            if plain is None:
+                raise
+            response = await self.post(plain, _STREAM_TYPE, _WHOLE_TYPE)
+            self._takes_options = False
+            logger.warning("model %s takes no stream_options: asked without from now on", self.endpoint.model)
+        else:
+            if self._takes_options is None:
+                self._takes_options = True
+        return response
+
+    async def post(self, body: bytes, *content_types: str) -> aiohttp.ClientResponse:
         """One attempt up to the headers of a good answer. Raises `AttemptFailed`, `aiohttp.ClientError`, `OSError`."""
         # aiohttp warns of large bytes because it writes them in one go; a file-like body is written in pieces.
         data = body if len(body) < MIB else io.BytesIO(body)
@@ -107,10 +144,20 @@ class CompletionsClient:
         if response.status != 200:
             response.release()
             raise failures.of_status(response.status, response.headers)
-        if response.content_type != content_type:
+        if response.content_type not in content_types:
             response.close()
             raise failures.broken("content type")
         return response
+
+    async def read(self, response: aiohttp.ClientResponse) -> bytes:
+        """A whole body within its bound. Raises as `post`."""
+        data = bytearray()
+        while piece := await response.content.readany():
+            data += piece
+            if len(data) > self.endpoint.max_body_bytes:
+                response.close()
+                raise failures.broken("body too large")
+        return bytes(data)
 
     async def retrying(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Make attempts until one succeeds, fails for good, or the retry budget is used up (`AttemptFailed`)."""
@@ -186,15 +233,8 @@ class CompletionsClient:
     async def _whole(self, body: bytes) -> dict[str, Any]:
         """One attempt at a non-streamed answer."""
         try:
-            response = await self.post(body, "application/json")
-            async with response:
-                data = bytearray()
-                while piece := await response.content.readany():
-                    data += piece
-                    if len(data) > self.endpoint.max_body_bytes:
-                        response.close()
-                        raise failures.broken("body too large")
-            answer = wire.parse_answer(bytes(data))
+            async with await self.post(body, _WHOLE_TYPE) as response:
+                answer = wire.parse_answer(await self.read(response))
             take_block(answer["choices"][0]["message"])
             return answer
         except wire.BrokenChunk as failure:
@@ -322,7 +362,9 @@ class CompletionStream:
     async def _attempt(self) -> list[wire.Piece]:
         self._reset()
         try:
-            self._response = await self._client.post(self._body, "text/event-stream")
+            self._response = await self._client.open_stream(self._body)
+            if self._response.content_type == _WHOLE_TYPE:
+                return self._decoder.whole(await self._client.read(self._response))
             self._content = self._response.content
             chunks: list[wire.Piece] = []
             begun = False
@@ -488,6 +530,12 @@ class CompletionStream:
             response.release()
         else:
             response.close()
+
+
+def _without_options(body: bytes) -> bytes | None:
+    """A request without `stream_options`; None if it has none."""
+    payload = loads(body)
+    return None if payload.pop("stream_options", None) is None else dumps(payload)
 
 
 def _nobody(_text: str) -> None:

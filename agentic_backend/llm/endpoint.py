@@ -1,6 +1,7 @@
 """What a model endpoint is: its address and the bounds every call to it keeps. Values only, no I/O."""
 
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
@@ -36,6 +37,10 @@ class Endpoint:
     model: str
     api_key: SecretStr | None = None
     temperature: float | None = None
+    max_tokens: int | None = None
+    """Of an answer, reasoning included; None: as many as the server lets."""
+    max_tokens_name: settings.MaxTokensName = "max_tokens"
+    """What the server calls that."""
     deadlines: CallDeadlines = field(default_factory=CallDeadlines)
     retries: Retries = field(default_factory=Retries)
     """Only ever before the first token: shown text is never shown twice."""
@@ -54,6 +59,7 @@ class Endpoint:
 
 
 _PROVIDER_URLS = {"openai": "https://api.openai.com/v1"}
+_OPENAI_HOST = "api.openai.com"
 _MAX_RETRIES = 2
 
 
@@ -64,16 +70,24 @@ def endpoint_of(model: settings.ChatModel, deadlines: settings.Deadlines) -> End
     `max_retries` counts up to 2: more would only add load where there is too much of it.
     """
     how = model.settings
+    base_url = how.base_url or _PROVIDER_URLS.get(model.provider, "")
     return Endpoint(
-        base_url=how.base_url or _PROVIDER_URLS.get(model.provider, ""),
+        base_url=base_url,
         model=model.name,
         api_key=how.api_key,
         temperature=how.temperature,
+        max_tokens=how.max_tokens,
+        max_tokens_name=how.max_tokens_name or _max_tokens_at(base_url),
         deadlines=CallDeadlines(
             first_token_s=deadlines.first_token_s, inter_token_s=deadlines.inter_token_s, answer_s=how.timeout.read
         ),
         retries=Retries(max_retries=min(how.max_retries, _MAX_RETRIES)),
     )
+
+
+def _max_tokens_at(base_url: str) -> settings.MaxTokensName:
+    """OpenAI's newer models refuse the old name, most other servers do not know the new one."""
+    return "max_completion_tokens" if urlsplit(base_url).hostname == _OPENAI_HOST else "max_tokens"
 
 
 def connections_of(model: settings.ChatModel) -> Connections:

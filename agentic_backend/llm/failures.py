@@ -13,13 +13,15 @@ _RETRY_AFTER_MAX_S = 3600.0
 
 
 class AttemptFailed(Exception):
-    """One attempt of a call failed. `retry` says whether another one may succeed; `cause` is a bounded label."""
+    """One attempt of a call failed. `retry` says whether another one may succeed; `cause` is a bounded label; `status`
+    is that of HTTP where it is what failed the call, else 0."""
 
-    def __init__(self, error: TurnFailed, cause: str, *, retry: bool) -> None:
+    def __init__(self, error: TurnFailed, cause: str, *, retry: bool, status: int = 0) -> None:
         super().__init__(cause)
         self.error = error
         self.cause = cause
         self.retry = retry
+        self.status = status
 
     def take(self) -> TurnFailed:
         """The error, to be raised from this and held by it no more: else both lie in a cycle, with all their frames."""
@@ -36,7 +38,7 @@ def of_status(status: int, headers: Mapping[str, str]) -> AttemptFailed:
     if status >= 500:
         wait_s = retry_after_s(headers.get("Retry-After"))
         return AttemptFailed(LlmUnavailable(f"HTTP {status}", retry_after_s=wait_s), "http_5xx", retry=True)
-    return AttemptFailed(LlmProtocol(f"HTTP {status}"), "http_status", retry=False)
+    return AttemptFailed(LlmProtocol(f"HTTP {status}"), "http_status", retry=False, status=status)
 
 
 def of_exception(failure: aiohttp.ClientError | OSError) -> AttemptFailed:

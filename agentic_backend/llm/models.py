@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from agentic_backend.llm import chunks as wire
 from agentic_backend.llm.callbacks import callbacks_configured
-from agentic_backend.llm.client import CompletionsClient, encode
+from agentic_backend.llm.client import CompletionsClient
 from agentic_backend.llm.coalescing import Coalescer
 from agentic_backend.llm.endpoint import Endpoint
 from agentic_backend.llm.observer import METERED, LlmObserver, Unobserved
@@ -22,7 +22,8 @@ from agentic_backend.llm.prompt import Prompt
 from backend_kit.client.connections import Connections, open_session
 
 _PLAIN = frozenset({"tools", "tool_choice"})
-_STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+_STREAM: dict[str, Any] = {"stream": True}
+_COUNTED: dict[str, Any] = {**_STREAM, "stream_options": {"include_usage": True}}
 _ASKED = ChatPromptValue(messages=[SystemMessage("")])
 """In the place of the messages: langchain-openai says what else a request has, and what it calls the system's role."""
 
@@ -66,11 +67,13 @@ class StreamingChatModel(ChatOpenAI):
 
     def _body_of(self, messages: Sequence[BaseMessage], options: dict[str, Any]) -> bytes:
         """The request as langchain-openai would send it; a `Prompt` is not encoded again."""
+        client: CompletionsClient = self.async_client
+        how = _COUNTED if client.counted else _STREAM
         if not isinstance(messages, Prompt):
-            return encode(self._get_request_payload(list(messages), **options, **_STREAM))
-        payload = self._get_request_payload(_ASKED, **options, **_STREAM)
+            return client.encode(self._get_request_payload(list(messages), **options, **how))
+        payload = self._get_request_payload(_ASKED, **options, **how)
         (system,) = payload.pop("messages")
-        return b'%b,"messages":%b}' % (encode(payload)[:-1], messages.encode(system["role"]))
+        return b'%b,"messages":%b}' % (client.encode(payload)[:-1], messages.encode(system["role"]))
 
     def _convert_chunk_to_generation_chunk(
         self, chunk: wire.Chunk, default_chunk_class: type, base_generation_info: dict[str, Any] | None
@@ -159,6 +162,7 @@ def chat_openai(client: CompletionsClient) -> StreamingChatModel:
         base_url=client.endpoint.base_url,
         api_key=SecretStr("held-by-the-client"),
         temperature=client.endpoint.temperature,
+        max_completion_tokens=client.endpoint.max_tokens,
         client=_NoSyncClient(),
         async_client=client,
         streaming=True,

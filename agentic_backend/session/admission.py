@@ -1,19 +1,22 @@
 """How many turns may run at once, in total and per user, and who waits for a slot (section `limits`; 0 = off)."""
 
 import asyncio
+import itertools
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agentic_backend.errors import Overloaded, RateLimited, TooManyTurns
 
 _IDLE_USERS_KEPT = 10_000
+_Queue = deque[tuple[int, asyncio.Future[None]]]
 
 
 @dataclass(frozen=True, slots=True)
 class TurnLimits:
-    """The bounds, as configured. `queue_deadline_s` is how long an ask waits for a slot."""
+    """The bounds, as configured. `queue_deadline_s` is how long an ask waits for a slot. `turns_per_model` of
+    `max_turns` is as much as one model may hold, and the same share of the queue; 0 = no bound."""
 
     max_turns: int
     queue_length: int
@@ -21,6 +24,24 @@ class TurnLimits:
     turns_per_user: int = 0
     asks_per_min: int = 0
     burst: int = 0
+    turns_per_model: int = 0
+
+    @property
+    def queue_per_model(self) -> int:
+        """Asks that may wait for one model."""
+        if not self.turns_per_model or not self.queue_length:
+            return self.queue_length
+        return max(1, self.queue_length * self.turns_per_model // self.max_turns)
+
+
+@dataclass(slots=True)
+class _Line:
+    """The turns of one model: how many run, who waits, and who waits behind all others; each with its number in the
+    order of all."""
+
+    running: int = 0
+    waiting: _Queue = field(default_factory=deque)
+    behind: _Queue = field(default_factory=deque)
 
 
 @dataclass(slots=True)
@@ -38,8 +59,9 @@ class Admission:
     """Counts running turns and hands out slots in the order of requests.
 
     `check` immediately refuses an ask above the user's own limits; `enter` takes a slot or waits for one; `leave`
-    returns it. A freed slot goes to the head of the queue, never to a newcomer, and to those who `enter_behind` only
-    where nobody else waits.
+    returns it. A freed slot goes to the longest waiting ask that may have it, never to a newcomer, and to those who
+    `enter_behind` only where nobody else may: an ask whose model holds its share of the slots waits for a turn of that
+    model to end, and holds up no other.
     """
 
     def __init__(self, limits: TurnLimits, hit: Callable[[str], None] = _uncounted) -> None:
@@ -47,8 +69,8 @@ class Admission:
         self._limits = limits
         self.hit = hit
         self._users: OrderedDict[str, _User] = OrderedDict()
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._behind: deque[asyncio.Future[None]] = deque()
+        self._lines: dict[str, _Line] = {}
+        self._numbers = itertools.count()
         self.running = 0
         self.left = 0
         """Turns that have given up their slot, since the start."""
@@ -56,17 +78,16 @@ class Admission:
     @property
     def waiting(self) -> int:
         """How many asks wait for a slot."""
-        return len(self._waiting)
+        return sum(len(line.waiting) for line in self._lines.values())
 
-    @property
-    def full(self) -> bool:
-        """Whether an ask that comes now would have to wait."""
-        return 0 < self._limits.max_turns <= self.running
+    def full(self, model: str) -> bool:
+        """Whether an ask for the model that comes now would have to wait."""
+        return self._is_full() or self._has_its_share(self._line(model))
 
-    @property
-    def queue_full(self) -> bool:
+    def queue_full(self, model: str) -> bool:
         """Whether an ask that has to wait would be refused immediately."""
-        return len(self._waiting) >= self._limits.queue_length
+        limits = self._limits
+        return self.waiting >= limits.queue_length or len(self._line(model).waiting) >= limits.queue_per_model
 
     def check(self, user_id: str) -> None:
         """Count one ask of the user. Raises `RateLimited` or `TooManyTurns`."""
@@ -88,59 +109,99 @@ class Admission:
         """Count one turn of the user less in progress."""
         self._user(user_id).running -= 1
 
-    async def enter(self) -> float:
-        """Take a slot. Returns the seconds waited. Raises `Overloaded` at the queue's limit or deadline."""
-        if not self.full:
-            self.running += 1
+    async def enter(self, model: str) -> float:
+        """Take a slot for a turn of the model: an id of the configuration. Returns the seconds waited.
+
+        Raises `Overloaded` at the queue's limit or deadline.
+        """
+        line = self._line(model)
+        if not self.full(model):
+            self._take(line)
             return 0.0
-        if self.queue_full:
-            self.hit("max_turns")
-            raise Overloaded(retry_after_s=self._limits.queue_deadline_s)
+        if self.queue_full(model):
+            raise self._refusal()
         began = time.perf_counter()
         try:
             async with asyncio.timeout(self._limits.queue_deadline_s):
-                await self._wait_in(self._waiting)
+                await self._wait_in(line, line.waiting)
         except TimeoutError:
-            self.hit("max_turns")
-            raise Overloaded(retry_after_s=self._limits.queue_deadline_s) from None
+            raise self._refusal() from None
         return time.perf_counter() - began
 
-    async def enter_behind(self) -> float:
+    async def enter_behind(self, model: str) -> float:
         """Take a slot, behind all who `enter`, however long that takes. Returns the seconds waited."""
-        if not self.full:
-            self.running += 1
+        line = self._line(model)
+        if not self.full(model):
+            self._take(line)
             return 0.0
         began = time.perf_counter()
-        await self._wait_in(self._behind)
+        await self._wait_in(line, line.behind)
         return time.perf_counter() - began
 
-    def leave(self) -> None:
-        """Pass the slot to the longest waiting ask, or free it."""
-        self.left += 1
-        for queue in (self._waiting, self._behind):
-            while queue:
-                slot = queue.popleft()
-                if not slot.done():
-                    slot.set_result(None)  # the slot changes hands: `running` stays
-                    return
-        self.running -= 1
+    def leave(self, model: str) -> None:
+        """Return the slot of a turn of the model: the longest waiting ask that may have it gets it."""
+        self._return(self._line(model))
 
-    async def _wait_in(self, queue: deque[asyncio.Future[None]]) -> None:
+    def _return(self, line: _Line) -> None:
+        self.left += 1
+        self.running -= 1
+        line.running -= 1
+        while (found := self._next()) is not None:
+            line, queue = found
+            _, slot = queue.popleft()
+            if not slot.done():
+                self._take(line)  # the slot changes hands: no newcomer finds it free
+                slot.set_result(None)
+                return
+
+    def _take(self, line: _Line) -> None:
+        self.running += 1
+        line.running += 1
+
+    def _line(self, model: str) -> _Line:
+        # Without a bound a model, all stand in one.
+        key = model if self._limits.turns_per_model else ""
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = _Line()
+        return line
+
+    def _is_full(self) -> bool:
+        return 0 < self._limits.max_turns <= self.running
+
+    def _has_its_share(self, line: _Line) -> bool:
+        return 0 < self._limits.turns_per_model <= line.running
+
+    def _next(self) -> tuple[_Line, _Queue] | None:
+        """Where the one stands that a slot goes to; None if there is nobody who may have it."""
+        able = [line for line in self._lines.values() if not self._has_its_share(line)]
+        for queues in ([(line, line.waiting) for line in able], [(line, line.behind) for line in able]):
+            if standing := [one for one in queues if one[1]]:
+                return min(standing, key=lambda one: one[1][0][0])
+        return None
+
+    def _refusal(self) -> Overloaded:
+        self.hit("max_turns" if self._is_full() else "model_share")
+        return Overloaded(retry_after_s=self._limits.queue_deadline_s)
+
+    async def _wait_in(self, line: _Line, queue: _Queue) -> None:
         slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        queue.append(slot)
+        place = (next(self._numbers), slot)
+        queue.append(place)
         entered = False
         try:
             await slot
             entered = True
         finally:
             if not entered:
-                self._abandon(queue, slot)
+                self._abandon(line, queue, place)
 
-    def _abandon(self, queue: deque[asyncio.Future[None]], slot: asyncio.Future[None]) -> None:
-        if slot in queue:
-            queue.remove(slot)
+    def _abandon(self, line: _Line, queue: _Queue, place: tuple[int, asyncio.Future[None]]) -> None:
+        _, slot = place
+        if place in queue:
+            queue.remove(place)
         elif slot.done() and not slot.cancelled():
-            self.leave()  # the slot had been handed over in the same tick
+            self._return(line)  # the slot had been handed over in the same tick
 
     def _user(self, user_id: str) -> _User:
         user = self._users.get(user_id)

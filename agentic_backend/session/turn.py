@@ -148,7 +148,7 @@ class TurnRunner:
             try:
                 return known.after(await self._run_accepted(turn, prepared, ledger), ask.exchange_id)
             finally:
-                self._admission.leave()
+                self._admission.leave(prepared.model)
 
     def _not_begun(
         self, turn: Turn, known: KnownSession | None, error: ServiceError | asyncio.CancelledError, ledger: Ledger
@@ -254,11 +254,12 @@ class TurnRunner:
         return agent.restart == "from_checkpoint" or (agent.restart == "from_question" and not continued)
 
     async def _take_slot(self, turn: Turn, prepared: _Prepared) -> tuple[float, _Prepared]:
-        queued = self._admission.full and turn.cut is None
-        if queued and not self._admission.queue_full:
-            turn.publish(Accepted(self._admission.waiting + 1))
+        admission, model = self._admission, prepared.model
+        queued = turn.cut is None and admission.full(model)
+        if queued and not admission.queue_full(model):
+            turn.publish(Accepted(admission.waiting + 1))
         with phase("admission_wait"):
-            waited_s = await (self._admission.enter() if turn.cut is None else self._admission.enter_behind())
+            waited_s = await (admission.enter(model) if turn.cut is None else admission.enter_behind(model))
         prepared_whole = False
         try:
             # Only once there is room to run it: a run can be claimed once, and that of a cut-off turn was.
@@ -269,7 +270,7 @@ class TurnRunner:
         finally:
             # On any failure: a slot that is not returned is lost for good.
             if not prepared_whole:
-                self._admission.leave()
+                self._admission.leave(prepared.model)
         if not queued:
             turn.publish(Accepted())
         return waited_s, prepared

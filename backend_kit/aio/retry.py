@@ -152,8 +152,8 @@ class Breaker:
 
     It counts consecutive calls that failed after all retries: a dependency that fails one request in two still serves
     most calls and must not be cut off. What the calls themselves waited for in vain is no part of the 10 s: a silent
-    dependency lets each of them wait for its whole deadline. `clock` is monotonic, in seconds; `refusal` builds the error of a refused call
-    from the seconds until the next one may pass.
+    dependency lets each of them wait for its whole deadline. `clock` is monotonic, in seconds; `refusal` builds the
+    error of a refused call from the seconds until the next one may pass.
     """
 
     def __init__(self, clock: Callable[[], float], refusal: Callable[[float], Exception]) -> None:

@@ -4,12 +4,18 @@ import json
 
 import pytest
 
+from agentic_backend.settings import AgenticSettings
+from agentic_backend.wiring import turn_limits
 from tests.support.following import over_stream
 from tests.support.service import BASE, hear, hear_until, say
 
 SMALL = "mock;tokens=1"
 LARGE = "mock;tokens=4"
 OWN = "mock;tokens=2"
+ALONE = {
+    "storage": {"postgres": {"host": "127.0.0.1", "database": "d", "username": "u"}},
+    "security": {"user": {"enabled": False}},
+}
 
 
 @pytest.fixture
@@ -131,3 +137,45 @@ async def test_compatible_passes_over_what_is_not_offered(service, model, expect
     session_id = await service.create_session()
     async with service.compatible() as socket:
         assert await answered(socket, **ask(session_id, model=model)) == expected
+
+
+async def test_a_model_that_stalls_fills_its_share_and_turns_of_another_run(start_service):
+    models = [{"id": "stalled", "name": "mock;ttft=600000"}]
+    agents = [{"name": "Georges", "further_models": ["*"]}]
+    limits = {"max_turns": 4, "model_share": 0.5, "queue_deadline_s": 600}
+    async with start_service(ai={"chat_models": models, "agents": agents}, limits=limits) as service:
+        sessions = [await service.create_session() for _ in range(4)]
+        async with service.native() as socket:
+            for session_id, exchange_id in zip(sessions, ("e0", "e1", "e2"), strict=False):
+                await say(socket, **ask(session_id, exchange_id, "stalled"))
+            places = {}
+            while len(places) < 3:
+                frame = await hear(socket)
+                if frame["type"] == "accepted":
+                    places[frame["exchange_id"]] = frame.get("queue_position")
+            assert places == {"e0": None, "e1": None, "e2": 1}
+            for number in range(3):
+                assert await answered(socket, **ask(sessions[3], f"other {number}")) == "mock"
+            for exchange_id in ("e2", "e1", "e0"):
+                await say(socket, type="cancel", exchange_id=exchange_id)
+                await hear_until(socket, "cancelled")
+
+
+@pytest.mark.parametrize(
+    ("ai", "limits", "bound"),
+    [
+        ({}, {}, 0),
+        ({"chat_models": True}, {}, 0),
+        ({"chat_models": True, "agents": [{"name": "A", "further_models": ["b"]}]}, {}, 1000),
+        ({"chat_models": True, "agents": [{"name": "A", "further_models": ["*"]}]}, {"model_share": 0.1}, 200),
+        ({"chat_models": True, "agents": [{"name": "A"}, {"name": "B", "model": "b"}]}, {"max_turns": 1}, 1),
+        ({"chat_models": True, "use_static_config_only": False}, {"max_turns": 7}, 3),
+        ({"chat_models": True, "use_static_config_only": False}, {"max_turns": 0}, 0),
+        ({"chat_models": True, "use_static_config_only": False}, {"model_share": 1}, 0),
+    ],
+)
+def test_a_share_is_for_several_models_that_turns_may_have(ai, limits, bound):
+    models = [{"id": "b", "name": "b"}] if ai.get("chat_models") else []
+    section = {"default_chat_model": {"name": "a"}, "agents": [{"name": "A"}], **ai, "chat_models": models}
+    settings = AgenticSettings.model_validate({"ai": section, "limits": limits, **ALONE})
+    assert turn_limits(settings).turns_per_model == bound

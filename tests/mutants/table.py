@@ -54,9 +54,8 @@ MUTANTS = (
     Mutant(
         "a slot for a turn is freed where it should be handed over",
         "agentic_backend/session/admission.py",
-        "                    slot.set_result(None)  # the slot changes hands: `running` stays\n"
-        "                    return\n",
-        "                    slot.set_result(None)\n                    break\n",
+        "                self._take(line)  # the slot changes hands: no newcomer finds it free\n",
+        "",
         f"{SESSION}/test_admission.py::test_slots_go_to_the_longest_waiting",
     ),
     Mutant(

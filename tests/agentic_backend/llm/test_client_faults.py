@@ -168,7 +168,8 @@ async def test_another_status_is_final_and_logged_without_body_or_key(
     ) as model:
         with pytest.raises(LlmProtocol) as raised:
             await ask(pool, model.base_url)
-        assert len(model.requests) == 1
+        # A malformed request may be one whose stream_options the server does not know.
+        assert len(model.requests) == (2 if code == 400 else 1)
     assert str(code) in caplog.text
     for secret in (KEY, "the prompt"):
         assert secret not in caplog.text + str(raised.value) + repr(pool.__dict__)

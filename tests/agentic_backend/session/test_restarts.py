@@ -272,7 +272,7 @@ async def test_live_asks_go_first(tasks):
     agents = Hosted()
     limits = TurnLimits(max_turns=1, queue_length=5, queue_deadline_s=PATIENCE_S)
     process = TurnProcess(storage, tasks, agents=agents, limits=limits)
-    await process.admission.enter()
+    await process.admission.enter("default")
     process.registry.begin_again()
     turn = process.registry.find("e1", USER)
     await ticks(20)
@@ -280,7 +280,7 @@ async def test_live_asks_go_first(tasks):
     await ticks(20)
     assert len(turn.events) == 0  # it has no place in the line to be told of
     agents.gate.set()
-    process.admission.leave()
+    process.admission.leave("default")
     assert isinstance(await ended(live), Final)
     assert isinstance(await ended(turn), Final)
     assert [run.exchange_id for run in agents.runs] == ["e9", "e1"]
