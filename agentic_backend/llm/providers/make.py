@@ -5,7 +5,7 @@ import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from langchain_core.language_models import BaseChatModel
 
@@ -99,7 +99,17 @@ def _openai_arguments(limits: Connections) -> tuple[dict[str, Any], Any]:
     return arguments, http
 
 
+def _build_events() -> None:
+    """Have the SDK's classes of events ready: it builds them when the first answer comes, in half a second of CPU."""
+    from openai.types.responses import ResponseStreamEvent
+
+    union, *_ = get_args(ResponseStreamEvent)
+    for kind in get_args(union):
+        kind.model_rebuild()
+
+
 def _responses(configured: settings.ChatModel, options: dict[str, Any], limits: Connections) -> Made:
+    _build_events()
     shared, http = _openai_arguments(limits)
     how = configured.settings
     model = _init(
