@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any
 
 from langchain_core.messages import AIMessageChunk
 from langchain_core.outputs import ChatGenerationChunk
@@ -18,8 +18,6 @@ from agentic_backend.llm.providers.reading import Said, brings, reason_in, said_
 
 Opened = AsyncGenerator[ChatGenerationChunk, None]
 Told = tuple[AIMessageChunk, Said]
-MAX_THOUGHT_CHARS: Final = 1_000_000
-"""An answer whose reasoning is longer is ended with finish_reason `length`."""
 
 
 class GuardedCall:
@@ -45,7 +43,7 @@ class GuardedCall:
         self._started = guard.clock()
         self._stream: Opened | None = None
         self._room = guard.endpoint.max_answer_chars
-        self._thought_room = MAX_THOUGHT_CHARS
+        self._thought_room = guard.endpoint.max_reasoning_chars
         self._reason: str | None = None
         self._use: TokenUse | None = None
         self._calls = False

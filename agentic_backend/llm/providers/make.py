@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, get_args
@@ -10,6 +10,7 @@ from typing import Any, Final, get_args
 from langchain_core.language_models import BaseChatModel
 
 from agentic_backend import settings
+from agentic_backend.llm.endpoint import connections_of
 from agentic_backend.llm.providers.faults import Translating
 from agentic_backend.llm.providers.transport import client_arguments, timeout_of
 from backend_kit.client.connections import Connections
@@ -54,6 +55,13 @@ def make(configured: settings.ChatModel, limits: Connections) -> Made:
     for name in how.options.keys() - known:
         raise ModelUnusable(f"model {configured.name}: options: {type(made.model).__name__} has no {name}")
     return made
+
+
+def try_models(configured: Iterable[settings.ChatModel]) -> None:
+    """Make each model of another provider than `openai` once, without a loop. Raises `ModelUnusable`."""
+    for model in configured:
+        if model.provider != "openai":
+            make(model, connections_of(model))
 
 
 def _refusal(configured: settings.ChatModel, failure: Exception) -> ModelUnusable:
