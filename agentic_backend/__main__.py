@@ -12,13 +12,13 @@ from backend_kit.process import arguments, configure, heavy_imports
 def main() -> int:
     """Serve until a signal ends it.
 
-    Exit codes: 0 drained, 1 forced, 2 bad configuration, an agent or spool directory that cannot be used or a taken
-    port, 3 another process has the spool directory or the database (after a wait of up to 10 s at the start; after a
-    drain if detected later).
+    Exit codes: 0 drained, 1 forced, 2 bad configuration, a model, an agent or spool directory that cannot be used or a
+    taken port, 3 another process has the spool directory or the database (after a wait of up to 10 s at the start;
+    after a drain if detected later).
     """
     options = arguments("agentic_backend", "The agentic service.").parse_args()
     settings = configure(AgenticSettings, check=False)
-    if not _agents_are_usable(settings.ai, whole=options.check):
+    if not (_models_are_usable(settings.ai) and _agents_are_usable(settings.ai, whole=options.check)):
         return 2
     if options.check:
         return 0
@@ -39,6 +39,20 @@ def main() -> int:
     with heavy_imports():
         from agentic_backend.app import serve_app
     return serve_app(settings, sock, possessions)
+
+
+def _models_are_usable(ai: Ai) -> bool:
+    """Whether the models of other providers can be made; if not, stderr says why in one line."""
+    if all(model.provider == "openai" for model in ai.called_models):
+        return True  # and nothing heavy is imported
+    with heavy_imports():
+        from agentic_backend.llm.providers.make import ModelUnusable, try_models
+    try:
+        try_models(ai.called_models)
+    except ModelUnusable as failure:
+        sys.stderr.write(f"{failure}\n")
+        return False
+    return True
 
 
 def _agents_are_usable(ai: Ai, *, whole: bool) -> bool:

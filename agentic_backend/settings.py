@@ -511,6 +511,13 @@ class Ai(Section):
     `env` is set for the graphs alone, where the environment has no such variable; directories among its
     `dependencies` are imported from, packages must be installed. Its other keys are ignored. none = no such file."""
 
+    @property
+    def called_models(self) -> tuple[ChatModel, ...]:
+        """Every model that is called, each with all its settings."""
+        further = (model.called_as(self.default_chat_model) for model in self.chat_models)
+        titles = () if self.default_language_model is None else (self.default_language_model,)
+        return (self.default_chat_model, *further, *titles)
+
     @model_validator(mode="after")
     def _graphs_become_agents(self) -> "Ai":
         if self.langgraph_json is not None:

@@ -45,10 +45,7 @@ def make_models(settings: AgenticSettings, metrics: AgenticMetrics) -> Models:
 def prepare_models(settings: AgenticSettings, models: Models) -> None:
     """Make the models of other providers than `openai`. Takes seconds, so call it in a thread. Raises
     `ModelUnusable`."""
-    ai = settings.ai
-    further = [model.called_as(ai.default_chat_model) for model in ai.chat_models]
-    titles = [ai.default_language_model] if ai.default_language_model else []
-    models.prepare([ai.default_chat_model, *further, *titles], settings.deadlines)
+    models.prepare(settings.ai.called_models, settings.deadlines)
 
 
 def make_knowledge(settings: AgenticSettings, metrics: AgenticMetrics, deadline_s: float) -> KnowledgeClient:

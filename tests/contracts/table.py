@@ -96,6 +96,21 @@ CONTRACTS = (
         {"agentic_backend.agent.mcp": ("response.stream = ", "httpx2.StreamError")},
     ),
     Contract(
+        "httpx",
+        "test_httpx.py::test_a_hook_may_put_another_stream_into_an_answer",
+        {"agentic_backend.llm.providers.transport": ("response.stream = ",)},
+    ),
+    Contract(
+        "httpx2",
+        "test_httpx.py::test_a_hook_may_put_another_stream_into_an_answer",
+        {"agentic_backend.llm.providers.transport": ("response.stream = ",)},
+    ),
+    Contract(
+        "langchain-anthropic",
+        "test_langchain_anthropic.py::test_a_client_that_is_put_in_its_place_is_the_one_that_is_asked",
+        {"agentic_backend.llm.providers.make": ("_async_client",)},
+    ),
+    Contract(
         "langchain-core",
         "test_langchain_core.py::test_handlers_come_from_the_run_and_from_the_model_and_nowhere_else",
         {"agentic_backend.llm.callbacks": ("var_child_runnable_config", "ensure_config")},
@@ -103,12 +118,18 @@ CONTRACTS = (
     Contract(
         "langchain-core",
         "test_langchain_core.py::test_a_chat_model_is_made_by_these_methods",
-        {"agentic_backend.testing.model": ("_agenerate", "_astream", "_generate", "_llm_type")},
+        {
+            "agentic_backend.llm.providers.guarded": ("_agenerate", "_astream", "_generate", "_llm_type"),
+            "agentic_backend.testing.model": ("_agenerate", "_astream", "_generate", "_llm_type"),
+        },
     ),
     Contract(
         "langchain-core",
         "test_langchain_core.py::test_chunks_are_put_together_to_one_answer",
-        {"agentic_backend.testing.model": ("agenerate_from_stream",)},
+        {
+            "agentic_backend.llm.providers.guarded": ("agenerate_from_stream",),
+            "agentic_backend.testing.model": ("agenerate_from_stream",),
+        },
     ),
     Contract(
         "langchain-core",

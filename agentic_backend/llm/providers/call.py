@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any
 
 from langchain_core.messages import AIMessageChunk
 from langchain_core.outputs import ChatGenerationChunk
@@ -18,8 +18,6 @@ from agentic_backend.llm.providers.reading import Said, brings, reason_in, said_
 
 Opened = AsyncGenerator[ChatGenerationChunk, None]
 Told = tuple[AIMessageChunk, Said]
-MAX_THOUGHT_CHARS: Final = 1_000_000
-"""An answer whose reasoning is longer is ended with finish_reason `length`."""
 
 
 class GuardedCall:
@@ -45,9 +43,10 @@ class GuardedCall:
         self._started = guard.clock()
         self._stream: Opened | None = None
         self._room = guard.endpoint.max_answer_chars
-        self._thought_room = MAX_THOUGHT_CHARS
+        self._thought_room = guard.endpoint.max_reasoning_chars
         self._reason: str | None = None
         self._use: TokenUse | None = None
+        self._calls = False
         self._cut = False
 
     async def chunks(self) -> AsyncGenerator[Told]:
@@ -103,7 +102,7 @@ class GuardedCall:
     async def _attempt(self) -> list[Told]:
         """One attempt up to and with its first token."""
         await self._close()
-        self._reason = self._use = None
+        self._reason, self._use, self._calls = None, None, False
         with as_ours(begun=False):
             self._stream = self._open()  # type: ignore[assignment] # an async generator, as langchain's are
         told = await self._next(begun=False)
@@ -134,9 +133,11 @@ class GuardedCall:
         said = said_in(chunk)
         said = Said(said.text, storable(said.thought))
         self._use = use_in(chunk) or self._use
+        self._calls = self._calls or bool(chunk.tool_call_chunks)
         if (reason := reason_in(chunk)) is not None:
-            self._reason = reason
-            chunk.response_metadata["finish_reason"] = reason
+            # Some providers have no word of their own for that.
+            self._reason = "tool_calls" if reason == "stop" and self._calls else reason
+            chunk.response_metadata["finish_reason"] = self._reason
         calls = sum(len(call["args"] or "") for call in chunk.tool_call_chunks)
         self._room -= len(said.text) + calls or (0 if said.thought else 1)
         self._thought_room -= len(said.thought)

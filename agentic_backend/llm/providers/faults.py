@@ -50,7 +50,8 @@ def failure_of(failure: Exception, *, begun: bool) -> AttemptFailed:
     for one in chain:
         status = _status(one)
         if 400 <= status < 600:
-            return failures.of_status(status, _headers(one))
+            # Ollama's own exception has no headers, but the one behind it has.
+            return failures.of_status(status, next(filter(None, map(_headers, chain)), {}))
     for one in chain:
         if (code := _code_in_stream(one)) is not None:
             return failures.of_stream_error({"code": code})

@@ -57,17 +57,21 @@ class GuardedChatModel(BaseChatModel):
             async for message in self.astream(list(messages), **options):
                 yield message
             return
+        named: dict[str, Any] = {}
         async with aclosing(self._call(list(messages), None, options).chunks()) as chunks:
             async for chunk, said in chunks:
+                about = chunk.response_metadata
+                if "model_name" in about:
+                    named["model_name"] = about["model_name"]  # some name themselves in their first chunk
                 if said.thought and on_thought is not None:
                     on_thought(said.thought)
                 if said.text:
                     on_text(said.text)
-                if chunk.tool_call_chunks or chunk.response_metadata or chunk.usage_metadata:
+                if chunk.tool_call_chunks or "finish_reason" in about or chunk.usage_metadata:
                     yield AIMessageChunk(
                         content="",
                         tool_call_chunks=chunk.tool_call_chunks,
-                        response_metadata=chunk.response_metadata,
+                        response_metadata=about | named,
                         usage_metadata=chunk.usage_metadata,
                     )
 

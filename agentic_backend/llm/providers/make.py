@@ -2,14 +2,15 @@
 
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from langchain_core.language_models import BaseChatModel
 
 from agentic_backend import settings
+from agentic_backend.llm.endpoint import connections_of
 from agentic_backend.llm.providers.faults import Translating
 from agentic_backend.llm.providers.transport import client_arguments, timeout_of
 from backend_kit.client.connections import Connections
@@ -56,6 +57,13 @@ def make(configured: settings.ChatModel, limits: Connections) -> Made:
     return made
 
 
+def try_models(configured: Iterable[settings.ChatModel]) -> None:
+    """Make each model of another provider than `openai` once, without a loop. Raises `ModelUnusable`."""
+    for model in configured:
+        if model.provider != "openai":
+            make(model, connections_of(model))
+
+
 def _refusal(configured: settings.ChatModel, failure: Exception) -> ModelUnusable:
     """What a class refuses. The text of the refusal only where no value of the options stands in it."""
     said, values = str(failure), [str(value) for value in configured.settings.options.values()]
@@ -99,7 +107,17 @@ def _openai_arguments(limits: Connections) -> tuple[dict[str, Any], Any]:
     return arguments, http
 
 
+def _build_events() -> None:
+    """Have the SDK's classes of events ready: it builds them when the first answer comes, in half a second of CPU."""
+    from openai.types.responses import ResponseStreamEvent
+
+    union, *_ = get_args(ResponseStreamEvent)
+    for kind in get_args(union):
+        kind.model_rebuild()
+
+
 def _responses(configured: settings.ChatModel, options: dict[str, Any], limits: Connections) -> Made:
+    _build_events()
     shared, http = _openai_arguments(limits)
     how = configured.settings
     model = _init(

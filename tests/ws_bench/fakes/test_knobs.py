@@ -39,5 +39,5 @@ def test_a_wrong_knob_is_refused(model: str) -> None:
 
 
 def test_an_unknown_knob_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(BadKnob, match="unknown knob 'speed': use ttft, gap, tokens, floor, error, status, stall, trun"):
+    with pytest.raises(BadKnob, match="unknown knob 'speed': use ttft, gap, tokens, think, cached, floor, error, sta"):
         parse_knob("speed", "1")
