@@ -2,6 +2,7 @@
 
 from agentic_backend.agent import AgentAnswer, AgentKit, AgentRun, AgentState, AgentUnusable, HistoryItem
 from agentic_backend.agent.answering import conversation, stream_answer
+from agentic_backend.agent.hosted.current import current_model
 from agentic_backend.agent.kit import Graph, NamedModel
 from agentic_backend.agent.toolbox import Tool, ToolAnswer, Toolbox, ToolCaller
 from agentic_backend.errors import LlmTimeout, LlmUnavailable, TurnFailed
@@ -35,6 +36,7 @@ __all__ = [
     "Toolbox",
     "TurnFailed",
     "conversation",
+    "current_model",
     "phase",
     "stream_answer",
     "text_part",
