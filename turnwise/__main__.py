@@ -16,15 +16,25 @@ def main(argv: list[str] | None = None) -> int:
         description="Start everything on this machine: Postgres, the mock model and the services; Ctrl-C stops. "
         "Data is kept in $TURNWISE_HOME, else in .turnwise of this directory (of the checkout where there is one).",
     )
+    new = commands.add_parser(
+        "new",
+        help="write a first agent: new agent NAME",
+        description="Write agents/NAME.py, a first agent with a tool, tests/test_NAME.py, and a configuration with it, "
+        "in this directory (in the checkout where there is one). Nothing is overwritten.",
+    )
     try:
-        from turnwise.run import add_arguments, run_command
+        from turnwise import new as of_new
+        from turnwise import run as of_run
 
-        add_arguments(run)
+        for parser_of, module in ((run, of_run), (new, of_new)):
+            module.add_arguments(parser_of)
+            parser_of.set_defaults(run_command=module.run_command)
         arguments = sys.argv[1:] if argv is None else argv
         if not arguments:
             parser.print_help()
             return 0
-        return run_command(parser.parse_args(arguments))
+        options = parser.parse_args(arguments)
+        return int(options.run_command(options))
     except ModuleNotFoundError as error:
         print(f'turnwise: {error.name} is not installed: pip install "turnwise[{EXTRAS}]"', file=sys.stderr)
         return 1

@@ -31,16 +31,24 @@ async def readiness(service: ServicePlan) -> str:
 
 
 async def first_turn(service: ServicePlan) -> None:
-    """Create a session, ask, wait for `final`, delete the session. Raises `FirstTurnFailed`, after at most 90 s."""
+    """Create a session, ask Georges or else the first agent there is, wait for `final`, delete the session.
+
+    Raises `FirstTurnFailed`, after at most 90 s. Does nothing where there is no agent.
+    """
     base = f"{service.origin}{service.base_path}/chatbot"
     headers = {"Authorization": f"Bearer {TOKEN}"}
     try:
         async with asyncio.timeout(TURN_S), aiohttp.ClientSession(headers=headers, raise_for_status=True) as client:
-            body = {"agent_id": AGENT, "title": "First turn"}
+            async with client.get(f"{service.origin}{service.base_path}/agents") as answer:
+                agents = [str(agent["id"]) for agent in await answer.json() if agent["enabled"]]
+            if not agents:
+                return
+            agent_id = AGENT if AGENT in agents else agents[0]
+            body = {"agent_id": agent_id, "title": "First turn"}
             async with client.post(f"{base}/session", json=body) as answer:
                 session_id = (await answer.json())["id"]
             try:
-                await _ask(client, base, session_id)
+                await _ask(client, base, session_id, agent_id)
             finally:
                 async with client.delete(f"{base}/session/{session_id}"):
                     pass
@@ -52,9 +60,9 @@ async def first_turn(service: ServicePlan) -> None:
         raise FirstTurnFailed(f"{type(error).__name__}: {error}") from None
 
 
-async def _ask(client: aiohttp.ClientSession, base: str, session_id: str) -> None:
+async def _ask(client: aiohttp.ClientSession, base: str, session_id: str, agent_id: str) -> None:
     async with client.ws_connect(f"{base}/query/ws?token={TOKEN}") as socket:
-        await socket.send_str(dumps({"session_id": session_id, "message": QUESTION, "agent_id": AGENT}).decode())
+        await socket.send_str(dumps({"session_id": session_id, "message": QUESTION, "agent_id": agent_id}).decode())
         async for frame in socket:
             event = loads(frame.data) if frame.type is aiohttp.WSMsgType.TEXT else {}
             if event.get("type") == "final":

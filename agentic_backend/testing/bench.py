@@ -10,12 +10,14 @@ from langchain_core.language_models import BaseChatModel
 from prometheus_client import CollectorRegistry
 
 from agentic_backend.agent import AgentAnswer, AgentKit, AgentRun, Catalog, ResumedRun, SavedRun, Waiting
+from agentic_backend.agent.hosted import Hosting
 from agentic_backend.agent.kit import NamedModel
 from agentic_backend.agent.people import answers_for, run_of
 from agentic_backend.events import AgentEvent, Delta, Step
 from agentic_backend.knowledge import KnowledgeClient
 from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.settings import ANY_MODEL, DEFAULT_MODEL, AgentSettings, AgentTuning, FieldSpec, McpServerRef
+from agentic_backend.testing.state import MemoryState
 from agentic_backend.testing.tools import FakeToolbox
 from backend_kit.kpi import Kpi, Ledger
 
@@ -66,8 +68,10 @@ class _MemoryCheckpoints:
 class AgentBench:
     """One agent and one conversation with it.
 
-    `module` is the agent's module or the name of it; `fields` are values of its tunable fields by key. The agent is
-    compiled and run by the same code as in the service, including the recursion limit and checks.
+    `module` is the agent's module or the name of it, or, with a colon, a graph as `graph:` of the configuration names
+    it (`package.module:name`, `./file.py:name`). `fields` are values of its tunable fields by key. The agent is
+    compiled and run by the same code as in the service, including the recursion limit and checks. What a graph keeps
+    of a session and of a user is in `state`.
     """
 
     def __init__(
@@ -85,17 +89,27 @@ class AgentBench:
         the service would."""
         tuned = tuple(FieldSpec(key=key, default=value) for key, value in (fields or {}).items())
         servers = () if tools is None else (McpServerRef(id=tools.server),)
+        path = module if isinstance(module, str) else module.__name__
+        hosted = ":" in path
         settings = AgentSettings(
             id="agent",
             name="Agent",
-            class_path=module if isinstance(module, str) else module.__name__,
+            class_path=None if hosted else path,
+            graph=path if hosted else None,
             further_models=(ANY_MODEL,),
             tuning=AgentTuning(fields=tuned, mcp_servers=servers),
         )
         models = {DEFAULT_MODEL: model, **(further_models or {})}
         named = {model_id: NamedModel(one, model_id, model_id) for model_id, one in models.items()}
         kit = AgentKit(model, "scripted", knowledge, tools, named)
-        catalog = Catalog([settings], kit, recursion_limit=recursion_limit, checkpoints=_MemoryCheckpoints())
+        self.state = MemoryState()
+        catalog = Catalog(
+            [settings],
+            kit,
+            recursion_limit=recursion_limit,
+            checkpoints=_MemoryCheckpoints(),
+            hosting=Hosting(self.state),
+        )
         self._agent = catalog.get("agent")
         self._history: list[HistoryItem] = []
         self._waiting: tuple[AgentRun, dict[str, Any]] | None = None
@@ -139,7 +153,8 @@ class AgentBench:
         except Waiting as waiting:
             self._waiting = run, waiting.payload
             return Outcome(events, _phases(ledger), question=waiting.payload)
-        self._history += [HistoryItem("user", run.message), HistoryItem("assistant", answer.text)]
+        checkpoint = answer.metadata.get("extras", {}).get("checkpoint", "")
+        self._history += [HistoryItem("user", run.message), HistoryItem("assistant", answer.text, checkpoint)]
         return Outcome(events, _phases(ledger), answer)
 
 

@@ -1,15 +1,19 @@
 """A chat model that answers from a script, and records what it was asked."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun
-from langchain_core.language_models import BaseChatModel
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.language_models.chat_models import agenerate_from_stream
-from langchain_core.messages import AIMessageChunk, BaseMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages.ai import UsageMetadata
 from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.runnables import Runnable
+from langchain_core.tools import BaseTool
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import PrivateAttr
 
 from backend_kit.wire import dumps
@@ -17,20 +21,22 @@ from backend_kit.wire import dumps
 
 @dataclass(frozen=True, slots=True)
 class ScriptedAnswer:
-    """One answer of a model: its text in streamed pieces, then the tools that it calls."""
+    """One answer of a model: its text in streamed pieces, then the tools that it calls. `usage` are the tokens that it
+    reports, input and output; None: it reports none."""
 
     pieces: tuple[str, ...] = ()
     calls: tuple[tuple[str, dict[str, Any]], ...] = ()
+    usage: tuple[int, int] | None = None
 
 
-def says(*pieces: str) -> ScriptedAnswer:
-    """An answer streamed in these pieces."""
-    return ScriptedAnswer(pieces)
+def says(*pieces: str, usage: tuple[int, int] | None = None) -> ScriptedAnswer:
+    """An answer streamed in these pieces. `usage`: input and output tokens."""
+    return ScriptedAnswer(pieces, usage=usage)
 
 
-def wants(*calls: tuple[str, dict[str, Any]], text: str = "") -> ScriptedAnswer:
-    """An answer that calls tools, each by name and arguments, after some text."""
-    return ScriptedAnswer((text,) if text else (), calls)
+def wants(*calls: tuple[str, dict[str, Any]], text: str = "", usage: tuple[int, int] | None = None) -> ScriptedAnswer:
+    """An answer that calls tools, each by name and arguments, after some text. `usage`: input and output tokens."""
+    return ScriptedAnswer((text,) if text else (), calls, usage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +51,8 @@ class FakeModel(BaseChatModel):
     """Answers from its script, one answer per call, and streams as the service's model does.
 
     `asked` records the calls. An exception in the script is raised at its position. A call beyond the script raises
-    AssertionError: the agent asked more than the test expects. Async only, as in the service.
+    AssertionError: the agent asked more than the test expects. Async only, as in the service. `bind_tools` offers
+    tools as langchain-openai does.
     """
 
     _script: list[ScriptedAnswer | Exception] = PrivateAttr()
@@ -59,6 +66,18 @@ class FakeModel(BaseChatModel):
     def asked(self) -> Sequence[Asked]:
         """The calls so far."""
         return tuple(self._asked)
+
+    def bind_tools(
+        self,
+        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
+        *,
+        tool_choice: str | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """The model with these tools on offer; `asked` names them. What it calls is what the script says."""
+        if tool_choice is not None:
+            kwargs["tool_choice"] = tool_choice
+        return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **kwargs)
 
     @property
     def _llm_type(self) -> str:
@@ -84,7 +103,7 @@ class FakeModel(BaseChatModel):
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
         number = len(self._asked)
-        tools = tuple(tool["function"]["name"] for tool in kwargs.get("tools", ()))
+        tools = tuple(tool.get("function", tool).get("name", "") for tool in kwargs.get("tools", ()))
         self._asked.append(Asked(tuple(messages), tools))
         assert number < len(self._script), f"the model was asked {number + 1} times, its script has {number} answers"
         said = self._script[number]
@@ -97,7 +116,15 @@ class FakeModel(BaseChatModel):
             call = tool_call_chunk(name=name, args=dumps(arguments).decode(), id=call_id, index=index)
             yield _chunk(AIMessageChunk(content="", tool_call_chunks=[call]))
         reason = "tool_calls" if said.calls else "stop"
-        yield _chunk(AIMessageChunk(content="", response_metadata={"finish_reason": reason, "model_name": "scripted"}))
+        ending = {"finish_reason": reason, "model_name": "scripted"}
+        yield _chunk(AIMessageChunk(content="", response_metadata=ending, usage_metadata=_usage(said)))
+
+
+def _usage(said: ScriptedAnswer) -> UsageMetadata | None:
+    if said.usage is None:
+        return None
+    given, made = said.usage
+    return UsageMetadata(input_tokens=given, output_tokens=made, total_tokens=given + made)
 
 
 def _chunk(message: AIMessageChunk) -> ChatGenerationChunk:

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.servers
 
 GRAPH = """
 from langgraph.graph import MessagesState, StateGraph
-graph = StateGraph(MessagesState).add_node("say", lambda state: {"messages": state["messages"]})
+graph = StateGraph(MessagesState).add_node("say", lambda state: {"messages": [("ai", state["messages"][-1].content)]})
 graph = graph.set_entry_point("say").compile()
 """
 
@@ -253,7 +253,7 @@ def test_the_graphs_of_a_langgraph_json_are_agents_of_the_start(stack: Stack) ->
     (stack.home / "talk/agent.py").write_text(GRAPH)
     listed = stack.home / "langgraph.json"
     listed.write_text('{"dependencies": ["./talk"], "graphs": {"parrot": "./talk/agent.py:graph"}, "env": {}}')
-    with stack.launch("--no-samples", "--no-first-turn", "--langgraph", str(listed)) as launcher:
+    with stack.launch("--no-samples", "--langgraph", str(listed)) as launcher:
         ready(launcher, stack)
         agents = stack.agents()
         assert [(agent["id"], agent["name"], agent["graph"]) for agent in agents] == [

@@ -5,6 +5,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final
 
+from langchain_core.language_models import BaseChatModel
 from langgraph.checkpoint.base import CheckpointTuple
 
 from agentic_backend.agent.kit import AgentKit
@@ -34,3 +35,12 @@ def current_turn() -> HostedTurn:
     if turn is None:
         raise RuntimeError("this runs only within a turn of an agent with `graph:`")
     return turn
+
+
+def current_model() -> BaseChatModel:
+    """The chat model of the turn that this code runs in: the one that the turn chose, else the agent's own.
+
+    Raises RuntimeError outside of a turn of an agent with `graph:`.
+    """
+    turn = current_turn()
+    return turn.kit.model_for(turn.run).chat_model

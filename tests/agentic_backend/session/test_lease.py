@@ -6,9 +6,10 @@ import pytest
 
 from agentic_backend.errors import HistoryUnavailable, SessionBusy
 from agentic_backend.session.stream import Cancelled, Failed, Final, TextDelta, Turn
+from agentic_backend.testing import MemoryStorage
 from backend_kit.wire import Code, loads
+from tests.agentic_backend.session.echo_process import SESSION, EchoProcess
 from tests.agentic_backend.session.gated_turns import ended
-from tests.agentic_backend.session.memory_storage import SESSION, MemoryStorage, TurnProcess
 from tests.support.patience import PATIENCE_S
 
 
@@ -63,7 +64,7 @@ def table():
 
 @pytest.fixture
 def instances(storage, tasks, table):
-    return [TurnProcess(storage, tasks, Instance(table, name)) for name in "ab"]
+    return [EchoProcess(storage, tasks, leases=Instance(table, name)) for name in "ab"]
 
 
 def ask(process, table, *given, **more):
@@ -132,5 +133,5 @@ async def test_without_a_lease_nothing_is_read_or_run(storage, table, instances)
 
 
 async def test_alone_no_record_has_a_fence(storage, tasks):
-    await ended(TurnProcess(storage, tasks).ask("e1"))
+    await ended(EchoProcess(storage, tasks).ask("e1"))
     assert storage.fences == [None]

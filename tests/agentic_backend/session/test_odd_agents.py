@@ -6,10 +6,11 @@ import pytest
 
 from agentic_backend.agent.interrupts import SavedRun
 from agentic_backend.session.stream import Awaiting, Cited, Failed, Final, HumanAnswer
+from agentic_backend.testing import MemoryStorage
 from backend_kit.aio import TaskRegistry
 from backend_kit.wire import Code, loads
+from tests.agentic_backend.session.echo_process import SESSION, EchoProcess
 from tests.agentic_backend.session.gated_turns import ended
-from tests.agentic_backend.session.memory_storage import SESSION, MemoryStorage, TurnProcess
 
 
 @dataclass
@@ -32,7 +33,7 @@ def storage() -> MemoryStorage:
 async def test_what_an_agent_leaves_that_is_no_json_is_a_failure_that_is_recorded(
     storage: MemoryStorage, tasks: TaskRegistry, question: str
 ) -> None:
-    process = TurnProcess(storage, tasks)
+    process = EchoProcess(storage, tasks)
     turn = process.ask("e1", question)
     failed = await ended(turn)
     assert isinstance(failed, Failed)
@@ -48,7 +49,7 @@ async def test_what_an_agent_leaves_that_is_no_json_is_a_failure_that_is_recorde
 
 
 async def test_a_saved_run_that_cannot_be_read_keeps_no_slot(storage: MemoryStorage, tasks: TaskRegistry) -> None:
-    process = TurnProcess(storage, tasks, checkpoints=Unreadable())
+    process = EchoProcess(storage, tasks, checkpoints=Unreadable())
     assert isinstance(await ended(process.ask("e1", "ask")), Awaiting)
     failed = await ended(process.ask("e1", "", human=HumanAnswer("yes")))
     assert (failed.code, process.admission.running) == (Code.INTERNAL, 0)
@@ -59,7 +60,7 @@ async def test_a_saved_run_that_cannot_be_read_keeps_no_slot(storage: MemoryStor
 async def test_an_id_that_could_break_a_line_of_the_log_stands_in_none(
     storage: MemoryStorage, tasks: TaskRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    process = TurnProcess(storage, tasks)
+    process = EchoProcess(storage, tasks)
     forged = "e1\nALARM all is lost"
     for question in ("fail", "answer oddly"):
         assert isinstance(await ended(process.ask(f"{forged} {question}", question)), Failed)

@@ -10,12 +10,13 @@ from agentic_backend.chat import relay
 from agentic_backend.session.past_exchanges import SessionMemory, StoredExchange
 from agentic_backend.session.registry import RegistryRules
 from agentic_backend.session.stream import Accepted, Cancelled, Cited, Failed, Final, TextDelta, Whole
+from agentic_backend.testing import USER, MemoryStorage
 from backend_kit.wire import Code, loads
+from tests.agentic_backend.session.echo_process import SESSION, EchoProcess
 from tests.agentic_backend.session.gated_turns import ended
-from tests.agentic_backend.session.memory_storage import SESSION, USER, MemoryStorage, TurnProcess
 from tests.support.patience import PATIENCE_S
 
-Start = Callable[..., TurnProcess]
+Start = Callable[..., EchoProcess]
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def storage():
 
 @pytest.fixture
 def start(storage, tasks) -> Start:
-    return lambda **parts: TurnProcess(storage, tasks, **parts)
+    return lambda **parts: EchoProcess(storage, tasks, **parts)
 
 
 def kinds(turn):
@@ -157,7 +158,7 @@ async def test_another_text_or_another_agent_under_a_known_id_is_a_conflict(stor
 
 async def test_a_turn_that_a_restart_cut_off_runs_again_in_its_place(storage, start):
     await ended(start().ask("e1"))
-    await storage.cut_off("e2", "again?")
+    await storage.cut_short("e2", "again?")
     asked = storage.history()[3]
     process = start()
     assert (await ended(process.ask("e2", "else"))).code is Code.CONFLICT
@@ -179,12 +180,12 @@ async def test_a_turn_that_a_restart_cut_off_runs_again_in_its_place(storage, st
 
 
 async def test_which_agent_was_asked_does_not_stop_a_cut_off_turn_from_running_again(storage, start):
-    await storage.cut_off("e1", "hello")
+    await storage.cut_short("e1", "hello")
     assert isinstance(await ended(start().ask("e1", agent_id="Other")), Final)
 
 
 async def test_a_cut_off_turn_that_others_followed_does_not_run_again(storage, start):
-    await storage.cut_off("e1", "hello")
+    await storage.cut_short("e1", "hello")
     process = start()
     assert [message.rank for message in (await ended(process.ask("e2"))).messages] == [2, 3, 4]
     stored = storage.history()

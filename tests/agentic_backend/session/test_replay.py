@@ -8,9 +8,10 @@ import pytest
 from agentic_backend.session.models import Session
 from agentic_backend.session.registry import RegistryRules
 from agentic_backend.session.stream import Ask, Cancelled, Failed, Final, TextDelta, Turn
+from agentic_backend.testing import USER, MemoryStorage
 from backend_kit.wire import Code, loads
+from tests.agentic_backend.session.echo_process import SESSION, EchoProcess
 from tests.agentic_backend.session.gated_turns import ended, ticks
-from tests.agentic_backend.session.memory_storage import SESSION, USER, MemoryStorage, TurnProcess
 
 ABANDONED = 1000
 
@@ -18,7 +19,7 @@ ABANDONED = 1000
 async def test_a_thousand_abandoned_turns_end_in_history_and_keep_no_more_than_the_bound(tasks):
     sessions = [Session(f"s{number}", USER, "Echo", "t", SESSION.updated_at) for number in range(ABANDONED)]
     storage = MemoryStorage(*sessions)
-    process = TurnProcess(storage, tasks)
+    process = EchoProcess(storage, tasks)
     question = "why " * 2500
     turns = []
     for session in sessions:
@@ -41,7 +42,7 @@ async def test_a_thousand_abandoned_turns_end_in_history_and_keep_no_more_than_t
 
 async def test_a_turn_that_is_kept_is_resumed_itself_and_one_that_is_not_is_told_once_and_not_kept(tasks):
     storage = MemoryStorage(SESSION)
-    process = TurnProcess(storage, tasks)
+    process = EchoProcess(storage, tasks)
     turn = process.ask("e1")
     await ended(turn)
     await ticks()
@@ -62,7 +63,7 @@ async def test_a_turn_that_is_kept_is_resumed_itself_and_one_that_is_not_is_told
 )
 async def test_what_is_not_the_users_exchange_of_that_session_is_not_found(tasks, session_id, exchange_id, user_id):
     storage = MemoryStorage(SESSION, Session("s2", USER, "Echo", "t", SESSION.updated_at))
-    process = TurnProcess(storage, tasks)
+    process = EchoProcess(storage, tasks)
     await ended(process.ask("e1"))
     turn = process.registry.resume(session_id, exchange_id, user_id, "r1")
     failed = await ended(turn)
@@ -85,9 +86,9 @@ class Odd(MemoryStorage):
 async def test_history_that_cannot_be_read_and_a_failure_that_nobody_foresaw_are_told(tasks, caplog):
     storage = MemoryStorage(SESSION)
     storage.away = True
-    process = TurnProcess(storage, tasks)
+    process = EchoProcess(storage, tasks)
     assert (await ended(process.registry.resume("s1", "e1", USER))).code is Code.HISTORY_UNAVAILABLE
-    process = TurnProcess(Odd(SESSION), tasks)
+    process = EchoProcess(Odd(SESSION), tasks)
     assert (await ended(process.registry.resume("s1", "e1", USER))).code is Code.INTERNAL
     await ticks()
     assert "while telling" in caplog.text
@@ -95,8 +96,8 @@ async def test_history_that_cannot_be_read_and_a_failure_that_nobody_foresaw_are
 
 async def test_a_cut_off_turn_is_told_as_it_stands_and_heard_from_the_first_once_it_runs_again(tasks):
     storage = MemoryStorage(SESSION)
-    await storage.cut_off("e1", "wait")
-    process = TurnProcess(storage, tasks)
+    await storage.cut_short("e1", "wait")
+    process = EchoProcess(storage, tasks)
     told = process.registry.resume("s1", "e1", USER)
     assert isinstance(await ended(told), Cancelled)
     again = process.ask("e1", "wait")

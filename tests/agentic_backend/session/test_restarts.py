@@ -13,9 +13,10 @@ from agentic_backend.session.models import AskRecord, Rerun
 from agentic_backend.session.stream import Ask, Awaiting, Cancelled, Failed, Final, HumanAnswer, Whole
 from agentic_backend.session.turn import TurnRules
 from agentic_backend.settings import Restart
+from agentic_backend.testing import USER, MemoryStorage
 from backend_kit.wire import Code, loads
+from tests.agentic_backend.session.echo_process import SESSION, EchoProcess
 from tests.agentic_backend.session.gated_turns import ended, ticks
-from tests.agentic_backend.session.memory_storage import SESSION, USER, MemoryStorage, TurnProcess
 from tests.support.patience import PATIENCE_S
 
 AUTHENTICATED = TurnRules(turn_s=30.0, restore_max_exchanges=20, authenticated=True)
@@ -69,7 +70,7 @@ async def cut(storage: MemoryStorage, tasks: Any, agents: Hosted | None = None, 
     """Begin a turn in a process that dies in the middle of it; what the next one finds of it."""
     agents = agents or Hosted()
     died_with = MemoryStorage(*storage.sessions.values())
-    dead = TurnProcess(died_with, tasks, agents=agents, rules=ask.pop("rules", None))
+    dead = EchoProcess(died_with, tasks, agents=agents, rules=ask.pop("rules", None))
     dead.ask("e1", **ask)
     await agents.began()
     record = AskRecord.decode(died_with.asks[0].encode())
@@ -86,7 +87,7 @@ async def test_a_cut_off_turn_runs_again_by_itself_in_its_place(storage, tasks):
     context = {"search_policy": "strict"}
     record = await cut(storage, tasks, message="why?", runtime_context=context, language="fr", model="large")
     agents = Hosted()
-    process = TurnProcess(storage, tasks, agents=agents)
+    process = EchoProcess(storage, tasks, agents=agents)
     process.registry.begin_again()
     turn = process.registry.find("e1", USER)
     await agents.began()
@@ -114,7 +115,7 @@ async def test_a_cut_off_turn_runs_again_by_itself_in_its_place(storage, tasks):
 async def test_it_is_found_while_it_waits_and_its_session_is_busy(storage, tasks):
     await cut(storage, tasks)
     ready, agents = asyncio.Event(), Hosted()
-    process = TurnProcess(storage, tasks, agents=agents, restarting=ready.wait)
+    process = EchoProcess(storage, tasks, agents=agents, restarting=ready.wait)
     process.registry.begin_again()
     turn = process.registry.resume(SESSION.id, "e1", USER)
     busy = process.ask("e2", "other")
@@ -151,7 +152,7 @@ async def test_what_the_agent_must_not_do_twice_is_not_noted_to_be_run_again(sto
 )
 async def test_one_that_may_not_run_by_now_is_left_interrupted_and_may_be_asked_again(storage, tasks, agents, rules):
     await cut(storage, tasks)
-    process = TurnProcess(storage, tasks, agents=agents, rules=rules)
+    process = EchoProcess(storage, tasks, agents=agents, rules=rules)
     process.registry.begin_again()
     turn = process.registry.find("e1", USER)
     end = await ended(turn)
@@ -168,7 +169,7 @@ async def test_one_that_may_not_run_by_now_is_left_interrupted_and_may_be_asked_
 
 async def test_a_stop_while_it_waits_is_its_users(storage, tasks):
     await cut(storage, tasks)
-    process = TurnProcess(storage, tasks, agents=Hosted(), restarting=asyncio.Event().wait)
+    process = EchoProcess(storage, tasks, agents=Hosted(), restarting=asyncio.Event().wait)
     process.registry.begin_again()
     turn = process.registry.find("e1", USER)
     await ticks()
@@ -181,7 +182,7 @@ async def test_a_stop_while_it_waits_is_its_users(storage, tasks):
 
 async def test_a_stop_before_its_first_step_is_kept_too(storage, tasks):
     await cut(storage, tasks)
-    process = TurnProcess(storage, tasks, agents=Hosted())
+    process = EchoProcess(storage, tasks, agents=Hosted())
     process.registry.begin_again()
     turn = process.registry.find("e1", USER)
     turn.cancel()
@@ -192,7 +193,7 @@ async def test_a_stop_before_its_first_step_is_kept_too(storage, tasks):
 async def test_a_drain_waits_for_those_that_run_and_leaves_the_others_interrupted(storage, tasks):
     await cut(storage, tasks)
     agents = Hosted()
-    process = TurnProcess(storage, tasks, agents=agents)
+    process = EchoProcess(storage, tasks, agents=agents)
     process.registry.begin_again()
     await agents.began()
     draining = asyncio.create_task(process.registry.drain(PATIENCE_S))
@@ -204,7 +205,7 @@ async def test_a_drain_waits_for_those_that_run_and_leaves_the_others_interrupte
 
     other = MemoryStorage(SESSION)
     await cut(other, tasks)
-    process = TurnProcess(other, tasks, agents=agents, restarting=asyncio.Event().wait)
+    process = EchoProcess(other, tasks, agents=agents, restarting=asyncio.Event().wait)
     process.registry.begin_again()
     await ticks()
     assert await process.registry.drain(PATIENCE_S) == 0
@@ -214,7 +215,7 @@ async def test_a_drain_waits_for_those_that_run_and_leaves_the_others_interrupte
 async def test_a_deleted_session_stops_it(storage, tasks):
     await cut(storage, tasks)
     agents = Hosted()
-    process = TurnProcess(storage, tasks, agents=agents)
+    process = EchoProcess(storage, tasks, agents=agents)
     process.registry.begin_again()
     turn = process.registry.find("e1", USER)
     await agents.began()
@@ -228,7 +229,7 @@ async def test_it_waits_for_a_database_that_goes_away_and_for_room(storage, task
     await cut(storage, tasks)
     agents = Hosted()
     storage.away, storage.room = True, False
-    process = TurnProcess(storage, tasks, agents=agents)
+    process = EchoProcess(storage, tasks, agents=agents)
     process.registry.begin_again()
     turn = process.registry.find("e1", USER)
     await ticks()
@@ -245,10 +246,10 @@ async def test_it_waits_for_a_database_that_goes_away_and_for_room(storage, task
 
 async def test_one_that_had_ended_is_told_and_not_run(storage, tasks):
     record = await cut(storage, tasks)
-    before = TurnProcess(storage, tasks, agents=(agents := Hosted()))
+    before = EchoProcess(storage, tasks, agents=(agents := Hosted()))
     agents.gate.set()
     final = await ended(before.ask("e1"))
-    process = TurnProcess(storage, tasks, agents=(agents := Hosted()))
+    process = EchoProcess(storage, tasks, agents=(agents := Hosted()))
     process.registry.begin_again()
     assert (await ended(process.registry.find("e1", USER))).messages == final.messages
     await ticks()
@@ -257,10 +258,10 @@ async def test_one_that_had_ended_is_told_and_not_run(storage, tasks):
 
 async def test_one_that_another_exchange_has_followed_is_left(storage, tasks):
     await cut(storage, tasks)
-    before = TurnProcess(storage, tasks, agents=(agents := Hosted()))
+    before = EchoProcess(storage, tasks, agents=(agents := Hosted()))
     agents.gate.set()
     await ended(before.ask("e2"))
-    process = TurnProcess(storage, tasks, agents=(agents := Hosted()))
+    process = EchoProcess(storage, tasks, agents=(agents := Hosted()))
     process.registry.begin_again()
     assert isinstance(await ended(process.registry.find("e1", USER)), Cancelled)
     assert agents.runs == []
@@ -271,7 +272,7 @@ async def test_live_asks_go_first(tasks):
     await cut(storage, tasks)
     agents = Hosted()
     limits = TurnLimits(max_turns=1, queue_length=5, queue_deadline_s=PATIENCE_S)
-    process = TurnProcess(storage, tasks, agents=agents, limits=limits)
+    process = EchoProcess(storage, tasks, agents=agents, limits=limits)
     await process.admission.enter("default")
     process.registry.begin_again()
     turn = process.registry.find("e1", USER)
@@ -291,13 +292,13 @@ async def waiting_exchange(storage: MemoryStorage, tasks: Any) -> None:
     """An exchange that waits for a person, in history."""
     agents = Hosted()
     agents.asks = True
-    assert isinstance(await ended(TurnProcess(storage, tasks, agents=agents).ask("e1", "note it")), Awaiting)
+    assert isinstance(await ended(EchoProcess(storage, tasks, agents=agents).ask("e1", "note it")), Awaiting)
 
 
 async def continued(storage: MemoryStorage, tasks: Any, restart: Restart) -> AskRecord:
     """A person answers it, and the process dies in the run that follows; what is noted of that."""
     agents = Hosted(restart)
-    process = TurnProcess(storage, tasks, agents=agents)
+    process = EchoProcess(storage, tasks, agents=agents)
     process.ask("e1", "", human=HumanAnswer({"choice_id": "yes"}))
     await agents.began()
     return AskRecord.decode(storage.asks[-1].encode())
@@ -315,7 +316,7 @@ async def test_what_a_person_had_let_continue_goes_on_from_its_checkpoint(storag
     record = await continued(storage, tasks, "from_checkpoint")
     storage.cut_off.append(record)
     agents = Hosted("from_checkpoint")
-    process = TurnProcess(storage, tasks, agents=agents)
+    process = EchoProcess(storage, tasks, agents=agents)
     process.registry.begin_again()
     turn = process.registry.find("e1", USER)
     agents.gate.set()
@@ -335,12 +336,12 @@ async def test_what_a_person_had_let_continue_goes_on_from_its_checkpoint(storag
 async def test_an_exchange_that_ran_again_after_a_person_s_answer_and_had_ended_is_told(storage, tasks):
     await waiting_exchange(storage, tasks)
     record = await continued(storage, tasks, "from_checkpoint")
-    before = TurnProcess(storage, tasks, agents=(agents := Hosted("from_checkpoint")))
+    before = EchoProcess(storage, tasks, agents=(agents := Hosted("from_checkpoint")))
     agents.gate.set()
     final = await ended(before.ask("e1", "", human=HumanAnswer({"choice_id": "yes"})))
     assert isinstance(final, Final)
     storage.cut_off.append(record)
-    process = TurnProcess(storage, tasks, agents=(agents := Hosted("from_checkpoint")))
+    process = EchoProcess(storage, tasks, agents=(agents := Hosted("from_checkpoint")))
     process.registry.begin_again()
     assert (await ended(process.registry.find("e1", USER))).messages == final.messages
     assert agents.runs == []
@@ -349,14 +350,14 @@ async def test_an_exchange_that_ran_again_after_a_person_s_answer_and_had_ended_
 async def test_a_model_that_is_gone_is_no_reason_not_to_answer(storage, tasks):
     record = AskRecord(SESSION, question_of("hello in parts"), rerun=Rerun("Echo", "gone"))
     storage.cut_off.append(record)
-    process = TurnProcess(storage, tasks, restart="from_question")
+    process = EchoProcess(storage, tasks, restart="from_question")
     process.registry.begin_again()
     assert isinstance(await ended(process.registry.find("e1", USER)), Final)
 
 
 async def test_one_of_an_agent_that_is_gone_is_left(storage, tasks):
     storage.cut_off.append(AskRecord(SESSION, question_of("hello"), rerun=Rerun("Gone")))
-    process = TurnProcess(storage, tasks)
+    process = EchoProcess(storage, tasks)
     process.registry.begin_again()
     turn = process.registry.find("e1", USER)
     end = await ended(turn)

@@ -9,16 +9,17 @@ from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.session.models import Session
 from agentic_backend.session.past_exchanges import SessionMemory
 from agentic_backend.session.stream import Cancelled, Failed, Final
+from agentic_backend.testing import MemoryStorage
 from backend_kit.aio import TaskRegistry
 from backend_kit.wire import Code
+from tests.agentic_backend.session.echo_process import SESSION, EchoProcess
 from tests.agentic_backend.session.gated_turns import USER, GatedTurns, ended, ticks
-from tests.agentic_backend.session.memory_storage import SESSION, MemoryStorage, TurnProcess
 from tests.support.clock import Clock
 
 OLD = replace(SESSION, rested=True)
 
 
-def know_from_long_ago(turn_process: TurnProcess, clock: Clock) -> None:
+def know_from_long_ago(turn_process: EchoProcess, clock: Clock) -> None:
     """Let the process know the session by a turn that was 13 hours ago."""
     turn_process.registry.update(SESSION)
     clock.now += 13 * 3600
@@ -35,8 +36,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def turn_process(storage: MemoryStorage, tasks: TaskRegistry, clock: Clock) -> TurnProcess:
-    return TurnProcess(storage, tasks, memory=SessionMemory(clock=clock))
+def turn_process(storage: MemoryStorage, tasks: TaskRegistry, clock: Clock) -> EchoProcess:
+    return EchoProcess(storage, tasks, memory=SessionMemory(clock=clock))
 
 
 async def test_an_old_session_is_marked_as_used_before_its_turn_and_only_then(storage, turn_process):
@@ -69,7 +70,7 @@ class Pruned(MemoryStorage):
 
 async def test_a_session_that_is_pruned_while_it_is_read_gets_no_turn(tasks):
     storage = Pruned(OLD)
-    assert (await ended(TurnProcess(storage, tasks).ask("e1"))).code is Code.SESSION_NOT_FOUND
+    assert (await ended(EchoProcess(storage, tasks).ask("e1"))).code is Code.SESSION_NOT_FOUND
     assert storage.asks == []
 
 
@@ -109,7 +110,7 @@ class SlowToRemember(MemoryStorage):
 
 async def test_the_end_of_a_turn_shows_the_preferences_that_were_set_meanwhile(tasks):
     storage = SlowToRemember(OLD)
-    turn_process = TurnProcess(storage, tasks)
+    turn_process = EchoProcess(storage, tasks)
     turn = turn_process.ask("e1")
     await storage.reached.wait()
     turn_process.registry.prefer(SESSION.id, USER, {"theme": "dark"})

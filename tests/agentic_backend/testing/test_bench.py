@@ -2,10 +2,26 @@
 
 import pytest
 
-from agentic_backend.agent import AgentAnswer, AgentUnusable, plain, tools
+from agentic_backend.agent import AgentAnswer, AgentKit, AgentUnusable, plain, tools
+from agentic_backend.agent.hosted import Hosting
 from agentic_backend.errors import BadRequest, LlmTimeout, NotAwaiting, TurnFailed
 from agentic_backend.events import Delta
-from agentic_backend.testing import AgentBench, FakeModel, FakeToolbox, ToolFailed, says, wants
+from agentic_backend.settings import AgentSettings
+from agentic_backend.testing import (
+    AgentBench,
+    FakeModel,
+    FakeToolbox,
+    MemoryState,
+    MemoryStorage,
+    ToolFailed,
+    TurnProcess,
+    says,
+    session_of,
+    wants,
+)
+from backend_kit.aio import TaskRegistry
+from backend_kit.wire import loads
+from tests.agentic_backend.testing import chatty
 
 
 def add(a: int, b: int = 1) -> int:
@@ -172,3 +188,36 @@ async def test_a_turn_may_choose_its_model() -> None:
     ]
     with pytest.raises(BadRequest):
         await bench.ask("Hi", model="none")
+
+
+async def test_runs_a_graph_with_its_tools_its_state_and_its_store() -> None:
+    """A bound model streams, reports its tokens, and is offered a tool, a function and a schema."""
+    bench = AgentBench("tests.agentic_backend.testing.chatty:graph", FakeModel())
+    model = chatty.models[-1]
+    first = await bench.ask("Add 2 and 3, and note it")
+    assert first.text == "It is 5."
+    assert [step.channel for step in first.steps][-4:].count("tool_result") == 2
+    assert model.asked[0].tools == ("add", "note", "search")
+    assert [message.text for message in model.asked[1].messages[-2:]] == ["5", "kept five"]
+    assert first.answer is not None
+    assert first.answer.metadata["token_usage"] == {"input_tokens": 40, "output_tokens": 9, "total_tokens": 49}
+    assert (await bench.ask("What did I ask?")).text == "You asked for a sum."
+    assert [message.text for message in model.asked[2].messages][:2] == ["Call 3", "Add 2 and 3, and note it"]
+    assert len(model.asked[2].messages) == 7
+    (kept,) = bench.state.remembered.search(("user", "user"))
+    assert kept.value == {"times": 3}
+
+
+async def test_runs_whole_turns_over_storage_in_memory_and_a_second_process_goes_on() -> None:
+    storage, tasks = MemoryStorage(session_of("Chatty")), TaskRegistry()
+    agents = [AgentSettings(id="Chatty", name="Chatty", graph="tests.agentic_backend.testing.chatty:graph")]
+    hosting = Hosting(MemoryState())
+    first = TurnProcess(storage, tasks, agents, AgentKit(FakeModel(), "none"), hosting=hosting).ask("e1", "2 and 3")
+    await first.wait_ended()
+    second = TurnProcess(storage, tasks, agents, AgentKit(FakeModel(), "none"), hosting=hosting)
+    await second.ask("e2", "And now?").wait_ended()
+    await tasks.aclose()
+    texts = [message.text for message in chatty.models[-1].asked[0].messages]
+    assert texts == ["Call 3", "2 and 3", "Let me see.", "5", "kept five", "It is 5.", "And now?"]
+    roles = [loads(row)["role"] for row in storage.history()]
+    assert (roles.count("user"), roles.count("tool")) == (2, 4)

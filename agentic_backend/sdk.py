@@ -1,0 +1,43 @@
+"""All that an agent of one's own imports of the service (docs/agents.md). What is not here may change at any time."""
+
+from agentic_backend.agent import AgentAnswer, AgentKit, AgentRun, AgentState, AgentUnusable, HistoryItem
+from agentic_backend.agent.answering import conversation, stream_answer
+from agentic_backend.agent.hosted.current import current_model
+from agentic_backend.agent.kit import Graph, NamedModel
+from agentic_backend.agent.toolbox import Tool, ToolAnswer, Toolbox, ToolCaller
+from agentic_backend.errors import LlmTimeout, LlmUnavailable, TurnFailed
+from agentic_backend.events import AgentEvent, Custom, Delta, Emit, Sources, Step, Thought, text_part
+from agentic_backend.settings import AgentSettings, FieldSpec
+from backend_kit.kpi import phase
+
+__all__ = [
+    "AgentAnswer",
+    "AgentEvent",
+    "AgentKit",
+    "AgentRun",
+    "AgentSettings",
+    "AgentState",
+    "AgentUnusable",
+    "Custom",
+    "Delta",
+    "Emit",
+    "FieldSpec",
+    "Graph",
+    "HistoryItem",
+    "LlmTimeout",
+    "LlmUnavailable",
+    "NamedModel",
+    "Sources",
+    "Step",
+    "Thought",
+    "Tool",
+    "ToolAnswer",
+    "ToolCaller",
+    "Toolbox",
+    "TurnFailed",
+    "conversation",
+    "current_model",
+    "phase",
+    "stream_answer",
+    "text_part",
+]

@@ -1,0 +1,208 @@
+"""Sessions and their history in memory, and what one process runs over them: whole turns without a database."""
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry
+
+from agentic_backend.agent import AgentKit, Catalog, TurnAgents
+from agentic_backend.agent.hosted import Hosting
+from agentic_backend.agent.interrupts import Checkpoints
+from agentic_backend.errors import HistoryUnavailable, StorageFull
+from agentic_backend.events import ChatMessage, text_part, utc_now
+from agentic_backend.llm.prompt import HistoryItem
+from agentic_backend.metrics import AgenticMetrics
+from agentic_backend.session.admission import Admission, TurnLimits
+from agentic_backend.session.models import AskRecord, Durability, Session, TurnRecord
+from agentic_backend.session.past_exchanges import SessionMemory
+from agentic_backend.session.registry import TurnRegistry
+from agentic_backend.session.restarts import RestartRules, Restarts
+from agentic_backend.session.store import Leases
+from agentic_backend.session.stream import Ask, Turn
+from agentic_backend.session.turn import TurnRules, TurnRunner
+from agentic_backend.session.turn_report import TurnReports
+from agentic_backend.settings import AgentSettings
+from agentic_backend.spool.cache import RememberedExchange
+from agentic_backend.verdict import Windows
+from backend_kit.aio import TaskRegistry
+from backend_kit.kpi import Kpi
+from backend_kit.wire import loads
+
+USER: Final = "ann"
+"""The user of a test that needs only one."""
+_TURN_S: Final = 30.0
+_EXCHANGES: Final = 20
+
+
+def session_of(agent_id: str, session_id: str = "s1", user_id: str = USER) -> Session:
+    """A session with an agent, as it is before its first turn."""
+    return Session(session_id, user_id, agent_id, "A title", utc_now())
+
+
+class MemoryStorage:
+    """What turns need of storage, in memory: it outlives the processes that use it.
+
+    `asks` are the turns that began, `fences` what guarded each write, `reads` counts the reads by name. While `away`,
+    reads fail as those of a database that is down; while `full`, a finished turn is kept but not acknowledged; without
+    `room` no turn begins. `cut_off` is what the next process finds, `counted` the runs that it began again, `dropped`
+    those that had ended after all.
+    """
+
+    def __init__(self, *sessions: Session) -> None:
+        self.sessions = {(session.id, session.user_id): session for session in sessions}
+        self.rows: dict[tuple[str, str], dict[int, bytes]] = {key: {} for key in self.sessions}
+        self.asks: list[AskRecord] = []
+        self.fences: list[int | None] = []
+        self.reads: Counter[str] = Counter()
+        self.away = False
+        self.full = False
+        self.room = True
+        self.cut_off: list[AskRecord] = []
+        self.counted: list[AskRecord] = []
+        self.dropped: list[AskRecord] = []
+        self._remembered: dict[tuple[str, str], list[RememberedExchange]] = {key: [] for key in self.sessions}
+
+    def has_room(self) -> bool:
+        """See `TurnLog`."""
+        return self.room
+
+    def begin(self, record: AskRecord) -> None:
+        """See `TurnLog`."""
+        self.asks.append(record)
+
+    async def append(self, record: TurnRecord) -> Durability:
+        """See `TurnLog`."""
+        self._store(record)
+        if self.full:
+            raise StorageFull
+        return "spool"
+
+    async def begin_again(self, record: AskRecord) -> AskRecord:
+        """See `CutOffTurns`."""
+        self.counted.append(record.begun_again())
+        return self.counted[-1]
+
+    def give_up(self, record: TurnRecord) -> None:
+        """See `CutOffTurns`."""
+        self._store(record)
+
+    def drop(self, record: AskRecord) -> None:
+        """See `CutOffTurns`."""
+        self.dropped.append(record)
+
+    async def get(self, session_id: str, user_id: str) -> Session | None:
+        """See `TurnStore`."""
+        self._read("get")
+        return self.sessions.get((session_id, user_id))
+
+    async def touch(self, session_id: str, user_id: str) -> bool:
+        """See `TurnStore`."""
+        self._read("touch")
+        return (session_id, user_id) in self.sessions
+
+    async def remembered(self, session_id: str, user_id: str, max_exchanges: int) -> list[HistoryItem]:
+        """See `TurnStore`."""
+        kept = self._remembered.get((session_id, user_id), [])[-max_exchanges:] if max_exchanges > 0 else []
+        return [item for exchange in kept for item in (exchange.question, exchange.answer)]
+
+    async def exchange_ids(self, session_id: str, user_id: str, most: int) -> set[str]:
+        """See `TurnStore`."""
+        self._read("exchange_ids")
+        ids = [loads(row)["exchange_id"] for row in self.history(session_id, user_id)]
+        return set(list(dict.fromkeys(ids))[:most])
+
+    async def exchange(self, session_id: str, user_id: str, exchange_id: str) -> list[bytes]:
+        """See `TurnStore`."""
+        self._read("exchange")
+        return [row for row in self.history(session_id, user_id) if loads(row)["exchange_id"] == exchange_id]
+
+    def history(self, session_id: str = "s1", user_id: str = USER) -> list[bytes]:
+        """The encoded messages of a session, by rank."""
+        return [row for _, row in sorted(self.rows.get((session_id, user_id), {}).items())]
+
+    async def cut_short(self, exchange_id: str, question: str, session_id: str = "s1", user_id: str = USER) -> None:
+        """An ask whose process ended before its answer, as the start of the next one leaves it."""
+        session = self.sessions[session_id, user_id]
+        message = ChatMessage.build(
+            session_id=session.id,
+            exchange_id=exchange_id,
+            rank=session.next_rank,
+            role="user",
+            channel="final",
+            parts=[text_part(question)],
+        )
+        await self.append(AskRecord(session, message).interrupted())
+
+    def _store(self, record: TurnRecord) -> None:
+        key = (record.session.id, record.session.user_id)
+        self.sessions[key] = record.session
+        self.fences.append(record.fence)
+        self.rows[key] |= {message.rank: message.json for message in record.messages}
+        if (exchange := RememberedExchange.of(record)) is not None:
+            self._remembered[key].append(exchange)
+
+    def _read(self, name: str) -> None:
+        self.reads[name] += 1
+        if self.away:
+            raise HistoryUnavailable
+
+
+async def ready() -> None:
+    """Postgres and the agents are known."""
+
+
+class TurnProcess:
+    """What one process of the service runs over a storage: turns as sockets start them, with their registry, their
+    history and their events. A second one over the same storage is a restart: what the first one left runs again once
+    `registry.begin_again` is called and `restarting` returns."""
+
+    def __init__(
+        self,
+        storage: MemoryStorage,
+        tasks: TaskRegistry,
+        agents: Sequence[AgentSettings] | TurnAgents,
+        kit: AgentKit | None = None,
+        *,
+        leases: Leases | None = None,
+        checkpoints: Checkpoints | None = None,
+        memory: SessionMemory | None = None,
+        hosting: Hosting | None = None,
+        rules: TurnRules | None = None,
+        limits: TurnLimits | None = None,
+        restarting: Callable[[], Awaitable[None]] = ready,
+    ) -> None:
+        """`agents` as they are configured, which need a `kit`, or a catalog of them. `tasks` runs the turns: close it
+        last. Raises `AgentUnusable` as the start of the service would."""
+        kpi = Kpi(CollectorRegistry(), service="agentic")
+        self.counts = CollectorRegistry()
+        metrics = AgenticMetrics(self.counts, kpi)
+        self.admission = Admission(limits or TurnLimits(max_turns=0, queue_length=0, queue_deadline_s=600.0))
+        self._agent_id = ""
+        if isinstance(agents, Sequence):
+            assert kit is not None
+            self._agent_id = agents[0].id
+            agents = Catalog(agents, kit, checkpoints=checkpoints, hosting=hosting)
+        runner = TurnRunner(
+            store=storage,
+            log=storage,
+            catalog=agents,
+            admission=self.admission,
+            metrics=metrics,
+            kpi=kpi,
+            reports=TurnReports(kpi, metrics, Windows(), acked_by_database=False),
+            rules=rules or TurnRules(_TURN_S, _EXCHANGES),
+            leases=leases,
+            memory=memory,
+        )
+        restarts = Restarts(runner, storage, restarting, RestartRules(pause_s=0.0, room_s=0.01))
+        self.registry = TurnRegistry(
+            runner=runner, admission=self.admission, log=storage, tasks=tasks, restarts=restarts
+        )
+
+    def ask(self, exchange_id: str, message: str = "hello", agent_id: str | None = None, **more: Any) -> Turn:
+        """Begin a turn of the first agent or of another one; `more` are further fields of `Ask`."""
+        given = {"session_id": "s1", "user_id": USER, "received_at": 0.0, **more}
+        return self.registry.submit(
+            Ask(agent_id=agent_id or self._agent_id, message=message, exchange_id=exchange_id, **given)
+        )
