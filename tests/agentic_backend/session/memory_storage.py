@@ -33,7 +33,7 @@ SESSION = Session("s1", USER, "Echo", "A title", utc_now())
 
 
 class MemoryStorage:
-    """All ports of storage. `asks` are the turns that began, `reads` counts the reads by name. `cut_off` is what the
+    """All ports of storage. `asks` are the turns that began, `reads` counts the reads by name. `left_over` is what the
     next process finds, `counted` the runs that it began again, `dropped` those that had ended after all."""
 
     def __init__(self, *sessions: Session) -> None:
@@ -45,7 +45,7 @@ class MemoryStorage:
         self.away = False
         self.full = False
         self.room = True
-        self.cut_off: list[AskRecord] = []
+        self.left_over: list[AskRecord] = []
         self.counted: list[AskRecord] = []
         self.dropped: list[AskRecord] = []
 
@@ -162,7 +162,7 @@ class TurnProcess:
             leases=leases,
             memory=memory,
         )
-        restarts = Restarts(runner, storage, restarting, RestartRules(pause_s=0.0, room_s=0.01))
+        restarts = Restarts(runner, storage, restarting, RestartRules(pause_s=0.0))
         self.registry = TurnRegistry(runner=runner, admission=admission, log=storage, tasks=tasks, restarts=restarts)
 
     def ask(self, exchange_id: str, message: str = "hello", agent_id: str = "Echo", **more: Any) -> Turn:
