@@ -202,7 +202,7 @@ class Persistence:
 
     def _replay(self, spool: Spool) -> None:
         """Take over what an earlier process left: queue its turns, and mark its unfinished ones as interrupted, but for
-        those that may run again, which are kept for it (`log.cut_off`)."""
+        those that may run again, which are kept for it (`log.left_over`)."""
         asks = {entry.id for entry in spool.waiting if entry.kind == "ask"}
         changes = {entry.id for entry in spool.waiting if entry.kind == "change"}
         newest = {entry.key: entry.id for entry in spool.waiting if entry.kind == "turn"}
@@ -225,7 +225,7 @@ class Persistence:
                 "may run again",
                 len(spool.waiting),
                 len(asks),
-                len(self.log.cut_off),
+                len(self.log.left_over),
             )
         spool.waiting.clear()
 

@@ -6,12 +6,12 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from agentic_backend.errors import HistoryUnavailable
+from agentic_backend.errors import Draining, HistoryUnavailable, StorageFull
 from agentic_backend.session.models import AskRecord
 from agentic_backend.session.past_exchanges import KnownSession, StoredExchange
 from agentic_backend.session.store import CutOffTurns
 from agentic_backend.session.stream import Ask, HumanAnswer, Turn
-from agentic_backend.session.turn import TurnRunner
+from agentic_backend.session.turn import TurnRunner, refuse
 from agentic_backend.session.turn_report import loggable
 from backend_kit.aio.retry import Backoff
 from backend_kit.wire import ServiceError
@@ -24,19 +24,18 @@ class RestartRules:
     """The pace of turns that the service runs again. Waits in seconds."""
 
     pause_s: float = 0.02
-    """Between two of them: a process with thousands of turns must not begin all of them at once."""
-    room_s: float = 1.0
-    """How often it looks whether storage has room again."""
+    """Between two of them: a process that had thousands of turns must not begin all of them at once."""
     longest_s: float = 2.0
-    """The longest wait for a database that has gone away."""
+    """The longest wait between two looks at a database that has gone away."""
 
 
 class Restarts:
     """Runs turns of an earlier process again, each once, in the order in which they had begun.
 
-    They wait for `ready` (the schema and the agents are known), for room in storage, and behind every ask of a client
-    for a slot. The run is counted on the disk before anything of the agent is touched, so that a turn that kills the
-    process does not kill the next one too. One that cannot run is stored as interrupted, and may be asked again.
+    They wait for `ready` (the schema and the agents are known), and behind every ask of a client for a slot. The run is
+    counted on the disk before anything of the agent is touched: a turn that kills its process must not do so for ever.
+    One that cannot run is stored as interrupted, and may be asked again: its agent is gone or must not run it by now,
+    its ranks are taken, storage has no room, or the process ends.
     """
 
     def __init__(
@@ -55,9 +54,9 @@ class Restarts:
 
     def begin(self) -> list[Turn]:
         """The turns that are left, not running yet."""
-        begun = [Turn(ask_of(cut), cut=cut) for cut in self._turns.cut_off]
+        begun = [Turn(ask_of(cut), cut=cut) for cut in self._turns.left_over]
         if begun:
-            logger.warning("%d turns that the end of a process cut off are run again", len(begun))
+            logger.warning("turns that the end of a process cut off are run again: %d", len(begun))
         return begun
 
     def leave(self, turn: Turn) -> None:
@@ -76,9 +75,7 @@ class Restarts:
             known = await self._run(turn, known)
             self._turns.drop(cut)  # where it was told from history: it had ended, and only the spool did not know
         except ServiceError as error:
-            shown_id = loggable(turn.ask.exchange_id)
-            logger.warning("turn is left interrupted exchange_id=%s code=%s", shown_id, error.code)
-            self._give_up(turn, cut, by_restart=True)
+            self._give_up(turn, cut, error)
             return None
         except asyncio.CancelledError:
             if not turn.cancel_requested:
@@ -90,14 +87,14 @@ class Restarts:
     def stopped(self, turn: Turn) -> None:
         """Store a turn that was stopped before it began: by its user, or by the end of the process."""
         assert turn.cut is not None
-        self._give_up(turn, turn.cut, by_restart=self._leaving)
+        self._give_up(turn, turn.cut, Draining(retry_after_s=2.0) if self._leaving else None)
 
     async def _turn_comes(self) -> None:
         async with self._one_by_one:
             await self._ready()
-            while not self._turns.has_room():  # noqa: ASYNC110 - a disk and a queue that tell nobody
-                await asyncio.sleep(self._rules.room_s)
             await asyncio.sleep(self._rules.pause_s)
+        if not self._turns.has_room():
+            raise StorageFull(retry_after_s=5.0)
 
     async def _run(self, turn: Turn, known: KnownSession | None) -> KnownSession | None:
         backoff = Backoff(longest_s=self._rules.longest_s)
@@ -108,9 +105,16 @@ class Restarts:
             except HistoryUnavailable:
                 await asyncio.sleep(backoff.next_s())
 
-    def _give_up(self, turn: Turn, cut: AskRecord, *, by_restart: bool) -> None:
-        record = cut.interrupted(by_restart=by_restart)
+    def _give_up(self, turn: Turn, cut: AskRecord, error: ServiceError | None) -> None:
+        """Leave a turn interrupted, because of an error, or as its user stopped it."""
+        record = cut.interrupted(by_restart=error is not None)
         self._turns.give_up(record)
+        if error is not None:
+            shown_id = loggable(turn.ask.exchange_id)
+            logger.warning("turn is left interrupted exchange_id=%s code=%s", shown_id, error.code)
+        if isinstance(error, StorageFull | Draining):
+            refuse(turn, error)  # as it refuses any ask now: who follows comes again, and it runs then
+            return
         session = record.session.preferring(turn.preferences).titled(turn.title)
         StoredExchange(record.messages).tell(turn, session)
 

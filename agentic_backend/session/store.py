@@ -131,7 +131,7 @@ class CutOffTurns(Protocol):
     """Turns that an earlier process had begun and not ended, and that the service may run again by itself."""
 
     @property
-    def cut_off(self) -> Sequence[AskRecord]:
+    def left_over(self) -> Sequence[AskRecord]:
         """As this process found them, in the order in which they began. Each is ended by `TurnLog.append`, or by
         `give_up` or `drop`."""
 
@@ -141,7 +141,7 @@ class CutOffTurns(Protocol):
     async def begin_again(self, record: AskRecord) -> AskRecord:
         """Count one more run, on the disk before this returns: if it kills the process, the next one knows.
 
-        Returns the record with the count.
+        Returns the record with the count. Raises `StorageFull` if the disk does not take it within 5 s.
         """
 
     def give_up(self, record: TurnRecord) -> None:

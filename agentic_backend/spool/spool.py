@@ -43,7 +43,8 @@ class DiskUsage(Protocol):
 
 @dataclass(slots=True)
 class _Work:
-    """Changes for the writer's next commit. `replaced` are asks, each with the turn that ends it."""
+    """Changes for the writer's next commit. `replaced` are asks, each with the turn that ends it, or with the ask under
+    which it is run again."""
 
     rows: list[Row] = field(default_factory=list)
     removed: list[int] = field(default_factory=list)
@@ -63,8 +64,11 @@ class _Work:
 
     def over(self) -> set[int]:
         """The records that may be dropped even if none of this is ever written, since Postgres has them."""
-        removed = set(self.removed)
-        return removed | {ask for ask, turn in self.replaced.items() if turn in removed}
+        over = set(self.removed)
+        for ask, successor in reversed(self.replaced.items()):  # from the end: a successor may be replaced itself
+            if successor in over:
+                over.add(ask)
+        return over
 
 
 class Spool:

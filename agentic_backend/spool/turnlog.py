@@ -48,12 +48,12 @@ class PersistentTurnLog:
         self._cache = cache
         self._metrics = metrics
         self._asks: dict[tuple[str, str], int] = {}
-        self._cut_off: list[AskRecord] = []
+        self._left_over: list[AskRecord] = []
 
     @property
-    def cut_off(self) -> tuple[AskRecord, ...]:
+    def left_over(self) -> tuple[AskRecord, ...]:
         """See `CutOffTurns`."""
-        return tuple(self._cut_off)
+        return tuple(self._left_over)
 
     def has_room(self) -> bool:
         """Whether one more turn may begin: there is room beyond the reserve of running turns, and the disk is writable.
@@ -77,7 +77,7 @@ class PersistentTurnLog:
     def keep(self, id_: int, record: AskRecord) -> None:
         """Keep an ask that an earlier process left in the spool under this id, until its turn ends."""
         self._asks[_name(record)] = id_
-        self._cut_off.append(record)
+        self._left_over.append(record)
 
     async def begin_again(self, record: AskRecord) -> AskRecord:
         """See `CutOffTurns`."""
@@ -86,7 +86,11 @@ class PersistentTurnLog:
         counted = record.begun_again()
         key, before = (session.id, session.user_id), self._asks.get(name)
         self._asks[name], on_disk = self._spool.put("ask", key, asked.exchange_id, counted.encode(), instead_of=before)
-        await on_disk
+        try:
+            async with asyncio.timeout(self._spool_s + self._database_s):
+                await on_disk
+        except TimeoutError:
+            raise StorageFull(retry_after_s=5.0) from None
         return counted
 
     def give_up(self, record: TurnRecord) -> None:

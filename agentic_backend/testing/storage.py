@@ -45,7 +45,7 @@ class MemoryStorage:
 
     `asks` are the turns that began, `fences` what guarded each write, `reads` counts the reads by name. While `away`,
     reads fail as those of a database that is down; while `full`, a finished turn is kept but not acknowledged; without
-    `room` no turn begins. `cut_off` is what the next process finds, `counted` the runs that it began again, `dropped`
+    `room` no turn begins. `left_over` is what the next process finds, `counted` the runs that it began again, `dropped`
     those that had ended after all.
     """
 
@@ -58,7 +58,7 @@ class MemoryStorage:
         self.away = False
         self.full = False
         self.room = True
-        self.cut_off: list[AskRecord] = []
+        self.left_over: list[AskRecord] = []
         self.counted: list[AskRecord] = []
         self.dropped: list[AskRecord] = []
         self._remembered: dict[tuple[str, str], list[RememberedExchange]] = {key: [] for key in self.sessions}
@@ -195,7 +195,7 @@ class TurnProcess:
             leases=leases,
             memory=memory,
         )
-        restarts = Restarts(runner, storage, restarting, RestartRules(pause_s=0.0, room_s=0.01))
+        restarts = Restarts(runner, storage, restarting, RestartRules(pause_s=0.0))
         self.registry = TurnRegistry(
             runner=runner, admission=self.admission, log=storage, tasks=tasks, restarts=restarts
         )

@@ -63,9 +63,7 @@ async def restarted(service):
     return float(value)
 
 
-@pytest.mark.parametrize(
-    ("model", "until"), [(SILENT, "message"), (SLOW, "delta")], ids=["no token yet", "in its text"]
-)
+@pytest.mark.parametrize(("model", "until"), [(SILENT, "message"), (SLOW, "delta")], ids=["before", "in its text"])
 async def test_an_answer_comes_after_a_kill_though_nobody_is_there(start_process, database, model, until):
     session_id, _ = await cut(start_process, model, until)
     async with start_process(QUICK, **MEASURED) as service:
@@ -75,7 +73,7 @@ async def test_an_answer_comes_after_a_kill_though_nobody_is_there(start_process
         assert len(answer["parts"][0]["text"].split()) == 3
         assert "status" not in answer["metadata"]["extras"]
         assert await restarted(service) == 1
-        await service.line("1 turns that the end of a process cut off are run again")
+        await service.line("turns that the end of a process cut off are run again: 1")
         async with service.native() as socket:
             await say(socket, **ask(session_id))
             assert (await hear_until(socket, "final"))[-1]["messages"] == [question, answer]

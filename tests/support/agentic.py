@@ -82,7 +82,8 @@ def start_process(database: Database, mock_llm: MockModel, tmp_path: Path) -> St
     """Start a process on the test's database: `async with start_process("mock;gap=20", limits={…})`.
 
     Keyword arguments are sections of the configuration. `env` is added to its environment, `token` is what the client
-    sends over REST. The block begins once `path` answers 200, at once without one. `traceback_allowed` is as for ModuleProcess.
+    sends over REST. The block begins once `path` answers 200, or at once if it is None. `traceback_allowed` is as for
+    ModuleProcess.
     """
 
     @asynccontextmanager

@@ -75,7 +75,7 @@ async def cut(storage: MemoryStorage, tasks: Any, agents: Hosted | None = None, 
     await agents.began()
     record = AskRecord.decode(died_with.asks[0].encode())
     if record.rerun is not None:
-        storage.cut_off.append(record)
+        storage.left_over.append(record)
     return record
 
 
@@ -107,7 +107,7 @@ async def test_a_cut_off_turn_runs_again_by_itself_in_its_place(storage, tasks):
     assert [counted.rerun.restarts for counted in storage.counted] == [1]
     assert process.counts.get_sample_value("app_turns_restarted_total") == 1
     assert process.counts.get_sample_value("chat_user_message_total") == 0
-    assert len(storage.cut_off) == 1
+    assert len(storage.left_over) == 1
     await ticks()
     assert process.ask("e1", "why?") is turn  # and afterwards it is told, not run
 
@@ -208,7 +208,9 @@ async def test_a_drain_waits_for_those_that_run_and_leaves_the_others_interrupte
     process = EchoProcess(other, tasks, agents=agents, restarting=asyncio.Event().wait)
     process.registry.begin_again()
     await ticks()
+    turn = process.registry.find("e1", USER)
     assert await process.registry.drain(PATIENCE_S) == 0
+    assert (await ended(turn)).code is Code.DRAINING
     assert extras_of(other.history()[-1]) == {"status": "interrupted", "interrupted_by": "restart"}
 
 
@@ -225,16 +227,29 @@ async def test_a_deleted_session_stops_it(storage, tasks):
     assert process.registry.find("e1", USER) is None
 
 
-async def test_it_waits_for_a_database_that_goes_away_and_for_room(storage, tasks):
+async def test_without_room_it_is_left_and_may_be_asked_again(storage, tasks):
+    await cut(storage, tasks)
+    storage.room = False
+    process = EchoProcess(storage, tasks, agents=(agents := Hosted()))
+    process.registry.begin_again()
+    turn = process.registry.find("e1", USER)
+    end = await ended(turn)
+    assert (end.code, end.refused) == (Code.STORAGE_FULL, True)
+    assert extras_of(storage.history()[-1]) == {"status": "interrupted", "interrupted_by": "restart"}
+    assert storage.counted == []
+    await ticks()
+    storage.room = True
+    agents.gate.set()
+    assert isinstance(await ended(process.ask("e1")), Final)
+
+
+async def test_it_waits_for_a_database_that_goes_away(storage, tasks):
     await cut(storage, tasks)
     agents = Hosted()
-    storage.away, storage.room = True, False
+    storage.away = True
     process = EchoProcess(storage, tasks, agents=agents)
     process.registry.begin_again()
     turn = process.registry.find("e1", USER)
-    await ticks()
-    assert storage.counted == []
-    storage.room = True
     async with asyncio.timeout(PATIENCE_S):
         while storage.reads["get"] < 2:  # noqa: ASYNC110 - the storage tells nobody
             await asyncio.sleep(0.01)
@@ -314,7 +329,7 @@ async def test_what_a_person_had_let_continue_never_runs_again_from_its_question
 async def test_what_a_person_had_let_continue_goes_on_from_its_checkpoint(storage, tasks):
     await waiting_exchange(storage, tasks)
     record = await continued(storage, tasks, "from_checkpoint")
-    storage.cut_off.append(record)
+    storage.left_over.append(record)
     agents = Hosted("from_checkpoint")
     process = EchoProcess(storage, tasks, agents=agents)
     process.registry.begin_again()
@@ -340,7 +355,7 @@ async def test_an_exchange_that_ran_again_after_a_person_s_answer_and_had_ended_
     agents.gate.set()
     final = await ended(before.ask("e1", "", human=HumanAnswer({"choice_id": "yes"})))
     assert isinstance(final, Final)
-    storage.cut_off.append(record)
+    storage.left_over.append(record)
     process = EchoProcess(storage, tasks, agents=(agents := Hosted("from_checkpoint")))
     process.registry.begin_again()
     assert (await ended(process.registry.find("e1", USER))).messages == final.messages
@@ -349,14 +364,14 @@ async def test_an_exchange_that_ran_again_after_a_person_s_answer_and_had_ended_
 
 async def test_a_model_that_is_gone_is_no_reason_not_to_answer(storage, tasks):
     record = AskRecord(SESSION, question_of("hello in parts"), rerun=Rerun("Echo", "gone"))
-    storage.cut_off.append(record)
+    storage.left_over.append(record)
     process = EchoProcess(storage, tasks, restart="from_question")
     process.registry.begin_again()
     assert isinstance(await ended(process.registry.find("e1", USER)), Final)
 
 
 async def test_one_of_an_agent_that_is_gone_is_left(storage, tasks):
-    storage.cut_off.append(AskRecord(SESSION, question_of("hello"), rerun=Rerun("Gone")))
+    storage.left_over.append(AskRecord(SESSION, question_of("hello"), rerun=Rerun("Gone")))
     process = EchoProcess(storage, tasks)
     process.registry.begin_again()
     turn = process.registry.find("e1", USER)

@@ -1,19 +1,23 @@
 """What the spool keeps of turns that the service may run again by itself, over one kill and the next."""
 
 import shutil
+import sqlite3
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from agentic_backend.errors import StorageFull
 from agentic_backend.persist.persistence import Persistence, PersistenceRules
 from agentic_backend.session.models import AskRecord, Rerun
+from agentic_backend.spool.spool import Spool
 from backend_kit.kpi import Kpi
 from backend_kit.wire import loads
 from tests.agentic_backend.conftest import Build
-from tests.agentic_backend.records import USER, new_session, stored_ranks, turn
+from tests.agentic_backend.records import USER, BadDisk, new_session, stored_ranks, turn
 from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 
@@ -54,7 +58,7 @@ async def test_an_ask_that_may_run_again_is_kept_for_it_and_ends_as_any(
 ) -> None:
     record = await left_ask(held)
     heir = await heir_of(held, build, database, tmp_path / "heir")
-    assert heir.log.cut_off == (record,)
+    assert heir.log.left_over == (record,)
     heir.start()
     assert await heir.flush(PATIENCE_S) == 0
     assert stored_ranks(database.dsn, record.session) == []
@@ -74,7 +78,7 @@ async def test_one_that_kills_its_next_process_too_is_not_begun_a_third_time(
     heir = await heir_of(held, build, database, tmp_path / "heir")
     await heir.log.begin_again(record)
     last = await heir_of(heir, build, database, tmp_path / "last")
-    assert last.log.cut_off == ()
+    assert last.log.left_over == ()
     last.start()
     assert await last.flush(PATIENCE_S) == 0
     assert stored_ranks(database.dsn, record.session) == [(0, "cut"), (1, "cut")]
@@ -87,7 +91,7 @@ async def test_one_that_had_not_begun_again_when_the_next_process_died_is_kept_o
     record = await left_ask(held)
     heir = await heir_of(held, build, database, tmp_path / "heir")
     last = await heir_of(heir, build, database, tmp_path / "last")
-    assert last.log.cut_off == (record,)
+    assert last.log.left_over == (record,)
 
 
 async def test_what_is_given_up_is_stored_and_what_had_ended_is_dropped(
@@ -95,13 +99,13 @@ async def test_what_is_given_up_is_stored_and_what_had_ended_is_dropped(
 ) -> None:
     given_up, dropped = await left_ask(held), await left_ask(held, "ended")
     heir = await heir_of(held, build, database, tmp_path / "heir")
-    assert heir.log.cut_off == (given_up, dropped)
+    assert heir.log.left_over == (given_up, dropped)
     heir.log.give_up(given_up.interrupted())
     heir.log.drop(dropped)
     heir.log.drop(dropped)
     await heir.log.append(turn(await new_session(heir), "carries the rest to the disk"))
     last = await heir_of(heir, build, database, tmp_path / "last")
-    assert last.log.cut_off == ()
+    assert last.log.left_over == ()
     last.start()
     assert await last.flush(PATIENCE_S) == 0
     assert await extras(last, given_up) == {"status": "interrupted", "interrupted_by": "restart"}
@@ -113,5 +117,23 @@ async def test_one_that_a_person_had_let_continue_keeps_what_they_said(
 ) -> None:
     record = await left_ask(held, earlier=())
     heir = await heir_of(held, build, database, tmp_path / "heir")
-    assert heir.log.cut_off == (record,)
+    assert heir.log.left_over == (record,)
     assert record.interrupted().messages[-1].metadata["extras"] == {"status": "interrupted"}
+
+
+async def test_a_disk_that_does_not_take_the_count_lets_nothing_run(build: Build, database: Database) -> None:
+    disk = BadDisk(sqlite3.OperationalError("disk I/O error"))
+    rules = PersistenceRules(ack_s=0.05, spool_s=0.05, close_s=0.0)
+    held = build(database.settings(), rules=rules, spool=partial(Spool, connect_to=disk.connect))
+    await held.database.connect_until_ready(lambda _state: None)
+    record = await left_ask(held)
+    disk.broken = True
+    with pytest.raises(StorageFull):
+        await held.log.begin_again(record)
+    held.log.give_up(record.interrupted())
+    held.start()
+    assert await held.flush(PATIENCE_S) == 0
+    assert await extras(held, record) == {"status": "interrupted", "interrupted_by": "restart"}
+    disk.broken = False
+    assert held.spool is not None
+    assert held.spool.records == 0
