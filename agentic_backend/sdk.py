@@ -3,6 +3,7 @@
 from agentic_backend.agent import AgentAnswer, AgentKit, AgentRun, AgentState, AgentUnusable, HistoryItem
 from agentic_backend.agent.answering import conversation, stream_answer
 from agentic_backend.agent.hosted.current import current_model
+from agentic_backend.agent.hosted.model import ModelCall, TurnModel, record_model_call
 from agentic_backend.agent.kit import Graph, NamedModel
 from agentic_backend.agent.toolbox import Tool, ToolAnswer, Toolbox, ToolCaller
 from agentic_backend.errors import LlmTimeout, LlmUnavailable, TurnFailed
@@ -26,6 +27,7 @@ __all__ = [
     "HistoryItem",
     "LlmTimeout",
     "LlmUnavailable",
+    "ModelCall",
     "NamedModel",
     "Sources",
     "Step",
@@ -35,9 +37,11 @@ __all__ = [
     "ToolCaller",
     "Toolbox",
     "TurnFailed",
+    "TurnModel",
     "conversation",
     "current_model",
     "phase",
+    "record_model_call",
     "stream_answer",
     "text_part",
 ]

@@ -30,10 +30,10 @@ class PostgresGraphState:
         self._pool = pool
 
     @asynccontextmanager
-    async def saver(self) -> AsyncIterator[BaseCheckpointSaver[Any]]:
+    async def saver(self, *, patient: bool = False) -> AsyncIterator[BaseCheckpointSaver[Any]]:
         """See `GraphState`. Raises `NotKept`: a turn whose state cannot be stored does not end well."""
         with _told("state of a graph"):
-            async with self._pool.saver() as saver:
+            async with self._pool.saver(patient=patient) as saver:
                 yield saver
 
     @asynccontextmanager

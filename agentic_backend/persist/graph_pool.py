@@ -22,6 +22,7 @@ TABLES: Final = ("checkpoints", "checkpoint_blobs", "checkpoint_writes")
 """LangGraph's tables of states. What stands before the first slash of a `thread_id` is the session's id."""
 POOL: Final = "graphs"
 """The name of the pool in metrics and in `pg_stat_activity`."""
+_PATIENT_S: Final = 15.0
 _Connection = AsyncConnection[DictRow]
 
 _COLUMNS = """
@@ -52,17 +53,20 @@ class GraphPool:
         self._ready = False
 
     @asynccontextmanager
-    async def connection(self) -> AsyncIterator[_Connection]:
-        """A connection, once LangGraph's tables are there and linked to the sessions."""
+    async def connection(self, *, patient: bool = False) -> AsyncIterator[_Connection]:
+        """A connection, once LangGraph's tables are there and linked to the sessions. It is waited for as long as the
+        configuration says (`pool_timeout`), or `patient`ly for up to 15 s."""
         pool = self._pool if self._ready else await self._prepared()
         assert pool is not None
-        async with self._taken(pool) as connection:
+        begun = time.perf_counter()
+        async with pool.connection(_PATIENT_S if patient else None) as connection:
+            self._wait.observe(time.perf_counter() - begun)
             yield connection
 
     @asynccontextmanager
-    async def saver(self) -> AsyncIterator[AsyncPostgresSaver]:
+    async def saver(self, *, patient: bool = False) -> AsyncIterator[AsyncPostgresSaver]:
         """A saver on a connection of its own, for one operation after the other."""
-        async with self.connection() as connection:
+        async with self.connection(patient=patient) as connection:
             yield AsyncPostgresSaver(connection, serde=strict_serializer())
 
     @asynccontextmanager
@@ -79,13 +83,6 @@ class GraphPool:
             await self._store.__aexit__(None, None, None)
         if self._pool is not None:
             await self._pool.close(timeout=self._settings.pool_timeout)
-
-    @asynccontextmanager
-    async def _taken(self, pool: "AsyncConnectionPool[_Connection]") -> AsyncIterator[_Connection]:
-        begun = time.perf_counter()
-        async with pool.connection() as connection:
-            self._wait.observe(time.perf_counter() - begun)
-            yield connection
 
     async def _prepared(self) -> "AsyncConnectionPool[_Connection]":
         """The pool, after LangGraph's tables were created, and those of states linked to the sessions."""

@@ -164,7 +164,7 @@ class HostedAgent:
         run = turn.run
         config = self._config(run)
         speech = Speech(run.emit)
-        watch = Watch(speech, self._observer, self._names)
+        watch = Watch(speech, self._observer, self._names, turn.note_use)
         thread, begin = await self._begin(turn, self._newest(run), config["configurable"], speech)
         config["callbacks"] = [watch]
         async with self._loaded.for_run(config) as graph:
@@ -214,8 +214,7 @@ class HostedAgent:
             "model": watch.model,
             "finish_reason": watch.finish_reason or "stop",
         }
-        if watch.used:
-            use = watch.usage
+        if (use := turn.use) is not None:
             metadata["token_usage"] = {
                 "input_tokens": use.input_tokens,
                 "output_tokens": use.output_tokens,

@@ -10,20 +10,29 @@ from langgraph.checkpoint.base import CheckpointTuple
 
 from agentic_backend.agent.kit import AgentKit
 from agentic_backend.agent.run import AgentRun
-from agentic_backend.llm.observer import LlmObserver
+from agentic_backend.llm.observer import LlmObserver, TokenUse
 
 
 @dataclass(slots=True)
 class HostedTurn:
-    """One run of a hosted graph. `checkpoint_id` is the newest checkpoint of the graph itself that was written; `head`
-    is a thread whose newest one was read already, and that one (None: it has none)."""
+    """One run of a hosted graph.
+
+    `checkpoint_id` is the newest checkpoint of the graph itself that was written, `use` the tokens of its models, `head`
+    a thread whose newest checkpoint was read already, and that one (None: it has none).
+    """
 
     run: AgentRun
     kit: AgentKit
     observer: LlmObserver
     loop: asyncio.AbstractEventLoop
     checkpoint_id: str | None = None
+    use: TokenUse | None = None
     head: tuple[str, CheckpointTuple | None] | None = None
+
+    def note_use(self, use: TokenUse) -> None:
+        """Add the tokens of one call of a model to those of the turn."""
+        before = self.use or TokenUse(0, 0)
+        self.use = TokenUse(*(mine + its for mine, its in zip(before, use, strict=True)))
 
 
 CURRENT: Final[ContextVar[HostedTurn | None]] = ContextVar("turnwise_hosted_turn", default=None)

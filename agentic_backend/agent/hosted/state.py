@@ -41,10 +41,13 @@ _USERS: Final = "user"
 
 
 class GraphState(Protocol):
-    """Where hosted graphs keep their state. Each method may raise `HistoryUnavailable`."""
+    """Where hosted graphs keep their state. Each context may raise `NotKept`."""
 
-    def saver(self) -> AbstractAsyncContextManager[BaseCheckpointSaver[Any]]:
-        """A saver for one operation. It reads and writes by the serializer that is set in its `serde`."""
+    def saver(self, *, patient: bool = False) -> AbstractAsyncContextManager[BaseCheckpointSaver[Any]]:
+        """A saver for one operation. It reads and writes by the serializer that is set in its `serde`.
+
+        A `patient` one waits longer for its turn: what is to be written is part of an answer that people have seen.
+        """
 
     def store(self) -> AbstractAsyncContextManager[BaseStore]:
         """A store for one batch of operations."""
@@ -117,7 +120,7 @@ class StateSaver(BaseCheckpointSaver[Any]):
     ) -> RunnableConfig:
         """See `BaseCheckpointSaver`."""
         with _timed("state_write"):
-            async with self._saver() as saver:
+            async with self._saver(patient=True) as saver:
                 put = await saver.aput(config, checkpoint, metadata, new_versions)
         turn = CURRENT.get()
         if turn is not None and not config["configurable"].get("checkpoint_ns"):
@@ -129,7 +132,7 @@ class StateSaver(BaseCheckpointSaver[Any]):
     ) -> None:
         """See `BaseCheckpointSaver`."""
         with _timed("state_write"):
-            async with self._saver() as saver:
+            async with self._saver(patient=True) as saver:
                 await saver.aput_writes(config, writes, task_id, task_path)
 
     def get_next_version(self, current: Any, channel: None) -> str:  # noqa: ARG002 - LangGraph's signature
@@ -137,8 +140,8 @@ class StateSaver(BaseCheckpointSaver[Any]):
         counted = 0 if current is None else int(str(current).split(".", 1)[0])
         return f"{counted + 1:032}.{random.random():016}"  # noqa: S311 - nobody gains by guessing it
 
-    def _saver(self) -> AbstractAsyncContextManager[BaseCheckpointSaver[Any]]:
-        return _WithSerializer(self._state.saver(), self.serde)
+    def _saver(self, *, patient: bool = False) -> AbstractAsyncContextManager[BaseCheckpointSaver[Any]]:
+        return _WithSerializer(self._state.saver(patient=patient), self.serde)
 
 
 class _WithSerializer:

@@ -1,7 +1,7 @@
 """Watches one run of a graph by LangChain's callbacks: its nodes, the calls of its models, and what they say."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any, Final
 from uuid import UUID
@@ -55,18 +55,19 @@ class Watch(StreamMessagesHandler):
     run_inline = True
     raise_error = True
 
-    def __init__(self, speech: Speech, observer: LlmObserver, phases: Mapping[str, str]) -> None:
-        """`phases` are the names under which nodes are timed."""
+    def __init__(
+        self, speech: Speech, observer: LlmObserver, phases: Mapping[str, str], use: Callable[[TokenUse], None]
+    ) -> None:
+        """`phases` are the names under which nodes are timed; `use` takes the tokens of each call."""
         super().__init__(_nobody, subgraphs=True)
         self.speech = speech
         self._observer = observer
         self._phases = phases
+        self._use = use
         self._nodes: dict[UUID, Any] = {}
         self._calls: dict[UUID, _Call] = {}
         self._timed = current_ledger() is not None
         self._graph: Any = None
-        self.usage = TokenUse(0, 0)
-        self.used = False
         self.model = ""
         self.finish_reason = ""
         self.failures: list[BaseException] = []
@@ -210,8 +211,7 @@ class Watch(StreamMessagesHandler):
     def _account(self, call: _Call, status: CallStatus, message: AIMessage | None) -> None:
         use = use_in(message) if message is not None else None
         if use is not None:
-            self.usage = TokenUse(*(mine + its for mine, its in zip(self.usage, use, strict=True)))
-            self.used = True
+            self._use(use)
         if call.metered:
             return
         self._observer.llm_request(call.model, status, perf_counter() - call.began)
