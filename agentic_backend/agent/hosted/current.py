@@ -17,7 +17,7 @@ from agentic_backend.llm.observer import LlmObserver, TokenUse
 class HostedTurn:
     """One run of a hosted graph.
 
-    `checkpoint_id` is the newest checkpoint of the graph itself that was written, `use` the tokens of its models, `head`
+    `checkpoint_id` is the newest checkpoint of the graph itself that was written, `use` the tokens of models, `head`
     a thread whose newest checkpoint was read already, and that one (None: it has none).
     """
 
