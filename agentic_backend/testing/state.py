@@ -18,7 +18,7 @@ class MemoryState:
         self.remembered = InMemoryStore()
 
     @asynccontextmanager
-    async def saver(self) -> AsyncIterator[BaseCheckpointSaver[Any]]:
+    async def saver(self, *, patient: bool = False) -> AsyncIterator[BaseCheckpointSaver[Any]]:  # noqa: ARG002 - the port
         """See `GraphState`."""
         yield self.kept
 
