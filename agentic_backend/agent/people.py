@@ -21,6 +21,8 @@ VALUE: Final = "value"
 
 _MAX_BYTES: Final = 16 * 1024
 """Size limit of what a person is asked: a compatible frame has 32 KiB."""
+_MOST_SHOWN: Final = 4_000
+"""Characters of a question's text that is made of what stands beside it in full."""
 _DECISIONS: Final = ("approve", "edit", "reject", "respond")
 _WITHOUT_CONFIG: Final = ("approve", "reject")
 """What is allowed for an action whose request comes with configurations, but without its own."""
@@ -176,7 +178,7 @@ def _shown(value: Any) -> dict[str, Any]:
     return {
         "stage": VALUE,
         "title": "The agent waits for an answer",
-        "question": json.dumps(value, indent=2, ensure_ascii=False),
+        "question": _cut(json.dumps(value, indent=2, ensure_ascii=False)),
         "free_text": True,
         "metadata": {"value": value},
     }
@@ -208,12 +210,16 @@ def _asked_about(actions: Sequence[_Action], allowed: Sequence[Sequence[str]]) -
     told = [action.description or f"The agent wants to call {action.name}." for action in actions]
     for_all = [kind for kind in _DECISIONS if all(kind in kinds for kinds in allowed)]
     choices = [choice for choice in _REVIEW_CHOICES if choice["id"] in for_all]
-    asked: dict[str, Any] = {"stage": REVIEW, "title": title, "question": "\n\n".join(told)}
+    asked: dict[str, Any] = {"stage": REVIEW, "title": title, "question": _cut("\n\n".join(told))}
     if choices:
         asked["choices"] = choices
     # A tool that stands for the person's own words is not to be approved; where it may be, words would be ambiguous.
     asked["free_text"] = "respond" in for_all and "approve" not in for_all
     return asked
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
 _REVIEW_CHOICES: Final[tuple[dict[str, Any], ...]] = (

@@ -191,7 +191,8 @@ class Exchange:
         now = self._note_output()
         if self.first_token_at is None:
             self.first_token_at = now
-        self._end_stretch(now)
+        if self._thinking_since is not None:
+            self._end_stretch(now)
         self.deltas += 1
         if self._text_rank is None:
             self._text_rank = self._take_rank()

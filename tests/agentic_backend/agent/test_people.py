@@ -104,7 +104,7 @@ def test_a_graph_that_does_not_know_our_shape_gets_the_words_alone() -> None:
 def test_what_is_no_json_or_too_large_cannot_be_shown() -> None:
     loop: list[Any] = []
     loop.append(loop)
-    for value in (object(), loop, {"question": "x" * 17_000}, ["x" * 9_000]):
+    for value in (object(), loop, {"question": "x" * 17_000}, ["x" * 17_000]):
         with pytest.raises(TurnFailed, match="cannot be shown"):
             asked(value)
 
@@ -121,6 +121,14 @@ def test_a_review_of_one_call_is_a_question_with_choices() -> None:
         "interrupt_id": "i0",
         "checkpoint_id": "run",
     }
+
+
+def test_a_long_text_about_a_call_is_cut_and_the_call_is_not() -> None:
+    long = {**SEND, "args": {"text": "x" * 5_000}, "description": "x" * 5_000}
+    payload = asked(review(long))
+    assert payload["question"] == "x" * 4_000 + "…"
+    assert payload["action_requests"] == [long]
+    assert len(asked(["x" * 6_000])["question"]) == 4_001
 
 
 def test_only_what_every_call_allows_is_a_choice() -> None:
