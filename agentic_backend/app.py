@@ -48,7 +48,6 @@ from agentic_backend.wiring import (
     make_retention,
     make_toolbox,
     operator_roles,
-    prepare_models,
     public_settings,
     sign_in_at,
     socket_rules,
@@ -187,8 +186,7 @@ class AgenticService(Service[AgenticSettings, State]):
         toolbox = await asyncio.to_thread(make_toolbox, settings, tasks, metrics)  # it would hold the loop
         if toolbox is not None:
             stack.push_async_callback(toolbox.aclose)
-        await asyncio.to_thread(prepare_models, settings, models)  # so would this, where a provider has to be loaded
-        kit = make_kit(settings, models, knowledge, toolbox)
+        kit = await asyncio.to_thread(make_kit, settings, models, knowledge, toolbox)  # so would a provider's package
         catalog = make_catalog(settings, kit, metrics, persistence.checkpoints, persistence.graph_state)
         stack.push_async_callback(catalog.aclose)
         admission = Admission(turn_limits(settings), metrics.limit_hit)

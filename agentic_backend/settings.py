@@ -319,9 +319,9 @@ def installed(provider: str) -> str:
     module, how = _NEEDED[provider]
     package = module.partition(".")[0]
     if not (find_spec(package) and find_spec(module)):
-        raise SettingsRefused(f"needs the package of {module}: {how}")
+        raise SettingsRefused(f"needs {module}, which is not installed: {how}")
     if not find_spec("langchain"):
-        raise SettingsRefused('needs langchain: pip install "turnwise[langchain]"')
+        raise SettingsRefused('needs langchain, which is not installed: pip install "turnwise[langchain]"')
     return provider
 
 

@@ -42,12 +42,6 @@ def make_models(settings: AgenticSettings, metrics: AgenticMetrics) -> Models:
     return Models(connections, Metered(metrics, settings.ai.prices), pool_wait=metrics.http_pool_wait("llm").observe)
 
 
-def prepare_models(settings: AgenticSettings, models: Models) -> None:
-    """Make the models of other providers than `openai`. Takes seconds, so call it in a thread. Raises
-    `ModelUnusable`."""
-    models.prepare(settings.ai.called_models, settings.deadlines)
-
-
 def make_knowledge(settings: AgenticSettings, metrics: AgenticMetrics, deadline_s: float) -> KnowledgeClient:
     """The client of knowledge flow; `ai.timeout` bounds the parts of a call, `deadline_s` the whole."""
     url, timeout = settings.ai.knowledge_flow_url, settings.ai.timeout
@@ -87,8 +81,12 @@ def make_toolbox(settings: AgenticSettings, tasks: TaskRegistry, metrics: Agenti
 def make_kit(
     settings: AgenticSettings, models: Models, knowledge: KnowledgeClient, toolbox: Toolbox | None = None
 ) -> AgentKit:
-    """What graphs are built from: the configured chat models, the documents, and the tools."""
+    """What graphs are built from: the configured chat models, the documents, and the tools.
+
+    Loads the packages of providers, which takes seconds: call it in a thread. Raises `ModelUnusable`.
+    """
     ai = settings.ai
+    models.prepare(ai.called_models, settings.deadlines)
     configured = {DEFAULT_MODEL: (ai.default_chat_model, ai.default_chat_model.name)} | {
         model.id: (model.called_as(ai.default_chat_model), model.title or model.id) for model in ai.chat_models
     }

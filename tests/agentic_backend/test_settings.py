@@ -107,6 +107,49 @@ def test_both_models_get_what_the_environment_says(tmp_path: Path) -> None:
         assert model.settings.api_key == SecretStr(CANARY)
 
 
+def test_what_is_openai_s_goes_to_openai_s_models_only(tmp_path: Path) -> None:
+    """A key must not be sent to who did not issue it."""
+    env = {"OPENAI_API_KEY": CANARY, "OPENAI_BASE_URL": "http://other/v1", "OPENAI_MODEL": "real"}
+    titles = {"provider": "openai_responses", "name": "small"}
+    ai = changed(
+        tmp_path, env, ai={"default_chat_model": {"provider": "anthropic"}, "default_language_model": titles}
+    ).ai
+    assert ai.default_chat_model.name == "mock"
+    assert ai.default_chat_model.settings.api_key is None
+    assert ai.default_chat_model.settings.base_url == "http://127.0.0.1:8099/v1"
+    assert ai.default_language_model is not None
+    assert ai.default_language_model.name == "real"
+    assert ai.default_language_model.settings.api_key == SecretStr(CANARY)
+
+
+def test_a_model_of_another_provider_takes_no_key_and_address_of_the_default_one(tmp_path: Path) -> None:
+    called = {"api_key": CANARY, "temperature": 0.5, "max_retries": 1, "timeout": {"read": 5}}
+    models = [{"id": "other", "provider": "ollama", "name": "o"}, {"id": "same", "name": "s"}]
+    ai = changed(tmp_path, ai={"default_chat_model": {"settings": called}, "chat_models": models}).ai
+    default, other, same = ai.called_models
+    assert (other.provider, other.settings.base_url, other.settings.api_key) == ("ollama", None, None)
+    assert (other.settings.max_retries, other.settings.timeout.read) == (1, 5)
+    assert "temperature" not in other.settings.model_fields_set
+    assert (same.provider, same.settings) == ("openai", default.settings)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ({"provider": "groq"}, "provider: needs langchain_groq, which is not installed: pip install langchain-groq"),
+        ({"provider": "else"}, "provider: must be 'openai', "),
+        ({"provider": "ollama", "settings": {"options": {"model": CANARY}}}, "options.model: is set by the service"),
+        ({"settings": {"options": {"seed": 5}}}, "settings.options: has no effect with the provider openai"),
+    ],
+)
+def test_a_model_that_cannot_be_called_is_refused(tmp_path: Path, model: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        changed(tmp_path, ai={"default_chat_model": model})
+    assert said in str(refused.value)
+    assert "changed.yaml:" in str(refused.value)
+    assert CANARY not in str(refused.value)
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "localhost"])
 def test_without_authentication_only_this_machine_is_served(tmp_path: Path, address: str) -> None:
     assert changed(tmp_path, app={"address": address}).app.address == address

@@ -79,9 +79,11 @@ class GuardedCall:
             error = stopped
             raise
         finally:
-            guard.settle(error, guard.clock() - self._started, self._use)
-            del error  # its traceback holds this frame
-            await self._close()
+            try:
+                guard.settle(error, guard.clock() - self._started, self._use)
+            finally:
+                del error  # its traceback holds this frame
+                await self._close()
 
     async def _within(self, limit_s: float, silent: str, coming: Any) -> list[Told]:
         """What `coming` brings before the deadline, and before that of the whole answer."""

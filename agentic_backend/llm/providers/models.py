@@ -38,8 +38,8 @@ class Models(ModelPool):
         self._closes: list[Close] = []
 
     def prepare(self, configured: Iterable[settings.ChatModel], deadlines: settings.Deadlines) -> None:
-        """Make the models of other providers, whose packages take seconds to import: call it in a thread, before
-        `model_of`. Raises `ModelUnusable`."""
+        """Make the models of other providers, whose packages take seconds to import: call it in a thread before a
+        loop asks `model_of` for them. Raises `ModelUnusable`."""
         for model in configured:
             if model.provider != "openai":
                 self.model_of(model, deadlines)

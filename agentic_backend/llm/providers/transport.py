@@ -1,6 +1,6 @@
 """HTTP clients for the SDKs of providers: without redirects, and with bounds on what one answer may send at once."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import ModuleType
 from typing import Any, Final
 
@@ -41,27 +41,30 @@ def timeout_of(http: ModuleType, limits: Connections) -> Any:
     return http.Timeout(None, connect=limits.connect_s, pool=limits.pool_s)
 
 
-def _bounding(http: ModuleType) -> Any:
-    class Bounded(http.AsyncByteStream):  # type: ignore[name-defined,misc] # of either library
-        """The body of an answer, which ends with `AnswerTooLarge` where a line, or all of it, is too long."""
-
-        def __init__(self, inner: Any) -> None:
-            self._inner = inner
-
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            line = whole = 0
-            async for piece in self._inner:
-                end = piece.rfind(b"\n")
-                line = line + len(piece) if end < 0 else len(piece) - end - 1
-                whole += len(piece)
-                if line > MAX_LINE_BYTES or whole > MAX_BODY_BYTES:
-                    raise AnswerTooLarge
-                yield piece
-
-        async def aclose(self) -> None:
-            await self._inner.aclose()
+def _bounding(http: ModuleType) -> Callable[[Any], Awaitable[None]]:
+    stream = type("BoundedStream", (_Bounded, http.AsyncByteStream), {})
 
     async def bound(response: Any) -> None:
-        response.stream = Bounded(response.stream)
+        response.stream = stream(response.stream)
 
     return bound
+
+
+class _Bounded:
+    """The body of an answer, which ends with `AnswerTooLarge` where a line, or all of it, is too long."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        line = whole = 0
+        async for piece in self._inner:
+            end = piece.rfind(b"\n")
+            line = line + len(piece) if end < 0 else len(piece) - end - 1
+            whole += len(piece)
+            if line > MAX_LINE_BYTES or whole > MAX_BODY_BYTES:
+                raise AnswerTooLarge
+            yield piece
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
