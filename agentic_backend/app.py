@@ -189,6 +189,7 @@ class AgenticService(Service[AgenticSettings, State]):
         kit = await asyncio.to_thread(make_kit, settings, models, knowledge, toolbox)  # so would a provider's package
         catalog = make_catalog(settings, kit, metrics, persistence.checkpoints, persistence.graph_state)
         stack.push_async_callback(catalog.aclose)
+        await catalog.start()
         admission = Admission(turn_limits(settings), metrics.limit_hit)
         windows = Windows()
         TurnQuantiles(windows, self._registry)

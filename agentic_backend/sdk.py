@@ -2,7 +2,6 @@
 
 from agentic_backend.agent import AgentAnswer, AgentKit, AgentRun, AgentState, AgentUnusable, HistoryItem
 from agentic_backend.agent.answering import conversation, stream_answer
-from agentic_backend.agent.hosted.current import current_model
 from agentic_backend.agent.hosted.model import ModelCall, TurnModel, record_model_call
 from agentic_backend.agent.kit import Graph, NamedModel
 from agentic_backend.agent.toolbox import Tool, ToolAnswer, Toolbox, ToolCaller
@@ -39,7 +38,6 @@ __all__ = [
     "TurnFailed",
     "TurnModel",
     "conversation",
-    "current_model",
     "phase",
     "record_model_call",
     "stream_answer",

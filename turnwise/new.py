@@ -26,7 +26,7 @@ from langchain_core.tools import tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 
-from agentic_backend.sdk import current_model
+from agentic_backend.sdk import TurnModel
 
 PROMPT = "You help with texts. Call your tools where they help. Answer in the language of the question."
 
@@ -38,10 +38,10 @@ def count_words(text: str) -> str:
 
 
 TOOLS = [count_words]
+model = TurnModel().bind_tools(TOOLS)
 
 
 async def answer(state: MessagesState) -> dict[str, Any]:
-    model = current_model().bind_tools(TOOLS)
     return {"messages": [await model.ainvoke([SystemMessage(PROMPT), *state["messages"]])]}
 
 

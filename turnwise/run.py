@@ -108,7 +108,8 @@ def _answer(service: ServicePlan, process: "subprocess.Popen[str]") -> str:
         return ""
     lines = errors.splitlines()
     if process.returncode == EXIT_UNUSABLE:
-        lines = lines[-1:]  # the reason; what an agent's own code logged stands above it
+        # The reason; above and below it may stand what an agent's own code had to say.
+        lines = [line for line in lines if line.startswith("agent ")][-1:] or lines[-1:]
     return failure_line(lines) or f"{service.title}: python -m {service.module} ends with {process.returncode}"
 
 

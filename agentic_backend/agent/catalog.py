@@ -302,6 +302,15 @@ class Catalog:
         """Every agent as AgentSettings as sent to clients; disabled agents are included and marked."""
         return [self.wire(entry.settings) for entry in self._entries()]
 
+    async def start(self) -> None:
+        """Make the hosted graphs that are made on a loop, in the task that calls `aclose`. Raises `AgentUnusable`."""
+        for entry in self._configured.values():
+            if entry.graph is not None:
+                try:
+                    await entry.graph.start()
+                except GraphUnusable as failure:
+                    raise AgentUnusable(f"agent {entry.settings.id}: {failure}") from failure
+
     async def aclose(self) -> None:
         """Drop the graphs, and close what the builders of hosted ones opened. After the last turn."""
         self._compiled.clear()

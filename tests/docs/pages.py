@@ -3,11 +3,14 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import indent
 
 ROOT = Path(__file__).parents[2]
 
+STEPS = ("run", "file", "add", "start")
 _BLOCK = re.compile(
-    r"^<!-- (?P<mark>[a-z]+): (?P<name>[a-z-]+) -->\n```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+    r"^<!-- (?P<mark>[a-z]+): (?P<name>[\w./-]+) -->\n```(?P<language>\w+)\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
 )
 
 
@@ -35,6 +38,25 @@ def blocks(page: Path, mark: str) -> list[Block]:
     assert len(found) == text.count(f"<!-- {mark}: "), f"{page}: a mark without a block"
     assert found, f"{page}: no block is marked {mark}"
     return found
+
+
+def steps(page: Path) -> list[Block]:
+    """What a reader does who follows a page, in order: the blocks marked `run` (a command to its end), `file` (save it
+    under this name), `add` (an entry for the list of that name in `agentic.yaml`) and `start` (what runs until
+    Ctrl-C)."""
+    return sorted((block for mark in STEPS for block in blocks(page, mark)), key=lambda block: block.line)
+
+
+def do(step: Block, folder: Path) -> None:
+    """Save a file, or add an entry to the configuration, as a reader would."""
+    file = folder / (step.name if step.mark == "file" else "agentic.yaml")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if step.mark == "file":
+        file.write_text(step.text)
+        return
+    key, text = f"\n  {step.name}:\n", file.read_text()
+    assert text.count(key) == 1, f"{file}: no place for an entry of {step.name}"
+    file.write_text(text.replace(key, key + indent(step.text, "    ")))
 
 
 def table(page: Path, *heading: str) -> list[list[str]]:

@@ -3,7 +3,8 @@
 Builds it, installs it with all extras by `python -m venv` and pip, holds the size of what that brings to its bound,
 starts `turnwise run` in an empty folder with an empty home, asks Georges, Rico (who needs the embedding model, which
 is fetched then, and the documents, which come with the wheel) and Sammy (who needs the server of the sample tools),
-ends it by Ctrl-C, and looks for what is left.
+ends it by Ctrl-C, and looks for what is left. Then it follows docs/agents.md to the letter in another empty folder: its
+commands, its files, its starts, and asks each agent of that page.
 
     python -m tests.wheel [--keep]
 
@@ -13,18 +14,21 @@ Prints what it saw; exits with 1 at the first thing that is not so. `--keep` lea
 import argparse
 import asyncio
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import psutil
 
+from tests.docs.pages import do, steps
 from tests.support.patience import HANGS_S
 from tests.support.ports import free_block
 from tests.support.postgres import public_directory
@@ -39,6 +43,19 @@ ASKS = {
     "Sammy": ("What is on the menu today?", 0, "the canteen has"),
 }
 """What each agent is asked, how many sources the answer must have at least, and words that must be in it."""
+PAGE = ROOT / "docs/agents.md"
+ASKS_OF_THE_PAGE = {
+    "first": {"word_counter": ('Count the words of "We ship on Monday"', 0, "That text has 4 words.")},
+    "all": {
+        "word_counter": ('Count the words of "We ship"', 0, "That text has 2 words."),
+        "shop": ("What is the status of order 17?", 0, "Order 17 left the warehouse this morning."),
+        "Announcer": ("We ship on Monday", 0, ""),
+    },
+}
+"""The same for what the page starts. The Announcer asks the person before it says anything."""
+MODEL = "http://127.0.0.1:8099/"
+MODEL_IS_BEHIND = 3
+"""Where the mock model is by default, and how far behind the page where `PORT` names that one's port."""
 
 
 class Failed(Exception):
@@ -89,11 +106,13 @@ def look_at(packages: Path) -> None:
 class Run:
     """`turnwise run` in a folder of its own."""
 
-    def __init__(self, program: Path, folder: Path, environ: Mapping[str, str], port: int) -> None:
+    def __init__(
+        self, program: Path, folder: Path, environ: Mapping[str, str], port: int, arguments: Sequence[str] = ("run",)
+    ) -> None:
         self.origin = f"http://127.0.0.1:{port}"
         self._log = folder.with_suffix(".txt").open("w+")
         self._process = subprocess.Popen(
-            [program, "run"], cwd=folder, env={**environ, "PORT": str(port)}, stdin=subprocess.DEVNULL,
+            [program, *arguments], cwd=folder, env={**environ, "PORT": str(port)}, stdin=subprocess.DEVNULL,
             stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
 
@@ -138,13 +157,15 @@ async def ask(origin: str, agent: str, question: str) -> dict[str, Any]:
                 event = frame.json()
                 if event["type"] == "final":
                     return dict(event["messages"][-1])
+                if event["type"] == "awaiting_human":
+                    return {"parts": [], "metadata": {}}
                 require(event["type"] != "error", f"{agent}: {event}")
     raise Failed(f"{agent}: no final")
 
 
-def ask_all(origin: str) -> None:
+def ask_all(origin: str, asks: Mapping[str, tuple[str, int, str]]) -> None:
     """Each agent answers, with the sources that it should have."""
-    for agent, (question, least, words) in ASKS.items():
+    for agent, (question, least, words) in asks.items():
         message = asyncio.run(ask(origin, agent, question))
         text = " ".join(part.get("text", "") for part in message["parts"])
         sources = message["metadata"].get("sources") or []
@@ -152,6 +173,30 @@ def ask_all(origin: str) -> None:
         require(words in text, f"{agent} says nothing of {words!r}: {text}")
         require(len(sources) >= least, f"{agent} has {len(sources)} sources: {message}")
         require(not (message["metadata"].get("extras") or {}).get("error"), f"{agent}: {message}")
+
+
+def follow(wheel: Path, environment: Path, folder: Path, environ: Mapping[str, str]) -> None:
+    """Do what docs/agents.md says, with the wheel at hand in the place of the package's name."""
+    folder.mkdir()
+    environ = {**environ, "PATH": f"{environment / 'bin'}:{environ['PATH']}"}
+    port = free_block(NEEDED_PORTS)
+    model = MODEL.replace("8099", str(port + MODEL_IS_BEHIND))
+    for written in steps(PAGE):
+        text = written.text.replace('"turnwise[', f'"{wheel}[').replace(MODEL, model)
+        step = replace(written, text=text)
+        if step.mark in ("file", "add"):
+            do(step, folder)
+        elif step.mark == "run":
+            subprocess.run(["bash", "-euc", text], cwd=folder, env=environ, check=True)
+        else:
+            program, *arguments = shlex.split(text)
+            run = Run(environment / "bin" / program, folder, environ, port, arguments)
+            try:
+                run.wait_for("Turnwise is ready: ", HANGS_S)
+                ask_all(run.origin, ASKS_OF_THE_PAGE[step.name])
+                run.end()
+            finally:
+                run.kill()
 
 
 def try_it(place: Path) -> None:
@@ -163,7 +208,8 @@ def try_it(place: Path) -> None:
     proxies = {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
     environ = {**kept, **proxies, "PATH": os.defpath, "HOME": str(home)}
     began = time.monotonic()
-    packages = install(build_wheel(place), place / "environment", environ)
+    wheel = build_wheel(place)
+    packages = install(wheel, place / "environment", environ)
     print(f"built and installed in {time.monotonic() - began:.0f} s")
     look_at(packages)
     began = time.monotonic()
@@ -173,13 +219,17 @@ def try_it(place: Path) -> None:
         print(f"ready after {time.monotonic() - began:.1f} s")
         run.wait_for("the library Turnwise is ready: ", 2 * HANGS_S)
         print(f"documents are there after {time.monotonic() - began:.1f} s")
-        ask_all(run.origin)
+        ask_all(run.origin, ASKS)
         run.end()
     finally:
         run.kill()
     left = sorted(entry.name for entry in folder.iterdir())
     require(left == [".turnwise"], f"left in the folder: {left}")
     print("ended by Ctrl-C, and nothing is left; what it printed:", run.output, sep="\n")
+    began = time.monotonic()
+    # The data of the first start: the embedding model and the documents need not be made again.
+    follow(wheel, place / "environment", place / "followed", {**environ, "TURNWISE_HOME": str(folder / ".turnwise")})
+    print(f"followed {PAGE.name} in {time.monotonic() - began:.0f} s")
 
 
 def main() -> int:

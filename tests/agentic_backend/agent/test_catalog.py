@@ -7,6 +7,7 @@ from agentic_backend.llm import ModelPool
 from agentic_backend.settings import AgentSettings, AgentTuning, FieldSpec
 from backend_kit.wire import Code
 from tests.agentic_backend.agent.helpers import Turn, kit_for, settings_for
+from tests.agentic_backend.agent.hosted import opened
 
 AUTHORED = "tests.agentic_backend.agent.authored"
 
@@ -97,3 +98,15 @@ async def test_closing_forgets_the_graphs(pool: ModelPool) -> None:
     await catalog.aclose()
     catalog.get("A")
     assert lookups == [False, False]
+
+
+async def test_what_the_builder_of_a_graph_opens_is_open_from_the_start_to_the_end(pool: ModelPool) -> None:
+    hosted = "tests.agentic_backend.agent.hosted.opened"
+    catalog = catalog_of(pool, AgentSettings(id="A", name="A", graph=f"{hosted}:graph"))
+    await catalog.start()
+    assert opened.log == ["opened"]
+    await catalog.aclose()
+    assert opened.log == ["opened", "closed"]
+    catalog = catalog_of(pool, AgentSettings(id="B", name="B", graph=f"{hosted}:broken"))
+    with pytest.raises(AgentUnusable, match=r"agent B: .*opened\.py:\d+: ConnectionError: nobody answers"):
+        await catalog.start()
