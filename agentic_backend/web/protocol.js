@@ -44,6 +44,7 @@
  * @property {boolean} [retryable]
  * @property {number} [retry_after_ms]
  * @property {boolean} [partial]
+ * @property {string} [field] what of an answer to the agent it cannot take
  * @property {never} [retryAfterMs] so that nothing which names it otherwise (ApiError, TurnError) is taken for one
  * @typedef {{code: string, message: string|null, retryable: boolean, retryAfterMs: number, partial: boolean}} TurnError
  *
@@ -337,6 +338,7 @@ export class Turn {
    * @param {Failure} event
    */
   refuse(event) {
+    for (const { thinking } of this.items) if (thinking !== undefined) thinking.since = null;
     this.error = errorOf(event);
     this.status = "refused";
   }

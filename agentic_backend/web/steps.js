@@ -145,12 +145,17 @@ export class ThinkingItem {
     this.#showText();
     const open = item.thinking !== undefined && item.thinking.since !== null;
     this.#dots.hidden = !open;
-    if (open) this.#timer ??= setInterval(() => this.#showTime(), TICK_MS);
-    else this.remove();
+    if (open) this.#timer ??= setInterval(() => this.#tick(), TICK_MS);
+    else this.#stop();
   }
 
-  /** Stops its clock. */
-  remove() {
+  /** What nobody sees needs no clock: the next words start it again. */
+  #tick() {
+    if (this.node.isConnected) this.#showTime();
+    else this.#stop();
+  }
+
+  #stop() {
     clearInterval(this.#timer);
     this.#timer = undefined;
   }

@@ -51,10 +51,11 @@ const WARNINGS = {
 };
 
 /**
- * {title, message} of an error {code, message?}.
- * @param {{code: string, message?: string|null}} error
+ * {title, message} of an error {code, message?}. With a `field`, it is of an answer to the agent.
+ * @param {{code: string, message?: string|null, field?: string}} error
  */
 export function errorText(error) {
+  if (error.field !== undefined) return { title: "The agent cannot take this answer", message: `(${error.field})` };
   const title = TITLES[error.code] ?? "Something went wrong";
   return { title, message: error.message ?? MESSAGES[error.code] ?? "" };
 }

@@ -99,7 +99,6 @@ export class TurnView {
     const keys = new Set(rows.map(({ key }) => key));
     for (const [key, view] of this.#rows) {
       if (keys.has(key)) continue;
-      if (view instanceof ThinkingItem) view.remove();
       view.node.remove();
       this.#rows.delete(key);
     }

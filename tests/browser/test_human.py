@@ -1,9 +1,13 @@
 """The card of an agent that waits for the person: shown live and after a reload, answered once, followed on."""
 
+import re
+
 import pytest
 from playwright.async_api import expect
 
 from tests.browser.fake_server import STAMP
+from tests.browser.test_chat_page import ask as ask_service
+from tests.browser.test_chat_page import open_page as open_service
 from tests.browser.test_page_behaviour import ask, hold_clock, open_page
 
 pytestmark = [pytest.mark.chromium, pytest.mark.asyncio(loop_scope="module")]
@@ -237,6 +241,20 @@ async def test_what_was_typed_is_kept_where_the_answer_was_not_taken(page, fake)
     await expect(page.get_by_label("Why not send_mail")).to_have_value("Ask Alder first")
 
 
+async def test_an_answer_that_the_agent_cannot_take_is_said_and_can_be_mended(page, fake):
+    fake.add_session("s", "A talk", stored(REVIEW))
+    peer = await open_page(page, fake, "#/c/s")
+    approve = page.get_by_role("button", name="Approve")
+    await approve.click()
+    await decided(peer, decisions=[{"type": "approve"}], checkpoint_id="c3")
+    refused = {"code": "bad_request", "message": "The request could not be read.", "retryable": False}
+    fault = {"field": "decisions[0].type", "request_id": "r"}
+    await peer.say(type="error", session_id="s", exchange_id="e0", **refused, **fault)
+    await expect(page.locator("#notice")).to_have_text("The agent cannot take this answer (decisions[0].type)")
+    await approve.click()
+    await decided(peer, decisions=[{"type": "approve"}], checkpoint_id="c3")
+
+
 async def test_only_what_is_allowed_is_offered(page, fake):
     first = {"name": "note", "arguments": {"text": "milk"}}
     second = {"name": "ask_person", "args": {}, "description": "What would you like?"}
@@ -414,3 +432,31 @@ async def test_history_says_what_was_decided(page, fake, answer, said, line, ope
     await expect(shown).to_have_text(line)
     await expect(page.locator(".question")).to_have_count(1)
     await expect(page.locator(".step-decision summary")).to_have_count(int(opens))
+
+
+async def test_an_agent_that_asks_twice_at_once_goes_on_with_what_was_edited_and_said(page, start_service):
+    agent = {"name": "Mary", "class_path": "tests.browser.review_agent"}
+    async with start_service(ai={"agents": [agent]}, history={"keep_thoughts": True}) as service:
+        await open_service(page, service)
+        await ask_service(page, "Order milk")
+        card = page.get_by_role("group", name="The agent asks you 2 questions")
+        await expect(page.locator(".step-call")).to_contain_text("waits for you")
+        await page.reload()
+        mail = card.get_by_role("group", name="Allow send_mail?")
+        await mail.get_by_role("radio", name="Edit").check()
+        await mail.get_by_label("Arguments of send_mail, as JSON").fill('{"to": "brook", "litres": 8}')
+        await card.get_by_role("group", name="In which language?").get_by_role("textbox").fill("Breton")
+        await card.get_by_role("button", name="Send answers").click()
+        await expect(page.locator(".item .markdown")).to_have_text("8 litres, in Breton.")
+        lines = [
+            re.compile("^Thought for"),
+            "Tool: send_mailto: brook, litres: 6answered",
+            re.compile("^You answered 2 questions"),
+            re.compile("^Thought for"),
+        ]
+        for _ in range(2):
+            await expect(page.locator(".step summary")).to_have_text(lines)
+            await expect(page.locator(".question")).to_have_text(["Order milk"])
+            await page.locator(".step-decision summary").click()
+            await expect(page.locator(".step-decision code")).to_contain_text('"litres": 8')
+            await page.reload()

@@ -4,6 +4,8 @@ import pytest
 from playwright.async_api import expect
 
 from tests.browser.fake_server import STAMP
+from tests.browser.test_chat_page import ask as ask_service
+from tests.browser.test_chat_page import open_page as open_service
 from tests.browser.test_page_behaviour import ask, hold_clock, open_page
 
 pytestmark = [pytest.mark.chromium, pytest.mark.asyncio(loop_scope="module")]
@@ -187,3 +189,28 @@ async def test_each_call_stands_with_its_own_result(page, fake):
     await expect(titles.nth(3)).to_have_text("Tool answered in 12.0 ms")
     await titles.nth(1).click()
     await expect(page.locator(".step-call").nth(1).locator(".code code")).to_have_text(['{\n  "q": "soy"\n}', "2.05"])
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_a_model_that_reasons_is_heard_and_its_seconds_stay(page, start_service, kept):
+    async with start_service(model="mock;think=40;gap=20;tokens=12", history={"keep_thoughts": kept}) as service:
+        await open_service(page, service)
+        await ask_service(page, "Hello")
+        summary = page.locator(".step-thinking summary")
+        await expect(summary).to_contain_text("Thinking…")
+        await summary.click()
+        region = page.get_by_role("region", name="Reasoning")
+        await expect(region).not_to_be_empty()
+        await expect(page.locator(".ledger")).to_have_count(1)
+        await expect(summary).to_contain_text("Thought for")
+        said, title = await region.inner_text(), await summary.inner_text()
+        [session] = await service.get("/chatbot/sessions")
+        answer = (await service.history(session["id"]))[-1]
+        assert answer["metadata"]["extras"]["thinking_ms"] > 0
+        await page.reload()
+        await expect(page.locator(".ledger")).to_have_count(1)
+        await expect(page.locator(".step-thinking summary" if kept else ".step-line")).to_have_text(title)
+        await expect(page.locator(".step")).to_have_count(1)
+        if kept:
+            await summary.click()
+            await expect(region).to_have_text(said, use_inner_text=True)
