@@ -13,7 +13,7 @@
  * @property {{role?: string, description?: string}} [tuning]
  * @property {string[]} [starters]
  * @property {{attach_files?: boolean}} [chat_options]
- * @property {{id: string, title: string}[]} [model_choices]
+ * @property {{id: string, title: string, description?: string|null}[]} [model_choices]
  * @typedef {{id: string, messageId: string, rating: number}} Feedback
  * @typedef {object} Passage
  * @property {string} text

@@ -750,6 +750,8 @@ class App {
     this.#changed(turn);
     this.#savePending();
     this.#showSessions();
+    // The card is gone, and with it the place of the keyboard.
+    this.#view.focusComposer();
   }
 
   /** @param {Turn} turn @param {Failure} error */

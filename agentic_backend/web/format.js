@@ -23,6 +23,16 @@ export function duration(ms) {
 }
 
 /**
+ * A time in whole seconds, as a person counts them: `< 1 s`, `7 s`, `2 min 5 s`.
+ * @param {number} ms
+ */
+export function wholeSeconds(ms) {
+  if (!Number.isFinite(ms)) return "–";
+  if (ms > 0 && ms < 1_000) return "< 1 s";
+  return ms < 59_500 ? `${Math.round(ms / 1000)} s` : duration(Math.max(ms, 60_000));
+}
+
+/**
  * A past moment as a person would say it: `now`, `5 minutes ago`, `14:05`, `3 Nov`.
  * @param {string} iso
  * @param {Date} now

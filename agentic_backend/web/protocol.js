@@ -29,6 +29,11 @@
  * @property {Frames.Channel} channel
  * @property {string} text
  * @property {Frames.ChatMessage|null} message
+ * @property {Thinking} [thinking] where it is what a model said while it reasoned
+ * @typedef {object} Thinking how long the model reasoned
+ * @property {number|null} ms up to `since`; null where nobody knows
+ * @property {boolean} [inAll] whether that is the time of all the turn's reasoning, not of this part of it
+ * @property {number|null} since when it went on reasoning, of the caller's clock; null where it does not
  * @typedef {{status: Status, lastSeq: number, items: Item[], sources: Frames.SearchHit[]}} Heard
  * @typedef {Omit<Named, "askedAt"> & Heard} Snapshot
  *
@@ -39,6 +44,7 @@
  * @property {boolean} [retryable]
  * @property {number} [retry_after_ms]
  * @property {boolean} [partial]
+ * @property {string} [field] what of an answer to the agent it cannot take
  * @property {never} [retryAfterMs] so that nothing which names it otherwise (ApiError, TurnError) is taken for one
  * @typedef {{code: string, message: string|null, retryable: boolean, retryAfterMs: number, partial: boolean}} TurnError
  *
@@ -58,6 +64,10 @@ const WATCH_EVERY_MS = 1_000;
 const PING_AFTER_SILENCE_MS = 20_000;
 const PONG_DEADLINE_MS = 10_000;
 const CLOSE_STALE = 4001;
+/** What an agent tells of its progress is a line, however much it sends. */
+const MAX_NOTE_CHARS = 300;
+/** Where what the model reasoned stands before there is anything else. */
+const FIRST_THINKING_RANK = -0.5;
 
 /**
  * What the page does after a close, by its code (docs/protocol.md#close-codes); any code that is not listed is a reason
@@ -102,7 +112,9 @@ export function afterClose(code) {
  * "interrupted" (the service ended before its answer), "failed" (see `error`), "refused" (the same, and the server keeps
  * nothing of it), "unanswered" (history holds a question without an answer), "awaiting" (the agent asks the person what
  * `awaiting` says, and goes on once they answer), "passed" (the person asked something else instead). `items` holds what came after the question: {rank, role, channel, text, message} in
- * ascending rank, `message` being the whole ChatMessage once it is known. Times are ms of the caller's clock.
+ * ascending rank, `message` being the whole ChatMessage once it is known. What a model says while it reasons has no rank
+ * of its own, and in most services no message: as it is heard it gets a place between those that have. Times are ms of
+ * the caller's clock.
  */
 export class Turn {
   /** @param {Named} named */
@@ -128,6 +140,8 @@ export class Turn {
     this.queuePosition = null;
     /** @type {Item[]} */
     this.items = [];
+    /** What the agent said last of its progress: "" once something else has happened. */
+    this.note = "";
     /** @type {Frames.SearchHit[]} */
     this.sources = [];
     /** @type {Ledger|null} */
@@ -158,7 +172,7 @@ export class Turn {
    * @param {Frames.ChatMessage[]} messages
    */
   static fromMessages(messages) {
-    const user = messages.find((message) => message.role === "user");
+    const user = messages.find(isQuestion);
     const first = user ?? messages[0];
     const turn = new Turn({
       exchangeId: first.exchange_id,
@@ -179,6 +193,8 @@ export class Turn {
   static fromSnapshot({ status, lastSeq, items, sources, ...named }) {
     const turn = new Turn(named);
     Object.assign(turn, { sent: true, status, lastSeq, items, sources });
+    // The clock by which they were timed ended with its page.
+    for (const item of turn.items) if (item.thinking !== undefined) item.thinking.since = null;
     return turn;
   }
 
@@ -322,6 +338,7 @@ export class Turn {
    * @param {Failure} event
    */
   refuse(event) {
+    for (const { thinking } of this.items) if (thinking !== undefined) thinking.since = null;
     this.error = errorOf(event);
     this.status = "refused";
   }
@@ -374,33 +391,83 @@ export class Turn {
         this.queuePosition = event.queue_position ?? null;
         break;
       case "delta":
+        this.#rest(now);
         this.#append(event, now);
         break;
+      case "thought":
+        this.#think(event.text, now);
+        break;
+      case "custom":
+        this.note = noteOf(event.data) ?? this.note;
+        break;
       case "message":
-        if (event.message.role === "user") this.timestamp = event.message.timestamp;
-        else this.#put(itemOf(event.message));
+        this.#rest(now);
+        if (isQuestion(event.message)) this.timestamp = event.message.timestamp;
+        else this.#takeStep(itemOf(event.message));
         break;
       case "sources":
         this.sources = event.sources;
         break;
       case "final":
+        this.#rest(now);
         this.#finish(event);
         break;
       case "awaiting_human":
+        this.#rest(now);
         this.#await(event.payload);
         break;
       case "cancelled":
+        this.#rest(now);
         if (event.messages?.length > 0) this.#replaceItems(event.messages);
         this.#takeMetadata();
         this.status = "cancelled";
         break;
       case "error":
+        this.#rest(now);
         this.error = errorOf(event);
         this.status = "failed";
         break;
       default:
     }
     if (event.type !== "accepted") this.queuePosition = null;
+    if (!QUIET.has(event.type)) this.note = "";
+  }
+
+  /** @param {string} text @param {number} now */
+  #think(text, now) {
+    const last = this.items.at(-1);
+    if (last?.thinking !== undefined && last.message === null) {
+      last.text += text;
+      last.thinking.since ??= now;
+      return;
+    }
+    const rank = last === undefined ? FIRST_THINKING_RANK : last.rank + 0.5;
+    this.#put({ rank, role: "assistant", channel: "thought", text, message: null, thinking: { ms: 0, since: now } });
+  }
+
+  /**
+   * The model does something else than to reason.
+   * @param {number} now
+   */
+  #rest(now) {
+    for (const { thinking } of this.items) {
+      if (thinking === undefined || thinking.since === null) continue;
+      thinking.ms = (thinking.ms ?? 0) + now - thinking.since;
+      thinking.since = null;
+    }
+  }
+
+  /**
+   * A step; where it is what was heard of the model's reasoning, it takes its place.
+   * @param {Item} item
+   */
+  #takeStep(item) {
+    if (item.thinking !== undefined) {
+      const heard = this.items.find(isHeardThinking);
+      item.thinking.ms ??= heard?.thinking?.ms ?? null;
+      this.items = this.items.filter((other) => other !== heard);
+    }
+    this.#put(item);
   }
 
   /** @param {Frames.HitlPayload} payload */
@@ -441,10 +508,91 @@ export class Turn {
 
   /** @param {Frames.ChatMessage[]} messages */
   #replaceItems(messages) {
-    const user = messages.find((message) => message.role === "user");
+    const user = messages.find(isQuestion);
     if (user !== undefined) this.timestamp = user.timestamp;
-    this.items = messages.filter((message) => message.role !== "user").map(itemOf);
+    const heard = this.items.filter((item) => item.thinking !== undefined);
+    this.items = messages.filter((message) => !isQuestion(message)).map(itemOf);
+    this.#takeLateThinking();
+    const stored = this.items.filter((item) => item.thinking !== undefined);
+    if (stored.length === 0) for (const item of heard) this.#keepThinking(item);
+    stored.forEach((item, at) => {
+      if (item.thinking !== undefined) item.thinking.ms ??= heard[at]?.thinking?.ms ?? null;
+    });
+    this.#timeThinking();
   }
+
+  /** Where reasoning is stored, that which came after the first words of the answer is kept with the answer. */
+  #takeLateThinking() {
+    const { answer } = this;
+    const text = this.metadata.extras?.late_thoughts;
+    if (answer === undefined || typeof text !== "string" || text === "") return;
+    const thinking = { ms: null, since: null };
+    this.#put({ rank: answer.rank - 0.5, role: "assistant", channel: "thought", text, message: null, thinking });
+  }
+
+  /**
+   * What was heard of the model's reasoning is in no message, and stays for as long as the page does.
+   * @param {Item} item
+   */
+  #keepThinking(item) {
+    // What came after the first words of the answer still came before its end.
+    const rank = Math.min(item.rank, (this.answer?.rank ?? item.rank + 1) - 0.5);
+    const before = this.items.find((other) => other.rank === rank);
+    if (before?.thinking === undefined) {
+      this.#put({ ...item, rank, thinking: { ms: item.thinking?.ms ?? null, since: null } });
+      return;
+    }
+    before.text += `\n\n${item.text}`;
+    before.thinking.ms = (before.thinking.ms ?? 0) + (item.thinking?.ms ?? 0);
+  }
+
+  /** The service has timed it as it happened; this page may have joined later, or heard all of it at once. */
+  #timeThinking() {
+    const ms = this.metadata.extras?.thinking_ms;
+    if (typeof ms !== "number" || !(ms > 0)) return;
+    const parts = this.items.flatMap(({ thinking }) => thinking ?? []);
+    if (parts.length === 0) {
+      const thinking = { ms, since: null };
+      this.#put({ rank: FIRST_THINKING_RANK, role: "assistant", channel: "thought", text: "", message: null, thinking });
+      return;
+    }
+    const known = parts.reduce((total, part) => total + (part.ms ?? 0), 0);
+    const untimed = parts.filter((part) => part.ms === null);
+    if (parts.length === 1) {
+      parts[0].ms = ms;
+    } else if (untimed.length === 1 && known < ms) {
+      untimed[0].ms = ms - known;
+    } else if (untimed.length > 1 || known < ms / 2) {
+      parts.forEach((part, at) => Object.assign(part, { ms: at === 0 ? ms : null, inAll: at === 0 }));
+    }
+  }
+}
+
+/** Events that say nothing of what the agent does now. */
+const QUIET = new Set(["custom", "session", "sources"]);
+
+/** @param {Item} item */
+function isHeardThinking(item) {
+  return item.thinking !== undefined && item.message === null;
+}
+
+/**
+ * Whether a message is what the person asked; what they answer in the middle of a turn is one of its steps.
+ * @param {Frames.ChatMessage} message
+ */
+function isQuestion({ role, channel }) {
+  return role === "user" && channel !== "observation";
+}
+
+/**
+ * The line that an agent's own event has for a person, if any: what it is made of is the agent's affair.
+ * @param {unknown} data
+ * @returns {string|null}
+ */
+function noteOf(data) {
+  const { message, status, text } = /** @type {Record<string, unknown>} */ (typeof data === "object" && data ? data : {});
+  const said = [data, message, status, text].find((value) => typeof value === "string");
+  return typeof said === "string" ? said.trim().slice(0, MAX_NOTE_CHARS) : null;
 }
 
 /**
@@ -457,7 +605,11 @@ export function isCutOff(messages) {
 
 /** @param {Frames.ChatMessage} message @returns {Item} */
 function itemOf(message) {
-  return { rank: message.rank, role: message.role, channel: message.channel, text: textOf(message), message };
+  const { rank, role, channel, metadata } = message;
+  const item = { rank, role, channel, text: textOf(message), message };
+  if (channel !== "thought" || metadata.extras?.reasoning !== true) return item;
+  const ms = metadata.extras.thinking_ms;
+  return { ...item, thinking: { ms: typeof ms === "number" ? ms : null, since: null } };
 }
 
 /** @param {Frames.ChatMessage} message */

@@ -51,10 +51,11 @@ const WARNINGS = {
 };
 
 /**
- * {title, message} of an error {code, message?}.
- * @param {{code: string, message?: string|null}} error
+ * {title, message} of an error {code, message?}. With a `field`, it is of an answer to the agent.
+ * @param {{code: string, message?: string|null, field?: string}} error
  */
 export function errorText(error) {
+  if (error.field !== undefined) return { title: "The agent cannot take this answer", message: `(${error.field})` };
   const title = TITLES[error.code] ?? "Something went wrong";
   return { title, message: error.message ?? MESSAGES[error.code] ?? "" };
 }
@@ -65,4 +66,67 @@ export function errorText(error) {
  */
 export function warningText(code) {
   return WARNINGS[code] ?? `Note: ${String(code).replaceAll("_", " ")}.`;
+}
+
+/** What a form of the agent's questions misses. */
+export const MISSING = { choice: "Choose one of these.", words: "Write an answer." };
+
+/**
+ * What is wrong with arguments that a person has edited.
+ * @param {string|null} reason why they cannot be read; null where they can, and are no object
+ */
+export function argumentsProblem(reason) {
+  return reason === null ? "The arguments must be a JSON object: { … }." : `This is not JSON: ${reason}`;
+}
+
+/**
+ * What the person told the agent, in a line.
+ * @param {unknown} answer as it was sent: {choice_id}, {text}, {decisions} or {answers}
+ * @param {string} said the same in words, "" where there are none
+ * @param {string[]} names of the calls that waited for it
+ */
+export function decisionText(answer, said, names) {
+  const { decisions, answers, choice_id: choice, text } = fieldsOf(answer);
+  if (Array.isArray(decisions)) return decisionsText(decisions, names);
+  const verb = VERBS[String(choice)];
+  if (verb !== undefined) return `You ${verb}${names.length === 0 ? "" : `: ${names.join(", ")}`}`;
+  if (typeof answers === "object" && answers !== null) {
+    const count = Object.keys(answers).length;
+    return `You answered ${count === 1 ? "a question" : `${count} questions`}`;
+  }
+  const words = [said, text, choice, answer].find((value) => typeof value === "string" && value !== "");
+  return typeof words === "string" ? `You answered: ${words}` : "You answered";
+}
+
+/** @param {unknown[]} decisions @param {string[]} names */
+function decisionsText(decisions, names) {
+  /** @type {Map<string, string[]>} names by what was decided */
+  const groups = new Map();
+  decisions.map(fieldsOf).forEach(({ type, edited_action: edited }, at) => {
+    const verb = VERBS[String(type)] ?? "answered";
+    const own = names.length === decisions.length ? names[at] : fieldsOf(edited).name;
+    groups.set(verb, [...(groups.get(verb) ?? []), typeof own === "string" ? own : ""]);
+  });
+  const parts = [...groups].map(([verb, called]) => {
+    if (!called.includes("")) return `${verb}: ${called.join(", ")}`;
+    return called.length === decisions.length && called.length === 1 ? verb : `${verb} ${called.length} of them`;
+  });
+  const { message } = fieldsOf(decisions[0]);
+  const reason = decisions.length === 1 && typeof message === "string" && message !== "" ? ` (“${message}”)` : "";
+  return `You ${parts.join("; ")}${reason}`;
+}
+
+/** @type {Record<string, string|undefined>} by a decision's type, or by the choice that means the same */
+const VERBS = {
+  approve: "approved",
+  allow: "approved",
+  edit: "approved with changes",
+  reject: "rejected",
+  deny: "rejected",
+  respond: "answered in place of",
+};
+
+/** @param {unknown} value @returns {Record<string, unknown>} */
+function fieldsOf(value) {
+  return typeof value === "object" && value !== null ? /** @type {Record<string, unknown>} */ (value) : {};
 }

@@ -2,21 +2,21 @@
 
 /**
  * @import { IconName } from "./dom.js"
- * @import { Said } from "./hitl.js"
+ * @import { Card, Said } from "./hitl.js"
  * @import { Item, Turn, TurnError } from "./protocol.js"
  * @import { OpenSource } from "./sources.js"
+ * @import { Phase, Row } from "./steps.js"
  */
 
 import { copyButton, el, icon } from "./dom.js";
 import { duration, fullMoment, moment } from "./format.js";
 import { humanCard } from "./hitl.js";
 import { renderLedger, summarise } from "./ledger.js";
-import { codeBlock, MarkdownStream, safeLink } from "./markdown.js";
+import { MarkdownStream } from "./markdown.js";
 import { citationButton, SourceList } from "./sources.js";
+import { CallItem, DecisionItem, dots, renderPart, rowsOf, StepItem, ThinkingItem } from "./steps.js";
 import { errorText, warningText } from "./texts.js";
 
-/** @type {Partial<Record<Frames.Channel, string>>} */
-const STEP_NAMES = { plan: "Plan", thought: "Thought", observation: "Observation", system_note: "Note" };
 /** Ends after which the person may want the answer all the same. */
 const ASKED_AGAIN = new Set(["cancelled", "interrupted"]);
 /** @type {Record<string, string|undefined>} */
@@ -42,8 +42,10 @@ const END_NOTES = {
 export class TurnView {
   #turn;
   #actions;
-  /** @type {Map<string, AnswerItem|StepItem>} by rank and channel */
-  #items = new Map();
+  /** @type {Map<string, RowView>} by key */
+  #rows = new Map();
+  /** @type {{checkpointId: string, card: Card}|null} */
+  #card = null;
   #sources;
   #steps = el("div", { class: "items" });
   #state = el("div", { class: "turn-state" });
@@ -91,31 +93,48 @@ export class TurnView {
   }
 
   #updateItems() {
-    const shown = new Set();
-    /** @type {HTMLElement|null} */
-    let previous = null;
-    for (const item of this.#turn.items) {
-      const key = `${item.rank}:${item.channel}`;
-      shown.add(key);
-      let view = this.#items.get(key);
-      if (view === undefined) {
-        view = item.role === "assistant" && item.channel === "final" ? this.#answerItem() : new StepItem(item);
-        this.#items.set(key, view);
-        if (previous === null) this.#steps.prepend(view.node);
-        else previous.after(view.node);
-      }
-      view.update(item, this.#turn.sources);
-      previous = view.node;
-    }
-    for (const [key, view] of this.#items) {
-      if (shown.has(key)) continue;
+    const turn = this.#turn;
+    const phase = phaseOf(turn);
+    const rows = rowsOf(turn.items);
+    const keys = new Set(rows.map(({ key }) => key));
+    for (const [key, view] of this.#rows) {
+      if (keys.has(key)) continue;
       view.node.remove();
-      this.#items.delete(key);
+      this.#rows.delete(key);
+    }
+    /** @type {Element|null} */
+    let next = this.#steps.firstElementChild;
+    for (const row of rows) {
+      const view = this.#rows.get(row.key) ?? this.#newRow(row);
+      if (view.node === next) next = view.node.nextElementSibling;
+      else this.#steps.insertBefore(view.node, next);
+      if (view instanceof CallItem && row.kind === "call") view.update(row, phase);
+      else if (view instanceof AnswerItem) view.update(row.item, turn.sources);
+      else if (view instanceof StepItem || view instanceof ThinkingItem) view.update(row.item);
     }
   }
 
-  #answerItem() {
-    return new AnswerItem((source, claim) => this.#actions.openSource(source, claim));
+  /** @param {Row} row @returns {RowView} */
+  #newRow(row) {
+    const view = this.#viewOf(row);
+    this.#rows.set(row.key, view);
+    return view;
+  }
+
+  /** @param {Row} row @returns {RowView} */
+  #viewOf(row) {
+    switch (row.kind) {
+      case "answer":
+        return new AnswerItem((source, claim) => this.#actions.openSource(source, claim));
+      case "thinking":
+        return new ThinkingItem();
+      case "decision":
+        return new DecisionItem(row);
+      case "call":
+        return new CallItem(row);
+      default:
+        return new StepItem(row.item);
+    }
   }
 
   /** The line under the text while the turn runs: waiting, thinking, stopping. */
@@ -123,14 +142,17 @@ export class TurnView {
     const text = stateText(this.#turn);
     if (text === this.#stateKey) return;
     this.#stateKey = text;
-    const dots = el("span", { class: "dots", "aria-hidden": "true" }, el("i"), el("i"), el("i"));
-    this.#state.replaceChildren(...(text === "" ? [] : [dots, text]));
+    this.#state.replaceChildren(...(text === "" ? [] : [dots(), el("span", {}, text)]));
   }
 
   #updateEnd() {
     const turn = this.#turn;
     const key = `${turn.status}:${turn.retried === true}:${turn.awaiting?.checkpoint_id}`;
-    if (key === this.#endKey) return;
+    if (key === this.#endKey) {
+      // The answer to the agent was not taken, between two frames.
+      if (turn.status === "awaiting") this.#card?.card.unlock();
+      return;
+    }
     this.#endKey = key;
     clearInterval(this.#retryTimer);
     const warnings = turn.warnings.map((code) => el("p", { class: "note warning" }, icon("alert"), warningText(code)));
@@ -146,8 +168,15 @@ export class TurnView {
   /** @returns {HTMLElement[]} */
   #question() {
     const turn = this.#turn;
-    if (turn.status !== "awaiting" || turn.awaiting === null) return [];
-    return [humanCard(turn.awaiting, (said) => this.#actions.answerHuman(turn, said))];
+    const { awaiting } = turn;
+    if (turn.status !== "awaiting" || awaiting === null) return [];
+    // An answer that was not taken is given again from where it was: what was typed is still in its card.
+    if (this.#card?.checkpointId !== awaiting.checkpoint_id) {
+      const card = humanCard(awaiting, (said) => this.#actions.answerHuman(turn, said));
+      this.#card = { checkpointId: awaiting.checkpoint_id, card };
+    }
+    this.#card.card.unlock();
+    return [this.#card.card.node];
   }
 
   #endNote() {
@@ -234,6 +263,14 @@ export class TurnView {
   }
 }
 
+/** @typedef {AnswerItem|StepItem|ThinkingItem|CallItem|DecisionItem} RowView */
+
+/** @param {Turn} turn @returns {Phase} */
+function phaseOf(turn) {
+  if (!turn.ended) return "running";
+  return turn.status === "awaiting" ? "waiting" : "over";
+}
+
 /** @param {Turn} turn */
 function stateText(turn) {
   if (turn.ended) return "";
@@ -241,6 +278,9 @@ function stateText(turn) {
   if (turn.waitingForConnection === true) return "Waiting for the connection…";
   if (turn.resuming) return "Resuming the answer…";
   if (turn.queuePosition !== null) return `In the queue, position ${turn.queuePosition}`;
+  if (turn.note !== "") return turn.note;
+  // What the model says while it reasons tells so itself.
+  if (turn.items.some(({ thinking }) => thinking !== undefined && thinking.since !== null)) return "";
   return turn.answer === undefined || turn.answer.text === "" ? "Thinking…" : "";
 }
 
@@ -293,64 +333,4 @@ function sameSources(some, others) {
  */
 function isListed(part, sources) {
   return part.type === "link" && part.kind === "citation" && sources[Number(part.source_id) - 1] !== undefined;
-}
-
-/**
- * The parts of a message that are not its text. An image is a link: nothing of an answer loads by itself.
- * @param {Frames.Part} part
- * @returns {HTMLElement[]}
- */
-function renderPart(part) {
-  switch (part.type) {
-    case "code":
-      return [codeBlock(String(part.code), part.language ?? "")];
-    case "image_url":
-      return [safeLink(part.url, [`Image: ${part.alt || "untitled"}`])];
-    case "link":
-      return part.href ? [safeLink(part.href, [part.title || part.href])] : [];
-    case "geo":
-      return [codeBlock(JSON.stringify(part.geojson, null, 2), "geojson")];
-    default:
-      return [];
-  }
-}
-
-/** A thought, a tool call, a tool's result: one closed line that opens. */
-class StepItem {
-  #body = el("div", { class: "step-body" });
-  /** @type {Frames.ChatMessage|string|null} */
-  #shown = null;
-
-  /** @param {Item} item */
-  constructor(item) {
-    const summary = el("summary", {}, icon("tool"), stepTitle(item));
-    this.node = el("details", { class: `step step-${item.channel}` }, summary, this.#body);
-  }
-
-  /** @param {Item} item */
-  update(item) {
-    const shown = item.message ?? item.text;
-    if (shown === this.#shown) return;
-    this.#shown = shown;
-    /** @type {HTMLElement[]} */
-    const blocks = item.text === "" ? [] : [el("p", { class: "plain" }, item.text)];
-    for (const part of item.message?.parts ?? []) {
-      if (part.type === "tool_call") blocks.push(codeBlock(JSON.stringify(part.args, null, 2), "json"));
-      else if (part.type === "tool_result") blocks.push(codeBlock(String(part.content ?? ""), part.ok ? "" : "failed"));
-      else blocks.push(...renderPart(part));
-    }
-    this.#body.replaceChildren(...blocks);
-  }
-}
-
-/** @param {Item} item */
-function stepTitle(item) {
-  const part = item.message?.parts.find(({ type }) => type === "tool_call" || type === "tool_result");
-  if (part?.type === "tool_call") return `Tool: ${part.name}`;
-  if (part?.type === "tool_result") {
-    const time = part.latency_ms ?? null;
-    if (part.ok === false && time === null) return "Tool was not called";
-    return `${part.ok === false ? "Tool failed" : "Tool answered"}${time === null ? "" : ` in ${duration(time)}`}`;
-  }
-  return STEP_NAMES[item.channel] ?? "Step";
 }

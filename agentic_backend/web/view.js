@@ -17,6 +17,7 @@ import { TurnView } from "./turns.js";
 
 const NEAR_END_PX = 96;
 const COMPOSER_MAX_PX = 240;
+const CARD_MARGIN_PX = 12;
 const SEARCH_PAUSE_MS = 250;
 const NARROW = "(max-width: 800px)";
 /** A short break of the connection is mended before anyone needs to read about it. */
@@ -134,7 +135,10 @@ export class View {
     this.#nodes.earlier.addEventListener("click", () => this.#actions.loadEarlier());
     this.#nodes["connection-action"].addEventListener("click", () => this.#actions.connect());
     agent.addEventListener("change", () => this.#actions.chooseAgent(agent.value));
-    model.addEventListener("change", () => this.#actions.chooseModel(model.value));
+    model.addEventListener("change", () => {
+      this.#describeModel();
+      this.#actions.chooseModel(model.value);
+    });
   }
 
   // ---- conversations ----
@@ -186,7 +190,7 @@ export class View {
     this.#nodes.log.setAttribute("aria-busy", "true");
     this.#nodes.turns.replaceChildren(...turns.map((turn) => this.#viewOf(turn).node));
     this.closeDrawer();
-    this.#toEnd();
+    this.#follow();
     requestAnimationFrame(() => this.#nodes.log.removeAttribute("aria-busy"));
   }
 
@@ -244,7 +248,7 @@ export class View {
     const start = performance.now();
     for (const turn of this.#dirty) this.#viewOf(turn).update();
     this.#dirty.clear();
-    if (this.#following) this.#nodes.log.scrollTop = this.#nodes.log.scrollHeight;
+    if (this.#following) this.#follow();
     this.#lastRenderMs = performance.now() - start;
   }
 
@@ -292,14 +296,23 @@ export class View {
   }
 
   /**
-   * @param {{id: string, title: string}[]} choices of models; the picker is there only where there is more than one
+   * @param {{id: string, title: string, description?: string|null}[]} choices of models; the picker is there only where there is more than one
    * @param {string|null} chosenId
    */
   showModels(choices, chosenId) {
     const { model, "model-picker": picker } = this.#nodes;
-    model.replaceChildren(...choices.map(({ id, title }) => el("option", { value: id }, title)));
+    const options = choices.map(({ id, title, description }) => el("option", { value: id, title: description }, title));
+    model.replaceChildren(...options);
     model.value = chosenId ?? "";
+    this.#describeModel();
     picker.hidden = choices.length < 2;
+  }
+
+  /** A list that is closed shows the chosen one alone, with its own words. */
+  #describeModel() {
+    const { model } = this.#nodes;
+    const about = model.selectedOptions[0]?.title ?? "";
+    model.title = about === "" ? "Model" : about;
   }
 
   // ---- composer ----
@@ -521,6 +534,15 @@ export class View {
       button.hidden = this.#following;
     });
     button.addEventListener("click", () => this.#toEnd());
+  }
+
+  /** To the end; of what the agent asks there to its beginning, where it is higher than the log. */
+  #follow() {
+    this.#toEnd();
+    const { log } = this.#nodes;
+    const card = log.querySelector(".human");
+    if (card === null || card.clientHeight < log.clientHeight) return;
+    log.scrollTop += card.getBoundingClientRect().top - log.getBoundingClientRect().top - CARD_MARGIN_PX;
   }
 
   #toEnd() {

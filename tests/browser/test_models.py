@@ -79,3 +79,19 @@ async def test_both_pickers_leave_room_for_the_send_button(page, fake):
     await open_fake(page, fake)
     await expect(page.get_by_label("Model")).to_be_visible()
     await expect(page.get_by_role("button", name="Send")).to_be_in_viewport(ratio=1)
+
+
+async def test_a_model_that_is_described_says_so_where_it_is_chosen(page, fake):
+    choices = [
+        {"id": "quick", "title": "Quick"},
+        {"id": "deep", "title": "Deep", "description": "Thinks before it speaks"},
+    ]
+    fake.agents = [{**fake.agents[0], "model_choices": choices}]
+    await open_fake(page, fake)
+    model = page.get_by_label("Model")
+    await expect(model).to_have_attribute("title", "Model")
+    await expect(model.locator("option").last).to_have_attribute("title", "Thinks before it speaks")
+    await model.select_option("Deep")
+    await expect(model).to_have_attribute("title", "Thinks before it speaks")
+    await page.get_by_role("button", name="New conversation").click()
+    await expect(model).to_have_value("deep")

@@ -428,15 +428,16 @@ async def test_steps_of_an_agent_are_folded_and_text_that_became_a_thought_moves
     thought = {**told.message(1, "assistant", "Let me look."), "channel": "thought"}
     await told.say("message", message=thought)
     await expect(page.locator(".markdown")).to_have_count(0)
-    call = {"type": "tool_call", "call_id": "c", "name": "search", "args": {"q": "<b>x</b>"}}
-    await told.say("message", message={**told.message(2, "assistant", ""), "channel": "tool_call", "parts": [call]})
-    for rank, ended in ((3, {"ok": True, "latency_ms": 12}), (4, {"ok": False, "latency_ms": 3}), (5, {"ok": False})):
-        result = {"type": "tool_result", "call_id": "c", "content": "", "latency_ms": None, **ended}
-        await told.say(
-            "message", message={**told.message(rank, "tool", ""), "channel": "tool_result", "parts": [result]}
-        )
+    for rank, name, ended in ((2, "a", {"ok": True, "latency_ms": 12}), (4, "b", {"ok": False})):
+        call = {"type": "tool_call", "call_id": name, "name": "search", "args": {"q": "<b>x</b>"}}
+        result = {"type": "tool_result", "call_id": name, "content": "", "latency_ms": None, **ended}
+        asked = {**told.message(rank, "assistant", ""), "channel": "tool_call", "parts": [call]}
+        answered = {**told.message(rank + 1, "tool", ""), "channel": "tool_result", "parts": [result]}
+        await told.say("message", message=asked)
+        await told.say("message", message=answered)
     await told.delta("Found.", rank=6)
-    steps = ["Thought", "Tool: search", "Tool answered in 12.0 ms", "Tool failed in 3.00 ms", "Tool was not called"]
+    call_line = "Tool: searchq: <b>x</b>"
+    steps = ["Thought", f"{call_line}answered in 12.0 ms", f"{call_line}was not called"]
     await expect(page.locator(".step summary")).to_have_text(steps)
     await expect(page.locator(".markdown")).to_have_text("Found.")
     assert await page.locator("b").count() == 0

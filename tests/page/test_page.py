@@ -142,7 +142,8 @@ def test_make_check_looks_at_every_script_that_is_shipped() -> None:
 def test_types_of_frames_say_what_the_schemas_say(tmp_path: Path) -> None:
     (tmp_path / "native-server.schema.json").write_text(
         """{"oneOf": [{"$ref": "#/$defs/pong"}], "$defs": {
-            "pong": {"type": "object", "properties": {"type": {"const": "pong"}, "at": {"type": ["number", "null"]}},
+            "pong": {"type": "object", "properties": {"type": {"const": "pong"}, "at": {"type": ["number", "null"]},
+                                                              "data": {"description": "Open."}},
                      "required": ["type"], "additionalProperties": false},
             "Names": {"type": "array", "items": {"enum": ["a", "b"]}}}}"""
     )
@@ -150,7 +151,7 @@ def test_types_of_frames_say_what_the_schemas_say(tmp_path: Path) -> None:
     client.write_text("""{"oneOf": [{"$ref": "#/$defs/open"}], "$defs": {"open": {"type": "object"}}}""")
     assert declarations(tmp_path).splitlines() == [
         "declare namespace Frames {",
-        '  type pong = { "type": "pong"; "at"?: number | null; };',
+        '  type pong = { "type": "pong"; "at"?: number | null; "data"?: unknown; };',
         '  type Names = ("a" | "b")[];',
         "  type FromServer = pong;",
         "  type open = { [key: string]: unknown; };",
