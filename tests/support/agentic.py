@@ -133,8 +133,6 @@ def start_process(database: Database, mock_llm: MockModel, tmp_path: Path) -> St
         **sections: Any,
     ) -> AbstractAsyncContextManager[ServiceProcess]:
         settings = merge(configuration(model, database, mock_llm), sections)
-        return run_process(
-            settings, tmp_path, env=env, token=token, path=path, traceback_allowed=traceback_allowed
-        )
+        return run_process(settings, tmp_path, env=env, token=token, path=path, traceback_allowed=traceback_allowed)
 
     return start

@@ -268,6 +268,7 @@ class HostedAgent:
                 configurable["thread_id"] = ref.thread
                 return ref.thread, None
         configurable |= _configurable(ref)
+        turn.checkpoint_id = ref.checkpoint_id  # one answer of several leaves the run where it is
         return ref.thread, answers
 
     def _told(self, run: AgentRun) -> list[BaseMessage]:
