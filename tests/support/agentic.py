@@ -77,17 +77,53 @@ def _holds_ask(spool: Path, exchange_id: str) -> bool:
 StartProcess = Callable[..., AbstractAsyncContextManager[ServiceProcess]]
 
 
+@asynccontextmanager
+async def run_process(
+    settings: dict[str, Any],
+    place: Path,
+    *,
+    env: dict[str, str] | None = None,
+    token: str = "local",
+    path: str | None = "/ready",
+    traceback_allowed: bool = False,
+) -> AsyncIterator[ServiceProcess]:
+    """A process on this configuration, on ports of its own, with its file and its spool in `place`.
+
+    `env` is added to its environment, `token` is what the client sends over REST. The block begins once `path` answers
+    200, at once without one. `traceback_allowed` is as for ModuleProcess.
+    """
+    port, metrics_port = free_port(), free_port()
+    own = {"app": {"port": port, "metrics_port": metrics_port}}
+    settings = merge(merge({"persistence": {"spool_dir": free_spool(place)}}, settings), own)
+    file = place / f"{port}.yaml"
+    file.write_text(yaml.safe_dump(settings))
+    variables = {"CONFIG_FILE": str(file), **CLEAN, **(env or {})}
+    headers = {"Authorization": f"Bearer {token}"}
+    with ForkedModule("agentic_backend", env=variables, traceback_allowed=traceback_allowed) as process:
+        try:
+            async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", headers=headers) as http:
+                service = ServiceProcess(
+                    port=port,
+                    http=http,
+                    process=process,
+                    metrics_port=metrics_port,
+                    spool=Path(settings["persistence"]["spool_dir"]),
+                )
+                if path is not None:
+                    await service.answers(path)
+                yield service
+        finally:
+            await process.until(process.stop)  # its drain takes seconds, which leaving the context would block
+
+
 @pytest.fixture
 def start_process(database: Database, mock_llm: MockModel, tmp_path: Path) -> StartProcess:
     """Start a process on the test's database: `async with start_process("mock;gap=20", limits={…})`.
 
-    Keyword arguments are sections of the configuration. `env` is added to its environment, `token` is what the client
-    sends over REST. The block begins once `path` answers 200, or at once if it is None. `traceback_allowed` is as for
-    ModuleProcess.
+    Keyword arguments are sections of the configuration; the others are those of `run_process`.
     """
 
-    @asynccontextmanager
-    async def start(
+    def start(
         model: str = "mock",
         *,
         env: dict[str, str] | None = None,
@@ -95,31 +131,8 @@ def start_process(database: Database, mock_llm: MockModel, tmp_path: Path) -> St
         path: str | None = "/ready",
         traceback_allowed: bool = False,
         **sections: Any,
-    ) -> AsyncIterator[ServiceProcess]:
-        port, metrics_port = free_port(), free_port()
-        ports = {
-            "app": {"port": port, "metrics_port": metrics_port},
-            "persistence": {"spool_dir": free_spool(tmp_path)},
-        }
-        settings = merge(merge(configuration(model, database, mock_llm), ports), sections)
-        file = tmp_path / f"{port}.yaml"
-        file.write_text(yaml.safe_dump(settings))
-        variables = {"CONFIG_FILE": str(file), **CLEAN, **(env or {})}
-        headers = {"Authorization": f"Bearer {token}"}
-        with ForkedModule("agentic_backend", env=variables, traceback_allowed=traceback_allowed) as process:
-            try:
-                async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", headers=headers) as http:
-                    service = ServiceProcess(
-                        port=port,
-                        http=http,
-                        process=process,
-                        metrics_port=metrics_port,
-                        spool=Path(settings["persistence"]["spool_dir"]),
-                    )
-                    if path is not None:
-                        await service.answers(path)
-                    yield service
-            finally:
-                await process.until(process.stop)  # its drain takes seconds, which leaving the context would block
+    ) -> AbstractAsyncContextManager[ServiceProcess]:
+        settings = merge(configuration(model, database, mock_llm), sections)
+        return run_process(settings, tmp_path, env=env, token=token, path=path, traceback_allowed=traceback_allowed)
 
     return start

@@ -69,7 +69,7 @@ class _Outcome:
     """What a run of the graph left: the state's last values and the questions that stop it, by their ids."""
 
     values: Any = None
-    interrupts: dict[str, Any] | None = None
+    interrupts: dict[str, Any] = field(default_factory=dict)
 
     def take(self, namespace: tuple[str, ...], mode: str, data: Any, run: AgentRun) -> None:
         """Take one event of the graph's stream; what nodes write for clients goes on at once."""
@@ -80,7 +80,8 @@ class _Outcome:
         elif mode == "values":
             self.values = data
         elif isinstance(data, dict) and (asked := data.get(_INTERRUPT)):
-            self.interrupts = {one.id: one.value for one in asked}
+            # Nodes side by side ask one after the other.
+            self.interrupts |= {one.id: one.value for one in asked}
 
 
 class HostedAgent:
@@ -268,6 +269,7 @@ class HostedAgent:
                 configurable["thread_id"] = ref.thread
                 return ref.thread, None
         configurable |= _configurable(ref)
+        turn.checkpoint_id = ref.checkpoint_id  # one answer of several leaves the run where it is
         return ref.thread, answers
 
     def _told(self, run: AgentRun) -> list[BaseMessage]:

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, Final
 
-from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
-from langgraph.types import Command
+from langchain_core.messages import BaseMessage, InvalidToolCall, ToolCall, ToolMessage
+from langgraph.types import Command, Overwrite
 from pydantic import BaseModel
 
 from agentic_backend.events import Step
@@ -34,6 +34,8 @@ def messages_in(update: Any) -> Iterator[BaseMessage]:
 
 def _own(value: Any) -> Iterator[BaseMessage]:
     """The messages that are the value of a channel, or in its list."""
+    if isinstance(value, Overwrite):
+        value = value.value
     if isinstance(value, BaseMessage):
         yield value
     elif isinstance(value, list | tuple):
@@ -50,11 +52,14 @@ def _values(state: Any) -> Iterable[Any]:
     return ()
 
 
-def tool_calls_of(message: AIMessage) -> list[Step]:
-    """A step for each tool call of a model's message, those that could not be parsed included."""
-    good = [_called(call["id"], call["name"], call["args"]) for call in message.tool_calls]
-    broken = message.invalid_tool_calls
-    return good + [_called(one["id"], one["name"] or "", {"unreadable": one["args"] or ""}) for one in broken]
+def tool_call_of(call: ToolCall | InvalidToolCall) -> Step:
+    """The step of a tool call of a model's message. What could not be parsed is shown as it is."""
+    args = call["args"]
+    arguments = args if isinstance(args, dict) else {"unreadable": args or ""}
+    if len(shown := _encoded(arguments)) > _SHOWN_CHARS:
+        arguments = {"cut": shown[:_SHOWN_CHARS]}
+    part = {"type": "tool_call", "call_id": call["id"] or "", "name": call["name"] or "", "args": arguments}
+    return Step("assistant", "tool_call", [part])
 
 
 def tool_result_of(message: ToolMessage) -> Step:
@@ -68,14 +73,6 @@ def tool_result_of(message: ToolMessage) -> Step:
         "content": text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…",
     }
     return Step("tool", "tool_result", [part])
-
-
-def _called(call_id: str | None, name: str, arguments: dict[str, Any]) -> Step:
-    if len(shown := _encoded(arguments)) > _SHOWN_CHARS:
-        arguments = {"cut": shown[:_SHOWN_CHARS]}
-    return Step(
-        "assistant", "tool_call", [{"type": "tool_call", "call_id": call_id or "", "name": name, "args": arguments}]
-    )
 
 
 def _encoded(arguments: dict[str, Any]) -> str:

@@ -2,11 +2,11 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -38,6 +38,7 @@ _DEPTH: Final = 2
 """In `stream_agent_response`, and there beside the nodes or inside `graph`."""
 _USERS: Final = "user"
 """The first label of every namespace; the second is the user's."""
+_T = TypeVar("_T")
 
 
 class GraphState(Protocol):
@@ -135,6 +136,43 @@ class StateSaver(BaseCheckpointSaver[Any]):
             async with self._saver(patient=True) as saver:
                 await saver.aput_writes(config, writes, task_id, task_path)
 
+    # What follows is for nodes that are not asynchronous: LangGraph runs them in threads, and graphs within them there.
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """See `BaseCheckpointSaver`."""
+        return _from_thread(self.aget_tuple(config))
+
+    def list(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,  # noqa: A002 - LangGraph's name
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointTuple]:
+        """See `BaseCheckpointSaver`."""
+
+        async def found() -> Sequence[CheckpointTuple]:
+            return [one async for one in self.alist(config, filter=filter, before=before, limit=limit)]
+
+        yield from _from_thread(found())
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """See `BaseCheckpointSaver`."""
+        return _from_thread(self.aput(config, checkpoint, metadata, new_versions))
+
+    def put_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """See `BaseCheckpointSaver`."""
+        _from_thread(self.aput_writes(config, writes, task_id, task_path))
+
     def get_next_version(self, current: Any, channel: None) -> str:  # noqa: ARG002 - LangGraph's signature
         """A version above `current`. The random part tells branches apart that go on from one checkpoint."""
         counted = 0 if current is None else int(str(current).split(".", 1)[0])
@@ -195,8 +233,26 @@ class UserStore(BaseStore):
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """From a node that blocks in a thread of LangGraph's: the store is async, and lives on the loop."""
-        loop = current_turn().loop
-        return asyncio.run_coroutine_threadsafe(self.abatch(ops), loop).result()
+        return _from_thread(self.abatch(ops))
+
+
+def _from_thread(asked: Coroutine[Any, Any, _T]) -> _T:
+    """What the loop answers to a node that is not asynchronous. Raises RuntimeError on the loop, which would wait for
+    itself."""
+    loop = current_turn().loop
+    if loop is _loop_here():
+        asked.close()
+        raise RuntimeError(
+            "an asynchronous node must await: aget instead of get, ainvoke instead of invoke"
+        )
+    return asyncio.run_coroutine_threadsafe(asked, loop).result()
+
+
+def _loop_here() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _own_namespace() -> tuple[str, ...]:

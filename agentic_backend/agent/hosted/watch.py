@@ -1,25 +1,31 @@
 """Watches one run of a graph by LangChain's callbacks: its nodes, the calls of its models, and what they say."""
 
+import asyncio
 import re
+from asyncio import CancelledError
 from collections.abc import Callable, Mapping
+from functools import partial, wraps
+from threading import get_ident
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Concatenate, Final, ParamSpec
 from uuid import UUID
 
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, LLMResult
 from langgraph.constants import TAG_HIDDEN, TAG_NOSTREAM
+from langgraph.errors import GraphBubbleUp
 from langgraph.pregel._messages import StreamMessagesHandler
 
 from agentic_backend.agent.hosted.messages import messages_in
 from agentic_backend.agent.hosted.speech import Speech
 from agentic_backend.llm.observer import METERED, CallStatus, LlmObserver, TokenUse
 from agentic_backend.llm.providers.reading import reason_in, said_in, use_in
-from backend_kit.kpi import current_ledger, phase
+from backend_kit.kpi import phase
 
 GRAPH: Final = "graph"
 """The phase of a turn in which no node runs: LangGraph itself, with its reads and writes of the state."""
 _STEP_TAG: Final = "graph:step:"
+_P = ParamSpec("_P")
 _NOT_OF_A_NAME: Final = re.compile(r"[^a-z0-9_]+")
 
 
@@ -44,8 +50,29 @@ class _Call:
         self.timer = phase("llm_invoke")
 
 
+class _RunOver(BaseException):  # an Exception would be an answer to a tool, and tried again by a model's retries
+    """Ends a thread's call of a model whose run is over: nobody waits for it, and a thread cannot be cancelled."""
+
+
+def _on_loop(method: Callable[Concatenate["Watch", _P], None]) -> Callable[Concatenate["Watch", _P], None]:
+    """A method that a node in a thread of LangGraph's calls, too: it then runs on the loop, before the node's own end
+    does."""
+
+    @wraps(method)
+    def call(self: "Watch", *args: _P.args, **kwargs: _P.kwargs) -> None:
+        if get_ident() == self.thread:
+            method(self, *args, **kwargs)
+        elif self.over:
+            raise _RunOver
+        else:
+            self.loop.call_soon_threadsafe(partial(method, self, *args, **kwargs))
+
+    return call
+
+
 class Watch(StreamMessagesHandler):
-    """The callback handler of one run. It is called on the loop, within the task that it hears of, and never waits.
+    """The callback handler of one run. What it hears of happens in the run's tasks, on the loop, where it never waits;
+    or in a thread, where a node is not asynchronous.
 
     It stands where LangGraph's own handler stands for the stream of messages, so that models stream which a node merely
     invokes, those of subgraphs too. A token comes here by one call, where that stream would wake a task for it
@@ -66,8 +93,10 @@ class Watch(StreamMessagesHandler):
         self._use = use
         self._nodes: dict[UUID, Any] = {}
         self._calls: dict[UUID, _Call] = {}
-        self._timed = current_ledger() is not None
         self._graph: Any = None
+        self.loop = asyncio.get_running_loop()
+        self.thread = get_ident()
+        self.over = False
         self.model = ""
         self.finish_reason = ""
         self.failures: list[BaseException] = []
@@ -79,6 +108,7 @@ class Watch(StreamMessagesHandler):
 
     def end(self) -> None:
         """The run is over, however it ended. What was open is closed."""
+        self.over = True
         for call in self._calls.values():
             call.timer.__exit__(GeneratorExit, None, None)
             if not call.metered:
@@ -93,6 +123,7 @@ class Watch(StreamMessagesHandler):
 
     # Signatures below are LangChain's; what it passes beyond them is in `_more`.
 
+    @_on_loop
     def on_chain_start(
         self,
         serialized: dict[str, Any],  # noqa: ARG002
@@ -103,7 +134,7 @@ class Watch(StreamMessagesHandler):
         metadata: dict[str, Any] | None = None,
         **_more: Any,
     ) -> None:
-        if not tags or TAG_HIDDEN in tags or not any(tag.startswith(_STEP_TAG) for tag in tags):
+        if self.over or not tags or TAG_HIDDEN in tags or not any(tag.startswith(_STEP_TAG) for tag in tags):
             return
         node = str((metadata or {}).get("langgraph_node", ""))
         if not self._nodes and self._graph is not None:
@@ -115,6 +146,7 @@ class Watch(StreamMessagesHandler):
         timer.__enter__()
         self._nodes[run_id] = timer
 
+    @_on_loop
     def on_chain_end(  # type: ignore[override]
         self, response: Any, *, run_id: UUID, **_more: Any
     ) -> None:
@@ -122,9 +154,12 @@ class Watch(StreamMessagesHandler):
             for message in messages_in(response):
                 self.speech.take(message)
 
+    @_on_loop
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **_more: Any) -> None:
-        self._left(run_id, error)
+        # To ask a person, or to go on in another graph, is no failure.
+        self._left(run_id, None if isinstance(error, GraphBubbleUp) else error)
 
+    @_on_loop
     def on_chat_model_start(
         self,
         serialized: dict[str, Any],
@@ -137,6 +172,7 @@ class Watch(StreamMessagesHandler):
     ) -> None:
         self.on_llm_start(serialized, [], run_id=run_id, tags=tags, metadata=metadata)
 
+    @_on_loop
     def on_llm_start(
         self,
         serialized: dict[str, Any],  # noqa: ARG002
@@ -147,12 +183,15 @@ class Watch(StreamMessagesHandler):
         metadata: dict[str, Any] | None = None,
         **_more: Any,
     ) -> None:
+        if self.over:
+            return
         about = metadata or {}
         model = str(about.get("ls_model_name") or "unknown")
         call = _Call(model, metered=bool(about.get(METERED)), quiet=TAG_NOSTREAM in (tags or ()))
         self._calls[run_id] = call
         call.timer.__enter__()
 
+    @_on_loop
     def on_llm_new_token(self, token: Any, *, chunk: Any = None, run_id: UUID, **_more: Any) -> None:  # noqa: ARG002
         call = self._calls.get(run_id)
         if call is None:
@@ -168,6 +207,7 @@ class Watch(StreamMessagesHandler):
             call.message_id = message.id
         self.speech.hear(call.message_id or str(run_id), said_in(message))
 
+    @_on_loop
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **_more: Any) -> None:
         call = self._calls.pop(run_id, None)
         if call is None:
@@ -184,13 +224,14 @@ class Watch(StreamMessagesHandler):
             self.speech.hear(call.message_id, said_in(message))
         self.speech.ended(call.message_id or str(run_id), message.id if message is not None else None)
 
+    @_on_loop
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **_more: Any) -> None:
         call = self._calls.pop(run_id, None)
         if call is None:
             return
         call.timer.__exit__(type(error), None, None)
         self.failures.append(error)
-        self._account(call, "timeout" if isinstance(error, TimeoutError) else "error", None)
+        self._account(call, _status(error), None)
         self.speech.ended(call.message_id or str(run_id))
 
     def _left(self, run_id: UUID, error: BaseException | None) -> bool:
@@ -221,6 +262,13 @@ class Watch(StreamMessagesHandler):
 
 def _nobody(_chunk: Any) -> None:
     """Nothing goes into LangGraph's stream."""
+
+
+def _status(error: BaseException) -> CallStatus:
+    """How a call ended that raised this."""
+    if isinstance(error, CancelledError | GeneratorExit):
+        return "cancelled"
+    return "timeout" if isinstance(error, TimeoutError) or "Timeout" in type(error).__name__ else "error"
 
 
 def _message_of(response: LLMResult) -> AIMessage | None:

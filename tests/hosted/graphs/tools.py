@@ -1,11 +1,10 @@
 """A model with two tools, as LangGraph's own tutorials write it."""
 
-import os
-
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
+
+from tests.hosted.graphs.models import model
 
 
 @tool
@@ -18,9 +17,6 @@ def add(a: int, b: int) -> int:
 def shout(text: str) -> str:
     """Say it louder."""
     return text.upper()
-
-
-model = ChatOpenAI(model="scripted", api_key="none", base_url=os.environ["MODEL_URL"])
 
 
 async def chat(state: MessagesState) -> MessagesState:

@@ -1,0 +1,46 @@
+"""Graphs that do not end well."""
+
+import logging
+
+from langgraph.graph import START, MessagesState, StateGraph
+
+from tests.hosted.graphs.models import hasty
+
+logger = logging.getLogger(__name__)
+
+
+async def fails(_state: MessagesState) -> dict[str, object]:
+    raise ZeroDivisionError("the secret of the node")
+
+
+graph = StateGraph(MessagesState).add_node("fails", fails).add_edge(START, "fails").compile()
+
+
+async def again(_state: MessagesState) -> dict[str, object]:
+    return {}
+
+
+endless = (
+    StateGraph(MessagesState).add_node("again", again).add_edge(START, "again").add_edge("again", "again")
+).compile()
+
+
+async def chat(state: MessagesState) -> dict[str, object]:
+    try:
+        return {"messages": [await hasty.ainvoke(state["messages"])]}
+    finally:
+        logger.warning("the node is left")
+
+
+async def prepare(_state: MessagesState) -> dict[str, object]:
+    return {"messages": []}
+
+
+chatting = (
+    StateGraph(MessagesState)
+    .add_node("prepare", prepare)
+    .add_node("chat", chat)
+    .add_edge(START, "prepare")
+    .add_edge("prepare", "chat")
+    .compile()
+)
