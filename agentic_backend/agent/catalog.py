@@ -14,6 +14,7 @@ from langgraph.errors import GraphRecursionError
 from agentic_backend.agent import plain, rag, tools
 from agentic_backend.agent.hosted import HostedAgent, Hosting
 from agentic_backend.agent.hosted.loading import GraphUnusable, LoadedGraph, import_agent, load_graph
+from agentic_backend.agent.hosted.openai_streams import read_streams_plainly
 from agentic_backend.agent.interrupts import Checkpoints, RunMemory, SavedRun, Waiting
 from agentic_backend.agent.kit import AgentKit, Build, Graph
 from agentic_backend.agent.people import question_for
@@ -310,6 +311,8 @@ class Catalog:
                     await entry.graph.start()
                 except GraphUnusable as failure:
                     raise AgentUnusable(f"agent {entry.settings.id}: {failure}") from failure
+        if any(entry.graph is not None for entry in self._configured.values()):
+            logger.info("%d ChatOpenAI of graphs read their streams as plain JSON", read_streams_plainly())
 
     async def aclose(self) -> None:
         """Drop the graphs, and close what the builders of hosted ones opened. After the last turn."""
