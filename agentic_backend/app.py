@@ -41,11 +41,13 @@ from agentic_backend.wiring import (
     make_agents,
     make_attachments,
     make_catalog,
+    make_groups,
     make_kit,
     make_knowledge,
     make_models,
     make_restarts,
     make_retention,
+    make_title_writer,
     make_toolbox,
     operator_roles,
     public_settings,
@@ -186,7 +188,8 @@ class AgenticService(Service[AgenticSettings, State]):
         toolbox = await asyncio.to_thread(make_toolbox, settings, tasks, metrics)  # it would hold the loop
         if toolbox is not None:
             stack.push_async_callback(toolbox.aclose)
-        kit = await asyncio.to_thread(make_kit, settings, models, knowledge, toolbox)  # so would a provider's package
+        groups = make_groups(settings, models, metrics)
+        kit = await asyncio.to_thread(make_kit, settings, groups, knowledge, toolbox)  # so would a provider's package
         catalog = make_catalog(settings, kit, metrics, persistence.checkpoints, persistence.graph_state)
         stack.push_async_callback(catalog.aclose)
         await catalog.start()
@@ -204,7 +207,7 @@ class AgenticService(Service[AgenticSettings, State]):
             reports=reports,
             rules=turn_rules(settings),
             leases=persistence.leases,
-            titles=self._make_titles(models, persistence, tasks, kpi),
+            titles=self._make_titles(make_title_writer(settings, groups, kpi), persistence, tasks),
             memory=SessionMemory(clock=parts.clock),
         )
         agents = make_agents(settings, catalog, persistence)
@@ -284,14 +287,8 @@ class AgenticService(Service[AgenticSettings, State]):
             clock=self._parts.clock,
         )
 
-    def _make_titles(self, models: Models, persistence: Persistence, tasks: TaskRegistry, kpi: Kpi) -> Titles | None:
-        """The writer of titles if its model is configured, else None: then first questions serve as titles."""
-        settings = self._settings
-        model = settings.ai.default_language_model
-        if model is None:
-            return None
-        writer = TitleWriter(models.model_of(model, settings.deadlines), kpi)
-        return Titles(writer, persistence.store, tasks, self._renamed)
+    def _make_titles(self, writer: TitleWriter | None, persistence: Persistence, tasks: TaskRegistry) -> Titles | None:
+        return None if writer is None else Titles(writer, persistence.store, tasks, self._renamed)
 
     def _renamed(self, session: Session) -> None:
         if (state := self._state) is not None:

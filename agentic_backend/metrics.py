@@ -167,6 +167,13 @@ class AgenticMetrics(ServiceMetrics):
         self.llm_cost: Labelled[Counter] = self._counters(
             "app_llm_cost_total", f"Cost of tokens by the price table, {self._currency}.", ["model"], "cost"
         )
+        # The causes are codes of errors: llm_unavailable, llm_rate_limited, llm_timeout.
+        self.llm_fallbacks: Labelled[Counter] = self._counters(
+            "app_llm_fallbacks_total",
+            "Calls of which the model did not answer, and another was asked instead.",
+            ["model", "cause"],
+            "llm_fallbacks",
+        )
         http_wait = Histogram(
             "app_http_pool_wait_seconds",
             "Wait for a free connection, by those calls that had to wait.",

@@ -349,6 +349,9 @@ class ChatModelSettings(Section):
     base_url: HttpUrl | None = None
     """Endpoint, as its provider's clients want it: OpenAI's with the version path, Anthropic's and Ollama's without.
     OPENAI_BASE_URL overrides that of a model of OpenAI's providers. Without either: the provider's own."""
+    base_urls: Annotated[tuple[HttpUrl, ...], Listed] = ()
+    """Further endpoints of the same model, with the same key: each call goes to the one that has the fewest calls, and
+    each has a circuit of its own."""
     api_key: SecretStr | None = None
     """API key of the endpoint; set through OPENAI_API_KEY for a model of OpenAI's providers. Without it, requests of
     these carry no key, and those of other providers the one that their own environment variable has."""
@@ -387,6 +390,33 @@ class ChatModel(Section):
             raise SettingsRefused("has no effect with the provider openai", "settings", "options")
         return self
 
+    @property
+    def endpoints(self) -> tuple["ChatModel", ...]:
+        """The model at each of its endpoints."""
+        how = self.settings
+        if not how.base_urls:
+            return (self,)
+        urls = dict.fromkeys((*([how.base_url] if how.base_url else []), *how.base_urls))
+        changed = ({"base_url": url, "base_urls": ()} for url in urls)
+        return tuple(self.model_copy(update={"settings": how.model_copy(update=change)}) for change in changed)
+
+
+class DefaultChatModel(ChatModel):
+    """The model of agents and turns that name no other."""
+
+    title: str = ""
+    """Label in the chat page; none = the name."""
+    description: str = ""
+    """What it is good for. Handed through to clients of `GET /agents`."""
+    fallbacks: Annotated[tuple[Text, ...], Listed] = ()
+    """Ids of `ai.chat_models` that are asked one after the other where the model is unavailable, limits its rate or is
+    silent, before its first token only. Of `deadlines.first_token_s` each has half of what is left, the last one all of
+    it."""
+
+    def called_as(self, _default: ChatModel) -> ChatModel:
+        """The model itself: it leaves nothing to another."""
+        return self
+
 
 class OfferedModelSettings(Section):
     """How a further model is called. What is left out is taken from `ai.default_chat_model`; of a model of another
@@ -399,8 +429,12 @@ class OfferedModelSettings(Section):
 
     base_url: HttpUrl | None = None
     """Endpoint; none = that of `ai.default_chat_model`."""
+    base_urls: Annotated[tuple[HttpUrl, ...], Listed] | None = None
+    """Further endpoints of the same model; none = those of `ai.default_chat_model`, but no others if `base_url` is set
+    here."""
     api_key: SecretStr | None = None
-    """API key of the endpoint; none = that of `ai.default_chat_model`, but no key if `base_url` is set here."""
+    """API key of the endpoint; none = that of `ai.default_chat_model`, but no key if `base_url` or `base_urls` is set
+    here."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     """Sampling temperature; none = that of `ai.default_chat_model`."""
     max_tokens: Positive | None = None
@@ -421,6 +455,10 @@ class OfferedModel(Section):
     """Identifier in agents, asks and preferences."""
     title: str = ""
     """Label in the chat page; none = the id."""
+    description: str = ""
+    """What it is good for. Handed through to clients of `GET /agents`."""
+    fallbacks: Annotated[tuple[Text, ...], Listed] = ()
+    """Ids of models that are asked in its place, as for `ai.default_chat_model`; `default` is that one."""
     provider: Annotated[Provider, AfterValidator(installed)] | None = None
     """Whose protocol the endpoint speaks; none = that of `ai.default_chat_model`."""
     name: Text
@@ -436,8 +474,8 @@ class OfferedModel(Section):
     def called_as(self, default: ChatModel) -> ChatModel:
         """The model with what it leaves to the default one."""
         own = self.settings.model_dump(exclude_none=True)
-        if "base_url" in own:
-            own = {"api_key": None, "max_tokens_name": None, **own}
+        if "base_url" in own or "base_urls" in own:
+            own = {"base_url": None, "base_urls": (), "api_key": None, "max_tokens_name": None, **own}
         provider, shared = self.provider or default.provider, default.settings
         if provider != default.provider:
             # Its address, key and options are another's: a key must not go to who did not issue it.
@@ -466,6 +504,15 @@ class Recursion(Section):
     """Steps of one run of the graph; above it the turn fails. An agent with tools answers with what it has."""
 
 
+def _check_fallbacks(model_id: str, fallbacks: Collection[str], known: Collection[str], *path: str | int) -> None:
+    seen = {model_id}
+    for place, name in enumerate(fallbacks):
+        if name in seen or name not in known:
+            said = "is named already" if name in seen else "names a model that is not among chat_models"
+            raise SettingsRefused(said, *path, "fallbacks", place)
+        seen.add(name)
+
+
 class Ai(Section):
     """The agents, their models and the knowledge-flow service."""
 
@@ -490,7 +537,7 @@ class Ai(Section):
     """Agents that may be created over REST, by all users together; a further one is refused with 400. 0 = none."""
     agent_editor_roles: Annotated[tuple[Text, ...], Listed] = ("admin",)
     """Roles that may create, change and delete agents over REST. Without authentication everybody may."""
-    default_chat_model: ChatModel
+    default_chat_model: DefaultChatModel
     chat_models: Annotated[tuple[OfferedModel, ...], Listed] = ()
     default_language_model: ChatModel | None = None
     """Model that writes the title of a session after its first answer; none = the first question is the title. Its
@@ -548,6 +595,14 @@ class Ai(Section):
         for place, agent in enumerate(self.agents):
             if (where := agent.unknown_model(known)) is not None:
                 raise SettingsRefused("names a model that is not among chat_models", "agents", place, where)
+        return self
+
+    @model_validator(mode="after")
+    def _fallbacks_are_there(self) -> "Ai":
+        known = {DEFAULT_MODEL, *(model.id for model in self.chat_models)}
+        _check_fallbacks(DEFAULT_MODEL, self.default_chat_model.fallbacks, known, "default_chat_model")
+        for place, model in enumerate(self.chat_models):
+            _check_fallbacks(model.id, model.fallbacks, known, "chat_models", place)
         return self
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from agentic_backend.agent import AgentKit, Catalog, Hosting
+from agentic_backend.agent import AgentKit, Catalog, Hosting, TitleWriter
 from agentic_backend.agent.created import CreatedAgents
 from agentic_backend.agent.hosted import GraphState
 from agentic_backend.agent.hosted.check import prepare_imports
@@ -14,6 +14,7 @@ from agentic_backend.agent.toolbox import Toolbox
 from agentic_backend.chat.hub import SocketHub, SocketRules
 from agentic_backend.knowledge import AttachmentClient, AttachmentEndpoint, KnowledgeClient, KnowledgeEndpoint
 from agentic_backend.llm.endpoint import connections_of
+from agentic_backend.llm.group import ModelGroups
 from agentic_backend.llm.observer import Metered
 from agentic_backend.llm.providers import Models
 from agentic_backend.metrics import AgenticMetrics
@@ -27,8 +28,9 @@ from agentic_backend.session.attachments import Leftovers
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.session.restarts import Restarts
 from agentic_backend.session.turn import TurnRules, TurnRunner
-from agentic_backend.settings import DEFAULT_MODEL, AgenticSettings
+from agentic_backend.settings import DEFAULT_MODEL, AgenticSettings, DefaultChatModel, OfferedModel
 from backend_kit.aio import TaskRegistry
+from backend_kit.kpi import Kpi
 
 if TYPE_CHECKING:
     from agentic_backend.agent.mcp import McpToolbox
@@ -40,6 +42,17 @@ def make_models(settings: AgenticSettings, metrics: AgenticMetrics) -> Models:
     """The HTTP session to the model endpoints, with the limits of the configuration."""
     connections = connections_of(settings.ai.default_chat_model)
     return Models(connections, Metered(metrics, settings.ai.prices), pool_wait=metrics.http_pool_wait("llm").observe)
+
+
+def make_groups(settings: AgenticSettings, models: Models, metrics: AgenticMetrics) -> ModelGroups:
+    """The models with their endpoints and with those that stand in for them."""
+    return ModelGroups(models, settings.deadlines, lambda model, cause: metrics.llm_fallbacks(model, cause).inc())
+
+
+def make_title_writer(settings: AgenticSettings, groups: ModelGroups, kpi: Kpi) -> TitleWriter | None:
+    """The writer of titles if its model is configured, else None: then first questions serve as titles."""
+    called = settings.ai.default_language_model
+    return None if called is None else TitleWriter(groups.of(called), kpi)
 
 
 def make_knowledge(settings: AgenticSettings, metrics: AgenticMetrics, deadline_s: float) -> KnowledgeClient:
@@ -79,20 +92,25 @@ def make_toolbox(settings: AgenticSettings, tasks: TaskRegistry, metrics: Agenti
 
 
 def make_kit(
-    settings: AgenticSettings, models: Models, knowledge: KnowledgeClient, toolbox: Toolbox | None = None
+    settings: AgenticSettings, groups: ModelGroups, knowledge: KnowledgeClient, toolbox: Toolbox | None = None
 ) -> AgentKit:
     """What graphs are built from: the configured chat models, the documents, and the tools.
 
     Loads the packages of providers, which takes seconds: call it in a thread. Raises `ModelUnusable`.
     """
     ai = settings.ai
-    models.prepare(ai.called_models, settings.deadlines)
-    configured = {DEFAULT_MODEL: (ai.default_chat_model, ai.default_chat_model.name)} | {
-        model.id: (model.called_as(ai.default_chat_model), model.title or model.id) for model in ai.chat_models
-    }
+    groups.prepare(ai.called_models)
+    own: dict[str, DefaultChatModel | OfferedModel] = {DEFAULT_MODEL: ai.default_chat_model}
+    own |= {model.id: model for model in ai.chat_models}
+    called = {name: model.called_as(ai.default_chat_model) for name, model in own.items()}
     named = {
-        model_id: NamedModel(models.model_of(model, settings.deadlines), model.name, title)
-        for model_id, (model, title) in configured.items()
+        name: NamedModel(
+            groups.of(*(called[one] for one in (name, *model.fallbacks))),
+            model.name,
+            model.title or (model.name if name == DEFAULT_MODEL else name),
+            model.description,
+        )
+        for name, model in own.items()
     }
     default = named[DEFAULT_MODEL]
     return AgentKit(default.chat_model, default.name, knowledge, toolbox, named)

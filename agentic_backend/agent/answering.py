@@ -12,6 +12,7 @@ from langchain_core.messages import AIMessageChunk, BaseMessage
 from agentic_backend.agent.run import AgentAnswer, AgentRun, FinishReason
 from agentic_backend.events import Delta, Emit, Thought
 from agentic_backend.llm.chunks import Ending
+from agentic_backend.llm.group import ModelGroup
 from agentic_backend.llm.models import StreamingChatModel
 from agentic_backend.llm.prompt import Prompt
 from agentic_backend.llm.providers import GuardedChatModel
@@ -118,7 +119,7 @@ def _chunks(
     options: dict[str, Any],
 ) -> AsyncIterator[Ending | AIMessageChunk]:
     """The stream of any model. Ours, and those we guard, hand plain text to `take` and reasoning to `think`."""
-    if isinstance(model, StreamingChatModel | GuardedChatModel):
+    if isinstance(model, StreamingChatModel | GuardedChatModel | ModelGroup):
         return model.astream_text(messages, take, think, **options)
     return model.astream(messages, **options)
 

@@ -296,7 +296,11 @@ class Catalog:
 
     def wire(self, agent: AgentSettings) -> dict[str, Any]:
         """AgentSettings as sent to clients, with the models a turn may choose: id and label, the agent's own first."""
-        choices = [{"id": name, "title": self._kit.models[name].title} for name in self._kit.choices(agent)]
+        models = self._kit.models
+        choices = [
+            {"id": name, "title": models[name].title, "description": models[name].description}
+            for name in self._kit.choices(agent)
+        ]
         return {**agent.model_dump(mode="json"), "model_choices": choices}
 
     def list(self) -> list[dict[str, Any]]:

@@ -20,11 +20,13 @@ Graph = CompiledStateGraph[Any, AgentRun, AgentState, Any]
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """A chat model. `name` is used if its endpoint does not report one; `title` is its label for people."""
+    """A chat model. `name` is used if its endpoint does not report one; `title` is its label for people, and
+    `description` says what it is good for."""
 
     chat_model: BaseChatModel
     name: str
     title: str = ""
+    description: str = ""
 
 
 @dataclass(frozen=True, slots=True)

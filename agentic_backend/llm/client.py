@@ -23,6 +23,7 @@ from agentic_backend.llm.coalescing import Coalescer
 from agentic_backend.llm.decoding import AnswerDecoder
 from agentic_backend.llm.endpoint import MIB, Endpoint
 from agentic_backend.llm.failures import AttemptFailed
+from agentic_backend.llm.first_token import first_token_within
 from agentic_backend.llm.observer import CallStatus, LlmObserver, TokenUse
 from agentic_backend.llm.thinking import take_block
 from backend_kit.aio import Breaker
@@ -351,7 +352,7 @@ class CompletionStream:
     async def _begin(self) -> list[wire.Piece]:
         """Everything up to and with the first token: the only part that is ever tried again."""
         try:
-            async with asyncio.timeout(self._endpoint.deadlines.first_token_s):
+            async with asyncio.timeout(first_token_within(self._endpoint.deadlines.first_token_s)):
                 begun = await self._client.retrying(self._attempt)
         except TimeoutError:
             raise failures.silent("no first token") from None

@@ -24,6 +24,7 @@ app_db_statement_seconds histogram op,pool
 app_http_pool_wait_seconds histogram pool
 app_limit_hits counter limit
 app_llm_cost counter model
+app_llm_fallbacks counter cause,model
 app_llm_request_seconds histogram model,status
 app_llm_time_to_first_chunk_seconds histogram model,status
 app_llm_tokens counter model,type
@@ -123,6 +124,7 @@ def feed(kpi: Kpi, metrics: AgenticMetrics) -> None:
     metrics.llm_first_chunk("mock", "ok").observe(0.3)
     metrics.llm_request("mock", "timeout").observe(60.0)
     metrics.llm_tokens("mock", "output").inc(50)
+    metrics.llm_fallbacks("mock", "llm_timeout").inc()
     metrics.http_pool_wait("llm").observe(0.002)
     metrics.tool_called("notes", "add", "ok", 0.02)
     metrics.tools_looked_up(hit=True)

@@ -3,10 +3,12 @@
 import json
 
 import pytest
+from pydantic import ValidationError
 
 from agentic_backend.settings import AgenticSettings
 from agentic_backend.wiring import turn_limits
 from tests.support.following import over_stream
+from tests.support.ports import free_port
 from tests.support.service import BASE, hear, hear_until, say
 
 SMALL = "mock;tokens=1"
@@ -23,7 +25,7 @@ async def service(start_service):
     """Three models beside the default one, of which Georges offers two and Ada, with one of her own, none."""
     models = [
         {"id": "small", "name": SMALL},
-        {"id": "large", "title": "The large one", "name": LARGE},
+        {"id": "large", "title": "The large one", "description": "Slow and thorough", "name": LARGE},
         {"id": "own", "name": OWN},
     ]
     agents = [
@@ -55,19 +57,14 @@ async def prefer(service, session_id, **preferences):
 
 async def test_agents_list_what_may_be_chosen(service):
     choices = {agent["id"]: agent["model_choices"] for agent in await service.get("/agents")}
+    default = {"id": "default", "title": "mock", "description": ""}
+    small = {"id": "small", "title": "small", "description": ""}
+    large = {"id": "large", "title": "The large one", "description": "Slow and thorough"}
+    own = {"id": "own", "title": "own", "description": ""}
     assert choices == {
-        "Georges": [
-            {"id": "default", "title": "mock"},
-            {"id": "small", "title": "small"},
-            {"id": "large", "title": "The large one"},
-        ],
-        "Ada": [{"id": "own", "title": "own"}],
-        "All": [
-            {"id": "small", "title": "small"},
-            {"id": "default", "title": "mock"},
-            {"id": "large", "title": "The large one"},
-            {"id": "own", "title": "own"},
-        ],
+        "Georges": [default, small, large],
+        "Ada": [own],
+        "All": [small, default, large, own],
     }
 
 
@@ -179,3 +176,55 @@ def test_a_share_is_for_several_models_that_turns_may_have(ai, limits, bound):
     section = {"default_chat_model": {"name": "a"}, "agents": [{"name": "A"}], **ai, "chat_models": models}
     settings = AgenticSettings.model_validate({"ai": section, "limits": limits, **ALONE})
     assert turn_limits(settings).turns_per_model == bound
+
+
+async def test_another_model_answers_where_one_is_down_and_says_so(start_service):
+    down = "mock;status=503"
+    models = [
+        {"id": "down", "name": down, "fallbacks": ["small"], "settings": {"max_retries": 0}},
+        {"id": "small", "name": SMALL},
+    ]
+    agents = [{"name": "Georges", "model": "down"}]
+    async with start_service(ai={"chat_models": models, "agents": agents}) as service:
+        session_id = await service.create_session()
+        async with service.native() as socket:
+            assert await answered(socket, **ask(session_id)) == SMALL
+        value = service.service.running.chat.kpi.registry.get_sample_value
+        assert value("app_llm_fallbacks_total", {"model": down, "cause": "llm_unavailable"}) == 1
+        assert value("app_turns_total", {"agent": "Georges", "status": "ok"}) == 1
+
+
+async def test_an_endpoint_that_is_down_is_left_out(start_service, mock_llm):
+    down = f"http://127.0.0.1:{free_port()}/v1"
+    model = {"id": "twice", "name": SMALL, "settings": {"base_url": down, "base_urls": [mock_llm.base_url]}}
+    agents = [{"name": "Georges", "model": "twice"}]
+    async with start_service(ai={"chat_models": [model], "agents": agents}) as service:
+        session_id = await service.create_session()
+        async with service.native() as socket:
+            for number in range(3):
+                assert await answered(socket, **ask(session_id, f"e{number}")) == SMALL
+
+
+@pytest.mark.parametrize(
+    ("default", "further", "where"),
+    [
+        (["none"], [], "default_chat_model.fallbacks.0"),
+        (["default"], [], "default_chat_model.fallbacks.0"),
+        (["b", "b"], [], "default_chat_model.fallbacks.1"),
+        ([], ["none"], "chat_models.0.fallbacks.0"),
+        ([], ["default", "b"], "chat_models.0.fallbacks.1"),
+        (["b"], ["default"], None),
+    ],
+)
+def test_a_fallback_is_another_model_that_is_there(default, further, where):
+    section = {
+        "default_chat_model": {"name": "a", "fallbacks": default},
+        "chat_models": [{"id": "b", "name": "b", "fallbacks": further}],
+    }
+    if where is None:
+        AgenticSettings.model_validate({"ai": section, **ALONE})
+        return
+    with pytest.raises(ValidationError) as refused:
+        AgenticSettings.model_validate({"ai": section, **ALONE})
+    (error,) = refused.value.errors()
+    assert ".".join(map(str, error["ctx"]["error"].path)) == where

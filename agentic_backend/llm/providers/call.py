@@ -11,6 +11,7 @@ from langchain_core.outputs import ChatGenerationChunk
 from agentic_backend.errors import TurnFailed
 from agentic_backend.llm import failures
 from agentic_backend.llm.failures import AttemptFailed
+from agentic_backend.llm.first_token import first_token_within
 from agentic_backend.llm.observer import TokenUse
 from agentic_backend.llm.providers.faults import as_ours
 from agentic_backend.llm.providers.guard import Guard
@@ -59,7 +60,8 @@ class GuardedCall:
         error: BaseException | None = TurnFailed("unfinished")
         guard.breaker.admit()
         try:
-            told = await self._within(guard.endpoint.deadlines.first_token_s, "no first token", self._begin())
+            limit_s = first_token_within(guard.endpoint.deadlines.first_token_s)
+            told = await self._within(limit_s, "no first token", self._begin())
             guard.begun(guard.clock() - self._started)
             while told:
                 for one in told:

@@ -36,6 +36,13 @@ def _calls() -> Row:
                 bound=0.1,
             ),
             Panel(
+                "Fallbacks a second",
+                "Calls that a model did not answer, so that another was asked.",
+                "reqps",
+                [Target(rate("app_llm_fallbacks_total", by="model, cause"), "{{model}} {{cause}}")],
+                quiet="all models answer",
+            ),
+            Panel(
                 "First token of the model", "Retries included.", "s", percentiles("app_llm_time_to_first_chunk_seconds")
             ),
             Panel("Whole call", "To the end of the stream.", "s", percentiles("app_llm_request_seconds")),
