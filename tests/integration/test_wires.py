@@ -12,7 +12,10 @@ from typing import Any, Final
 
 import pytest
 from aiohttp import web
+from pydantic import BaseModel
 
+from agentic_backend.llm.providers import Models
+from agentic_backend.settings import ChatModel, Deadlines
 from backend_kit.wire import Code
 from tests.support.agentic import StartProcess, start_process
 from tests.support.following import ask_frame
@@ -182,6 +185,24 @@ def tools_in(heard: list[Frame]) -> list[Any]:
         elif part["type"] == "tool_result":
             told.append(part["content"])
     return told
+
+
+class AddNote(BaseModel):
+    """Add a note."""
+
+    text: str
+
+
+@pytest.mark.parametrize("wire", [wire for wire in WIRES if WIRES[wire].provider != "openai"])
+async def test_an_author_s_structured_output_and_whole_answers(mock_llm: MockModel, wire: str) -> None:
+    models = Models()
+    called = [ChatModel.model_validate(WIRES[wire].model(mock_llm, name)) for name in ("mock;tool=*", "mock;tokens=9")]
+    await asyncio.to_thread(models.prepare, called, Deadlines())
+    noting, answering = (models.model_of(one, Deadlines()) for one in called)
+    assert await noting.with_structured_output(AddNote).ainvoke("Add a note: milk") == AddNote(text="milk")
+    said = await answering.ainvoke("Hello", max_tokens=2)
+    assert (said.text, said.response_metadata["finish_reason"]) == ("Each turn", "length")
+    await models.aclose()
 
 
 @dataclass(slots=True)
