@@ -360,7 +360,7 @@ class ChatModelSettings(Section):
     here: some models refuse it."""
     options: ProviderOptions = {}
     """Further arguments of the provider's class in LangChain, such as `thinking` or `reasoning`
-    (docs/agents.md#which-model-answers); not for `openai`."""
+    (docs/agents.md#which-model-answers); not for `openai`, and no place for a secret."""
     max_tokens: Positive | None = None
     """Tokens of an answer, those of reasoning included; there it is cut, with `finish_reason` `length`. None = as many
     as the endpoint lets. Only for `openai`: for another provider it is one of its `options`."""

@@ -196,6 +196,9 @@ def _service(title: str, module: str, config: Path, data: dict[str, Any]) -> Ser
 
 
 def _model_url(data: dict[str, Any]) -> str:
+    """Where the file has a model of OpenAI's provider, which the mock model may stand in for; "" where it has none."""
+    if _section(data, "ai", "default_chat_model").get("provider", "openai") != "openai":
+        return ""
     return str(_section(data, "ai", "default_chat_model", "settings").get("base_url", ""))
 
 

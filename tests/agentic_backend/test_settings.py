@@ -1,3 +1,4 @@
+import asyncio
 import logging
 from pathlib import Path
 from typing import Any
@@ -6,7 +7,8 @@ import pytest
 import yaml
 from pydantic import SecretStr
 
-from agentic_backend.settings import AgenticSettings
+from agentic_backend.llm.providers import Models
+from agentic_backend.settings import AgenticSettings, Deadlines
 from backend_kit.settings import SettingsError, config_hash, load
 from tests.backend_kit.settings.typos import refusals, typos_in_file
 from ws_bench.fakes.knobs import Knobs, knobs_of
@@ -131,6 +133,16 @@ def test_a_model_of_another_provider_takes_no_key_and_address_of_the_default_one
     assert (other.settings.max_retries, other.settings.timeout.read) == (1, 5)
     assert "temperature" not in other.settings.model_fields_set
     assert (same.provider, same.settings) == ("openai", default.settings)
+
+
+async def test_the_models_of_the_page_about_agents_can_be_made(tmp_path: Path) -> None:
+    page = (CONFIG.parents[1] / "docs/agents.md").read_text()
+    written = yaml.safe_load(page.partition("<!-- providers -->\n```yaml\n")[2].partition("```")[0])
+    models = Models()
+    ai = changed(tmp_path, **written).ai
+    await asyncio.to_thread(models.prepare, ai.called_models, Deadlines())
+    assert {model.provider for model in ai.called_models} == {"anthropic", "openai_responses", "azure_openai", "ollama"}
+    await models.aclose()
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,19 @@ rows happen in one service and compares whole tables, as `test_channels.py` does
 """
 
 import asyncio
+import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pytest
+from aiohttp import web
+from pydantic import BaseModel
 
+from agentic_backend.llm.providers import Models
+from agentic_backend.settings import ChatModel, Deadlines
 from backend_kit.wire import Code
+from tests.support.agentic import StartProcess, start_process
 from tests.support.following import ask_frame
 from tests.support.mock_llm import MockModel
 from tests.support.patience import PATIENCE_S
@@ -18,7 +25,7 @@ from tests.support.service import RunningService, StartService, hear, hear_until
 from tests.support.tool_server import ToolServer, tool_server
 from tests.support.wires import WIRES
 
-__all__ = ["tool_server"]
+__all__ = ["start_process", "tool_server"]
 
 Frame = dict[str, Any]
 KEY: Final = "a-key"
@@ -178,3 +185,64 @@ def tools_in(heard: list[Frame]) -> list[Any]:
         elif part["type"] == "tool_result":
             told.append(part["content"])
     return told
+
+
+class AddNote(BaseModel):
+    """Add a note."""
+
+    text: str
+
+
+@pytest.mark.parametrize("wire", [wire for wire in WIRES if WIRES[wire].provider != "openai"])
+async def test_an_author_s_structured_output_and_whole_answers(mock_llm: MockModel, wire: str) -> None:
+    models = Models()
+    called = [ChatModel.model_validate(WIRES[wire].model(mock_llm, name)) for name in ("mock;tool=*", "mock;tokens=9")]
+    await asyncio.to_thread(models.prepare, called, Deadlines())
+    noting, answering = (models.model_of(one, Deadlines()) for one in called)
+    assert await noting.with_structured_output(AddNote).ainvoke("Add a note: milk") == AddNote(text="milk")
+    said = await answering.ainvoke("Hello", max_tokens=2)
+    assert (said.text, said.response_metadata["finish_reason"]) == ("Each turn", "length")
+    await models.aclose()
+
+
+@dataclass(slots=True)
+class Identity:
+    """Stands for the endpoint on a machine of Azure's that gives its programs tokens. `asked` is for what."""
+
+    url: str = ""
+    asked: list[str] = field(default_factory=list)
+
+
+@pytest.fixture
+async def identity() -> AsyncIterator[Identity]:
+    """An endpoint of managed identities."""
+    one = Identity()
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        assert request.headers["X-IDENTITY-HEADER"] == "of-this-machine"
+        one.asked.append(request.query["resource"])
+        token = {"access_token": "a-token", "expires_on": str(int(time.time()) + 86_400), "token_type": "Bearer"}
+        return web.json_response(token | {"resource": one.asked[-1]})
+
+    runner = web.ServerRunner(web.Server(answer))
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    one.url = f"http://127.0.0.1:{runner.addresses[0][1]}/token"
+    yield one
+    await runner.cleanup()
+
+
+async def test_azure_without_a_key_is_called_with_a_token_of_entra_id(
+    start_process: StartProcess, mock_llm: MockModel, identity: Identity
+) -> None:
+    """As on a machine of Azure's: the token is asked for once and used for all calls."""
+    model = WIRES["azure"].model(mock_llm, "mock;tokens=2", api_key=None)
+    env = {"IDENTITY_ENDPOINT": identity.url, "IDENTITY_HEADER": "of-this-machine"}
+    async with start_process(env=env, ai={"default_chat_model": model}) as process, process.native() as socket:
+        session_id = await process.create_session()
+        for turn in ("e1", "e2"):
+            await say(socket, **ask_frame(session_id, turn))
+            final = (await hear_until(socket, "final"))[-1]
+            assert final["messages"][-1]["parts"][0]["text"] == "Each turn"
+    assert identity.asked == ["https://cognitiveservices.azure.com"]

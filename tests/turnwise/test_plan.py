@@ -95,6 +95,15 @@ def test_a_bench_stays_on_the_machine(files: tuple[Path, Path]) -> None:
     assert made.environment == {"A": "b"}
 
 
+def test_a_model_of_another_provider_is_not_started(files: tuple[Path, Path]) -> None:
+    """Ollama is mostly on this machine, and nothing of ours."""
+    changed(files, "ai.default_chat_model", provider="ollama")
+    made = plan(files, {"OPENAI_API_KEY": "k"})
+    assert made.model_url is None
+    assert "OPENAI_BASE_URL" not in made.environment
+    assert "the mock model" not in {want.purpose for want in made.ports()}
+
+
 def test_a_model_and_a_database_elsewhere_are_not_started(files: tuple[Path, Path]) -> None:
     changed(files, "storage.postgres", host="db.example")
     changed(files, "ai.default_chat_model.settings", base_url="https://model.example/v1")

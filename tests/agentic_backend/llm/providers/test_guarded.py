@@ -4,9 +4,12 @@ import asyncio
 from typing import Any
 
 import pytest
+from langchain_core.callbacks import AsyncCallbackHandler
 from langchain_core.messages import AIMessageChunk, HumanMessage
 
+from agentic_backend.agent.answering import stream_reply
 from agentic_backend.errors import LlmProtocol, LlmRateLimited, LlmTimeout, LlmUnavailable, TurnFailed
+from agentic_backend.events import AgentEvent, Delta, Thought
 from agentic_backend.llm.providers import GuardedChatModel
 from backend_kit.aio.retry import Retries
 from tests.agentic_backend.llm.conftest import Watched
@@ -74,6 +77,26 @@ async def test_tools_are_offered_as_the_provider_names_them(guarded: Guarded) ->
     assert calling.tool_call_chunks == [call]
     # Not every provider has a word for it.
     assert ending.response_metadata["finish_reason"] == "tool_calls"
+
+
+class Listener(AsyncCallbackHandler):
+    """A tracer, such as a caller or a configuration brings."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    async def on_llm_new_token(self, token: Any, **_kwargs: Any) -> None:
+        self.heard.append(str(token))
+
+
+async def test_who_listens_to_langchain_hears_each_chunk_and_the_reader_the_same(guarded: Guarded) -> None:
+    listener, events = Listener(), list[AgentEvent]()
+    model = guarded(Scripted((thought("Hm."), text("Hel"), text("lo"), end())))
+    model.callbacks = [listener]
+    reply = await stream_reply(model, ASKED, events.append)
+    assert events == [Thought("Hm."), Delta("Hel"), Delta("lo")]
+    assert (reply.answer.text, reply.answer.metadata["finish_reason"]) == ("Hello", "stop")
+    assert listener.heard[1:3] == ["Hel", "lo"]
 
 
 @pytest.mark.parametrize(
