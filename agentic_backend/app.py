@@ -45,7 +45,6 @@ from agentic_backend.wiring import (
     make_kit,
     make_knowledge,
     make_models,
-    make_restarts,
     make_retention,
     make_title_writer,
     make_toolbox,
@@ -55,6 +54,7 @@ from agentic_backend.wiring import (
     socket_rules,
     turn_limits,
     turn_rules,
+    until_known,
 )
 from backend_kit.aio import TaskRegistry
 from backend_kit.auth import KeyWaits, TokenVerifier
@@ -210,15 +210,7 @@ class AgenticService(Service[AgenticSettings, State]):
             titles=self._make_titles(make_title_writer(settings, groups, kpi), persistence, tasks),
             memory=SessionMemory(clock=parts.clock),
         )
-        agents = make_agents(settings, catalog, persistence)
-        registry = TurnRegistry(
-            runner=runner,
-            admission=admission,
-            log=persistence.log,
-            tasks=tasks,
-            rules=parts.turns,
-            restarts=make_restarts(runner, persistence, agents.created),
-        )
+        registry = TurnRegistry(runner=runner, admission=admission, log=persistence.log, tasks=tasks, rules=parts.turns)
         baseline = baseline_turns(parts.direct(kit), admission, metrics, kpi, reports, tasks, settings.deadlines.turn_s)
         hub = self._make_hub(metrics, windows)
         chat = ChatServices(
@@ -227,7 +219,7 @@ class AgenticService(Service[AgenticSettings, State]):
             baseline=baseline,
             store=persistence.store,
             catalog=catalog,
-            agents=agents,
+            agents=make_agents(settings, catalog, persistence),
             documents=knowledge,
             kpi=kpi,
             attachments=make_attachments(settings, persistence, metrics, stack),
@@ -249,7 +241,7 @@ class AgenticService(Service[AgenticSettings, State]):
         tasks, persistence = state.tasks, state.persistence
         self._start_tasks(tasks, stack)
         persistence.start()
-        state.registry.begin_again()
+        state.registry.begin_again(persistence.log, until_known(persistence, state.chat.agents.created))
         make_retention(self._settings, persistence, state.registry, state.hub, state.metrics).start(tasks)
         if state.chat.agents.created is not None:
             tasks.spawn("made-agents", state.chat.agents.created.follow_changes, restart=True)

@@ -1,6 +1,6 @@
 """Builds the parts of the service from its settings: clients, rules and limits."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
@@ -26,8 +26,7 @@ from agentic_backend.rest.configuration import PublicSettings
 from agentic_backend.session.admission import TurnLimits
 from agentic_backend.session.attachments import Leftovers
 from agentic_backend.session.registry import TurnRegistry
-from agentic_backend.session.restarts import Restarts
-from agentic_backend.session.turn import TurnRules, TurnRunner
+from agentic_backend.session.turn import TurnRules
 from agentic_backend.settings import DEFAULT_MODEL, AgenticSettings, DefaultChatModel, OfferedModel
 from backend_kit.aio import TaskRegistry
 from backend_kit.kpi import Kpi
@@ -174,15 +173,15 @@ def make_retention(
     return Retention(persistence.database, pruner, RetentionRules(days), metrics)
 
 
-def make_restarts(runner: TurnRunner, persistence: Persistence, created: CreatedAgents | None) -> Restarts:
-    """What runs the turns again that an earlier process had begun, once Postgres has said what there is."""
+def until_known(persistence: Persistence, created: CreatedAgents | None) -> Callable[[], Awaitable[None]]:
+    """Waits until Postgres has said which schema and which created agents there are."""
 
-    async def ready() -> None:
+    async def wait() -> None:
         await persistence.database.wait_ready()
         if created is not None:
             await created.wait_loaded()
 
-    return Restarts(runner, persistence.log, ready)
+    return wait
 
 
 def turn_rules(settings: AgenticSettings) -> TurnRules:

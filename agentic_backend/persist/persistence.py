@@ -202,7 +202,7 @@ class Persistence:
 
     def _replay(self, spool: Spool) -> None:
         """Take over what an earlier process left: queue its turns, and mark its unfinished ones as interrupted, but for
-        those that may run again, which are kept for it (`log.left_over`)."""
+        those that may run again, which are kept for it (`log.take_over`)."""
         asks = {entry.id for entry in spool.waiting if entry.kind == "ask"}
         changes = {entry.id for entry in spool.waiting if entry.kind == "change"}
         newest = {entry.key: entry.id for entry in spool.waiting if entry.kind == "turn"}
@@ -212,10 +212,12 @@ class Persistence:
         for entry in spool.waiting:
             if entry.id not in asks:
                 self.batcher.replay(_op(entry, known.get(entry.id)))
+        kept = 0
         for id_, body in _bodies(spool, asks):
             record = AskRecord.decode(body)
             if record.rerun is not None and record.rerun.restarts < MAX_RESTARTS:
                 self.log.keep(id_, record)
+                kept += 1
             else:
                 self.batcher.push(Op.turn(record.interrupted()), instead_of=id_)
         self._metrics.persist_replayed.inc(len(spool.waiting))
@@ -225,7 +227,7 @@ class Persistence:
                 "may run again",
                 len(spool.waiting),
                 len(asks),
-                len(self.log.left_over),
+                kept,
             )
         spool.waiting.clear()
 

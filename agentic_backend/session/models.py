@@ -1,7 +1,7 @@
 """Sessions, and the records of them that are handed to storage."""
 
 import secrets
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from agentic_backend.events import ChatMessage, text_part, utc_now
@@ -101,7 +101,7 @@ class AskRecord:
         "earlier":[ChatMessage…]}`; no `rerun` and no `earlier` where there is none, as in records of older programs."""
         fields: dict[str, Any] = {"op": "ask", "schema": 1, "session": self.session.stored()}
         if self.rerun is not None:
-            fields["rerun"] = asdict(self.rerun)
+            fields["rerun"] = self.rerun  # orjson knows dataclasses: `asdict` would take nine times as long
         head = dumps(fields)
         body = head[:-1] + b',"message":' + self.user_message.json
         if self.earlier is not None:

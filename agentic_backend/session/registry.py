@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -21,8 +22,8 @@ from agentic_backend.events import utc_now
 from agentic_backend.session.admission import Admission
 from agentic_backend.session.models import Session
 from agentic_backend.session.past_exchanges import KnownSession, StoredExchange
-from agentic_backend.session.restarts import Restarts
-from agentic_backend.session.store import TurnLog
+from agentic_backend.session.restarts import RestartRules, Restarts
+from agentic_backend.session.store import CutOffTurns, TurnLog
 from agentic_backend.session.stream import Ask, Awaiting, Cancelled, Failed, Turn
 from agentic_backend.session.turn import TurnRunner, refuse
 from agentic_backend.session.turn_report import loggable
@@ -73,11 +74,9 @@ class TurnRegistry:
         log: TurnLog,
         tasks: TaskRegistry,
         rules: RegistryRules | None = None,
-        restarts: Restarts | None = None,
     ) -> None:
-        """`restarts` runs what an earlier process had begun, once `begin_again` is called."""
         self._rules = rules or RegistryRules()
-        self._restarts = restarts
+        self._restarts: Restarts | None = None
         self._runner = runner
         self._admission = admission
         self._log = log
@@ -128,9 +127,13 @@ class TurnRegistry:
         self._start(key, turn)
         return turn
 
-    def begin_again(self) -> None:
-        """Take up the turns of an earlier process, before any ask: each has its session, and can be followed."""
-        for turn in self._restarts.begin() if self._restarts is not None else ():
+    def begin_again(
+        self, turns: CutOffTurns, ready: Callable[[], Awaitable[None]], rules: RestartRules | None = None
+    ) -> None:
+        """Take up the turns of an earlier process, before any ask: each has its session and can be followed, and runs
+        once `ready` returns. To be called once."""
+        self._restarts = Restarts(self._runner, turns, ready, rules)
+        for turn in self._restarts.begin():
             self._start((turn.ask.user_id, turn.ask.exchange_id), turn)
 
     def find(self, exchange_id: str, user_id: str) -> Turn | None:

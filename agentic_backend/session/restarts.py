@@ -54,7 +54,7 @@ class Restarts:
 
     def begin(self) -> list[Turn]:
         """The turns that are left, not running yet."""
-        begun = [Turn(ask_of(cut), cut=cut) for cut in self._turns.left_over]
+        begun = [Turn(ask_of(cut), cut=cut) for cut in self._turns.take_over()]
         if begun:
             logger.warning("turns that the end of a process cut off are run again: %d", len(begun))
         return begun
@@ -69,19 +69,28 @@ class Restarts:
         """Run the turn to its terminal event, as `TurnRunner.run_turn`; its session runs no other meanwhile."""
         cut = turn.cut
         assert cut is not None
+        unforeseen = True
         try:
             await self._turn_comes()
             turn.cut = cut = await self._turns.begin_again(cut)
             known = await self._run(turn, known)
             self._turns.drop(cut)  # where it was told from history: it had ended, and only the spool did not know
+            unforeseen = False
         except ServiceError as error:
+            unforeseen = False
             self._give_up(turn, cut, error)
             return None
         except asyncio.CancelledError:
+            unforeseen = False
             if not turn.cancel_requested:
                 raise  # the process ends without a drain: the next one finds the turn in the spool
             self.stopped(turn)
             return None
+        finally:
+            if (
+                unforeseen
+            ):  # an agent that cannot be built, say: history must not lack the question until the next start
+                self._turns.give_up(cut.interrupted())
         return known
 
     def stopped(self, turn: Turn) -> None:

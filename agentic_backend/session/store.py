@@ -130,10 +130,11 @@ class TurnLog(Protocol):
 class CutOffTurns(Protocol):
     """Turns that an earlier process had begun and not ended, and that the service may run again by itself."""
 
-    @property
-    def left_over(self) -> Sequence[AskRecord]:
-        """As this process found them, in the order in which they began. Each is ended by `TurnLog.append`, or by
-        `give_up` or `drop`."""
+    def take_over(self) -> Sequence[AskRecord]:
+        """Those that this process found, in the order in which they had begun; a second call finds none.
+
+        Each must be ended by `TurnLog.append`, or by `give_up` or `drop`.
+        """
 
     def has_room(self) -> bool:
         """As that of `TurnLog`."""

@@ -27,7 +27,17 @@ from agentic_backend.session.exchange import Exchange
 from agentic_backend.session.models import AskRecord, Durability, Rerun, Session, TurnRecord
 from agentic_backend.session.past_exchanges import AWAITING, KnownSession, SessionMemory, StoredExchange
 from agentic_backend.session.store import Lease, Leases, TurnLog, TurnStore, load_owned
-from agentic_backend.session.stream import Accepted, Ask, Awaiting, Cancelled, Failed, Final, SessionChanged, Turn
+from agentic_backend.session.stream import (
+    Accepted,
+    Ask,
+    Awaiting,
+    Cancelled,
+    Failed,
+    Final,
+    SessionChanged,
+    Turn,
+    Whole,
+)
 from agentic_backend.session.titles import Titles
 from agentic_backend.session.turn_report import TurnEnd, TurnReports, loggable, usage_of
 from backend_kit.kpi import Kpi, Ledger, Status, phase
@@ -282,7 +292,7 @@ class TurnRunner:
                 self._metrics.turns_restarted.inc()
             elif prepared.waited is None:
                 self._metrics.user_messages.inc()
-            self._log.begin(replace(_opened(exchange, prepared), rerun=self._rerun(turn, prepared)))
+            self._log.begin(_opened(exchange, prepared, self._rerun(turn, prepared)))
         ending = await self._answer(exchange, prepared)
         turn.settle()
         session, durable = await self._record(exchange, ending, ledger, prepared.lease)
@@ -506,15 +516,20 @@ def _continuation(turn: Turn, known: KnownSession, stored: StoredExchange | None
     return {"session": stored.paused(known.session), "asked": stored.question, "waited": stored}
 
 
-def _opened(exchange: Exchange, prepared: _Prepared) -> AskRecord:
+def _opened(exchange: Exchange, prepared: _Prepared, rerun: Rerun | None) -> AskRecord:
     if prepared.waited is None:
-        return AskRecord(prepared.session, exchange.open(prepared.asked))
+        return AskRecord(prepared.session, exchange.open(prepared.asked), None, rerun)
     asked, *earlier = prepared.waited.messages[:-1]
     exchange.go_on((asked, *earlier))
     cut = exchange.turn.cut
+    if cut is not None:
+        # Whoever followed the run that was cut off drops what they have of the exchange.
+        for message in (asked, *earlier):
+            exchange.turn.publish(Whole(message))
     noted = cut.earlier[-1:] if cut is not None and cut.earlier else ()
     decided = next((one for one in noted if (one.role, one.channel) == ("user", "observation")), None)
-    return AskRecord(prepared.session, asked, (*earlier, exchange.decide(prepared.waited.asked_of_person, decided)))
+    decision = exchange.decide(prepared.waited.asked_of_person, decided)
+    return AskRecord(prepared.session, asked, (*earlier, decision), rerun)
 
 
 def _has_ended(stored: StoredExchange, turn: Turn) -> bool:

@@ -50,10 +50,10 @@ class PersistentTurnLog:
         self._asks: dict[tuple[str, str], int] = {}
         self._left_over: list[AskRecord] = []
 
-    @property
-    def left_over(self) -> tuple[AskRecord, ...]:
+    def take_over(self) -> tuple[AskRecord, ...]:
         """See `CutOffTurns`."""
-        return tuple(self._left_over)
+        left, self._left_over = tuple(self._left_over), []
+        return left
 
     def has_room(self) -> bool:
         """Whether one more turn may begin: there is room beyond the reserve of running turns, and the disk is writable.

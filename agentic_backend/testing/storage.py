@@ -17,7 +17,7 @@ from agentic_backend.session.admission import Admission, TurnLimits
 from agentic_backend.session.models import AskRecord, Durability, Session, TurnRecord
 from agentic_backend.session.past_exchanges import SessionMemory
 from agentic_backend.session.registry import TurnRegistry
-from agentic_backend.session.restarts import RestartRules, Restarts
+from agentic_backend.session.restarts import RestartRules
 from agentic_backend.session.store import Leases
 from agentic_backend.session.stream import Ask, Turn
 from agentic_backend.session.turn import TurnRules, TurnRunner
@@ -77,6 +77,11 @@ class MemoryStorage:
         if self.full:
             raise StorageFull
         return "spool"
+
+    def take_over(self) -> list[AskRecord]:
+        """See `CutOffTurns`."""
+        left, self.left_over = self.left_over, []
+        return left
 
     async def begin_again(self, record: AskRecord) -> AskRecord:
         """See `CutOffTurns`."""
@@ -148,14 +153,14 @@ class MemoryStorage:
             raise HistoryUnavailable
 
 
-async def ready() -> None:
+async def known() -> None:
     """Postgres and the agents are known."""
 
 
 class TurnProcess:
     """What one process of the service runs over a storage: turns as sockets start them, with their registry, their
-    history and their events. A second one over the same storage is a restart: what the first one left runs again once
-    `registry.begin_again` is called and `restarting` returns."""
+    history and their events. A second one over the same storage is a restart: what the first one left runs again by
+    `begin_again`."""
 
     def __init__(
         self,
@@ -170,7 +175,6 @@ class TurnProcess:
         hosting: Hosting | None = None,
         rules: TurnRules | None = None,
         limits: TurnLimits | None = None,
-        restarting: Callable[[], Awaitable[None]] = ready,
     ) -> None:
         """`agents` as they are configured, which need a `kit`, or a catalog of them. `tasks` runs the turns: close it
         last. Raises `AgentUnusable` as the start of the service would."""
@@ -178,6 +182,7 @@ class TurnProcess:
         self.counts = CollectorRegistry()
         metrics = AgenticMetrics(self.counts, kpi)
         self.admission = Admission(limits or TurnLimits(max_turns=0, queue_length=0, queue_deadline_s=600.0))
+        self._storage = storage
         self._agent_id = ""
         if isinstance(agents, Sequence):
             assert kit is not None
@@ -195,10 +200,11 @@ class TurnProcess:
             leases=leases,
             memory=memory,
         )
-        restarts = Restarts(runner, storage, restarting, RestartRules(pause_s=0.0))
-        self.registry = TurnRegistry(
-            runner=runner, admission=self.admission, log=storage, tasks=tasks, restarts=restarts
-        )
+        self.registry = TurnRegistry(runner=runner, admission=self.admission, log=storage, tasks=tasks)
+
+    def begin_again(self, ready: Callable[[], Awaitable[Any]] = known) -> None:
+        """Run again what an earlier process left, once `ready` returns."""
+        self.registry.begin_again(self._storage, ready, RestartRules(pause_s=0.0))
 
     def ask(self, exchange_id: str, message: str = "hello", agent_id: str | None = None, **more: Any) -> Turn:
         """Begin a turn of the first agent or of another one; `more` are further fields of `Ask`."""

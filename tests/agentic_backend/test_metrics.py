@@ -67,6 +67,7 @@ app_turn_wait_seconds counter cause
 app_turns counter agent,status
 app_turns_in_progress gauge -
 app_turns_queued gauge -
+app_turns_restarted counter -
 app_ws_connections gauge -
 app_ws_send_seconds histogram -
 chat_exchange_error counter -

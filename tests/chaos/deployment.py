@@ -337,6 +337,14 @@ class Service:
 
         await until_it(nothing)
 
+    async def idle(self) -> None:
+        """Wait until no turn runs, those of the process before included: its spool is empty. Raises TimeoutError."""
+
+        async def nothing() -> bool:
+            return (await self.metrics())["app_spool_records"] == 0
+
+        await until_it(nothing)
+
     async def tasks(self) -> int:
         """How many asyncio tasks it has; its module must be `tests.chaos.counted`."""
         before = self.log.count("tasks=")

@@ -41,7 +41,9 @@ class Asked:
 
 @dataclass(slots=True)
 class Report:
-    """The ledger against the store. Everything but `acked`, `unanswered` and `interrupted` must be 0."""
+    """The ledger against the store. Everything but `acked`, `unanswered`, `unheard` and `interrupted` must be 0.
+
+    `unheard` are questions whose client left without an answer, and that have one all the same."""
 
     acked: int = 0
     lost: int = 0
@@ -54,6 +56,7 @@ class Report:
     history_differs: int = 0
     changed: int = 0
     unanswered: int = 0
+    unheard: int = 0
     interrupted: int = 0
     examples: list[str] = field(default_factory=list)
 
@@ -139,6 +142,7 @@ def compare(
             _compare_answer(asked, stored[asked.exchange_id], report)
         else:
             report.unanswered += 1
+            report.unheard += any(_is_end(one) and one.status != "interrupted" for one in stored[asked.exchange_id])
     report.collisions = _collisions(ledger.asks.values())
     for session_id in ledger.sessions:
         _compare_session(rows.get(session_id, []), sessions.get(session_id), report, session_id)

@@ -49,6 +49,14 @@ def test_a_store_that_is_as_told_has_nothing_wrong(ledger: Ledger, rows: Rows) -
     assert report.words() == ""
 
 
+@pytest.mark.parametrize(("status", "unheard"), [("", 1), ("interrupted", 0)])
+def test_an_answer_that_nobody_waited_for_is_counted(ledger: Ledger, rows: Rows, status: str, unheard: int) -> None:
+    question = Message(4, "open", "user", "final", "Question?")
+    rows[SESSION] += [question, Message(5, "open", "assistant", "final", "Answer.", status)]
+    report = judged(ledger, rows, next_rank=6)
+    assert (report.unanswered, report.unheard, report.interrupted, report.wrong) == (1, unheard, 1 - unheard, 0)
+
+
 def test_a_lost_turn_is_seen(ledger: Ledger, rows: Rows) -> None:
     rows[SESSION] = rows[SESSION][:2]
     report = judged(ledger, rows, next_rank=2)

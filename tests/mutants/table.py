@@ -177,6 +177,20 @@ MUTANTS = (
         f"{SPOOL}/test_replay.py::test_an_ask_without_its_turn_becomes_an_interrupted_turn",
     ),
     Mutant(
+        "a turn that kills its process is tried for ever",
+        "agentic_backend/session/models.py",
+        "restarts=self.rerun.restarts + 1",
+        "restarts=self.rerun.restarts",
+        f"{SPOOL}/test_restart.py::test_one_that_kills_its_next_process_too_is_not_begun_a_third_time",
+    ),
+    Mutant(
+        "what a person had let continue runs again from its question",
+        "agentic_backend/session/turn.py",
+        'agent.restart == "from_question" and not continued',
+        'agent.restart == "from_question"',
+        f"{SESSION}/test_restarts.py::test_what_a_person_had_let_continue_never_runs_again_from_its_question",
+    ),
+    Mutant(
         "history does not show what is still pending",
         "agentic_backend/persist/store.py",
         "        pending = await self._pending.messages(key)\n        end =",

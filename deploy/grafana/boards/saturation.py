@@ -253,10 +253,13 @@ def _trouble() -> Row:
                 quiet="Postgres is well",
             ),
             Panel(
-                "Replayed",
-                "Records that an earlier process had left in the spool.",
+                "Replayed, run again",
+                "Records that an earlier process had left in the spool; turns of it that were run again.",
                 "short",
-                [Target(select("app_persist_replayed_total"), "{{instance}}")],
+                [
+                    Target(select("app_persist_replayed_total"), "records: {{instance}}"),
+                    Target(select("app_turns_restarted_total"), "turns: {{instance}}"),
+                ],
                 quiet="the last end was in order",
             ),
             Panel(

@@ -1,8 +1,12 @@
+from contextlib import aclosing
+from dataclasses import replace
+
 import pytest
 
 from agentic_backend.agent import AgentUnusable, Catalog
 from agentic_backend.errors import AgentNotFound, TurnFailed
 from agentic_backend.events import Delta, Step, text_part
+from agentic_backend.knowledge import KnowledgeClient, KnowledgeEndpoint
 from agentic_backend.llm import ModelPool
 from agentic_backend.settings import AgentSettings, AgentTuning, FieldSpec
 from backend_kit.wire import Code
@@ -58,6 +62,42 @@ async def test_the_list_is_agent_settings_of_the_wire(pool: ModelPool) -> None:
     keys |= {"tuning", "chat_options", "graph", "context", "durability", "restart"}
     assert set(georges) == keys | {"model_choices"}
     assert georges["tuning"]["fields"][0]["default"] == "x"
+
+
+@pytest.mark.parametrize(
+    ("class_path", "restart", "uses_credentials"),
+    [
+        (None, "from_question", False),
+        ("agentic_backend.agent.plain", "from_question", False),
+        ("agentic_backend.agent.rag", "from_question", True),
+        ("agentic_backend.agent.tools", "never", True),
+        (AUTHORED, "never", True),
+        ("tests.agentic_backend.agent.restartable", "from_question", False),
+    ],
+)
+async def test_what_becomes_of_cut_off_turns_is_as_the_module_declares_or_as_configured(
+    pool: ModelPool, class_path: str | None, restart: str, uses_credentials: bool
+) -> None:
+    made = settings_for("A", class_path=class_path)
+    async with aclosing(KnowledgeClient(KnowledgeEndpoint("http://127.0.0.1:1"))) as knowledge:
+        kit = replace(kit_for(pool, "http://127.0.0.1:1/v1"), knowledge=knowledge)
+        agent = Catalog([made], kit).get("A")
+        assert (agent.restart, agent.uses_credentials) == (restart, uses_credentials)
+        for wanted in ("never", "from_question"):
+            assert Catalog([made.model_copy(update={"restart": wanted})], kit).get("A").restart == wanted
+
+
+@pytest.mark.parametrize("class_path", [None, "agentic_backend.agent.tools", AUTHORED])
+async def test_from_checkpoint_is_refused_where_the_graph_keeps_none(pool: ModelPool, class_path: str | None) -> None:
+    settings = settings_for("A", class_path=class_path).model_copy(update={"restart": "from_checkpoint"})
+    with pytest.raises(AgentUnusable, match=r"agent A: restart: from_checkpoint needs a graph that keeps checkpoints"):
+        catalog_of(pool, settings)
+
+
+async def test_a_module_that_declares_nonsense_is_refused(pool: ModelPool) -> None:
+    settings = settings_for("A", class_path="tests.agentic_backend.agent.unsure")
+    with pytest.raises(AgentUnusable, match=r"agent A: RESTART of module .*unsure is none of"):
+        catalog_of(pool, settings)
 
 
 async def test_an_empty_catalog_has_no_default(pool: ModelPool) -> None:

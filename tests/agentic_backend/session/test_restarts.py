@@ -88,7 +88,7 @@ async def test_a_cut_off_turn_runs_again_by_itself_in_its_place(storage, tasks):
     record = await cut(storage, tasks, message="why?", runtime_context=context, language="fr", model="large")
     agents = Hosted()
     process = EchoProcess(storage, tasks, agents=agents)
-    process.registry.begin_again()
+    process.begin_again()
     turn = process.registry.find("e1", USER)
     await agents.began()
     # Whoever comes back finds it running: by the same ask, or from any number on.
@@ -107,7 +107,6 @@ async def test_a_cut_off_turn_runs_again_by_itself_in_its_place(storage, tasks):
     assert [counted.rerun.restarts for counted in storage.counted] == [1]
     assert process.counts.get_sample_value("app_turns_restarted_total") == 1
     assert process.counts.get_sample_value("chat_user_message_total") == 0
-    assert len(storage.left_over) == 1
     await ticks()
     assert process.ask("e1", "why?") is turn  # and afterwards it is told, not run
 
@@ -115,8 +114,8 @@ async def test_a_cut_off_turn_runs_again_by_itself_in_its_place(storage, tasks):
 async def test_it_is_found_while_it_waits_and_its_session_is_busy(storage, tasks):
     await cut(storage, tasks)
     ready, agents = asyncio.Event(), Hosted()
-    process = EchoProcess(storage, tasks, agents=agents, restarting=ready.wait)
-    process.registry.begin_again()
+    process = EchoProcess(storage, tasks, agents=agents)
+    process.begin_again(ready.wait)
     turn = process.registry.resume(SESSION.id, "e1", USER)
     busy = process.ask("e2", "other")
     queued = process.ask("e3", "third", if_busy="queue")
@@ -153,7 +152,7 @@ async def test_what_the_agent_must_not_do_twice_is_not_noted_to_be_run_again(sto
 async def test_one_that_may_not_run_by_now_is_left_interrupted_and_may_be_asked_again(storage, tasks, agents, rules):
     await cut(storage, tasks)
     process = EchoProcess(storage, tasks, agents=agents, rules=rules)
-    process.registry.begin_again()
+    process.begin_again()
     turn = process.registry.find("e1", USER)
     end = await ended(turn)
     assert isinstance(end, Cancelled)
@@ -169,8 +168,8 @@ async def test_one_that_may_not_run_by_now_is_left_interrupted_and_may_be_asked_
 
 async def test_a_stop_while_it_waits_is_its_users(storage, tasks):
     await cut(storage, tasks)
-    process = EchoProcess(storage, tasks, agents=Hosted(), restarting=asyncio.Event().wait)
-    process.registry.begin_again()
+    process = EchoProcess(storage, tasks, agents=Hosted())
+    process.begin_again(asyncio.Event().wait)
     turn = process.registry.find("e1", USER)
     await ticks()
     turn.cancel()
@@ -183,7 +182,7 @@ async def test_a_stop_while_it_waits_is_its_users(storage, tasks):
 async def test_a_stop_before_its_first_step_is_kept_too(storage, tasks):
     await cut(storage, tasks)
     process = EchoProcess(storage, tasks, agents=Hosted())
-    process.registry.begin_again()
+    process.begin_again()
     turn = process.registry.find("e1", USER)
     turn.cancel()
     assert isinstance(await ended(turn), Cancelled)
@@ -194,7 +193,7 @@ async def test_a_drain_waits_for_those_that_run_and_leaves_the_others_interrupte
     await cut(storage, tasks)
     agents = Hosted()
     process = EchoProcess(storage, tasks, agents=agents)
-    process.registry.begin_again()
+    process.begin_again()
     await agents.began()
     draining = asyncio.create_task(process.registry.drain(PATIENCE_S))
     await ticks()
@@ -205,8 +204,8 @@ async def test_a_drain_waits_for_those_that_run_and_leaves_the_others_interrupte
 
     other = MemoryStorage(SESSION)
     await cut(other, tasks)
-    process = EchoProcess(other, tasks, agents=agents, restarting=asyncio.Event().wait)
-    process.registry.begin_again()
+    process = EchoProcess(other, tasks, agents=agents)
+    process.begin_again(asyncio.Event().wait)
     await ticks()
     turn = process.registry.find("e1", USER)
     assert await process.registry.drain(PATIENCE_S) == 0
@@ -218,7 +217,7 @@ async def test_a_deleted_session_stops_it(storage, tasks):
     await cut(storage, tasks)
     agents = Hosted()
     process = EchoProcess(storage, tasks, agents=agents)
-    process.registry.begin_again()
+    process.begin_again()
     turn = process.registry.find("e1", USER)
     await agents.began()
     await process.registry.forget(SESSION.id, USER)
@@ -231,7 +230,7 @@ async def test_without_room_it_is_left_and_may_be_asked_again(storage, tasks):
     await cut(storage, tasks)
     storage.room = False
     process = EchoProcess(storage, tasks, agents=(agents := Hosted()))
-    process.registry.begin_again()
+    process.begin_again()
     turn = process.registry.find("e1", USER)
     end = await ended(turn)
     assert (end.code, end.refused) == (Code.STORAGE_FULL, True)
@@ -248,7 +247,7 @@ async def test_it_waits_for_a_database_that_goes_away(storage, tasks):
     agents = Hosted()
     storage.away = True
     process = EchoProcess(storage, tasks, agents=agents)
-    process.registry.begin_again()
+    process.begin_again()
     turn = process.registry.find("e1", USER)
     async with asyncio.timeout(PATIENCE_S):
         while storage.reads["get"] < 2:  # noqa: ASYNC110 - the storage tells nobody
@@ -265,7 +264,7 @@ async def test_one_that_had_ended_is_told_and_not_run(storage, tasks):
     agents.gate.set()
     final = await ended(before.ask("e1"))
     process = EchoProcess(storage, tasks, agents=(agents := Hosted()))
-    process.registry.begin_again()
+    process.begin_again()
     assert (await ended(process.registry.find("e1", USER))).messages == final.messages
     await ticks()
     assert (agents.runs, [dropped.user_message for dropped in storage.dropped]) == ([], [record.user_message])
@@ -277,7 +276,7 @@ async def test_one_that_another_exchange_has_followed_is_left(storage, tasks):
     agents.gate.set()
     await ended(before.ask("e2"))
     process = EchoProcess(storage, tasks, agents=(agents := Hosted()))
-    process.registry.begin_again()
+    process.begin_again()
     assert isinstance(await ended(process.registry.find("e1", USER)), Cancelled)
     assert agents.runs == []
 
@@ -289,7 +288,7 @@ async def test_live_asks_go_first(tasks):
     limits = TurnLimits(max_turns=1, queue_length=5, queue_deadline_s=PATIENCE_S)
     process = EchoProcess(storage, tasks, agents=agents, limits=limits)
     await process.admission.enter("default")
-    process.registry.begin_again()
+    process.begin_again()
     turn = process.registry.find("e1", USER)
     await ticks(20)
     live = process.registry.submit(Ask(other.id, "Echo", "hi", "e9", USER, received_at=0.0))
@@ -332,20 +331,22 @@ async def test_what_a_person_had_let_continue_goes_on_from_its_checkpoint(storag
     storage.left_over.append(record)
     agents = Hosted("from_checkpoint")
     process = EchoProcess(storage, tasks, agents=agents)
-    process.registry.begin_again()
+    process.begin_again()
     turn = process.registry.find("e1", USER)
     agents.gate.set()
-    assert isinstance(await ended(turn), Final)
+    final = await ended(turn)
+    assert isinstance(final, Final)
     (run,) = agents.runs
     assert run.restarted
     assert run.resume is not None
     assert (run.resume.saved, run.resume.answer) == (SavedRun(()), {"choice_id": "yes"})
-    # Who decided, and when, is as it was noted before.
-    decided = [row for row in map(loads, storage.history()) if row["channel"] == "observation"]
-    assert decided == [loads(record.earlier[-1].json)]
-    assert decided[0]["metadata"]["extras"]["decision"]["answer"] == {"choice_id": "yes"}
     assert [loads(row)["rank"] for row in storage.history()] == list(range(len(storage.history())))
     assert loads(storage.history()[-1])["parts"] == [text_part("Half")]
+    # Who had followed the run before hears all of the exchange; its numbers go on from where it waited.
+    told = [event.payload.message for event in turn.events if isinstance(event.payload, Whole)]
+    assert tuple(told) == final.messages[: len(told)]
+    assert [message.role for message in told[:1]] == ["user"]
+    assert turn.events[0].seq > 1
 
 
 async def test_an_exchange_that_ran_again_after_a_person_s_answer_and_had_ended_is_told(storage, tasks):
@@ -357,7 +358,7 @@ async def test_an_exchange_that_ran_again_after_a_person_s_answer_and_had_ended_
     assert isinstance(final, Final)
     storage.left_over.append(record)
     process = EchoProcess(storage, tasks, agents=(agents := Hosted("from_checkpoint")))
-    process.registry.begin_again()
+    process.begin_again()
     assert (await ended(process.registry.find("e1", USER))).messages == final.messages
     assert agents.runs == []
 
@@ -366,18 +367,32 @@ async def test_a_model_that_is_gone_is_no_reason_not_to_answer(storage, tasks):
     record = AskRecord(SESSION, question_of("hello in parts"), rerun=Rerun("Echo", "gone"))
     storage.left_over.append(record)
     process = EchoProcess(storage, tasks, restart="from_question")
-    process.registry.begin_again()
+    process.begin_again()
     assert isinstance(await ended(process.registry.find("e1", USER)), Final)
 
 
 async def test_one_of_an_agent_that_is_gone_is_left(storage, tasks):
     storage.left_over.append(AskRecord(SESSION, question_of("hello"), rerun=Rerun("Gone")))
     process = EchoProcess(storage, tasks)
-    process.registry.begin_again()
+    process.begin_again()
     turn = process.registry.find("e1", USER)
     end = await ended(turn)
     assert [type(event.payload) for event in turn.events][1:] == [Whole, Cancelled]
     assert not isinstance(end, Failed)
+
+
+async def test_one_whose_agent_cannot_be_built_is_left_too(storage, tasks):
+    class Unbuildable(Hosted):
+        def get(self, _agent_id: str) -> Hosted:
+            raise ZeroDivisionError("in the agent's build")
+
+    await cut(storage, tasks)
+    process = EchoProcess(storage, tasks, agents=Unbuildable())
+    process.begin_again()
+    end = await ended(process.registry.find("e1", USER))
+    assert (end.code, end.session) == (Code.INTERNAL, None)
+    assert extras_of(storage.history()[-1]) == {"status": "interrupted", "interrupted_by": "restart"}
+    assert process.registry.running == 0
 
 
 def question_of(text: str) -> ChatMessage:

@@ -58,7 +58,7 @@ async def test_an_ask_that_may_run_again_is_kept_for_it_and_ends_as_any(
 ) -> None:
     record = await left_ask(held)
     heir = await heir_of(held, build, database, tmp_path / "heir")
-    assert heir.log.left_over == (record,)
+    assert heir.log.take_over() == (record,)
     heir.start()
     assert await heir.flush(PATIENCE_S) == 0
     assert stored_ranks(database.dsn, record.session) == []
@@ -78,7 +78,7 @@ async def test_one_that_kills_its_next_process_too_is_not_begun_a_third_time(
     heir = await heir_of(held, build, database, tmp_path / "heir")
     await heir.log.begin_again(record)
     last = await heir_of(heir, build, database, tmp_path / "last")
-    assert last.log.left_over == ()
+    assert last.log.take_over() == ()
     last.start()
     assert await last.flush(PATIENCE_S) == 0
     assert stored_ranks(database.dsn, record.session) == [(0, "cut"), (1, "cut")]
@@ -91,7 +91,7 @@ async def test_one_that_had_not_begun_again_when_the_next_process_died_is_kept_o
     record = await left_ask(held)
     heir = await heir_of(held, build, database, tmp_path / "heir")
     last = await heir_of(heir, build, database, tmp_path / "last")
-    assert last.log.left_over == (record,)
+    assert last.log.take_over() == (record,)
 
 
 async def test_what_is_given_up_is_stored_and_what_had_ended_is_dropped(
@@ -99,13 +99,13 @@ async def test_what_is_given_up_is_stored_and_what_had_ended_is_dropped(
 ) -> None:
     given_up, dropped = await left_ask(held), await left_ask(held, "ended")
     heir = await heir_of(held, build, database, tmp_path / "heir")
-    assert heir.log.left_over == (given_up, dropped)
+    assert heir.log.take_over() == (given_up, dropped)
     heir.log.give_up(given_up.interrupted())
     heir.log.drop(dropped)
     heir.log.drop(dropped)
     await heir.log.append(turn(await new_session(heir), "carries the rest to the disk"))
     last = await heir_of(heir, build, database, tmp_path / "last")
-    assert last.log.left_over == ()
+    assert last.log.take_over() == ()
     last.start()
     assert await last.flush(PATIENCE_S) == 0
     assert await extras(last, given_up) == {"status": "interrupted", "interrupted_by": "restart"}
@@ -117,7 +117,7 @@ async def test_one_that_a_person_had_let_continue_keeps_what_they_said(
 ) -> None:
     record = await left_ask(held, earlier=())
     heir = await heir_of(held, build, database, tmp_path / "heir")
-    assert heir.log.left_over == (record,)
+    assert heir.log.take_over() == (record,)
     assert record.interrupted().messages[-1].metadata["extras"] == {"status": "interrupted"}
 
 
