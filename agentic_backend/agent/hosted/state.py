@@ -242,9 +242,7 @@ def _from_thread(asked: Coroutine[Any, Any, _T]) -> _T:
     loop = current_turn().loop
     if loop is _loop_here():
         asked.close()
-        raise RuntimeError(
-            "an asynchronous node must await: aget instead of get, ainvoke instead of invoke"
-        )
+        raise RuntimeError("an asynchronous node must await: aget instead of get, ainvoke instead of invoke")
     return asyncio.run_coroutine_threadsafe(asked, loop).result()
 
 
