@@ -10,10 +10,10 @@ import psycopg
 import pytest
 
 from tests.agentic_backend.llm.scripted import DONE, SSE_HEAD, finish, token, usage
-from tests.hosted.stage import agents, answer, ask, shown, talk, text_of, told
+from tests.hosted.stage import agents, answer, ask, talk, text_of, told
 from tests.support.following import after, heard, last_seq, over_socket, over_stream, transcript
 from tests.support.patience import PATIENCE_S
-from tests.support.service import BASE, hear_until, say
+from tests.support.service import hear_until, say
 from tests.support.tool_model import says, wants
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -207,14 +207,14 @@ async def test_a_process_killed_in_the_middle_of_a_turn(start_process, stage, re
     stage.play(says("It is ", "5."), says("Thanked."))
     async with start_process(**sections) as service:
         if restart == "from_checkpoint":
-            history = await until_ended(service, session_id, 6)
+            history = await until_ended(service, session_id, 7)
             assert [told(one) for one in history[2:]] == [
                 ("user", "Add 2 and 3"),
                 ("thought", "Let me see."),
                 ("tool_call", 'add({"a": 2, "b": 3})'),
                 ("tool_result", "5"),
                 ("final", "It is 5."),
-            ][: len(history) - 2]
+            ]
             expected = said_in_history(history)
         else:
             history = await service.history(session_id)
@@ -222,3 +222,81 @@ async def test_a_process_killed_in_the_middle_of_a_turn(start_process, stage, re
             expected = said_in_history(history[:2])
         await talk(service, ask(session_id, "Tools", "Thanks"))
         assert stage.asked() == [*expected, ("user", "Thanks")]
+
+
+async def test_a_process_killed_after_a_person_has_answered(start_process, stage):
+    """What the person allowed is not done again: it goes on behind it."""
+    sections = {**on(stage), "ai": {**on(stage)["ai"], **with_plain(Paying="questions:paying")}}
+    hold = Hold("Pa", "id.")
+    stage.play(wants(("c1", "pay", '{"amount": 7}'), text="Let me pay."), hold)
+    async with start_process(**sections) as service:
+        session_id = await service.create_session(agent_id="Paying")
+        asked = ask(session_id, "Paying", "Pay 7")
+        assert (await talk(service, asked))[-1]["type"] == "awaiting_human"
+        async with service.native() as socket:
+            await say(socket, **answer(asked, {"text": "yes"}))
+            await hold.begun.wait()
+            await hear_until(socket, "delta")
+            await killed(service)
+    stage.play(says("Paid."), says("Thanked."))
+    async with start_process(**sections) as service:
+        history = await until_ended(service, session_id, 6)
+        assert [told(one) for one in history] == [
+            ("user", "Pay 7"),
+            ("thought", "Let me pay."),
+            ("tool_call", 'pay({"amount": 7})'),
+            ("user", "yes"),
+            ("tool_result", "paid"),
+            ("final", "Paid."),
+        ]
+        await talk(service, ask(session_id, "Paying", "Thanks"))
+        assert [text for role, text in stage.asked() if role == "tool"] == ["paid"]
+        assert stage.asked()[-2:] == [("assistant", "Paid."), ("user", "Thanks")]
+
+
+async def test_a_process_killed_between_the_graphs_last_state_and_the_record_of_the_turn(
+    start_process, stage, database
+):
+    """The spool takes nothing while the test holds it: the graph has ended and history does not know."""
+    sections = on(stage)
+    sections["ai"] = {**sections["ai"], **with_plain(Tools={"graph": "tools", "restart": "never"})}
+    hold = Hold("It ", "is lost.")
+    stage.play(says("Hi."), hold)
+    async with start_process(**sections) as service:
+        session_id = await service.create_session(agent_id="Tools")
+        await talk(service, ask(session_id, "Tools", "Hello"))
+        asked = ask(session_id, "Tools", "Second")
+        async with service.native() as socket:
+            await say(socket, **asked)
+            await hold.begun.wait()
+            await service.ask_on_disk(asked["client_exchange_id"])
+            states = count_of_states(database, session_id)
+            with taken(service.spool):
+                hold.go.set()
+                async with asyncio.timeout(PATIENCE_S):
+                    while count_of_states(database, session_id) == states:  # noqa: ASYNC110 - a table is asked
+                        await asyncio.sleep(0.02)
+                await killed(service)
+    stage.play(says("Fine."))
+    async with start_process(**sections) as service:
+        history = await service.history(session_id)
+        assert history[-1]["metadata"]["extras"]["interrupted_by"] == "restart"
+        await talk(service, ask(session_id, "Tools", "Third"))
+        assert stage.asked() == [*said_in_history(history[:2]), ("user", "Third")]
+
+
+def count_of_states(database, session_id):
+    """How many checkpoints LangGraph has of a session."""
+    with psycopg.connect(database.dsn) as connection:
+        query = "SELECT count(*) FROM checkpoints WHERE session_id = %s"
+        return connection.execute(query, (session_id,)).fetchone()[0]
+
+
+@contextmanager
+def taken(spool):
+    """Nobody else writes to the spool."""
+    (file,) = spool.glob("spool-*.sqlite")
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+        connection.execute("ROLLBACK")
