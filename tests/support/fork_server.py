@@ -56,6 +56,8 @@ LIBRARIES = (
 """What takes long to import, but for what starts threads (NumPy, ONNX): a fork copies only the thread that forks."""
 _AT_START = ("FAKETIME", "GLIBC_", "LANG", "LC_", "LD_", "MALLOC_", "PYTHON", "SSL_", "TZ")
 """How the names of variables begin that are read when a process or an imported library starts, and never again."""
+_READ_BY_LIBRARIES = {"LANGGRAPH_STRICT_MSGPACK": "true"}
+"""What the services set before they import the library that reads it, which has been imported here."""
 FORK_EVENT = "turnwise.tests.fork"
 """The audit event of a start, with the module; the interpreter knows only those of its own."""
 _NUMBER = struct.Struct("!i")
@@ -161,6 +163,7 @@ class ForkServer:
                 self._process = subprocess.Popen(
                     with_parent_death_signal(command, signal.SIGKILL),
                     cwd=ROOT,
+                    env={**os.environ, **_READ_BY_LIBRARIES},
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                 )

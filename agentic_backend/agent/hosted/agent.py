@@ -18,6 +18,7 @@ from langgraph.types import Command
 from agentic_backend.agent.hosted.current import CURRENT, HostedTurn
 from agentic_backend.agent.hosted.failures import model_failure
 from agentic_backend.agent.hosted.loading import MESSAGES, AnyGraph, LoadedGraph
+from agentic_backend.agent.hosted.messages import messages_in
 from agentic_backend.agent.hosted.speech import Speech
 from agentic_backend.agent.hosted.state import PHASES as STATE_PHASES
 from agentic_backend.agent.hosted.state import GraphState, StateRef, StateSaver, UserStore
@@ -231,14 +232,14 @@ class HostedAgent:
         """The thread of states on which the run goes on, and the graph's input. `configurable` gets where that is."""
         run = turn.run
         if run.resume is not None:
-            return await self._go_on(turn, run.resume, configurable)
+            return await self._go_on(turn, run.resume, configurable, speech)
         thread = ref.thread if ref is not None else self._line(run.session_id) + _digest(run.exchange_id)
         told: Any = {MESSAGES: self._told(run)}
         if self._saver is None:
             return thread, told
         head = None
         if ref is not None or run.restarted:
-            head = await self._saver.aget_tuple({"configurable": {"thread_id": thread}})
+            head = await self._newest_of(thread)
         if run.restarted and self.restart == "from_checkpoint" and (begun := _begun(head, run.exchange_id)) is not None:
             for message in begun:
                 speech.take(message)
@@ -250,11 +251,25 @@ class HostedAgent:
         elif head is not None and ref is not None and head.checkpoint["id"] != ref.checkpoint_id:
             configurable |= _configurable(ref)
             return thread, told
-        turn.head = thread, head
+        if head is None or self._reads_as_graph:
+            turn.head = thread, head
         configurable["thread_id"] = thread
         return thread, told
 
-    async def _go_on(self, turn: HostedTurn, resume: ResumedRun, configurable: dict[str, Any]) -> tuple[str, Any]:
+    async def _newest_of(self, thread: str) -> CheckpointTuple | None:
+        """The newest state of a thread, in the types of the graph's schemas where `_reads_as_graph`."""
+        assert self._saver is not None
+        saver = self._saver.of_graph or self._saver
+        return await saver.aget_tuple({"configurable": {"thread_id": thread}})
+
+    @property
+    def _reads_as_graph(self) -> bool:
+        """Whether what is read before a run is what the graph itself would read."""
+        return self._saver is not None and self._saver.of_graph is not None and not self._loaded.per_run
+
+    async def _go_on(
+        self, turn: HostedTurn, resume: ResumedRun, configurable: dict[str, Any], speech: Speech
+    ) -> tuple[str, Any]:
         """`_begin` for a run that a person has answered to."""
         asked = resume.asked or resume.saved.payload()
         ref = StateRef.parse(run_of(asked))
@@ -262,10 +277,14 @@ class HostedAgent:
         assert self._saver is not None
         answers: Command[Any] = Command(resume=answers_for(asked, resume.answer, plain=True))
         if turn.run.restarted:
-            head = await self._saver.aget_tuple({"configurable": {"thread_id": ref.thread}})
+            head = await self._newest_of(ref.thread)
             if head is not None and head.checkpoint["id"] != ref.checkpoint_id:
-                # It had gone on before its process died.
-                turn.head = ref.thread, head
+                # It had gone on before its process died: what it said until then has not been shown.
+                waited = await self._saver.aget_tuple({"configurable": _configurable(ref)})
+                for message in _left_in(waited) if waited is not None else ():
+                    speech.know(message)
+                for message in _left_in(head):
+                    speech.take(message)
                 configurable["thread_id"] = ref.thread
                 return ref.thread, None
         configurable |= _configurable(ref)
@@ -330,10 +349,20 @@ def _begun(head: CheckpointTuple | None, exchange_id: str) -> list[BaseMessage] 
     """What the graph had said in this exchange before its process died; None if its state does not know of it."""
     if head is None or head.metadata.get(EXCHANGE) != exchange_id:
         return None
-    messages = _messages_of(head.checkpoint["channel_values"])
+    messages = _left_in(head)
     # Before its first step the question is not in the state yet.
     asked = any(one.id == _question_id(exchange_id) for one in messages)
     return _after_question(messages, exchange_id) if asked else None
+
+
+def _left_in(head: CheckpointTuple) -> list[BaseMessage]:
+    """The messages of a state, and of the nodes that have ended since: a run that goes on from there does not run them
+    again."""
+    messages = _messages_of(head.checkpoint["channel_values"])
+    for _, channel, value in head.pending_writes or ():
+        if channel == MESSAGES:
+            messages.extend(messages_in({channel: value}))
+    return messages
 
 
 def _configurable(ref: StateRef) -> dict[str, str]:

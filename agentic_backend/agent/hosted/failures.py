@@ -1,22 +1,32 @@
 """What a failed call to a model of somebody's own means: which of our errors it is."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from agentic_backend.errors import LlmTimeout, TurnFailed
 from agentic_backend.llm.providers.faults import failure_of
 
 
-def model_failure(failure: BaseException, failed: Collection[BaseException]) -> TurnFailed | None:
+class FailedCall(NamedTuple):
+    """A call of a model that failed; `begun` says whether its answer had begun."""
+
+    error: BaseException
+    begun: bool
+
+
+def model_failure(failure: BaseException, failed: Iterable[FailedCall]) -> TurnFailed | None:
     """The error of a run that ended with `failure`, if that came of one of the failed model calls; else None.
 
     Of the exceptions' texts nothing is kept: they may repeat the prompt.
     """
-    cause = next((one for one in _chain(failure) if any(one is known for known in failed)), None)
+    calls = list(failed)
+    found = ((one, call.begun) for one in _chain(failure) for call in calls if call.error is one)
+    cause, begun = next(found, (None, False))
     if cause is None or isinstance(cause, TurnFailed):
         return cause
     if isinstance(cause, TimeoutError) or "Timeout" in type(cause).__name__:
         return LlmTimeout(type(cause).__name__)
-    return failure_of(cause, begun=False).take() if isinstance(cause, Exception) else None
+    return failure_of(cause, begun=begun).take() if isinstance(cause, Exception) else None
 
 
 def _chain(failure: BaseException) -> Iterator[BaseException]:

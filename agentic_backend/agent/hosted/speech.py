@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import uuid4
 
-from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, InvalidToolCall, ToolCall, ToolMessage
 
 from agentic_backend.agent.hosted.messages import tool_call_of, tool_result_of
 from agentic_backend.events import Delta, Emit, Step, TextEnds, Thought
@@ -130,7 +130,8 @@ class Speech:
     def _new_calls(self, message: AIMessage) -> list[Step]:
         """The steps of the tool calls that are not known as they are."""
         steps = []
-        for number, call in enumerate((*message.tool_calls, *message.invalid_tool_calls)):
+        calls: list[ToolCall | InvalidToolCall] = [*message.tool_calls, *message.invalid_tool_calls]
+        for number, call in enumerate(calls):
             # Some providers give calls no id, or the same ones again in the next message.
             place = (message.id, call["id"] or number)
             known = (call["name"], call["args"])

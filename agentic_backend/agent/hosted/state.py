@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from time import perf_counter
@@ -84,6 +84,14 @@ class StateSaver(BaseCheckpointSaver[Any]):
     def __init__(self, state: GraphState) -> None:
         super().__init__(serde=strict_serializer())
         self._state = state
+        self.of_graph: StateSaver | None = None
+        """The saver that reads the types of its graph's schemas, once the graph has run."""
+
+    def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> "StateSaver":
+        """A saver that reads these types, too. LangGraph calls it for each run of a graph."""
+        of_graph = cast(StateSaver, super().with_allowlist(extra_allowlist))
+        self.of_graph = of_graph
+        return of_graph
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """See `BaseCheckpointSaver`."""

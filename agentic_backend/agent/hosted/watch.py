@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from threading import get_ident
 from time import perf_counter
-from typing import Any, Concatenate, Final, ParamSpec
+from typing import Any, Final, TypeVar, cast
 from uuid import UUID
 
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
@@ -16,6 +16,7 @@ from langgraph.constants import TAG_HIDDEN, TAG_NOSTREAM
 from langgraph.errors import GraphBubbleUp
 from langgraph.pregel._messages import StreamMessagesHandler
 
+from agentic_backend.agent.hosted.failures import FailedCall
 from agentic_backend.agent.hosted.messages import messages_in
 from agentic_backend.agent.hosted.speech import Speech
 from agentic_backend.llm.observer import METERED, CallStatus, LlmObserver, TokenUse
@@ -25,7 +26,7 @@ from backend_kit.kpi import phase
 GRAPH: Final = "graph"
 """The phase of a turn in which no node runs: LangGraph itself, with its reads and writes of the state."""
 _STEP_TAG: Final = "graph:step:"
-_P = ParamSpec("_P")
+_Method = TypeVar("_Method", bound=Callable[..., None])
 _NOT_OF_A_NAME: Final = re.compile(r"[^a-z0-9_]+")
 
 
@@ -54,12 +55,12 @@ class _RunOver(BaseException):  # an Exception would be an answer to a tool, and
     """Ends a thread's call of a model whose run is over: nobody waits for it, and a thread cannot be cancelled."""
 
 
-def _on_loop(method: Callable[Concatenate["Watch", _P], None]) -> Callable[Concatenate["Watch", _P], None]:
+def _on_loop(method: _Method) -> _Method:
     """A method that a node in a thread of LangGraph's calls, too: it then runs on the loop, before the node's own end
     does."""
 
     @wraps(method)
-    def call(self: "Watch", *args: _P.args, **kwargs: _P.kwargs) -> None:
+    def call(self: "Watch", *args: Any, **kwargs: Any) -> None:
         if get_ident() == self.thread:
             method(self, *args, **kwargs)
         elif self.over:
@@ -67,7 +68,7 @@ def _on_loop(method: Callable[Concatenate["Watch", _P], None]) -> Callable[Conca
         else:
             self.loop.call_soon_threadsafe(partial(method, self, *args, **kwargs))
 
-    return call
+    return cast(_Method, call)
 
 
 class Watch(StreamMessagesHandler):
@@ -99,7 +100,7 @@ class Watch(StreamMessagesHandler):
         self.over = False
         self.model = ""
         self.finish_reason = ""
-        self.failures: list[BaseException] = []
+        self.failures: list[FailedCall] = []
 
     def begin(self) -> None:
         """The run begins."""
@@ -230,7 +231,7 @@ class Watch(StreamMessagesHandler):
         if call is None:
             return
         call.timer.__exit__(type(error), None, None)
-        self.failures.append(error)
+        self.failures.append(FailedCall(error, call.begun))
         self._account(call, _status(error), None)
         self.speech.ended(call.message_id or str(run_id))
 
