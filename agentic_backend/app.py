@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 
@@ -61,6 +61,9 @@ from backend_kit.auth import KeyWaits, TokenVerifier
 from backend_kit.http import ServeSettings, serve
 from backend_kit.kpi import Kpi, KpiRuntime
 from backend_kit.service import Identify, Service
+
+if TYPE_CHECKING:
+    from agentic_backend.agent.mcp import McpToolbox
 
 logger = logging.getLogger(__name__)
 
@@ -185,9 +188,7 @@ class AgenticService(Service[AgenticSettings, State]):
         stack.push_async_callback(models.aclose)
         knowledge = make_knowledge(settings, metrics, parts.knowledge_s)
         stack.push_async_callback(knowledge.aclose)
-        toolbox = await asyncio.to_thread(make_toolbox, settings, tasks, metrics)  # it would hold the loop
-        if toolbox is not None:
-            stack.push_async_callback(toolbox.aclose)
+        toolbox = await self._open_toolbox(tasks, metrics, stack)
         groups = make_groups(settings, models, metrics)
         kit = await asyncio.to_thread(make_kit, settings, groups, knowledge, toolbox)  # so would a provider's package
         catalog = make_catalog(settings, kit, metrics, persistence.checkpoints, persistence.graph_state)
@@ -235,6 +236,15 @@ class AgenticService(Service[AgenticSettings, State]):
         )
         self._start(state, windows, stack)
         return state
+
+    async def _open_toolbox(
+        self, tasks: TaskRegistry, metrics: AgenticMetrics, stack: AsyncExitStack
+    ) -> "McpToolbox | None":
+        # In a thread: its import would hold the loop.
+        toolbox = await asyncio.to_thread(make_toolbox, self._settings, tasks, metrics)
+        if toolbox is not None:
+            stack.push_async_callback(toolbox.aclose)
+        return toolbox
 
     def _start(self, state: State, windows: Windows, stack: AsyncExitStack) -> None:
         """Start the background work, which runs until the stack closes."""

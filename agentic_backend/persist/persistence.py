@@ -112,10 +112,7 @@ class Persistence:
         queue = batch_rules(settings)
         self.batcher = Batcher(self.database, self.owner, self.pending, self.spool, queue, kpi=kpi, metrics=metrics)
         queries = Queries(self.database)
-        self.attachments = PostgresAttachments(queries, self.pending)
-        self.feedback = PostgresFeedback(queries, self.pending)
-        self.agents = PostgresAgents(queries)
-        self.figures = PostgresFigures(queries)
+        self._open_ports(queries)
         commit_s, ack_s, spool_s = rules.commit_s, rules.ack_s, rules.spool_s
         self.store = PostgresSessionStore(
             queries,
@@ -138,6 +135,13 @@ class Persistence:
         self._quiet = QuietLog(logger)
         if self.spool is not None:
             self._replay(self.spool)
+
+    def _open_ports(self, queries: Queries) -> None:
+        """The smaller ports, each over one table or two."""
+        self.attachments = PostgresAttachments(queries, self.pending)
+        self.feedback = PostgresFeedback(queries, self.pending)
+        self.agents = PostgresAgents(queries)
+        self.figures = PostgresFigures(queries)
 
     @property
     def schema_known(self) -> bool:

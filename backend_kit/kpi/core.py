@@ -357,7 +357,7 @@ class Kpi:
         """`phases` are names beyond PHASES; `timeouts` are exceptions that, as TimeoutError, end a phase as `timeout`;
         `activity` counts what else runs than turns.
 
-        Raises ValueError for a phase name that is not `[a-z][a-z0-9_]*` or for more than 64 of them.
+        Raises ValueError for a phase name that is not `[a-z][a-z0-9_]*` or for more than 160 of them.
         """
         # The library's switch is global to the process; `_created` series would add half as many series for no use.
         disable_created_metrics()  # type: ignore[no-untyped-call]  # the library left it without annotations

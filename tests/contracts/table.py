@@ -119,6 +119,8 @@ CONTRACTS = (
         "langchain-core",
         "test_langchain_core.py::test_a_chat_model_is_made_by_these_methods",
         {
+            "agentic_backend.agent.hosted.model": ("_agenerate", "_astream", "_generate", "_llm_type"),
+            "agentic_backend.llm.group": ("_agenerate", "_astream", "_generate", "_llm_type"),
             "agentic_backend.llm.providers.guarded": ("_agenerate", "_astream", "_generate", "_llm_type"),
             "agentic_backend.testing.model": ("_agenerate", "_astream", "_generate", "_llm_type"),
         },
@@ -127,6 +129,7 @@ CONTRACTS = (
         "langchain-core",
         "test_langchain_core.py::test_chunks_are_put_together_to_one_answer",
         {
+            "agentic_backend.agent.hosted.model": ("agenerate_from_stream",),
             "agentic_backend.llm.providers.guarded": ("agenerate_from_stream",),
             "agentic_backend.testing.model": ("agenerate_from_stream",),
         },
@@ -188,7 +191,10 @@ CONTRACTS = (
     Contract(
         "langgraph-checkpoint-postgres",
         "test_langgraph.py::test_postgres_has_these_tables_with_these_columns",
-        {"agentic_backend.persist.checkpoints": ("checkpoint_writes", "thread_id", "checkpoint_ns")},
+        {
+            "agentic_backend.persist.checkpoints": ("thread_id", "checkpoint_ns"),
+            "agentic_backend.persist.graph_pool": ("checkpoint_writes", "thread_id"),
+        },
     ),
     Contract(
         "langgraph-checkpoint-postgres",

@@ -96,7 +96,8 @@ def test_a_variable_of_the_first_tracer_makes_no_listener() -> None:
 
 
 def test_a_chat_model_is_made_by_these_methods() -> None:
-    """agentic_backend/testing/model.py and agentic_backend/llm/providers/guarded.py override them, with these
+    """agentic_backend/testing/model.py, agentic_backend/llm/providers/guarded.py, agentic_backend/llm/group.py and
+    agentic_backend/agent/hosted/model.py override them, with these
     parameters; the latter also calls `_astream` of the model inside."""
     assert BaseChatModel.__abstractmethods__ == {"_generate", "_llm_type"}
     for method in (BaseChatModel._agenerate, BaseChatModel._astream):
@@ -104,7 +105,8 @@ def test_a_chat_model_is_made_by_these_methods() -> None:
 
 
 async def test_chunks_are_put_together_to_one_answer() -> None:
-    """agentic_backend/testing/model.py and agentic_backend/llm/providers/guarded.py make their whole answer of their
+    """agentic_backend/testing/model.py, agentic_backend/llm/providers/guarded.py and
+    agentic_backend/agent/hosted/model.py make their whole answer of their
     stream by `agenerate_from_stream`."""
 
     async def pieces() -> AsyncIterator[ChatGenerationChunk]:

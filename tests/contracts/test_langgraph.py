@@ -15,7 +15,7 @@ from langgraph.graph._node import StateNodeSpec
 from langgraph.runtime import Runtime
 from langgraph.types import Command, interrupt
 
-from agentic_backend.persist.checkpoints import TABLES
+from agentic_backend.persist.graph_pool import TABLES
 from tests.support.postgres import Database
 
 
@@ -79,8 +79,9 @@ async def test_a_saved_run_goes_on_elsewhere_by_the_id_of_its_question() -> None
 
 
 async def test_postgres_has_these_tables_with_these_columns(empty_database: Database) -> None:
-    """agentic_backend/persist/checkpoints.py ties each of TABLES to the sessions by `thread_id`, and claims a run by
-    the row of `checkpoints` with its `checkpoint_id` in the outermost `checkpoint_ns`."""
+    """agentic_backend/persist/graph_pool.py ties each of TABLES to the sessions by `thread_id`, and
+    agentic_backend/persist/checkpoints.py claims a run by the row of `checkpoints` with its `checkpoint_id` in the
+    outermost `checkpoint_ns`."""
     async with AsyncPostgresSaver.from_conn_string(empty_database.dsn) as saver:
         await saver.setup()
         await saver.setup()

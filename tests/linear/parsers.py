@@ -476,7 +476,13 @@ _OPERATOR: Final = "the operator's own words, typed or configured"
 
 UNREACHED: Final[dict[str, str]] = {
     f"{_AGENT}/questions.py::with_what_it_refers_to": "asks `follows_up` of four texts",
+    "agentic_backend/agent/hosted/loading.py::import_agent": _OPERATOR,
+    "agentic_backend/agent/hosted/loading.py::load_graph": _OPERATOR,
+    "agentic_backend/agent/hosted/model.py::record_model_call": _OURS,
+    "agentic_backend/agent/hosted/watch.py::node_phase": "the name of a node, in the code of a graph",
     "agentic_backend/events.py::text_part": _PASSES_ON,
+    "agentic_backend/settings.py::installed": _OURS,
+    "agentic_backend/testing/storage.py::session_of": "of a test",
     "agentic_backend/llm/chunks.py::ended": _OURS,
     "agentic_backend/llm/chunks.py::text_chunk": _PASSES_ON,
     "agentic_backend/llm/failures.py::broken": _OURS,

@@ -194,6 +194,7 @@ _RUST: Final = "fields of pydantic are matched by an engine that never goes back
 UNREACHED: Final[dict[str, str]] = {
     f"{_AGENT}/fields.py::_is_text": "the pattern is the agent's author's, the value of one who may change agents",
     f"{_PARSERS}/packages.py::_ENCODING": "is given the first 200 bytes of a part",
+    "agentic_backend/agent/hosted/watch.py::_NOT_OF_A_NAME": "names of nodes stand in the code of graphs",
     "agentic_backend/settings.py::AgentSettings": f"{_CONFIGURED}; {_RUST}",
     "agentic_backend/settings.py::OfferedModel": f"{_CONFIGURED}; {_RUST}",
     "agentic_backend/settings.py::Ai": f"{_CONFIGURED}; {_RUST}",

@@ -127,7 +127,7 @@ class Watch(StreamMessagesHandler):
     @_on_loop
     def on_chain_start(
         self,
-        serialized: dict[str, Any],  # noqa: ARG002
+        serialized: dict[str, Any],  # noqa: ARG002 - LangChain's signature
         inputs: Any,
         *,
         run_id: UUID,
@@ -148,7 +148,7 @@ class Watch(StreamMessagesHandler):
         self._nodes[run_id] = timer
 
     @_on_loop
-    def on_chain_end(  # type: ignore[override]
+    def on_chain_end(  # type: ignore[override] # passed by place
         self, response: Any, *, run_id: UUID, **_more: Any
     ) -> None:
         if self._left(run_id, None):
@@ -164,7 +164,7 @@ class Watch(StreamMessagesHandler):
     def on_chat_model_start(
         self,
         serialized: dict[str, Any],
-        messages: list[list[BaseMessage]],  # noqa: ARG002
+        messages: list[list[BaseMessage]],  # noqa: ARG002 - LangChain's signature
         *,
         run_id: UUID,
         tags: list[str] | None = None,
@@ -176,8 +176,8 @@ class Watch(StreamMessagesHandler):
     @_on_loop
     def on_llm_start(
         self,
-        serialized: dict[str, Any],  # noqa: ARG002
-        prompts: list[str],  # noqa: ARG002
+        serialized: dict[str, Any],  # noqa: ARG002 - LangChain's signature
+        prompts: list[str],  # noqa: ARG002 - LangChain's signature
         *,
         run_id: UUID,
         tags: list[str] | None = None,
@@ -193,7 +193,7 @@ class Watch(StreamMessagesHandler):
         call.timer.__enter__()
 
     @_on_loop
-    def on_llm_new_token(self, token: Any, *, chunk: Any = None, run_id: UUID, **_more: Any) -> None:  # noqa: ARG002
+    def on_llm_new_token(self, token: Any, *, chunk: Any = None, run_id: UUID, **_more: Any) -> None:  # noqa: ARG002 - LangChain's signature
         call = self._calls.get(run_id)
         if call is None:
             return

@@ -8,6 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from backend_kit.kpi import PHASES, Kpi
+from backend_kit.kpi.core import MAX_EXTRA_PHASES
 
 Value = Callable[..., float | None]
 
@@ -123,10 +124,12 @@ def test_registered_names_are_checked_and_bounded(kpi: Kpi) -> None:
     for bad in ("", "Übung", "a b", "1st", "x" * 49):
         with pytest.raises(ValueError, match="phase name"):
             kpi.register_phase(bad)
-    for number in range(64):
-        kpi.register_phase(f"step_{number}")
+    for number in range(MAX_EXTRA_PHASES):
+        assert kpi.try_register_phase(f"step_{number}")
     with pytest.raises(ValueError, match="no room"):
-        kpi.register_phase("step_64")
+        kpi.register_phase("one_more")
+    assert not kpi.try_register_phase("one_more")
+    assert kpi.try_register_phase("step_0")
     assert set(PHASES) <= {*kpi._series}
 
 
