@@ -16,6 +16,7 @@ from agentic_backend.agent import AGENT_PHASES, AgentKit, Catalog, DirectAnswer,
 from agentic_backend.chat.hub import SocketHub
 from agentic_backend.errors import LlmTimeout, TurnDeadline
 from agentic_backend.knowledge import KnowledgeClient
+from agentic_backend.llm.group import ModelGroups
 from agentic_backend.llm.providers import Models
 from agentic_backend.memory_release import MemoryRelease, release_memory
 from agentic_backend.metrics import AgenticMetrics
@@ -185,11 +186,8 @@ class AgenticService(Service[AgenticSettings, State]):
         stack.push_async_callback(models.aclose)
         knowledge = make_knowledge(settings, metrics, parts.knowledge_s)
         stack.push_async_callback(knowledge.aclose)
-        toolbox = await asyncio.to_thread(make_toolbox, settings, tasks, metrics)  # it would hold the loop
-        if toolbox is not None:
-            stack.push_async_callback(toolbox.aclose)
         groups = make_groups(settings, models, metrics)
-        kit = await asyncio.to_thread(make_kit, settings, groups, knowledge, toolbox)  # so would a provider's package
+        kit = await self._make_kit(groups, knowledge, tasks, metrics, stack)
         catalog = make_catalog(settings, kit, metrics, persistence.checkpoints, persistence.graph_state)
         stack.push_async_callback(catalog.aclose)
         await catalog.start()
@@ -278,6 +276,20 @@ class AgenticService(Service[AgenticSettings, State]):
             possessions=self._possessions,
             clock=self._parts.clock,
         )
+
+    async def _make_kit(
+        self,
+        groups: ModelGroups,
+        knowledge: KnowledgeClient,
+        tasks: TaskRegistry,
+        metrics: AgenticMetrics,
+        stack: AsyncExitStack,
+    ) -> AgentKit:
+        """In threads: the SDK of tools and the packages of providers take seconds to import."""
+        toolbox = await asyncio.to_thread(make_toolbox, self._settings, tasks, metrics)
+        if toolbox is not None:
+            stack.push_async_callback(toolbox.aclose)
+        return await asyncio.to_thread(make_kit, self._settings, groups, knowledge, toolbox)
 
     def _make_titles(self, writer: TitleWriter | None, persistence: Persistence, tasks: TaskRegistry) -> Titles | None:
         return None if writer is None else Titles(writer, persistence.store, tasks, self._renamed)
