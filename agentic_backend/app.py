@@ -16,6 +16,7 @@ from agentic_backend.agent import AGENT_PHASES, AgentKit, Catalog, DirectAnswer,
 from agentic_backend.chat.hub import SocketHub
 from agentic_backend.errors import LlmTimeout, TurnDeadline
 from agentic_backend.knowledge import KnowledgeClient
+from agentic_backend.llm.group import ModelGroups
 from agentic_backend.llm.providers import Models
 from agentic_backend.memory_release import MemoryRelease, release_memory
 from agentic_backend.metrics import AgenticMetrics
@@ -188,9 +189,8 @@ class AgenticService(Service[AgenticSettings, State]):
         stack.push_async_callback(models.aclose)
         knowledge = make_knowledge(settings, metrics, parts.knowledge_s)
         stack.push_async_callback(knowledge.aclose)
-        toolbox = await self._open_toolbox(tasks, metrics, stack)
         groups = make_groups(settings, models, metrics)
-        kit = await asyncio.to_thread(make_kit, settings, groups, knowledge, toolbox)  # so would a provider's package
+        kit = await self._make_kit(groups, knowledge, tasks, metrics, stack)
         catalog = make_catalog(settings, kit, metrics, persistence.checkpoints, persistence.graph_state)
         stack.push_async_callback(catalog.aclose)
         await catalog.start()
@@ -237,15 +237,6 @@ class AgenticService(Service[AgenticSettings, State]):
         self._start(state, windows, stack)
         return state
 
-    async def _open_toolbox(
-        self, tasks: TaskRegistry, metrics: AgenticMetrics, stack: AsyncExitStack
-    ) -> "McpToolbox | None":
-        # In a thread: its import would hold the loop.
-        toolbox = await asyncio.to_thread(make_toolbox, self._settings, tasks, metrics)
-        if toolbox is not None:
-            stack.push_async_callback(toolbox.aclose)
-        return toolbox
-
     def _start(self, state: State, windows: Windows, stack: AsyncExitStack) -> None:
         """Start the background work, which runs until the stack closes."""
         tasks, persistence = state.tasks, state.persistence
@@ -288,6 +279,20 @@ class AgenticService(Service[AgenticSettings, State]):
             possessions=self._possessions,
             clock=self._parts.clock,
         )
+
+    async def _make_kit(
+        self,
+        groups: ModelGroups,
+        knowledge: KnowledgeClient,
+        tasks: TaskRegistry,
+        metrics: AgenticMetrics,
+        stack: AsyncExitStack,
+    ) -> AgentKit:
+        """In threads: the SDK of tools and the packages of providers take seconds to import."""
+        toolbox = await asyncio.to_thread(make_toolbox, self._settings, tasks, metrics)
+        if toolbox is not None:
+            stack.push_async_callback(toolbox.aclose)
+        return await asyncio.to_thread(make_kit, self._settings, groups, knowledge, toolbox)
 
     def _make_titles(self, writer: TitleWriter | None, persistence: Persistence, tasks: TaskRegistry) -> Titles | None:
         return None if writer is None else Titles(writer, persistence.store, tasks, self._renamed)
