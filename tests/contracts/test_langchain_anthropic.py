@@ -1,5 +1,7 @@
 """What we use of langchain-anthropic beyond what it documents."""
 
+import asyncio
+
 import pytest
 from anthropic import APIConnectionError
 
@@ -20,7 +22,7 @@ async def test_a_client_that_is_put_in_its_place_is_the_one_that_is_asked(model:
         "name": "mock;tokens=1",
         "settings": {"base_url": model.base_url, "api_key": "k"},
     }
-    made = make(ChatModel.model_validate(called), Connections())
+    made = await asyncio.to_thread(make, ChatModel.model_validate(called), Connections())
     assert (await made.model.ainvoke("Hi")).content == "Each"
     for close in made.closes:
         await close()

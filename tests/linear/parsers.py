@@ -494,6 +494,7 @@ UNREACHED: Final[dict[str, str]] = {
     "knowledge_flow_backend/cli/client.py::say": _PASSES_ON,
     "knowledge_flow_backend/cli/client.py::refuse": _PASSES_ON,
     "agentic_backend/rest/page.py::origin_of": _OPERATOR,
+    "agentic_backend/settings.py::installed": _OPERATOR,
     "backend_kit/db/libpq.py::connect_args": _OPERATOR,
     "backend_kit/http/server.py::listen": _OPERATOR,
     "backend_kit/process.py::arguments": _OPERATOR,

@@ -1,5 +1,6 @@
 """Models made from settings: what their classes are told, and what is said of those that cannot be made."""
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -31,8 +32,8 @@ async def made() -> AsyncIterator[Any]:
     """Makes models, and closes what they leave."""
     async with AsyncExitStack() as stack:
 
-        def made(configured: ChatModel) -> Made:
-            one = make(configured, Connections())
+        async def made(configured: ChatModel) -> Made:
+            one = await asyncio.to_thread(make, configured, Connections())  # it imports for seconds
             for close in one.closes:
                 stack.push_async_callback(close)
             return one
@@ -43,13 +44,13 @@ async def made() -> AsyncIterator[Any]:
 @pytest.mark.parametrize("wire", FOREIGN.values(), ids=FOREIGN)
 async def test_a_temperature_is_sent_only_where_it_is_set(made: Any, wire: Any) -> None:
     options = {key: value for key, value in wire.options.items() if key != "thinking"}
-    assert made(model(wire.provider, options=options)).model.temperature is None
-    assert made(model(wire.provider, options=options, temperature=0.5)).model.temperature == 0.5
+    assert (await made(model(wire.provider, options=options))).model.temperature is None
+    assert (await made(model(wire.provider, options=options, temperature=0.5))).model.temperature == 0.5
 
 
 @pytest.mark.parametrize("wire", FOREIGN.values(), ids=FOREIGN)
 async def test_no_class_tries_again_by_itself(made: Any, wire: Any) -> None:
-    assert getattr(made(model(wire.provider, options=wire.options)).model, "max_retries", 0) == 0
+    assert getattr((await made(model(wire.provider, options=wire.options))).model, "max_retries", 0) == 0
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ async def test_options_that_a_class_refuses_are_named_without_their_values(
     made: Any, provider: str, options: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ModelUnusable) as refused:
-        made(model(provider, options=options))
+        await made(model(provider, options=options))
     assert str(refused.value).startswith(said)
     assert CANARY not in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -77,20 +78,20 @@ async def test_options_that_a_class_refuses_are_named_without_their_values(
 async def test_azure_without_a_key_asks_entra_id(made: Any) -> None:
     if os.environ.get("AZURE_OPENAI_API_KEY"):
         pytest.fail("the test needs an environment without a key")
-    one = made(model("azure_openai", api_key=None, options={"api_version": "2024-10-21"}))
+    one = await made(model("azure_openai", api_key=None, options={"api_version": "2024-10-21"}))
     assert one.model.openai_api_key is None
     assert one.model.azure_ad_async_token_provider is not None
     assert len(one.closes) == 2  # the HTTP client, and the credential
-    assert (
-        made(model("azure_openai", options={"api_version": "2024-10-21"})).model.azure_ad_async_token_provider is None
-    )
+    with_key = await made(model("azure_openai", options={"api_version": "2024-10-21"}))
+    assert with_key.model.azure_ad_async_token_provider is None
 
 
 async def test_equal_settings_share_a_model_and_its_circuit() -> None:
     models, deadlines = Models(), Deadlines()
     one, same = model("ollama"), model("ollama")
-    assert models.model_of(one, deadlines) is models.model_of(same, deadlines)
     others = [model("ollama", api_key="l"), model("ollama", options={"num_ctx": 5}), model("anthropic")]
+    await asyncio.to_thread(models.prepare, [one, *others], deadlines)
+    assert models.model_of(one, deadlines) is models.model_of(same, deadlines)
     assert len({id(models.model_of(other, deadlines)) for other in [one, *others]}) == 4
     assert models.model_of(one, deadlines).metadata["turnwise_metered"] is True
     await models.aclose()
