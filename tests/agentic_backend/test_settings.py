@@ -208,6 +208,11 @@ def test_authentication_is_on_unless_said_otherwise(tmp_path: Path) -> None:
         ({"persistence": {"ack": CANARY}}, r"persistence\.ack: must be 'spool', 'db' or 'none'$"),
         ({"limits": {"per_user": {"asks_per_min": 30}}}, r"limits\.per_user\.burst: must be at least 1 where"),
         ({"ai": {"agents": [{"name": "A"}, {"id": "A", "name": "B"}]}}, r"ai\.agents\[1\]\.id: is used twice$"),
+        (
+            {"ai": {"agents": [{"name": "A", "class_path": "a", "graph": "a:b"}]}},
+            r"ai\.agents\[0\]\.graph: is set beside class_path$",
+        ),
+        ({"ai": {"langgraph_json": "/nowhere.json"}}, r"^/nowhere\.json: cannot be read: No such file or directory$"),
         ({"ai": {"agents": [{"name": "A", "starters": ["a", "a"]}]}}, r"ai\.agents\[0\]\.starters: holds one twice$"),
         ({"ai": {"agents": [{"name": "A", "starters": [" "]}]}}, r"ai\.agents\[0\]\.starters\[0\]: "),
         ({"ai": {"agents": [{"name": "A", "starters": ["x" * 201]}]}}, r"ai\.agents\[0\]\.starters\[0\]: "),

@@ -203,6 +203,14 @@ async def test_of_its_options_those_that_are_unknown_are_ignored(service):
     assert told in await service.get("/agents")
 
 
+async def test_a_client_names_no_graph(service):
+    """What it names would be imported."""
+    _, ada = await create(service)
+    assert (await call(service, "PUT", "/agents/update", {**ada, "graph": "os:abort"}))[0] == 200
+    assert [agent["graph"] for agent in await service.get("/agents")] == [None] * 4
+    assert (await answer(service, await service.create_session(), ada["id"]))["type"] == "final"
+
+
 async def test_names_and_number_are_bounded(start_service):
     async with start_service(ai=editing(max_made_agents=2)) as service:
         statuses = [(await create(service, name))[0] for name in ("Georges", "Ada", "Ada", "Bo", "Cy")]

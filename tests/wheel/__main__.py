@@ -178,7 +178,7 @@ def ask_all(origin: str, asks: Mapping[str, tuple[str, int, str]]) -> None:
 def follow(wheel: Path, environment: Path, folder: Path, environ: Mapping[str, str]) -> None:
     """Do what docs/agents.md says, with the wheel at hand in the place of the package's name."""
     folder.mkdir()
-    environ = {**environ, "PATH": f"{environment / 'bin'}:{environ['PATH']}"}
+    environ = {**environ, "PATH": f"{environment / 'bin'}:{environ['PATH']}", "PIP_QUIET": "1"}
     port = free_block(NEEDED_PORTS)
     model = MODEL.replace("8099", str(port + MODEL_IS_BEHIND))
     for written in steps(PAGE):

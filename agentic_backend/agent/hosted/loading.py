@@ -88,16 +88,6 @@ class LoadedGraph:
             if self.static is None and not self.per_run:
                 self.static = await self._made(self._stack)
 
-    async def of(self, config: RunnableConfig) -> AnyGraph:
-        """The graph for a run with this configuration. Raises `GraphUnusable`.
-
-        What a builder opens for one run, as an asynchronous context manager does, stays open until `aclose`: use
-        `for_run` where that matters.
-        """
-        if self.static is None and not self.per_run:
-            await self.start()
-        return self.static or await self._made(self._stack, config)
-
     @asynccontextmanager
     async def for_run(self, config: RunnableConfig) -> AsyncIterator[AnyGraph]:
         """The graph for a run; what its builder opened is closed afterwards. Raises `GraphUnusable`."""

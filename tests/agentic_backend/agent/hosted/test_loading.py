@@ -58,7 +58,6 @@ def write(folder: Path) -> Write:
 async def said(loaded: LoadedGraph, config: RunnableConfig | None = None) -> str:
     run: RunnableConfig = config or {"configurable": {"thread_id": "t", "user": "ada"}}
     async with loaded.for_run(run) as graph:
-        assert (await loaded.of(run)).get_name() == graph.get_name()
         state: dict[str, Any] = await graph.ainvoke({"messages": [HumanMessage("hello")]}, run)
     return str(state["messages"][-1].text)
 
@@ -83,7 +82,8 @@ async def test_a_compiled_graph_is_taken_as_it_is(write: Write) -> None:
 async def test_a_graph_that_is_not_compiled_is_compiled_once(write: Write) -> None:
     loaded = load_graph(write("graph = say('uncompiled')"))
     assert loaded.static is not None
-    assert await loaded.of({}) is loaded.static
+    async with loaded.for_run({}) as graph:
+        assert graph is loaded.static
     assert await said(loaded) == "uncompiled"
 
 
@@ -109,7 +109,7 @@ async def test_a_builder_without_arguments_is_called_once(builder: str, write: W
     await loaded.start()
     await loaded.start()
     assert await said(loaded) == "built"
-    assert loaded.static is await loaded.of({})
+    assert loaded.static is not None
     assert len(sys.modules[name].calls) == 1
 
 
@@ -170,10 +170,8 @@ async def test_what_is_opened_for_a_run_is_closed_after_it(write: Write) -> None
     async with loaded.for_run({}):
         assert log == ["opened"]
     assert log == ["opened", "closed"]
-    await loaded.of({})
-    assert log == ["opened", "closed", "opened"]
     await loaded.aclose()
-    assert log[-1] == "closed"
+    assert log == ["opened", "closed"]
 
 
 async def test_a_file_is_relative_to_the_one_that_names_it(write: Write, folder: Path) -> None:
@@ -320,7 +318,8 @@ async def test_what_a_builder_raises_is_told_when_it_is_called(write: Write, fol
     with pytest.raises(GraphUnusable, match=re.escape(f".py:{lines.index('async def later():') + 2}: ValueError")):
         await later.start()
     with pytest.raises(GraphUnusable, match="KeyError: 'configurable'"):
-        await each.of({})
+        async with each.for_run({}):
+            pass
     with pytest.raises(GraphUnusable, match="AttributeError"):
         async with each.for_run({"configurable": {"user": "ada"}}):
             pass
