@@ -4,7 +4,7 @@ import asyncio
 import re
 import signal
 import sqlite3
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 
 import psycopg
 import pytest
@@ -224,8 +224,10 @@ async def test_a_process_killed_in_the_middle_of_a_turn(start_process, stage, re
         assert stage.asked() == [*expected, ("user", "Thanks")]
 
 
-async def test_a_process_killed_after_a_person_has_answered(start_process, stage):
-    """What the person allowed is not done again: it goes on behind it."""
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_process_killed_after_a_person_has_answered(start_process, stage, known):
+    """What the person allowed is not done again: it goes on behind it; by itself, or where the end of the process came
+    before the answer was on disk, when the person answers again."""
     sections = {**on(stage), "ai": {**on(stage)["ai"], **with_plain(Paying="questions:paying")}}
     hold = Hold("Pa", "id.")
     stage.play(wants(("c1", "pay", '{"amount": 7}'), text="Let me pay."), hold)
@@ -233,14 +235,24 @@ async def test_a_process_killed_after_a_person_has_answered(start_process, stage
         session_id = await service.create_session(agent_id="Paying")
         asked = ask(session_id, "Paying", "Pay 7")
         assert (await talk(service, asked))[-1]["type"] == "awaiting_human"
+        before = newest_record(service.spool)
         async with service.native() as socket:
-            await say(socket, **answer(asked, {"text": "yes"}))
-            await hold.begun.wait()
-            await hear_until(socket, "delta")
-            await killed(service)
+            with nullcontext() if known else taken(service.spool):
+                await say(socket, **answer(asked, {"text": "yes"}))
+                await hold.begun.wait()
+                await service.line("paid 7")
+                async with asyncio.timeout(PATIENCE_S):
+                    while known and newest_record(service.spool) == before:  # noqa: ASYNC110 - a file is asked
+                        await asyncio.sleep(0.02)
+                await killed(service)
     stage.play(says("Paid."), says("Thanked."))
     async with start_process(**sections) as service:
-        history = await until_ended(service, session_id, 6)
+        if known:
+            history = await until_ended(service, session_id, 6)
+        else:
+            assert (await talk(service, asked))[-1]["type"] == "awaiting_human"
+            await talk(service, answer(asked, {"text": "yes"}))
+            history = await service.history(session_id)
         assert [told(one) for one in history] == [
             ("user", "Pay 7"),
             ("thought", "Let me pay."),
@@ -252,6 +264,14 @@ async def test_a_process_killed_after_a_person_has_answered(start_process, stage
         await talk(service, ask(session_id, "Paying", "Thanks"))
         assert [text for role, text in stage.asked() if role == "tool"] == ["paid"]
         assert stage.asked()[-2:] == [("assistant", "Paid."), ("user", "Thanks")]
+        assert "paid 7" not in service.process.output
+
+
+def newest_record(spool):
+    """The number of the newest record that is in the spool."""
+    (file,) = spool.glob("spool-*.sqlite")
+    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
+        return connection.execute("SELECT max(id) FROM record WHERE kind = 'ask'").fetchone()[0]
 
 
 async def test_a_process_killed_between_the_graphs_last_state_and_the_record_of_the_turn(

@@ -276,17 +276,17 @@ class HostedAgent:
         assert ref is not None
         assert self._saver is not None
         answers: Command[Any] = Command(resume=answers_for(asked, resume.answer, plain=True))
-        if turn.run.restarted:
-            head = await self._newest_of(ref.thread)
-            if head is not None and head.checkpoint["id"] != ref.checkpoint_id:
-                # It had gone on before its process died: what it said until then has not been shown.
-                waited = await self._saver.aget_tuple({"configurable": _configurable(ref)})
-                for message in _left_in(waited) if waited is not None else ():
-                    speech.know(message)
-                for message in _left_in(head):
-                    speech.take(message)
-                configurable["thread_id"] = ref.thread
-                return ref.thread, None
+        head = await self._newest_of(ref.thread)
+        if head is not None and head.checkpoint["id"] != ref.checkpoint_id:
+            # It had gone on before its process died: what the person allowed is done, and what was said until then has
+            # not been shown.
+            waited = await self._saver.aget_tuple({"configurable": _configurable(ref)})
+            for message in _left_in(waited) if waited is not None else ():
+                speech.know(message)
+            for message in _left_in(head):
+                speech.take(message)
+            configurable["thread_id"] = ref.thread
+            return ref.thread, None
         configurable |= _configurable(ref)
         turn.checkpoint_id = ref.checkpoint_id  # one answer of several leaves the run where it is
         return ref.thread, answers

@@ -1,5 +1,6 @@
 """Graphs that ask a person: two nodes at once, a tool, and a graph within a graph."""
 
+import sys
 from operator import add
 from typing import Annotated
 
@@ -47,7 +48,11 @@ nested = (
 @tool
 def pay(amount: int) -> str:
     """Pay so much."""
-    return "paid" if interrupt(f"Pay {amount}?") == {"text": "yes"} else "not paid"
+    if interrupt(f"Pay {amount}?") != "yes":
+        return "not paid"
+    sys.stdout.write(f"paid {amount}\n")
+    sys.stdout.flush()
+    return "paid"
 
 
 async def chat(state: MessagesState) -> MessagesState:
