@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import FastAPI
 
@@ -62,9 +62,6 @@ from backend_kit.auth import KeyWaits, TokenVerifier
 from backend_kit.http import ServeSettings, serve
 from backend_kit.kpi import Kpi, KpiRuntime
 from backend_kit.service import Identify, Service
-
-if TYPE_CHECKING:
-    from agentic_backend.agent.mcp import McpToolbox
 
 logger = logging.getLogger(__name__)
 
