@@ -349,7 +349,7 @@ class ChatModelSettings(Section):
     base_url: HttpUrl | None = None
     """Endpoint, as its provider's clients want it: OpenAI's with the version path, Anthropic's and Ollama's without.
     OPENAI_BASE_URL overrides that of a model of OpenAI's providers. Without either: the provider's own."""
-    base_urls: Annotated[tuple[HttpUrl, ...], Listed] = ()
+    further_urls: Annotated[tuple[HttpUrl, ...], Listed] = ()
     """Further endpoints of the same model, with the same key: each call goes to the one that has the fewest calls, and
     each has a circuit of its own."""
     api_key: SecretStr | None = None
@@ -394,10 +394,10 @@ class ChatModel(Section):
     def endpoints(self) -> tuple["ChatModel", ...]:
         """The model at each of its endpoints."""
         how = self.settings
-        if not how.base_urls:
+        if not how.further_urls:
             return (self,)
-        urls = dict.fromkeys((*([how.base_url] if how.base_url else []), *how.base_urls))
-        changed = ({"base_url": url, "base_urls": ()} for url in urls)
+        urls = dict.fromkeys((*([how.base_url] if how.base_url else []), *how.further_urls))
+        changed = ({"base_url": url, "further_urls": ()} for url in urls)
         return tuple(self.model_copy(update={"settings": how.model_copy(update=change)}) for change in changed)
 
 
@@ -407,11 +407,16 @@ class DefaultChatModel(ChatModel):
     title: str = ""
     """Label in the chat page; none = the name."""
     description: str = ""
-    """What it is good for. Handed through to clients of `GET /agents`."""
+    """What it is good for, as the chat page says beside the label."""
     fallbacks: Annotated[tuple[Text, ...], Listed] = ()
     """Ids of `ai.chat_models` that are asked one after the other where the model is unavailable, limits its rate or is
     silent, before its first token only. Of `deadlines.first_token_s` each has half of what is left, the last one all of
     it."""
+
+    @property
+    def shown(self) -> tuple[str, str]:
+        """Its label for people, and what it is good for."""
+        return self.title or self.name, self.description
 
     def called_as(self, _default: ChatModel) -> ChatModel:
         """The model itself: it leaves nothing to another."""
@@ -429,11 +434,11 @@ class OfferedModelSettings(Section):
 
     base_url: HttpUrl | None = None
     """Endpoint; none = that of `ai.default_chat_model`."""
-    base_urls: Annotated[tuple[HttpUrl, ...], Listed] | None = None
+    further_urls: Annotated[tuple[HttpUrl, ...], Listed] | None = None
     """Further endpoints of the same model; none = those of `ai.default_chat_model`, but no others if `base_url` is set
     here."""
     api_key: SecretStr | None = None
-    """API key of the endpoint; none = that of `ai.default_chat_model`, but no key if `base_url` or `base_urls` is set
+    """API key of the endpoint; none = that of `ai.default_chat_model`, but no key if `base_url` or `further_urls` is set
     here."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     """Sampling temperature; none = that of `ai.default_chat_model`."""
@@ -456,7 +461,7 @@ class OfferedModel(Section):
     title: str = ""
     """Label in the chat page; none = the id."""
     description: str = ""
-    """What it is good for. Handed through to clients of `GET /agents`."""
+    """What it is good for, as the chat page says beside the label."""
     fallbacks: Annotated[tuple[Text, ...], Listed] = ()
     """Ids of models that are asked in its place, as for `ai.default_chat_model`; `default` is that one."""
     provider: Annotated[Provider, AfterValidator(installed)] | None = None
@@ -471,11 +476,16 @@ class OfferedModel(Section):
             raise SettingsRefused("is the id of ai.default_chat_model", "id")
         return self
 
+    @property
+    def shown(self) -> tuple[str, str]:
+        """Its label for people, and what it is good for."""
+        return self.title or self.id, self.description
+
     def called_as(self, default: ChatModel) -> ChatModel:
         """The model with what it leaves to the default one."""
         own = self.settings.model_dump(exclude_none=True)
-        if "base_url" in own or "base_urls" in own:
-            own = {"base_url": None, "base_urls": (), "api_key": None, "max_tokens_name": None, **own}
+        if "base_url" in own or "further_urls" in own:
+            own = {"base_url": None, "further_urls": (), "api_key": None, "max_tokens_name": None, **own}
         provider, shared = self.provider or default.provider, default.settings
         if provider != default.provider:
             # Its address, key and options are another's: a key must not go to who did not issue it.

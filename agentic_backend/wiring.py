@@ -106,8 +106,7 @@ def make_kit(
         name: NamedModel(
             groups.of(*(called[one] for one in (name, *model.fallbacks))),
             model.name,
-            model.title or (model.name if name == DEFAULT_MODEL else name),
-            model.description,
+            *model.shown,
         )
         for name, model in own.items()
     }

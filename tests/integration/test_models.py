@@ -196,7 +196,7 @@ async def test_another_model_answers_where_one_is_down_and_says_so(start_service
 
 async def test_an_endpoint_that_is_down_is_left_out(start_service, mock_llm):
     down = f"http://127.0.0.1:{free_port()}/v1"
-    model = {"id": "twice", "name": SMALL, "settings": {"base_url": down, "base_urls": [mock_llm.base_url]}}
+    model = {"id": "twice", "name": SMALL, "settings": {"base_url": down, "further_urls": [mock_llm.base_url]}}
     agents = [{"name": "Georges", "model": "twice"}]
     async with start_service(ai={"chat_models": [model], "agents": agents}) as service:
         session_id = await service.create_session()

@@ -346,8 +346,8 @@ def configured(**how: Any) -> settings.ChatModel:
     [
         ({}, [None]),
         ({"base_url": "http://a/v1"}, ["http://a/v1"]),
-        ({"base_url": "http://a/v1", "base_urls": ["http://b/v1", "http://a/v1"]}, ["http://a/v1", "http://b/v1"]),
-        ({"base_urls": ["http://b/v1", "http://c/v1"]}, ["http://b/v1", "http://c/v1"]),
+        ({"base_url": "http://a/v1", "further_urls": ["http://b/v1", "http://a/v1"]}, ["http://a/v1", "http://b/v1"]),
+        ({"further_urls": ["http://b/v1", "http://c/v1"]}, ["http://b/v1", "http://c/v1"]),
     ],
 )
 def test_a_model_has_all_its_endpoints(how: dict[str, Any], urls: list[str | None]) -> None:
@@ -359,13 +359,13 @@ def test_a_model_has_all_its_endpoints(how: dict[str, Any], urls: list[str | Non
     [
         ({}, ["http://a/v1", "http://b/v1"], "sk"),
         ({"base_url": "http://c/v1"}, ["http://c/v1"], None),
-        ({"base_urls": ["http://c/v1", "http://d/v1"]}, ["http://c/v1", "http://d/v1"], None),
+        ({"further_urls": ["http://c/v1", "http://d/v1"]}, ["http://c/v1", "http://d/v1"], None),
     ],
 )
 def test_a_further_model_at_its_own_endpoints_has_no_key_of_the_default_one(
     own: dict[str, Any], urls: list[str], key: str | None
 ) -> None:
-    default = configured(base_url="http://a/v1", base_urls=["http://b/v1"], api_key="sk")
+    default = configured(base_url="http://a/v1", further_urls=["http://b/v1"], api_key="sk")
     called = settings.OfferedModel.model_validate({"id": "x", "name": "x", "settings": own}).called_as(default)
     keys = {one.settings.api_key.get_secret_value() if one.settings.api_key else None for one in called.endpoints}
     assert [one.settings.base_url for one in called.endpoints] == urls
