@@ -438,8 +438,8 @@ class OfferedModelSettings(Section):
     """Further endpoints of the same model; none = those of `ai.default_chat_model`, but no others if `base_url` is set
     here."""
     api_key: SecretStr | None = None
-    """API key of the endpoint; none = that of `ai.default_chat_model`, but no key if `base_url` or `further_urls` is set
-    here."""
+    """API key of the endpoint; none = that of `ai.default_chat_model`, but no key if `base_url` or `further_urls` is
+    set here."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     """Sampling temperature; none = that of `ai.default_chat_model`."""
     max_tokens: Positive | None = None
