@@ -130,6 +130,7 @@ CONTRACTS = (
         "test_langchain_core.py::test_chunks_are_put_together_to_one_answer",
         {
             "agentic_backend.agent.hosted.model": ("agenerate_from_stream",),
+            "agentic_backend.llm.group": ("agenerate_from_stream",),
             "agentic_backend.llm.providers.guarded": ("agenerate_from_stream",),
             "agentic_backend.testing.model": ("agenerate_from_stream",),
         },

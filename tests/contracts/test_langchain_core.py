@@ -105,9 +105,8 @@ def test_a_chat_model_is_made_by_these_methods() -> None:
 
 
 async def test_chunks_are_put_together_to_one_answer() -> None:
-    """agentic_backend/testing/model.py, agentic_backend/llm/providers/guarded.py and
-    agentic_backend/agent/hosted/model.py make their whole answer of their
-    stream by `agenerate_from_stream`."""
+    """agentic_backend/testing/model.py, agentic_backend/llm/providers/guarded.py, agentic_backend/llm/group.py and
+    agentic_backend/agent/hosted/model.py make their whole answer of their stream by `agenerate_from_stream`."""
 
     async def pieces() -> AsyncIterator[ChatGenerationChunk]:
         for piece in ("a", "b"):

@@ -353,7 +353,7 @@ async def test_the_model_may_rewrite_a_follow_up(pool: ModelPool, fake: FakeKnow
 
 @pytest.mark.servers
 async def test_where_the_model_cannot_rewrite_words_decide(pool: ModelPool, fake: FakeKnowledge) -> None:
-    async with scripted(status(400), says("1 ms")) as model, asked_rico(pool, model.base_url, fake.base_url) as rag:
+    async with scripted(status(404), says("1 ms")) as model, asked_rico(pool, model.base_url, fake.base_url) as rag:
         answer = await rag.ask("and that?", history=[HistoryItem("user", "The spool?")], follow_up="model")
     assert fake.bodies("search")[0]["question"] == "The spool?\nand that?"
     assert answer.text == "1 ms"
