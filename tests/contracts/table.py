@@ -181,6 +181,36 @@ CONTRACTS = (
     ),
     Contract(
         "langgraph",
+        "test_langgraph_hosted.py::test_a_handler_of_this_class_makes_models_stream_and_sees_graphs_within_graphs",
+        {"agentic_backend.agent.hosted.watch": ("langgraph.pregel._messages",)},
+    ),
+    Contract(
+        "langgraph",
+        "test_langgraph_hosted.py::test_a_node_is_the_chain_with_the_tag_of_its_step",
+        {
+            "agentic_backend.agent.hosted.watch": (
+                "graph:step:",
+                "langgraph_node",
+            )
+        },
+    ),
+    Contract(
+        "langgraph",
+        "test_langgraph_hosted.py::test_a_node_that_asks_a_person_is_told_as_an_error",
+        {"agentic_backend.agent.hosted.watch": ("GraphBubbleUp",)},
+    ),
+    Contract(
+        "langgraph",
+        "test_langgraph_hosted.py::test_a_saver_is_asked_to_read_the_types_of_the_schemas_and_no_others",
+        {"agentic_backend.agent.hosted.state": ("def with_allowlist",)},
+    ),
+    Contract(
+        "langgraph",
+        "test_langgraph_hosted.py::test_strict_reading_is_chosen_when_the_library_is_imported",
+        {"agentic_backend.__init__": ("LANGGRAPH_STRICT_MSGPACK",)},
+    ),
+    Contract(
+        "langgraph",
         "test_langgraph.py::test_a_saved_run_goes_on_elsewhere_by_the_id_of_its_question",
         {"agentic_backend.agent.interrupts": ("__interrupt__", "Command(resume=")},
     ),

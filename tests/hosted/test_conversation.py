@@ -177,14 +177,12 @@ def said_in_history(history):
     return conversation
 
 
-async def until_ended(service, session_id, count):
-    """History, once the turn that was cut off has its end."""
+async def until_answered(service, session_id, text):
+    """History, once its last message says this."""
     async with asyncio.timeout(PATIENCE_S):
-        while True:
-            history = await service.history(session_id)
-            if len(history) == count and history[-1]["metadata"]["extras"].get("interrupted_by") is None:
-                return history
+        while told((history := await service.history(session_id))[-1]) != ("final", text):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
+        return history
 
 
 @pytest.mark.parametrize("restart", ["never", "from_checkpoint"])
@@ -207,7 +205,7 @@ async def test_a_process_killed_in_the_middle_of_a_turn(start_process, stage, re
     stage.play(says("It is ", "5."), says("Thanked."))
     async with start_process(**sections) as service:
         if restart == "from_checkpoint":
-            history = await until_ended(service, session_id, 7)
+            history = await until_answered(service, session_id, "It is 5.")
             assert [told(one) for one in history[2:]] == [
                 ("user", "Add 2 and 3"),
                 ("thought", "Let me see."),
@@ -248,7 +246,7 @@ async def test_a_process_killed_after_a_person_has_answered(start_process, stage
     stage.play(says("Paid."), says("Thanked."))
     async with start_process(**sections) as service:
         if known:
-            history = await until_ended(service, session_id, 6)
+            history = await until_answered(service, session_id, "Paid.")
         else:
             assert (await talk(service, asked))[-1]["type"] == "awaiting_human"
             await talk(service, answer(asked, {"text": "yes"}))

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -276,17 +276,21 @@ class HostedAgent:
         assert ref is not None
         assert self._saver is not None
         answers: Command[Any] = Command(resume=answers_for(asked, resume.answer, plain=True))
+        waited = await self._saver.aget_tuple({"configurable": _configurable(ref)})
         head = await self._newest_of(ref.thread)
-        if head is not None and head.checkpoint["id"] != ref.checkpoint_id:
-            # It had gone on before its process died: what the person allowed is done, and what was said until then has
-            # not been shown.
-            waited = await self._saver.aget_tuple({"configurable": _configurable(ref)})
-            for message in _left_in(waited) if waited is not None else ():
-                speech.know(message)
+        if head is None or waited is None:
+            raise NotAwaiting
+        # Where it had gone on before its process died, what the person allowed is done, but was not shown.
+        asked_by = _tasks_that_asked(waited, asked)
+        for message in _left_in(waited, without=asked_by):
+            speech.know(message)
+        if head.checkpoint["id"] != ref.checkpoint_id:
             for message in _left_in(head):
                 speech.take(message)
             configurable["thread_id"] = ref.thread
             return ref.thread, None
+        for message in _written(waited, asked_by.__contains__):
+            speech.take(message)
         configurable |= _configurable(ref)
         turn.checkpoint_id = ref.checkpoint_id  # one answer of several leaves the run where it is
         return ref.thread, answers
@@ -355,14 +359,28 @@ def _begun(head: CheckpointTuple | None, exchange_id: str) -> list[BaseMessage] 
     return _after_question(messages, exchange_id) if asked else None
 
 
-def _left_in(head: CheckpointTuple) -> list[BaseMessage]:
-    """The messages of a state, and of the nodes that have ended since: a run that goes on from there does not run them
-    again."""
+def _left_in(head: CheckpointTuple, without: Collection[str] = ()) -> list[BaseMessage]:
+    """The messages of a state, and of the nodes that have ended since, but for these tasks: a run that goes on from
+    there does not run them again."""
     messages = _messages_of(head.checkpoint["channel_values"])
-    for _, channel, value in head.pending_writes or ():
-        if channel == MESSAGES:
-            messages.extend(messages_in({channel: value}))
-    return messages
+    return [*messages, *_written(head, lambda task: task not in without)]
+
+
+def _written(head: CheckpointTuple, by: Callable[[str], bool]) -> list[BaseMessage]:
+    """The messages that tasks have written since a state."""
+    writes = head.pending_writes or ()
+    values = [value for task, channel, value in writes if channel == MESSAGES and by(task)]
+    return [message for value in values for message in messages_in({MESSAGES: value})]
+
+
+def _tasks_that_asked(waiting: CheckpointTuple, asked: Mapping[str, Any]) -> set[str]:
+    """The tasks whose questions these are. What they have written they wrote after the answer."""
+    open_ids = {question["id"] for question in asked.get("questions", ())} or {asked.get("interrupt_id")}
+    return {
+        task
+        for task, channel, value in waiting.pending_writes or ()
+        if channel == _INTERRUPT and any(one.id in open_ids for one in value)
+    }
 
 
 def _configurable(ref: StateRef) -> dict[str, str]:
