@@ -148,7 +148,7 @@ class SlowLog:
 
     def __init__(self, log):
         self._log = log
-        self.has_room, self.begin = log.has_room, log.begin
+        self.has_room, self.begin, self.take_over = log.has_room, log.begin, log.take_over
         self.recording, self.go_on = asyncio.Event(), asyncio.Event()
 
     async def append(self, record):
