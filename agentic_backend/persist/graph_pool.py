@@ -1,6 +1,7 @@
 """The connections to LangGraph's tables in Postgres: one bounded pool for runs that wait and the state of graphs."""
 
 import asyncio
+import select
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,7 +9,7 @@ from typing import Final
 
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.store.postgres.aio import AsyncPostgresStore
-from psycopg import AsyncConnection, sql
+from psycopg import AsyncConnection, OperationalError, sql
 from psycopg.rows import DictRow, dict_row
 from psycopg_pool import AsyncConnectionPool
 
@@ -124,6 +125,16 @@ class GraphPool:
                 await connection.execute("SELECT pg_advisory_unlock(%s)", (LOCK_KEY,))
 
 
+async def _check(connection: _Connection) -> None:
+    """Refuse a connection whose server has gone since it was used: there is something to read from it, its end. To ask
+    the server would cost each operation a round trip."""
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    if poll.poll(0):
+        await connection.close()  # else the pool would take it for a good one, and hand it out again
+        raise OperationalError("the server has gone")
+
+
 def _pool(settings: Postgres, size: int) -> "AsyncConnectionPool[_Connection]":
     password = settings.password.get_secret_value() if settings.password else None
     return AsyncConnectionPool(
@@ -138,6 +149,7 @@ def _pool(settings: Postgres, size: int) -> "AsyncConnectionPool[_Connection]":
             "row_factory": dict_row,
             **connect_args("turnwise-agentic-graphs", settings.connect_timeout),
         },
+        check=_check,
         min_size=0,
         max_size=size,
         open=False,

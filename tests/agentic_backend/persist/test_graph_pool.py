@@ -60,8 +60,8 @@ def counts(database: Database, session_id: str) -> list[int]:
     ]
 
 
-async def test_states_go_with_their_session_and_only_with_it(held: Persistence, database: Database) -> None:
-    gone, kept = await new_session(held), await new_session(held)
+async def test_states_go_with_their_session_and_only_with_it(persistence: Persistence, database: Database) -> None:
+    gone, kept = await new_session(persistence), await new_session(persistence)
     async with graph_pool(database) as pool:
         state = PostgresGraphState(pool)
         for session in (gone, kept):
@@ -69,8 +69,8 @@ async def test_states_go_with_their_session_and_only_with_it(held: Persistence, 
                 await put(state, session.id + line)
         assert rows(database.dsn, LINKS) == NEW
         assert counts(database, gone.id) == counts(database, kept.id) == [3, 3, 3]
-        assert await held.store.delete(gone.id, USER)
-        assert await held.flush(PATIENCE_S) == 0
+        assert await persistence.store.delete(gone.id, USER)
+        assert await persistence.flush(PATIENCE_S) == 0
         assert counts(database, gone.id) == [0, 0, 0]
         assert counts(database, kept.id) == [3, 3, 3]
 
@@ -127,3 +127,19 @@ async def test_without_postgres_a_state_is_not_kept_and_later_it_is(held: Persis
                 pass
     async with graph_pool(database) as pool:
         await put(PostgresGraphState(pool), f"{session.id}/Tools/a")
+
+
+async def test_connections_that_the_server_has_ended_are_not_used(held: Persistence, database: Database) -> None:
+    session = await new_session(held)
+    async with graph_pool(database) as pool:
+        state = PostgresGraphState(pool)
+        await asyncio.gather(*(put(state, f"{session.id}/Tools/{number}") for number in range(4)))
+        ours = (
+            "FROM pg_stat_activity WHERE application_name = 'turnwise-agentic-graphs' AND datname = current_database()"
+        )
+        rows(database.dsn, f"SELECT pg_terminate_backend(pid) {ours}")
+        while rows(database.dsn, f"SELECT pid {ours}"):  # noqa: ASYNC110, RUF100 - a table is asked
+            await asyncio.sleep(0.01)
+        for number in range(4, 8):
+            await put(state, f"{session.id}/Tools/{number}")
+    assert counts(database, session.id) == [8, 8, 8]
