@@ -481,7 +481,6 @@ UNREACHED: Final[dict[str, str]] = {
     "agentic_backend/agent/hosted/model.py::record_model_call": _OURS,
     "agentic_backend/agent/hosted/watch.py::node_phase": "the name of a node, in the code of a graph",
     "agentic_backend/events.py::text_part": _PASSES_ON,
-    "agentic_backend/settings.py::installed": _OURS,
     "agentic_backend/testing/storage.py::session_of": "of a test",
     "agentic_backend/llm/chunks.py::ended": _OURS,
     "agentic_backend/llm/chunks.py::text_chunk": _PASSES_ON,
