@@ -41,7 +41,11 @@ async def hosted(
     """The service. `SECTIONS` of the file are laid over its configuration, which has metrics."""
     place: Path = tmp_path_factory.mktemp("hosted")
     sections: dict[str, Any] = request.module.SECTIONS
-    base = merge(configuration("scripted", shared_database, mock_llm), {"app": {"metrics_enabled": True}})
+    own = {
+        "app": {"metrics_enabled": True},
+        "ai": {"default_chat_model": {"settings": {"base_url": stage.url}}},
+    }
+    base = merge(configuration("scripted", shared_database, mock_llm), own)
     variables = {"MODEL_URL": stage.url, "MOCK_URL": mock_llm.base_url}
     async with run_process(merge(base, sections), place, env=variables, traceback_allowed=True) as service:
         yield service

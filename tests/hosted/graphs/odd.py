@@ -181,3 +181,9 @@ def silent(_state: MessagesState) -> dict[str, object]:
 
 
 silent_graph = _of_one_node(silent)
+
+
+many_graph = StateGraph(MessagesState)
+for number in range(36):
+    many_graph.add_node(f"Node {number}", silent)
+    many_graph.add_edge(f"Node {number - 1}" if number else START, f"Node {number}")

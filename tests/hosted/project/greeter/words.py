@@ -1,0 +1,5 @@
+"""Words of the project, from its environment."""
+
+import os
+
+GREETING = os.environ["GREETING"]
