@@ -121,8 +121,9 @@ class HostedAgent:
 
     @property
     def restart(self) -> Restart:
-        """What becomes of a turn whose process died."""
-        return self.settings.restart or ("from_checkpoint" if self._saver is not None else "never")
+        """What becomes of a turn whose process died. Without a state of its steps, what its tools did is not known."""
+        keeps_steps = self._saver is not None and self.settings.durability != "exit"
+        return self.settings.restart or ("from_checkpoint" if keeps_steps else "never")
 
     @property
     def uses_credentials(self) -> bool:
