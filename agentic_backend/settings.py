@@ -213,8 +213,8 @@ class AgentSettings(Section):
     """What becomes of a turn that a kill of the service cut off, at the next start: `from_question` = the service runs
     it again, once; `from_checkpoint` = it goes on where its graph was, for hosted graphs; `never` = it stays
     interrupted until its user asks again; none = `from_question` for the plain agent and Rico
-    (`agentic_backend.agent.rag`), `never` for Sammy (`agentic_backend.agent.tools`), what a module of your own declares,
-    else `never`; for a hosted graph `from_checkpoint`, with `durability: exit` `never`."""
+    (`agentic_backend.agent.rag`), `never` for Sammy (`agentic_backend.agent.tools`), what a module of your own
+    declares, else `never`; for a hosted graph `from_checkpoint`, with `durability: exit` `never`."""
     starters: Annotated[
         tuple[Annotated[str, Field(max_length=MAX_STARTER_CHARS, pattern=r"\S")], ...],
         Listed,
