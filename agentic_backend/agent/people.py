@@ -23,6 +23,8 @@ _MAX_BYTES: Final = 16 * 1024
 """Size limit of what a person is asked: a compatible frame has 32 KiB."""
 _MOST_SHOWN: Final = 4_000
 """Characters of a question's text that is made of what stands beside it in full."""
+_OURS: Final = frozenset({"questions", "action_requests", "review_configs"})
+"""Fields of a question that only this module fills, from which answers are read."""
 _DECISIONS: Final = ("approve", "edit", "reject", "respond")
 _WITHOUT_CONFIG: Final = ("approve", "reject")
 """What is allowed for an action whose request comes with configurations, but without its own."""
@@ -168,6 +170,8 @@ def _question(value: Any) -> dict[str, Any]:
 
 def _own(value: Any) -> dict[str, Any] | None:
     given = {"question": value} if isinstance(value, str) else value
+    if isinstance(given, dict) and not _OURS.isdisjoint(given):
+        return None
     try:
         return HitlPayload.model_validate(given, strict=True).model_dump(exclude_none=True)
     except ValidationError:

@@ -48,7 +48,8 @@ class Prompt(Sequence[BaseMessage]):
 
     def __init__(self, system: str, history: Sequence[HistoryItem], question: str) -> None:
         self._system = system
-        self._history = history
+        # An answer without words is a graph's, for the state that it left; some models refuse an empty message.
+        self._history = [item for item in history if item.text or item.role == "user"]
         self._question = question
         self._messages: list[BaseMessage] | None = None
 

@@ -8,11 +8,11 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.store.base import BaseStore
-from psycopg import AsyncConnection, Error, sql
+from psycopg import AsyncConnection, DataError, Error, sql
 from psycopg.rows import DictRow
 
 from agentic_backend.agent.interrupts import SavedCheckpoint, SavedRun
-from agentic_backend.errors import HistoryUnavailable, NotKept
+from agentic_backend.errors import HistoryUnavailable, NotKept, TurnFailed
 from agentic_backend.persist.graph_pool import TABLES, GraphPool
 
 logger = logging.getLogger(__name__)
@@ -88,9 +88,13 @@ class PostgresCheckpoints:
 
 @contextmanager
 def _told(what: str) -> Iterator[None]:
-    """Psycopg's errors become `NotKept`."""
+    """Psycopg's errors become `NotKept`; those about a value that Postgres cannot hold, such as a NUL in a text, the
+    failure of the turn: to try again would not help."""
     try:
         yield
+    except DataError as failure:
+        logger.warning("%s cannot be stored: sqlstate=%s", what, failure.sqlstate)
+        raise TurnFailed(f"the {what} has a value that cannot be stored") from None
     except Error as failure:
         logger.warning("%s not kept: sqlstate=%s", what, failure.sqlstate)
         raise NotKept(f"the {what} could not be read or stored") from None

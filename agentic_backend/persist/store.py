@@ -274,8 +274,8 @@ def _exchanges(rows: Sequence[AnyRow]) -> list[RememberedExchange]:
     for row in reversed(rows):
         if row.failed:
             failed.add(row.exchange_id)
-        elif row.text:
-            (questions if row.role == "user" else answers)[row.exchange_id] = row.text
+        elif row.text or row.checkpoint:
+            (questions if row.role == "user" else answers)[row.exchange_id] = row.text or ""
             checkpoints[row.exchange_id] = row.checkpoint
     return [
         RememberedExchange.of_texts(exchange_id, question, answers[exchange_id], checkpoints[exchange_id])

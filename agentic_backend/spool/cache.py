@@ -27,7 +27,8 @@ class RememberedExchange:
 
     @classmethod
     def of(cls, record: TurnRecord) -> "RememberedExchange | None":
-        """The exchange of a turn, or None if it failed, was stopped or interrupted, or has no answer."""
+        """The exchange of a turn, or None if it failed, was stopped or interrupted, or has no answer. One without words
+        is one where a graph's state is what it left."""
         question = answer = checkpoint = ""
         for message in record.messages:
             if message.channel != "final":
@@ -41,7 +42,8 @@ class RememberedExchange:
                     return None
                 answer = text_of(fields["parts"])
                 checkpoint = str(extras.get("checkpoint", "")) if isinstance(extras, dict) else ""
-        return cls.of_texts(record.exchange_id, question, answer, checkpoint) if question and answer else None
+        answered = question and (answer or checkpoint)
+        return cls.of_texts(record.exchange_id, question, answer, checkpoint) if answered else None
 
     @classmethod
     def of_texts(cls, exchange_id: str, question: str, answer: str, checkpoint: str = "") -> "RememberedExchange":

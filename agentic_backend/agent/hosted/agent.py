@@ -302,7 +302,8 @@ class HostedAgent:
         for item in reversed(run.history):
             if self._saver is not None and self._own(item, run.session_id) is not None:
                 break
-            since.append(HumanMessage(item.text) if item.role == "user" else AIMessage(item.text))
+            if item.text:
+                since.append(HumanMessage(item.text) if item.role == "user" else AIMessage(item.text))
         return [*reversed(since), HumanMessage(run.message, id=_question_id(run.exchange_id))]
 
     def _newest(self, run: AgentRun) -> StateRef | None:

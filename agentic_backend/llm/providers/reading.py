@@ -5,6 +5,7 @@ from typing import Any, Final, NamedTuple
 
 from langchain_core.messages import AIMessage, AIMessageChunk
 
+from agentic_backend.llm.chunks import REASONING
 from agentic_backend.llm.observer import TokenUse
 
 _STOPS: Final = {
@@ -45,6 +46,8 @@ def said_in(chunk: AIMessage) -> Said:
     blocks = chunk.content_blocks
     texts = [block["text"] for block in blocks if block["type"] == "text" and block.get("text")]
     thoughts = [block["reasoning"] for block in blocks if block["type"] == "reasoning" and block.get("reasoning")]
+    if not thoughts and isinstance(thought := chunk.additional_kwargs.get(REASONING), str):
+        thoughts = [thought]  # langchain's blocks leave it out where the model's provider is OpenAI
     return Said("".join(texts), "".join(thoughts))
 
 

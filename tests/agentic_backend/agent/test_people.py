@@ -90,6 +90,22 @@ def test_any_other_value_is_shown_as_it_stands(value: Any) -> None:
     assert answers_for(payload, {"a": 1, "text": "b", "checkpoint_id": "run"}) == {"i0": {"a": 1, "text": "b"}}
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"question": "Fill in", "questions": ["a?", "b?"]},
+        {"question": "Fill in", "questions": [{"id": "z"}]},
+        {"question": "Go on?", "stage": "action_review", "action_requests": "none"},
+        {"title": "Go on?", "review_configs": []},
+    ],
+)
+def test_a_value_with_fields_that_only_we_fill_is_shown_as_it_stands(value: Any) -> None:
+    payload = asked(value)
+    assert payload["stage"] == "value"
+    assert payload["metadata"] == {"value": value}
+    assert answers_for(payload, {"text": "go on", "checkpoint_id": "run"}, plain=True) == {"i0": "go on"}
+
+
 def test_a_graph_that_does_not_know_our_shape_gets_the_words_alone() -> None:
     for payload in (asked("Name?"), asked({"question": "Name?", "about": [1]})):
         assert answers_for(payload, {"text": "Ann", "checkpoint_id": "run"}, plain=True) == {"i0": "Ann"}

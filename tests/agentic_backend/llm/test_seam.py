@@ -294,6 +294,14 @@ async def test_a_prompt_is_sent_as_langchain_would_send_it(
     assert ours["messages"][0]["role"] == ("system" if name == "m" else "developer")
 
 
+def test_an_answer_without_words_is_not_told_to_a_model() -> None:
+    history = [HistoryItem("user", "First"), HistoryItem("assistant", "", "c.s/Graph/t"), *HISTORY]
+    prompt = Prompt("Be brief.", history, "Why?")
+    assert [message.text for message in prompt[1:3]] == ["First", HISTORY[0].text]
+    assert len(prompt) == len(history) + 1
+    assert b'"content":"",' not in Prompt("Be brief.", history[:2], "Why?").encode("system")
+
+
 def reasoning(text: str) -> bytes:
     return event({"choices": [{"delta": {"reasoning_content": text}}]})
 

@@ -10,13 +10,14 @@ import pytest
 from langgraph.checkpoint.base import empty_checkpoint
 from prometheus_client import CollectorRegistry
 
-from agentic_backend.errors import NotKept
+from agentic_backend.errors import NotKept, TurnFailed
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.checkpoints import PostgresGraphState
 from agentic_backend.persist.graph_pool import TABLES, GraphPool
 from agentic_backend.persist.persistence import Persistence
 from backend_kit.kpi import Kpi
 from backend_kit.settings import Postgres
+from backend_kit.wire import Code
 from tests.agentic_backend.records import USER, new_session, rows
 from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
@@ -79,6 +80,19 @@ async def test_a_state_of_no_session_is_not_stored(held: Persistence, database: 
     async with graph_pool(database) as pool:
         with pytest.raises(NotKept):
             await put(PostgresGraphState(pool), "nowhere/Tools/a")
+
+
+async def test_a_value_that_postgres_cannot_hold_is_no_outage(held: Persistence, database: Database) -> None:
+    session = await new_session(held)
+    async with graph_pool(database) as pool:
+        state = PostgresGraphState(pool)
+        with pytest.raises(TurnFailed, match="cannot be stored") as caught:
+            async with state.store() as store:
+                await store.aput(("user", "a"), "k", {"text": "a\0b"})
+        assert caught.value.code is Code.INTERNAL
+        async with state.store() as store:
+            await store.aput(("user", "a"), "k", {"text": "ab"})
+        await put(state, f"{session.id}/Tools/a")
 
 
 async def test_tables_of_an_earlier_release_are_taken_over_with_what_is_in_them(

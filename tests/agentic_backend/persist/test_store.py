@@ -290,6 +290,20 @@ async def test_pending_turns_are_remembered_over_what_is_stored(held: Persistenc
 
 
 @pytest.mark.parametrize("restored", [True, False])
+async def test_an_answer_without_words_is_remembered_for_the_state_that_it_left(
+    held: Persistence, restored: bool
+) -> None:
+    session = await new_session(held)
+    await held.log.append(turn(session, "x1", "first", "", metadata={"extras": {"checkpoint": "c.s/Graph/t"}}))
+    held.start()
+    assert await held.flush(PATIENCE_S) == 0
+    if restored:
+        held.cache.forget((session.id, USER))
+    question, answer = await held.store.remembered(session.id, USER, 20)
+    assert (question.text, answer.text, answer.checkpoint) == ("first", "", "c.s/Graph/t")
+
+
+@pytest.mark.parametrize("restored", [True, False])
 async def test_failed_and_interrupted_exchanges_are_not_remembered(held: Persistence, restored: bool) -> None:
     session = await new_session(held)
     record = turn(session, "x1", "first", "one")

@@ -70,6 +70,14 @@ def test_failed_interrupted_and_unanswered_turns_are_not_remembered() -> None:
     assert [e.exchange_id for e in cache.get(KEY, 3) or []] == ["answered"]
 
 
+def test_an_answer_without_words_is_remembered_for_the_state_that_it_left() -> None:
+    cache = HistoryCache(1_000_000, depth=3)
+    cache.begin(KEY)
+    cache.append(KEY, turn(session(), "silent", "q", "", metadata={"extras": {"checkpoint": "c.s/Graph/t"}}))
+    (one,) = cache.get(KEY, 3) or []
+    assert (one.answer.text, one.answer.checkpoint) == ("", "c.s/Graph/t")
+
+
 def test_the_least_recently_used_goes_first_when_the_bytes_are_used_up() -> None:
     one = HistoryCache(1 << 30, depth=5)
     one.loaded(one.load(KEY, 5, []), [exchange(1, 1000)])

@@ -14,6 +14,8 @@ from agentic_backend.llm.providers.reading import Said, reason_in, said_in, stor
     [
         ("Hello", {}, Said("Hello", "")),
         ("", {"additional_kwargs": {"reasoning_content": "Hm."}}, Said("", "Hm.")),
+        ("", {"additional_kwargs": {"reasoning_content": "Hm."}, "of": "openai"}, Said("", "Hm.")),
+        ("Hi", {"additional_kwargs": {"refusal": None}, "of": "openai"}, Said("Hi", "")),
         ([{"type": "text", "text": "Hello", "index": 0}], {}, Said("Hello", "")),
         ([{"type": "thinking", "thinking": "Hm.", "index": 0}], {"of": "anthropic"}, Said("", "Hm.")),
         ([{"type": "thinking", "thinking": "", "signature": "x", "index": 0}], {"of": "anthropic"}, Said("", "")),
