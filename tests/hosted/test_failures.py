@@ -18,6 +18,8 @@ SECTIONS = {
         **agents(
             Fails="broken",
             Endless="broken:endless",
+            Exits="broken:exiting",
+            ExitsInThread="broken:exiting_thread",
             Chatting="broken:chatting",
             Tools="tools",
             Blocking="odd:blocking_graph",
@@ -66,6 +68,14 @@ async def test_a_node_that_raises_is_internal_and_its_text_is_not_told(hosted):
         assert ("fails", 1) in [(row["phase"], row["depth"]) for row in history[-1]["metadata"]["extras"]["ledger"]]
         assert "secret of the node" not in str(frames) + str(history)
     assert 'app_phase_latency_seconds_count{phase="fails",status="error"} 2.0' in await hosted.metrics()
+
+
+@pytest.mark.parametrize(("agent", "message"), [("Exits", "exit"), ("Exits", "interrupt"), ("ExitsInThread", "exit")])
+async def test_a_node_that_would_end_the_program_ends_its_turn_alone(hosted, agent, message):
+    session_id = await hosted.create_session(agent_id=agent)
+    frames = await talk(hosted, ask(session_id, agent, message))
+    assert (frames[-1]["type"], frames[-1]["code"]) == ("error", "internal")
+    assert hosted.process.returncode is None
 
 
 async def test_a_graph_without_an_end_reaches_the_limit_of_recursion(hosted):

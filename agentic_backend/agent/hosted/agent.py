@@ -16,6 +16,7 @@ from langgraph.errors import GraphRecursionError
 from langgraph.types import Command
 
 from agentic_backend.agent.hosted.current import CURRENT, HostedTurn
+from agentic_backend.agent.hosted.exits import contain_exits
 from agentic_backend.agent.hosted.failures import model_failure
 from agentic_backend.agent.hosted.loading import MESSAGES, AnyGraph, LoadedGraph
 from agentic_backend.agent.hosted.messages import messages_in
@@ -140,7 +141,9 @@ class HostedAgent:
 
     async def run(self, run: AgentRun) -> AgentAnswer:
         """See `TurnAgent`."""
-        turn = HostedTurn(run, self._kit, self._observer, asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        contain_exits(loop)
+        turn = HostedTurn(run, self._kit, self._observer, loop)
         token = CURRENT.set(turn)
         try:
             return await self._run(turn)

@@ -1,6 +1,7 @@
 """Graphs that do not end well."""
 
 import logging
+import sys
 
 from langgraph.graph import START, MessagesState, StateGraph
 
@@ -14,6 +15,20 @@ async def fails(_state: MessagesState) -> dict[str, object]:
 
 
 graph = StateGraph(MessagesState).add_node("fails", fails).add_edge(START, "fails").compile()
+
+
+async def exits(state: MessagesState) -> dict[str, object]:
+    if state["messages"][-1].text == "interrupt":
+        raise KeyboardInterrupt
+    sys.exit(5)
+
+
+def exits_in_a_thread(_state: MessagesState) -> dict[str, object]:
+    sys.exit(5)
+
+
+exiting = StateGraph(MessagesState).add_node("exits", exits).add_edge(START, "exits").compile()
+exiting_thread = StateGraph(MessagesState).add_node("exits", exits_in_a_thread).add_edge(START, "exits").compile()
 
 
 async def again(_state: MessagesState) -> dict[str, object]:
