@@ -301,7 +301,7 @@ class Catalog:
             {"id": name, "title": models[name].title, "description": models[name].description}
             for name in self._kit.choices(agent)
         ]
-        return {**agent.model_dump(mode="json"), "model_choices": choices}
+        return {**agent.model_dump(mode="json", exclude={"context"}), "model_choices": choices}
 
     def list(self) -> list[dict[str, Any]]:
         """Every agent as AgentSettings as sent to clients; disabled agents are included and marked."""

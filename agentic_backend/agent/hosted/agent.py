@@ -186,6 +186,9 @@ class HostedAgent:
     ) -> _Outcome:
         """Run the graph to its end, or to its questions."""
         graph.checkpointer, graph.store = self._saver, self._store
+        # What a graph's author has set counts: create_agent lets a loop of tools run until its turn is over.
+        if (own := (graph.config or {}).get("recursion_limit")) is not None:
+            config["recursion_limit"] = own
         outcome = _Outcome()
         how: dict[str, Any] = {"durability": self.settings.durability} if self._saver is not None else {}
         watch.begin()

@@ -140,6 +140,8 @@ class LoadedGraph:
     def _check(self, graph: AnyGraph) -> None:
         """Refuse a graph that no door serves: one without messages in its state and in its input."""
         channels = sorted(name for name in graph.channels if _is_public(name))
+        if graph.interrupt_before_nodes or graph.interrupt_after_nodes:
+            self._place.refuse("is compiled with interrupt_before or interrupt_after: call interrupt() in a node")
         if MESSAGES not in channels:
             self._place.refuse(f"has no {MESSAGES} channel: {_listed('its channels are', channels, 'it has none')}")
         taken = input_channels(graph)

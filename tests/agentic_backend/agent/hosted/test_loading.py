@@ -339,3 +339,12 @@ def test_a_class_path_to_a_graph_says_what_to_write(write: Write, folder: Path) 
     with pytest.raises(GraphUnusable, match="no build"):
         import_agent("json")
     assert import_agent("agentic_backend.agent.plain").__name__ == "agentic_backend.agent.plain"
+
+
+def test_a_graph_that_stops_before_a_node_is_refused(write: Write) -> None:
+    name = write(
+        "from langgraph.graph import START, MessagesState, StateGraph\n"
+        'flow = StateGraph(MessagesState).add_node("a", lambda state: None).add_edge(START, "a")\n'
+        'graph = flow.compile(interrupt_before=["a"])\n'
+    )
+    assert "is compiled with interrupt_before" in refusal(f"{name}:graph")
