@@ -218,7 +218,7 @@ def test_nothing_outlives_a_killed_launcher_and_the_next_start_works_until_a_sec
         launcher.send(signal.SIGINT)
         launcher.wait_for_line("stopping; once more to kill")
         launcher.send(signal.SIGINT)
-        assert launcher.wait() == 0
+        assert launcher.wait() == 0, launcher.output
     assert stack.free_ports()
 
 
