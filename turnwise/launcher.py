@@ -129,8 +129,11 @@ class Launcher:
             raise StartRefused(f"{why} (--no-first-turn starts without one)") from None
 
     def _refuse(self, reason: str) -> None:
-        """End the start. The reason is printed after everything has ended: people read the last line."""
-        if self._refusal is None:
+        """End the start. The reason is printed after everything has ended: people read the last line.
+
+        What fails after a signal, such as a first turn whose service is killed, is no reason.
+        """
+        if not self._stop.is_set():
             self._refusal = reason
         self._stop.set()
 

@@ -222,6 +222,20 @@ def test_nothing_outlives_a_killed_launcher_and_the_next_start_works_until_a_sec
     assert stack.free_ports()
 
 
+def test_a_signal_in_the_middle_of_the_first_turn_is_no_failure(stack: Stack) -> None:
+    stack.change(lambda data: data["ai"]["default_chat_model"].update(name="mock;ttft=600000"))
+    with stack.launch("--no-samples") as launcher:
+        launcher.wait_for_http(f"http://127.0.0.1:{stack.port}/agentic/v1/ready")
+        while stack.sessions() == 0:
+            time.sleep(0.1)
+        children = {child.cmdline()[-1]: child for child in psutil.Process(launcher.pid).children()}
+        children["agentic_backend"].suspend()  # neither does the turn end
+        launcher.send(signal.SIGINT)
+        launcher.wait_for_line("stopping; once more to kill")
+        launcher.send(signal.SIGINT)
+        assert launcher.wait() == 0, launcher.output
+
+
 @pytest.mark.parametrize("service", ["agentic", "knowledge_flow"])
 def test_a_bad_file_of_either_service_is_said_before_anything_starts(stack: Stack, service: str) -> None:
     file: Path = getattr(stack, service)
