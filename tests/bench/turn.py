@@ -3,7 +3,8 @@
 Hypothesis: a streamed turn of 50 tokens costs at most 0.06 of the CPU of the obvious stack on a saturated core, at most
 0.30 at 8 turns a second, where every token wakes an idle loop, and at most twice the floor; a further token costs at
 most 25 us on a saturated core (a turn of 200 less one of 50, over 150); and a turn whose answer is one frame is done at
-least 6 times as often by a core as in the way of the system that Turnwise succeeds.
+least 6 times as often by a core as in the way of the system that Turnwise succeeds. The graph of the obvious stack,
+hosted here as it is, costs at most half of that (`--only hosted`).
 Control: naive.py, original_like.py and floor_asgi.py, each a server of its own, on the same core, asked by the same
 clients, streaming from the same mock model, storing into the same Postgres, in turn with ours, round by round. Before
 anything is timed each must pass the turn check: text exact, rows in Postgres.
