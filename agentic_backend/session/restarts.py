@@ -87,9 +87,8 @@ class Restarts:
             self.stopped(turn)
             return None
         finally:
-            if (
-                unforeseen
-            ):  # an agent that cannot be built, say: history must not lack the question until the next start
+            # An agent that cannot be built, say: history must not lack the question until the next start.
+            if unforeseen:
                 self._turns.give_up(cut.interrupted())
         return known
 
