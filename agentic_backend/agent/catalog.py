@@ -22,6 +22,7 @@ from agentic_backend.agent.run import AgentAnswer, AgentRun
 from agentic_backend.agent.straight import StraightGraph
 from agentic_backend.errors import AgentNotFound, BadRequest, NotAwaiting, TurnFailed
 from agentic_backend.llm.callbacks import callbacks_configured
+from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.settings import AgentSettings, ChatOptions, FieldSpec, Restart
 from backend_kit.kpi import phase
 from backend_kit.wire import dumps
@@ -93,6 +94,10 @@ class Agent:
         if wanted is not None and not lenient:
             raise BadRequest
         return str(preferred) if preferred in self._models else self.settings.model
+
+    def misses_state(self, session_id: str, history: Sequence[HistoryItem]) -> bool:  # noqa: ARG002 - of `TurnAgent`
+        """False: what these graphs know of a session is its history."""
+        return False
 
     async def run(self, run: AgentRun) -> AgentAnswer:
         """Run one turn, or the rest of one that waited. Cancelling it immediately closes the model's connection.

@@ -1,5 +1,6 @@
 """One model call without a graph: the rung below an agent in the bench's ladder."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from langchain_core.language_models import BaseChatModel
@@ -10,6 +11,7 @@ from agentic_backend.agent.interrupts import SavedRun
 from agentic_backend.agent.kit import AgentKit
 from agentic_backend.agent.run import AgentAnswer, AgentRun
 from agentic_backend.errors import NotAwaiting
+from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.settings import DEFAULT_MODEL, Restart
 from backend_kit.kpi import Kpi
 
@@ -40,6 +42,10 @@ class DirectAnswer:
     def model_of(self, wanted: str | None, preferred: object = None, *, lenient: bool = False) -> str:  # noqa: ARG002 - of `TurnAgent`
         """The default model, whichever a turn wants."""
         return DEFAULT_MODEL
+
+    def misses_state(self, session_id: str, history: Sequence[HistoryItem]) -> bool:  # noqa: ARG002 - of `TurnAgent`
+        """False: it keeps none."""
+        return False
 
     async def run(self, run: AgentRun) -> AgentAnswer:
         """Answer the turn's message; its history is not used. Raises `TurnFailed`."""

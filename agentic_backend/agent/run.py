@@ -27,6 +27,9 @@ class AgentRun:
     showed is replaced. `credentials` are None then, where the service runs it again by itself. With `resume` too, a run
     that a person had let continue goes on from its checkpoint; the dead process had claimed it, so `resume.saved` is
     empty.
+
+    `checkpoint` is for an agent that keeps a state: the newest one that its answers in the session name, where that is
+    older than all of `history`; else "".
     """
 
     session_id: str
@@ -43,6 +46,7 @@ class AgentRun:
     resume: ResumedRun | None = None
     model: str | None = None
     restarted: bool = False
+    checkpoint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,10 @@ class TurnAgent(Protocol):
 
     def model_of(self, wanted: str | None, preferred: object = None, *, lenient: bool = False) -> str:
         """The id of the model that answers. Raises `BadRequest` where a turn wants one that it may not choose."""
+
+    def misses_state(self, session_id: str, history: Sequence[HistoryItem]) -> bool:
+        """Whether it goes on from a state of the session that no answer in `history` names: then `AgentRun.checkpoint`
+        has to."""
 
     async def run(self, run: AgentRun) -> AgentAnswer:
         """Run one turn. Raises `TurnFailed`, or `Waiting` once a run that a person has to answer to is stored."""

@@ -13,7 +13,7 @@ from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.listing import SessionList, session_of
 from agentic_backend.persist.queries import Queries
-from agentic_backend.session.models import HistoryWindow, Session, SessionsWanted
+from agentic_backend.session.models import HistoryWindow, Session, SessionsWanted, checkpoint_of
 from agentic_backend.session.store import ALL_SESSIONS
 from agentic_backend.spool.batcher import Batcher
 from agentic_backend.spool.cache import HistoryCache, RememberedExchange
@@ -25,6 +25,7 @@ from agentic_backend.spool.statements import (
     GET_SESSION,
     HISTORY,
     MESSAGE,
+    NEWEST_CHECKPOINT,
     REMEMBERED,
     TOUCH_SESSION,
 )
@@ -159,6 +160,17 @@ class PostgresSessionStore:
         pending = {op.exchange_id for op in self._pending.turns(key)}
         rows = await self._queries.fetch("exchange_ids", EXCHANGE_IDS, {**_of(key), "most": most})
         return set(islice(pending | {row.exchange_id for row in rows}, most))
+
+    async def newest_checkpoint(self, session_id: str, user_id: str, agent_id: str) -> str:
+        """See `SessionStore`. Read from memory where it is pending, else by one query."""
+        key = (session_id, user_id)
+        if not self._may_exist(key):
+            return ""
+        for message in reversed(await self._pending.messages(key)):
+            if checkpoint := checkpoint_of(message, agent_id):
+                return checkpoint
+        rows = await self._queries.fetch("newest_checkpoint", NEWEST_CHECKPOINT, {**_of(key), "agent_id": agent_id})
+        return str(rows[0].checkpoint) if rows else ""
 
     async def exchange(self, session_id: str, user_id: str, exchange_id: str) -> list[bytes]:
         """See `SessionStore`. Raises `StorageFull` as described there."""

@@ -57,6 +57,10 @@ class NullStore:
         """Nothing."""
         return []
 
+    async def newest_checkpoint(self, session_id: str, user_id: str, agent_id: str) -> str:  # noqa: ARG002 - of the port
+        """None."""
+        return ""
+
     async def exchange_ids(self, session_id: str, user_id: str, most: int) -> set[str]:  # noqa: ARG002 - of the port
         """None."""
         return set()

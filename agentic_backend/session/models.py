@@ -184,6 +184,18 @@ class TurnRecord:
         return cls(Session(**fields["session"]), fields["exchange_id"], messages, fields.get("fence"))
 
 
+def checkpoint_of(message: ChatMessage, agent_id: str) -> str:
+    """The checkpoint that an answer of the agent names: the state with which a hosted graph ended. "" for any other
+    message; an answer that failed or was stopped names none."""
+    if (message.role, message.channel) != ("assistant", "final"):
+        return ""
+    metadata = message.metadata
+    extras = metadata.get("extras")
+    if metadata.get("agent_id") != agent_id or not isinstance(extras, dict):
+        return ""
+    return str(extras.get("checkpoint", ""))
+
+
 @dataclass(frozen=True, slots=True)
 class HistoryWindow:
     """A window over a session's messages counted from the newest: skip `offset`, take `limit` (None: all)."""

@@ -34,6 +34,10 @@ class TurnStore(Protocol):
     async def remembered(self, session_id: str, user_id: str, max_exchanges: int) -> list[HistoryItem]:
         """User texts and answers of the last exchanges, oldest first, as context for an agent."""
 
+    async def newest_checkpoint(self, session_id: str, user_id: str, agent_id: str) -> str:
+        """The newest checkpoint that an answer of the agent names (`models.checkpoint_of`), however long ago, pending
+        ones included; "" if none does. Reads the session back to there, all of it if none does."""
+
     async def exchange_ids(self, session_id: str, user_id: str, most: int) -> set[str]:
         """Ids of the session's exchanges, pending ones included; an arbitrary `most` of them if it has more."""
 

@@ -65,14 +65,16 @@ class TurnRules:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """The state needed to accept a turn. `model` is the id of the one that answers, `asked` the question of a rerun,
-    `waited` the exchange that waited for a person, `saved` its claimed run."""
+    """The state needed to accept a turn. `model` is the id of the one that answers, `checkpoint` the agent's newest one
+    where that is older than `history`, `asked` the question of a rerun, `waited` the exchange that waited for a person,
+    `saved` its claimed run."""
 
     session: Session
     agent: TurnAgent
     history: Sequence[HistoryItem]
     lease: Lease | None
     model: str
+    checkpoint: str = ""
     asked: ChatMessage | None = None
     waited: StoredExchange | None = None
     saved: Any = None
@@ -236,14 +238,23 @@ class TurnRunner:
             self._expect_rerun(turn.cut, known, stored, agent)
         model = agent.model_of(ask.model, session.preferences.get(MODEL_PREFERENCE), lenient=ask.lenient)
         with phase("history_restore"):
-            history = await self._store.remembered(ask.session_id, ask.user_id, self._rules.restore_max_exchanges)
-        prepared = _Prepared(session, agent, history, lease, model)
+            history, checkpoint = await self._remembered(ask, session, agent)
+        prepared = _Prepared(session, agent, history, lease, model, checkpoint)
         if ask.human is not None:
             return replace(prepared, **_continuation(turn, known, stored))
         if stored is not None:
             turn.restarted = True
             return replace(prepared, session=stored.before(session), asked=stored.question)
         return prepared if turn.cut is None else replace(prepared, asked=turn.cut.user_message)
+
+    async def _remembered(self, ask: Ask, session: Session, agent: TurnAgent) -> tuple[Sequence[HistoryItem], str]:
+        """The last exchanges, and the checkpoint from which the agent goes on if none of them names one: exchanges of
+        other agents and failed ones count among the last, too."""
+        history = await self._store.remembered(ask.session_id, ask.user_id, self._rules.restore_max_exchanges)
+        # A question to a person names its checkpoint itself.
+        if session.next_rank == 0 or ask.human is not None or not agent.misses_state(ask.session_id, history):
+            return history, ""
+        return history, await self._store.newest_checkpoint(ask.session_id, ask.user_id, ask.agent_id)
 
     def _expect_rerun(
         self, cut: AskRecord, known: KnownSession, stored: StoredExchange | None, agent: TurnAgent
@@ -345,6 +356,7 @@ class TurnRunner:
             resume=_resume(ask, prepared),
             model=prepared.model,
             restarted=exchange.turn.restarted,
+            checkpoint=prepared.checkpoint,
         )
         try:
             with phase("stream_agent_response"):

@@ -97,6 +97,15 @@ WHERE session_id = :session_id AND user_id = :user_id AND channel = 'final' AND 
 ORDER BY rank DESC LIMIT :messages
 """)
 
+# Walks the ranks of the session backwards to the answer that names one. Without coalesce the planner expects that
+# hardly any does, and would rather read and sort the whole session each time.
+NEWEST_CHECKPOINT = text("""
+SELECT metadata_json #>> '{extras,checkpoint}' AS checkpoint FROM session_history
+WHERE session_id = :session_id AND user_id = :user_id AND channel = 'final' AND role = 'assistant'
+    AND coalesce(metadata_json ->> 'agent_id' = :agent_id AND metadata_json #>> '{extras,checkpoint}' <> '', false)
+ORDER BY rank DESC LIMIT 1
+""")
+
 # One batch of turns. :records is a JSON array of TurnRecord.encode(). In this order:
 # known     the sessions that exist and are the user's, locked in one order against deletes and other writers;
 #           a record without one belongs to a deleted session and is left out: a session exists from `create` on

@@ -14,7 +14,7 @@ from agentic_backend.events import ChatMessage, text_part, utc_now
 from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.admission import Admission, TurnLimits
-from agentic_backend.session.models import AskRecord, Durability, Session, TurnRecord
+from agentic_backend.session.models import AskRecord, Durability, Session, TurnRecord, checkpoint_of
 from agentic_backend.session.past_exchanges import SessionMemory
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.session.restarts import RestartRules
@@ -110,6 +110,13 @@ class MemoryStorage:
         """See `TurnStore`."""
         kept = self._remembered.get((session_id, user_id), [])[-max_exchanges:] if max_exchanges > 0 else []
         return [item for exchange in kept for item in (exchange.question, exchange.answer)]
+
+    async def newest_checkpoint(self, session_id: str, user_id: str, agent_id: str) -> str:
+        """See `TurnStore`."""
+        self._read("newest_checkpoint")
+        newest_first = map(ChatMessage.decode, reversed(self.history(session_id, user_id)))
+        named = (checkpoint_of(message, agent_id) for message in newest_first)
+        return next(filter(None, named), "")
 
     async def exchange_ids(self, session_id: str, user_id: str, most: int) -> set[str]:
         """See `TurnStore`."""

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager, nullcontext
 import psycopg
 import pytest
 
-from tests.agentic_backend.llm.scripted import DONE, SSE_HEAD, finish, token, usage
+from tests.agentic_backend.llm.scripted import DONE, SSE_HEAD, finish, status, token, usage
 from tests.hosted.stage import agents, answer, ask, talk, text_of, told
 from tests.support.following import after, heard, last_seq, over_socket, over_stream, transcript
 from tests.support.patience import PATIENCE_S
@@ -139,6 +139,43 @@ async def test_a_turn_cut_at_any_event_and_followed_again_is_the_same(hosted, st
     async with asyncio.TaskGroup() as group:
         done = [group.create_task(cut_at(index, way)) for index in cuts for way in (over_socket, over_stream)]
     assert len({task.result() for task in done}) > len(cuts) / 3
+
+
+@pytest.mark.parametrize(
+    ("window", "sessions"),
+    [
+        (20, [["another"] * 21, ["failed"] * 21]),
+        (2, [["another", "failed", "another", "another"]]),
+        (0, [["another"], []]),
+    ],
+)
+async def test_a_graph_knows_what_it_was_told_however_long_ago(start_process, stage, window, sessions):
+    """Its state is found behind exchanges of another agent and failed ones, by the next process, too; of what the
+    other one was asked since then it is told as much as any agent gets to see."""
+    sections = {**on(stage), "ai": {**on(stage)["ai"], "restore_max_exchanges": window}}
+    asked = {}
+    async with start_process(**sections) as service:
+        for between in sessions:
+            session_id = await service.create_session(agent_id="Tools")
+            stage.play(says("Noted."))
+            await talk(service, ask(session_id, "Tools", "It is 7"))
+            others = []
+            for number, kind in enumerate(between):
+                agent, step = ("Tools", status(400)) if kind == "failed" else ("Georges", says("Fine."))
+                stage.play(step)
+                end = (await talk(service, ask(session_id, agent, f"Question {number}")))[-1]
+                assert end["type"] == ("error" if kind == "failed" else "final")
+                if kind == "another":
+                    others.append([("user", f"Question {number}"), ("assistant", "Fine.")])
+            since = [said for exchange in others[max(0, len(others) - window) :] for said in exchange]
+            asked[session_id] = [("user", "It is 7"), ("assistant", "Noted."), *since, ("user", "What is it?")]
+    async with start_process(**sections) as service:
+        for session_id, conversation in asked.items():
+            stage.play(says("Seven."))
+            await talk(service, ask(session_id, "Tools", "What is it?"))
+            assert stage.asked() == conversation
+            await talk(service, ask(session_id, "Tools", "Sure?"))
+            assert stage.asked() == [*conversation, ("assistant", "Seven."), ("user", "Sure?")]
 
 
 class Hold:

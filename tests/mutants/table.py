@@ -191,6 +191,13 @@ MUTANTS = (
         f"{SESSION}/test_restarts.py::test_what_a_person_had_let_continue_never_runs_again_from_its_question",
     ),
     Mutant(
+        "a graph's state is looked for among the last exchanges alone",
+        "agentic_backend/session/turn.py",
+        "return history, await self._store.newest_checkpoint(ask.session_id, ask.user_id, ask.agent_id)",
+        'return history, ""',
+        f"{SESSION}/test_state.py::test_a_state_behind_the_last_exchanges_is_looked_up_and_no_other",
+    ),
+    Mutant(
         "history does not show what is still pending",
         "agentic_backend/persist/store.py",
         "        pending = await self._pending.messages(key)\n        end =",

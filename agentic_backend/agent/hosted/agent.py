@@ -139,6 +139,10 @@ class HostedAgent:
             raise BadRequest
         return str(preferred) if preferred in self._models else self.settings.model
 
+    def misses_state(self, session_id: str, history: Sequence[HistoryItem]) -> bool:
+        """See `TurnAgent`."""
+        return self._saver is not None and self._newest_in(history, session_id) is None
+
     async def run(self, run: AgentRun) -> AgentAnswer:
         """See `TurnAgent`."""
         loop = asyncio.get_running_loop()
@@ -306,21 +310,24 @@ class HostedAgent:
         """The question, after what was said since the graph's newest state."""
         since: list[BaseMessage] = []
         for item in reversed(run.history):
-            if self._saver is not None and self._own(item, run.session_id) is not None:
+            if self._saver is not None and self._own(item.checkpoint, run.session_id) is not None:
                 break
             if item.text:
                 since.append(HumanMessage(item.text) if item.role == "user" else AIMessage(item.text))
         return [*reversed(since), HumanMessage(run.message, id=_question_id(run.exchange_id))]
 
     def _newest(self, run: AgentRun) -> StateRef | None:
-        """The newest state of this graph that the session's history names."""
+        """The newest state of this graph that the session's history names, in what the run has of it or before."""
         if self._saver is None:
             return None
-        found = (self._own(item, run.session_id) for item in reversed(run.history))
+        return self._newest_in(run.history, run.session_id) or self._own(run.checkpoint, run.session_id)
+
+    def _newest_in(self, history: Sequence[HistoryItem], session_id: str) -> StateRef | None:
+        found = (self._own(item.checkpoint, session_id) for item in reversed(history))
         return next((ref for ref in found if ref is not None), None)
 
-    def _own(self, item: HistoryItem, session_id: str) -> StateRef | None:
-        ref = StateRef.parse(item.checkpoint)
+    def _own(self, checkpoint: str, session_id: str) -> StateRef | None:
+        ref = StateRef.parse(checkpoint)
         return ref if ref is not None and ref.thread.startswith(self._line(session_id)) else None
 
     def _line(self, session_id: str) -> str:

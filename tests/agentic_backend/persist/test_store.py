@@ -5,6 +5,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from agentic_backend.errors import HistoryUnavailable
 from agentic_backend.events import ChatMessage, text_part
@@ -13,6 +14,7 @@ from agentic_backend.persist.persistence import Persistence
 from agentic_backend.session.models import HistoryWindow, Session, TurnRecord
 from agentic_backend.spool.pending import Op, Pending
 from agentic_backend.spool.spoolrows import Row
+from agentic_backend.spool.statements import NEWEST_CHECKPOINT
 from backend_kit.kpi import Kpi
 from backend_kit.wire import loads
 from tests.agentic_backend.conftest import Build
@@ -167,6 +169,7 @@ async def test_another_users_session_is_an_unknown_one(held: Persistence, pendin
     assert await store.history(session.id, "mallory", HistoryWindow()) == []
     assert await store.message(session.id, "mallory", 0) is None
     assert await store.remembered(session.id, "mallory", 5) == []
+    assert await store.newest_checkpoint(session.id, "mallory", "Graph") == ""
     assert await store.list_for("mallory") == []
 
 
@@ -180,6 +183,7 @@ async def test_a_session_whose_delete_is_pending_is_gone_for_its_readers(held: P
     assert await store.history(session.id, USER, HistoryWindow()) == []
     assert await store.message(session.id, USER, 0) is None
     assert await store.remembered(session.id, USER, 5) == []
+    assert await store.newest_checkpoint(session.id, USER, "Graph") == ""
     assert await store.list_for(USER) == []
     held.start()
     assert await gone is True
@@ -192,6 +196,7 @@ async def test_ids_that_cannot_exist_are_unknown(persistence: Persistence, sessi
     assert await store.history(session_id, USER, HistoryWindow()) == []
     assert await store.message(session_id, USER, 0) is None
     assert await store.remembered(session_id, USER, 5) == []
+    assert await store.newest_checkpoint(session_id, USER, "Graph") == ""
     assert await store.delete(session_id, USER) is False
     assert persistence.database.trouble is None
 
@@ -320,6 +325,83 @@ async def test_failed_and_interrupted_exchanges_are_not_remembered(held: Persist
         held.cache.forget((session.id, USER))
 
     assert await held.store.remembered(session.id, USER, 20) == spoken(("first", "one"))
+
+
+def by(agent_id: str, checkpoint: str = "", **extras: str) -> dict[str, Any]:
+    named = {"checkpoint": checkpoint} if checkpoint else {}
+    return {"agent_id": agent_id, "extras": {**extras, **named}}
+
+
+ANSWERS = [
+    by("Graph", "c1.s/Graph/t"),
+    by("Graph", "c2.s/Graph/t"),
+    by("Other", "c3.s/Other/t"),
+    by("Plain"),
+    by("Graph", error="llm_timeout"),
+    by("Graph", status="interrupted"),
+    {"model": "mock"},
+]
+
+
+@pytest.mark.parametrize("stored", [0, 1, 2, len(ANSWERS)])
+async def test_the_newest_checkpoint_of_an_agent_is_found_behind_any_other_exchange(
+    held: Persistence, kpi: Kpi, stored: int
+) -> None:
+    session = before = await new_session(held)
+    for number, metadata in enumerate(ANSWERS):
+        if number == stored:
+            await held.batcher._write_all()
+        record = turn(before, f"x{number}", metadata=metadata)
+        await held.log.append(record)
+        before = record.session
+    if stored == len(ANSWERS):
+        await held.batcher._write_all()
+    assert len(held.pending) == len(ANSWERS) - stored
+
+    newest = held.store.newest_checkpoint
+    assert await newest(session.id, USER, "Graph") == "c2.s/Graph/t"
+    asked = {"pool": "main", "op": "newest_checkpoint"}
+    statements = "app_db_statement_seconds_count"
+    assert (kpi.registry.get_sample_value(statements, asked) or 0) == (stored > 1)
+    assert await newest(session.id, USER, "Other") == "c3.s/Other/t"
+    assert await newest(session.id, USER, "Plain") == ""
+    assert await newest(session.id, USER, "nobody") == ""
+    assert await newest(session.id, "mallory", "Graph") == ""
+    assert await newest((await new_session(held)).id, USER, "Graph") == ""
+
+
+@pytest.mark.parametrize("sessions", [1, 20])
+@pytest.mark.parametrize("planned", ["force_custom_plan", "force_generic_plan"])
+async def test_the_newest_checkpoint_is_found_along_the_ranks_of_the_session(
+    held: Persistence, database: Database, sessions: int, planned: str
+) -> None:
+    for _ in range(sessions):
+        session = await new_session(held)
+        for record in turns(session, 400 // sessions):
+            await held.log.append(record)
+    await held.batcher._write_all()
+    statement = str(NEWEST_CHECKPOINT.compile(dialect=PGDialect_psycopg()))  # type: ignore[no-untyped-call]
+    with psycopg.connect(database.dsn) as connection:
+        connection.execute("ANALYZE session_history")
+        connection.execute(f"SET plan_cache_mode = {planned}".encode())
+        places = {"session_id": "$1", "user_id": "$2", "agent_id": "$3"}
+        connection.execute(f"PREPARE asked AS {statement % places}".encode())
+        plan = connection.execute(f"EXPLAIN EXECUTE asked ('{session.id}', '{USER}', 'Graph')".encode()).fetchall()
+        connection.rollback()
+    lines = "\n".join(line for (line,) in plan)
+    assert "Index Scan Backward using session_history_" in lines
+    assert "Sort" not in lines
+
+
+async def test_a_checkpoint_that_cannot_be_looked_up_is_history_that_is_unavailable(
+    build: Build, database: Database
+) -> None:
+    persistence = build(database.settings())  # the schema has not been seen yet
+    session = Session.new(USER, "Graph", "")
+    with pytest.raises(HistoryUnavailable):
+        await persistence.store.newest_checkpoint(session.id, USER, "Graph")
+    await persistence.log.append(turn(session, "x1", metadata=by("Graph", "c1.s/Graph/t")))
+    assert await persistence.store.newest_checkpoint(session.id, USER, "Graph") == "c1.s/Graph/t"
 
 
 async def test_a_spool_that_cannot_be_read_is_history_that_is_unavailable() -> None:

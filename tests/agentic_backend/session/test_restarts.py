@@ -47,6 +47,9 @@ class Hosted:
     def model_of(self, wanted: str | None, _preferred: object = None, **_how: Any) -> str:
         return wanted or "default"
 
+    def misses_state(self, _session_id: str, _history: Any) -> bool:
+        return False
+
     async def run(self, run: AgentRun) -> AgentAnswer:
         self.runs.append(run)
         self._began.set()
