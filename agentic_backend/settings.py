@@ -557,7 +557,7 @@ class Ai(Section):
     currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = "USD"
     """Currency of the prices (ISO 4217)."""
     recursion: Recursion = Recursion()
-    graph_connections: Positive = 4
+    graph_connections: Positive = 8
     """Connections to Postgres for the state of hosted graphs, and for runs that wait for a person."""
     agents: Annotated[tuple[AgentSettings, ...], Listed] = ()
     agents_path: Text = "./agents"

@@ -1,9 +1,9 @@
 """Runs that wait for a person, and the state of hosted graphs, in LangGraph's tables of Postgres."""
 
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, Final
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -11,12 +11,15 @@ from langgraph.store.base import BaseStore
 from psycopg import AsyncConnection, DataError, Error, sql
 from psycopg.rows import DictRow
 
+from agentic_backend.agent.hosted.state_writes import StatePart
 from agentic_backend.agent.interrupts import SavedCheckpoint, SavedRun
 from agentic_backend.errors import HistoryUnavailable, NotKept, TurnFailed
 from agentic_backend.persist.graph_pool import TABLES, GraphPool
+from agentic_backend.persist.graph_statements import encoded, execute_all
 
 logger = logging.getLogger(__name__)
 
+_STATE: Final = "state of a graph"
 
 _CLAIM = """
 DELETE FROM checkpoints WHERE thread_id = %s AND checkpoint_ns = '' AND checkpoint_id = %s RETURNING checkpoint_id
@@ -30,11 +33,18 @@ class PostgresGraphState:
         self._pool = pool
 
     @asynccontextmanager
-    async def saver(self, *, patient: bool = False) -> AsyncIterator[BaseCheckpointSaver[Any]]:
-        """See `GraphState`. Raises `NotKept`: a turn whose state cannot be stored does not end well."""
-        with _told("state of a graph"):
-            async with self._pool.saver(patient=patient) as saver:
+    async def saver(self) -> AsyncIterator[BaseCheckpointSaver[Any]]:
+        """See `GraphState`. Raises `NotKept`."""
+        with _told(_STATE):
+            async with self._pool.saver() as saver:
                 yield saver
+
+    async def write(self, parts: Sequence[StatePart]) -> None:
+        """See `GraphState`. Raises `NotKept`: a turn whose state cannot be stored does not end well."""
+        statements = await encoded(parts)
+        with _told(_STATE):
+            async with self._pool.connection(patient=True) as connection:
+                await execute_all(connection, statements)
 
     @asynccontextmanager
     async def store(self) -> AsyncIterator[BaseStore]:

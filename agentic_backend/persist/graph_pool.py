@@ -65,9 +65,9 @@ class GraphPool:
             yield connection
 
     @asynccontextmanager
-    async def saver(self, *, patient: bool = False) -> AsyncIterator[AsyncPostgresSaver]:
+    async def saver(self) -> AsyncIterator[AsyncPostgresSaver]:
         """A saver on a connection of its own, for one operation after the other."""
-        async with self.connection(patient=patient) as connection:
+        async with self.connection() as connection:
             yield AsyncPostgresSaver(connection, serde=strict_serializer())
 
     @asynccontextmanager

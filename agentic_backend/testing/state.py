@@ -1,6 +1,6 @@
 """The state of hosted graphs and what they remember of users, in memory."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -8,6 +8,8 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
+
+from agentic_backend.agent.hosted.state_writes import CheckpointPart, StatePart
 
 
 class MemoryState:
@@ -18,9 +20,17 @@ class MemoryState:
         self.remembered = InMemoryStore()
 
     @asynccontextmanager
-    async def saver(self, *, patient: bool = False) -> AsyncIterator[BaseCheckpointSaver[Any]]:  # noqa: ARG002 - the port
+    async def saver(self) -> AsyncIterator[BaseCheckpointSaver[Any]]:
         """See `GraphState`."""
         yield self.kept
+
+    async def write(self, parts: Sequence[StatePart]) -> None:
+        """See `GraphState`."""
+        for part in parts:
+            if isinstance(part, CheckpointPart):
+                await self.kept.aput(part.config, part.checkpoint, part.metadata, part.new_versions)
+            else:
+                await self.kept.aput_writes(part.config, part.writes, part.task_id, part.task_path)
 
     @asynccontextmanager
     async def store(self) -> AsyncIterator[BaseStore]:

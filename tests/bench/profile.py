@@ -19,7 +19,7 @@ from pathlib import Path
 from tests.bench.deployment import Server, deployed
 from tests.bench.driver import Load
 from tests.bench.measured import Sample, sample
-from tests.bench.turn import CALM_MODEL, RATE, SATURATED_MODEL, checked, print_stage, spoken_answer, with_ack
+from tests.bench.turn import CALM, RATE, SATURATED, print_stage, spoken_answer, started
 
 _WARM_S = 4.0
 _FRAME = re.compile(r"^(?P<function>.+) \((?P<file>[^()]+?)(?::\d+)?\)$")
@@ -159,18 +159,19 @@ def under_load(server: Server, load: Load, deployment: object, output: Path) -> 
 
 
 def main() -> int:
-    """Profile Georges; the exit code."""
+    """Profile one of our agents, or a hosted graph; the exit code."""
     parser = argparse.ArgumentParser(prog="make profile", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--calm", action="store_true", help=f"{RATE:.0f} turns a second, a token each 20 ms")
+    parser.add_argument("--hosted", action="store_true", help="the graph of bench-turn, hosted, instead of our agent")
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--output", type=Path, default=Path("profile.svg"))
     chosen = parser.parse_args()
-    model = CALM_MODEL if chosen.calm else SATURATED_MODEL
-    load = Load(64 if chosen.calm else 150, chosen.seconds, _WARM_S, RATE if chosen.calm else None)
+    case = CALM if chosen.calm else SATURATED
+    load = Load(case.clients, chosen.seconds, _WARM_S, case.rate)
     with deployed() as deployment:
         print_stage()
-        server = deployment.service("ours", model, change=with_ack(deployment, "ours", "spool"))
-        server = checked(server, spoken_answer(deployment, model))
+        name = "hosted" if chosen.hosted else "ours"
+        server = started(deployment, name, case, "spool", spoken_answer(deployment, case.model))
         seen, stacks = under_load(server, load, deployment, chosen.output)
         profiled(seen, chosen.output, stacks)
         for failure in seen.failures[:3]:

@@ -233,6 +233,16 @@ CONTRACTS = (
         {"agentic_backend.persist.checkpoints": ("pending_writes", "channel_versions")},
     ),
     Contract(
+        "langgraph-checkpoint-postgres",
+        "test_langgraph.py::test_parts_of_a_state_are_the_rows_that_the_saver_itself_writes",
+        {"agentic_backend.persist.graph_statements": ("_SQL",)},
+    ),
+    Contract(
+        "langgraph-checkpoint",
+        "test_langgraph.py::test_parts_of_a_state_are_the_rows_that_the_saver_itself_writes",
+        {"agentic_backend.persist.graph_statements": ("_DeltaSnapshot", "WRITES_IDX_MAP")},
+    ),
+    Contract(
         "mcp",
         "test_mcp.py::test_a_status_is_told_by_one_of_two_messages",
         {"agentic_backend.agent.mcp": ("Session terminated", "Server returned an error response")},

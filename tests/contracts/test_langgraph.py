@@ -4,18 +4,24 @@ from dataclasses import fields
 from typing import Any, TypedDict
 
 import psycopg
+from langchain_core.messages import HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph._internal._runnable import RunnableCallable
 from langgraph.channels.last_value import LastValue
+from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph._branch import BranchSpec
 from langgraph.graph._node import StateNodeSpec
 from langgraph.runtime import Runtime
-from langgraph.types import Command, interrupt
+from langgraph.types import Command, Interrupt, interrupt
+from psycopg import sql
 
+from agentic_backend.agent.hosted.state_writes import CheckpointPart, WritesPart
 from agentic_backend.persist.graph_pool import TABLES
+from agentic_backend.persist.graph_statements import encoded, execute_all
 from tests.support.postgres import Database
 
 
@@ -113,6 +119,57 @@ async def test_postgres_gives_back_what_a_saver_in_memory_had(empty_database: Da
     assert found.config["configurable"]["checkpoint_ns"] == ""
     assert found.parent_config is None
     assert sorted(found.pending_writes or (), key=str) == sorted(kept.pending_writes or (), key=str)
+
+
+async def test_parts_of_a_state_are_the_rows_that_the_saver_itself_writes(empty_database: Database) -> None:
+    """agentic_backend/persist/graph_statements.py sends the saver's statements, many in one round trip, and what stands
+    in the row of a checkpoint and what beside it, also of a channel that stores only what was added."""
+    checkpoint = empty_checkpoint()
+    checkpoint["channel_values"] = {
+        "messages": [HumanMessage("Hello", id="1")],
+        "said": "yes",
+        "times": 2.5,
+        "nothing": None,
+        "added": _DeltaSnapshot(["a"]),
+        "unchanged": ["b"],
+    }
+    versions: Any = {"messages": "1.0", "said": "1.0", "times": "1.0", "nothing": "1.0", "added": "2.0", "gone": "2.0"}
+    checkpoint["channel_versions"] = {**versions, "unchanged": "0.5"}
+    begun: RunnableConfig = {
+        "configurable": {"thread_id": "t", "checkpoint_ns": "", "checkpoint_id": "before", "user_id": "ada"},
+        "metadata": {"exchange_id": "e"},
+    }
+    put: RunnableConfig = {"configurable": {**begun["configurable"], "checkpoint_id": checkpoint["id"]}}
+    metadata: Any = {"source": "loop", "step": 1, "parents": {}}
+    writes = [
+        ("messages", [HumanMessage("How?", id="2")]),
+        ("said", "no"),
+        ("__interrupt__", (Interrupt("?", id="i"),)),
+    ]
+    asked = [("__interrupt__", (Interrupt("?", id="j"),))]
+    async with AsyncPostgresSaver.from_conn_string(empty_database.dsn) as saver:
+        await saver.setup()
+        await saver.aput(begun, checkpoint, metadata, versions)
+        await saver.aput_writes(put, writes, "a task", "path")
+        await saver.aput_writes(put, asked, "another")
+        by_itself = rows_of_all_tables(empty_database)
+        await saver.adelete_thread("t")
+        assert rows_of_all_tables(empty_database) == [[], [], []]
+        parts = [
+            CheckpointPart(begun, checkpoint, metadata, versions),
+            WritesPart(put, writes, "a task", "path"),
+            WritesPart(put, asked, "another", ""),
+        ]
+        await execute_all(saver.conn, await encoded(parts))  # type: ignore[arg-type] - no pool
+        await execute_all(saver.conn, await encoded(parts))  # type: ignore[arg-type] - no pool
+    assert rows_of_all_tables(empty_database) == by_itself
+    assert all(by_itself)
+
+
+def rows_of_all_tables(database: Database) -> list[list[Any]]:
+    with psycopg.connect(database.dsn) as connection:
+        query = sql.SQL("SELECT * FROM {} ORDER BY 1, 2, 3, 4, 5, 6")
+        return [connection.execute(query.format(sql.Identifier(table))).fetchall() for table in TABLES]
 
 
 def test_a_builder_says_what_a_graph_is_made_of() -> None:

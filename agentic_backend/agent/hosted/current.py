@@ -8,6 +8,7 @@ from typing import Final
 from langchain_core.language_models import BaseChatModel
 from langgraph.checkpoint.base import CheckpointTuple
 
+from agentic_backend.agent.hosted.state_writes import CheckpointPart, StateWrites
 from agentic_backend.agent.kit import AgentKit
 from agentic_backend.agent.run import AgentRun
 from agentic_backend.llm.observer import LlmObserver, TokenUse
@@ -18,7 +19,8 @@ class HostedTurn:
     """One run of a hosted graph.
 
     `checkpoint_id` is the newest checkpoint of the graph itself that was written, `use` the tokens of models, `head`
-    a thread whose newest checkpoint was read already, and that one (None: it has none).
+    a thread whose newest checkpoint was read already, and that one (None: it has none). `writes` are those of its
+    state, `input_part` the checkpoint of its input, which is not written, since the next one holds what it does.
     """
 
     run: AgentRun
@@ -28,6 +30,8 @@ class HostedTurn:
     checkpoint_id: str | None = None
     use: TokenUse | None = None
     head: tuple[str, CheckpointTuple | None] | None = None
+    writes: StateWrites | None = None
+    input_part: CheckpointPart | None = None
 
     def note_use(self, use: TokenUse) -> None:
         """Add the tokens of one call of a model to those of the turn."""

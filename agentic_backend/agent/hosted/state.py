@@ -4,12 +4,13 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Final, Protocol, TypeVar, cast
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
+    WRITES_IDX_MAP,
     BaseCheckpointSaver,
     ChannelVersions,
     Checkpoint,
@@ -28,7 +29,8 @@ from langgraph.store.base import (
     SearchOp,
 )
 
-from agentic_backend.agent.hosted.current import CURRENT, current_turn
+from agentic_backend.agent.hosted.current import CURRENT, HostedTurn, current_turn
+from agentic_backend.agent.hosted.state_writes import CheckpointPart, StatePart, StateWrites, WritesPart
 from agentic_backend.agent.interrupts import strict_serializer
 from backend_kit.kpi import Status, current_ledger
 
@@ -36,6 +38,8 @@ PHASES: Final = ("state_read", "state_write", "store")
 """Phases of a hosted graph's turn: its state is read and written, its store is used."""
 _DEPTH: Final = 2
 """In `stream_agent_response`, and there beside the nodes or inside `graph`."""
+_DELTAS: Final = "counters_since_delta_snapshot"
+"""In the metadata of each checkpoint of a graph that has a `DeltaChannel`."""
 _USERS: Final = "user"
 """The first label of every namespace; the second is the user's."""
 _T = TypeVar("_T")
@@ -44,10 +48,14 @@ _T = TypeVar("_T")
 class GraphState(Protocol):
     """Where hosted graphs keep their state. Each context may raise `NotKept`."""
 
-    def saver(self, *, patient: bool = False) -> AbstractAsyncContextManager[BaseCheckpointSaver[Any]]:
-        """A saver for one operation. It reads and writes by the serializer that is set in its `serde`.
+    def saver(self) -> AbstractAsyncContextManager[BaseCheckpointSaver[Any]]:
+        """A saver for one read, by the serializer that is set in its `serde`."""
 
-        A `patient` one waits longer for its turn: what is to be written is part of an answer that people have seen.
+    async def write(self, parts: Sequence[StatePart]) -> None:
+        """Store parts of states in their order; where it raises, the first of them may be stored.
+
+        It waits longer for its turn than a read: what is written is part of an answer that people have seen. Raises
+        `TurnFailed` for a value that cannot be stored, too.
         """
 
     def store(self) -> AbstractAsyncContextManager[BaseStore]:
@@ -75,7 +83,7 @@ class StateRef:
 
 
 class StateSaver(BaseCheckpointSaver[Any]):
-    """LangGraph's checkpointer of all hosted graphs: each operation has a saver of its own, so none waits for another.
+    """LangGraph's checkpointer of all hosted graphs: each turn has connections of its own, so none waits for another.
 
     It notes in the current turn which checkpoint of the graph itself was written last. Its serializer reads only plain
     values, what LangGraph deems safe, and the types of a graph's schemas (`with_allowlist`, which LangGraph calls).
@@ -128,21 +136,33 @@ class StateSaver(BaseCheckpointSaver[Any]):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """See `BaseCheckpointSaver`."""
-        with _timed("state_write"):
-            async with self._saver(patient=True) as saver:
-                put = await saver.aput(config, checkpoint, metadata, new_versions)
+        part = CheckpointPart(config, checkpoint, metadata, new_versions)
+        where = config["configurable"]
         turn = CURRENT.get()
-        if turn is not None and not config["configurable"].get("checkpoint_ns"):
+        if turn is None or where.get("checkpoint_ns"):
+            await self._write(turn, part)
+        elif _is_of_input(part):
+            turn.input_part = part
+        else:
+            await self._write(turn, _behind(turn.input_part, part))
             turn.checkpoint_id = checkpoint["id"]
-        return put
+        names = {"thread_id": where["thread_id"], "checkpoint_ns": where["checkpoint_ns"]}
+        return {"configurable": {**names, "checkpoint_id": checkpoint["id"]}}
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         """See `BaseCheckpointSaver`."""
-        with _timed("state_write"):
-            async with self._saver(patient=True) as saver:
-                await saver.aput_writes(config, writes, task_id, task_path)
+        turn = CURRENT.get()
+        left_out = turn.input_part if turn is not None else None
+        if turn is not None and left_out is not None and _is_of(left_out, config):
+            if not any(channel in WRITES_IDX_MAP for channel, _ in writes):
+                return
+            # The run does not come to a first step: what stops it is part of the state, and so is the input.
+            turn.input_part = None
+            await self._write(turn, left_out)
+            turn.checkpoint_id = left_out.checkpoint["id"]
+        await self._write(turn, WritesPart(config, writes, task_id, task_path))
 
     # What follows is for nodes that are not asynchronous: LangGraph runs them in threads, and graphs within them there.
 
@@ -186,8 +206,17 @@ class StateSaver(BaseCheckpointSaver[Any]):
         counted = 0 if current is None else int(str(current).split(".", 1)[0])
         return f"{counted + 1:032}.{random.random():016}"  # noqa: S311 - nobody gains by guessing it
 
-    def _saver(self, *, patient: bool = False) -> AbstractAsyncContextManager[BaseCheckpointSaver[Any]]:
-        return _WithSerializer(self._state.saver(patient=patient), self.serde)
+    def _saver(self) -> AbstractAsyncContextManager[BaseCheckpointSaver[Any]]:
+        return _WithSerializer(self._state.saver(), self.serde)
+
+    async def _write(self, turn: HostedTurn | None, part: StatePart) -> None:
+        with _timed("state_write"):
+            if turn is None:
+                await self._state.write([part])
+                return
+            if turn.writes is None:
+                turn.writes = StateWrites(self._state.write)
+            await turn.writes.add(part)
 
 
 class _WithSerializer:
@@ -204,6 +233,25 @@ class _WithSerializer:
 
     async def __aexit__(self, *exc: Any) -> bool | None:
         return await self._inner.__aexit__(*exc)
+
+
+def _is_of_input(part: CheckpointPart) -> bool:
+    """Whether this is the state of a turn's input before its first step, which the next one holds whole.
+
+    The first of a thread is stored all the same: what is asked in its place has to begin somewhere. So is that of a
+    graph whose channels store only what was added (`DeltaChannel`), which are read from all states before.
+    """
+    follows = bool(part.config["configurable"].get("checkpoint_id"))
+    return part.metadata.get("source") == "input" and follows and _DELTAS not in part.metadata
+
+
+def _is_of(part: CheckpointPart, config: RunnableConfig) -> bool:
+    return config["configurable"].get("checkpoint_id") == part.checkpoint["id"]
+
+
+def _behind(left_out: CheckpointPart | None, part: CheckpointPart) -> CheckpointPart:
+    """The checkpoint; where it follows the one that was left out, with the one before that as its parent."""
+    return part if left_out is None or not _is_of(left_out, part.config) else replace(part, config=left_out.config)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import pytest
 from langgraph.checkpoint.base import empty_checkpoint
 from prometheus_client import CollectorRegistry
 
+from agentic_backend.agent.hosted.state_writes import CheckpointPart, WritesPart
 from agentic_backend.errors import NotKept, TurnFailed
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.checkpoints import PostgresGraphState
@@ -48,9 +49,13 @@ async def put(state: PostgresGraphState, thread: str) -> None:
     checkpoint = empty_checkpoint()
     checkpoint["channel_values"] = {"messages": [thread]}
     checkpoint["channel_versions"] = {"messages": "1.0"}
-    async with state.saver(patient=True) as saver:
-        stored = await saver.aput(config, checkpoint, {}, {"messages": "1.0"})
-        await saver.aput_writes(stored, [("messages", ["more"])], "a task")
+    stored: Any = {"configurable": {**config["configurable"], "checkpoint_id": checkpoint["id"]}}
+    await state.write(
+        [
+            CheckpointPart(config, checkpoint, {}, {"messages": "1.0"}),
+            WritesPart(stored, [("messages", ["more"])], "a task", ""),
+        ]
+    )
 
 
 def counts(database: Database, session_id: str) -> list[int]:
