@@ -14,8 +14,8 @@ from pydantic import ConfigDict
 
 from agentic_backend.llm.callbacks import callbacks_configured
 from agentic_backend.llm.chunks import Ending
+from agentic_backend.llm.guard import Guard
 from agentic_backend.llm.providers.call import GuardedCall
-from agentic_backend.llm.providers.guard import Guard
 
 _TOOLS = ("tools", "tool_choice")
 
