@@ -12,16 +12,17 @@ from backend_kit.process import arguments, configure, heavy_imports
 def main() -> int:
     """Serve until a signal ends it.
 
-    Exit codes: 0 drained, 1 forced, 2 bad configuration, a model, an agent or spool directory that cannot be used or a
-    taken port, 3 another process has the spool directory or the database (after a wait of up to 10 s at the start;
-    after a drain if detected later).
+    Exit codes: 0 drained, 1 forced or the agents could not be tried, 2 bad configuration, a model, an agent or spool
+    directory that cannot be used or a taken port, 3 another process has the spool directory or the database (after a
+    wait of up to 10 s at the start; after a drain if detected later).
     """
     options = arguments("agentic_backend", "The agentic service.").parse_args()
     settings = configure(AgenticSettings, check=False)
-    if not (_models_are_usable(settings.ai) and _agents_are_usable(settings.ai, whole=options.check)):
+    if not _models_are_usable(settings.ai):
         return 2
-    if options.check:
-        return 0
+    code = _try_agents(settings.ai, whole=options.check)
+    if code != 0 or options.check:
+        return code
     from agentic_backend.spool.claim import EXIT_TAKEN, DatabaseTaken, take
     from agentic_backend.spool.spooldir import SpoolTaken, SpoolUnusable
     from backend_kit.http import CannotListen, listen
@@ -55,14 +56,14 @@ def _models_are_usable(ai: Ai) -> bool:
     return True
 
 
-def _agents_are_usable(ai: Ai, *, whole: bool) -> bool:
-    """Whether the agents whose code is not ours can be used; if not, stderr says why in one line.
+def _try_agents(ai: Ai, *, whole: bool) -> int:
+    """Whether the agents whose code is not ours can be used, as an exit code; if not, stderr says why in one line.
 
     With `whole` every graph is made once. Without, those that are made on a loop are tried in a process of their own:
     what a user's module keeps of a loop must not outlive that loop here.
     """
     if all(agent.is_own for agent in ai.agents if agent.enabled):
-        return True  # and nothing heavy is imported
+        return 0  # and nothing heavy is imported
     with heavy_imports():
         from agentic_backend.agent.hosted.check import load_agents, prepare_imports, try_graphs
         from agentic_backend.agent.hosted.loading import GraphUnusable
@@ -73,10 +74,14 @@ def _agents_are_usable(ai: Ai, *, whole: bool) -> bool:
             asyncio.run(try_graphs(graphs))
     except GraphUnusable as failure:
         sys.stderr.write(f"{failure}\n")
-        return False
+        return 2
     if whole or all(graph.static is not None for graph in graphs.values()):
-        return True
-    return subprocess.run([sys.executable, "-m", "agentic_backend", "--check"], check=False).returncode == 0
+        return 0
+    code = subprocess.run([sys.executable, "-m", "agentic_backend", "--check"], check=False).returncode
+    if code in (0, 2):
+        return code
+    sys.stderr.write(f"the agents could not be tried: python -m agentic_backend --check ended with {code}\n")
+    return 1
 
 
 if __name__ == "__main__":

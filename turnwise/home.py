@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from turnwise.errors import StartRefused
+from turnwise.errors import Unusable
 
 PACKAGE = Path(__file__).parent
 
@@ -28,7 +28,7 @@ def resource_directory(package: Path = PACKAGE) -> Path:
 
 
 def choose_home(checkout: Path, environ: Mapping[str, str]) -> Path:
-    """The data directory, created if absent. Raises `StartRefused`, which says what to do, if none can be used."""
+    """The data directory, created if absent. Raises `Unusable`, which says what to do, if none can be used."""
     wanted = environ.get("TURNWISE_HOME")
     if wanted:
         return _created(Path(wanted).absolute())
@@ -36,7 +36,7 @@ def choose_home(checkout: Path, environ: Mapping[str, str]) -> Path:
         return _created(checkout / ".turnwise")
     places = [place for place in (Path("/var/lib"), Path(tempfile.gettempdir()), Path("/tmp")) if _open_to_all(place)]  # noqa: S108 - _require_own checks whose it is
     if not places:
-        raise StartRefused("no directory that user nobody can reach: set TURNWISE_HOME to one")
+        raise Unusable("no directory that user nobody can reach: set TURNWISE_HOME to one")
     return _require_own(_created(places[0] / f"turnwise-{hashlib.sha256(os.fsencode(checkout)).hexdigest()[:12]}"))
 
 
@@ -56,7 +56,7 @@ def _require_own(home: Path) -> Path:
     """Refuse a directory that another user created under our name in a shared place."""
     details = home.lstat()
     if not stat.S_ISDIR(details.st_mode) or details.st_uid != os.geteuid():
-        raise StartRefused(f"{home} does not belong to this user: remove it or set TURNWISE_HOME")
+        raise Unusable(f"{home} does not belong to this user: remove it or set TURNWISE_HOME")
     return home
 
 
@@ -68,11 +68,11 @@ def _created(home: Path) -> Path:
             if os.geteuid() == 0:  # whatever the umask
                 home.chmod(0o755)
     except OSError as error:
-        raise StartRefused(f"cannot use {home} ({error.strerror}): set TURNWISE_HOME to a writable directory") from None
+        raise Unusable(f"cannot use {home} ({error.strerror}): set TURNWISE_HOME to a writable directory") from None
     if not os.access(home, os.W_OK | os.X_OK):
-        raise StartRefused(f"cannot write to {home}: set TURNWISE_HOME to a writable directory")
+        raise Unusable(f"cannot write to {home}: set TURNWISE_HOME to a writable directory")
     if os.geteuid() == 0 and (closed := closed_to_others(home)) is not None:
-        raise StartRefused(
+        raise Unusable(
             f"{closed} is closed to user nobody, as whom Postgres runs when started by root: "
             "set TURNWISE_HOME to a directory that everyone may pass"
         )

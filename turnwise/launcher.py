@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from turnwise.console import Console
-from turnwise.errors import PostgresFailed, StartRefused
+from turnwise.errors import EXIT_UNUSABLE, PostgresFailed, StartRefused, Unusable
 from turnwise.first_turn import FirstTurnFailed, first_turn, readiness
 from turnwise.home import resource_directory
 from turnwise.parent_death import with_parent_death_signal
@@ -24,8 +24,6 @@ from turnwise.supervise import Child, Program, stop_in_reverse
 
 AGENTIC_STOP_S = 50.0  # turns 25, those cancelled 5, sockets 5, history 5, closing 5
 KNOWLEDGE_STOP_S = 40.0  # uploads that run may take 25 s to end
-EXIT_UNUSABLE = 2
-"""The exit code of a service that cannot be used as it is configured."""
 POLL_S = 0.05
 SLOW_S = 20.0
 LAUNCHER = "turnwise"
@@ -56,13 +54,13 @@ class Launcher:
         # The spool belongs to the embedded database, so it lies beside it.
         self._environment.setdefault("TURNWISE_SPOOL_DIR", str(paths.home / "spool"))
         self._stop = asyncio.Event()
-        self._refusal: str | None = None
+        self._refusal: StartRefused | None = None
         self.children: list[Child] = []
 
-    async def run_until_stopped(self, *, with_first_turn: bool) -> str | None:
+    async def run_until_stopped(self, *, with_first_turn: bool) -> StartRefused | None:
         """Start and supervise everything until SIGINT, SIGTERM or SIGHUP, or until the start is hopeless.
 
-        Returns the reason in one line, None after a signal. A second signal kills what is left.
+        Returns the reason, None after a signal. A second signal kills what is left.
         """
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(16))  # a thread waits for each child
@@ -104,7 +102,7 @@ class Launcher:
                 beside.create_task(show_status(self._console, self._plan.agentic, self._paths.log))
                 beside.create_task(self._ingest_samples())
         except StartRefused as refusal:
-            self._refuse(str(refusal))
+            self._refuse(refusal)
 
     async def _await_ready(self) -> None:
         """Wait until the agentic service is ready; after 20 s report once what it waits for."""
@@ -128,7 +126,7 @@ class Launcher:
             why = "; ".join(["not ready: the first turn failed", str(failure), *list(agentic.warnings)[:1], *where])
             raise StartRefused(f"{why} (--no-first-turn starts without one)") from None
 
-    def _refuse(self, reason: str) -> None:
+    def _refuse(self, reason: StartRefused) -> None:
         """End the start. The reason is printed after everything has ended: people read the last line.
 
         What fails after a signal, such as a first turn whose service is killed, is no reason.
@@ -239,14 +237,15 @@ class Launcher:
         """Keep the child running. If restarting it is hopeless, everything ends."""
         await child.keep_running()
         if child.fault is not None:
-            self._refuse(f"{child.name} cannot run: {child.fault}")
+            kind = Unusable if child.is_unusable else StartRefused
+            self._refuse(kind(f"{child.name} cannot run: {child.fault}"))
 
 
 def _stored_password(path: Path) -> str:
     """The password of the embedded Postgres, generated at the first start and readable by its owner alone.
 
     Without one every user of the machine could connect as superuser and run commands as the server's user. Raises
-    `StartRefused` if the file cannot be used.
+    `Unusable` if the file cannot be used.
     """
     try:
         if not path.exists():
@@ -254,4 +253,4 @@ def _stored_password(path: Path) -> str:
                 file.write(secrets.token_urlsafe(24))
         return path.read_text().strip()
     except OSError as error:
-        raise StartRefused(f"cannot use {path}: {error.strerror}") from None
+        raise Unusable(f"cannot use {path}: {error.strerror}") from None

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from backend_kit.settings import SettingsError
 from backend_kit.settings.source import read_env_file, read_yaml
-from turnwise.errors import StartRefused
+from turnwise.errors import Unusable
 from turnwise.ports import LOOPBACK, WantedPort, assign_ports, with_ports
 
 OPENAI_URL = "https://api.openai.com/v1"
@@ -99,7 +99,7 @@ def read_plan(
 
     The mock model runs unless `OPENAI_API_KEY` or `OPENAI_BASE_URL` is set (in the environment or in `ENV_FILE`) or
     the configuration names a model elsewhere. A bench never leaves the machine: there both variables are dropped.
-    With `port` the page is there and everything else on the ports after it. Raises `StartRefused`, which names file
+    With `port` the page is there and everything else on the ports after it. Raises `Unusable`, which names file
     and line.
     """
     try:
@@ -109,7 +109,7 @@ def read_plan(
         knowledge_data = read_yaml(knowledge_config).data if with_knowledge else {}
         known = {**_read_env_file(environment), **environment}
     except SettingsError as error:
-        raise StartRefused(str(error)) from None
+        raise Unusable(str(error)) from None
     agentic = _service("agentic", "agentic_backend", agentic_config, data)
     knowledge = None
     if with_knowledge:
@@ -230,7 +230,7 @@ def _section(data: dict[str, Any], *path: str) -> dict[str, Any]:
 
 def _port(value: object, config: Path, key: str) -> int:
     if not isinstance(value, int) or not 0 < value < 65536:
-        raise StartRefused(f"{config}: {key}: must be a port number")
+        raise Unusable(f"{config}: {key}: must be a port number")
     return value
 
 

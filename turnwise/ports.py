@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from turnwise.errors import PortTaken, StartRefused
+from turnwise.errors import PortTaken, Unusable
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _LOCAL_URL = re.compile(r"(https?://(?:127\.0\.0\.1|localhost|\[::1\]):)(\d{1,5})(?=[/?#]|$)")
@@ -61,12 +61,12 @@ def _unusable(want: WantedPort) -> str | None:
 
 
 def assign_ports(first: int, wanted: Iterable[int | None]) -> dict[int, int]:
-    """New port by old port: `first` and the ports after it, in the order of `wanted`. Raises `StartRefused` if they do
+    """New port by old port: `first` and the ports after it, in the order of `wanted`. Raises `Unusable` if they do
     not fit below 65536."""
     olds = list(dict.fromkeys(port for port in wanted if port is not None))
     last = 65536 - len(olds)
     if not 0 < first <= last:
-        raise StartRefused(f"PORT={first}: must be from 1 to {last}, for {len(olds)} ports in a row")
+        raise Unusable(f"PORT={first}: must be from 1 to {last}, for {len(olds)} ports in a row")
     return dict(zip(olds, range(first, first + len(olds)), strict=True))
 
 

@@ -6,17 +6,20 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
 
 from turnwise.console import Console
-from turnwise.errors import StartRefused
+from turnwise.errors import EXIT_UNUSABLE, StartRefused, Unusable
 from turnwise.home import checkout, choose_home, resource_directory
-from turnwise.launcher import EXIT_UNUSABLE, LAUNCHER, Launcher, StartPaths
+from turnwise.launcher import LAUNCHER, Launcher, StartPaths
 from turnwise.plan import Plan, ServicePlan, read_plan
 from turnwise.ports import require_free_ports
-from turnwise.supervise import failure_line
+from turnwise.supervise import end_phrase, failure_line, last_word
 
-CHECK_S = 60.0
+CHECK_S = 120.0  # a graph that takes longer than 60 s to be made is said by the service
 LANGGRAPH_JSON = "TURNWISE_LANGGRAPH_JSON"
 
 
@@ -33,13 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(options: argparse.Namespace) -> int:
-    """Run until Ctrl-C. Returns 0, 1 after printing as the last line why it cannot go on, 130 if interrupted early."""
+    """Run until Ctrl-C. Returns 0; 130 if interrupted before anything was started; after printing as the last line why
+    it cannot go on, the code of that reason: 2 where what is configured cannot be used, else 1."""
     file = "configuration_bench.yaml" if options.bench else "configuration.yaml"
     config = resource_directory() / "config"
     agentic = options.config_agentic or config / "agentic" / file
     knowledge = options.config_knowledge_flow or config / "knowledge_flow" / file
     base = checkout() or Path.cwd()
     console = None
+    refusal: StartRefused | None
     try:
         environ = _with_graphs(os.environ, options.langgraph)
         plan = read_plan(agentic, knowledge, environ, bench=options.bench, port=_port(options.port))
@@ -55,17 +60,18 @@ def run_command(options: argparse.Namespace) -> int:
         launcher = Launcher(plan, paths, console, samples=samples)
         refusal = asyncio.run(launcher.run_until_stopped(with_first_turn=not options.no_first_turn))
     except StartRefused as refused:
-        refusal = str(refused)
+        refusal = refused
     except KeyboardInterrupt:  # before anything was started: later the launcher handles the signal
         return 130
     except OSError as error:
-        refusal = f"cannot use {error.filename}: {error.strerror}"
+        refusal = Unusable(f"cannot use {error.filename}: {error.strerror}")
     finally:
         if console is not None:
             console.close()
-    if refusal is not None:
-        print(f"turnwise: {refusal}", file=sys.stderr)
-    return 0 if refusal is None else 1
+    if refusal is None:
+        return 0
+    print(f"turnwise: {refusal}", file=sys.stderr)
+    return refusal.exit_code
 
 
 def _with_graphs(environ: Mapping[str, str], langgraph_json: Path | None) -> Mapping[str, str]:
@@ -73,51 +79,66 @@ def _with_graphs(environ: Mapping[str, str], langgraph_json: Path | None) -> Map
     return environ if langgraph_json is None else {**environ, LANGGRAPH_JSON: str(langgraph_json.absolute())}
 
 
+class _Check:
+    """A service that looks whether its configuration can be used. What it writes goes to a file: a pipe would stay open
+    as long as a program that an agent's module has started."""
+
+    def __init__(self, service: ServicePlan, plan: Plan, cwd: Path, written: IO[str]) -> None:
+        self._service = service
+        self._written = written
+        self._process = subprocess.Popen(  # noqa: S603 - our own modules
+            [sys.executable, "-m", service.module, "--check"],
+            cwd=cwd,
+            env={**plan.environment, "CONFIG_FILE": str(service.config)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=written,
+        )
+
+    def kill(self) -> None:
+        """End it, if it has not ended."""
+        self._process.kill()
+        self._process.wait()
+
+    def refusal(self) -> StartRefused | None:
+        """What is wrong, once it has ended; None if nothing is. A check that broke off is no verdict."""
+        try:
+            code = self._process.wait(CHECK_S)
+        except subprocess.TimeoutExpired:
+            return StartRefused(f"{self._service.config}: not checked within {CHECK_S:g} s")
+        if code == 0:
+            return None
+        self._written.seek(0)
+        lines = self._written.read().splitlines()
+        how = f"{self._service.title}: python -m {self._service.module} --check {end_phrase(code)}"
+        if code == EXIT_UNUSABLE:
+            # The reason; above and below it may stand what an agent's own code had to say.
+            return Unusable(last_word([line for line in lines if line.startswith("agent ")] or lines) or how)
+        why = failure_line(lines)
+        return StartRefused(f"{how}: {why}" if why else how)
+
+
 def _require_good_configuration(plan: Plan, cwd: Path) -> None:
-    """Let each service check its file, and agents that did not come with it. Raises `StartRefused` with their
-    complaints. Blocks for about a second, for a few where there are such agents."""
+    """Let each service check its file, and agents that did not come with it. Raises their complaints: `Unusable` where
+    one of them is, else `StartRefused`. Blocks for about a second, for a few where there are such agents."""
     services = [service for service in (plan.agentic, plan.knowledge_flow) if service is not None]
-    asked = [(service, _ask(service, plan.environment, cwd)) for service in services]
-    refusals = [reason for service, process in asked if (reason := _answer(service, process))]
+    with ExitStack() as stack:
+        checks = []
+        for service in services:
+            written = stack.enter_context(TemporaryFile("w+", encoding="utf-8", errors="replace"))
+            checks.append(_Check(service, plan, cwd, written))
+            stack.callback(checks[-1].kill)
+        refusals = [refusal for check in checks if (refusal := check.refusal()) is not None]
     if refusals:
-        raise StartRefused("; ".join(refusals))
-
-
-def _ask(service: ServicePlan, environment: Mapping[str, str], cwd: Path) -> "subprocess.Popen[str]":
-    return subprocess.Popen(  # noqa: S603 - our own modules
-        [sys.executable, "-m", service.module, "--check"],
-        cwd=cwd,
-        env={**environment, "CONFIG_FILE": str(service.config)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-    )
-
-
-def _answer(service: ServicePlan, process: "subprocess.Popen[str]") -> str:
-    """What is wrong, in one line; empty if nothing is."""
-    try:
-        _, errors = process.communicate(timeout=CHECK_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        return f"{service.config}: not read within {CHECK_S:g} s"
-    if process.returncode == 0:
-        return ""
-    lines = errors.splitlines()
-    if process.returncode == EXIT_UNUSABLE:
-        # The reason; above and below it may stand what an agent's own code had to say.
-        lines = [line for line in lines if line.startswith("agent ")][-1:] or lines[-1:]
-    return failure_line(lines) or f"{service.title}: python -m {service.module} ends with {process.returncode}"
+        kind = Unusable if any(isinstance(refusal, Unusable) for refusal in refusals) else StartRefused
+        raise kind("; ".join(str(refusal) for refusal in refusals))
 
 
 def _port(named: str | None) -> int | None:
-    """The port that the flag or $PORT asks for. Raises `StartRefused` if it is no number."""
+    """The port that the flag or $PORT asks for. Raises `Unusable` if it is no number."""
     port = named or os.environ.get("PORT")
     if not port:
         return None
     if not port.isdecimal():
-        raise StartRefused(f"PORT={port}: must be a number")
+        raise Unusable(f"PORT={port}: must be a number")
     return int(port)

@@ -70,6 +70,8 @@ class Child:
         that it is restarted only after a signal. Its hopeless codes count at any time."""
         self.fault: str | None = None
         """Why it is not restarted, in one line; None while it runs."""
+        self.is_unusable = False
+        """Whether that is what it said itself, by one of its hopeless codes."""
         self.warnings: deque[str] = deque(maxlen=_LAST_LINES)
         """Lines that it logged as a warning or worse, without time and name; its KPI lines are left out."""
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
@@ -99,11 +101,11 @@ class Child:
                 self.deaths += 1
                 if loop.time() - born >= HEALTHY_S:
                     self.is_useful, delay_s = True, self._restart_min_s
-                hopeless = code in self._program.hopeless_codes
-                if hopeless or (not self.is_useful and (code > 0 or self.deaths >= DEATHS_BEFORE_USE)):
+                self.is_unusable = code in self._program.hopeless_codes
+                if self.is_unusable or (not self.is_useful and (code > 0 or self.deaths >= DEATHS_BEFORE_USE)):
                     self._console.say(self.name, how)
                     # Its own last word, not what the code that it tried to load had to say.
-                    self.fault = failure_line(list(self._lines)[-1:] if hopeless else self._lines) or how
+                    self.fault = (last_word if self.is_unusable else failure_line)(self._lines) or how
                     break
                 self._console.say(self.name, f"{how}; it starts again in {delay_s:g} s")
                 with contextlib.suppress(TimeoutError):
@@ -161,7 +163,7 @@ class Child:
         code = process.wait()
         self._process = None
         await asyncio.to_thread(reader.join, 2.0)  # the last lines of its output
-        return code, f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        return code, end_phrase(code)
 
     def _read_output(self, pipe: IO[bytes] | None) -> None:
         if pipe is None:
@@ -179,6 +181,17 @@ async def stop_in_reverse(children: list[Child]) -> None:
     """Stop the children one at a time, the last one first."""
     for child in reversed(children):
         await child.stop()
+
+
+def end_phrase(code: int) -> str:
+    """How a program ended, by its exit code (negative: a signal)."""
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+
+
+def last_word(lines: Iterable[str]) -> str:
+    """The last line of a program's output, without what a log puts before it; empty if it wrote nothing."""
+    written = [line for line in lines if line.strip()]
+    return _LOGGED.sub("", written[-1]).strip() if written else ""
 
 
 def failure_line(lines: Iterable[str]) -> str:

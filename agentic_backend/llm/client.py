@@ -10,12 +10,12 @@ import io
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from time import perf_counter
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import aiohttp
 from yarl import URL
 
-from agentic_backend.errors import LlmTimeout, LlmUnavailable, TurnFailed
+from agentic_backend.errors import TurnFailed
 from agentic_backend.llm import body as answer_body
 from agentic_backend.llm import chunks as wire
 from agentic_backend.llm import failures
@@ -24,15 +24,12 @@ from agentic_backend.llm.decoding import AnswerDecoder
 from agentic_backend.llm.endpoint import MIB, Endpoint
 from agentic_backend.llm.failures import AttemptFailed
 from agentic_backend.llm.first_token import first_token_within
-from agentic_backend.llm.observer import CallStatus, LlmObserver, TokenUse
+from agentic_backend.llm.guard import Guard
+from agentic_backend.llm.observer import LlmObserver
 from agentic_backend.llm.thinking import take_block
-from backend_kit.aio import Breaker
-from backend_kit.aio.retry import try_within
 from backend_kit.wire import dumps, loads
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _SETTLE_S = 0.1
 _NOBODY_WAITS = float("inf")
@@ -64,16 +61,12 @@ class CompletionsClient:
     ) -> None:
         self.endpoint = endpoint
         self.coalescer = coalescer or Coalescer()
-        self.observer = observer
-        self.clock = clock
-        self.breaker = Breaker(clock, _circuit_open)
-        self._sleep = sleep
+        self.guard = Guard(endpoint, observer, clock=clock, sleep=sleep)
         self._session = session
         self._url = URL(endpoint.base_url.rstrip("/") + "/chat/completions")
         self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if endpoint.api_key is not None:
             self._headers["Authorization"] = f"Bearer {endpoint.api_key.get_secret_value()}"
-        self._said: dict[str, float] = {}
         self._takes_options: bool | None = None
         """Whether the server takes `stream_options`; None until it has shown it."""
 
@@ -160,75 +153,28 @@ class CompletionsClient:
                 raise failures.broken("body too large")
         return bytes(data)
 
-    async def retrying(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Make attempts until one succeeds, fails for good, or the retry budget is used up (`AttemptFailed`)."""
-        return await try_within(
-            self.endpoint.retries,
-            attempt,
-            AttemptFailed,
-            lambda failure: (failure.error.retry_after_s or 0.0) if failure.retry else None,
-            clock=self.clock,
-            sleep=self._sleep,
-        )
-
-    def begun(self, seconds: float) -> None:
-        """Account for the first token of a stream. A probe has shown enough then: its end may be minutes away."""
-        if not self.breaker.closed:
-            self.breaker.succeeded()
-        self.observer.llm_first_chunk(self.endpoint.model, seconds)
-
-    def settle(
-        self, error: BaseException | None, seconds: float, usage: TokenUse | None, *, silent: bool = False
-    ) -> None:
-        """Account for a call that has ended, well or with `error`; `silent` if that is that it never had a token."""
-        status: CallStatus = "ok"
-        if error is None:
-            self.breaker.succeeded()
-        elif isinstance(error, LlmUnavailable):
-            status = "error"
-            self.breaker.failed()
-        elif isinstance(error, LlmTimeout):
-            status = "timeout"
-            if silent:
-                self.breaker.failed(seconds)
-            else:
-                self.breaker.undecided()
-        else:
-            self.breaker.undecided()
-            status = "error" if isinstance(error, TurnFailed) else "cancelled"
-        self.observer.llm_request(self.endpoint.model, status, seconds)
-        if usage is not None:
-            self.observer.llm_tokens(self.endpoint.model, usage)
-
-    def say(self, failure: AttemptFailed) -> TurnFailed:
-        """Log a failed call, at most once a second and cause, and return the error to raise for it."""
-        now = self.clock()
-        if now - self._said.get(failure.cause, -1.0) >= 1.0:
-            self._said[failure.cause] = now
-            logger.warning("model %s failed: %s: %s", self.endpoint.model, failure.cause, str(failure.error))
-        return failure.take()
-
     async def _complete(self, body: bytes) -> dict[str, Any]:
-        started = self.clock()
+        guard = self.guard
+        started = guard.clock()
         error: BaseException | None = TurnFailed("unfinished")
         answer: dict[str, Any] = {}
-        self.breaker.admit()
+        guard.breaker.admit()
         try:
             async with asyncio.timeout(self.endpoint.deadlines.answer_s):
-                answer = await self.retrying(lambda: self._whole(body))
+                answer = await guard.retrying(lambda: self._whole(body))
             error = None
             return answer
         except TimeoutError:
-            error = self.say(failures.silent("no answer"))
+            error = guard.say(failures.silent("no answer"))
             raise error from None
         except AttemptFailed as failure:
-            error = self.say(failure)
+            error = guard.say(failure)
             raise error from failure
         except asyncio.CancelledError as cancelled:
             error = cancelled
             raise
         finally:
-            self.settle(error, self.clock() - started, wire.usage_of(answer))
+            guard.settle(error, guard.clock() - started, wire.usage_of(answer))
             del error  # its traceback holds this frame
 
     async def _whole(self, body: bytes) -> dict[str, Any]:
@@ -319,14 +265,14 @@ class CompletionStream:
         self._failure: Exception | None = None
 
     async def _run(self) -> AsyncGenerator[wire.Chunk]:
-        clock = self._client.clock
-        started = clock()
+        guard = self._client.guard
+        started = guard.clock()
         # What stands here at the end is what the call is counted as: a failure of our own included.
         error: BaseException | None = TurnFailed("unfinished")
-        self._client.breaker.admit()
+        guard.breaker.admit()
         try:
             pieces = await self._begin()
-            self._client.begun(clock() - started)
+            guard.begun(guard.clock() - started)
             while True:
                 for piece in pieces:
                     if isinstance(piece, str):
@@ -339,21 +285,21 @@ class CompletionStream:
             await self._drain()
             error = None
         except AttemptFailed as failure:
-            error = self._client.say(failure)
+            error = guard.say(failure)
             raise error from failure
         except (asyncio.CancelledError, GeneratorExit) as stopped:
             error = stopped
             raise
         finally:
             self._close()
-            self._client.settle(error, clock() - started, self._decoder.usage, silent=not self._begun)
+            guard.settle(error, guard.clock() - started, self._decoder.usage, silent=not self._begun)
             del error  # its traceback holds this frame
 
     async def _begin(self) -> list[wire.Piece]:
         """Everything up to and with the first token: the only part that is ever tried again."""
         try:
             async with asyncio.timeout(first_token_within(self._endpoint.deadlines.first_token_s)):
-                begun = await self._client.retrying(self._attempt)
+                begun = await self._client.guard.retrying(self._attempt)
         except TimeoutError:
             raise failures.silent("no first token") from None
         self._begun = True
@@ -541,7 +487,3 @@ def _without_options(body: bytes) -> bytes | None:
 
 def _nobody(_text: str) -> None:
     """Told nothing: where nobody wants text, there is none."""
-
-
-def _circuit_open(wait_s: float) -> LlmUnavailable:
-    return LlmUnavailable("circuit open", retry_after_s=wait_s)

@@ -9,15 +9,15 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
-from langchain_core.language_models.chat_models import agenerate_from_stream
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import ConfigDict, PrivateAttr
 
 from agentic_backend import settings
 from agentic_backend.errors import LlmRateLimited, LlmTimeout, LlmUnavailable, TurnFailed
+from agentic_backend.llm.async_only import AsyncOnlyChatModel
 from agentic_backend.llm.chunks import Ending
 from agentic_backend.llm.first_token import first_token_by
 from agentic_backend.llm.models import StreamingChatModel
@@ -69,7 +69,7 @@ def _uncounted(_model: str, _cause: str) -> None:
     """The default of `on_fallback`: do not count."""
 
 
-class ModelGroup(BaseChatModel):
+class ModelGroup(AsyncOnlyChatModel):
     """Asks the endpoints of a model, the one with the fewest calls first, then those of each of its fallbacks.
 
     The next one is asked where one is unavailable, limits its rate, has an open circuit or is silent, and only before
@@ -132,25 +132,18 @@ class ModelGroup(BaseChatModel):
     def _llm_type(self) -> str:
         return "group"
 
-    def _generate(self, *_args: Any, **_kwargs: Any) -> ChatResult:
-        raise RuntimeError("this chat model is async only: use ainvoke or astream")
-
-    async def _agenerate(
+    async def _chunks_of_whole(
         self,
         messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        stop: list[str] | None,
+        run_manager: AsyncCallbackManagerForLLMRun | None,
         **kwargs: Any,
-    ) -> ChatResult:
+    ) -> AsyncIterator[ChatGenerationChunk]:
         kwargs.pop("stream", None)
-
-        async def heard() -> AsyncIterator[ChatGenerationChunk]:
-            async for chunk in self._astream(messages, stop, **kwargs):
-                if run_manager is not None:
-                    await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                yield chunk
-
-        return await agenerate_from_stream(heard())
+        async for chunk in self._astream(messages, stop, **kwargs):
+            if run_manager is not None:
+                await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+            yield chunk
 
     async def _astream(
         self,

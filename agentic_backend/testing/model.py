@@ -5,17 +5,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun
-from langchain_core.language_models import BaseChatModel, LanguageModelInput
-from langchain_core.language_models.chat_models import agenerate_from_stream
+from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.messages.tool import tool_call_chunk
-from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import PrivateAttr
 
+from agentic_backend.llm.async_only import AsyncOnlyChatModel
 from backend_kit.wire import dumps
 
 
@@ -47,7 +47,7 @@ class Asked:
     tools: tuple[str, ...] = field(default=())
 
 
-class FakeModel(BaseChatModel):
+class FakeModel(AsyncOnlyChatModel):
     """Answers from its script, one answer per call, and streams as the service's model does.
 
     `asked` records the calls. An exception in the script is raised at its position. A call beyond the script raises
@@ -82,18 +82,6 @@ class FakeModel(BaseChatModel):
     @property
     def _llm_type(self) -> str:
         return "scripted"
-
-    def _generate(self, *_args: Any, **_kwargs: Any) -> ChatResult:
-        raise RuntimeError("this chat model is async only: use ainvoke or astream")
-
-    async def _agenerate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        return await agenerate_from_stream(self._astream(messages, stop, run_manager, **kwargs))
 
     async def _astream(
         self,

@@ -119,21 +119,17 @@ CONTRACTS = (
         "langchain-core",
         "test_langchain_core.py::test_a_chat_model_is_made_by_these_methods",
         {
-            "agentic_backend.agent.hosted.model": ("_agenerate", "_astream", "_generate", "_llm_type"),
-            "agentic_backend.llm.group": ("_agenerate", "_astream", "_generate", "_llm_type"),
-            "agentic_backend.llm.providers.guarded": ("_agenerate", "_astream", "_generate", "_llm_type"),
-            "agentic_backend.testing.model": ("_agenerate", "_astream", "_generate", "_llm_type"),
+            "agentic_backend.agent.hosted.model": ("_astream", "_llm_type"),
+            "agentic_backend.llm.async_only": ("_agenerate", "_astream", "_generate"),
+            "agentic_backend.llm.group": ("_astream", "_llm_type"),
+            "agentic_backend.llm.providers.guarded": ("_astream", "_llm_type"),
+            "agentic_backend.testing.model": ("_astream", "_llm_type"),
         },
     ),
     Contract(
         "langchain-core",
         "test_langchain_core.py::test_chunks_are_put_together_to_one_answer",
-        {
-            "agentic_backend.agent.hosted.model": ("agenerate_from_stream",),
-            "agentic_backend.llm.group": ("agenerate_from_stream",),
-            "agentic_backend.llm.providers.guarded": ("agenerate_from_stream",),
-            "agentic_backend.testing.model": ("agenerate_from_stream",),
-        },
+        {"agentic_backend.llm.async_only": ("agenerate_from_stream",)},
     ),
     Contract(
         "langchain-core",

@@ -96,17 +96,16 @@ def test_a_variable_of_the_first_tracer_makes_no_listener() -> None:
 
 
 def test_a_chat_model_is_made_by_these_methods() -> None:
-    """agentic_backend/testing/model.py, agentic_backend/llm/providers/guarded.py, agentic_backend/llm/group.py and
-    agentic_backend/agent/hosted/model.py override them, with these
-    parameters; the latter also calls `_astream` of the model inside."""
+    """agentic_backend/llm/async_only.py overrides them, with these parameters, for agentic_backend/testing/model.py,
+    agentic_backend/llm/providers/guarded.py, agentic_backend/llm/group.py and agentic_backend/agent/hosted/model.py,
+    which override `_astream`; the second and the last also call that of the model inside."""
     assert BaseChatModel.__abstractmethods__ == {"_generate", "_llm_type"}
     for method in (BaseChatModel._agenerate, BaseChatModel._astream):
         assert list(inspect.signature(method).parameters) == ["self", "messages", "stop", "run_manager", "kwargs"]
 
 
 async def test_chunks_are_put_together_to_one_answer() -> None:
-    """agentic_backend/testing/model.py, agentic_backend/llm/providers/guarded.py, agentic_backend/llm/group.py and
-    agentic_backend/agent/hosted/model.py make their whole answer of their stream by `agenerate_from_stream`."""
+    """agentic_backend/llm/async_only.py makes the whole answer of the stream by `agenerate_from_stream`."""
 
     async def pieces() -> AsyncIterator[ChatGenerationChunk]:
         for piece in ("a", "b"):

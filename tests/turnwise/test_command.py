@@ -34,7 +34,7 @@ def test_what_is_not_installed_is_named_with_how_to(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("port", ["http", "-1", "0", "65536"])
 def test_a_port_that_is_none_is_refused(port: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["run", f"--port={port}"]) == 1
+    assert command.main(["run", f"--port={port}"]) == 2
     assert capsys.readouterr().err.startswith(f"turnwise: PORT={port}: must be ")
 
 

@@ -33,6 +33,12 @@ from langgraph.graph import MessagesState, StateGraph
 graph = StateGraph(MessagesState).add_node("say", lambda state: {"messages": [("ai", state["messages"][-1].content)]})
 graph = graph.set_entry_point("say").compile()
 """
+NO_CHANNEL = """
+from typing import TypedDict
+from langgraph.graph import StateGraph
+State = TypedDict("State", {"answer": str})
+graph = StateGraph(State).add_node("say", lambda state: {}).set_entry_point("say").compile()
+"""
 
 
 class Stack:
@@ -89,6 +95,15 @@ class Stack:
         data = yaml.safe_load(self.agentic.read_text())
         change(data)
         self.agentic.write_text(yaml.safe_dump(data))
+
+    def have_one_agent(self, module: str) -> Path:
+        """Let the graph of this module be the only agent; the module's file."""
+        file = self.home / "agents/weather_agent.py"
+        file.parent.mkdir()
+        file.write_text(module)
+        agents = [{"id": "Weather", "name": "Weather", "graph": "weather_agent"}]
+        self.change(lambda data: data["ai"].update(agents_path=str(file.parent), agents=agents))
+        return file
 
     def agents(self) -> list[dict[str, Any]]:
         """What the running service lists."""
@@ -241,23 +256,61 @@ def test_a_bad_file_of_either_service_is_said_before_anything_starts(stack: Stac
     file: Path = getattr(stack, service)
     file.write_text(file.read_text() + "\nnonsense: 1\n")
     with stack.launch("--no-samples") as launcher:
-        assert launcher.wait(PATIENCE_S) == 1
+        assert launcher.wait(PATIENCE_S) == 2
     (line,) = launcher.output.splitlines()
     assert line.startswith(f"turnwise: {file}:")
     assert "nonsense: unknown key" in line
     assert not (stack.home / "data/postgres").exists()
 
 
-def test_an_agent_that_cannot_be_imported_is_said_in_one_line_before_anything_starts(stack: Stack) -> None:
-    agents = stack.home / "agents"
-    agents.mkdir()
-    (agents / "weather_agent.py").write_text("from langgraph.graph import StateGraph\nimport not_installed_here\n")
-    stack.change(lambda data: data["ai"].update(agents_path=str(agents)))
-    stack.change(lambda data: data["ai"]["agents"][0].update(id="Weather", class_path="weather_agent"))
+@pytest.mark.parametrize(
+    ("module", "cause"),
+    [
+        ("import langgraph\nimport nowhere.at_all\n", "2: no module nowhere is installed or on the path"),
+        (NO_CHANNEL, "5: has no messages channel: its channels are answer"),
+        # Its cause looks like a line of the log, which would be shortened.
+        (f"{GRAPH}async def graph():\n    raise OSError('FATAL:  no password')\n", "6: OSError: FATAL: no password"),
+        # What it has started keeps the output open.
+        ("import subprocess\nsubprocess.Popen(['sleep', '600'])\n1 / 0\n", "3: ZeroDivisionError: division by zero"),
+    ],
+    ids=["not imported", "no channel", "not made", "with a program of its own"],
+)
+def test_an_agent_that_cannot_be_used_is_said_in_one_line_before_anything_starts(
+    stack: Stack, module: str, cause: str
+) -> None:
+    file = stack.have_one_agent(module)
+    with stack.launch("--no-samples") as launcher:
+        assert launcher.wait(PATIENCE_S) == 2
+    assert launcher.output == f"turnwise: agent Weather: {file}:{cause}\n"
+    assert not (stack.home / "data/postgres").exists()
+
+
+def test_a_langgraph_json_that_cannot_be_read_is_said_before_anything_starts(stack: Stack) -> None:
+    listed = stack.home / "langgraph.json"
+    listed.write_text('{"graphs": {"parrot": ""}}')
+    with stack.launch("--no-samples", "--langgraph", str(listed)) as launcher:
+        assert launcher.wait(PATIENCE_S) == 2
+    assert launcher.output == (
+        f"turnwise: {listed}:1: graphs.parrot: must be package.module:name or ./path/file.py:name\n"
+    )
+    assert not (stack.home / "data/postgres").exists()
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        ("os.kill(os.getpid(), 9)", "was ended by SIGKILL"),
+        ("os.write(2, b'that was all\\n'); os._exit(7)", "ended with code 7: that was all"),
+    ],
+)
+def test_a_check_that_does_not_come_to_its_end_is_no_verdict_on_the_configuration(
+    stack: Stack, end: str, how: str
+) -> None:
+    """A machine without memory, for instance, kills it: the same start may do later."""
+    stack.have_one_agent(f"import os\n{end}\n")
     with stack.launch("--no-samples") as launcher:
         assert launcher.wait(PATIENCE_S) == 1
-    cause = f"{agents}/weather_agent.py:2: no module not_installed_here is installed or on the path"
-    assert launcher.output == f"turnwise: agent Weather: {cause}\n"
+    assert launcher.output == f"turnwise: agentic: python -m agentic_backend --check {how}\n"
     assert not (stack.home / "data/postgres").exists()
 
 
@@ -279,7 +332,7 @@ def test_the_graphs_of_a_langgraph_json_are_agents_of_the_start(stack: Stack) ->
             child for child in psutil.Process(launcher.pid).children() if child.cmdline()[-1] == "agentic_backend"
         )
         agentic.kill()
-        assert launcher.wait(PATIENCE_S) == 1
+        assert launcher.wait(PATIENCE_S) == 2
     expected = f"agent parrot: {stack.home}/talk/agent.py:1: has no graph: it has flow"
     assert launcher.output.splitlines()[-1] == f"turnwise: agentic cannot run: {expected}"
     assert stack.log.count("starts again") == 1
@@ -310,7 +363,7 @@ def test_a_taken_port_is_said_at_once_and_nothing_is_started(
 ) -> None:
     monkeypatch.setenv("TURNWISE_HOME", str(stack.home / "data"))
     with socket.create_server(("127.0.0.1", stack.metrics_port)):
-        assert main(["run", *stack.arguments]) == 1
+        assert main(["run", *stack.arguments]) == 2
     expected = f"turnwise: port {stack.metrics_port} (127.0.0.1), wanted by agentic metrics, is taken\n"
     assert capsys.readouterr() == ("", expected)
     assert not (stack.home / "data").exists()

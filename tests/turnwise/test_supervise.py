@@ -85,12 +85,22 @@ async def test_a_child_that_ends_of_itself_before_it_was_of_use_is_not_started_a
     await screen.line_with("sample   | ended with code 3\n")
 
 
-async def test_a_child_that_says_that_it_cannot_be_used_is_not_started_again_however_long_it_was_of_use() -> None:
-    script = "import os; os.write(2, b'ValueError: what it logged\\nthe reason\\n'); os._exit(2)"
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("the reason", "the reason"),
+        ("2026-11-22 10:00:00,000 CRITICAL http the reason", "the reason"),
+        ("agent a: a.py:3: OSError: FATAL: no password", "agent a: a.py:3: OSError: FATAL: no password"),
+    ],
+)
+async def test_a_child_that_says_that_it_cannot_be_used_is_not_started_again_however_long_it_was_of_use(
+    said: str, reason: str
+) -> None:
+    script = f"import os; os.write(2, b'ValueError: what it logged\\n{said}\\n'); os._exit(2)"
     child = Child(replace(program(script), hopeless_codes=(2,)), Console(Screen()))
     child.is_useful = True
     await child.keep_running()
-    assert (child.deaths, child.fault) == (1, "the reason")
+    assert (child.deaths, child.fault, child.is_unusable) == (1, reason, True)
 
 
 async def test_a_child_that_is_killed_each_time_before_it_was_of_use_is_given_up() -> None:

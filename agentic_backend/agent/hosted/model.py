@@ -7,19 +7,19 @@ from time import perf_counter
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun
-from langchain_core.language_models import BaseChatModel, LanguageModelInput
-from langchain_core.language_models.chat_models import agenerate_from_stream
+from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.runnables import Runnable, RunnableBinding
 from pydantic import Field
 
 from agentic_backend.agent.hosted.current import current_model, current_turn
+from agentic_backend.llm.async_only import AsyncOnlyChatModel
 from agentic_backend.llm.observer import METERED, CallStatus, TokenUse
 from backend_kit.kpi import phase
 
 
-class TurnModel(BaseChatModel):
+class TurnModel(AsyncOnlyChatModel):
     """The model that the turn's agent has in the configuration, or that its asker chose.
 
     Calls have our deadlines, retries and limits, and are counted. Async only. Outside of a turn it raises RuntimeError.
@@ -38,18 +38,6 @@ class TurnModel(BaseChatModel):
     @property
     def _llm_type(self) -> str:
         return "turn"
-
-    def _generate(self, *_args: Any, **_kwargs: Any) -> ChatResult:
-        raise RuntimeError("this chat model is async only: use ainvoke or astream")
-
-    async def _agenerate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        return await agenerate_from_stream(self._astream(messages, stop, run_manager, **kwargs))
 
     async def _astream(
         self,

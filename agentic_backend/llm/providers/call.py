@@ -12,9 +12,9 @@ from agentic_backend.errors import TurnFailed
 from agentic_backend.llm import failures
 from agentic_backend.llm.failures import AttemptFailed
 from agentic_backend.llm.first_token import first_token_within
+from agentic_backend.llm.guard import Guard
 from agentic_backend.llm.observer import TokenUse
 from agentic_backend.llm.providers.faults import as_ours
-from agentic_backend.llm.providers.guard import Guard
 from agentic_backend.llm.providers.reading import Said, brings, reason_in, said_in, storable, use_in
 
 Opened = AsyncGenerator[ChatGenerationChunk, None]
@@ -58,10 +58,12 @@ class GuardedCall:
         guard = self._guard
         # What stands here at the end is what the call is counted as: a failure of our own included.
         error: BaseException | None = TurnFailed("unfinished")
+        silent = True
         guard.breaker.admit()
         try:
             limit_s = first_token_within(guard.endpoint.deadlines.first_token_s)
             told = await self._within(limit_s, "no first token", self._begin())
+            silent = False
             guard.begun(guard.clock() - self._started)
             while told:
                 for one in told:
@@ -82,7 +84,7 @@ class GuardedCall:
             raise
         finally:
             try:
-                guard.settle(error, guard.clock() - self._started, self._use)
+                guard.settle(error, guard.clock() - self._started, self._use, silent=silent)
             finally:
                 del error  # its traceback holds this frame
                 await self._close()

@@ -1,26 +1,26 @@
 """A chat model of LangChain's under the guarantees of our own."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
-from langchain_core.language_models.chat_models import agenerate_from_stream
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.runnables import Runnable, RunnableBinding
 from pydantic import ConfigDict
 
+from agentic_backend.llm.async_only import AsyncOnlyChatModel
 from agentic_backend.llm.callbacks import callbacks_configured
 from agentic_backend.llm.chunks import Ending
+from agentic_backend.llm.guard import Guard
 from agentic_backend.llm.providers.call import GuardedCall
-from agentic_backend.llm.providers.guard import Guard
 
 _TOOLS = ("tools", "tool_choice")
 
 
-class GuardedChatModel(BaseChatModel):
+class GuardedChatModel(AsyncOnlyChatModel):
     """Any chat model of LangChain's, with deadlines, bounds, retries and a circuit breaker around its stream.
 
     Raises the `TurnFailed` family of `agentic_backend.errors` and nothing else. Each call is streamed, also where its
@@ -79,17 +79,14 @@ class GuardedChatModel(BaseChatModel):
     def _llm_type(self) -> str:
         return "guarded"
 
-    def _generate(self, *_args: Any, **_kwargs: Any) -> ChatResult:
-        raise RuntimeError("this chat model is async only: use ainvoke or astream")
-
-    async def _agenerate(
+    def _chunks_of_whole(
         self,
         messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,  # noqa: ARG002 - langchain calls its handlers
+        stop: list[str] | None,
+        run_manager: AsyncCallbackManagerForLLMRun | None,  # noqa: ARG002 - langchain calls its handlers
         **kwargs: Any,
-    ) -> ChatResult:
-        return await agenerate_from_stream(self._generations(messages, stop, kwargs, whole=True))
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        return self._generations(messages, stop, kwargs, whole=True)
 
     async def _astream(
         self,
@@ -104,7 +101,7 @@ class GuardedChatModel(BaseChatModel):
 
     async def _generations(
         self, messages: list[BaseMessage], stop: list[str] | None, options: dict[str, Any], *, whole: bool = False
-    ) -> Any:
+    ) -> AsyncGenerator[ChatGenerationChunk]:
         async with aclosing(self._call(messages, stop, options, whole=whole).chunks()) as chunks:
             async for chunk, _ in chunks:
                 yield ChatGenerationChunk(message=chunk)

@@ -9,9 +9,9 @@ from langchain_core.language_models import BaseChatModel
 
 from agentic_backend import settings
 from agentic_backend.llm.endpoint import connections_of, endpoint_of
+from agentic_backend.llm.guard import Guard
 from agentic_backend.llm.models import ModelPool
 from agentic_backend.llm.observer import METERED, LlmObserver, Unobserved
-from agentic_backend.llm.providers.guard import Guard
 from agentic_backend.llm.providers.guarded import GuardedChatModel
 from agentic_backend.llm.providers.make import Close, make
 from backend_kit.client.connections import Connections

@@ -71,6 +71,13 @@ def test_a_graph_that_is_made_on_a_loop_is_tried_too(flags: tuple[str, ...], sta
     assert done.printed == f"agent Mine: {tmp_path}/agents/mine.py:7: ValueError: no key\n"
 
 
+def test_a_try_that_does_not_come_to_its_end_is_no_verdict_on_the_agent(start: Start) -> None:
+    """Such graphs are tried in a process of their own, which a machine without memory, for instance, kills."""
+    done = start(f"import os\n{GRAPH}\nasync def graph():\n    os.kill(os.getpid(), 9)")
+    assert done.code == 1
+    assert done.printed == "the agents could not be tried: python -m agentic_backend --check ended with -9\n"
+
+
 def test_an_agent_that_can_be_used_lets_the_start_go_on(start: Start) -> None:
     assert start(f"{GRAPH}\ngraph = flow", "--check").code == 0
     done = start(f"{GRAPH}\nasync def graph():\n    return flow")

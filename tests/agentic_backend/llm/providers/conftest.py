@@ -12,16 +12,16 @@ from langchain_core.runnables import Runnable
 from pydantic import PrivateAttr
 
 from agentic_backend.llm import CallDeadlines, Endpoint
+from agentic_backend.llm.guard import Guard
 from agentic_backend.llm.providers import GuardedChatModel
-from agentic_backend.llm.providers.guard import Guard
 from backend_kit.aio.retry import Retries
 from tests.agentic_backend.llm.conftest import Watched, clock, watched
 from tests.support.clock import Clock
 
 __all__ = ["clock", "watched"]
 
-Piece = AIMessageChunk | Exception | asyncio.Event
-"""What an attempt does next: hand out a chunk, fail, or wait."""
+Piece = AIMessageChunk | Exception | asyncio.Event | Callable[[], None]
+"""What an attempt does next: hand out a chunk, fail, wait, or call."""
 
 
 def text(said: str, **more: Any) -> AIMessageChunk:
@@ -83,6 +83,8 @@ class Scripted(BaseChatModel):
                 if isinstance(piece, asyncio.Event):
                     self.waiting.set()
                     await piece.wait()
+                elif callable(piece):
+                    piece()
                 else:
                     yield ChatGenerationChunk(message=piece.model_copy())
         finally:

@@ -172,7 +172,12 @@ async def test_a_whole_answer_has_a_deadline_of_its_own(guarded: Guarded) -> Non
 
 
 async def test_a_silent_model_opens_its_circuit_and_one_answer_closes_it(guarded: Guarded, clock: Clock) -> None:
-    silent = [(asyncio.Event(),)] * 5
+    """However long each call has waited: one caller alone would never fail five times in ten seconds."""
+
+    def wait() -> None:
+        clock.now += 30
+
+    silent: list[tuple[Piece, ...]] = [(wait, asyncio.Event())] * 5
     inner = Scripted(*silent, (text("Hello"), end()), (text("Hello"), end()))
     model = guarded(inner, deadlines={"first_token_s": 0.01})
     for _ in silent:
@@ -185,6 +190,16 @@ async def test_a_silent_model_opens_its_circuit_and_one_answer_closes_it(guarded
     clock.now += 5
     for _ in range(2):
         assert (await told(model))[0] == "Hello"
+
+
+async def test_a_model_that_falls_silent_after_its_first_token_is_asked_again(guarded: Guarded) -> None:
+    stalls: list[tuple[Piece, ...]] = [(text("Hel"), asyncio.Event())] * 6
+    inner = Scripted(*stalls)
+    model = guarded(inner, deadlines={"inter_token_s": 0.01})
+    for _ in stalls:
+        with pytest.raises(LlmTimeout):
+            await told(model)
+    assert len(inner.asked) == 6
 
 
 async def test_an_answer_without_an_end_is_cut_at_its_bound(guarded: Guarded) -> None:

@@ -1,4 +1,4 @@
-"""What all calls of one model of another provider share: its bounds, its circuit, and how they are counted."""
+"""What all calls of one endpoint share, whoever speaks to it: bounds, circuit, retries, and how they are counted."""
 
 import asyncio
 import logging
@@ -19,8 +19,8 @@ T = TypeVar("T")
 
 
 class Guard:
-    """The bounds of `endpoint` for one model. `clock` (monotonic, seconds) times calls, retries and the circuit
-    breaker; `sleep` is how a retry is waited for."""
+    """The bounds of `endpoint` for its calls; their tokens do not pass here. `clock` (monotonic, seconds) times calls,
+    retries and the circuit breaker; `sleep` is how a retry is waited for."""
 
     def __init__(
         self,
@@ -54,15 +54,23 @@ class Guard:
             self.breaker.succeeded()
         self._observer.llm_first_chunk(self.endpoint.model, seconds)
 
-    def settle(self, error: BaseException | None, seconds: float, use: TokenUse | None) -> None:
-        """Account for a call that has ended, well or with `error`."""
+    def settle(
+        self, error: BaseException | None, seconds: float, use: TokenUse | None, *, silent: bool = False
+    ) -> None:
+        """Account for a call that has ended, well or with `error`; `silent` if that is that it never had a token."""
         status: CallStatus = "ok"
         if error is None:
             self.breaker.succeeded()
-        elif isinstance(error, LlmUnavailable | LlmTimeout):
-            # A model that is silent holds turns as long as one that is down: its circuit opens too.
-            status = "timeout" if isinstance(error, LlmTimeout) else "error"
+        elif isinstance(error, LlmUnavailable):
+            status = "error"
             self.breaker.failed()
+        elif isinstance(error, LlmTimeout):
+            status = "timeout"
+            if silent:
+                # It holds turns as long as one that is down.
+                self.breaker.failed(seconds)
+            else:
+                self.breaker.undecided()
         else:
             status = "error" if isinstance(error, TurnFailed) else "cancelled"
             self.breaker.undecided()
