@@ -11,7 +11,7 @@ from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.store.postgres.aio import AsyncPostgresStore
 from psycopg import AsyncConnection, OperationalError, sql
 from psycopg.rows import DictRow, dict_row
-from psycopg_pool import AsyncConnectionPool
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from agentic_backend.agent.interrupts import strict_serializer
 from agentic_backend.metrics import AgenticMetrics
@@ -48,6 +48,7 @@ class GraphPool:
         self._settings = settings
         self._wait = metrics.db_pool_wait(POOL)
         self._size = size
+        self._slots = asyncio.Semaphore(size)
         self._opening = asyncio.Lock()
         self._pool: AsyncConnectionPool[_Connection] | None = None
         self._store: AsyncPostgresStore | None = None
@@ -55,14 +56,16 @@ class GraphPool:
 
     @asynccontextmanager
     async def connection(self, *, patient: bool = False) -> AsyncIterator[_Connection]:
-        """A connection, once LangGraph's tables are there and linked to the sessions. It is waited for as long as the
-        configuration says (`pool_timeout`), or `patient`ly for up to 15 s."""
-        pool = self._pool if self._ready else await self._prepared()
-        assert pool is not None
-        begun = time.perf_counter()
-        async with pool.connection(_PATIENT_S if patient else None) as connection:
-            self._wait.observe(time.perf_counter() - begun)
-            yield connection
+        """A connection, once LangGraph's tables are there and linked to the sessions.
+
+        Those before it in the queue are waited for up to 15 s: load is no outage. Then the connection is waited for as
+        long as the configuration says (`pool_timeout`), or `patient`ly for up to 15 s.
+        """
+        async with self._slot():
+            pool = self._pool if self._ready else await self._prepared()
+            assert pool is not None
+            async with pool.connection(_PATIENT_S if patient else None) as connection:
+                yield connection
 
     @asynccontextmanager
     async def saver(self) -> AsyncIterator[AsyncPostgresSaver]:
@@ -73,10 +76,11 @@ class GraphPool:
     @asynccontextmanager
     async def store(self) -> AsyncIterator[AsyncPostgresStore]:
         """The store, which takes a connection for each batch."""
-        if not self._ready:
-            await self._prepared()
-        assert self._store is not None
-        yield self._store
+        async with self._slot():
+            if not self._ready:
+                await self._prepared()
+            assert self._store is not None
+            yield self._store
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -84,6 +88,21 @@ class GraphPool:
             await self._store.__aexit__(None, None, None)
         if self._pool is not None:
             await self._pool.close(timeout=self._settings.pool_timeout)
+
+    @asynccontextmanager
+    async def _slot(self) -> AsyncIterator[None]:
+        """The right to one of the connections. Without it a wait for other turns would count as one for Postgres."""
+        begun = time.perf_counter()
+        try:
+            async with asyncio.timeout(_PATIENT_S):
+                await self._slots.acquire()
+        except TimeoutError:
+            raise PoolTimeout("all connections are in use") from None
+        self._wait.observe(time.perf_counter() - begun)
+        try:
+            yield
+        finally:
+            self._slots.release()
 
     async def _prepared(self) -> "AsyncConnectionPool[_Connection]":
         """The pool, after LangGraph's tables were created, and those of states linked to the sessions."""

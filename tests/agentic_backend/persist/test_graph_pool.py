@@ -148,6 +148,19 @@ async def test_without_postgres_a_state_is_not_kept_and_later_it_is(held: Persis
         await put(PostgresGraphState(pool), f"{session.id}/Tools/a")
 
 
+async def test_who_waits_for_others_is_not_told_of_an_outage(held: Persistence, database: Database) -> None:
+    async with graph_pool(database, size=1, pool_timeout=0.2) as pool:
+
+        async def reads() -> object:
+            async with PostgresGraphState(pool).saver() as saver:
+                return await saver.aget_tuple({"configurable": {"thread_id": "none"}})
+
+        async with pool.connection() as busy:
+            waits = asyncio.ensure_future(reads())
+            await busy.execute("SELECT pg_sleep(0.5)")  # longer than the pool itself lets anybody wait
+        assert await waits is None
+
+
 async def test_connections_that_the_server_has_ended_are_not_used(held: Persistence, database: Database) -> None:
     session = await new_session(held)
     async with graph_pool(database) as pool:
