@@ -215,6 +215,10 @@ class AgentSettings(Section):
     interrupted until its user asks again; none = `from_question` for the plain agent and Rico
     (`agentic_backend.agent.rag`), `never` for Sammy (`agentic_backend.agent.tools`), what a module of your own
     declares, else `never`; for a hosted graph `from_checkpoint`, with `durability: exit` `never`."""
+    client_tools: bool = False
+    """Whether the model may call functions that a client offers with its question (an OpenAI client's `tools`): the
+    answer then ends with these calls, and the client's next question has their results. For the plain agent, and for a
+    module of your own that declares `CLIENT_TOOLS`; refused for any other agent, and for a hosted graph."""
     starters: Annotated[
         tuple[Annotated[str, Field(max_length=MAX_STARTER_CHARS, pattern=r"\S")], ...],
         Listed,
@@ -807,6 +811,19 @@ class HistorySettings(Section):
     the turn, and stored nowhere."""
 
 
+class Doors(Section):
+    """Further doors of the same agents, for clients that speak another protocol."""
+
+    openai: bool = True
+    """Whether OpenAI's API is served: `/v1/models`, `/v1/chat/completions`, `/v1/responses`."""
+    agui: bool = True
+    """Whether AG-UI is served: `/agui/{agent}`."""
+    mcp: bool = True
+    """Whether the agents are tools of an MCP server: `/mcp`."""
+    background_s: Seconds = 3600
+    """Seconds for a turn that a client runs in the background, in place of `deadlines.turn_s`."""
+
+
 class AgenticSettings(ServiceSettings):
     """The whole configuration of the agentic service."""
 
@@ -835,6 +852,7 @@ class AgenticSettings(ServiceSettings):
     deadlines: Deadlines = Deadlines()
     server: Server = Server()
     history: HistorySettings = HistorySettings()
+    doors: Doors = Doors()
 
     @model_validator(mode="after")
     def _tool_servers_are_there(self) -> "AgenticSettings":

@@ -34,6 +34,11 @@ class Session:
         """A session with a new id: 11 url-safe characters, 64 bits of randomness."""
         return cls(secrets.token_urlsafe(8), user_id, agent_id, title, utc_now())
 
+    @classmethod
+    def with_id(cls, session_id: str, user_id: str, agent_id: str, title: str) -> "Session":
+        """A session with an id of its client's."""
+        return cls(session_id, user_id, agent_id, title, utc_now())
+
     def advanced(self, next_rank: int, title: str) -> "Session":
         """This session after one more turn."""
         return replace(self, next_rank=next_rank, title=title, updated_at=utc_now(), version=self.version + 1)

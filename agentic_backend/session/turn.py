@@ -55,12 +55,13 @@ _REST_S = 12 * 3600.0
 class TurnRules:
     """The bounds of a turn: its seconds in total, how many earlier exchanges the agent gets, and whether its reasoning
     is stored. `authenticated` is whether users are: then a turn that uses their credentials cannot run again without
-    them."""
+    them. `kept` is whether anything of a turn is stored."""
 
     turn_s: float
     restore_max_exchanges: int
     keep_thoughts: bool = False
     authenticated: bool = False
+    kept: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,7 @@ class TurnRunner:
                 if turn.cut is not None:
                     raise
                 self._not_begun(turn, known, error, ledger)
-                return known
+                return None if isinstance(error, SessionNotFound) else known
             self._metrics.admission_wait.observe(waited_s)
             try:
                 return known.after(await self._run_accepted(turn, prepared, ledger), ask.exchange_id)
@@ -235,15 +236,20 @@ class TurnRunner:
         if turn.cut is not None:
             self._expect_rerun(turn.cut, known, stored, agent)
         model = agent.model_of(ask.model, session.preferences.get(MODEL_PREFERENCE), lenient=ask.lenient)
-        with phase("history_restore"):
-            history = await self._store.remembered(ask.session_id, ask.user_id, self._rules.restore_max_exchanges)
-        prepared = _Prepared(session, agent, history, lease, model)
+        prepared = _Prepared(session, agent, await self._history(ask), lease, model)
         if ask.human is not None:
             return replace(prepared, **_continuation(turn, known, stored))
         if stored is not None:
             turn.restarted = True
             return replace(prepared, session=stored.before(session), asked=stored.question)
         return prepared if turn.cut is None else replace(prepared, asked=turn.cut.user_message)
+
+    async def _history(self, ask: Ask) -> Sequence[HistoryItem]:
+        """The conversation before the question: what the client sent, else what is stored."""
+        if ask.given is not None:
+            return ask.given
+        with phase("history_restore"):
+            return await self._store.remembered(ask.session_id, ask.user_id, self._rules.restore_max_exchanges)
 
     def _expect_rerun(
         self, cut: AskRecord, known: KnownSession, stored: StoredExchange | None, agent: TurnAgent
@@ -345,11 +351,13 @@ class TurnRunner:
             resume=_resume(ask, prepared),
             model=prepared.model,
             restarted=exchange.turn.restarted,
+            client_tools=ask.client_tools if prepared.agent.client_tools else (),
+            kept=self._rules.kept,
         )
         try:
             with phase("stream_agent_response"):
                 try:
-                    async with asyncio.timeout(self._rules.turn_s) as deadline:
+                    async with asyncio.timeout(ask.turn_s or self._rules.turn_s) as deadline:
                         answer = await prepared.agent.run(run)
                 except Waiting as waiting:  # seen in here: the phase did not fail
                     return _Ending("ok", None, None, waiting.payload)

@@ -131,6 +131,11 @@ class HostedAgent:
         """Whether a run may use the asker's credentials: a graph never gets them."""
         return False
 
+    @property
+    def client_tools(self) -> bool:
+        """Whether it takes functions of the client: a graph binds its own tools to its models."""
+        return False
+
     def model_of(self, wanted: str | None, preferred: object = None, *, lenient: bool = False) -> str:
         """See `TurnAgent`."""
         if wanted in self._models:
