@@ -153,6 +153,11 @@ def call_part(call_id: str, name: str, arguments: dict[str, Any] | None, written
     return {"type": "tool_call", "call_id": call_id, "name": name, "args": args}
 
 
+def result_part(call_id: str, content: str) -> Part:
+    """The part of what a client's tool gave back; whether it worked, and how long it took, only the client knows."""
+    return {"type": "tool_result", "call_id": call_id, "ok": None, "latency_ms": None, "content": content}
+
+
 def arguments_of(part: Part) -> str:
     """The arguments of a `call_part` as text: JSON, or what the model wrote where that was none."""
     args = part["args"]

@@ -90,6 +90,21 @@ class Rerun:
 
 
 @dataclass(frozen=True, slots=True)
+class DoorRerun(Rerun):
+    """The same of an ask with what only doors send: `given` is its conversation (`HistoryItem.stored`), None where the
+    stored one counts."""
+
+    given: list[dict[str, Any]] | None = None
+    client_tools: tuple[dict[str, Any], ...] = ()
+    turn_s: float | None = None
+
+    @classmethod
+    def decode(cls, fields: dict[str, Any]) -> Rerun:
+        """That of a record: one of its own where the record has more than `Rerun` knows."""
+        return cls(**fields) if "given" in fields else Rerun(**fields)
+
+
+@dataclass(frozen=True, slots=True)
 class AskRecord:
     """Notes that a turn has begun. Written without waiting before the model is called; after a crash the next process
     runs the turn again by itself if it has a `rerun`, else it becomes an interrupted turn. `earlier` is the messages
@@ -122,7 +137,7 @@ class AskRecord:
             Session(**fields["session"]),
             ChatMessage.build(**fields["message"]),
             None if earlier is None else tuple(ChatMessage.build(**message) for message in earlier),
-            None if rerun is None else Rerun(**rerun),
+            None if rerun is None else DoorRerun.decode(rerun),
         )
 
     def begun_again(self) -> "AskRecord":

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from agentic_backend.agent import AgentAnswer, AgentRun, ResumedRun, SavedRun, TurnAgent, TurnAgents, Waiting
@@ -24,7 +24,7 @@ from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.admission import Admission
 from agentic_backend.session.exchange import Exchange
-from agentic_backend.session.models import AskRecord, Durability, Rerun, Session, TurnRecord
+from agentic_backend.session.models import AskRecord, DoorRerun, Durability, Rerun, Session, TurnRecord
 from agentic_backend.session.past_exchanges import AWAITING, KnownSession, SessionMemory, StoredExchange
 from agentic_backend.session.store import Lease, Leases, TurnLog, TurnStore, load_owned
 from agentic_backend.session.stream import (
@@ -47,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 MODEL_PREFERENCE = "model"
 """The session preference that names the model of asks without one."""
+_GIVEN_BYTES = 64 * 1024
+"""Of what a client sent with its question, that is written to the disk so that the turn can run again."""
 _REST_S = 12 * 3600.0
 """A session that was used within this time cannot have been pruned meanwhile: retention counts whole days."""
 
@@ -323,7 +325,7 @@ class TurnRunner:
         # Who wanted it stopped when their connection breaks has lost it with this process.
         if ask.on_disconnect == "cancel" or not self._may_rerun(prepared.agent, continued=prepared.waited is not None):
             return None
-        return Rerun(
+        rerun = Rerun(
             agent_id=ask.agent_id,
             model=prepared.model,
             runtime_context=ask.runtime_context,
@@ -331,6 +333,7 @@ class TurnRunner:
             request_id=ask.request_id,
             human=None if ask.human is None else ask.human.payload,
         )
+        return rerun if ask.given is None and not ask.client_tools and ask.turn_s is None else _of_door(rerun, ask)
 
     async def _answer(self, exchange: Exchange, prepared: _Prepared) -> _Ending:
         """Let the agent answer. Never raises: each way to end is a value, so that all are recorded alike."""
@@ -546,6 +549,19 @@ def _has_ended(stored: StoredExchange, turn: Turn) -> bool:
         return False
     # A cut-off turn that a person had let continue ran on from where it waited, if it did not end.
     return turn.ask.human is None or (turn.cut is not None and not stored.awaits)
+
+
+def _of_door(rerun: Rerun, ask: Ask) -> Rerun | None:
+    """The rerun of an ask that brought its own conversation or tools; None if these are too much for the spool."""
+    given = None if ask.given is None else [item.stored() for item in ask.given]
+    if len(dumps([given, ask.client_tools])) > _GIVEN_BYTES:
+        return None
+    return DoorRerun(
+        **{one.name: getattr(rerun, one.name) for one in fields(rerun)},
+        given=given,
+        client_tools=ask.client_tools,
+        turn_s=ask.turn_s,
+    )
 
 
 def _resume(ask: Ask, prepared: _Prepared) -> ResumedRun | None:
