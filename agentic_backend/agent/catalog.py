@@ -93,7 +93,7 @@ class Agent:
         if wanted in self._models:
             return str(wanted)
         if wanted is not None and not lenient:
-            raise BadRequest
+            raise BadRequest(field="runtime_context.model")
         return str(preferred) if preferred in self._models else self.settings.model
 
     async def run(self, run: AgentRun) -> AgentAnswer:

@@ -43,7 +43,7 @@ def read_body(body: bytes, max_message_chars: int) -> frames.NativeAsk | frames.
         raise BadRequest from None
     frame = frames.parse_native(text, max_message_chars, unknown="ignore")  # as in every other REST body
     if not isinstance(frame, frames.NativeAsk | frames.HumanResume | frames.Resume):
-        raise UnknownType
+        raise UnknownType(field="type")
     return frame
 
 
@@ -52,7 +52,7 @@ def read_last_event_id(value: str | None) -> int | None:
     if not value:
         return None
     if not (value.isascii() and value.isdigit() and len(value) <= 10):
-        raise BadRequest
+        raise BadRequest(field="Last-Event-ID")
     return int(value)
 
 

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from backend_kit.auth import AuthError
 from backend_kit.http.context import REQUEST_ID_HEADER, request_id
-from backend_kit.wire import CODES, Code, ServiceError, dumps, message_for
+from backend_kit.wire import CODES, Code, ServiceError, dumps, field_of, message_for
 
 CAUSE_HEADER = "X-Cause"
 logger = logging.getLogger(__name__)
@@ -68,9 +68,10 @@ async def _service_error(request: Request, error: Exception) -> Response:
     return error_response(request, error.code, retry_after_s=error.retry_after_s, cause=error.cause, field=error.field)
 
 
-async def _validation_error(request: Request, _error: Exception) -> Response:
+async def _validation_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
     # FastAPI's own body quotes the input, tokens included (docs/libraries.md#U11).
-    return error_response(request, Code.BAD_REQUEST)
+    return error_response(request, Code.BAD_REQUEST, field=field_of(error.errors(), skip=1))
 
 
 async def _unhandled(request: Request, error: Exception) -> Response:

@@ -150,10 +150,21 @@ def test_advice_to_retry_and_the_language_follow_the_request(site: Site) -> None
     assert body["detail"]["message"] == CODES[Code.OVERLOADED].fr
 
 
-@pytest.mark.parametrize("body", ['{"message": 7, "access_token": "CANARY"}', "CANARY", "[" * 900, '{"a":1}', ""])
-def test_an_unreadable_body_is_bad_request_and_not_quoted(site: Site, body: str) -> None:
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ('{"message": 7, "access_token": "CANARY"}', "message"),
+        ("CANARY", None),
+        ("[" * 900, None),
+        ('{"a":1}', "message"),
+        ("", None),
+    ],
+)
+def test_an_unreadable_body_is_bad_request_that_names_the_field_and_not_quoted(
+    site: Site, body: str, field: str | None
+) -> None:
     status, _, answer = site.ask("POST", "/base/ask", body, content_type="application/json")
-    assert (status, answer["detail"]["code"]) == (422, "bad_request")
+    assert (status, answer["detail"]["code"], answer["detail"].get("field")) == (422, "bad_request", field)
     assert "CANARY" not in json.dumps(answer)
 
 
