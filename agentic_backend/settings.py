@@ -4,7 +4,6 @@ from collections.abc import Collection
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, JsonValue, PrivateAttr, SecretStr, Strict, model_validator
 
@@ -26,7 +25,6 @@ from backend_kit.settings import (
     SettingsRefused,
     Text,
 )
-from backend_kit.settings.base import http_url
 
 DEFAULT_MODEL: Final = "default"
 """Id of `ai.default_chat_model` in agents, asks and preferences."""
@@ -55,16 +53,6 @@ Listed: Final = Strict(False)
 """Marks a tuple field, so that the list of a YAML file is taken for it (its items stay strict)."""
 
 
-def _origin(value: str) -> str:
-    """A browser origin: scheme, host and port, and nothing else, since it is compared byte for byte."""
-    url = http_url(value)
-    if url != value or urlsplit(url).path or urlsplit(url).query or urlsplit(url).fragment:
-        raise SettingsRefused("must be an origin: scheme://host[:port] and nothing after it")
-    if url != url.lower():
-        raise SettingsRefused("must be in lower case, as browsers send it")
-    return url
-
-
 def refuse_twice(names: list[str], last: str, *path: str) -> None:
     """Raise `SettingsRefused` at the second of two equal names."""
     seen: set[str] = set()
@@ -72,9 +60,6 @@ def refuse_twice(names: list[str], last: str, *path: str) -> None:
         if name in seen:
             raise SettingsRefused("is used twice", *path, index, last)
         seen.add(name)
-
-
-Origin = Annotated[str, AfterValidator(_origin)]
 
 
 class AgenticApp(App):
@@ -91,9 +76,6 @@ class AgenticSecurity(Security):
 
     ignored_keys: ClassVar[tuple[str, ...]] = ("m2m", "rebac")
 
-    authorized_origins: Annotated[tuple[Origin, ...], Listed] = ()
-    """Origins of other pages that may open sockets and event streams, compared exactly; others get 403. The service's
-    own page needs no entry, except by host name while authentication is off."""
     allow_query_token: bool = False
     """Whether a WebSocket may send its token as `?token=`, which proxies and browser histories record. If not, such a
     token is ignored."""

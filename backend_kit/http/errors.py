@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -26,12 +27,24 @@ def refusals() -> dict[int | str, dict[str, Any]]:
     return {info.status: {"description": "`detail.code` says why", "content": _REFUSED} for info in CODES.values()}
 
 
-def install_error_handlers(app: FastAPI) -> None:
-    """Render `ServiceError`, `AuthError`, validation errors and uncaught exceptions. 404 and 405 stay FastAPI's."""
+def install_error_handlers(app: FastAPI, cors_headers: Callable[[Request], Mapping[str, str]] = lambda _: {}) -> None:
+    """Render `ServiceError`, `AuthError`, validation errors and uncaught exceptions. 404 and 405 stay FastAPI's.
+
+    `cors_headers` are those of an answer to a request, for what is sent around the middleware that adds them.
+    """
+
+    async def unhandled(request: Request, error: Exception) -> Response:
+        # Starlette raises the error again after this response, so uvicorn logs its traceback just after this line. It
+        # sends it outside of all middleware.
+        logger.error("request %s failed: %s", request_id(request.scope), type(error).__name__)
+        response = error_response(request, Code.INTERNAL, with_request_id=True)
+        response.headers.update(cors_headers(request))
+        return response
+
     app.add_exception_handler(AuthError, _auth_error)
     app.add_exception_handler(ServiceError, _service_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
-    app.add_exception_handler(Exception, _unhandled)
+    app.add_exception_handler(Exception, unhandled)
 
 
 def error_response(
@@ -72,12 +85,6 @@ async def _validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     # FastAPI's own body quotes the input, tokens included (docs/libraries.md#U11).
     return error_response(request, Code.BAD_REQUEST, field=field_of(error.errors(), skip=1))
-
-
-async def _unhandled(request: Request, error: Exception) -> Response:
-    # Starlette raises the error again after this response, so uvicorn logs its traceback just after this line.
-    logger.error("request %s failed: %s", request_id(request.scope), type(error).__name__)
-    return error_response(request, Code.INTERNAL, with_request_id=True)
 
 
 class CutShort(Response):
