@@ -1,7 +1,5 @@
 """What a turn stores beside its answer."""
 
-import asyncio
-
 import pytest
 
 from agentic_backend.errors import SessionNotFound
@@ -43,7 +41,5 @@ async def test_a_session_that_was_deleted_elsewhere_is_remembered_no_longer(task
     assert registry.session_of(SESSION.id, SESSION.user_id) == SESSION
     turn = registry.submit(Ask(SESSION.id, "Echo", "hello", "e1", SESSION.user_id, 0.0))
     assert (await ended(turn)).code is SessionNotFound.code
-    async with asyncio.timeout(PATIENCE_S):
-        while registry.running:
-            await asyncio.sleep(0)
+    assert await registry.drain(PATIENCE_S) == 0
     assert registry.session_of(SESSION.id, SESSION.user_id) is None
