@@ -90,7 +90,7 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class Registries:
     """What runs turns, and what they share: admission, and the windows over their figures. Of those of `unkept` and
     `baseline` nothing is stored."""
 
@@ -117,7 +117,7 @@ class State:
     knowledge: KnowledgeClient
     catalog: Catalog
     persistence: Persistence
-    turns: Turns
+    turns: Registries
     hub: SocketHub
     chat: ChatServices
     doors: DoorServices
@@ -274,7 +274,7 @@ class AgenticService(Service[AgenticSettings, State]):
         tasks: TaskRegistry,
         kpi: Kpi,
         metrics: AgenticMetrics,
-    ) -> Turns:
+    ) -> Registries:
         """What runs turns: one registry for those that are kept, and two for those that leave nothing."""
         settings, parts = self._settings, self._parts
         admission = Admission(turn_limits(settings), metrics.limit_hit)
@@ -300,7 +300,9 @@ class AgenticService(Service[AgenticSettings, State]):
             turn_s = settings.deadlines.turn_s
             return unkept_turns(agents, admission, metrics, kpi, reports, tasks, turn_s, name=name)
 
-        return Turns(admission, windows, registry, unkept(catalog, "unkept"), unkept(parts.direct(kit), "baseline"))
+        return Registries(
+            admission, windows, registry, unkept(catalog, "unkept"), unkept(parts.direct(kit), "baseline")
+        )
 
     def _start(self, state: State, stack: AsyncExitStack) -> None:
         """Start the background work, which runs until the stack closes."""

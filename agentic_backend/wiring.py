@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from starlette.routing import BaseRoute
 
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from agentic_backend.agent.mcp import McpToolbox
 
 _MIB = 1024 * 1024
-DOORS: Final = ("openai", "agui", "mcp")
-"""Packages of `agentic_backend.surfaces`, each with its switch of this name in `doors`."""
 
 
 def make_models(settings: AgenticSettings, metrics: AgenticMetrics) -> Models:
@@ -72,10 +70,11 @@ def door_routes(
     settings: AgenticSettings, services: Callable[[], DoorServices], identify: Callable[..., Any]
 ) -> list[BaseRoute]:
     """The routes of the doors that are switched on. The packages of the others are not imported."""
+    doors = settings.doors
     routes: list[BaseRoute] = []
-    for name in DOORS:
+    for name, on in (("openai", doors.openai), ("agui", doors.agui), ("mcp", doors.mcp)):
         package = f"agentic_backend.surfaces.{name}"
-        if getattr(settings.doors, name) and find_spec(package) is not None:
+        if on and find_spec(package) is not None:
             routes += import_module(package).add_routes(services, identify)
     return routes
 

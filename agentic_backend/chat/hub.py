@@ -20,7 +20,7 @@ from agentic_backend.chat.frames import Asker
 from agentic_backend.chat.handshake import Principal, credential_from, origin_allowed, traceparent_of
 from agentic_backend.chat.outbox import CloseWhen, Closing, Outbox
 from agentic_backend.chat.socket import ChatSocket, SocketMeters
-from agentic_backend.chat.sse import NATIVE, EventStream, Writer, read_body, read_last_event_id
+from agentic_backend.chat.sse import NATIVE, EventStream, StreamWriter, read_body, read_last_event_id
 from agentic_backend.errors import MessageTooLong
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.models import Session
@@ -120,7 +120,7 @@ class SocketHub:
         return self.event_stream(request, identity.uid, begin)
 
     def event_stream(
-        self, request: Request, user_id: str, begin: Callable[[], Follow], writer: Writer = NATIVE
+        self, request: Request, user_id: str, begin: Callable[[], Follow], writer: StreamWriter = NATIVE
     ) -> EventStream:
         """The answer that follows what `begin` returns, as `writer` says it: counted, checked and drained with the
         others. To be asked for where `refusal_of_stream` has nothing against it."""

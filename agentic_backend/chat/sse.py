@@ -1,7 +1,7 @@
 """The events of one turn over plain HTTP as text/event-stream, for clients that have no socket.
 
 The turn does not belong to the request: it runs in the registry, and the stream only follows it, as a socket does. What
-is written of it a `Writer` says: our own of native events here, those of other protocols in `surfaces`.
+is written of it a `StreamWriter` says: our own of native events here, those of other protocols in `surfaces`.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ def read_last_event_id(value: str | None) -> int | None:
     return int(value)
 
 
-class Writer(Protocol):
+class StreamWriter(Protocol):
     """How one stream says what happens in its turn. Sans I/O: it may keep what it has said, but waits for nothing."""
 
     @property
@@ -76,20 +76,20 @@ class Writer(Protocol):
 
 
 class NativeWriter:
-    """The native events, each with its number as the event's id. Implements `Writer`; all streams share it."""
+    """The native events, each with its number as the event's id. Implements `StreamWriter`; all streams share it."""
 
     headers: Sequence[tuple[bytes, bytes]] = ()
     heartbeat = HEARTBEAT
 
     def write(self, turn: Turn, event: TurnEvent) -> bytes:
-        """See `Writer`."""
+        """See `StreamWriter`."""
         # JSON has no line breaks outside its strings, and in them they are escaped: it is one line of data.
         number = b"id: %d\n" % event.seq if event.seq else b""
         kind, frame = relay.native_type(event.payload), relay.native(turn, event)
         return b"%bevent: %b\ndata: %b\n\n" % (number, kind, frame)
 
     def refuse(self, request: Request, failure: Failed) -> Response:
-        """See `Writer`."""
+        """See `StreamWriter`."""
         retry_after_s = None if failure.retry_after_ms is None else failure.retry_after_ms / 1000
         return error_response(request, failure.code, retry_after_s=retry_after_s, field=failure.field)
 
@@ -113,7 +113,7 @@ class EventStream(Response):
         begin: Callable[[], Follow],
         watched: Callable[["EventStream"], AbstractContextManager[None]],
         delivered: Callable[[float], None],
-        writer: Writer = NATIVE,
+        writer: StreamWriter = NATIVE,
     ) -> None:
         """`begin` returns the turn and the position to start from; `watched` is entered while the stream is open."""
         super().__init__()

@@ -76,11 +76,6 @@ class HistoryItem:
             self._json = _encode(self.role, self.text, self.calls, self.call_id)
         return self._json
 
-    @property
-    def says_something(self) -> bool:
-        """Whether a model can be sent it: some refuse an assistant's message without text and calls."""
-        return bool(self.text) or self.role != "assistant" or bool(self.calls)
-
     def message(self) -> BaseMessage:
         """It as a message of langchain."""
         if self.role == "user":
@@ -138,8 +133,9 @@ class Prompt(Sequence[BaseMessage]):
     def __init__(self, system: str, history: Sequence[HistoryItem], question: str) -> None:
         given = [item.text for item in history if item.role == "system"]
         self._system = "\n\n".join([system, *given]) if given else system
-        # An answer without words is a graph's, for the state that it left.
-        self._history = [item for item in history if item.says_something and item.role != "system"]
+        # An answer without words is a graph's, for the state that it left; some models refuse an empty message.
+        said = [item for item in history if item.text or item.role != "assistant" or item.calls]
+        self._history = [item for item in said if item.role != "system"] if given else said
         self._question = question
         self._asks = bool(question) or not self._history or self._history[-1].role != "tool"
         self._messages: list[BaseMessage] | None = None

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agentic_backend.chat.hub import RETRY_S
-from agentic_backend.chat.sse import Writer
+from agentic_backend.chat.sse import StreamWriter
 from agentic_backend.session.stream import Failed, Turn
 from agentic_backend.surfaces.follow import follow_of
 from agentic_backend.surfaces.services import DoorServices
@@ -18,7 +18,7 @@ def turn_stream(
     request: Request,
     user_id: str,
     begin: Callable[[], Turn],
-    writer: Writer,
+    writer: StreamWriter,
     *,
     after: int = 0,
 ) -> Response:

@@ -10,11 +10,12 @@ from starlette.routing import Route
 
 from agentic_backend.session.stream import Ask, Failed, Final, TextDelta, Turn, TurnEvent
 from agentic_backend.surfaces.stream import turn_stream
-from agentic_backend.wiring import DOORS
 from backend_kit.http import request_id
 from tests.support.following import ask_frame
 from tests.support.patience import PATIENCE_S
 from tests.support.service import RunningService, StartService, hear, hits, say
+
+DOORS = ("openai", "agui", "mcp")
 
 
 class Plain:
