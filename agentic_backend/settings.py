@@ -4,7 +4,6 @@ from collections.abc import Collection
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, JsonValue, PrivateAttr, SecretStr, Strict, model_validator
 
@@ -26,7 +25,6 @@ from backend_kit.settings import (
     SettingsRefused,
     Text,
 )
-from backend_kit.settings.base import http_url
 
 DEFAULT_MODEL: Final = "default"
 """Id of `ai.default_chat_model` in agents, asks and preferences."""
@@ -55,16 +53,6 @@ Listed: Final = Strict(False)
 """Marks a tuple field, so that the list of a YAML file is taken for it (its items stay strict)."""
 
 
-def _origin(value: str) -> str:
-    """A browser origin: scheme, host and port, and nothing else, since it is compared byte for byte."""
-    url = http_url(value)
-    if url != value or urlsplit(url).path or urlsplit(url).query or urlsplit(url).fragment:
-        raise SettingsRefused("must be an origin: scheme://host[:port] and nothing after it")
-    if url != url.lower():
-        raise SettingsRefused("must be in lower case, as browsers send it")
-    return url
-
-
 def refuse_twice(names: list[str], last: str, *path: str) -> None:
     """Raise `SettingsRefused` at the second of two equal names."""
     seen: set[str] = set()
@@ -72,9 +60,6 @@ def refuse_twice(names: list[str], last: str, *path: str) -> None:
         if name in seen:
             raise SettingsRefused("is used twice", *path, index, last)
         seen.add(name)
-
-
-Origin = Annotated[str, AfterValidator(_origin)]
 
 
 class AgenticApp(App):
@@ -91,9 +76,6 @@ class AgenticSecurity(Security):
 
     ignored_keys: ClassVar[tuple[str, ...]] = ("m2m", "rebac")
 
-    authorized_origins: Annotated[tuple[Origin, ...], Listed] = ()
-    """Origins of other pages that may open sockets and event streams, compared exactly; others get 403. The service's
-    own page needs no entry, except by host name while authentication is off."""
     allow_query_token: bool = False
     """Whether a WebSocket may send its token as `?token=`, which proxies and browser histories record. If not, such a
     token is ignored."""
@@ -215,6 +197,10 @@ class AgentSettings(Section):
     interrupted until its user asks again; none = `from_question` for the plain agent and Rico
     (`agentic_backend.agent.rag`), `never` for Sammy (`agentic_backend.agent.tools`), what a module of your own
     declares, else `never`; for a hosted graph `from_checkpoint`, with `durability: exit` `never`."""
+    client_tools: bool = False
+    """Whether the model may call functions that a client offers with its question (an OpenAI client's `tools`): the
+    answer then ends with these calls, and the client's next question has their results. For the plain agent, and for a
+    module of your own that declares `CLIENT_TOOLS`; refused for any other agent, and for a hosted graph."""
     starters: Annotated[
         tuple[Annotated[str, Field(max_length=MAX_STARTER_CHARS, pattern=r"\S")], ...],
         Listed,
@@ -807,6 +793,19 @@ class HistorySettings(Section):
     the turn, and stored nowhere."""
 
 
+class Doors(Section):
+    """Further doors of the same agents, for clients that speak another protocol."""
+
+    openai: bool = True
+    """Whether OpenAI's API is served: `/v1/models`, `/v1/chat/completions`, `/v1/responses`."""
+    agui: bool = True
+    """Whether AG-UI is served: `/agui/{agent}`."""
+    mcp: bool = True
+    """Whether the agents are tools of an MCP server: `/mcp`."""
+    background_s: Seconds = 3600
+    """Seconds for a turn that a client runs in the background, in place of `deadlines.turn_s`."""
+
+
 class AgenticSettings(ServiceSettings):
     """The whole configuration of the agentic service."""
 
@@ -835,6 +834,7 @@ class AgenticSettings(ServiceSettings):
     deadlines: Deadlines = Deadlines()
     server: Server = Server()
     history: HistorySettings = HistorySettings()
+    doors: Doors = Doors()
 
     @model_validator(mode="after")
     def _tool_servers_are_there(self) -> "AgenticSettings":

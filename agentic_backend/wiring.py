@@ -2,9 +2,13 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
-from agentic_backend.agent import AgentKit, Catalog, Hosting, TitleWriter
+from starlette.routing import BaseRoute
+
+from agentic_backend.agent import AgentKit, Catalog, Hosting, TaskWriter, TitleWriter
 from agentic_backend.agent.created import CreatedAgents
 from agentic_backend.agent.hosted import GraphState
 from agentic_backend.agent.hosted.check import prepare_imports
@@ -28,6 +32,7 @@ from agentic_backend.session.attachments import Leftovers
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.session.turn import TurnRules
 from agentic_backend.settings import DEFAULT_MODEL, AgenticSettings, DefaultChatModel, OfferedModel
+from agentic_backend.surfaces.services import DoorServices
 from backend_kit.aio import TaskRegistry
 from backend_kit.kpi import Kpi
 
@@ -52,6 +57,26 @@ def make_title_writer(settings: AgenticSettings, groups: ModelGroups, kpi: Kpi) 
     """The writer of titles if its model is configured, else None: then first questions serve as titles."""
     called = settings.ai.default_language_model
     return None if called is None else TitleWriter(groups.of(called), kpi)
+
+
+def make_task_writer(settings: AgenticSettings, groups: ModelGroups, kit: AgentKit, kpi: Kpi) -> TaskWriter:
+    """What answers the small tasks of front ends: the model of titles, else that of agents."""
+    called = settings.ai.default_language_model
+    own = NamedModel(kit.chat_model, kit.model_name)
+    return TaskWriter(own if called is None else NamedModel(groups.of(called), called.name), kpi)
+
+
+def door_routes(
+    settings: AgenticSettings, services: Callable[[], DoorServices], identify: Callable[..., Any]
+) -> list[BaseRoute]:
+    """The routes of the doors that are switched on. The packages of the others are not imported."""
+    doors = settings.doors
+    routes: list[BaseRoute] = []
+    for name, on in (("openai", doors.openai), ("agui", doors.agui), ("mcp", doors.mcp)):
+        package = f"agentic_backend.surfaces.{name}"
+        if on and find_spec(package) is not None:
+            routes += import_module(package).add_routes(services, identify)
+    return routes
 
 
 def make_knowledge(settings: AgenticSettings, metrics: AgenticMetrics, deadline_s: float) -> KnowledgeClient:

@@ -20,6 +20,7 @@ from backend_kit.aio import TaskRegistry
 from backend_kit.auth import HmacVerifier, Identity, IssuerKeys, IssuerVerifier, KeyWaits, NoAuth, Verifier
 from backend_kit.http import (
     BodyLimit,
+    Cors,
     HttpMetrics,
     RequestId,
     RequestMetrics,
@@ -164,7 +165,8 @@ class Service(ABC, Generic[Config, State]):
         )
         base = self._settings.app.base_url
         identify = bearer(self._verifier)
-        install_error_handlers(app)
+        cors = Cors(self._settings.security.authorized_origins)
+        install_error_handlers(app, cors.headers)
         # Not `include_router`: it would rebuild the included routes, on the loop, in the first request.
         app.router.routes += health_router(self, base).routes
         self._add_routes(app, identify, base)
@@ -173,6 +175,7 @@ class Service(ABC, Generic[Config, State]):
         app.add_middleware(RequestMetrics, metrics=HttpMetrics(self._registry), activity=self._activity)
         app.add_middleware(BodyLimit, limit_bytes=max_body_bytes, file_paths=file_paths)
         app.add_middleware(RequestId)
+        cors.add_to(app)
         return app
 
     @asynccontextmanager

@@ -146,7 +146,8 @@ class NativeDialect:
     def refuse(self, _text: str, error: ServiceError) -> None:
         """See `Dialect.refuse`. A client that keeps sending unreadable frames is closed with 1008."""
         retry_after_ms = None if error.retry_after_s is None else round(error.retry_after_s * 1000)
-        self.outbox.say(relay.native_error(error.code, request_id=uuid4().hex, retry_after_ms=retry_after_ms))
+        said = relay.native_error(error.code, request_id=uuid4().hex, retry_after_ms=retry_after_ms, field=error.field)
+        self.outbox.say(said)
         if isinstance(error, BadRequest):
             self._bad_frames = [*self._bad_frames[1 - _BAD_FRAMES :], time.monotonic()]
             spread = self._bad_frames[-1] - self._bad_frames[0]

@@ -20,15 +20,17 @@ from agentic_backend.chat.frames import Asker
 from agentic_backend.chat.handshake import Principal, credential_from, origin_allowed, traceparent_of
 from agentic_backend.chat.outbox import CloseWhen, Closing, Outbox
 from agentic_backend.chat.socket import ChatSocket, SocketMeters
-from agentic_backend.chat.sse import EventStream, read_body, read_last_event_id
+from agentic_backend.chat.sse import NATIVE, EventStream, StreamWriter, read_body, read_last_event_id
 from agentic_backend.errors import MessageTooLong
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.models import Session
 from backend_kit.auth import AuthError, Credentials, Identity, NoAuth, Verifier, header
 from backend_kit.http import request_id
-from backend_kit.wire import Code, message_for
+from backend_kit.wire import CODES, Code, message_for
 
 TICK_S = 1.0
+RETRY_S = 2
+"""When a connection may be tried again that was refused for now, in seconds."""
 _LOOKS = 100
 """How many peers the tick checks before it yields: all 5,000 at a time blocked the loop for 10 ms every second."""
 
@@ -83,7 +85,7 @@ class SocketHub:
         """Check one handshake and, if it is accepted, run the socket until it closes."""
         refusal = self._refusal(websocket)
         if refusal is not None:
-            await websocket.send_denial_response(refusal)
+            await websocket.send_denial_response(_denial(refusal))
             return
         native = NativeDialect.subprotocol in websocket.scope.get("subprotocols", [])
         dialect = NativeDialect if native else CompatibleDialect
@@ -103,9 +105,9 @@ class SocketHub:
             self._metrics.limit_hit("max_message_chars")
             raise
         last_event_id = read_last_event_id(request.headers.get("last-event-id"))
-        refusal = self._refusal_of_stream(request, identity.uid)
+        refusal = self.refusal_of_stream(request, identity.uid)
         if refusal is not None:
-            return refusal
+            return _denial(refusal)
         number = request_id(request.scope)
         asker = Asker(identity.uid, request.state.credentials, traceparent_of(request))
 
@@ -115,11 +117,19 @@ class SocketHub:
                 follow.cursor = follow.turn.after(last_event_id)
             return follow
 
+        return self.event_stream(request, identity.uid, begin)
+
+    def event_stream(
+        self, request: Request, user_id: str, begin: Callable[[], Follow], writer: StreamWriter = NATIVE
+    ) -> EventStream:
+        """The answer that follows what `begin` returns, as `writer` says it: counted, checked and drained with the
+        others. To be asked for where `refusal_of_stream` has nothing against it."""
         return EventStream(
-            user_id=identity.uid,
+            user_id=user_id,
             begin=begin,
             watched=lambda stream: self._streaming(stream, _address(request)),
             delivered=self._meters.delivered,
+            writer=writer,
         )
 
     async def check_peers(self) -> None:
@@ -269,16 +279,17 @@ class SocketHub:
     def _held_by(self, user_id: str) -> int:
         return sum(peer.user_id == user_id for peer in self._everyone)
 
-    def _refusal_of_stream(self, request: Request, user_id: str) -> JSONResponse | None:
-        """As `_refusal`; above the user's limit the newest is refused, as an older stream may be in mid-answer."""
+    def refusal_of_stream(self, request: Request, user_id: str) -> Code | None:
+        """Why no further stream is opened, or None. Above the user's limit the newest is refused, as an older stream
+        may be in mid-answer."""
         limit = self._rules.sockets_per_user
         if limit and self._held_by(user_id) >= limit:
             self._metrics.limit_hit("per_user_sockets")
-            return _denial(429, Code.RATE_LIMITED)
+            return Code.RATE_LIMITED
         return self._refusal(request)
 
-    def _refusal(self, connection: HTTPConnection) -> JSONResponse | None:
-        """The HTTP answer that refuses a handshake or a stream, or None."""
+    def _refusal(self, connection: HTTPConnection) -> Code | None:
+        """Why a handshake or a stream is refused, or None."""
         rules = self._rules
         headers = connection.scope["headers"]
         _, source = credential_from(
@@ -291,15 +302,15 @@ class SocketHub:
         host = header(headers, b"host")
         any_host = not isinstance(self._verifier, NoAuth)
         if not origin_allowed(origin, rules.authorized_origins, host, source=source, any_host=any_host):
-            return _denial(403, Code.FORBIDDEN)
+            return Code.FORBIDDEN
         if self.draining:
-            return _denial(503, Code.DRAINING)
+            return Code.DRAINING
         if rules.max_sockets and self._connected >= rules.max_sockets:
             self._metrics.limit_hit("max_sockets")
-            return _denial(503, Code.OVERLOADED)
+            return Code.OVERLOADED
         if rules.sockets_per_address and self._addresses[_address(connection)] >= rules.sockets_per_address:
             self._metrics.limit_hit("per_address_sockets")
-            return _denial(429, Code.RATE_LIMITED)
+            return Code.RATE_LIMITED
         return None
 
 
@@ -307,7 +318,8 @@ def _address(connection: HTTPConnection) -> str:
     return connection.client.host if connection.client else "unknown"
 
 
-def _denial(status: int, code: Code) -> JSONResponse:
-    headers = {"Retry-After": "2"} if status in (429, 503) else None
+def _denial(code: Code) -> JSONResponse:
+    status = CODES[code].status
+    headers = {"Retry-After": f"{RETRY_S}"} if CODES[code].retryable else None
     body = {"detail": {"code": code.value, "message": message_for(code)}}
     return JSONResponse(body, status_code=status, headers=headers)

@@ -88,13 +88,13 @@ class UpdateAgent(_Body):
         tuning = self.tuning
         values = {one.key: one.default for one in tuning.fields}
         if len(values) != len(tuning.fields):
-            raise BadRequest("duplicate field")
+            raise BadRequest("duplicate field", field="tuning.fields")
         if len(set(self.starters)) != len(self.starters):
-            raise BadRequest("duplicate starter")
+            raise BadRequest("duplicate starter", field="starters")
         try:
             storable_json(values)
         except ValueError:
-            raise BadRequest("a value that cannot be stored") from None
+            raise BadRequest("a value that cannot be stored", field="tuning.fields") from None
         fields = tuple(FieldSpec(key=key, default=value) for key, value in values.items())
         servers = tuple(McpServerRef(id=one.id) for one in tuning.mcp_servers)
         own = self.model_dump(exclude={"tuning", "chat_options", "further_models", "starters"})

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
+from uuid import UUID
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
 from fastapi import Path as PathParam
@@ -15,7 +16,7 @@ from agentic_backend.chat.dialects import Turns
 from agentic_backend.chat.frames import storable
 from agentic_backend.chat.hub import SocketHub
 from agentic_backend.chat.sse import EventStream
-from agentic_backend.errors import MessageNotFound, SessionNotFound
+from agentic_backend.errors import Conflict, MessageNotFound, SessionLimitReached, SessionNotFound
 from agentic_backend.rest.agents import AgentServices, add_agents
 from agentic_backend.rest.attachments import AttachmentServices, add_attachments
 from agentic_backend.rest.chat_metrics import add_chat_metrics
@@ -26,6 +27,7 @@ from agentic_backend.rest.feedback import add_feedback
 from agentic_backend.rest.kpi_routes import KpiViews, add_kpi
 from agentic_backend.rest.preferences import SessionId, add_preferences
 from agentic_backend.session.models import HistoryWindow, Session, SessionsWanted
+from agentic_backend.session.opening import Sessions
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.session.store import ChatFigures, FeedbackStore, SessionStore, load_owned
 from backend_kit.auth import Identity
@@ -45,12 +47,13 @@ Storable = Annotated[str, AfterValidator(storable)]
 
 
 class CreateSession(BaseModel):
-    """Body of `POST /chatbot/session`; both keys may be left out."""
+    """Body of `POST /chatbot/session`; each key may be left out. A `session_id` is a UUID of the client's own."""
 
     model_config = ConfigDict(hide_input_in_errors=True)
 
     agent_id: Annotated[Storable, Field(max_length=128)] | None = None
     title: Annotated[Storable, Field(max_length=_MAX_TITLE_CHARS)] | None = None
+    session_id: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +73,7 @@ class ChatServices:
     attachments: AttachmentServices
     figures: ChatFigures
     public: PublicSettings
-    max_sessions_per_user: int
-    limit_hit: Callable[[str], None]
+    sessions: Sessions
 
 
 def build_routes(services: Callable[[], ChatServices], identify: Callable[..., Any], base: str) -> list[BaseRoute]:
@@ -122,14 +124,18 @@ def _add_sessions(router: APIRouter, services: Callable[[], ChatServices], calle
         state = services()
         wanted = body or CreateSession()
         agent = state.catalog.get(wanted.agent_id or state.catalog.default_id() or "")
-        with state.kpi.phase("session_write"):
-            limit = state.max_sessions_per_user
-            session = Session.new(identity.uid, agent.id, (wanted.title or "").strip())
-            if not await state.store.create(session, limit):
-                state.limit_hit("max_concurrent_sessions_per_user")
-                # The text is that of the original; clients match it.
-                raise HTTPException(403, f"Session limit reached ({limit} sessions per user).")
-        state.registry.update(session)
+        title = (wanted.title or "").strip()
+        try:
+            with state.kpi.phase("session_write"):
+                if wanted.session_id is None:
+                    session = await state.sessions.make(Session.new(identity.uid, agent.id, title))
+                else:
+                    session = await state.sessions.open(str(wanted.session_id), identity.uid, agent.id, title)
+        except SessionLimitReached as error:
+            # The text is that of the original; clients match it.
+            raise HTTPException(403, f"Session limit reached ({error.most} sessions per user).") from None
+        if session.agent_id != agent.id:
+            raise Conflict(field="agent_id")
         return session.wire()
 
     @router.get("/chatbot/sessions")

@@ -178,6 +178,11 @@ class TurnRegistry:
             self._slot(key).known = self._runner.memory.know(session)
         # Otherwise its first turn reads it, together with its exchange ids.
 
+    def session_of(self, session_id: str, user_id: str) -> Session | None:
+        """The session as this process last knew it; None if it does not remember it."""
+        slot = self._slots.get((user_id, session_id))
+        return None if slot is None or slot.known is None else slot.known.session
+
     def knows(self, session_id: str, user_id: str, within_s: float) -> bool:
         """Whether a turn of the session runs, waits, or was here in the last `within_s` seconds."""
         slot = self._slots.get((user_id, session_id))

@@ -14,6 +14,7 @@ from itertools import accumulate, pairwise
 from typing import Any, ClassVar, Literal
 
 from agentic_backend.events import Channel, ChatMessage
+from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.session.models import AskRecord, Durability, Session
 from backend_kit.auth import Credentials
 from backend_kit.wire import Code, dumps, message_for
@@ -42,6 +43,12 @@ class Ask:
     `credentials` are the user's latest, for the services that the agent calls on their behalf. With `human` it is not
     a new question but continues the exchange; `message` is then set once that was found. `model` is the id of the
     requested model; with `lenient`, one that the agent does not offer is ignored instead of refused.
+
+    `given` is the conversation before `message` as the client sent it: the agent sees it in place of the stored one.
+    Where it ends with results of the client's tools, `message` may be empty: the agent goes on from them.
+    `client_tools` are those tools, each with `name`, `description` and `parameters` (JSON Schema); agents that do not
+    take them (`TurnAgent.client_tools`) do not see them. `turn_s` is a deadline in place of `deadlines.turn_s`, in
+    seconds.
     """
 
     session_id: str
@@ -60,6 +67,9 @@ class Ask:
     human: HumanAnswer | None = None
     model: str | None = None
     lenient: bool = False
+    given: tuple[HistoryItem, ...] | None = None
+    client_tools: tuple[dict[str, Any], ...] = ()
+    turn_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

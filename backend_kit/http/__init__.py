@@ -1,6 +1,7 @@
 """The HTTP parts of every service: server, hardened sockets, health, errors, caller, request metrics."""
 
 from backend_kit.http.context import BodyLimit, HttpMetrics, RequestId, RequestMetrics, bearer, request_id
+from backend_kit.http.cors import Cors
 from backend_kit.http.errors import CutShort, error_response, install_error_handlers, refusals
 from backend_kit.http.routes import add_api_docs, health_router
 from backend_kit.http.server import CannotListen, ServeSettings, build_server, listen, serve
@@ -8,6 +9,7 @@ from backend_kit.http.server import CannotListen, ServeSettings, build_server, l
 __all__ = [
     "BodyLimit",
     "CannotListen",
+    "Cors",
     "CutShort",
     "HttpMetrics",
     "RequestId",

@@ -70,6 +70,17 @@ def http_url(value: str) -> str:
     return value.rstrip("/")
 
 
+def _origin(value: str) -> str:
+    """A browser origin: scheme, host and port, and nothing else, since it is compared byte for byte."""
+    url = http_url(value)
+    if url != value or urlsplit(url).path or urlsplit(url).query or urlsplit(url).fragment:
+        raise SettingsRefused("must be an origin: scheme://host[:port] and nothing after it")
+    if url != url.lower():
+        raise SettingsRefused("must be in lower case, as browsers send it")
+    return url
+
+
+Origin = Annotated[str, AfterValidator(_origin)]
 HttpUrl = Annotated[str, AfterValidator(http_url)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Count = Annotated[int, Field(ge=0)]

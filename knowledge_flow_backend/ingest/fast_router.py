@@ -69,7 +69,7 @@ def build_router(services: Callable[[], FastServices], identify: Callable[..., A
         async def keep(file: ReceivedFile, fields: dict[str, str]) -> dict[str, Any]:
             session_id = fields.get("session_id")
             if session_id is None or not is_id(session_id):
-                raise BadRequest("session_id is not an id")
+                raise BadRequest("session_id is not an id", field="session_id")
             return await state.fast.ingest(file, session_id, Reader(identity.uid, identity.groups))
 
         return await _one_file(request, state, keep)

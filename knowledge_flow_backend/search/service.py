@@ -139,7 +139,7 @@ class SearchService:
 
     def _check(self, question: str) -> None:
         if len(question) > self._rules.max_question_chars:
-            raise MessageTooLong
+            raise MessageTooLong(field="question")
 
     @contextmanager
     def _admitted(self, route: Literal["search", "rerank"]) -> Iterator[None]:

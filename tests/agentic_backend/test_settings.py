@@ -204,6 +204,10 @@ def test_authentication_is_on_unless_said_otherwise(tmp_path: Path) -> None:
             {"security": {"authorized_origins": ["https://a.example", "https://A.example"]}},
             r"security\.authorized_origins\[1\]: must be in lower case, as browsers send it$",
         ),
+        (
+            {"security": {"authorized_origins": ["*"]}},
+            r"security\.authorized_origins\[0\]: must be an absolute http or https URL$",
+        ),
         ({"persistence": {"replicas": "many"}}, r"persistence\.ack: replicas: many needs ack: db$"),
         ({"persistence": {"ack": CANARY}}, r"persistence\.ack: must be 'spool', 'db' or 'none'$"),
         ({"limits": {"per_user": {"asks_per_min": 30}}}, r"limits\.per_user\.burst: must be at least 1 where"),

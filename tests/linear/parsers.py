@@ -480,6 +480,8 @@ UNREACHED: Final[dict[str, str]] = {
     "agentic_backend/agent/hosted/loading.py::load_graph": _OPERATOR,
     "agentic_backend/agent/hosted/model.py::record_model_call": _OURS,
     "agentic_backend/agent/hosted/watch.py::node_phase": "the name of a node, in the code of a graph",
+    "agentic_backend/events.py::call_part": _PASSES_ON,
+    "agentic_backend/events.py::result_part": _PASSES_ON,
     "agentic_backend/events.py::text_part": _PASSES_ON,
     "agentic_backend/testing/storage.py::session_of": "of a test",
     "agentic_backend/llm/chunks.py::ended": _OURS,
