@@ -158,6 +158,7 @@ class AgenticService(Service[AgenticSettings, State]):
             "Turnwise agentic service",
             max_body_bytes=_MAX_BODY_BYTES,
             file_paths=(settings.app.base_url + UPLOAD_PATH,),
+            own_errors=("/v1/",),
             chat_page=sign_in_at(settings) is not None,
         )
 
@@ -258,6 +259,7 @@ class AgenticService(Service[AgenticSettings, State]):
             answer_task=make_task_writer(settings, groups, kit, kpi).answer,
             limit_hit=metrics.limit_hit,
             base_url=settings.app.base_url,
+            public_url=settings.doors.public_url,
             max_message_chars=settings.limits.max_message_chars,
             background_s=settings.doors.background_s,
         )

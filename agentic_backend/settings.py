@@ -802,6 +802,9 @@ class Doors(Section):
     """Whether AG-UI is served: `/agui/{agent}`."""
     mcp: bool = True
     """Whether the agents are tools of an MCP server: `/mcp`."""
+    public_url: HttpUrl | None = None
+    """Address at which people open the chat page, for the links in answers of other front ends; none = the address to
+    which the request was sent."""
     background_s: Seconds = 3600
     """Seconds for a turn that a client runs in the background, in place of `deadlines.turn_s`."""
 

@@ -152,10 +152,16 @@ class Service(ABC, Generic[Config, State]):
         return now - self._late_since >= _LATE_FOR_S
 
     def _make_app(
-        self, title: str, *, max_body_bytes: int, file_paths: Collection[str], chat_page: bool = False
+        self,
+        title: str,
+        *,
+        max_body_bytes: int,
+        file_paths: Collection[str],
+        own_errors: Collection[str] = (),
+        chat_page: bool = False,
     ) -> FastAPI:
-        """The application. Bodies have at most `max_body_bytes`, except for files sent to `file_paths`; `chat_page`:
-        people can sign in at `/`."""
+        """The application. Bodies have at most `max_body_bytes`, except for files sent to `file_paths`; routes below
+        `own_errors` render the refusal of a larger one themselves. `chat_page`: people can sign in at `/`."""
         app = FastAPI(
             title=title,
             version=version("turnwise"),
@@ -173,7 +179,7 @@ class Service(ABC, Generic[Config, State]):
         if self._settings.app.api_docs:
             add_api_docs(app, identify, chat_page=chat_page)
         app.add_middleware(RequestMetrics, metrics=HttpMetrics(self._registry), activity=self._activity)
-        app.add_middleware(BodyLimit, limit_bytes=max_body_bytes, file_paths=file_paths)
+        app.add_middleware(BodyLimit, limit_bytes=max_body_bytes, file_paths=file_paths, own_errors=own_errors)
         app.add_middleware(RequestId)
         cors.add_to(app)
         return app

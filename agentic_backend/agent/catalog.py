@@ -82,6 +82,11 @@ class Agent:
         return self.settings.id
 
     @property
+    def asks_people(self) -> bool:
+        """Whether a run may wait for a person."""
+        return self._checkpoints is not None
+
+    @property
     def name(self) -> str:
         """The name in the chat page."""
         return self.settings.name

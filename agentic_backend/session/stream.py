@@ -139,11 +139,13 @@ class Final:
 
 @dataclass(frozen=True, slots=True)
 class Awaiting:
-    """The run waits for a person, who is asked `payload`; `messages` are the exchange so far."""
+    """The run waits for a person, who is asked `payload`; `messages` are the exchange so far. `usage` is what its model
+    calls took, as in the metadata of an answer; None where it is not known."""
 
     payload: dict[str, Any]
     messages: tuple[ChatMessage, ...]
     session: Session
+    usage: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

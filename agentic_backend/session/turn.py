@@ -432,7 +432,7 @@ class TurnRunner:
         if not exchange.session.title and (answered or ending.question is not None):
             turn.publish(SessionChanged(session))
         if ending.question is not None:
-            turn.publish(Awaiting(ending.question, messages[:-1], session))
+            turn.publish(Awaiting(ending.question, messages[:-1], session, _used(messages[-1])))
         elif ending.status == "cancelled":
             turn.publish(Cancelled(messages, session))
         elif ending.code is not None:
@@ -592,6 +592,12 @@ def refuse(turn: Turn, error: ServiceError) -> None:
             field=error.field,
         )
     )
+
+
+def _used(placeholder: ChatMessage) -> dict[str, Any] | None:
+    """What the model calls of a run that waits took, as it is stored."""
+    used: dict[str, Any] | None = placeholder.metadata["extras"].get("usage")
+    return used
 
 
 def _in_ms(seconds: float | None) -> int | None:

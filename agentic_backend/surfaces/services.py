@@ -22,7 +22,8 @@ class DoorServices:
 
     `registry` runs turns that are kept, `unkept` those of which nothing is stored: both with the same agents, limits
     and measurements. `sessions` opens a session by an id of the client's. `base_url` is the path of the service's own
-    interface, `max_message_chars` bounds a question, `background_s` a turn in the background, in seconds.
+    interface, `public_url` where people open the page (None: nobody said), `max_message_chars` bounds a question,
+    `background_s` a turn in the background, in seconds.
     """
 
     registry: TurnRegistry
@@ -35,5 +36,6 @@ class DoorServices:
     answer_task: AnswerTask
     limit_hit: Callable[[str], None]
     base_url: str
+    public_url: str | None
     max_message_chars: int
     background_s: float

@@ -118,13 +118,17 @@ def route_of(scope: MutableMapping[str, Any]) -> str:
 class BodyLimit:
     """Refuses bodies above `limit_bytes` with 413 `too_large`: immediately by Content-Length, else while reading.
 
-    On `file_paths` a `multipart/*` body passes: the routes that take files have their own limits. On any other path the
-    content type makes no difference, or a JSON route would read anything that is labelled multipart.
+    Routes below `own_errors` render it themselves, as an HTTPException of reading the body. On `file_paths` a
+    `multipart/*` body passes: the routes that take files have their own limits. On any other path the content type
+    makes no difference, or a JSON route would read anything that is labelled multipart.
     """
 
-    def __init__(self, app: ASGIApp, limit_bytes: int, file_paths: Collection[str] = ()) -> None:
+    def __init__(
+        self, app: ASGIApp, limit_bytes: int, file_paths: Collection[str] = (), own_errors: Collection[str] = ()
+    ) -> None:
         self._app = app
         self._limit = limit_bytes
+        self._own_errors = tuple(own_errors)
         self._file_paths = frozenset(file_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -133,7 +137,8 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         declared = header(scope["headers"], b"content-length") or ""
-        if declared.isdigit() and int(declared) > self._limit:
+        too_large = declared.isdigit() and int(declared) > self._limit
+        if too_large and not scope["path"].startswith(self._own_errors):
             # `close`: the rest of the body is not read.
             body = dumps({"detail": _too_large(scope)})
             await Response(body, 413, {"Connection": "close"}, "application/json")(scope, receive, send)
@@ -142,9 +147,9 @@ class BodyLimit:
 
         async def counted() -> Message:
             nonlocal received
-            message = await receive()
+            message: Message = {} if too_large else await receive()
             received += len(message.get("body", b""))
-            if received > self._limit:
+            if too_large or received > self._limit:
                 # FastAPI turns any other error of reading a body into a 400.
                 raise HTTPException(413, _too_large(scope))
             return message

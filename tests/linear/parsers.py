@@ -24,6 +24,8 @@ from agentic_backend.llm.thinking import ThinkBlock
 from agentic_backend.rest import attachments, compression, export
 from agentic_backend.session import exchange, titles, turn_report
 from agentic_backend.session.models import Session
+from agentic_backend.surfaces.openai import asked, reading
+from agentic_backend.surfaces.openai import request as chat_request
 from backend_kit import auth, wire
 from backend_kit.http.redact import redact
 from knowledge_flow_backend.embed import model_server
@@ -284,6 +286,8 @@ _PARSERS: Final = "knowledge_flow_backend/ingest/parsers"
 _CHAT: Final = "agentic_backend/chat"
 _REST: Final = "agentic_backend/rest"
 _AGENT: Final = "agentic_backend/agent"
+_OPENAI: Final = "agentic_backend/surfaces/openai"
+_ASKS: Final = '{"model":"a","messages":[{"role":"user","content":['
 
 CASES: Final[dict[str, Case]] = {
     f"{_PARSERS}/csv.py::parse": (
@@ -392,8 +396,29 @@ CASES: Final[dict[str, Case]] = {
         lambda made: sources.cited(made, 5),
         _WORDS + again("[1]", "[1", "`", "```", "[1,"),
     ),
+    f"{_AGENT}/sources.py::marks": (lambda made: sources.marks(made, 5), again("[1]", "`", "[1,2] ", "[1, ")),
     f"{_AGENT}/sources.py::citations": (lambda made: sources.citations(made, []), again("[1]")),
     f"{_AGENT}/sources.py::without_citations": (sources.without_citations, _WORDS + again("[1]", " [1", "\t", "[1, ")),
+    f"{_OPENAI}/asked.py::named": (lambda made: asked.named(made, ["a"]), again("@", "a@", "a")),  # type: ignore[arg-type]
+    f"{_OPENAI}/asked.py::session_id_of": (
+        lambda made: asked.session_id_of(made, {"x-turnwise-session": made[:512]}, {}),
+        again("a", "é"),
+    ),
+    f"{_OPENAI}/reading.py::read_object": (
+        reading.read_object,
+        raw("1,", "[", "{}", '"\\u0000",', before='{"a":[', behind="1]}") + raw('"a":1,', before="{", behind='"b":1}'),
+    ),
+    f"{_OPENAI}/request.py::read_chat_request": (
+        chat_request.read_chat_request,
+        raw(
+            '{"role":"user","content":"a"},',
+            '{"role":"assistant","tool_calls":[{"id":"a","function":{"name":"b"}}]},',
+            before='{"model":"a","messages":[',
+            behind='{"role":"user","content":"a"}]}',
+        )
+        + raw('{"type":"text","text":"a"},', before=_ASKS, behind='{"type":"text","text":"a"}]}]}')
+        + raw("a", "### Task:", before=f'{_ASKS}{{"type":"text","text":"', behind='"}]}]}'),
+    ),
     f"{_REST}/attachments.py::file_name": (attachments.file_name, again("a", "/", ".", _MARKS, "\u200b", " ", "é")),
     f"{_REST}/compression.py::chosen": (compression.chosen, again(",", "gzip,", "gzip;q=", ";", " ", "*;q=0.", "a")),
     f"{_REST}/export.py::disposition": (lambda made: export.disposition(_named(made), "md"), _WORDS),
@@ -475,6 +500,10 @@ _PASSES_ON: Final = "passes its text on to others, or puts it into a value, with
 _OPERATOR: Final = "the operator's own words, typed or configured"
 
 UNREACHED: Final[dict[str, str]] = {
+    f"{_OPENAI}/citations.py::page_of": _OPERATOR,
+    f"{_OPENAI}/reading.py::missing": _OURS,
+    f"{_OPENAI}/reading.py::path": _OURS,
+    f"{_OPENAI}/reading.py::wrong": _OURS,
     f"{_AGENT}/questions.py::with_what_it_refers_to": "asks `follows_up` of four texts",
     "agentic_backend/agent/hosted/loading.py::import_agent": _OPERATOR,
     "agentic_backend/agent/hosted/loading.py::load_graph": _OPERATOR,

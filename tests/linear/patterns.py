@@ -47,7 +47,7 @@ HOSTILE: Final[dict[str, tuple[Hostile, ...]]] = {
     f"{_AGENT}/sources.py::_NUMBER_MARK": (("", " ", "x"), ("", " \n", "x"), ("-", " ", "x"), ("", "[1", "")),
     f"{_AGENT}/sources.py::_DELIMITER": (("", "<", ""), ("", "</source", ""), ("", "<sourc", "")),
     f"{_AGENT}/sources.py::_EMPTY_LINES": (("\n", " ", "x"), ("", "\n x", ""), ("\n\n", " ", "x"), ("", "\n \n", "x")),
-    f"{_AGENT}/sources.py::cited": (("", "1", "x"), ("", "1,", "")),
+    f"{_AGENT}/sources.py::marks": (("", "1", "x"), ("", "1,", "")),
     f"{_AGENT}/sources.py::_CITATION": (
         ("", " ", "x"),
         ("", "\t ", "["),

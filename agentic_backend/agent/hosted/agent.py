@@ -123,6 +123,11 @@ class HostedAgent:
         return self.settings.id
 
     @property
+    def asks_people(self) -> bool:
+        """Whether a run may wait for a person: nobody knows which nodes of a graph do."""
+        return True
+
+    @property
     def restart(self) -> Restart:
         """What becomes of a turn whose process died. Without a state of its steps, what its tools did is not known."""
         keeps_steps = self._saver is not None and self.settings.durability != "exit"

@@ -1,0 +1,169 @@
+"""From a request in one of OpenAI's shapes to the ask of a turn: whose session, which agent, what it cannot have.
+
+Shared by chat completions and responses.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+from uuid import uuid4
+
+from starlette.requests import Request
+
+from agentic_backend.agent import Catalog
+from agentic_backend.chat.handshake import traceparent_of
+from agentic_backend.errors import AgentNotFound, BadRequest, MessageTooLong
+from agentic_backend.session.models import HistoryWindow
+from agentic_backend.session.past_exchanges import AWAITING
+from agentic_backend.session.stream import Ask, HumanAnswer, OnDisconnect, Turn
+from agentic_backend.surfaces.openai.asked import Named, named, session_id_of
+from agentic_backend.surfaces.openai.messages import Conversation
+from agentic_backend.surfaces.openai.people import answer_of, in_words, was_asked
+from agentic_backend.surfaces.services import DoorServices
+from backend_kit.auth import Identity
+from backend_kit.http import request_id
+from backend_kit.wire import loads
+
+WARNING_HEADER: Final = "X-Turnwise-Warning"
+SESSION_HEADER: Final = "X-Turnwise-Session-Id"
+EXCHANGE_HEADER: Final = "X-Turnwise-Exchange-Id"
+DISCONNECT_HEADER: Final = "x-turnwise-on-disconnect"
+_MAX_LANGUAGE_CHARS: Final = 35
+_ONE_OF_THEM: Final = "Please answer with one of the choices."
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a request of either shape asks for. `ignored` is what nothing comes of; `turn_s` a deadline of its own."""
+
+    model: str
+    conversation: Conversation
+    tools: tuple[dict[str, Any], ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    turn_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a wish became: the turn's begin and the headers of its answer, or `instead`, an answer in words that needs
+    no turn."""
+
+    begin: Callable[[], Turn]
+    headers: Mapping[str, str]
+    instead: str | None = None
+
+
+async def prepare(services: DoorServices, request: Request, identity: Identity, wish: Wish) -> Prepared:
+    """Make the ask of a wish, and open its session where it names one. Raises ServiceError."""
+    check_length(services, wish.conversation)
+    target = target_of(services.catalog, wish.model, may_ask(identity))
+    ask = _ask(request, identity, target, wish)
+    session_id = session_id_of(identity.uid, request.headers, wish.metadata)
+    agent = services.catalog.get(target.agent_id)
+    ignored = wish.ignored if agent.client_tools or not wish.tools else (*wish.ignored, "tools")
+    headers = {WARNING_HEADER: f"ignored: {', '.join(ignored)}"} if ignored else {}
+    headers[EXCHANGE_HEADER] = ask.exchange_id
+    if session_id is None:
+        return Prepared(lambda: services.unkept.submit(ask), headers)
+    headers[SESSION_HEADER] = session_id
+    with services.kpi.phase("session_write"):
+        await services.sessions.open(session_id, identity.uid, target.agent_id)
+    ask = replace(ask, session_id=session_id)
+    waiting = await _waiting(services, ask) if agent.asks_people else None
+    if waiting is None:
+        return Prepared(lambda: services.registry.submit(ask), headers)
+    exchange_id, payload = waiting
+    answer = answer_of(payload, ask.message)
+    headers[EXCHANGE_HEADER] = exchange_id
+    resumed = replace(
+        ask,
+        exchange_id=exchange_id,
+        message="",
+        human=HumanAnswer(answer),
+        given=None,
+        client_tools=(),
+        if_busy="reject",
+    )
+    instead = f"{_ONE_OF_THEM}\n\n{in_words(payload)}" if answer is None else None
+    return Prepared(lambda: services.registry.submit(resumed), headers, instead)
+
+
+def check_length(services: DoorServices, conversation: Conversation) -> None:
+    """Raise MessageTooLong for a question above the service's limit."""
+    if len(conversation.question) > services.max_message_chars:
+        services.limit_hit("max_message_chars")
+        raise MessageTooLong(field=conversation.at)
+
+
+def may_ask(identity: Identity) -> Callable[[str], bool]:
+    """Whether a caller may ask the agent of an id."""
+    allowed: Callable[[str], bool] | None = getattr(identity, "may_ask", None)
+    return allowed or _any_agent
+
+
+def _any_agent(_agent_id: str) -> bool:
+    return True
+
+
+def target_of(catalog: Catalog, model: str, may_ask: Callable[[str], bool]) -> Named:
+    """The agent and the model that a name names. Raises AgentNotFound, also for a model that the agent does not offer,
+    and for an agent that the caller may not ask."""
+    target = named(model, catalog)
+    if not may_ask(target.agent_id):
+        raise AgentNotFound(field="model")
+    try:
+        catalog.get(target.agent_id).model_of(target.model)
+    except BadRequest:
+        raise AgentNotFound(field="model") from None
+    return target
+
+
+def _ask(request: Request, identity: Identity, target: Named, wish: Wish) -> Ask:
+    """The ask of a wish, in a session of its own. Asks of one session are answered in their order."""
+    stays = request.headers.get(DISCONNECT_HEADER, "").strip().lower() == "continue"
+    on_disconnect: OnDisconnect = "continue" if stays else "cancel"
+    return Ask(
+        session_id=str(uuid4()),
+        agent_id=target.agent_id,
+        message=wish.conversation.question,
+        exchange_id=str(uuid4()),
+        user_id=identity.uid,
+        received_at=time.perf_counter(),
+        language=_language(request.headers.get("accept-language")),
+        if_busy="queue",
+        on_disconnect=on_disconnect,
+        request_id=request_id(request.scope),
+        credentials=request.state.credentials,
+        traceparent=traceparent_of(request),
+        model=target.model,
+        given=wish.conversation.history,
+        client_tools=wish.tools,
+        turn_s=wish.turn_s,
+    )
+
+
+def _language(accepted: str | None) -> str | None:
+    """The first language of an `Accept-Language`."""
+    first = (accepted or "").partition(",")[0].partition(";")[0].strip()
+    return first[:_MAX_LANGUAGE_CHARS] or None
+
+
+async def _waiting(services: DoorServices, ask: Ask) -> tuple[str, Mapping[str, Any]] | None:
+    """The exchange whose question the user's message answers, with the question; None where it is a new question.
+
+    It must wait with this agent, and the client must show it as the newest answer: else its user has gone on to
+    something else, or back.
+    """
+    history = ask.given or ()
+    if not ask.message or not history or history[-1].role != "assistant":
+        return None
+    with services.kpi.phase("history_get"):
+        newest = await services.store.history(ask.session_id, ask.user_id, HistoryWindow(1))
+    message = loads(newest[-1]) if newest else {}
+    extras = message.get("metadata", {}).get("extras", {})
+    if extras.get("status") != AWAITING or message["metadata"].get("agent_id") != ask.agent_id:
+        return None
+    payload: Mapping[str, Any] = extras["awaiting"]["payload"]
+    return (message["exchange_id"], payload) if was_asked(payload, history) else None

@@ -1,0 +1,57 @@
+"""`POST /v1/chat/completions`."""
+
+import time
+from collections.abc import Mapping
+from typing import Final
+from uuid import uuid4
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from agentic_backend.surfaces.openai.answering import StreamWriter, WholeAnswer
+from agentic_backend.surfaces.openai.asked import is_task
+from agentic_backend.surfaces.openai.asking import Wish, check_length, prepare
+from agentic_backend.surfaces.openai.chunks import Chunks, Completion
+from agentic_backend.surfaces.openai.citations import page_of
+from agentic_backend.surfaces.openai.request import ChatRequest, read_chat_request
+from agentic_backend.surfaces.openai.telling import End, Telling
+from agentic_backend.surfaces.services import DoorServices
+from agentic_backend.surfaces.stream import turn_stream
+from backend_kit.auth import Identity
+
+_EVENTS: Final = "text/event-stream"
+_NOTHING: Final = {"input_tokens": 0, "output_tokens": 0}
+
+
+async def complete_chat(services: DoorServices, request: Request, identity: Identity) -> Response:
+    """The answer to a chat completions request. Raises ServiceError where it cannot be answered."""
+    asked = read_chat_request(await request.body())
+    completion = Completion(f"chatcmpl-{uuid4().hex}", asked.model, int(time.time()))
+    page = page_of(services.public_url, request.url.scheme, request.headers)
+    if is_task(asked.conversation):
+        check_length(services, asked.conversation)
+        return _at_once(completion, asked, await _task(services, asked), {})
+    wish = Wish(asked.model, asked.conversation, asked.tools, asked.metadata, asked.ignored)
+    prepared = await prepare(services, request, identity, wish)
+    if prepared.instead is not None:
+        return _at_once(completion, asked, End(prepared.instead, prepared.instead, spent=_NOTHING), prepared.headers)
+    if not asked.stream:
+        return WholeAnswer(prepared.begin, prepared.headers, page, completion.whole)
+    chunks = Chunks(completion, Telling(page), include_usage=asked.include_usage)
+    return turn_stream(services, request, identity.uid, prepared.begin, StreamWriter(chunks, prepared.headers))
+
+
+async def _task(services: DoorServices, asked: ChatRequest) -> End:
+    """What the language model makes of a front end's task. Raises `TurnFailed`."""
+    conversation = asked.conversation
+    messages = [{"role": item.role, "content": item.text} for item in conversation.history]
+    told = await services.answer_task([*messages, {"role": "user", "content": conversation.question}])
+    return End(told.text, told.text, spent=told.usage or None)
+
+
+def _at_once(completion: Completion, asked: ChatRequest, end: End, headers: Mapping[str, str]) -> Response:
+    """An answer that no turn gave."""
+    if not asked.stream:
+        return Response(completion.whole("", end), 200, dict(headers), "application/json")
+    chunks = Chunks(completion, Telling(""), include_usage=asked.include_usage)
+    return Response(chunks.opening() + chunks.end(end), 200, {**headers, "cache-control": "no-store"}, _EVENTS)

@@ -1,0 +1,110 @@
+"""Failures in the shape that OpenAI's clients read: `{"error": {"message", "type", "param", "code"}}`.
+
+Their SDKs choose the exception by the HTTP status, and ask again by themselves for 408, 409, 429 and 5xx unless
+`x-should-retry` says otherwise.
+"""
+
+import math
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final
+
+from fastapi import HTTPException, Request, Response
+from fastapi.routing import APIRoute
+
+from agentic_backend.errors import BadRequest, SessionLimitReached
+from backend_kit.auth import AuthError
+from backend_kit.wire import CODES, Code, ServiceError, dumps, message_for
+
+_UNREADABLE: Final = 400
+"""What OpenAI answers where a request cannot be read; elsewhere it is 422."""
+_TYPES: Final = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "invalid_request_error",
+    409: "conflict_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+}
+_THEIR_CODES: Final = {Code.AGENT_NOT_FOUND: "model_not_found", Code.UNAUTHENTICATED: "invalid_api_key"}
+"""Codes by which their clients tell what happened. All others are those of docs/protocol.md#error-codes."""
+CANCELLED: Final = "cancelled"
+"""The code of a turn that was stopped by somebody else than its reader."""
+
+
+class Refused(BadRequest):
+    """A request that has a fault: `sentence` tells its author which, without a value of theirs, and `field` where.
+    `their_code` is its code in OpenAI's shape."""
+
+    def __init__(self, sentence: str, field: str | None = None, their_code: str = Code.BAD_REQUEST.value) -> None:
+        super().__init__(sentence, field=field)
+        self.sentence = sentence
+        self.their_code = their_code
+
+
+def status_of(code: Code) -> int:
+    """The HTTP status of a failure."""
+    status = CODES[code].status
+    return _UNREADABLE if status == 422 else status
+
+
+def error_json(status: int, message: str, code: str, param: str | None = None) -> bytes:
+    """The body of a failure."""
+    kind = _TYPES.get(status, "server_error")
+    return dumps({"error": {"message": message, "type": kind, "param": param, "code": code}})
+
+
+def their_code(code: Code) -> str:
+    """The code by which a client knows a failure of the closed list."""
+    return _THEIR_CODES.get(code, code.value)
+
+
+def error_response(
+    status: int,
+    body: bytes,
+    *,
+    retryable: bool,
+    retry_after_s: float | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """The answer to a request that failed before anything of its answer was sent."""
+    given = {**(headers or {}), "x-should-retry": "true" if retryable else "false"}
+    if retry_after_s is not None:
+        given["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
+    return Response(body, status, given, "application/json")
+
+
+def response_of(error: ServiceError, language: str | None = None) -> Response:
+    """The answer to a request that a `ServiceError` ended."""
+    status = status_of(error.code)
+    message, code, headers = message_for(error.code, language), their_code(error.code), None
+    if isinstance(error, Refused):
+        message, code = error.sentence, error.their_code
+    elif isinstance(error, AuthError):
+        message, headers = error.detail, {"WWW-Authenticate": "Bearer"}
+    elif isinstance(error, SessionLimitReached):
+        message = f"Session limit reached ({error.most} sessions per user)."
+    body = error_json(status, message, code, error.field)
+    return error_response(status, body, retryable=error.retryable, retry_after_s=error.retry_after_s, headers=headers)
+
+
+class OpenAiRoute(APIRoute):
+    """A route whose failures have OpenAI's shape, whoever finds them: itself, the check of the caller, the limit of a
+    body."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The handler, which answers where another raises."""
+        handle = super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except ServiceError as error:
+                return response_of(error, request.headers.get("accept-language"))
+            except HTTPException as error:
+                detail: Any = error.detail
+                said = detail if isinstance(detail, dict) else {"message": str(detail)}
+                body = error_json(error.status_code, said["message"], said.get("code", "invalid_request"))
+                return error_response(error.status_code, body, retryable=False)
+
+        return answer
