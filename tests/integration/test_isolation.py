@@ -55,6 +55,13 @@ HUMAN = {
     "agent_id": "Georges",
     "payload": {"choice_id": "allow"},
 }
+AGUI_ANSWER = {
+    "threadId": "{session_id}",
+    "runId": "r",
+    "messages": [],
+    "resume": [{"interruptId": "k:1/words////1/{exchange_id}", "status": "resolved", "payload": "yes"}],
+}
+"""An answer to a question of another's exchange; a question of one's own is in a session of one's own."""
 OWN_SESSION = {"session_id": "{own_session_id}"}
 """What makes the caller's own session the place where another's exchange or attachment is looked for."""
 
@@ -102,6 +109,8 @@ OPERATIONS: dict[str, Kind | Named] = {
             {"json": HUMAN | OWN_SESSION},
         ),
     ),
+    "POST /agui/{agent_id}": Named((403,), ({"json": AGUI_ANSWER}, {"json": AGUI_ANSWER | {"runId": "{exchange_id}"}})),
+    "DELETE /agui/{agent_id}/runs/{exchange_id}": Named((404,)),
 }
 SOCKETS = {"/chatbot/query/ws", "/chatbot/query/ws-baseline"}
 """The frames below are tried on the first; the second keeps nothing that could be anybody's."""
@@ -220,7 +229,8 @@ class Belongings:
             form = aiohttp.FormData(request.pop("form"))
             form.add_field("file", b"text", filename="notes.txt", content_type="text/plain")
             request["data"] = form
-        url = BASE + filled(path, ids)
+        below = "" if path.startswith("/agui/") else BASE
+        url = below + filled(path.replace("{agent_id}", "Georges"), ids)
         async with self.service.http.request(method, url, headers=headers_of(user), **request) as response:
             headers = sorted((name.lower(), value) for name, value in response.headers.items())
             unlike = ("date", "x-request-id")

@@ -24,6 +24,7 @@ from agentic_backend.llm.thinking import ThinkBlock
 from agentic_backend.rest import attachments, compression, export
 from agentic_backend.session import exchange, titles, turn_report
 from agentic_backend.session.models import Session
+from agentic_backend.surfaces.agui import reading as agui_reading
 from agentic_backend.surfaces.openai import asked, reading
 from agentic_backend.surfaces.openai import request as chat_request
 from backend_kit import auth, wire
@@ -289,7 +290,31 @@ _AGENT: Final = "agentic_backend/agent"
 _OPENAI: Final = "agentic_backend/surfaces/openai"
 _ASKS: Final = '{"model":"a","messages":[{"role":"user","content":['
 
+_RUN: Final = '{"threadId":"t","runId":"r","messages":['
+_ASKED: Final = '{"role":"user","content":"Hello"}]'
+_RUNS: Final = (
+    *_OBJECT,
+    *raw('{"role":"assistant","content":"x"},', before=_RUN, behind=_ASKED + "}"),
+    *raw('{"id":"r.1","role":"reasoning","content":"x"},', before=_RUN, behind=_ASKED + "}"),
+    *raw("x", before=_RUN + '{"role":"user","content":"', behind='"}]}'),
+    *raw('{"type":"text","text":"x"},', before=_RUN + '{"role":"user","content":[', behind='{"type":"image"}]}]}'),
+    *numbered(
+        '{{"role":"assistant","toolCalls":[{{"id":"c~{0}","function":{{"name":"f"}}}}]}},'
+        '{{"role":"tool","content":"x","toolCallId":"c~{0}"}}',
+        _RUN,
+        "," + _ASKED + "}",
+        ",",
+    ),
+    *raw('{"value":"x"},', before=_RUN + _ASKED + ',"context":[', behind='{"value":"x"}]}'),
+    *raw("/", "k/", "%", before=_RUN + _ASKED + ',"resume":[{"status":"cancelled","interruptId":"', behind='"}]}'),
+    *raw(
+        '{"status":"cancelled","interruptId":"k/words////1/e"},',
+        before=_RUN + _ASKED + ',"resume":[',
+        behind='{"status":"cancelled","interruptId":"k/words////1/e"}]}',
+    ),
+)
 CASES: Final[dict[str, Case]] = {
+    "agentic_backend/surfaces/agui/reading.py::read_input": (lambda body: agui_reading.read_input(body, 10**9), _RUNS),
     f"{_PARSERS}/csv.py::parse": (
         csv.parse,
         raw("1", "1,", ",", '"', 'a,"b\n', "a,b\n", ";", "\n", "1 ", '""', "a|b\n", behind="x\ny")
@@ -512,6 +537,10 @@ UNREACHED: Final[dict[str, str]] = {
     "agentic_backend/events.py::call_part": _PASSES_ON,
     "agentic_backend/events.py::result_part": _PASSES_ON,
     "agentic_backend/events.py::text_part": _PASSES_ON,
+    "agentic_backend/surfaces/agui/people.py::hash_of": _PASSES_ON,
+    "agentic_backend/surfaces/agui/people.py::unique_call": _PASSES_ON,
+    "agentic_backend/surfaces/agui/runs.py::session_of": _PASSES_ON,
+    "agentic_backend/surfaces/agui/writing.py::is_own": "the id of a message, read by `read_input`",
     "agentic_backend/testing/storage.py::session_of": "of a test",
     "agentic_backend/llm/chunks.py::ended": _OURS,
     "agentic_backend/llm/chunks.py::text_chunk": _PASSES_ON,
