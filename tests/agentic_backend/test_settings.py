@@ -135,6 +135,7 @@ def test_a_model_of_another_provider_takes_no_key_and_address_of_the_default_one
     assert (same.provider, same.settings) == ("openai", default.settings)
 
 
+@pytest.mark.servers  # an SDK asks the program `uname` what machine it is on
 async def test_the_models_of_the_page_about_agents_can_be_made(tmp_path: Path) -> None:
     page = (CONFIG.parents[1] / "docs/agents.md").read_text()
     written = yaml.safe_load(page.partition("<!-- providers -->\n```yaml\n")[2].partition("```")[0])
