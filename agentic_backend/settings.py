@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import AfterValidator, Field, JsonValue, PrivateAttr, SecretStr, Strict, model_validator
+from pydantic import AfterValidator, Field, JsonValue, PrivateAttr, SecretStr, model_validator
 
 from agentic_backend.langgraph_json import read_langgraph_json
 from backend_kit.settings import (
@@ -14,7 +14,9 @@ from backend_kit.settings import (
     Count,
     HttpClientLimits,
     HttpUrl,
+    Listed,
     ModelTimeout,
+    Origin,
     Port,
     Positive,
     Postgres,
@@ -48,9 +50,6 @@ FieldType = Literal[
 
 
 MaxTokensName = Literal["max_tokens", "max_completion_tokens"]
-
-Listed: Final = Strict(False)
-"""Marks a tuple field, so that the list of a YAML file is taken for it (its items stay strict)."""
 
 
 def refuse_twice(names: list[str], last: str, *path: str) -> None:

@@ -8,6 +8,7 @@ from pydantic import Field, SecretStr, Strict, model_validator
 from backend_kit.settings.base import (
     Count,
     HttpUrl,
+    Listed,
     Origin,
     Port,
     Positive,
@@ -76,7 +77,7 @@ class Security(Section):
     ignored_keys: ClassVar[tuple[str, ...]] = ("m2m", "rebac", "allow_query_token", "operator_roles")
 
     user: UserSecurity = UserSecurity()
-    authorized_origins: Annotated[tuple[Origin, ...], Strict(False)] = ()
+    authorized_origins: Annotated[tuple[Origin, ...], Listed] = ()
     """Origins of other pages that may use the service from a browser (CORS), compared exactly; there is no wildcard.
     The agentic service's sockets and event streams answer pages of all others with 403. Its own page needs no entry,
     except by host name while authentication is off."""
