@@ -1,5 +1,6 @@
 """Settings of the agentic service: one frozen object, read once at start (docs/configuration.md lists every key)."""
 
+import os
 from collections.abc import Collection
 from importlib.util import find_spec
 from pathlib import Path
@@ -614,17 +615,49 @@ class McpServer(Section):
     """What its tools do. Accepted, without effect: existing configurations of Fred carry it."""
     enabled: bool = True
     """Whether agents may use it."""
-    transport: Literal["streamable_http"] = "streamable_http"
-    """The only supported transport; others are refused. Accepted, without effect: existing configurations of Fred carry
-    it."""
-    url: HttpUrl
-    """URL of its endpoint."""
+    transport: Literal["streamable_http", "stdio"] = "streamable_http"
+    """`streamable_http` = a server at `url`, `stdio` = a program that the service starts; others are refused."""
+    url: HttpUrl | None = None
+    """URL of its endpoint (`streamable_http`)."""
+    command: Text | None = None
+    """Program to start (`stdio`), by its path or by a name on PATH. It starts at the first question that needs it, ends
+    with the service, and is started again when it has ended, at the earliest 0.5 s later, doubling to 30 s."""
+    args: Annotated[tuple[str, ...], Listed] = ()
+    """Arguments of the program."""
+    env: dict[Text, str] = Field(default_factory=dict)
+    """Variables of the program, beside HOME, LOGNAME, PATH, SHELL, TERM and USER: it gets no other of the service."""
+    env_from: Annotated[tuple[Text, ...], Listed] = ()
+    """Names of variables of the service that the program gets as well, such as a key. A start without one of them is
+    refused. Their values, and those of `env`, are hidden in the log, which has what it writes to stderr (`debug`)."""
+    cwd: Text | None = None
+    """Directory in which the program runs; none = the service's."""
     forward_token: bool = False
-    """Whether requests carry the token of the user who asked. The tools are listed with the token of the first one."""
+    """Whether requests carry the token of the user who asked (`streamable_http`). The tools are listed with the token
+    of the first one."""
     approved_tools: Annotated[tuple[Text, ...], Listed] = ()
     """Tools that run without asking the user, although they are not declared read-only."""
     tools_to_approve: Annotated[tuple[Text, ...], Listed] = ()
     """Tools that run only after the user has agreed, although they are declared read-only; `*` = all."""
+
+    @model_validator(mode="after")
+    def _is_a_url_or_a_program(self) -> "McpServer":
+        if self.transport == "streamable_http":
+            if self.url is None:
+                raise SettingsRefused("is required where transport is streamable_http", "url")
+            for key in ("command", "args", "env", "env_from", "cwd"):
+                if getattr(self, key):
+                    raise SettingsRefused("needs transport: stdio", key)
+            return self
+        if self.command is None:
+            raise SettingsRefused("is required where transport is stdio", "command")
+        for key in ("url", "forward_token"):
+            if getattr(self, key):
+                raise SettingsRefused("needs transport: streamable_http", key)
+        if not all(name in os.environ for name in self.env_from):
+            raise SettingsRefused("names a variable that is not set", "env_from")
+        if any("\0" in text for text in (self.command, *self.args, *self.env, *self.env.values())):
+            raise SettingsRefused("must not hold NUL", "command")
+        return self
 
     @model_validator(mode="after")
     def _approval_is_one_or_the_other(self) -> "McpServer":

@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from turnwise.parent_death import set_parent_death_signal, with_parent_death_signal
+from backend_kit.parent_death import set_parent_death_signal, with_parent_death_signal
 
 ROOT = Path(__file__).parents[2]
 LIBRARIES = (
