@@ -833,7 +833,17 @@ class Doors(Section):
     agui: bool = True
     """Whether AG-UI is served: `/agui/{agent}`."""
     mcp: bool = True
-    """Whether the agents are tools of an MCP server: `/mcp`."""
+    """Whether the agents are tools of an MCP server: `/mcp`. It takes 1 s and 40 MB more to start."""
+    mcp_sessions_per_user: Count = 8
+    """Sessions of one user's MCP clients; the next one ends the one that was not used for longest. In a session agents
+    can ask their user in a form of the client's; a balancer must then send requests of one `Mcp-Session-Id` to one
+    instance. 0 = no sessions: a question is the answer, and the next call replies. Clients of the protocol of
+    2026-07-28 have none, and forms all the same."""
+    mcp_session_idle_s: Seconds = 1800
+    """Seconds after which a session of an MCP client that nobody uses ends; the client then begins another."""
+    public_url: HttpUrl | None = None
+    """Address at which people open the chat page, for the links in answers of other front ends; none = the address to
+    which the request was sent."""
     background_s: Seconds = 3600
     """Seconds for a turn that a client runs in the background, in place of `deadlines.turn_s`."""
 

@@ -115,9 +115,9 @@ class KnowledgeFlowService(Service[KnowledgeFlowSettings, State]):
         app.router.routes += build_library_router(lambda: self.running.library, identify, base).routes
         if self._settings.doors.mcp:
             # It takes a second to load.
-            from knowledge_flow_backend.surfaces.mcp import mcp_routes
+            from knowledge_flow_backend.surfaces.mcp import add_routes
 
-            app.router.routes += mcp_routes(lambda: self.running.mcp, identify, self._settings)
+            app.router.routes += add_routes(lambda: self.running.mcp, identify)
 
     async def _build(self, stack: AsyncExitStack) -> State:
         settings = self._settings

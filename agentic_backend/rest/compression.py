@@ -62,7 +62,10 @@ class _Answer:
     async def send(self, message: Message) -> None:
         """Pass a message on, compressed if that is worthwhile."""
         if message["type"] == "http.response.start":
-            self._head = message
+            if Headers(raw=message.get("headers", [])).get("content-type", "").startswith(_STREAMED):
+                await self._send(message)  # its first event may be long in coming
+            else:
+                self._head = message
             return
         head, self._head = self._head, None
         if head is None:

@@ -3,7 +3,18 @@
 Imports the MCP SDK, which takes a second: only a service that opens the door loads this package.
 """
 
-from backend_kit.mcp.calls import Answer, CallTool, Context, answering, arguments_of, caller_of, failed, language_of
+from backend_kit.mcp.calls import (
+    Answer,
+    CallTool,
+    Context,
+    answering,
+    arguments_of,
+    caller_of,
+    detail,
+    expect_scope,
+    language_of,
+    refused,
+)
 from backend_kit.mcp.door import DoorRules, McpDoor, mcp_routes
 
 __all__ = [
@@ -15,7 +26,9 @@ __all__ = [
     "answering",
     "arguments_of",
     "caller_of",
-    "failed",
+    "detail",
+    "expect_scope",
     "language_of",
     "mcp_routes",
+    "refused",
 ]

@@ -19,7 +19,7 @@ from starlette.requests import Request
 
 from backend_kit.auth import Identity
 from backend_kit.http import request_id
-from backend_kit.wire import Code, ServiceError, message_for
+from backend_kit.wire import CODES, Code, ServiceError, message_for
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,12 @@ class BadArguments(ServiceError):
     code: ClassVar[Code] = Code.BAD_REQUEST
 
 
+class ScopeLacking(ServiceError):
+    """The caller's API key does not let it do this. `field` names the scope."""
+
+    code: ClassVar[Code] = Code.FORBIDDEN
+
+
 def caller_of(ctx: Context) -> Identity:
     """Whoever sent this message, as the door has verified it; not whoever has opened the session."""
     return cast("Identity", getattr(_request(ctx).state, CALLER))
@@ -47,6 +53,13 @@ def caller_of(ctx: Context) -> Identity:
 def language_of(ctx: Context) -> str | None:
     """The languages that the caller wants (Accept-Language)."""
     return cast("str | None", _request(ctx).headers.get("accept-language"))
+
+
+def expect_scope(ctx: Context, scope: str) -> None:
+    """Raise `ScopeLacking` for a caller whose API key does not have a scope; without a key every caller may."""
+    grant = getattr(caller_of(ctx), "grant", None)
+    if grant is not None and not grant.may(scope):
+        raise ScopeLacking(field=f"scope:{scope}")
 
 
 def arguments_of(shape: type[Arguments], given: Mapping[str, Any] | None) -> Arguments:
@@ -74,24 +87,35 @@ def answering(call: CallTool) -> CallTool:
 
 def failed(failure: ServiceError, language: str | None) -> CallToolResult:
     """A failure as the result of a tool: `{code, message, retryable}` and where known `field`, `retry_after_s`."""
-    detail = detail_of(failure, language)
-    place = f" ({failure.field})" if failure.field else ""
+    return refused(detail_of(failure, language))
+
+
+def refused(detail: dict[str, Any]) -> CallToolResult:
+    """A failure with these details as the result of a tool, which a model reads: its code, its place, its text."""
+    place = f" ({detail['field']})" if detail.get("field") else ""
     text = f"{detail['code']}{place}: {detail['message']}"
     return CallToolResult(content=[TextContent(text=text)], structured_content=detail, is_error=True)
 
 
 def detail_of(failure: ServiceError, language: str | None) -> dict[str, Any]:
     """A failure as clients read it, without anything of our own inside."""
-    detail: dict[str, Any] = {
-        "code": failure.code.value,
-        "message": message_for(failure.code, language),
-        "retryable": failure.retryable,
+    return detail(failure.code, language, field=failure.field, retry_after_s=failure.retry_after_s)
+
+
+def detail(
+    code: Code, language: str | None, *, field: str | None = None, retry_after_s: float | None = None
+) -> dict[str, Any]:
+    """A code as clients read it. `field` is where in the arguments the fault is, None if that is not known."""
+    found: dict[str, Any] = {
+        "code": code.value,
+        "message": message_for(code, language),
+        "retryable": CODES[code].retryable,
     }
-    if failure.field is not None:
-        detail["field"] = failure.field
-    if failure.retry_after_s is not None:
-        detail["retry_after_s"] = failure.retry_after_s
-    return detail
+    if field is not None:
+        found["field"] = field
+    if retry_after_s is not None:
+        found["retry_after_s"] = retry_after_s
+    return found
 
 
 async def guarded(ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
@@ -102,15 +126,15 @@ async def guarded(ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> H
     try:
         return await call_next(ctx)
     except ServiceError as failure:
-        detail = detail_of(failure, language_of(ctx))
+        told = detail_of(failure, language_of(ctx))
         code = INVALID_PARAMS if failure.status < 500 else INTERNAL_ERROR
-        raise MCPError(code, detail["message"], detail) from None
+        raise MCPError(code, told["message"], told) from None
     except BaseException as failure:
         if isinstance(failure, Exception) and not isinstance(failure, MCPError | ValidationError):
             known = request_id(_request(ctx).scope)
             logger.exception("request %s failed: %s", known, type(failure).__name__)
-            detail = {"code": Code.INTERNAL.value, "request_id": known}
-            raise MCPError(INTERNAL_ERROR, message_for(Code.INTERNAL, language_of(ctx)), detail) from None
+            told = {"code": Code.INTERNAL.value, "request_id": known}
+            raise MCPError(INTERNAL_ERROR, message_for(Code.INTERNAL, language_of(ctx)), told) from None
         raise
 
 

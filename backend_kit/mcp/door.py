@@ -21,6 +21,7 @@ from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_types import INVALID_REQUEST, ErrorData, JSONRPCError
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+from sse_starlette.sse import AppStatus
 from starlette.routing import BaseRoute
 from starlette.types import Message, Receive, Scope, Send
 
@@ -41,7 +42,7 @@ _ENDING_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class DoorRules:
-    """Who may come in, and how many.
+    """Who may come in, and how many. `title` is the name of the service.
 
     `any_host`: callers are authenticated, so that a page served under any name may call its own server. `issuer`: whose
     tokens are taken, for clients that look for it; None where there is none. `public_url`: the address of the service
@@ -49,6 +50,7 @@ class DoorRules:
     that nobody uses ends after `idle_s` seconds.
     """
 
+    title: str
     authorized_origins: tuple[str, ...] = ()
     any_host: bool = False
     issuer: str | None = None
@@ -74,8 +76,10 @@ class McpDoor:
         # The SDK logs what clients send; what fails in our handlers is logged by `guarded`.
         logging.getLogger("mcp").setLevel(logging.CRITICAL)
         server.middleware[:] = [guarded]
+        # Else each of its event streams would end at the signal, before the calls that they are the answers to.
+        AppStatus.disable_automatic_graceful_drain()
+        self.rules = rules
         self._server = server
-        self._rules = rules
         self._tasks = tasks
         self._limit_hit = limit_hit
         self._shared: _Host | None = None
@@ -97,7 +101,7 @@ class McpDoor:
         modern = version is not None and version not in HANDSHAKE_PROTOCOL_VERSIONS
         if refusal := self._refusal(headers):
             await refusal(scope, receive, send)
-        elif modern or not self._rules.sessions_per_user:
+        elif modern or not self.rules.sessions_per_user:
             await self._alone(scope, receive, send)
         elif session_id is None:
             await self._open(caller, scope, receive, send)
@@ -121,7 +125,7 @@ class McpDoor:
 
     def _refusal(self, headers: Any) -> Response | None:
         origin = header(headers, b"origin")
-        rules = self._rules
+        rules = self.rules
         host = header(headers, b"host")
         if origin is not None and not page_allowed(origin, rules.authorized_origins, host, any_host=rules.any_host):
             return _denial(Code.FORBIDDEN, header(headers, b"accept-language"))
@@ -149,7 +153,7 @@ class McpDoor:
             self._limit_hit("mcp_sessions")
             await _denial(full, language)(scope, receive, send)
             return
-        host = _Host(self._manager(stateless=False), caller.uid, self._rules.idle_s)
+        host = _Host(self._manager(stateless=False), caller.uid, self.rules.idle_s)
         self._hosts.append(host)
         self._start(host, "mcp-session", self._forget)
         opened = False
@@ -174,12 +178,12 @@ class McpDoor:
         """Let a user open one more session: at the limit the one that was not used for longest ends, as clients leave
         them behind. Returns why not, where each of them is answering, or the process has as many as it may."""
         mine = [host for host in self._hosts if host.owner == uid and not host.ending]
-        if len(mine) >= self._rules.sessions_per_user:
+        if len(mine) >= self.rules.sessions_per_user:
             unused = [host for host in mine if not host.calls]
             if not unused:
                 return Code.RATE_LIMITED
             min(unused, key=lambda host: host.used_at).end()
-        elif len(self._hosts) >= self._rules.max_sessions:
+        elif len(self._hosts) >= self.rules.max_sessions:
             return Code.OVERLOADED
         return None
 
@@ -188,7 +192,7 @@ class McpDoor:
         return StreamableHTTPSessionManager(
             self._server,
             stateless=stateless,
-            json_response=self._rules.json_only,
+            json_response=self.rules.json_only,
             session_idle_timeout=None,
             max_sessions=None if stateless else 1,
         )
@@ -284,31 +288,31 @@ class _Host:
             self.used_at = self._loop.time()
 
 
-def mcp_routes(
-    door: Callable[[], McpDoor], identify: Callable[..., Any], rules: DoorRules, title: str
-) -> list[BaseRoute]:
+def mcp_routes(door: Callable[[], McpDoor], identify: Callable[..., Any]) -> list[BaseRoute]:
     """The endpoint, for callers whom `identify` knows, and where an issuer is configured what says so (RFC 9728).
 
-    `door()` is called at each request. `title` is the name of the service.
+    `door()` is called at each request: its result exists once the service runs.
     """
-    router = APIRouter(route_class=_challenging(rules))
+    router = APIRouter(route_class=_challenging(door))
     caller = Annotated[Identity, Depends(identify)]
 
     async def endpoint(identity: caller) -> Response:
         return _Handed(door(), identity)
 
     async def metadata(request: Request) -> Response:
+        rules = door().rules
+        if rules.issuer is None:
+            return Response(status_code=404)
         found = {
             "resource": f"{_address(rules, request)}{PATH}",
             "authorization_servers": [rules.issuer],
             "bearer_methods_supported": ["header"],
-            "resource_name": title,
+            "resource_name": rules.title,
         }
         return Response(dumps(found), media_type="application/json", headers={"Cache-Control": "no-cache"})
 
     router.add_api_route(PATH, endpoint, methods=["GET", "POST", "DELETE"], include_in_schema=False)
-    if rules.issuer is not None:
-        router.add_api_route(METADATA_PATH, metadata, methods=["GET"], include_in_schema=False)
+    router.add_api_route(METADATA_PATH, metadata, methods=["GET"], include_in_schema=False)
     return router.routes
 
 
@@ -325,7 +329,7 @@ class _Handed(Response):
         await self._door.handle(self._caller, scope, receive, send)
 
 
-def _challenging(rules: DoorRules) -> type[APIRoute]:
+def _challenging(door: Callable[[], McpDoor]) -> type[APIRoute]:
     """Routes whose 401 says where a client finds the issuer."""
 
     class Challenging(APIRoute):
@@ -336,7 +340,7 @@ def _challenging(rules: DoorRules) -> type[APIRoute]:
                 try:
                     return await handle(request)
                 except AuthError as failure:
-                    return _challenge(rules, request, failure)
+                    return _challenge(door().rules, request, failure)
 
             return challenged
 

@@ -34,8 +34,17 @@ from starlette.routing import BaseRoute
 
 from backend_kit.aio import TaskRegistry
 from backend_kit.http import request_id
-from backend_kit.mcp import Context, DoorRules, McpDoor, answering, arguments_of, caller_of
-from backend_kit.mcp import mcp_routes as routes_of
+from backend_kit.mcp import (
+    Context,
+    DoorRules,
+    McpDoor,
+    answering,
+    arguments_of,
+    caller_of,
+    expect_scope,
+    mcp_routes,
+    refused,
+)
 from knowledge_flow_backend.index import Reader
 from knowledge_flow_backend.library.bodies import MAX_INT
 from knowledge_flow_backend.library.router import LibraryServices
@@ -165,6 +174,7 @@ class DocumentServer:
 
     async def list_resources(self, ctx: Context, params: PaginatedRequestParams | None) -> ListResourcesResult:
         """Documents that the caller may read, by title; a cursor counts those before it."""
+        expect_scope(ctx, "read")
         offset = _offset(params.cursor if params is not None else None)
         with self._timed("documents") as library:
             window = Window(_PAGE, offset, "title", descending=False)
@@ -190,6 +200,7 @@ class DocumentServer:
 
     async def read_resource(self, ctx: Context, params: ReadResourceRequestParams) -> ReadResourceResult:
         """The text of a document, cut after a million characters, or of a passage. Raises MCPError, `ServiceError`."""
+        expect_scope(ctx, "read")
         document_id, passage_id = _ids_in(params.uri)
         cut = False
         with self._timed("documents") as library:
@@ -208,6 +219,7 @@ class DocumentServer:
         )
 
     async def _found(self, ctx: Context, given: dict[str, Any] | None) -> CallToolResult:
+        expect_scope(ctx, "search")
         wanted = arguments_of(SearchArguments, given)
         reader = _reader(ctx)
         libraries = None if wanted.libraries is None else await self._libraries(reader, wanted.libraries)
@@ -220,6 +232,7 @@ class DocumentServer:
         return _result("\n\n".join(listed) or "Nothing was found.", found)
 
     async def _passage(self, ctx: Context, given: dict[str, Any] | None) -> CallToolResult:
+        expect_scope(ctx, "read")
         wanted = arguments_of(PassageArguments, given)
         with self._timed("documents") as library:
             chunk = await library.chunk(_reader(ctx), wanted.document_id, wanted.passage_id)
@@ -240,6 +253,7 @@ class DocumentServer:
         return _result(passage.text, passage)
 
     async def _document(self, ctx: Context, given: dict[str, Any] | None) -> CallToolResult:
+        expect_scope(ctx, "read")
         wanted = arguments_of(DocumentArguments, given)
         with self._timed("documents") as library:
             part = await library.text(_reader(ctx), wanted.document_id, wanted.offset, wanted.limit)
@@ -299,9 +313,7 @@ def make_mcp(
     return McpDoor(server, _rules(settings), tasks)
 
 
-def mcp_routes(
-    door: Callable[[], McpDoor | None], identify: Callable[..., Any], settings: KnowledgeFlowSettings
-) -> list[BaseRoute]:
+def add_routes(door: Callable[[], McpDoor | None], identify: Callable[..., Any]) -> list[BaseRoute]:
     """The routes of the endpoint. `door()` is called at each request."""
 
     def opened() -> McpDoor:
@@ -309,12 +321,13 @@ def mcp_routes(
         assert found is not None  # these routes are added where `make_mcp` is called
         return found
 
-    return routes_of(opened, identify, _rules(settings), settings.app.name)
+    return mcp_routes(opened, identify)
 
 
 def _rules(settings: KnowledgeFlowSettings) -> DoorRules:
     security = settings.security
     return DoorRules(
+        title=settings.app.name,
         authorized_origins=security.authorized_origins,
         any_host=security.user.enabled,
         issuer=security.user.realm_url if security.user.enabled else None,
@@ -367,9 +380,8 @@ def _no_resource() -> MCPError:
 
 
 def _not_there(what: str) -> CallToolResult:
-    detail = {"code": "not_found", "message": f"There is no such {what} that you may read.", "retryable": False}
-    text = f"not_found: {detail['message']}"
-    return CallToolResult(content=[TextContent(text=text)], structured_content=detail, is_error=True)
+    message = f"There is no such {what} that you may read."
+    return refused({"code": "not_found", "message": message, "retryable": False})
 
 
 def _offset(cursor: str | None) -> int:

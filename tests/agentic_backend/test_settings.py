@@ -239,7 +239,10 @@ def test_authentication_is_on_unless_said_otherwise(tmp_path: Path) -> None:
             },
             r"mcp\.servers\[1\]\.id: is used twice$",
         ),
-        ({"mcp": {"servers": [{"id": "a"}]}}, r"mcp\.servers\[0\]\.url: is required where transport is streamable_http$"),
+        (
+            {"mcp": {"servers": [{"id": "a"}]}},
+            r"mcp\.servers\[0\]\.url: is required where transport is streamable_http$",
+        ),
         (
             {"mcp": {"servers": [{"id": "a", "url": "http://a", "command": CANARY}]}},
             r"mcp\.servers\[0\]\.command: needs transport: stdio$",
