@@ -21,7 +21,6 @@ from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_types import INVALID_REQUEST, ErrorData, JSONRPCError
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
-from sse_starlette.sse import AppStatus
 from starlette.routing import BaseRoute
 from starlette.types import Message, Receive, Scope, Send
 
@@ -76,8 +75,6 @@ class McpDoor:
         # The SDK logs what clients send; what fails in our handlers is logged by `guarded`.
         logging.getLogger("mcp").setLevel(logging.CRITICAL)
         server.middleware[:] = [guarded]
-        # Else each of its event streams would end at the signal, before the calls that they are the answers to.
-        AppStatus.disable_automatic_graceful_drain()
         self.rules = rules
         self._server = server
         self._tasks = tasks

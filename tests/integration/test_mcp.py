@@ -440,7 +440,7 @@ async def test_it_can_be_switched_off(start_service: StartService) -> None:
 
 
 async def test_a_signal_cuts_off_no_call(start_process: StartProcess) -> None:
-    """The SDK's event streams would end at the signal itself, and with them the answers of running turns."""
+    """The library of the SDK's event streams ends them at the signal, where it finds uvicorn's own handler of it."""
     async with start_process("mock;tokens=40;gap=50") as service:
         headers = {**ACCEPT, "Mcp-Session-Id": await opened(service)}
         params = {"name": "ask_Georges", "arguments": {"question": "x"}, "_meta": {"progressToken": 1}}
