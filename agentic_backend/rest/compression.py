@@ -62,10 +62,7 @@ class _Answer:
     async def send(self, message: Message) -> None:
         """Pass a message on, compressed if that is worthwhile."""
         if message["type"] == "http.response.start":
-            if Headers(raw=message.get("headers", [])).get("content-type", "").startswith(_STREAMED):
-                await self._send(message)  # its first event may be long in coming
-            else:
-                self._head = message
+            self._head = message
             return
         head, self._head = self._head, None
         if head is None:

@@ -98,6 +98,9 @@ class McpDoor:
         modern = version is not None and version not in HANDSHAKE_PROTOCOL_VERSIONS
         if refusal := self._refusal(headers):
             await refusal(scope, receive, send)
+        elif scope["method"] == "GET":
+            # We say nothing but in the answer to a call, so there is nothing to listen to.
+            await _not_allowed("POST, DELETE")(scope, receive, send)
         elif modern or not self.rules.sessions_per_user:
             await self._alone(scope, receive, send)
         elif session_id is None:
@@ -131,8 +134,7 @@ class McpDoor:
     async def _alone(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A request that belongs to no session."""
         if scope["method"] != "POST":
-            # Without a session there is nothing to listen to, and nothing to end.
-            await Response(status_code=405, headers={"Allow": "POST"})(scope, receive, send)
+            await _not_allowed("POST")(scope, receive, send)  # without a session there is nothing to end
             return
         if self._shared is None or self._shared.over:
             self._shared = _Host(self._manager(stateless=True), "", None)
@@ -176,7 +178,7 @@ class McpDoor:
         them behind. Returns why not, where each of them is answering, or the process has as many as it may."""
         mine = [host for host in self._hosts if host.owner == uid and not host.ending]
         if len(mine) >= self.rules.sessions_per_user:
-            unused = [host for host in mine if not host.calls]
+            unused = [host for host in mine if not host.requests]
             if not unused:
                 return Code.RATE_LIMITED
             min(unused, key=lambda host: host.used_at).end()
@@ -221,12 +223,11 @@ class _Host:
         self._idle_s = idle_s
         self._started: asyncio.Future[bool] = self._loop.create_future()
         self._ended = asyncio.Event()
-        self._requests = 0
         self.owner = owner
         self.session_id: str | None = None
         self.task: asyncio.Task[None] | None = None
-        self.calls = 0
-        """Requests in progress, but for the stream on which a client listens."""
+        self.requests = 0
+        """Requests in progress."""
         self.used_at = self._loop.time()
 
     @property
@@ -257,7 +258,7 @@ class _Host:
 
     async def serves(self, scope: Scope, receive: Receive, send: Send) -> bool:
         """Answer a request; False, and no answer, where it is ending."""
-        with self._used(listening=scope["method"] == "GET"):
+        with self._used():
             if not await asyncio.shield(self._started) or self.ending:
                 return False
             await self._manager.handle_request(scope, receive, send)
@@ -265,23 +266,21 @@ class _Host:
 
     async def _unused_for(self, idle_s: float | None) -> None:
         """Wait until it is ended, or end it where nobody has used it for so long."""
-        used_at = self._loop.time() if self._requests else self.used_at
+        used_at = self._loop.time() if self.requests else self.used_at
         try:
             async with asyncio.timeout_at(None if idle_s is None else used_at + idle_s):
                 await self._ended.wait()
         except TimeoutError:
-            if not self._requests and idle_s is not None and self._loop.time() >= self.used_at + idle_s:
+            if not self.requests and idle_s is not None and self._loop.time() >= self.used_at + idle_s:
                 self.end()
 
     @contextmanager
-    def _used(self, *, listening: bool) -> Iterator[None]:
-        self._requests += 1
-        self.calls += not listening
+    def _used(self) -> Iterator[None]:
+        self.requests += 1
         try:
             yield
         finally:
-            self._requests -= 1
-            self.calls -= not listening
+            self.requests -= 1
             self.used_at = self._loop.time()
 
 
@@ -365,6 +364,10 @@ def _denial(code: Code, language: str | None) -> Response:
     headers = {"Retry-After": "2"} if CODES[code].retryable else {}
     body = {"detail": {"code": code.value, "message": message_for(code, language)}}
     return Response(dumps(body), CODES[code].status, headers, "application/json")
+
+
+def _not_allowed(allowed: str) -> Response:
+    return Response(status_code=405, headers={"Allow": allowed})
 
 
 def _rpc_error(status: int, message: str) -> Response:

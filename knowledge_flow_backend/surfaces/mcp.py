@@ -112,7 +112,7 @@ class FoundPassage(_Shape):
     libraries: list[str]
 
 
-class Found(_Shape):
+class FoundPassages(_Shape):
     """What `search` returns, best first."""
 
     passages: list[FoundPassage]
@@ -156,7 +156,7 @@ class DocumentServer:
         self._tools: dict[str, tuple[Tool, Callable[[Context, Any], Awaitable[CallToolResult]]]] = {
             tool.name: (tool, call)
             for tool, call in (
-                (_tool("search", "Find passages in documents", SearchArguments, Found), self._found),
+                (_tool("search", "Find passages in documents", SearchArguments, FoundPassages), self._found),
                 (_tool("read_passage", "Read a passage", PassageArguments, ReadPassage), self._passage),
                 (_tool("read_document", "Read a document", DocumentArguments, ReadDocument), self._document),
             )
@@ -227,7 +227,7 @@ class DocumentServer:
         assert ctx.request is not None
         with logged(self._search.kpi, "search", request_id(ctx.request.scope), ctx.request.headers):
             answer = await self._search.search(request, reader)
-        found = Found(passages=[_passage_of(hit) for hit in answer.hits])
+        found = FoundPassages(passages=[_passage_of(hit) for hit in answer.hits])
         listed = [_shown(place, passage) for place, passage in enumerate(found.passages, start=1)]
         return _result("\n\n".join(listed) or "Nothing was found.", found)
 

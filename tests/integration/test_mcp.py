@@ -359,6 +359,23 @@ async def test_the_session_that_was_not_used_for_longest_makes_room(start_servic
         assert await status_in(service, bens, **ben) == 200
 
 
+async def test_a_flood_of_handshakes_leaves_as_many_sessions_as_a_user_may_have(start_service: StartService) -> None:
+    async with start_service(security=SECURITY, doors={"mcp_sessions_per_user": 3}) as service:
+        ada, ben = headers_of("ada"), headers_of("ben")
+        bens = await opened(service, **ben)
+
+        async def knock() -> str | None:
+            async with service.http.post("/mcp", json=INITIALIZE, headers={**ACCEPT, **ada}) as answer:
+                await answer.read()
+                assert answer.status in (200, 429)
+                return answer.headers.get("Mcp-Session-Id")
+
+        knocked = [one for one in await asyncio.gather(*(knock() for _ in range(60))) if one is not None]
+        found = [await status_in(service, one, **ada) for one in knocked]
+        assert found.count(200) == 3
+        assert await status_in(service, bens, **ben) == 200
+
+
 async def test_sessions_that_all_answer_are_not_ended_for_another(start_service: StartService) -> None:
     async with (
         scripted(stalls_after(token("a"))) as model,
@@ -394,15 +411,13 @@ async def test_a_session_that_nobody_uses_ends(start_service: StartService) -> N
                 await asyncio.sleep(pause_s)
 
 
-async def test_who_listens_is_let_go_at_the_end(start_service: StartService) -> None:
-    """An open stream does not hold up the end of the service, and its turn's answer still arrives."""
+async def test_a_call_is_answered_at_the_end_and_none_is_begun(start_service: StartService) -> None:
     async with AsyncExitStack() as stack:
         service = await stack.enter_async_context(start_service("mock;tokens=20;gap=50"))
         client = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{service.port}"))
         session_id = await opened(service)
-        named = {"Accept": "text/event-stream", "Mcp-Session-Id": session_id}
-        listening = await client.get("/mcp", headers=named)
-        assert listening.status == 200
+        async with client.get("/mcp", headers={**ACCEPT, "Mcp-Session-Id": session_id}) as answer:
+            assert (answer.status, answer.headers["Allow"]) == (405, "POST, DELETE")
         call = {"jsonrpc": "2.0", "id": 3, "method": "tools/call"}
         params = {"name": "ask_Georges", "arguments": {"question": "x"}, "_meta": {"progressToken": 1}}
         asked = await client.post(
@@ -414,7 +429,6 @@ async def test_who_listens_is_let_go_at_the_end(start_service: StartService) -> 
         assert '"status":"final"' in rest
         async with asyncio.timeout(PATIENCE_S):
             await draining
-            assert await listening.read() == b""
         async with client.post("/mcp", json=LIST, headers=ACCEPT) as answer:
             assert (answer.status, (await answer.json())["detail"]["code"]) == (503, "draining")
 

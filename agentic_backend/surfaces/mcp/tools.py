@@ -113,7 +113,7 @@ class Source(_Shape):
     page: int | None = None
 
 
-class AgentAnswer(_Shape):
+class ToolReply(_Shape):
     """What a tool returns. With `awaiting_human` the agent asks its user: `answer` is the question, `question` all that
     is known of it, and the next call with this `session_id` replies."""
 
@@ -236,7 +236,7 @@ class AgentTools:
     async def _turn(self, ctx: Context, ask: Ask) -> Payload:
         """Follow a turn to its end, which leaving it early brings about."""
         progress = _Progress(ctx, self._clock)
-        async with Following.of_ask(self._services.registry.submit(ask)) as events:
+        with Following(self._services.registry.submit(ask)) as events:
             async for event in events:
                 if event is None:
                     continue
@@ -252,7 +252,7 @@ class AgentTools:
             message = end.messages[-1]
             page = self._page(ctx)
             links = [part for part in message.parts if part.get("type") == "link" and part.get("kind") == "citation"]
-            answer = AgentAnswer(
+            answer = ToolReply(
                 status="final",
                 answer=message.text,
                 session_id=ask.session_id,
@@ -265,7 +265,7 @@ class AgentTools:
         if isinstance(end, Cancelled):
             text = end.messages[-1].text if end.messages and end.messages[-1].role == "assistant" else ""
             return _shown(
-                AgentAnswer(status="cancelled", answer=text, session_id=ask.session_id, exchange_id=ask.exchange_id)
+                ToolReply(status="cancelled", answer=text, session_id=ask.session_id, exchange_id=ask.exchange_id)
             )
         assert isinstance(end, Failed)
         after_s = None if end.retry_after_ms is None else end.retry_after_ms / 1000
@@ -330,7 +330,7 @@ def _tool(agent: dict[str, Any]) -> Tool:
         title=agent["name"],
         description=". ".join([f"Ask the agent {agent['name']}", *told]),
         input_schema=AskArguments.model_json_schema(),
-        output_schema=AgentAnswer.model_json_schema(),
+        output_schema=ToolReply.model_json_schema(),
         annotations=ToolAnnotations(destructive_hint=False, open_world_hint=True),
     )
 
@@ -367,7 +367,7 @@ def _named_in(state: str) -> tuple[str, str]:
 def _asked(session_id: str, exchange_id: str, question: Question) -> CallToolResult:
     """A question to the user as the result of a call."""
     return _shown(
-        AgentAnswer(
+        ToolReply(
             status="awaiting_human",
             answer=in_words(question),
             session_id=session_id,
@@ -378,7 +378,7 @@ def _asked(session_id: str, exchange_id: str, question: Question) -> CallToolRes
     )
 
 
-def _shown(answer: AgentAnswer, links: list[ResourceLink] | None = None, *, after: str = "") -> CallToolResult:
+def _shown(answer: ToolReply, links: list[ResourceLink] | None = None, *, after: str = "") -> CallToolResult:
     content: list[ContentBlock] = [TextContent(text=answer.answer)]
     if after:
         content.append(TextContent(text=after))
