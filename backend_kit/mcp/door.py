@@ -9,7 +9,7 @@ to one instance.
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import Context as ContextVars
 from dataclasses import dataclass
 from string import ascii_letters, digits
@@ -36,6 +36,8 @@ METADATA_PATH: Final = f"/.well-known/oauth-protected-resource{PATH}"
 _SESSION: Final = b"mcp-session-id"
 _VERSION: Final = b"mcp-protocol-version"
 _AUTHORITY: Final = frozenset(ascii_letters + digits + ".-:[]")
+_ANSWERED_S: Final = 2.0
+"""For a call whose turn has ended; one that waits for a person in a form is cut off then."""
 _ENDING_S: Final = 5.0
 
 
@@ -114,11 +116,15 @@ class McpDoor:
                 host.end()
 
     async def aclose(self) -> None:
-        """End all sessions, and refuse new requests. Calls that still run are cancelled."""
+        """Refuse new requests, give those in progress a moment to be answered, and end all sessions."""
         self._closing = True
-        shared = [self._shared] if self._shared is not None else []
-        running = [host.task for host in (*self._hosts, *shared) if host.task is not None]
-        for host in (*self._hosts, *shared):
+        hosts = [*self._hosts, *([self._shared] if self._shared is not None else [])]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ANSWERED_S):
+                for host in hosts:
+                    await host.quiet.wait()
+        running = [host.task for host in hosts if host.task is not None]
+        for host in hosts:
             host.end()
         if running:
             await asyncio.wait(running, timeout=_ENDING_S)
@@ -228,6 +234,9 @@ class _Host:
         self.task: asyncio.Task[None] | None = None
         self.requests = 0
         """Requests in progress."""
+        self.quiet = asyncio.Event()
+        """Set while there are none."""
+        self.quiet.set()
         self.used_at = self._loop.time()
 
     @property
@@ -277,10 +286,13 @@ class _Host:
     @contextmanager
     def _used(self) -> Iterator[None]:
         self.requests += 1
+        self.quiet.clear()
         try:
             yield
         finally:
             self.requests -= 1
+            if not self.requests:
+                self.quiet.set()
             self.used_at = self._loop.time()
 
 

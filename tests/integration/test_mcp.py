@@ -304,6 +304,16 @@ async def test_a_failure_is_a_result_with_our_code(start_service: StartService, 
         assert code_of(unknown) == "session_not_found"
 
 
+async def test_a_user_with_enough_conversations_is_told_so(start_service: StartService) -> None:
+    async with start_service(ai={"max_concurrent_sessions_per_user": 1}) as service, mcp_client(service.port) as client:
+        first = (await client.call_tool("ask_Georges", {"question": "x"})).structured_content
+        second = await client.call_tool("ask_Georges", {"question": "x"})
+        assert code_of(second) == "forbidden"
+        assert "You have 1 conversations already" in text_of(second)
+        again = await client.call_tool("ask_Georges", {"question": "x", "session_id": first["session_id"]})
+        assert not again.is_error
+
+
 async def test_a_conversation_is_its_users_alone(start_service: StartService) -> None:
     async with (
         start_service(security=SECURITY) as service,

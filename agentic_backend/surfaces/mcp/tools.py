@@ -31,7 +31,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from agentic_backend.chat.handshake import traceparent_of
-from agentic_backend.errors import MessageTooLong
+from agentic_backend.errors import MessageTooLong, SessionLimitReached
 from agentic_backend.session.models import HistoryWindow, Session
 from agentic_backend.session.past_exchanges import AWAITING
 from agentic_backend.session.stream import (
@@ -157,7 +157,8 @@ class AgentTools:
         caller = caller_of(ctx)
         # A key may be limited to some agents.
         may_ask: Callable[[str], bool] = getattr(caller, "may_ask", lambda _agent_id: True)
-        return [agent for agent in self._services.catalog.list() if agent["enabled"] and may_ask(agent["id"])]
+        catalog = self._services.catalog
+        return [agent for agent in catalog.list() if agent["id"] in catalog and may_ask(agent["id"])]
 
     def _ask(self, ctx: Context, agent_id: str, wanted: AskArguments) -> Ask:
         request = ctx.request
@@ -183,15 +184,22 @@ class AgentTools:
         if params.request_state is not None:
             return await self._filled(ask, params)
         if wanted.session_id is None:
-            with self._services.kpi.phase("session_write"):
-                session = await self._services.sessions.make(Session.new(ask.user_id, ask.agent_id, ""))
-            return replace(ask, session_id=session.id)
+            return await self._in_new_session(ask)
         waiting = await self._waiting(ask)
         if waiting is None:
             return ask
         exchange_id, question = waiting
         reply = answer_of(question, ask.message)
         return _asked(ask.session_id, exchange_id, question) if reply is None else _resumed(ask, exchange_id, reply)
+
+    async def _in_new_session(self, ask: Ask) -> Ask | CallToolResult:
+        try:
+            with self._services.kpi.phase("session_write"):
+                session = await self._services.sessions.make(Session.new(ask.user_id, ask.agent_id, ""))
+        except SessionLimitReached as limit:
+            message = f"You have {limit.most} conversations already: delete one, or pass the session_id of one."
+            return refused({**detail(limit.code, ask.language), "message": message})
+        return replace(ask, session_id=session.id)
 
     async def _filled(self, ask: Ask, params: CallToolRequestParams) -> Ask | CallToolResult:
         """The ask of a call that is sent again with the form that it had asked for. What the client says of the session
