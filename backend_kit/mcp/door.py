@@ -28,7 +28,7 @@ from backend_kit.aio import TaskRegistry
 from backend_kit.auth import AuthError, Identity, header
 from backend_kit.http import page_allowed
 from backend_kit.mcp.calls import CALLER, guarded
-from backend_kit.wire import CODES, Code, dumps, message_for
+from backend_kit.wire import CODES, Code, dumps, loads, message_for
 
 PATH: Final = "/mcp"
 METADATA_PATH: Final = f"/.well-known/oauth-protected-resource{PATH}"
@@ -36,6 +36,7 @@ METADATA_PATH: Final = f"/.well-known/oauth-protected-resource{PATH}"
 _SESSION: Final = b"mcp-session-id"
 _VERSION: Final = b"mcp-protocol-version"
 _AUTHORITY: Final = frozenset(ascii_letters + digits + ".-:[]")
+_QUOTING: Final = ("Parse error", "Validation error")
 _ANSWERED_S: Final = 2.0
 """For a call whose turn has ended; one that waits for a person in a form is cut off then."""
 _ENDING_S: Final = 5.0
@@ -270,7 +271,7 @@ class _Host:
         with self._used():
             if not await asyncio.shield(self._started) or self.ending:
                 return False
-            await self._manager.handle_request(scope, receive, send)
+            await self._manager.handle_request(scope, receive, _Unquoting(send))
         return True
 
     async def _unused_for(self, idle_s: float | None) -> None:
@@ -294,6 +295,37 @@ class _Host:
             if not self.requests:
                 self.quiet.set()
             self.used_at = self._loop.time()
+
+
+class _Unquoting:
+    """Passes an answer on, without the SDK's quotation of a body that it could not read."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._head: Message | None = None
+
+    async def __call__(self, message: Message) -> None:
+        """Pass a message on."""
+        if message["type"] == "http.response.start" and message["status"] == 400:
+            self._head = message
+            return
+        head, self._head = self._head, None
+        if head is not None:
+            message = {**message, "body": _unquoted(message.get("body", b""))}
+            length = str(len(message["body"])).encode()
+            headers = [(name, length if name == b"content-length" else value) for name, value in head["headers"]]
+            await self._send({**head, "headers": headers})
+        await self._send(message)
+
+
+def _unquoted(body: bytes) -> bytes:
+    """The body of a 400, whose text ends where it would tell what was wrong in the request's."""
+    try:
+        said = loads(body)
+        kind = next(kind for kind in _QUOTING if said["error"]["message"].startswith(kind))
+    except (KeyError, StopIteration, TypeError, ValueError):
+        return body
+    return dumps({**said, "error": {"code": said["error"]["code"], "message": kind}})
 
 
 def mcp_routes(door: Callable[[], McpDoor], identify: Callable[..., Any]) -> list[BaseRoute]:

@@ -232,12 +232,15 @@ async def test_it_has_no_sessions_to_listen_to_or_to_end(service: RunningKnowled
             assert answer.status == 405
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"[{}]", b"null", b'{"jsonrpc":"2.0"}', b"\xff"])
+@pytest.mark.parametrize("body", [b"", b"{canary", b'["canary"]', b"[{}]", b"null", b'{"jsonrpc":"canary"}', b"\xff"])
 async def test_what_is_not_the_protocol_is_refused(service: RunningKnowledgeFlow, body: bytes) -> None:
     for version in ({}, {"MCP-Protocol-Version": "2026-07-28"}, {"MCP-Protocol-Version": "canary"}):
         headers = {**ACCEPT, "Content-Type": "application/json", **version}
         async with service.http.post("/mcp", data=body, headers=headers) as answer:
+            said = await answer.text()
             assert answer.status == 400
+            assert "pydantic" not in said
+            assert "canary" not in said or version.get("MCP-Protocol-Version") == "canary"
     async with mcp_client(service.port) as client:
         assert (await client.list_tools()).tools
 
