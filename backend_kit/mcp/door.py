@@ -21,6 +21,7 @@ from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_types import INVALID_REQUEST, ErrorData, JSONRPCError
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+from sse_starlette.sse import AppStatus
 from starlette.routing import BaseRoute
 from starlette.types import Message, Receive, Scope, Send
 
@@ -78,6 +79,9 @@ class McpDoor:
         # The SDK logs what clients send; what fails in our handlers is logged by `guarded`.
         logging.getLogger("mcp").setLevel(logging.CRITICAL)
         server.middleware[:] = [guarded]
+        # Its event streams end once any server of uvicorn in the process was told to exit; ours end by our drain.
+        AppStatus.enable_automatic_graceful_drain = False
+        AppStatus.should_exit = False
         self.rules = rules
         self._server = server
         self._tasks = tasks

@@ -1,12 +1,14 @@
 """The endpoint of an MCP server on its own: what a handler that fails lets out, and what a door that is closed does."""
 
 import logging
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar
 
 import httpx2
 import pytest
+import uvicorn
 from fastapi import FastAPI
 from mcp import MCPError
 from mcp.client import Client
@@ -99,6 +101,20 @@ async def test_a_handler_knows_who_calls(tasks: TaskRegistry, era: str) -> None:
         (block,) = (await client.call_tool("one", {})).content
     assert isinstance(block, TextContent)
     assert block.text == "ada"
+
+
+async def test_calls_are_answered_although_a_server_was_told_to_exit(tasks: TaskRegistry) -> None:
+    """The SDK's event streams would be empty: they belong to whichever server of the process is told first."""
+
+    async def call(_ctx: Context, _params: CallToolRequestParams) -> CallToolResult:
+        uvicorn.Server(uvicorn.Config("none")).handle_exit(signal.SIGTERM, None)
+        return CallToolResult(content=[TextContent(text="here")])
+
+    uvicorn.Server(uvicorn.Config("none")).handle_exit(signal.SIGTERM, None)
+    async with client_of(door_of(call, tasks), "legacy") as client:
+        for _ in range(2):
+            (block,) = (await client.call_tool("one", {})).content
+            assert isinstance(block, TextContent)
 
 
 async def test_a_process_has_no_more_sessions_than_it_may(tasks: TaskRegistry) -> None:
