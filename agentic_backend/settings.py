@@ -17,7 +17,6 @@ from backend_kit.settings import (
     HttpUrl,
     Listed,
     ModelTimeout,
-    Origin,
     Port,
     Positive,
     Postgres,

@@ -3,7 +3,7 @@
 from ipaddress import ip_address
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, SecretStr, Strict, model_validator
+from pydantic import Field, SecretStr, model_validator
 
 from backend_kit.settings.base import (
     Count,
@@ -79,8 +79,8 @@ class Security(Section):
     user: UserSecurity = UserSecurity()
     authorized_origins: Annotated[tuple[Origin, ...], Listed] = ()
     """Origins of other pages that may use the service from a browser (CORS), compared exactly; there is no wildcard.
-    The agentic service's sockets and event streams answer pages of all others with 403. Its own page needs no entry,
-    except by host name while authentication is off."""
+    The agentic service's sockets and event streams, and `/mcp` of both, answer pages of all others with 403. Its own
+    page needs no entry, except by host name while authentication is off."""
     allow_insecure: bool = False
     """Start even though authentication is off and `app.address` is not loopback: everybody who reaches the port is
     `admin`."""
