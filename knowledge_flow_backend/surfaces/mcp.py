@@ -353,8 +353,7 @@ def _tool(name: str, title: str, takes: type[BaseModel], gives: type[BaseModel])
 
 
 def _reader(ctx: Context) -> Reader:
-    identity = caller_of(ctx)
-    return Reader(identity.uid, identity.groups)
+    return Reader.of(caller_of(ctx))
 
 
 def _uri(document_id: str, passage_id: str | None = None) -> str:
