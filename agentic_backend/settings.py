@@ -832,7 +832,7 @@ class Doors(Section):
     agui: bool = True
     """Whether AG-UI is served: `/agui/{agent}`."""
     mcp: bool = True
-    """Whether the agents are tools of an MCP server: `/mcp`. It takes 1 s and 40 MB more to start."""
+    """Whether the agents are tools of an MCP server: `/mcp`. It takes half a second and 20 MB more to start."""
     mcp_sessions_per_user: Count = 8
     """Sessions of one user's MCP clients; the next one ends the one that was not used for longest. In a session agents
     can ask their user in a form of the client's; a balancer must then send requests of one `Mcp-Session-Id` to one

@@ -64,7 +64,7 @@ class Doors(Section):
 
     mcp: bool = True
     """Whether `/mcp` speaks the Model Context Protocol: tools that search and read, and documents as resources, with
-    the rights of the caller. It takes 1 s and 40 MB more to start."""
+    the rights of the caller. It takes half a second and 20 MB more to start."""
     public_url: HttpUrl | None = None
     """Address of the service as its clients see it, without a path, where a proxy gives it another one. MCP clients
     find the issuer of tokens by it; none = the address that each request names."""
