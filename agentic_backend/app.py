@@ -37,11 +37,12 @@ from agentic_backend.session.turn_report import TURN_PHASES, TurnReports
 from agentic_backend.session.unkept import unkept_turns
 from agentic_backend.settings import AgenticSettings
 from agentic_backend.spool.claim import EXIT_TAKEN, Possessions
-from agentic_backend.surfaces.services import DoorServices
+from agentic_backend.surfaces.services import DoorServices, McpSessions
 from agentic_backend.ticker import Ticker, TickerSources
 from agentic_backend.verdict import TurnQuantiles, Windows
 from agentic_backend.wiring import (
     door_routes,
+    entrance,
     make_agents,
     make_attachments,
     make_catalog,
@@ -174,6 +175,8 @@ class AgenticService(Service[AgenticSettings, State]):
             drains = [group.create_task(turns.drain(drain_s)) for turns in state.turns.registries]
         cancelled = sum(drain.result() for drain in drains)
         logger.info("drain 3/5: running turns have ended, %d of them cancelled at the deadline", cancelled)
+        for end in state.doors.at_drain:
+            await end()
         cut = await state.hub.wait_empty(_SOCKETS_LEAVE_S)
         logger.info("drain 4/5: all sockets closed, %d of them cut", cut)
         left = await state.persistence.flush(_FLUSH_S)
@@ -259,9 +262,13 @@ class AgenticService(Service[AgenticSettings, State]):
             answer_task=make_task_writer(settings, groups, kit, kpi).answer,
             limit_hit=metrics.limit_hit,
             base_url=settings.app.base_url,
-            public_url=settings.doors.public_url,
             max_message_chars=settings.limits.max_message_chars,
             background_s=settings.doors.background_s,
+            public_url=settings.doors.public_url,
+            title=settings.app.name,
+            tasks=tasks,
+            entrance=entrance(settings),
+            mcp_sessions=McpSessions(settings.doors.mcp_sessions_per_user, settings.doors.mcp_session_idle_s),
         )
         state = State(tasks, runtime, metrics, models, knowledge, catalog, persistence, turns, hub, chat, doors)
         self._start(state, stack)

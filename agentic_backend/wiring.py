@@ -32,7 +32,7 @@ from agentic_backend.session.attachments import Leftovers
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.session.turn import TurnRules
 from agentic_backend.settings import DEFAULT_MODEL, AgenticSettings, DefaultChatModel, OfferedModel
-from agentic_backend.surfaces.services import DoorServices
+from agentic_backend.surfaces.services import DoorServices, Entrance
 from backend_kit.aio import TaskRegistry
 from backend_kit.kpi import Kpi
 
@@ -64,6 +64,13 @@ def make_task_writer(settings: AgenticSettings, groups: ModelGroups, kit: AgentK
     called = settings.ai.default_language_model
     own = NamedModel(kit.chat_model, kit.model_name)
     return TaskWriter(own if called is None else NamedModel(groups.of(called), called.name), kpi)
+
+
+def entrance(settings: AgenticSettings) -> Entrance:
+    """Who may come in at the doors."""
+    security = settings.security
+    issuer = security.user.realm_url if security.user.enabled else None
+    return Entrance(security.authorized_origins, security.user.enabled, issuer)
 
 
 def door_routes(

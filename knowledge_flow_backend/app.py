@@ -5,7 +5,7 @@ import logging
 import socket
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 
@@ -34,6 +34,9 @@ from knowledge_flow_backend.search.service import SearchService
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
 from knowledge_flow_backend.wiring import files_at_once, make_embedder, make_ingest, make_search
 
+if TYPE_CHECKING:
+    from backend_kit.mcp import McpDoor
+
 logger = logging.getLogger(__name__)
 
 _POOL_TICK_S = 1.0
@@ -52,6 +55,8 @@ class State:
     ingest: IngestServices
     fast: FastServices
     library: LibraryServices
+    mcp: "McpDoor | None" = field(default=None)
+    """The endpoint for clients that speak MCP; None while it is switched off."""
     mismatch: str | None = field(default=None)
     """Why the index does not fit the embedder, as a sentence; None while it fits or this is not known yet."""
 
@@ -108,6 +113,11 @@ class KnowledgeFlowService(Service[KnowledgeFlowSettings, State]):
         app.router.routes += build_ingest_router(lambda: self.running.ingest, identify, base).routes
         app.router.routes += build_fast_router(lambda: self.running.fast, identify, base).routes
         app.router.routes += build_library_router(lambda: self.running.library, identify, base).routes
+        if self._settings.doors.mcp:
+            # It takes a second to load.
+            from knowledge_flow_backend.surfaces.mcp import add_routes
+
+            app.router.routes += add_routes(lambda: self.running.mcp, identify)
 
     async def _build(self, stack: AsyncExitStack) -> State:
         settings = self._settings
@@ -129,6 +139,10 @@ class KnowledgeFlowService(Service[KnowledgeFlowSettings, State]):
         )
         library = LibraryServices(Library(Statements(database), engine.writer), metrics)
         state = State(tasks, runtime, database, embedder, engine, search, ingest, fast, library)
+        if settings.doors.mcp:
+            from knowledge_flow_backend.surfaces.mcp import make_mcp
+
+            state.mcp = make_mcp(search, library, tasks, settings)
         self._start_tasks(tasks, stack)
         tasks.spawn("index-schema", lambda: _open_index(state), restart=True)
         engine.spawn(tasks)

@@ -59,6 +59,17 @@ class KnowledgeFlowApp(App):
     after it)."""
 
 
+class Doors(Section):
+    """Ways into the service beside its own routes."""
+
+    mcp: bool = True
+    """Whether `/mcp` speaks the Model Context Protocol: tools that search and read, and documents as resources, with
+    the rights of the caller. It takes half a second and 20 MB more to start."""
+    public_url: HttpUrl | None = None
+    """Address of the service as its clients see it, without a path, where a proxy gives it another one. MCP clients
+    find the issuer of tokens by it; none = the address that each request names."""
+
+
 class EmbeddingSettings(Section):
     """How texts become vectors."""
 
@@ -272,6 +283,7 @@ class KnowledgeFlowSettings(ServiceSettings):
     )
 
     app: KnowledgeFlowApp = KnowledgeFlowApp()
+    doors: Doors = Doors()
     embedding_model: EmbeddingModel = EmbeddingModel()
     crossencoder_model: CrossencoderModel = CrossencoderModel()
     storage: Storage

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import yaml
 
+from backend_kit.parent_death import with_parent_death_signal
 from turnwise.console import Console
 from turnwise.errors import EXIT_UNUSABLE, PostgresFailed, StartRefused, Unusable
 from turnwise.first_turn import FirstTurnFailed, first_turn, readiness
 from turnwise.home import resource_directory
-from turnwise.parent_death import with_parent_death_signal
 from turnwise.plan import Plan, ServicePlan
 from turnwise.postgres import ENVIRONMENT, START_S, STOP_S, EmbeddedPostgres
 from turnwise.samples import LIBRARY, Samples, SamplesFailed

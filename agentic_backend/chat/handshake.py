@@ -1,6 +1,5 @@
 """What a handshake contains: its token, its Origin and whether that is allowed, its trace, and its user."""
 
-import ipaddress
 import re
 from collections.abc import Collection, Sequence
 from enum import StrEnum
@@ -10,6 +9,7 @@ from starlette.requests import HTTPConnection
 
 from agentic_backend.chat.frames import Asker
 from backend_kit.auth import AuthError, Credentials, Headers, Identity, Verifier, bearer_of
+from backend_kit.http import page_allowed
 
 BEARER_SUBPROTOCOL = "bearer."
 _MAX_QUERY_FIELDS = 64
@@ -68,12 +68,7 @@ def credential_from(
 def origin_allowed(
     origin: str | None, allowed: Collection[str], host: str | None, *, source: TokenSource, any_host: bool = False
 ) -> bool:
-    """Whether a WebSocket handshake with this `Origin` is allowed (docs/trust.md#E5). Comparison is exact.
-
-    Allowed are the origins of `allowed` (`security.authorized_origins`) and the page that this service serves
-    itself: the origin whose authority is the requested `Host`. A host name counts only with `any_host`, to be set
-    where callers are authenticated: without authentication, a foreign name that resolves to this machine (DNS
-    rebinding) would be same-origin too. IP addresses and `localhost` cannot be rebound.
+    """Whether a WebSocket handshake with this `Origin` is allowed (docs/trust.md#E5); pages as `page_allowed` says.
 
     No Origin means no browser: allowed with a token in the header or the query, and with no token at all, which the
     check of the credentials refuses next with its own close code. A subprotocol token is what browsers use, so one
@@ -81,24 +76,7 @@ def origin_allowed(
     """
     if origin is None:
         return source is not TokenSource.SUBPROTOCOL
-    if origin in allowed:
-        return True
-    scheme, separator, authority = origin.partition("://")
-    if scheme not in ("http", "https") or not separator or not authority or authority != host:
-        return False
-    return any_host or _is_address(authority)
-
-
-def _is_address(authority: str) -> bool:
-    """Whether `host[:port]` is an IP address or `localhost`."""
-    name = authority.partition("]")[0][1:] if authority.startswith("[") else authority.partition(":")[0]
-    if name == "localhost":
-        return True
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
+    return page_allowed(origin, allowed, host, any_host=any_host)
 
 
 def _query_token(query: bytes) -> str | None:

@@ -3,6 +3,8 @@
 from backend_kit.settings.base import (
     Count,
     HttpUrl,
+    Listed,
+    Origin,
     Port,
     Positive,
     Seconds,
@@ -28,7 +30,9 @@ __all__ = [
     "Count",
     "HttpClientLimits",
     "HttpUrl",
+    "Listed",
     "ModelTimeout",
+    "Origin",
     "Port",
     "Positive",
     "Postgres",

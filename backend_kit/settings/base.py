@@ -1,9 +1,9 @@
 """Base classes of the settings: the frozen section, the error that ends a start, checked value types."""
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Final
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict
 
 
 class SettingsError(Exception):
@@ -80,6 +80,8 @@ def _origin(value: str) -> str:
     return url
 
 
+Listed: Final = Strict(False)
+"""Marks a tuple field, so that the list of a YAML file is taken for it (its items stay strict)."""
 Origin = Annotated[str, AfterValidator(_origin)]
 HttpUrl = Annotated[str, AfterValidator(http_url)]
 Port = Annotated[int, Field(ge=1, le=65535)]

@@ -3,11 +3,12 @@
 from ipaddress import ip_address
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, SecretStr, Strict, model_validator
+from pydantic import Field, SecretStr, model_validator
 
 from backend_kit.settings.base import (
     Count,
     HttpUrl,
+    Listed,
     Origin,
     Port,
     Positive,
@@ -76,10 +77,10 @@ class Security(Section):
     ignored_keys: ClassVar[tuple[str, ...]] = ("m2m", "rebac", "allow_query_token", "operator_roles")
 
     user: UserSecurity = UserSecurity()
-    authorized_origins: Annotated[tuple[Origin, ...], Strict(False)] = ()
+    authorized_origins: Annotated[tuple[Origin, ...], Listed] = ()
     """Origins of other pages that may use the service from a browser (CORS), compared exactly; there is no wildcard.
-    The agentic service's sockets and event streams answer pages of all others with 403. Its own page needs no entry,
-    except by host name while authentication is off."""
+    The agentic service's sockets and event streams, and `/mcp` of both, answer pages of all others with 403. Its own
+    page needs no entry, except by host name while authentication is off."""
     allow_insecure: bool = False
     """Start even though authentication is off and `app.address` is not loopback: everybody who reaches the port is
     `admin`."""

@@ -10,6 +10,8 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from backend_kit.auth import Identity
+
 Vector = NDArray[np.float32]
 """A unit vector of the embedder: one dimension, float32."""
 READS_LIBRARY: Final = """(t.owner_id = :reader OR t.everyone OR :reader = ANY(t.reader_users)
@@ -37,6 +39,11 @@ class Reader:
 
     user_id: str
     groups: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, identity: Identity) -> "Reader":
+        """The reader that a caller is."""
+        return cls(identity.uid, identity.groups)
 
 
 @dataclass(frozen=True, slots=True)

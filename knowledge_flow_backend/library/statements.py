@@ -31,6 +31,10 @@ MARKDOWN: Final = text(
     f"""SELECT json_build_object('content', c.markdown)::text FROM documents d
     JOIN document_contents c ON c.document_uid = d.uid WHERE d.uid = :uid AND {_READS}"""
 )
+TEXT: Final = text(
+    f"""SELECT d.title, d.file_name, length(c.markdown), substr(c.markdown, :start, :limit) FROM documents d
+    JOIN document_contents c ON c.document_uid = d.uid WHERE d.uid = :uid AND {_READS}"""
+)
 # With the first piece: most files have no other. `version` keeps the pieces of two uploads apart.
 RAW: Final = text(
     f"""SELECT d.file_name, d.mime_type, d.version, octet_length(c.raw), substring(c.raw FROM 1 FOR :piece)

@@ -67,6 +67,16 @@ class UnknownLibrary(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class TextPart:
+    """Part of the canonical text of a document. `total_chars` is the length of all of it."""
+
+    title: str
+    file_name: str
+    total_chars: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class RawFile:
     """A file as it was uploaded. `pieces` raise `Conflict` where it is replaced or gone before the last of them."""
 
@@ -265,6 +275,12 @@ class Library:
         """`{"content": …}` with the canonical text that the offsets of chunks count in, as Postgres encoded it."""
         rows = await self._statements.rows("markdown", statements.MARKDOWN, _key(reader, uid))
         return rows[0][0].encode() if rows else None
+
+    async def text(self, reader: Reader, uid: str, offset: int, limit: int) -> TextPart | None:
+        """At most `limit` characters of the canonical text, from `offset` on; None for an unknown document."""
+        key = {**_key(reader, uid), "start": offset + 1, "limit": limit}
+        rows = await self._statements.rows("text", statements.TEXT, key)
+        return TextPart(*rows[0]) if rows else None
 
     async def raw(self, reader: Reader, uid: str) -> RawFile | None:
         """The file as it was uploaded, read while it is sent: never whole in memory."""

@@ -25,9 +25,11 @@ from agentic_backend.rest import attachments, compression, export
 from agentic_backend.session import exchange, titles, turn_report
 from agentic_backend.session.models import Session
 from agentic_backend.surfaces.agui import reading as agui_reading
+from agentic_backend.surfaces.mcp.tools import tool_name
 from agentic_backend.surfaces.openai import asked, reading
 from agentic_backend.surfaces.openai import request as chat_request
 from backend_kit import auth, wire
+from backend_kit.http import page_allowed
 from backend_kit.http.redact import redact
 from knowledge_flow_backend.embed import model_server
 from knowledge_flow_backend.engines.opensearch import body as opensearch_body
@@ -466,6 +468,11 @@ CASES: Final[dict[str, Case]] = {
     ),
     f"{_CHAT}/handshake.py::origin_allowed": (
         lambda made: handshake.origin_allowed(made, (), made.partition("://")[2], source=handshake.TokenSource.HEADER),
+        again("a", ":", "]", "[", "1.", before="http://"),
+    ),
+    "agentic_backend/surfaces/mcp/tools.py::tool_name": (tool_name, _WORDS + again("a", " ", "é")),
+    "backend_kit/http/origins.py::page_allowed": (
+        lambda made: page_allowed(made, (), made.partition("://")[2], any_host=False),
         again("a", ":", "]", "[", "1.", before="http://"),
     ),
     f"{_CHAT}/sse.py::read_body": (lambda made: sse.read_body(made, 2**30), _JSON + _OBJECT),
