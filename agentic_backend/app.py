@@ -14,7 +14,7 @@ from fastapi import FastAPI
 
 from agentic_backend.agent import AGENT_PHASES, AgentKit, Catalog, DirectAnswer, TitleWriter
 from agentic_backend.chat.hub import SocketHub
-from agentic_backend.errors import LlmTimeout, TurnDeadline
+from agentic_backend.errors import HistoryUnavailable, LlmTimeout, TurnDeadline
 from agentic_backend.knowledge import KnowledgeClient
 from agentic_backend.llm.group import ModelGroups
 from agentic_backend.llm.providers import Models
@@ -26,6 +26,7 @@ from agentic_backend.rest.compression import Compression
 from agentic_backend.rest.kpi_routes import KpiViews
 from agentic_backend.rest.page import ChatPage
 from agentic_backend.rest.router import ChatServices, build_routes
+from agentic_backend.rest.scopes import SCOPES
 from agentic_backend.session.admission import Admission
 from agentic_backend.session.baseline import baseline_turns
 from agentic_backend.session.models import Session
@@ -43,6 +44,7 @@ from agentic_backend.wiring import (
     make_attachments,
     make_catalog,
     make_groups,
+    make_keys,
     make_kit,
     make_knowledge,
     make_models,
@@ -58,7 +60,7 @@ from agentic_backend.wiring import (
     until_known,
 )
 from backend_kit.aio import TaskRegistry
-from backend_kit.auth import KeyWaits, TokenVerifier
+from backend_kit.auth import KeyWaits, RouteScopes, TokenVerifier
 from backend_kit.http import ServeSettings, serve
 from backend_kit.kpi import Kpi, KpiRuntime
 from backend_kit.service import Identify, Service
@@ -123,6 +125,7 @@ class AgenticService(Service[AgenticSettings, State]):
             "Turnwise agentic service",
             max_body_bytes=_MAX_BODY_BYTES,
             file_paths=(settings.app.base_url + UPLOAD_PATH,),
+            scopes=RouteScopes(SCOPES, settings.app.base_url),
             chat_page=sign_in_at(settings) is not None,
         )
 
@@ -182,6 +185,7 @@ class AgenticService(Service[AgenticSettings, State]):
         tasks = TaskRegistry(kpi.vigil)
         persistence = self._make_persistence(kpi, metrics, tasks)
         stack.push_async_callback(persistence.aclose)
+        key_store = self._open_keys(settings.storage.postgres, metrics, HistoryUnavailable, stack)
         models = make_models(settings, metrics)
         stack.push_async_callback(models.aclose)
         knowledge = make_knowledge(settings, metrics, parts.knowledge_s)
@@ -221,6 +225,7 @@ class AgenticService(Service[AgenticSettings, State]):
             documents=knowledge,
             kpi=kpi,
             attachments=make_attachments(settings, persistence, metrics, stack),
+            keys=make_keys(settings, key_store, self._verifier.keys),
             feedback=persistence.feedback,
             figures=persistence.figures,
             public=public_settings(settings),
@@ -301,7 +306,7 @@ class AgenticService(Service[AgenticSettings, State]):
 
     def _make_ticker(self, state: State, windows: Windows) -> Ticker:
         database = state.persistence.database
-        tokens = self._verifier if isinstance(self._verifier, TokenVerifier) else None
+        tokens = self._tokens if isinstance(self._tokens, TokenVerifier) else None
         return Ticker(TickerSources(state.runtime.loop, database.main, database.writes, tokens), windows, state.metrics)
 
 
