@@ -247,7 +247,7 @@ class Service(ABC, Generic[Config, State]):
         source = PostgresKeys(pool, unavailable)
         secret = chosen.act_as_secret
         acting = ActingHeaders(None if secret is None else secret.get_secret_value())
-        self._verifier.keys = ApiKeys(source, unavailable, acting)
+        self._verifier.keys = ApiKeys(source, unavailable, acting, provider_users=chosen.provider_users)
         return source
 
 

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 
 from backend_kit.aio.retry import QuietLog
 from backend_kit.auth.acting import ActingHeaders, ActingUser
-from backend_kit.auth.grant import Grant, KeyTooFast, Scope
+from backend_kit.auth.grant import Grant, KeyTooFast, Scope, ScopeMissing
 from backend_kit.auth.identity import AuthError, Clock, Identity
 from backend_kit.wire import ServiceError
 
@@ -170,14 +170,17 @@ class ApiKeys:
         unavailable: Callable[[], ServiceError],
         acting: ActingHeaders | None = None,
         *,
+        provider_users: bool = False,
         waits: KeyWaitTimes | None = None,
         clock: Clock = time.monotonic,
         wall: Clock = time.time,
     ) -> None:
-        """`unavailable` makes the error for a caller whose key cannot be looked up."""
+        """`unavailable` makes the error for a caller whose key cannot be looked up. `provider_users`: whether a key
+        without a namespace may name a user."""
         self._source = source
         self._unavailable = unavailable
         self.acting = acting or ActingHeaders()
+        self._provider_users = provider_users
         self._waits = waits or KeyWaitTimes()
         self._clock = clock
         self._wall = wall
@@ -206,8 +209,13 @@ class ApiKeys:
             live.read_at = float("-inf")
 
     def identity_of(self, live: LiveKey, user: ActingUser | None) -> Identity:
-        """The caller: the key's owner with what they left to it, or the user whom its holder names, without roles."""
+        """The caller: the key's owner with what they left to it, or the user whom its holder names, without roles.
+
+        Raises `ScopeMissing` for a user of the identity provider whom no key may name here.
+        """
         record = live.record
+        if user is not None and not record.namespace and not self._provider_users:
+            raise ScopeMissing("users of the identity provider may not be named", field="namespace")
         grant = Grant(
             scopes=record.scopes,
             agents=record.agents,

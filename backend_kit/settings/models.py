@@ -112,8 +112,8 @@ class ApiKeySecurity(Section):
     """The secret, at least 32 characters. Set it through that variable, not in the file. With it plain headers are
     refused."""
     provider_users: bool = False
-    """Whether a key may be made whose front end names users of the identity provider, by their `sub`. If not, those
-    whom a front end names are always users of their own."""
+    """Whether a key may name users of the identity provider, by their `sub`. If not, those whom a front end names are
+    always users of their own."""
 
 
 class Security(Section):
