@@ -15,7 +15,7 @@ SCOPES: Final[dict[str, Needs]] = {
     "GET /healthz": PUBLIC,
     "GET /ready": PUBLIC,
     "GET //": PUBLIC,
-    "GET //favicon.ico": PUBLIC,
+    "GET //documents/{uid}": PUBLIC,
     "GET //docs": PUBLIC,
     "GET //docs/{name}": PUBLIC,
     "GET //openapi.json": ANY,
