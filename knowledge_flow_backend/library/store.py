@@ -220,6 +220,8 @@ class Library:
         attachment, while new content is written, and where a library holds another document of that path.
         """
         tags = list(dict.fromkeys(tag_ids))
+        if reader.libraries is not None and not tags:
+            raise UnknownLibrary  # outside all of its libraries the key could not see it any more
         async with self._statements.transaction() as connection:
             # Before any lock: the write of a large document holds its row for minutes.
             await _refuse_changing(connection, reader, uid)
