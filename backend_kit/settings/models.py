@@ -97,12 +97,19 @@ class Postgres(Section):
     """Whether each connection is tested before it is used, which costs one more round trip."""
 
 
+class KeysPostgres(Postgres):
+    """The database of API keys. Each process opens two connections at most, and only once a key has come."""
+
+    password: SecretStr | None = None
+    """Password of the role; set through TURNWISE_KEYS_PASSWORD."""
+
+
 class ApiKeySecurity(Section):
     """API keys (docs/keys.md)."""
 
     enabled: bool = True
     """Whether API keys are accepted. If not, what looks like one is refused, and none can be made."""
-    postgres: Postgres | None = None
+    postgres: KeysPostgres | None = None
     """Database in which the keys are, its password set through TURNWISE_KEYS_PASSWORD; none = `storage.postgres`.
     Knowledge flow needs it where it has a database of its own: the keys are in that of the agentic service."""
     act_as_secret_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
