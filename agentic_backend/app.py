@@ -23,6 +23,7 @@ from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.persistence import Persistence
 from agentic_backend.rest.attachments import PATH as UPLOAD_PATH
 from agentic_backend.rest.compression import Compression
+from agentic_backend.rest.keys import KeyServices
 from agentic_backend.rest.kpi_routes import KpiViews
 from agentic_backend.rest.page import ChatPage
 from agentic_backend.rest.router import ChatServices, build_routes
@@ -185,7 +186,6 @@ class AgenticService(Service[AgenticSettings, State]):
         tasks = TaskRegistry(kpi.vigil)
         persistence = self._make_persistence(kpi, metrics, tasks)
         stack.push_async_callback(persistence.aclose)
-        key_store = self._open_keys(settings.storage.postgres, metrics, HistoryUnavailable, stack)
         models = make_models(settings, metrics)
         stack.push_async_callback(models.aclose)
         knowledge = make_knowledge(settings, metrics, parts.knowledge_s)
@@ -225,7 +225,7 @@ class AgenticService(Service[AgenticSettings, State]):
             documents=knowledge,
             kpi=kpi,
             attachments=make_attachments(settings, persistence, metrics, stack),
-            keys=make_keys(settings, key_store, self._verifier.keys),
+            keys=self._make_keys(metrics, stack),
             feedback=persistence.feedback,
             figures=persistence.figures,
             public=public_settings(settings),
@@ -270,6 +270,10 @@ class AgenticService(Service[AgenticSettings, State]):
         )
         windows.undelivered = hub.behind_s
         return hub
+
+    def _make_keys(self, metrics: AgenticMetrics, stack: AsyncExitStack) -> KeyServices:
+        store = self._open_keys(self._settings.storage.postgres, metrics, HistoryUnavailable, stack)
+        return make_keys(self._settings, store, self._verifier.keys)
 
     def _make_persistence(self, kpi: Kpi, metrics: AgenticMetrics, tasks: TaskRegistry) -> Persistence:
         return self._parts.persistence(

@@ -2,12 +2,12 @@
 
 from typing import Final
 
-from backend_kit.auth import ANY, PUBLIC, Scope
+from backend_kit.auth import ANY, PUBLIC, KeyScope
 from backend_kit.auth.grant import Needs
 
-_READ: Final = frozenset({Scope.READ})
-_SEARCH: Final = frozenset({Scope.SEARCH})
-_INGEST: Final = frozenset({Scope.INGEST})
+_READ: Final = frozenset({KeyScope.READ})
+_SEARCH: Final = frozenset({KeyScope.SEARCH})
+_INGEST: Final = frozenset({KeyScope.INGEST})
 
 SCOPES: Final[dict[str, Needs]] = {
     "GET /healthz": PUBLIC,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
-from backend_kit.auth import KeyRecord, Scope, make_key
+from backend_kit.auth import KeyRecord, KeyScope, make_key
 from backend_kit.auth.acting import RESERVED
 from backend_kit.settings import Postgres, SettingsError
 from backend_kit.settings.source import read_env_file, read_yaml
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     create = commands.add_parser("create", help="make a key; it is printed once")
     create.add_argument("name", help="what it is for")
     create.add_argument("--owner", metavar="UID", help="whose key it is: a user's `sub`; without authentication admin")
-    create.add_argument("--scopes", default="ask,read,search", help=f"of {', '.join(Scope)}; default: %(default)s")
+    create.add_argument("--scopes", default="ask,read,search", help=f"of {', '.join(KeyScope)}; default: %(default)s")
     create.add_argument("--agent", action="append", metavar="ID", help="an agent that it may use; default: all")
     create.add_argument("--library", action="append", metavar="ID", help="a library that it may use; default: all")
     create.add_argument(
@@ -139,9 +139,9 @@ def new_record(options: argparse.Namespace, local_user: str | None, now: float) 
     if owner.startswith(RESERVED):
         raise StartRefused(f"an owner is somebody who signs in, not {RESERVED}…")
     named = [name.strip() for name in options.scopes.split(",")]
-    if unknown := [name for name in named if name not in set(Scope)]:
-        raise StartRefused(f"unknown scope {unknown[0]}: {', '.join(Scope)}")
-    scopes = frozenset(map(Scope, named))
+    if unknown := [name for name in named if name not in set(KeyScope)]:
+        raise StartRefused(f"unknown scope {unknown[0]}: {', '.join(KeyScope)}")
+    scopes = frozenset(map(KeyScope, named))
     if not 0 <= options.days <= 3650 or options.rate < 0:
         raise StartRefused("--days is 0 to 3650, and --rate is not negative")
     if not _is_namespace(options.namespace):
@@ -157,7 +157,7 @@ def new_record(options: argparse.Namespace, local_user: str | None, now: float) 
         agents=None if options.agent is None else frozenset(options.agent),
         libraries=None if options.library is None else frozenset(options.library),
         groups=tuple(options.group),
-        roles=frozenset(options.role or ["admin"]) if Scope.ADMIN in scopes else frozenset(),
+        roles=frozenset(options.role or ["admin"]) if KeyScope.ADMIN in scopes else frozenset(),
         namespace=options.namespace,
         rate_per_min=options.rate,
         created_at=now,

@@ -14,7 +14,7 @@ from backend_kit.auth import (
     Credentials,
     Headers,
     Identity,
-    Scope,
+    KeyScope,
     ScopeMissing,
     Verifier,
     know_caller,
@@ -61,8 +61,8 @@ class Principal:
         identity, credentials = await know_caller(self._verifier, token, self._headers)
         if identity.uid != self.identity.uid or credentials is None:
             raise AuthError("Invalid token")
-        if not identity.may(Scope.ASK):
-            raise ScopeMissing(field=f"scope:{Scope.ASK}")
+        if not identity.may(KeyScope.ASK):
+            raise ScopeMissing(field=f"scope:{KeyScope.ASK}")
         self.identity = identity
         self._credentials.renew(credentials)
 

@@ -29,7 +29,7 @@ from backend_kit.auth import (
     AuthError,
     Credentials,
     Identity,
-    Scope,
+    KeyScope,
     ScopeMissing,
     Verifier,
     header,
@@ -279,7 +279,7 @@ class SocketHub:
             identity, credentials = await know_caller(self._verifier, token, headers)
         except (AuthError, ScopeMissing):
             return None
-        return (identity, credentials) if credentials is not None and identity.may(Scope.ASK) else None
+        return (identity, credentials) if credentials is not None and identity.may(KeyScope.ASK) else None
 
     def _make_room(self, user_id: str) -> None:
         """The newest wins: above the user's limit, the oldest socket is closed with 4409."""

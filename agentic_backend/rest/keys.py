@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 
 from agentic_backend.chat.frames import storable
 from agentic_backend.errors import Conflict, Forbidden
-from backend_kit.auth import ApiKeys, Grant, Identity, KeyRecord, Scope, ScopeMissing, make_key
+from backend_kit.auth import ApiKeys, Grant, Identity, KeyRecord, KeyScope, ScopeMissing, make_key
 
 MAX_KEYS: Final = 100
 """Valid keys of one owner."""
@@ -41,13 +41,16 @@ class KeyStore(Protocol):
         ...
 
 
+_PLAIN: Final = frozenset({KeyScope.ASK, KeyScope.READ, KeyScope.SEARCH})
+
+
 class MakeKey(BaseModel):
     """Body of `POST /chatbot/keys`. What is left out of `agents` and `libraries` means all of the owner's."""
 
     model_config = ConfigDict(hide_input_in_errors=True)
 
     name: _Name
-    scopes: Annotated[frozenset[Scope], Field(min_length=1)] = frozenset({Scope.ASK, Scope.READ, Scope.SEARCH})
+    scopes: Annotated[frozenset[KeyScope], Field(min_length=1)] = _PLAIN
     agents: Annotated[frozenset[_Id], Field(max_length=100)] | None = None
     libraries: Annotated[frozenset[_Id], Field(max_length=100)] | None = None
     groups: Annotated[frozenset[_Id], Field(max_length=500)] | None = None
@@ -76,8 +79,8 @@ class KeyServices:
         """The key that the caller may have, as it is shown once and as it is stored. Raises `ScopeMissing`, whose
         `field` names what they may not grant."""
         self._expect_grantable(wanted, identity)
-        grant = identity.grant or Grant(frozenset(Scope))
-        acts = Scope.ACT_AS in wanted.scopes
+        grant = identity.grant or Grant(frozenset(KeyScope))
+        acts = KeyScope.ACT_AS in wanted.scopes
         groups = wanted.groups if wanted.groups is not None else (frozenset[str]() if acts else identity.groups)
         shown, parsed = make_key()
         ends = [] if not wanted.days else [now + wanted.days * _DAY_S]
@@ -92,7 +95,7 @@ class KeyServices:
             agents=_within("agents", wanted.agents, grant.agents),
             libraries=_within("libraries", wanted.libraries, grant.libraries),
             groups=tuple(sorted(groups)),
-            roles=self._roles_of(identity) if Scope.ADMIN in wanted.scopes else frozenset(),
+            roles=self._roles_of(identity) if KeyScope.ADMIN in wanted.scopes else frozenset(),
             namespace=wanted.namespace,
             rate_per_min=wanted.rate_per_min,
             created_at=now,
@@ -103,14 +106,14 @@ class KeyServices:
         for scope in sorted(wanted.scopes):
             if not identity.may(scope):
                 raise ScopeMissing(field=f"scope:{scope}")
-        if Scope.ACT_AS in wanted.scopes and not self.operates(identity):
-            raise ScopeMissing(field=f"scope:{Scope.ACT_AS}")
+        if KeyScope.ACT_AS in wanted.scopes and not self.operates(identity):
+            raise ScopeMissing(field=f"scope:{KeyScope.ACT_AS}")
         may_administer = self.operates(identity) or bool(self._roles_of(identity))
-        if Scope.ADMIN in wanted.scopes and not may_administer:
-            raise ScopeMissing(field=f"scope:{Scope.ADMIN}")
+        if KeyScope.ADMIN in wanted.scopes and not may_administer:
+            raise ScopeMissing(field=f"scope:{KeyScope.ADMIN}")
         if wanted.groups is not None and not wanted.groups <= set(identity.groups):
             raise ScopeMissing(field="groups")
-        if not wanted.namespace and not (self.provider_users and Scope.ACT_AS in wanted.scopes):
+        if not wanted.namespace and not (self.provider_users and KeyScope.ACT_AS in wanted.scopes):
             raise ScopeMissing(field="namespace")
 
     def _roles_of(self, identity: Identity) -> frozenset[str]:
@@ -170,7 +173,7 @@ def wire(record: KeyRecord) -> dict[str, Any]:
         "agents": None if record.agents is None else sorted(record.agents),
         "libraries": None if record.libraries is None else sorted(record.libraries),
         "groups": list(record.groups),
-        "namespace": record.namespace if Scope.ACT_AS in record.scopes else None,
+        "namespace": record.namespace if KeyScope.ACT_AS in record.scopes else None,
         "rate_per_min": record.rate_per_min,
         "created_at": _time(record.created_at),
         "expires_at": _time(record.expires_at),

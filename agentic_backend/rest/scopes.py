@@ -2,14 +2,14 @@
 
 from typing import Final
 
-from backend_kit.auth import ANY, PUBLIC, Scope
+from backend_kit.auth import ANY, PUBLIC, KeyScope
 from backend_kit.auth.grant import Needs
 
-_ASK: Final = frozenset({Scope.ASK})
-_READ: Final = frozenset({Scope.READ})
-_INGEST: Final = frozenset({Scope.INGEST})
-_ADMIN: Final = frozenset({Scope.ADMIN})
-_ASK_OR_READ: Final = frozenset({Scope.ASK, Scope.READ})
+_ASK: Final = frozenset({KeyScope.ASK})
+_READ: Final = frozenset({KeyScope.READ})
+_INGEST: Final = frozenset({KeyScope.INGEST})
+_ADMIN: Final = frozenset({KeyScope.ADMIN})
+_ASK_OR_READ: Final = frozenset({KeyScope.ASK, KeyScope.READ})
 
 SCOPES: Final[dict[str, Needs]] = {
     "GET /healthz": PUBLIC,

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, Protocol
 
 from agentic_backend.errors import HistoryUnavailable, KfUnavailable, Unauthenticated
 from agentic_backend.knowledge import Caller
-from backend_kit.auth import Credentials, Scope
+from backend_kit.auth import Credentials, KeyScope
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class Leftovers:
     def note_owner(self, user_id: str, credentials: Credentials | None, *, at_once: bool = False) -> None:
         """Note that a user's token, or a key that may ingest, is available to delete their leftovers. Never waits."""
         grant = None if credentials is None else credentials.grant
-        if grant is not None and not grant.may(Scope.INGEST):
+        if grant is not None and not grant.may(KeyScope.INGEST):
             return
         self._owners.pop(user_id, None)
         self._owners[user_id] = credentials

@@ -29,7 +29,7 @@ from agentic_backend.session.stream import Ask, Awaiting, Cancelled, Failed, Tur
 from agentic_backend.session.turn import TurnRunner, refuse
 from agentic_backend.session.turn_report import loggable
 from backend_kit.aio import TaskRegistry
-from backend_kit.auth import Scope, ScopeMissing
+from backend_kit.auth import KeyScope, ScopeMissing
 from backend_kit.wire import Code, ServiceError
 
 logger = logging.getLogger(__name__)
@@ -411,8 +411,8 @@ def _conflict_with(known: Turn, ask: Ask) -> ServiceError:
 def _expect_allowed(ask: Ask) -> None:
     """Raise ScopeMissing or AgentNotFound for an ask beyond its key. Here, since every door hands its asks in here."""
     grant = None if ask.credentials is None else ask.credentials.grant
-    if grant is not None and not grant.may(Scope.ASK):
-        raise ScopeMissing(field=f"scope:{Scope.ASK}")
+    if grant is not None and not grant.may(KeyScope.ASK):
+        raise ScopeMissing(field=f"scope:{KeyScope.ASK}")
     if grant is not None and not grant.may_ask(ask.agent_id):
         raise AgentNotFound
 

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 
 from backend_kit.aio.retry import QuietLog
 from backend_kit.auth.acting import ActingHeaders, ActingUser
-from backend_kit.auth.grant import Grant, KeyTooFast, Scope, ScopeMissing
+from backend_kit.auth.grant import Grant, KeyScope, KeyTooFast, ScopeMissing
 from backend_kit.auth.identity import AuthError, Clock, Identity
 from backend_kit.wire import ServiceError
 
@@ -85,7 +85,7 @@ class KeyRecord:
     owner: str
     owner_name: str
     name: str
-    scopes: frozenset[Scope]
+    scopes: frozenset[KeyScope]
     agents: frozenset[str] | None = None
     libraries: frozenset[str] | None = None
     groups: tuple[str, ...] = ()
@@ -229,7 +229,7 @@ class ApiKeys:
         if user is not None:
             uid = user.uid(record.namespace)
             return Identity(uid, user.name or user.id, user.email, record.groups, frozenset(), record.expires_at, grant)
-        roles = record.roles if Scope.ADMIN in record.scopes else frozenset[str]()
+        roles = record.roles if KeyScope.ADMIN in record.scopes else frozenset[str]()
         return Identity(record.owner, record.owner_name, "", record.groups, roles, record.expires_at, grant)
 
     async def follow(self) -> None:

@@ -2,7 +2,7 @@
 
 from backend_kit.auth.acting import naming_headers
 from backend_kit.auth.api_keys import ApiKeys, looks_like_key
-from backend_kit.auth.grant import Scope, ScopeMissing
+from backend_kit.auth.grant import KeyScope, ScopeMissing
 from backend_kit.auth.identity import AuthError, Credentials, Headers, Identity
 from backend_kit.auth.verify import NoAuth, Verifier
 
@@ -36,8 +36,8 @@ class Callers:
             raise AuthError("Invalid token")
         live = await self.keys.find(token)
         named = naming_headers(headers)
-        if named and Scope.ACT_AS not in live.record.scopes:
-            raise ScopeMissing("a user is named", field=f"scope:{Scope.ACT_AS}")
+        if named and KeyScope.ACT_AS not in live.record.scopes:
+            raise ScopeMissing("a user is named", field=f"scope:{KeyScope.ACT_AS}")
         acting = self.keys.acting
         user = acting.read(named)
         identity = self.keys.identity_of(live, user)

@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 from backend_kit.wire import Code, ServiceError
 
 
-class Scope(StrEnum):
+class KeyScope(StrEnum):
     """One thing that a key may do. Each stands alone: none includes another."""
 
     ASK = "ask"
@@ -58,7 +58,7 @@ class Grant:
     raises `AuthError` if not, and the service's error of an unreachable database if nobody can tell.
     """
 
-    scopes: frozenset[Scope] = frozenset()
+    scopes: frozenset[KeyScope] = frozenset()
     agents: frozenset[str] | None = None
     libraries: frozenset[str] | None = None
     expires_at: float | None = None
@@ -68,7 +68,7 @@ class Grant:
     spend: Callable[[], None] = _unlimited
     confirm: Callable[[], Awaitable[None]] = _valid
 
-    def may(self, scope: Scope) -> bool:
+    def may(self, scope: KeyScope) -> bool:
         """Whether the key has the scope."""
         return scope in self.scopes
 
@@ -82,14 +82,14 @@ class Public:
 
 
 PUBLIC: Final = Public()
-ANY: Final = frozenset(Scope)
+ANY: Final = frozenset(KeyScope)
 """The row of a route that takes every key."""
 
-Needs = frozenset[Scope] | Public
+Needs = frozenset[KeyScope] | Public
 
 
 class RouteScopes:
-    """Which scopes each route takes, of which one is enough: `{"GET /agents": {Scope.READ}}`, `WS` for sockets.
+    """Which scopes each route takes, of which one is enough: `{"GET /agents": {KeyScope.READ}}`, `WS` for sockets.
 
     A path is the route's template without the base path. What has no row takes no key at all.
     """

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NoReturn
 
-from backend_kit.auth.grant import Grant, Scope
+from backend_kit.auth.grant import Grant, KeyScope
 from backend_kit.wire import Code, ServiceError
 
 AuthDetail = Literal[
@@ -53,7 +53,7 @@ class Identity:
             return True
         return self.expires_at is not None and clock() >= self.expires_at + leeway_s
 
-    def may(self, scope: Scope) -> bool:
+    def may(self, scope: KeyScope) -> bool:
         """Whether the caller's key has the scope; a token has all."""
         return self.grant is None or self.grant.may(scope)
 

@@ -8,7 +8,7 @@ from sqlalchemy import TextClause, text
 from sqlalchemy.exc import DBAPIError
 
 from backend_kit.aio.retry import QuietLog
-from backend_kit.auth import KeyRecord, Scope
+from backend_kit.auth import KeyRecord, KeyScope
 from backend_kit.db.faults import DatabaseFault, cause_of, sqlstate_of
 from backend_kit.db.libpq import connect_args
 from backend_kit.db.pool import AnyRow, Pool, PoolMetrics, PoolRules
@@ -135,9 +135,9 @@ def key_pool(settings: Postgres, metrics: PoolMetrics) -> Pool:
 def _record(row: AnyRow) -> KeyRecord:
     """A row as a record. A scope that a newer version has stored is left out: it allows nothing here."""
     values: dict[str, Any] = dict(row._mapping)
-    known = {scope.value for scope in Scope}
+    known = {scope.value for scope in KeyScope}
     values["digest"] = bytes(values["digest"])
-    values["scopes"] = frozenset(Scope(name) for name in values["scopes"] if name in known)
+    values["scopes"] = frozenset(KeyScope(name) for name in values["scopes"] if name in known)
     for name in ("agents", "libraries"):
         values[name] = None if values[name] is None else frozenset(values[name])
     values["groups"] = tuple(values["groups"])

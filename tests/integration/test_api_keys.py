@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed
 
 from agentic_backend.rest.scopes import SCOPES
 from agentic_backend.session.models import HistoryWindow
-from backend_kit.auth import PUBLIC, ActingHeaders, ActingUser, Scope
+from backend_kit.auth import PUBLIC, ActingHeaders, ActingUser, KeyScope
 from tests.support.api_keys import ALL, revoke_key, stored_key
 from tests.support.patience import PATIENCE_S
 from tests.support.people import SECRET, SECURITY, headers_of, token_of
@@ -79,9 +79,9 @@ async def test_a_socket_takes_a_key_in_its_own_header(secured: RunningService, d
         assert json.loads(await socket.recv())["type"] == "error"
 
 
-@pytest.mark.parametrize("scope", sorted(Scope))
+@pytest.mark.parametrize("scope", sorted(KeyScope))
 async def test_a_key_opens_the_routes_of_its_scope_and_no_other(
-    secured: RunningService, database: Database, scope: Scope
+    secured: RunningService, database: Database, scope: KeyScope
 ) -> None:
     key = stored_key(database, scopes=frozenset({scope}), roles=frozenset({"admin"}))
     wrong = []
@@ -97,7 +97,7 @@ async def test_a_key_opens_the_routes_of_its_scope_and_no_other(
             wrong.append((row, status, body))
     assert wrong == []
     async with secured.native(key) as socket:
-        if scope is Scope.ASK:
+        if scope is KeyScope.ASK:
             await say(socket, type="ping")
             assert (await hear(socket))["type"] == "pong"
         else:
@@ -175,7 +175,7 @@ async def test_a_key_has_its_rate_over_rest_and_sockets(secured: RunningService,
 async def test_a_front_ends_user_is_nobody_elses_and_reaches_nobodys_sessions(
     secured: RunningService, database: Database
 ) -> None:
-    front = stored_key(database, "bob", ALL | {Scope.ACT_AS}, roles=frozenset({"admin"}))
+    front = stored_key(database, "bob", ALL | {KeyScope.ACT_AS}, roles=frozenset({"admin"}))
     own = await made_session(secured, front)
     acting = await made_session(secured, front, **ACTING)
     other = {"X-OpenWebUI-User-Id": "carl"}
@@ -200,7 +200,7 @@ async def test_a_signed_name_is_required_where_there_is_a_secret(
     start_service: StartService, database: Database
 ) -> None:
     security = {**SECURITY, "api_keys": {"act_as_secret": "another secret of thirty-two bytes"}}
-    front = stored_key(database, "bob", ALL | {Scope.ACT_AS})
+    front = stored_key(database, "bob", ALL | {KeyScope.ACT_AS})
     async with start_service(security=security) as service:
         right = ActingHeaders("another secret of thirty-two bytes").write(ActingUser("u-1", name="Ada"))
         wrong = ActingHeaders(SECRET).write(ActingUser("u-1"))
@@ -257,7 +257,8 @@ async def test_what_describes_no_key_is_refused(secured: RunningService, wanted:
 
 async def test_a_key_makes_no_key_that_may_do_more(secured: RunningService, database: Database) -> None:
     limited = {"agents": frozenset({"Georges"}), "libraries": frozenset({"lib"}), "expires_at": 4_000_000_000.0}
-    admin = stored_key(database, scopes=frozenset({Scope.ADMIN, Scope.ASK}), roles=frozenset({"admin"}), **limited)
+    scopes = frozenset({KeyScope.ADMIN, KeyScope.ASK})
+    admin = stored_key(database, scopes=scopes, roles=frozenset({"admin"}), **limited)
     for more in (
         {"scopes": ["read"]},
         {"scopes": ["ask"], "agents": ["Gina"]},

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from backend_kit.auth import ActingHeaders, ActingUser, Scope
+from backend_kit.auth import ActingHeaders, ActingUser, KeyScope
 from tests.integration.test_rico_and_knowledge_flow import SPOOL, agents, upload
 from tests.knowledge_flow_backend.service import BASE as KNOWLEDGE_BASE
 from tests.knowledge_flow_backend.service import RunningKnowledgeFlow, start_on
@@ -55,9 +55,9 @@ async def test_what_an_agent_finds_is_what_the_key_may_search(
         async with start_service(security=ACT_AS, **agents(knowledge.port)) as service:
             assert await sources(service, stored_key(database)) == ["one", "two"]
             assert await sources(service, stored_key(database, libraries=frozenset({first}))) == ["one"]
-            without = stored_key(database, scopes=frozenset({Scope.ASK, Scope.READ}))
+            without = stored_key(database, scopes=frozenset({KeyScope.ASK, KeyScope.READ}))
             assert await sources(service, without) == []
-            front = stored_key(database, scopes=ALL | {Scope.ACT_AS})
+            front = stored_key(database, scopes=ALL | {KeyScope.ACT_AS})
             bob = ActingHeaders(SIGNING).write(ActingUser("bob"))
             carl = ActingHeaders(SIGNING).write(ActingUser("carl"))
             assert await sources(service, front, bob) == ["one"], "who he is has reached knowledge flow"

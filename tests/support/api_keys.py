@@ -6,14 +6,14 @@ from typing import Any
 import psycopg
 
 from agentic_backend.persist.database import migrate
-from backend_kit.auth import KeyRecord, Scope, make_key
+from backend_kit.auth import KeyRecord, KeyScope, make_key
 from backend_kit.settings import Postgres
 from tests.support.postgres import Database
 
-ALL = frozenset(Scope) - {Scope.ACT_AS}
+ALL = frozenset(KeyScope) - {KeyScope.ACT_AS}
 
 
-def new_key(owner: str = "ann", scopes: frozenset[Scope] = ALL, **fields: Any) -> tuple[str, KeyRecord]:
+def new_key(owner: str = "ann", scopes: frozenset[KeyScope] = ALL, **fields: Any) -> tuple[str, KeyRecord]:
     """A key of the owner's, and its record."""
     shown, parsed = make_key()
     fields = {"created_at": time.time(), "expires_at": None, **fields}
@@ -34,7 +34,7 @@ def store_key(database: Database, record: KeyRecord) -> None:
         connection.execute(f"INSERT INTO api_key ({columns}) VALUES ({places})", values)  # noqa: S608 - our names
 
 
-def stored_key(database: Database, owner: str = "ann", scopes: frozenset[Scope] = ALL, **fields: Any) -> str:
+def stored_key(database: Database, owner: str = "ann", scopes: frozenset[KeyScope] = ALL, **fields: Any) -> str:
     """A key that the services on this database take."""
     shown, record = new_key(owner, scopes, **fields)
     store_key(database, record)

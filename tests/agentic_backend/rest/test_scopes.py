@@ -10,7 +10,7 @@ from starlette.routing import Mount, Route, WebSocketRoute
 from agentic_backend.app import AgenticService
 from agentic_backend.rest import scopes as of_agentic
 from agentic_backend.settings import AgenticSettings
-from backend_kit.auth import PUBLIC, RouteScopes, Scope
+from backend_kit.auth import PUBLIC, KeyScope, RouteScopes
 from knowledge_flow_backend import scopes as of_knowledge_flow
 from knowledge_flow_backend.app import KnowledgeFlowService
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
@@ -61,7 +61,7 @@ def test_every_route_has_a_row_and_every_row_a_route(service: str) -> None:
 def test_what_changes_something_takes_no_key_that_only_reads(service: str) -> None:
     _, table, base = made(service)
     rows = RouteScopes(table, base)
-    reading = {Scope.READ, Scope.SEARCH}
+    reading = {KeyScope.READ, KeyScope.SEARCH}
     writes = [row for row in table if row.split()[0] in {"PUT", "DELETE"}]
     assert writes
     for row in writes:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from backend_kit.auth import PUBLIC, Scope
+from backend_kit.auth import PUBLIC, KeyScope
 from knowledge_flow_backend.scopes import SCOPES
 from tests.knowledge_flow_backend.access.filled import (
     DOCUMENTS,
@@ -90,7 +90,7 @@ async def test_a_hit_names_no_library_outside_the_limit(filled_service: FilledSe
 async def test_a_named_user_reads_what_was_shared_with_them_and_nothing_of_the_owners(
     filled_service: FilledService, keys: Database
 ) -> None:
-    front = stored_key(keys, "ada", ALL | {Scope.ACT_AS}, groups=("/team",))
+    front = stored_key(keys, "ada", ALL | {KeyScope.ACT_AS}, groups=("/team",))
     by = ByKey(filled_service, front)
     named = {"X-OpenWebUI-User-Id": "ada"}
     _, tags = await by.ask("GET", "/tags", headers=named)
@@ -103,9 +103,9 @@ async def test_a_named_user_reads_what_was_shared_with_them_and_nothing_of_the_o
     assert (await plain.ask("GET", "/tags", headers=named))[0] == 403
 
 
-@pytest.mark.parametrize("scope", sorted(Scope))
+@pytest.mark.parametrize("scope", sorted(KeyScope))
 async def test_a_key_opens_the_routes_of_its_scope_and_no_other(
-    filled_service: FilledService, keys: Database, scope: Scope
+    filled_service: FilledService, keys: Database, scope: KeyScope
 ) -> None:
     by = ByKey(filled_service, stored_key(keys, "nobody", frozenset({scope})))
     wrong: list[Any] = []
