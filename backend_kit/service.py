@@ -172,11 +172,11 @@ class Service(ABC, Generic[Config, State]):
         *,
         max_body_bytes: int,
         file_paths: Collection[str],
-        scopes: RouteScopes,
+        scopes: RouteScopes | None = None,
         chat_page: bool = False,
     ) -> FastAPI:
         """The application. Bodies have at most `max_body_bytes`, except for files sent to `file_paths`; `scopes` says
-        which API keys each route takes; `chat_page`: people can sign in at `/`."""
+        which API keys each route takes, none without; `chat_page`: people can sign in at `/`."""
         app = FastAPI(
             title=title,
             version=version("turnwise"),
