@@ -6,7 +6,10 @@ import aiohttp
 
 from tests.knowledge_flow_backend.access.filled import FilledService
 from tests.knowledge_flow_backend.access.keys import ByKey, key_of
-from tests.support.api_keys import revoke_key, stored_key
+from tests.knowledge_flow_backend.service import BASE, start_on
+from tests.support.api_keys import new_key, revoke_key, stored_key
+from tests.support.mock_llm import MockModel
+from tests.support.people import SECURITY
 from tests.support.postgres import Database
 
 
@@ -43,3 +46,12 @@ async def test_a_revoked_key_ends_here_too(changeable_service: FilledService, da
     assert known is not None
     await known.look()
     assert await by.ask("GET", "/tags") == (401, {"detail": "Invalid token"})
+
+
+async def test_before_the_agentic_service_has_made_the_table_there_are_no_keys(
+    empty_database: Database, mock_llm: MockModel
+) -> None:
+    async with start_on(empty_database, mock_llm.base_url)(security=SECURITY) as service:
+        shown, _ = new_key("ada")
+        async with service.http.get(f"{BASE}/tags", headers={"x-api-key": shown}) as answer:
+            assert (answer.status, await answer.json()) == (401, {"detail": "Invalid token"})
