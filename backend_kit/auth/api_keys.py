@@ -216,8 +216,10 @@ class ApiKeys:
         record = live.record
         if user is not None and not record.namespace and not self._provider_users:
             raise ScopeMissing("users of the identity provider may not be named", field="namespace")
+        # Without authentication everybody is an operator, whom a front end names is still none.
+        scopes = record.scopes if user is None else record.scopes - {KeyScope.ADMIN}
         grant = Grant(
-            scopes=record.scopes,
+            scopes=scopes,
             agents=record.agents,
             libraries=record.libraries,
             expires_at=record.expires_at,

@@ -12,7 +12,7 @@ from tests.support.people import SECRET
 
 NOW = int(time.time())
 CLAIMS = {"sub": "u-1", "email": "ada@example.com", "name": "Ada É", "role": "user", "iss": "open-webui"}
-SIGNED, PLAIN = ActingHeaders(SECRET), ActingHeaders()
+SIGNED, PLAIN = ActingHeaders(SECRET, clock=lambda: NOW), ActingHeaders()
 
 
 def signed(key: str = SECRET, algorithm: str = "HS256", **changes: Any) -> list[tuple[bytes, bytes]]:

@@ -325,6 +325,7 @@ async def test_a_front_end_names_its_user_who_is_nobody_else(process: Process, t
     identity, _ = await process.callers.know(key, named(id="ann", email="ann@x.org", name="Ann%20%C3%89"))
     assert (identity.uid, identity.username, identity.email) == ("via:openwebui:ann", "Ann É", "ann@x.org")
     assert (identity.groups, identity.roles) == (("/front",), frozenset())
+    assert not identity.may(KeyScope.ADMIN)
     other, _ = await process.callers.know(table.add("ann", FRONT_END, namespace="two"), named(id="ann"))
     assert other.uid == "via:two:ann"
     assert (await process.callers.know(key, ()))[0].uid == "ann", "who names nobody is the owner"
