@@ -14,7 +14,7 @@ from fastapi import FastAPI
 
 from agentic_backend.agent import AGENT_PHASES, AgentKit, Catalog, DirectAnswer, TitleWriter, TurnAgents
 from agentic_backend.chat.hub import SocketHub
-from agentic_backend.errors import LlmTimeout, TurnDeadline
+from agentic_backend.errors import HistoryUnavailable, LlmTimeout, TurnDeadline
 from agentic_backend.knowledge import KnowledgeClient
 from agentic_backend.llm.group import ModelGroups
 from agentic_backend.llm.providers import Models
@@ -23,9 +23,11 @@ from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.persistence import Persistence
 from agentic_backend.rest.attachments import PATH as UPLOAD_PATH
 from agentic_backend.rest.compression import Compression
+from agentic_backend.rest.keys import KeyServices
 from agentic_backend.rest.kpi_routes import KpiViews
 from agentic_backend.rest.page import ChatPage
 from agentic_backend.rest.router import ChatServices, build_routes
+from agentic_backend.rest.scopes import SCOPES
 from agentic_backend.session.admission import Admission
 from agentic_backend.session.models import Session
 from agentic_backend.session.opening import Sessions
@@ -47,6 +49,7 @@ from agentic_backend.wiring import (
     make_attachments,
     make_catalog,
     make_groups,
+    make_keys,
     make_kit,
     make_knowledge,
     make_models,
@@ -63,7 +66,7 @@ from agentic_backend.wiring import (
     until_known,
 )
 from backend_kit.aio import TaskRegistry
-from backend_kit.auth import KeyWaits, TokenVerifier
+from backend_kit.auth import KeyWaits, RouteScopes, TokenVerifier
 from backend_kit.http import ServeSettings, serve
 from backend_kit.kpi import Kpi, KpiRuntime
 from backend_kit.service import Identify, Service
@@ -160,6 +163,7 @@ class AgenticService(Service[AgenticSettings, State]):
             max_body_bytes=_MAX_BODY_BYTES,
             file_paths=(settings.app.base_url + UPLOAD_PATH,),
             own_errors=("/v1/",),
+            scopes=RouteScopes(SCOPES, settings.app.base_url),
             chat_page=sign_in_at(settings) is not None,
         )
 
@@ -246,6 +250,7 @@ class AgenticService(Service[AgenticSettings, State]):
             documents=knowledge,
             kpi=kpi,
             attachments=make_attachments(settings, persistence, metrics, stack),
+            keys=self._make_keys(metrics, stack),
             feedback=persistence.feedback,
             figures=persistence.figures,
             public=public_settings(settings),
@@ -345,6 +350,10 @@ class AgenticService(Service[AgenticSettings, State]):
         windows.undelivered = hub.behind_s
         return hub
 
+    def _make_keys(self, metrics: AgenticMetrics, stack: AsyncExitStack) -> KeyServices:
+        store = self._open_keys(self._settings.storage.postgres, metrics, HistoryUnavailable, stack)
+        return make_keys(self._settings, store, self._verifier.keys)
+
     def _make_persistence(self, kpi: Kpi, metrics: AgenticMetrics, tasks: TaskRegistry) -> Persistence:
         return self._parts.persistence(
             self._settings,
@@ -380,7 +389,7 @@ class AgenticService(Service[AgenticSettings, State]):
 
     def _make_ticker(self, state: State, windows: Windows) -> Ticker:
         database = state.persistence.database
-        tokens = self._verifier if isinstance(self._verifier, TokenVerifier) else None
+        tokens = self._tokens if isinstance(self._tokens, TokenVerifier) else None
         return Ticker(TickerSources(state.runtime.loop, database.main, database.writes, tokens), windows, state.metrics)
 
 

@@ -852,6 +852,7 @@ class AgenticSettings(ServiceSettings):
 
     env_overrides: ClassVar[dict[str, tuple[str, ...]]] = {
         "FRED_POSTGRES_PASSWORD": ("storage.postgres.password",),
+        "TURNWISE_KEYS_PASSWORD": ("security.api_keys.postgres.password",),
         "OPENAI_API_KEY": ("ai.default_chat_model.settings.api_key", "ai.default_language_model.settings.api_key"),
         "OPENAI_MODEL": ("ai.default_chat_model.name", "ai.default_language_model.name"),
         "TURNWISE_LANGGRAPH_JSON": ("ai.langgraph_json",),

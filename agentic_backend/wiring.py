@@ -27,6 +27,7 @@ from agentic_backend.persist.retention import Pruner, Retention, RetentionRules
 from agentic_backend.rest.agents import AgentServices
 from agentic_backend.rest.attachments import AttachmentServices
 from agentic_backend.rest.configuration import PublicSettings
+from agentic_backend.rest.keys import KeyServices, KeyStore
 from agentic_backend.session.admission import TurnLimits
 from agentic_backend.session.attachments import Leftovers
 from agentic_backend.session.registry import TurnRegistry
@@ -34,6 +35,7 @@ from agentic_backend.session.turn import TurnRules
 from agentic_backend.settings import DEFAULT_MODEL, AgenticSettings, DefaultChatModel, OfferedModel
 from agentic_backend.surfaces.services import DoorServices, Entrance
 from backend_kit.aio import TaskRegistry
+from backend_kit.auth import ApiKeys
 from backend_kit.kpi import Kpi
 
 if TYPE_CHECKING:
@@ -271,6 +273,12 @@ def operator_roles(settings: AgenticSettings) -> frozenset[str] | None:
     """The roles of operators; None without authentication, which is for one machine, whose user is the operator."""
     security = settings.security
     return frozenset(security.operator_roles) if security.user.enabled else None
+
+
+def make_keys(settings: AgenticSettings, store: KeyStore | None, keys: ApiKeys | None) -> KeyServices:
+    """What the routes of API keys need."""
+    editors = frozenset(settings.ai.agent_editor_roles) if settings.security.user.enabled else None
+    return KeyServices(store, keys, operator_roles(settings), editors, settings.security.api_keys.provider_users)
 
 
 def socket_rules(settings: AgenticSettings) -> SocketRules:

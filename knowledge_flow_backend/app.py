@@ -11,6 +11,7 @@ from fastapi import FastAPI
 
 from backend_kit.aio import TaskRegistry
 from backend_kit.aio.retry import Backoff, QuietLog, keep_trying
+from backend_kit.auth import RouteScopes
 from backend_kit.db.pool import PoolReport
 from backend_kit.http import ServeSettings, serve
 from backend_kit.kpi import KpiRuntime
@@ -29,6 +30,7 @@ from knowledge_flow_backend.library.router import LibraryServices
 from knowledge_flow_backend.library.router import build_router as build_library_router
 from knowledge_flow_backend.library.store import Library, Statements
 from knowledge_flow_backend.metrics import PHASES, KnowledgeFlowMetrics
+from knowledge_flow_backend.scopes import SCOPES
 from knowledge_flow_backend.search.router import build_router as build_search_router
 from knowledge_flow_backend.search.service import SearchService
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
@@ -73,6 +75,7 @@ class KnowledgeFlowService(Service[KnowledgeFlowSettings, State]):
             "Turnwise knowledge flow",
             max_body_bytes=settings.limits.max_request_bytes,
             file_paths=tuple(f"{base}{path}" for path in ("/upload-process-documents", "/fast/text", "/fast/ingest")),
+            scopes=RouteScopes(SCOPES, base),
         )
 
     async def drain(self) -> None:
@@ -129,6 +132,7 @@ class KnowledgeFlowService(Service[KnowledgeFlowSettings, State]):
         writers = files_at_once(settings)
         database = IndexDatabase(storage.postgres, storage.vector_store.index, metrics, writers=writers)
         stack.push_async_callback(database.aclose)
+        self._open_keys(storage.postgres, metrics, _keys_away, stack)
         embedder = make_embedder(settings, metrics, tasks)
         stack.push_async_callback(embedder.aclose)
         engine = make_engine(settings, database, metrics, model=embedder.model, kpi=kpi)
@@ -165,6 +169,10 @@ def serve_app(settings: KnowledgeFlowSettings, sock: socket.socket) -> int:
         drain=service.drain,
         settings=ServeSettings(drain_limit_s=settings.deadlines.drain_s + 5.0),
     )
+
+
+def _keys_away() -> IndexUnavailable:
+    return IndexUnavailable("the database of API keys does not answer")
 
 
 async def _open_index(state: State) -> None:

@@ -265,6 +265,7 @@ class KnowledgeFlowSettings(ServiceSettings):
         "TURNWISE_HOME": ("storage.home",),
         "TURNWISE_WEIGHTS": ("embedding_model.settings.weights",),
         "FRED_POSTGRES_PASSWORD": ("storage.postgres.password",),
+        "TURNWISE_KEYS_PASSWORD": ("security.api_keys.postgres.password",),
         "OPENSEARCH_PASSWORD": ("storage.opensearch.password",),
         "OPENAI_API_KEY": ("embedding_model.settings.api_key",),
         "RERANK_API_KEY": ("crossencoder_model.settings.api_key",),

@@ -448,7 +448,9 @@ def _fit(name: str) -> str:
 
 def _headers(caller: ToolCaller) -> dict[str, str]:
     headers = {}
-    if caller.credentials is not None and _TOKEN.fullmatch(token := caller.credentials.reveal()):
+    credentials = caller.credentials
+    # Never a key: it opens both services for months, and a tool server may be anybody's.
+    if credentials is not None and credentials.grant is None and _TOKEN.fullmatch(token := credentials.reveal()):
         headers["Authorization"] = f"Bearer {token}"
     if caller.traceparent is not None:
         headers["traceparent"] = caller.traceparent

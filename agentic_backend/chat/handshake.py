@@ -8,7 +8,17 @@ from urllib.parse import parse_qsl
 from starlette.requests import HTTPConnection
 
 from agentic_backend.chat.frames import Asker
-from backend_kit.auth import AuthError, Credentials, Headers, Identity, Verifier, bearer_of
+from backend_kit.auth import (
+    AuthError,
+    Credentials,
+    Headers,
+    Identity,
+    KeyScope,
+    ScopeMissing,
+    Verifier,
+    know_caller,
+    token_of,
+)
 from backend_kit.http import page_allowed
 
 BEARER_SUBPROTOCOL = "bearer."
@@ -29,9 +39,16 @@ class Principal:
     """The user of a socket by its newest token. The user never changes; the token can be renewed."""
 
     def __init__(
-        self, identity: Identity, credentials: Credentials, traceparent: str | None, verifier: Verifier
+        self,
+        identity: Identity,
+        credentials: Credentials,
+        traceparent: str | None,
+        verifier: Verifier,
+        headers: Headers = (),
     ) -> None:
+        """`headers` are the handshake's: they may name the user for whom a key is used."""
         self.identity = identity
+        self._headers = tuple(headers)
         self.asker = Asker(identity.uid, credentials, traceparent)
         self._credentials = credentials
         self._verifier = verifier
@@ -41,21 +58,30 @@ class Principal:
 
         Raises AuthError if it does not verify or is another user's.
         """
-        identity = await self._verifier.verify(token)
-        if identity.uid != self.identity.uid:
+        identity, credentials = await know_caller(self._verifier, token, self._headers)
+        if identity.uid != self.identity.uid or credentials is None:
             raise AuthError("Invalid token")
+        if not identity.may(KeyScope.ASK):
+            raise ScopeMissing(field=f"scope:{KeyScope.ASK}")
         self.identity = identity
-        self._credentials.renew(token)
+        self._credentials.renew(credentials)
+
+    async def confirm(self) -> None:
+        """Count one ask of a key, and look whether it is still valid. Raises AuthError if not, RateLimited's code above
+        its rate, and the database's error where nobody can tell."""
+        if self.identity.grant is not None:
+            await self.identity.grant.confirm()
 
 
 def credential_from(
     headers: Headers, subprotocols: Sequence[str] = (), query: bytes = b"", *, allow_query_token: bool = False
 ) -> tuple[str | None, TokenSource]:
-    """The token and where it was found: `Authorization: Bearer`, else subprotocol `bearer.<jwt>`, else `?token=`.
+    """The token and where it was found: `Authorization: Bearer` or `x-api-key`, else subprotocol `bearer.<token>`, else
+    `?token=`.
 
     `headers`, `subprotocols` and `query` are those of the ASGI scope. An empty token is none.
     """
-    token = bearer_of(headers)
+    token = token_of(headers)
     if token is not None:
         return token, TokenSource.HEADER
     for name in subprotocols:

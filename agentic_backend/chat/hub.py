@@ -7,8 +7,9 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
@@ -24,9 +25,19 @@ from agentic_backend.chat.sse import NATIVE, EventStream, StreamWriter, read_bod
 from agentic_backend.errors import MessageTooLong
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.models import Session
-from backend_kit.auth import AuthError, Credentials, Identity, NoAuth, Verifier, header
+from backend_kit.auth import (
+    AuthError,
+    Credentials,
+    Identity,
+    KeyScope,
+    ScopeMissing,
+    Verifier,
+    header,
+    know_caller,
+    takes_any_token,
+)
 from backend_kit.http import request_id
-from backend_kit.wire import CODES, Code, message_for
+from backend_kit.wire import CODES, Code, ServiceError, message_for
 
 TICK_S = 1.0
 RETRY_S = 2
@@ -229,22 +240,17 @@ class SocketHub:
 
     async def _run(self, websocket: WebSocket, dialect: type[NativeDialect | CompatibleDialect], turns: Turns) -> None:
         scope = websocket.scope
-        token, _ = credential_from(
-            scope["headers"],
-            scope.get("subprotocols", []),
-            scope.get("query_string", b""),
-            allow_query_token=self._rules.allow_query_token,
-        )
         try:
-            # Without authentication any token is accepted, but one is required (docs/contract.md#handshake-and-tokens).
-            identity = await self._verifier.verify(token) if token else None
-        except AuthError:
-            identity = None
-        if identity is None or token is None:
+            known = await self._known(scope)
+        except ServiceError:  # a key that nobody can look up now: the client connects again
+            await websocket.close(1011)
+            return
+        if known is None:
             await websocket.close(4401)
             return
+        identity, credentials = known
         abort: Callable[[], None] = scope["state"]["abort"]
-        principal = Principal(identity, Credentials(token), traceparent_of(websocket), self._verifier)
+        principal = Principal(identity, credentials, traceparent_of(websocket), self._verifier, scope["headers"])
         socket = ChatSocket(
             websocket,
             dialect(Outbox(abort), principal, turns, self._limits),
@@ -263,6 +269,27 @@ class SocketHub:
         finally:
             del self._sockets[socket]
             self._note_empty()
+
+    async def _known(self, scope: MutableMapping[str, Any]) -> tuple[Identity, Credentials] | None:
+        """The caller of a handshake; None without valid credentials, or with a key that may not ask.
+
+        Raises ServiceError where a key cannot be looked up.
+        """
+        headers = scope["headers"]
+        token, _ = credential_from(
+            headers,
+            scope.get("subprotocols", []),
+            scope.get("query_string", b""),
+            allow_query_token=self._rules.allow_query_token,
+        )
+        if not token:
+            # Without authentication any token is accepted, but one is required (docs/contract.md#handshake-and-tokens).
+            return None
+        try:
+            identity, credentials = await know_caller(self._verifier, token, headers)
+        except (AuthError, ScopeMissing):
+            return None
+        return (identity, credentials) if credentials is not None and identity.may(KeyScope.ASK) else None
 
     def _make_room(self, user_id: str) -> None:
         """The newest wins: above the user's limit, the oldest socket is closed with 4409."""
@@ -300,7 +327,7 @@ class SocketHub:
         )
         origin = header(headers, b"origin")
         host = header(headers, b"host")
-        any_host = not isinstance(self._verifier, NoAuth)
+        any_host = not takes_any_token(self._verifier)
         if not origin_allowed(origin, rules.authorized_origins, host, source=source, any_host=any_host):
             return Code.FORBIDDEN
         if self.draining:

@@ -154,9 +154,9 @@ def add_agents(router: APIRouter, services: Callable[[], AgentServices], caller:
     editor = Annotated[CreatedAgents, Depends(editable)]
 
     @router.get("/agents")
-    async def agents(identity: caller) -> list[dict[str, Any]]:  # noqa: ARG001 - the route is for known callers
-        """The agents that may be asked, with the models that a turn of each may choose."""
-        return services().catalog.list()
+    async def agents(identity: caller) -> list[dict[str, Any]]:
+        """The agents that the caller may ask, with the models that a turn of each may choose."""
+        return [agent for agent in services().catalog.list() if identity.may_ask(agent["id"])]
 
     @router.post("/agents/create")
     async def create_agent(body: CreateAgent, made: editor) -> Response:

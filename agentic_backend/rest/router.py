@@ -16,7 +16,7 @@ from agentic_backend.chat.dialects import Turns
 from agentic_backend.chat.frames import storable
 from agentic_backend.chat.hub import SocketHub
 from agentic_backend.chat.sse import EventStream
-from agentic_backend.errors import Conflict, MessageNotFound, SessionLimitReached, SessionNotFound
+from agentic_backend.errors import AgentNotFound, Conflict, MessageNotFound, SessionLimitReached, SessionNotFound
 from agentic_backend.rest.agents import AgentServices, add_agents
 from agentic_backend.rest.attachments import AttachmentServices, add_attachments
 from agentic_backend.rest.chat_metrics import add_chat_metrics
@@ -24,6 +24,7 @@ from agentic_backend.rest.configuration import PublicSettings, add_configuration
 from agentic_backend.rest.documents import ReadableDocuments, add_documents
 from agentic_backend.rest.export import add_export
 from agentic_backend.rest.feedback import add_feedback
+from agentic_backend.rest.keys import KeyServices, add_keys
 from agentic_backend.rest.kpi_routes import KpiViews, add_kpi
 from agentic_backend.rest.preferences import SessionId, add_preferences
 from agentic_backend.session.models import HistoryWindow, Session, SessionsWanted
@@ -71,6 +72,7 @@ class ChatServices:
     views: KpiViews
     feedback: FeedbackStore
     attachments: AttachmentServices
+    keys: KeyServices
     figures: ChatFigures
     public: PublicSettings
     sessions: Sessions
@@ -91,6 +93,7 @@ def build_routes(services: Callable[[], ChatServices], identify: Callable[..., A
     add_kpi(kpi, lambda: services().views, caller)
     add_feedback(chat, lambda: services().feedback, caller)
     add_attachments(chat, lambda: services().attachments, caller)
+    add_keys(chat, lambda: services().keys, caller)
     add_export(chat, services, caller)
     add_chat_metrics(kpi, lambda: services().figures, caller)
     add_configuration(settings, lambda: services().public, lambda: services().agents, lambda: services().views, caller)
@@ -123,7 +126,7 @@ def _add_sessions(router: APIRouter, services: Callable[[], ChatServices], calle
         """Make a session. Without `agent_id` its agent is the first enabled one."""
         state = services()
         wanted = body or CreateSession()
-        agent = state.catalog.get(wanted.agent_id or state.catalog.default_id() or "")
+        agent = state.catalog.get(_agent_id(state.catalog, wanted.agent_id, identity))
         title = (wanted.title or "").strip()
         try:
             with state.kpi.phase("session_write"):
@@ -196,6 +199,17 @@ def _add_history(router: APIRouter, services: Callable[[], ChatServices], caller
         if found is None:
             raise MessageNotFound
         return _json(found)
+
+
+def _agent_id(catalog: Catalog, wanted: str | None, identity: Identity) -> str:
+    """The agent of a new session: the first enabled one that the caller may ask, without another. Raises
+    `AgentNotFound` for one that their key may not use."""
+    if wanted is None and identity.grant is not None and identity.grant.agents is not None:
+        wanted = next((agent["id"] for agent in catalog.list() if identity.may_ask(agent["id"])), "")
+    chosen = wanted or catalog.default_id() or ""
+    if not identity.may_ask(chosen):
+        raise AgentNotFound
+    return chosen
 
 
 def _cut_text(message: bytes, limit: int | None, offset: int) -> bytes:

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 from agentic_backend.errors import (
+    AgentNotFound,
     Conflict,
     Draining,
     ExchangeNotFound,
@@ -28,6 +29,7 @@ from agentic_backend.session.stream import Ask, Awaiting, Cancelled, Failed, Tur
 from agentic_backend.session.turn import TurnRunner, refuse
 from agentic_backend.session.turn_report import loggable
 from backend_kit.aio import TaskRegistry
+from backend_kit.auth import KeyScope, ScopeMissing
 from backend_kit.wire import Code, ServiceError
 
 logger = logging.getLogger(__name__)
@@ -259,6 +261,7 @@ class TurnRegistry:
             raise Draining(retry_after_s=2.0)
         if not self._log.has_room():
             raise StorageFull(retry_after_s=5.0)
+        _expect_allowed(ask)
         slot = self._slots.get(self._slot_key(ask))
         if slot is not None and slot.running is not None:
             self._expect_place(slot, ask)
@@ -408,6 +411,15 @@ def _conflict_with(known: Turn, ask: Ask) -> ServiceError:
     if ask.human is None:
         return Conflict()
     return NotAwaiting() if known.ask.session_id == ask.session_id else ExchangeNotFound()
+
+
+def _expect_allowed(ask: Ask) -> None:
+    """Raise ScopeMissing or AgentNotFound for an ask beyond its key. Here, since every door hands its asks in here."""
+    grant = None if ask.credentials is None else ask.credentials.grant
+    if grant is not None and not grant.may(KeyScope.ASK):
+        raise ScopeMissing(field=f"scope:{KeyScope.ASK}")
+    if grant is not None and not grant.may_ask(ask.agent_id):
+        raise AgentNotFound
 
 
 def _same(one: Ask, other: Ask) -> bool:

@@ -11,7 +11,7 @@ from fastapi.security import HTTPBearer
 from prometheus_client import CollectorRegistry, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from backend_kit.auth import Credentials, Identity, NoAuth, Verifier, bearer_of, header
+from backend_kit.auth import Identity, RouteScopes, Verifier, header, know_caller, takes_any_token, token_of
 from backend_kit.kpi.activity import Activity
 from backend_kit.wire import Code, dumps, message_for
 
@@ -167,25 +167,35 @@ def _too_large(scope: Scope) -> dict[str, str]:
 
 
 _SCHEME: Final = HTTPBearer(
-    auto_error=False, scheme_name="bearer", bearerFormat="JWT", description="A token of the configured issuer."
+    auto_error=False,
+    scheme_name="bearer",
+    bearerFormat="JWT",
+    description="A token of the configured issuer, or an API key, which `x-api-key` may carry, too.",
 )
 
 
-def bearer(verifier: Verifier) -> Callable[..., Awaitable[Identity]]:
-    """A dependency that returns the `Identity` behind `Authorization: Bearer`. Raises `AuthError`, rendered as 401.
+def bearer(verifier: Verifier, scopes: RouteScopes | None = None) -> Callable[..., Awaitable[Identity]]:
+    """A dependency that returns the `Identity` behind `Authorization: Bearer` or `x-api-key`.
 
-    `request.state.credentials` has the token itself, for calls on the caller's behalf; None without one.
+    Raises `AuthError`, rendered as 401, and for a key `ScopeMissing` where `scopes` does not let it use the route,
+    `KeyTooFast` above its rate. Without `scopes` no key may use any route.
+
+    `request.state.credentials` has what passes the caller on, for calls on their behalf; None without a token.
     If callers are verified, the OpenAPI document marks each route that depends on it.
     """
+    table = scopes or RouteScopes({})
 
     async def identity(request: Request) -> Identity:
-        token = bearer_of(request.scope["headers"])
-        caller = await verifier.verify(token)
-        request.state.credentials = Credentials(token) if token else None
+        headers = request.scope["headers"]
+        caller, credentials = await know_caller(verifier, token_of(headers), headers)
+        if caller.grant is not None:
+            caller.grant.spend()
+            table.check(caller.grant, request.method, route_of(request.scope))
+        request.state.credentials = credentials
         return caller
 
     # FastAPI documents what a dependency depends on; the scheme itself decides nothing.
     async def documented(request: Request, scheme: Annotated[Any, Security(_SCHEME)]) -> Identity:  # noqa: ARG001 - for the document
         return await identity(request)
 
-    return identity if isinstance(verifier, NoAuth) else documented
+    return identity if takes_any_token(verifier) else documented

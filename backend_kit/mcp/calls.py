@@ -17,7 +17,7 @@ from mcp_types import (
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
-from backend_kit.auth import Identity
+from backend_kit.auth import Identity, KeyScope, ScopeMissing
 from backend_kit.http import request_id
 from backend_kit.wire import CODES, Code, ServiceError, message_for
 
@@ -39,12 +39,6 @@ class BadArguments(ServiceError):
     code: ClassVar[Code] = Code.BAD_REQUEST
 
 
-class ScopeLacking(ServiceError):
-    """The caller's API key does not let it do this. `field` names the scope."""
-
-    code: ClassVar[Code] = Code.FORBIDDEN
-
-
 def caller_of(ctx: Context) -> Identity:
     """Whoever sent this message, as the door has verified it; not whoever has opened the session."""
     return cast("Identity", getattr(_request(ctx).state, CALLER))
@@ -55,11 +49,11 @@ def language_of(ctx: Context) -> str | None:
     return cast("str | None", _request(ctx).headers.get("accept-language"))
 
 
-def expect_scope(ctx: Context, scope: str) -> None:
-    """Raise `ScopeLacking` for a caller whose API key does not have a scope; without a key every caller may."""
-    grant = getattr(caller_of(ctx), "grant", None)
+def expect_scope(ctx: Context, scope: KeyScope) -> None:
+    """Raise `ScopeMissing` for a caller whose API key does not have a scope; without a key every caller may."""
+    grant = caller_of(ctx).grant
     if grant is not None and not grant.may(scope):
-        raise ScopeLacking(field=f"scope:{scope}")
+        raise ScopeMissing("the key lacks a scope", field=f"scope:{scope}")
 
 
 def arguments_of(shape: type[Arguments], given: Mapping[str, Any] | None) -> Arguments:

@@ -15,6 +15,7 @@ from backend_kit.settings.base import (
 )
 from backend_kit.settings.load import config_hash, load, load_or_exit
 from backend_kit.settings.models import (
+    ApiKeySecurity,
     App,
     BasePath,
     HttpClientLimits,
@@ -25,6 +26,7 @@ from backend_kit.settings.models import (
 )
 
 __all__ = [
+    "ApiKeySecurity",
     "App",
     "BasePath",
     "Count",

@@ -39,11 +39,19 @@ class Reader:
 
     user_id: str
     groups: tuple[str, ...] = ()
+    libraries: frozenset[str] | None = None
+    """The libraries to which the caller's key is limited, None without such a limit."""
 
     @classmethod
     def of(cls, identity: Identity) -> "Reader":
         """The reader that a caller is."""
-        return cls(identity.uid, identity.groups)
+        return cls(identity.uid, identity.groups, None if identity.grant is None else identity.grant.libraries)
+
+    def within(self, libraries: Sequence[str] | None) -> tuple[str, ...] | None:
+        """Those of the named libraries that the limit leaves; None: wherever they may read. Empty: nowhere."""
+        if self.libraries is None:
+            return None if libraries is None else tuple(libraries)
+        return tuple(sorted(self.libraries.intersection(self.libraries if libraries is None else libraries)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ async def _destination(state: IngestServices, identity: Identity, upload: Upload
         raise BadRequest("tags is not a list of ids", field="metadata_json.tags")
     if source_tag is not None and (not isinstance(source_tag, str) or not is_id(source_tag)):
         raise BadRequest("source_tag is not a name", field="metadata_json.source_tag")
-    reader = Reader(identity.uid, identity.groups)
+    reader = Reader.of(identity)
     chosen = tuple(dict.fromkeys(tags))
     if not await state.intake.owns(reader, chosen):
         raise HTTPException(404, "Library not found.")

@@ -33,6 +33,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.routing import BaseRoute
 
 from backend_kit.aio import TaskRegistry
+from backend_kit.auth import KeyScope
 from backend_kit.http import request_id
 from backend_kit.mcp import (
     Context,
@@ -174,7 +175,7 @@ class DocumentServer:
 
     async def list_resources(self, ctx: Context, params: PaginatedRequestParams | None) -> ListResourcesResult:
         """Documents that the caller may read, by title; a cursor counts those before it."""
-        expect_scope(ctx, "read")
+        expect_scope(ctx, KeyScope.READ)
         offset = _offset(params.cursor if params is not None else None)
         with self._timed("documents") as library:
             window = Window(_PAGE, offset, "title", descending=False)
@@ -200,7 +201,7 @@ class DocumentServer:
 
     async def read_resource(self, ctx: Context, params: ReadResourceRequestParams) -> ReadResourceResult:
         """The text of a document, cut after a million characters, or of a passage. Raises MCPError, `ServiceError`."""
-        expect_scope(ctx, "read")
+        expect_scope(ctx, KeyScope.READ)
         document_id, passage_id = _ids_in(params.uri)
         cut = False
         with self._timed("documents") as library:
@@ -219,7 +220,7 @@ class DocumentServer:
         )
 
     async def _found(self, ctx: Context, given: dict[str, Any] | None) -> CallToolResult:
-        expect_scope(ctx, "search")
+        expect_scope(ctx, KeyScope.SEARCH)
         wanted = arguments_of(SearchArguments, given)
         reader = _reader(ctx)
         libraries = None if wanted.libraries is None else await self._libraries(reader, wanted.libraries)
@@ -232,7 +233,7 @@ class DocumentServer:
         return _result("\n\n".join(listed) or "Nothing was found.", found)
 
     async def _passage(self, ctx: Context, given: dict[str, Any] | None) -> CallToolResult:
-        expect_scope(ctx, "read")
+        expect_scope(ctx, KeyScope.READ)
         wanted = arguments_of(PassageArguments, given)
         with self._timed("documents") as library:
             chunk = await library.chunk(_reader(ctx), wanted.document_id, wanted.passage_id)
@@ -253,7 +254,7 @@ class DocumentServer:
         return _result(passage.text, passage)
 
     async def _document(self, ctx: Context, given: dict[str, Any] | None) -> CallToolResult:
-        expect_scope(ctx, "read")
+        expect_scope(ctx, KeyScope.READ)
         wanted = arguments_of(DocumentArguments, given)
         with self._timed("documents") as library:
             part = await library.text(_reader(ctx), wanted.document_id, wanted.offset, wanted.limit)

@@ -79,6 +79,9 @@ OPERATIONS: dict[str, Kind | Named] = {
     "GET /kpi/stalls": Kind.OPERATOR,
     "GET /documents/{uid}/markdown": Kind.SHARED,
     "GET /documents/{uid}/chunks/{chunk_uid}": Kind.SHARED,
+    "POST /chatbot/keys": Kind.OWN,
+    "GET /chatbot/keys": Kind.OWN,
+    "DELETE /chatbot/keys/{key_id}": Named((404,)),
     "POST /chatbot/session": Kind.OWN,
     "GET /chatbot/sessions": Kind.OWN,
     "GET /chatbot/feedback": Kind.OWN,
@@ -183,8 +186,11 @@ class Belongings:
             assert response.status == 204
         async with http.get(f"{BASE}/chatbot/feedback", headers=ann) as response:
             feedback_id = (await response.json())[0]["id"]
+        async with http.post(f"{BASE}/chatbot/keys", json={"name": SECRET_WORD}, headers=ann) as response:
+            key_id = (await response.json())["id"]
         ids = {
             "session_id": sessions[0],
+            "key_id": key_id,
             "exchange_id": "ann-exchange",
             "feedback_id": feedback_id,
             "attachment_id": "ann-attachment",
@@ -211,7 +217,7 @@ class Belongings:
         """What ann sees of what is hers."""
         asked = [operation for operation in OPERATIONS if operation.startswith("GET") and "{" in operation]
         named = [operation for operation in asked if isinstance(OPERATIONS[operation], Named)]
-        own = ["GET /chatbot/sessions", "GET /chatbot/feedback"]
+        own = ["GET /chatbot/sessions", "GET /chatbot/feedback", "GET /chatbot/keys"]
         answers = [await self.answer("ann", operation, {}, self.ids) for operation in (*named, *own)]
         assert [status for status, *_ in answers] == [200] * len(answers), answers
         return answers

@@ -29,6 +29,8 @@ from agentic_backend.surfaces.mcp.tools import tool_name
 from agentic_backend.surfaces.openai import asked, reading
 from agentic_backend.surfaces.openai import request as chat_request
 from backend_kit import auth, wire
+from backend_kit.auth import api_keys
+from backend_kit.auth.acting import naming_headers
 from backend_kit.http import page_allowed
 from backend_kit.http.redact import redact
 from knowledge_flow_backend.embed import model_server
@@ -400,12 +402,23 @@ CASES: Final[dict[str, Case]] = {
     ),
     "backend_kit/http/redact.py::redact": (
         lambda made: redact(made, len(made)),
-        again("?", "?a=", "?token=", "bearer ", "bearer", ".", "eyJ", "%74", " ", "a", "?%", "=", "bearer."),
+        again("?", "?a=", "?token=", "bearer ", "bearer", ".", "eyJ", "tw_", "%74", " ", "a", "?%", "=", "bearer."),
     ),
     "backend_kit/auth/identity.py::bearer_of": (
         lambda made: auth.bearer_of([(b"authorization", made.encode())]),
         again("Bearer ", " ", "a", "bearer"),
     ),
+    "backend_kit/auth/identity.py::token_of": (
+        lambda made: auth.token_of([(b"x-api-key", made.encode())]),
+        again(" ", "a", "tw_"),
+    ),
+    "backend_kit/auth/acting.py::naming_headers": (
+        lambda made: naming_headers([(b"x-openwebui-user-id", b"b")] * made),
+        (lambda n: n,),
+    ),
+    "backend_kit/auth/api_keys.py::parse_key": (api_keys.parse_key, again("_", "tw_", "a", before="tw_")),
+    "backend_kit/auth/api_keys.py::digest_of": (api_keys.digest_of, again("a", "é")),
+    "backend_kit/auth/api_keys.py::looks_like_key": (api_keys.looks_like_key, again("tw_", "a")),
     "backend_kit/auth/identity.py::header": (lambda made: auth.header([(b"a", b"b")] * made, b"x"), (lambda n: n,)),
     "backend_kit/wire/encoding.py::loads": (wire.loads, _JSON + _OBJECT),
     "backend_kit/wire/encoding.py::normalized": (

@@ -114,6 +114,20 @@ MUTANTS = (
         f"{CHAT}/test_socket.py::test_a_peer_that_never_reads_is_aborted_at_the_send_deadline_and_its_turn_goes_on",
     ),
     Mutant(
+        "a key asks every agent",
+        "agentic_backend/session/registry.py",
+        "if grant is not None and not grant.may_ask(ask.agent_id):",
+        "if grant is not None and not ask.agent_id:",
+        f"{SERVICE}/test_api_keys.py::test_a_key_asks_its_own_agents_alone",
+    ),
+    Mutant(
+        "a key makes one that may do more",
+        "agentic_backend/rest/keys.py",
+        "if not identity.may(scope):",
+        "if not scope:",
+        f"{SERVICE}/test_api_keys.py::test_a_key_makes_no_key_that_may_do_more",
+    ),
+    Mutant(
         "a session is read whoever owns it",
         "agentic_backend/spool/statements.py",
         "FROM session WHERE session_id = :session_id AND user_id = :user_id",

@@ -52,6 +52,7 @@ from agentic_backend.session.stream import (
 from agentic_backend.surfaces.follow import Following
 from agentic_backend.surfaces.mcp.people import Question, answer_in, answer_of, form_of, in_words, takes_forms
 from agentic_backend.surfaces.services import DoorServices
+from backend_kit.auth import KeyScope
 from backend_kit.http import request_id
 from backend_kit.mcp import Answer, Context, arguments_of, caller_of, detail, expect_scope, language_of, refused
 from backend_kit.wire import dumps, loads
@@ -142,7 +143,7 @@ class AgentTools:
         agent = next((agent for agent in self._agents(ctx) if tool_name(agent["id"]) == params.name), None)
         if agent is None:
             raise MCPError(INVALID_PARAMS, "Unknown tool.")
-        expect_scope(ctx, "ask")
+        expect_scope(ctx, KeyScope.ASK)
         wanted = arguments_of(AskArguments, params.arguments)
         if len(wanted.question) > self._services.max_message_chars:
             self._services.limit_hit("max_message_chars")
@@ -155,10 +156,8 @@ class AgentTools:
 
     def _agents(self, ctx: Context) -> list[dict[str, Any]]:
         caller = caller_of(ctx)
-        # A key may be limited to some agents.
-        may_ask: Callable[[str], bool] = getattr(caller, "may_ask", lambda _agent_id: True)
         catalog = self._services.catalog
-        return [agent for agent in catalog.list() if agent["id"] in catalog and may_ask(agent["id"])]
+        return [agent for agent in catalog.list() if agent["id"] in catalog and caller.may_ask(agent["id"])]
 
     def _ask(self, ctx: Context, agent_id: str, wanted: AskArguments) -> Ask:
         request = ctx.request

@@ -58,7 +58,7 @@ class Prepared:
 async def prepare(services: DoorServices, request: Request, identity: Identity, wish: Wish) -> Prepared:
     """Make the ask of a wish, and open its session where it names one. Raises ServiceError."""
     check_length(services, wish.conversation)
-    target = target_of(services.catalog, wish.model, may_ask(identity))
+    target = target_of(services.catalog, wish.model, identity.may_ask)
     ask = _ask(request, identity, target, wish)
     session_id = session_id_of(identity.uid, request.headers, wish.metadata)
     agent = services.catalog.get(target.agent_id)
@@ -95,16 +95,6 @@ def check_length(services: DoorServices, conversation: Conversation) -> None:
     if len(conversation.question) > services.max_message_chars:
         services.limit_hit("max_message_chars")
         raise MessageTooLong(field=conversation.at)
-
-
-def may_ask(identity: Identity) -> Callable[[str], bool]:
-    """Whether a caller may ask the agent of an id."""
-    allowed: Callable[[str], bool] | None = getattr(identity, "may_ask", None)
-    return allowed or _any_agent
-
-
-def _any_agent(_agent_id: str) -> bool:
-    return True
 
 
 def target_of(catalog: Catalog, model: str, may_ask: Callable[[str], bool]) -> Named:
