@@ -3,7 +3,6 @@
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from starlette.routing import BaseRoute
@@ -82,9 +81,8 @@ def door_routes(
     doors = settings.doors
     routes: list[BaseRoute] = []
     for name, on in (("openai", doors.openai), ("agui", doors.agui), ("mcp", doors.mcp)):
-        package = f"agentic_backend.surfaces.{name}"
-        if on and find_spec(package) is not None:
-            routes += import_module(package).add_routes(services, identify)
+        if on:
+            routes += import_module(f"agentic_backend.surfaces.{name}").add_routes(services, identify)
     return routes
 
 

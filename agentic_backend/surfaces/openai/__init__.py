@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from starlette.routing import BaseRoute
 
 from agentic_backend.surfaces.openai.asked import listed
-from agentic_backend.surfaces.openai.asking import may_ask, target_of
+from agentic_backend.surfaces.openai.asking import target_of
 from agentic_backend.surfaces.openai.chat import complete_chat
 from agentic_backend.surfaces.openai.errors import OpenAiRoute
 from agentic_backend.surfaces.services import DoorServices
@@ -29,13 +29,13 @@ def add_routes(services: Callable[[], DoorServices], identify: Callable[..., Any
     @router.get("/models")
     async def models(identity: caller) -> Response:
         """The agents that the caller may ask, each with the models that a turn of it may choose."""
-        data = listed(services().catalog, may_ask(identity), created)
+        data = listed(services().catalog, identity.may_ask, created)
         return Response(dumps({"object": "list", "data": data}), media_type="application/json")
 
     @router.get("/models/{model:path}")
     async def model(model: str, identity: caller) -> Response:
         """One of the models of `GET /v1/models`."""
-        catalog, allowed = services().catalog, may_ask(identity)
+        catalog, allowed = services().catalog, identity.may_ask
         target_of(catalog, model, allowed)
         found = next((one for one in listed(catalog, allowed, created) if one["id"] == model), None)
         return Response(dumps(found or _unlisted(model, created)), media_type="application/json")
