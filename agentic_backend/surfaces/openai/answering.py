@@ -29,7 +29,7 @@ class Encoder(Protocol):
         """What a client gets for an event, b"" where it gets nothing."""
 
 
-class StreamWriter:
+class EncodedStream:
     """Writes a turn as a stream of events. Implements `agentic_backend.chat.sse.Writer`."""
 
     heartbeat = HEARTBEAT

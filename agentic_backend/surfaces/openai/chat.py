@@ -8,7 +8,7 @@ from uuid import uuid4
 from starlette.requests import Request
 from starlette.responses import Response
 
-from agentic_backend.surfaces.openai.answering import StreamWriter, WholeAnswer
+from agentic_backend.surfaces.openai.answering import EncodedStream, WholeAnswer
 from agentic_backend.surfaces.openai.asked import is_task
 from agentic_backend.surfaces.openai.asking import Wish, check_length, prepare
 from agentic_backend.surfaces.openai.chunks import Chunks, Completion
@@ -38,7 +38,7 @@ async def complete_chat(services: DoorServices, request: Request, identity: Iden
     if not asked.stream:
         return WholeAnswer(prepared.begin, prepared.headers, page, completion.whole)
     chunks = Chunks(completion, Telling(page), include_usage=asked.include_usage)
-    return turn_stream(services, request, identity.uid, prepared.begin, StreamWriter(chunks, prepared.headers))
+    return turn_stream(services, request, identity.uid, prepared.begin, EncodedStream(chunks, prepared.headers))
 
 
 async def _task(services: DoorServices, asked: ChatRequest) -> End:
