@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
 from backend_kit.auth import KeyRecord, KeyScope, make_key
 from backend_kit.auth.acting import RESERVED
@@ -24,8 +24,9 @@ from backend_kit.settings import Postgres, SettingsError
 from backend_kit.settings.source import read_env_file, read_yaml
 from backend_kit.wire import ServiceError
 from turnwise.errors import StartRefused
-from turnwise.home import resource_directory
+from turnwise.home import checkout, resource_directory, stored_password
 from turnwise.plan import read_plan
+from turnwise.ports import LOOPBACK
 from turnwise.run import port_of
 
 if TYPE_CHECKING:
@@ -128,6 +129,10 @@ def find_keys(config: Path | None, environ: Mapping[str, str], port: int | None)
         postgres = Postgres.model_validate(values)
     except ValidationError:
         raise StartRefused(f"{file}: storage.postgres is not as the service wants it") from None
+    if not own and postgres.password is None and postgres.host in LOOPBACK:
+        # That of `turnwise run`, which makes a password of its own and tells its services alone.
+        made = stored_password(checkout() or Path.cwd(), environ)
+        postgres = postgres.model_copy(update={"password": made and SecretStr(made)})
     return Keys(postgres, None if _section(security, "user").get("enabled", True) else _LOCAL_USER)
 
 
