@@ -3,13 +3,13 @@
 import openai
 import pytest
 
-from backend_kit.auth import Scope
+from backend_kit.auth import KeyScope
 from tests.integration.test_openai_door import GEORGES, USER, client_of, session_of
 from tests.support.api_keys import stored_key
 from tests.support.people import SECURITY, headers_of
 
 ANNA = {**GEORGES, "name": "Anna"}
-ASK = frozenset({Scope.ASK})
+ASK = frozenset({KeyScope.ASK})
 
 
 async def test_a_keys_agents_are_its_models_in_either_header(start_service, database):
@@ -36,7 +36,7 @@ async def test_a_keys_agents_are_its_models_in_either_header(start_service, data
 
 
 async def test_a_key_that_may_not_ask_is_told_so(start_service, database):
-    key = stored_key(database, scopes=frozenset({Scope.READ}))
+    key = stored_key(database, scopes=frozenset({KeyScope.READ}))
     async with start_service(security=SECURITY) as service, client_of(service, key) as client:
         assert [model.id async for model in client.models.list()] == ["Georges"]
         with pytest.raises(openai.PermissionDeniedError) as refused:
