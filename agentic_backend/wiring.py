@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from agentic_backend.rest.agents import AgentServices
 from agentic_backend.rest.attachments import AttachmentServices
 from agentic_backend.rest.configuration import PublicSettings
 from agentic_backend.rest.keys import KeyServices, KeyStore
-from agentic_backend.session.admission import TurnLimits
+from agentic_backend.session.admission import Admission, TurnLimits
 from agentic_backend.session.attachments import Leftovers
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.session.turn import TurnRules
@@ -65,6 +66,11 @@ def make_task_writer(settings: AgenticSettings, groups: ModelGroups, kit: AgentK
     called = settings.ai.default_language_model
     own = NamedModel(kit.chat_model, kit.model_name)
     return TaskWriter(own if called is None else NamedModel(groups.of(called), called.name), kpi)
+
+
+def task_admission(settings: AgenticSettings, limit_hit: Callable[[str], None]) -> Callable[[str], None]:
+    """Counts a user's tasks: as many as their asks, and beside them, so that titles take no answers away."""
+    return Admission(replace(turn_limits(settings), turns_per_user=0), limit_hit).check
 
 
 def entrance(settings: AgenticSettings) -> Entrance:

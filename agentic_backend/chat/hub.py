@@ -315,8 +315,8 @@ class SocketHub:
             return Code.RATE_LIMITED
         return self._refusal(request)
 
-    def _refusal(self, connection: HTTPConnection) -> Code | None:
-        """Why a handshake or a stream is refused, or None."""
+    def is_foreign(self, connection: HTTPConnection) -> bool:
+        """Whether a page that may not call sends the request: it might ask, although it can read nothing."""
         rules = self._rules
         headers = connection.scope["headers"]
         _, source = credential_from(
@@ -328,7 +328,12 @@ class SocketHub:
         origin = header(headers, b"origin")
         host = header(headers, b"host")
         any_host = not takes_any_token(self._verifier)
-        if not origin_allowed(origin, rules.authorized_origins, host, source=source, any_host=any_host):
+        return not origin_allowed(origin, rules.authorized_origins, host, source=source, any_host=any_host)
+
+    def _refusal(self, connection: HTTPConnection) -> Code | None:
+        """Why a handshake or a stream is refused, or None."""
+        rules = self._rules
+        if self.is_foreign(connection):
             return Code.FORBIDDEN
         if self.draining:
             return Code.DRAINING

@@ -17,8 +17,10 @@ _READABLE: Final = (
     "WWW-Authenticate",
     "Content-Disposition",
     "Mcp-Session-Id",
-    "X-Turnwise-Session",
+    "X-Turnwise-Session-Id",
+    "X-Turnwise-Exchange-Id",
     "X-Turnwise-Warning",
+    "x-should-retry",
 )
 
 

@@ -228,6 +228,18 @@ async def test_a_front_ends_task_goes_to_the_language_model_and_is_not_kept(star
     assert said == '{"title": "Turns"}'
 
 
+async def test_tasks_have_the_rate_of_asks_and_take_none_of_them(start_service):
+    """Whatever begins as a task would be a way around the rate."""
+    limits = {"per_user": {"asks_per_min": 1, "burst": 1}}
+    async with start_service(limits=limits) as service:
+        task = open_webui_task(TASKS["title"])
+        assert (await post(service, task))[0] == 200
+        assert (await asked_whole(service, open_webui("What?")))[0] == 200
+        status, headers, answer = await post(service, task)
+    assert (status, answer["error"]["code"]) == (429, "rate_limited")
+    assert 1 <= int(headers["Retry-After"]) <= 60
+
+
 async def test_citations_open_the_passage_on_the_page(start_service):
     async with (
         fake_knowledge(hit("spool", PASSAGE)) as knowledge,
@@ -362,6 +374,46 @@ async def test_errors_before_the_answer_have_their_shape_and_name_the_field(star
             assert {*answer} == {"error"}
             assert {*answer["error"]} == {"message", "type", "param", "code"}
             assert headers["x-should-retry"] == "false"
+
+
+async def test_what_no_route_answers_is_refused_in_their_shape(service):
+    """Clients of this API ask for embeddings, speech, files: what they then read is the one shape that they know."""
+    cases = [
+        ("POST", "/v1/embeddings", 404, "unknown_url"),
+        ("GET", "/v1", 404, "unknown_url"),
+        ("GET", "/v1/", 404, "unknown_url"),
+        ("GET", CHAT, 405, "method_not_allowed"),
+        ("DELETE", "/v1/models/Georges", 405, "method_not_allowed"),
+    ]
+    for method, path, status, code in cases:
+        async with service.http.request(method, path) as response:
+            answer = await response.json()
+            assert (response.status, answer["error"]["code"]) == (status, code), path
+            assert {*answer["error"]} == {"message", "type", "param", "code"}
+            assert answer["error"]["type"] == "invalid_request_error"
+            assert response.headers["x-should-retry"] == "false"
+            assert (response.headers.get("Allow") is not None) == (status == 405)
+    async with service.http.post(f"{CHAT}/", json=open_webui("What?")) as response:  # led to the path without the slash
+        assert response.status == 200
+
+
+@pytest.mark.parametrize(
+    "body", [open_webui("What?"), open_webui("What?") | {"stream": False}, open_webui_task(TASKS["title"])]
+)
+async def test_a_page_of_another_origin_gets_no_answer_and_costs_none(start_service, body):
+    """Without authentication a page that a person visits could ask at their cost, although it can read nothing."""
+    page = "https://portal.example.org"
+    security = {"user": {"enabled": False}, "authorized_origins": [page]}
+    async with start_service(security=security) as service:
+        foreign = {"Origin": "https://evil.example", "Content-Type": "text/plain", "X-Turnwise-Session": "s1"}
+        status, _, answer = await post(service, body, foreign)
+        assert (status, answer["error"]["code"]) == (403, "forbidden")
+        assert await session_of(service, {}) == []
+        async with service.http.post(CHAT, json=body, headers={**foreign, "Origin": page}) as response:
+            assert response.status == 200
+            readable = {name.strip().lower() for name in response.headers["Access-Control-Expose-Headers"].split(",")}
+            ours = {name.lower() for name in response.headers if name.lower().startswith("x-turnwise-")}
+    assert ours | {"x-should-retry", "retry-after", "x-request-id"} <= readable
 
 
 async def test_without_a_key_it_is_401_in_their_shape(start_service):

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Route
 
 from agentic_backend.surfaces.openai.asked import listed
 from agentic_backend.surfaces.openai.asking import target_of
 from agentic_backend.surfaces.openai.chat import complete_chat
-from agentic_backend.surfaces.openai.errors import OpenAiRoute
+from agentic_backend.surfaces.openai.errors import OpenAiRoute, Unrouted
 from agentic_backend.surfaces.services import DoorServices
 from backend_kit.auth import Identity
 from backend_kit.wire import dumps
@@ -45,7 +45,9 @@ def add_routes(services: Callable[[], DoorServices], identify: Callable[..., Any
         """The answer of an agent, in one piece or as a stream, in the shapes of OpenAI's chat completions."""
         return await complete_chat(services(), request, identity)
 
-    return list(router.routes)
+    # Last: it takes whatever of this path the others leave.
+    others = Unrouted(router.routes)
+    return [*router.routes, Route(PREFIX, others), Route(PREFIX + "/{path:path}", others)]
 
 
 def _unlisted(model: str, created: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from agentic_backend.agent import Catalog
 from agentic_backend.chat.handshake import traceparent_of
-from agentic_backend.errors import AgentNotFound, BadRequest, MessageTooLong
+from agentic_backend.errors import AgentNotFound, BadRequest, Forbidden, MessageTooLong
 from agentic_backend.session.models import HistoryWindow
 from agentic_backend.session.past_exchanges import AWAITING
 from agentic_backend.session.stream import Ask, HumanAnswer, OnDisconnect, Turn
@@ -57,6 +57,7 @@ class Prepared:
 
 async def prepare(services: DoorServices, request: Request, identity: Identity, wish: Wish) -> Prepared:
     """Make the ask of a wish, and open its session where it names one. Raises ServiceError."""
+    expect_page(services, request)
     check_length(services, wish.conversation)
     target = target_of(services.catalog, wish.model, identity.may_ask)
     ask = _ask(request, identity, target, wish)
@@ -88,6 +89,12 @@ async def prepare(services: DoorServices, request: Request, identity: Identity, 
     )
     instead = f"{_ONE_OF_THEM}\n\n{in_words(payload)}" if answer is None else None
     return Prepared(lambda: services.registry.submit(resumed), headers, instead)
+
+
+def expect_page(services: DoorServices, request: Request) -> None:
+    """Raise Forbidden for a page that may not call. Streams are refused for it anyway; what is no stream asks, too."""
+    if services.hub.is_foreign(request):
+        raise Forbidden
 
 
 def check_length(services: DoorServices, conversation: Conversation) -> None:

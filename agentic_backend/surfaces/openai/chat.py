@@ -8,9 +8,11 @@ from uuid import uuid4
 from starlette.requests import Request
 from starlette.responses import Response
 
+from agentic_backend.chat.hub import RETRY_S
+from agentic_backend.errors import Draining
 from agentic_backend.surfaces.openai.answering import EncodedStream, WholeAnswer
 from agentic_backend.surfaces.openai.asked import is_task
-from agentic_backend.surfaces.openai.asking import Wish, check_length, prepare
+from agentic_backend.surfaces.openai.asking import Wish, check_length, expect_page, prepare
 from agentic_backend.surfaces.openai.chunks import Chunks, Completion
 from agentic_backend.surfaces.openai.citations import page_of
 from agentic_backend.surfaces.openai.request import ChatRequest, read_chat_request
@@ -29,8 +31,9 @@ async def complete_chat(services: DoorServices, request: Request, identity: Iden
     completion = Completion(f"chatcmpl-{uuid4().hex}", asked.model, int(time.time()))
     page = page_of(services.public_url, request.url.scheme, request.headers)
     if is_task(asked.conversation):
+        expect_page(services, request)
         check_length(services, asked.conversation)
-        return _at_once(completion, asked, await _task(services, asked), {})
+        return _at_once(completion, asked, await _task(services, asked, identity.uid), {})
     wish = Wish(asked.model, asked.conversation, asked.tools, asked.metadata, asked.ignored)
     prepared = await prepare(services, request, identity, wish)
     if prepared.instead is not None:
@@ -41,8 +44,11 @@ async def complete_chat(services: DoorServices, request: Request, identity: Iden
     return turn_stream(services, request, identity.uid, prepared.begin, EncodedStream(chunks, prepared.headers))
 
 
-async def _task(services: DoorServices, asked: ChatRequest) -> End:
-    """What the language model makes of a front end's task. Raises `TurnFailed`."""
+async def _task(services: DoorServices, asked: ChatRequest, user_id: str) -> End:
+    """What the language model makes of a front end's task. Raises `TurnFailed`, `RateLimited` and `Draining`."""
+    if services.registry.draining:
+        raise Draining(retry_after_s=RETRY_S)
+    services.admit_task(user_id)
     conversation = asked.conversation
     messages = [{"role": item.role, "content": item.text} for item in conversation.history]
     told = await services.answer_task([*messages, {"role": "user", "content": conversation.question}])

@@ -5,11 +5,14 @@ Their SDKs choose the exception by the HTTP status, and ask again by themselves 
 """
 
 import math
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
 from fastapi import HTTPException, Request, Response
+from fastapi.responses import RedirectResponse
 from fastapi.routing import APIRoute
+from starlette.routing import BaseRoute, Match
+from starlette.types import Receive, Scope, Send
 
 from agentic_backend.errors import BadRequest, SessionLimitReached
 from backend_kit.auth import AuthError
@@ -22,6 +25,7 @@ _TYPES: Final = {
     401: "authentication_error",
     403: "permission_error",
     404: "invalid_request_error",
+    405: "invalid_request_error",
     409: "conflict_error",
     413: "invalid_request_error",
     429: "rate_limit_error",
@@ -108,3 +112,35 @@ class OpenAiRoute(APIRoute):
                 return error_response(error.status_code, body, retryable=False)
 
         return answer
+
+
+class Unrouted:
+    """Answers what none of the door's routes does: a path that there is not, or not with this method.
+
+    A slash at the end of a path that there is leads to it, as everywhere in the service.
+    """
+
+    def __init__(self, routes: Sequence[BaseRoute]) -> None:
+        self._routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the request."""
+        await self._answer(scope)(scope, receive, send)
+
+    def _answer(self, scope: Scope) -> Response:
+        near = self._matching(scope)
+        if near:
+            allowed = sorted({method for route in near for method in getattr(route, "methods", None) or ()})
+            return _not_there(405, "method_not_allowed", {"Allow": ", ".join(allowed)})
+        without_slash = {**scope, "path": scope["path"].rstrip("/")}
+        if without_slash["path"] != scope["path"] and self._matching(without_slash):
+            return RedirectResponse(str(Request(without_slash).url))
+        return _not_there(404, "unknown_url", {})
+
+    def _matching(self, scope: Scope) -> list[BaseRoute]:
+        return [route for route in self._routes if route.matches(scope)[0] is not Match.NONE]
+
+
+def _not_there(status: int, code: str, headers: Mapping[str, str]) -> Response:
+    body = error_json(status, "There is nothing at this address with this method.", code)
+    return error_response(status, body, retryable=False, headers=headers)
