@@ -37,6 +37,7 @@ from backend_kit.kpi import Kpi
 from backend_kit.wire import dumps, loads
 
 _MAX_TITLE_CHARS = 200
+_VERSION_OF_DOORS = 5
 _STREAM_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}}
 """The native `ask` or `resume`; docs/schema/native-client.schema.json has the complete schema."""
 
@@ -133,7 +134,7 @@ def _add_sessions(router: APIRouter, services: Callable[[], ChatServices], calle
                 if wanted.session_id is None:
                     session = await state.sessions.make(Session.new(identity.uid, agent.id, title))
                 else:
-                    session = await state.sessions.open(str(wanted.session_id), identity.uid, agent.id, title)
+                    session = await _open(state, wanted.session_id, Session.new(identity.uid, agent.id, title))
         except SessionLimitReached as error:
             # The text is that of the original; clients match it.
             raise HTTPException(403, f"Session limit reached ({error.most} sessions per user).") from None
@@ -169,6 +170,18 @@ def _add_sessions(router: APIRouter, services: Callable[[], ChatServices], calle
                 raise SessionNotFound
         state.attachments.leftovers.note_owner(identity.uid, request.state.credentials, at_once=True)
         return True
+
+
+async def _open(state: ChatServices, chosen: UUID, like: Session) -> Session:
+    """The session of an id that the client has chosen. Raises `Conflict` for one of version 5 that is not there yet.
+
+    Doors make those of their user and a name: who knows both could take another user's conversation away before it
+    begins.
+    """
+    id_ = str(chosen)
+    if chosen.version == _VERSION_OF_DOORS and await state.store.get(id_, like.user_id) is None:
+        raise Conflict(field="session_id")
+    return await state.sessions.open(id_, like.user_id, like.agent_id, like.title)
 
 
 def _add_history(router: APIRouter, services: Callable[[], ChatServices], caller: Any) -> None:

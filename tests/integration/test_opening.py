@@ -75,6 +75,28 @@ async def test_another_users_id_is_a_conflict_that_says_nothing_of_it(start_serv
             assert [session["title"] for session in await response.json()] == ["Secret"]
 
 
+async def test_nobody_takes_the_conversation_of_another_user_of_a_door_before_it_begins(
+    start_service: StartService,
+) -> None:
+    """Its id is made of the user and a name, which others may know."""
+    ask = {"model": "Georges", "messages": [{"role": "user", "content": "Hello"}]}
+
+    async def asked(service: RunningService, name: str) -> tuple[int, str]:
+        headers = headers_of("ann") | {"X-Conversation-Id": name}
+        async with service.http.post("/v1/chat/completions", json=ask, headers=headers) as response:
+            return response.status, response.headers.get("X-Turnwise-Session-Id", "")
+
+    async with start_service(security=SECURITY) as service:
+        status, chosen = await asked(service, "c1")
+        assert status == 200
+        async with service.http.delete(f"{BASE}/chatbot/session/{chosen}", headers=headers_of("ann")) as response:
+            assert response.status == 200
+        status, refused = await post(service, "bob", session_id=chosen)
+        assert (status, refused["detail"]["code"], refused["detail"]["field"]) == (409, "conflict", "session_id")
+        assert await asked(service, "c1") == (200, chosen)
+        assert (await post(service, "ann", session_id=chosen))[1]["next_rank"] == 2
+
+
 async def test_any_number_of_requests_may_open_it_at_once(service: RunningService) -> None:
     chosen = str(uuid4())
     async with asyncio.TaskGroup() as group:
