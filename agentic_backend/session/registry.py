@@ -114,12 +114,13 @@ class TurnRegistry:
         """
         key = (ask.user_id, ask.exchange_id)
         known = self._turns.get(key) or self._ended.get(key)
-        if known is not None and ask.human is None and _same(known.ask, ask):
-            return known
         # An answer to a remembered question: the events of the exchange continue from there.
         before = known if ask.human is not None and known is not None and _awaits(known, ask) else None
         turn = Turn(ask, before)
         try:
+            _expect_allowed(ask)
+            if known is not None and ask.human is None and _same(known.ask, ask):
+                return known
             if known is not None and before is None:
                 raise _conflict_with(known, ask)
             self._admit(ask)
@@ -261,7 +262,6 @@ class TurnRegistry:
             raise Draining(retry_after_s=2.0)
         if not self._log.has_room():
             raise StorageFull(retry_after_s=5.0)
-        _expect_allowed(ask)
         slot = self._slots.get(self._slot_key(ask))
         if slot is not None and slot.running is not None:
             self._expect_place(slot, ask)

@@ -107,6 +107,13 @@ async def test_a_key_opens_the_routes_of_its_scope_and_no_other(
             assert closed.value.rcvd.code == 4401
 
 
+async def sessions_of(service: RunningService, token: str) -> list[str]:
+    async with service.http.get(
+        f"{BASE}/chatbot/sessions", headers={"x-api-key": token, "Authorization": ""}
+    ) as response:
+        return [session["id"] for session in await response.json()]
+
+
 async def test_a_key_asks_its_own_agents_alone(start_service: StartService, database: Database) -> None:
     agents = [{"name": name, "class_path": "agentic_backend.agent.plain"} for name in ("Georges", "Gina")]
     async with start_service(security=SECURITY, ai={"agents": agents}) as service:
@@ -125,6 +132,19 @@ async def test_a_key_asks_its_own_agents_alone(start_service: StartService, data
         ask = {"type": "ask", "session_id": session_id, **ASK}
         status, body, _ = await answer(service, key, "POST", "/chatbot/query/stream", json=ask)
         assert (status, json.loads(body)["detail"]["code"]) == (404, "agent_not_found")
+        # What its owner asks that agent is not told to it either, and what is refused leaves no session.
+        whole = stored_key(database)
+        ask |= {"client_exchange_id": "e9"}
+        run = {"threadId": "t1", "runId": "r1", "messages": [{"id": "m1", "role": "user", "content": "Hello"}]}
+        for path, sent in ((f"{BASE}/chatbot/query/stream", ask), ("/agui/Georges", run)):
+            for token, wanted in ((key, 404), (whole, 200), (key, 404)):
+                before = await sessions_of(service, whole)
+                async with service.http.post(
+                    path, json=sent, headers={"x-api-key": token, "Authorization": ""}
+                ) as response:
+                    assert (response.status, path) == (wanted, path)
+                    await response.read()
+                assert wanted == 200 or await sessions_of(service, whole) == before
 
 
 async def closed_for_an_ask(socket: ClientConnection, session_id: str) -> int | None:

@@ -24,7 +24,7 @@ def add_routes(services: Callable[[], DoorServices], identify: Callable[..., Any
     @router.post("/{agent_id}", status_code=200, response_class=EventStream, openapi_extra=_BODY)
     async def run(agent_id: str, request: Request, identity: caller) -> Response:
         """Run an agent, or continue to receive a run, by an AG-UI RunAgentInput; its events as `text/event-stream`."""
-        return await ask_to_run(services(), agent_id, request, identity.uid)
+        return await ask_to_run(services(), agent_id, request, identity)
 
     @router.delete("/{agent_id}/runs/{exchange_id}", status_code=204)
     async def stop(agent_id: str, exchange_id: str, identity: caller) -> None:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from agentic_backend.chat.follow import Follow
 from agentic_backend.chat.handshake import traceparent_of
 from agentic_backend.chat.hub import RETRY_S
-from agentic_backend.errors import ExchangeNotFound, MessageTooLong
+from agentic_backend.errors import AgentNotFound, ExchangeNotFound, MessageTooLong
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.session.stream import Ask, Failed, HumanAnswer, Turn
 from agentic_backend.surfaces.agui.places import Position, Start, only_run, start_of_answer
@@ -18,6 +18,7 @@ from agentic_backend.surfaces.agui.reading import RunInput, read_input
 from agentic_backend.surfaces.agui.stream import RunStream
 from agentic_backend.surfaces.agui.writing import RunNames
 from agentic_backend.surfaces.services import DoorServices
+from backend_kit.auth import Identity
 from backend_kit.http import request_id
 from backend_kit.wire import CODES
 
@@ -30,9 +31,10 @@ def session_of(user_id: str, thread_id: str) -> str:
     return str(uuid5(uuid5(_THREADS, user_id), thread_id))
 
 
-async def ask_to_run(services: DoorServices, agent: str, request: Request, user_id: str) -> Response:
+async def ask_to_run(services: DoorServices, agent: str, request: Request, identity: Identity) -> Response:
     """The answer to a request that asks for a run, or for one that it has asked for before. Raises ServiceError where
-    the request cannot be read, or there is no such agent."""
+    the request cannot be read, or there is no such agent for this caller."""
+    user_id = identity.uid
     try:
         run = read_input(await request.body(), services.max_message_chars)
     except MessageTooLong:
@@ -40,6 +42,8 @@ async def ask_to_run(services: DoorServices, agent: str, request: Request, user_
         raise
     position = Position.read(request.headers.get("last-event-id"))
     agent_id = services.catalog.get(agent).id
+    if not identity.may_ask(agent_id):
+        raise AgentNotFound
     session_id = session_of(user_id, run.thread_id)
     ask = _ask(run, agent_id, session_id, user_id, request)
     stream = RunStream(_names(run, ask), position)
