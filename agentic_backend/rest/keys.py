@@ -45,9 +45,10 @@ _PLAIN: Final = frozenset({KeyScope.ASK, KeyScope.READ, KeyScope.SEARCH})
 
 
 class MakeKey(BaseModel):
-    """Body of `POST /chatbot/keys`. What is left out of `agents` and `libraries` means all of the owner's."""
+    """Body of `POST /chatbot/keys`. What is left out of `agents` and `libraries` means all of the owner's, so a name that
+    is misspelled must not pass for one that is left out."""
 
-    model_config = ConfigDict(hide_input_in_errors=True)
+    model_config = ConfigDict(hide_input_in_errors=True, extra="forbid")
 
     name: _Name
     scopes: Annotated[frozenset[KeyScope], Field(min_length=1)] = _PLAIN

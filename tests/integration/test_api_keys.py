@@ -275,6 +275,12 @@ async def test_what_describes_no_key_is_refused(secured: RunningService, wanted:
     assert (await call(secured, "ann", "POST", "/chatbot/keys", json=wanted))[0] == 422
 
 
+async def test_a_limit_that_is_misspelled_makes_no_key_without_it(secured: RunningService) -> None:
+    status, body = await call(secured, "ann", "POST", "/chatbot/keys", json={"name": "x", "library": ["lib"]})
+    assert (status, body["detail"]["code"]) == (422, "bad_request")
+    assert await call(secured, "ann", "GET", "/chatbot/keys") == (200, [])
+
+
 async def test_a_key_makes_no_key_that_may_do_more(secured: RunningService, database: Database) -> None:
     limited = {"agents": frozenset({"Georges"}), "libraries": frozenset({"lib"}), "expires_at": 4_000_000_000.0}
     scopes = frozenset({KeyScope.ADMIN, KeyScope.ASK})
