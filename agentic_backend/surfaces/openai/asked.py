@@ -13,6 +13,9 @@ SESSION_HEADERS: Final = ("x-turnwise-session", "x-openwebui-chat-id", "x-conver
 """In this order; `metadata.session_id` of the body comes after them."""
 _SESSIONS: Final = UUID("6f0f6d53-6c3e-5a0e-9d0a-4d1b8a7f2c11")
 """The namespace of session ids. Never to be changed: each id that clients sent would name another session."""
+_TEMPORARY: Final = ("x-openwebui-chat-id", "local")
+"""What Open WebUI says of a chat that its user wants nobody to keep: this, or this, a colon and the page's connection,
+which is the same for all such chats of the page."""
 _MAX_ID_CHARS: Final = 512
 _MOST_MARKS: Final = 8
 """How many `@` a name may have before the one that ends it."""
@@ -24,11 +27,12 @@ _TASK_CONTEXT: Final = "<context>"
 def session_id_of(user_id: str, headers: Mapping[str, str], metadata: Mapping[str, Any]) -> str | None:
     """The id of the session that a request belongs to, None where it names none: then nothing of it is kept.
 
-    The same name is another session for each user. Raises Refused for a name of more than 512 characters, or one that
+    The same name is another session for each user. A temporary chat has none. Raises Refused for a name of more than 512 characters, or one that
     is no text.
     """
     for header in SESSION_HEADERS:
-        if name := headers.get(header, "").strip():
+        name = headers.get(header, "").strip()
+        if name and (header, name.partition(":")[0]) != _TEMPORARY:
             return _session_id(user_id, name, header)
     named = metadata.get("session_id")
     if named is None or named == "":

@@ -52,6 +52,13 @@ def test_a_session_is_one_of_its_user_by_the_first_name_that_is_there():
     assert session_id_of("ann", {}, {}) is None
 
 
+@pytest.mark.parametrize("name", ["local", "local:8Zk3mW0y", " local:8Zk3mW0y"])
+def test_a_temporary_chat_of_open_webui_is_no_session(name):
+    assert session_id_of("ann", {"x-openwebui-chat-id": name}, {}) is None
+    assert session_id_of("ann", {"x-openwebui-chat-id": "locality"}, {}) is not None
+    assert session_id_of("ann", {"x-turnwise-session": name}, {}) is not None
+
+
 def test_the_id_of_a_name_never_changes():
     assert session_id_of("ann", {}, {"session_id": "d"}) == "2dc8f406-d7a3-5102-b4f5-b5c0229e20e6"
 
