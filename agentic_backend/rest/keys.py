@@ -45,8 +45,8 @@ _PLAIN: Final = frozenset({KeyScope.ASK, KeyScope.READ, KeyScope.SEARCH})
 
 
 class MakeKey(BaseModel):
-    """Body of `POST /chatbot/keys`. What is left out of `agents` and `libraries` means all of the owner's, so a name that
-    is misspelled must not pass for one that is left out."""
+    """Body of `POST /chatbot/keys`. What is left out of `agents` and `libraries` means all of the owner's, so what is
+    misspelled must not pass for it."""
 
     model_config = ConfigDict(hide_input_in_errors=True, extra="forbid")
 

@@ -372,7 +372,7 @@ async def test_the_same_request_twice_is_one_run(start_service):
         assert len(await service.history(one[0]["metadata"]["turnwise"]["session_id"])) == 2
         # With another text it is another run.
         thread.messages[0]["content"] = "Goodbye"
-        assert (await refused(service, "Georges", thread.input("r1")))[:2] == (409, "conflict")
+        assert await refused(service, "Georges", thread.input("r1")) == (409, "conflict", "runId")
 
 
 async def test_after_a_restart_the_same_request_tells_the_run_from_history(start_service):

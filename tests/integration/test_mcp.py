@@ -302,6 +302,7 @@ async def test_a_failure_is_a_result_with_our_code(start_service: StartService, 
             assert (code_of(bad), bad.structured_content["field"]) == ("bad_request", "question")
         unknown = await client.call_tool("ask_Georges", {"question": "x", "session_id": "unknown"})
         assert code_of(unknown) == "session_not_found"
+        assert unknown.structured_content["field"] == "session_id"
 
 
 async def test_a_user_with_enough_conversations_is_told_so(start_service: StartService) -> None:

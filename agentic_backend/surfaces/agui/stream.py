@@ -11,6 +11,7 @@ from agentic_backend.session.stream import Failed, Turn, TurnEvent, Whole
 from agentic_backend.surfaces.agui.places import Position, Start, expect_turn, is_decision, name_of
 from agentic_backend.surfaces.agui.writing import RunNames, RunWriter
 from backend_kit.http import error_response
+from backend_kit.wire import Code
 
 _EVERYTHING: Final = 1 << 62
 
@@ -71,7 +72,9 @@ class RunStream:
     def refuse(self, request: Request, failure: Failed) -> Response:
         """See `Writer`."""
         retry_after_s = None if failure.retry_after_ms is None else failure.retry_after_ms / 1000
-        return error_response(request, failure.code, retry_after_s=retry_after_s, field=failure.field)
+        # The user has another run of that id: of another thread, or another question.
+        field = "runId" if failure.code is Code.CONFLICT and failure.field is None else failure.field
+        return error_response(request, failure.code, retry_after_s=retry_after_s, field=field)
 
     def _told(self, event: TurnEvent) -> list[bytes]:
         if self._writer.ended:

@@ -55,7 +55,7 @@ from agentic_backend.surfaces.services import DoorServices
 from backend_kit.auth import KeyScope
 from backend_kit.http import request_id
 from backend_kit.mcp import Answer, Context, arguments_of, caller_of, detail, expect_scope, language_of, refused
-from backend_kit.wire import dumps, loads
+from backend_kit.wire import Code, dumps, loads
 
 _PREFIX: Final = "ask_"
 _NAME_CHARS: Final = frozenset(ascii_letters + digits + "_-")
@@ -69,6 +69,8 @@ _PROGRESS_S: Final = 0.2
 _MAX_PROGRESS_CHARS: Final = 2000
 _FORM: Final = "answer"
 _MAX_LANGUAGE_CHARS: Final = 35
+_ARGUMENTS: Final = {"message": "question"}
+"""Fields of an ask by the names that arguments have here."""
 
 
 def _storable(text: str) -> str:
@@ -276,7 +278,7 @@ class AgentTools:
             )
         assert isinstance(end, Failed)
         after_s = None if end.retry_after_ms is None else end.retry_after_ms / 1000
-        field = {"message": "question"}.get(end.field or "", end.field)
+        field = "session_id" if end.code is Code.SESSION_NOT_FOUND else _ARGUMENTS.get(end.field or "", end.field)
         return refused(detail(end.code, ask.language, field=field, retry_after_s=after_s))
 
     def _page(self, ctx: Context) -> str:

@@ -27,8 +27,8 @@ _TASK_CONTEXT: Final = "<context>"
 def session_id_of(user_id: str, headers: Mapping[str, str], metadata: Mapping[str, Any]) -> str | None:
     """The id of the session that a request belongs to, None where it names none: then nothing of it is kept.
 
-    The same name is another session for each user. A temporary chat has none. Raises Refused for a name of more than 512 characters, or one that
-    is no text.
+    The same name is another session for each user. A temporary chat has none. Raises Refused for a name of more than
+    512 characters, or one that is no text.
     """
     for header in SESSION_HEADERS:
         name = headers.get(header, "").strip()
