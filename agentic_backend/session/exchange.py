@@ -115,7 +115,7 @@ class Exchange:
         """Create, keep and publish the user's message, or reuse `asked` if it was asked before."""
         rank = self._take_rank()
         if asked is None:
-            asked = self._message("user", "final", self._asked_parts(), {}, rank)
+            asked = self._message("user", "final", self._asked_parts(), self._noted({}), rank)
         else:
             self.messages.append(asked)
         self.turn.publish(Whole(asked))
@@ -154,7 +154,13 @@ class Exchange:
         encoded = dumps(answer)
         if len(encoded) > _DECISION_BYTES:
             decision.update(answer=encoded[:_DECISION_BYTES].decode(errors="ignore"), cut=True)
-        return [text_part(said_in(asked, answer))], {"extras": {"decision": decision}}
+        return [text_part(said_in(asked, answer))], self._noted({"decision": decision})
+
+    def _noted(self, extras: dict[str, Any]) -> dict[str, Any]:
+        """The metadata of what the user said, with what the door notes beside it."""
+        note = self.ask.note
+        extras = extras if note is None else {**extras, "note": note}
+        return {"extras": extras} if extras else {}
 
     def emit(self, event: AgentEvent) -> None:
         """Take one event of the agent. After the end of the turn it is dropped, as nobody could see it.

@@ -48,7 +48,8 @@ class Ask:
     Where it ends with results of the client's tools, `message` may be empty: the agent goes on from them.
     `client_tools` are those tools, each with `name`, `description` and `parameters` (JSON Schema); agents that do not
     take them (`TurnAgent.client_tools`) do not see them. `turn_s` is a deadline in place of `deadlines.turn_s`, in
-    seconds.
+    seconds. `note` is what a door needs to read the exchange again: JSON, kept with the question, or with the person's
+    answer, as `metadata.extras.note`.
     """
 
     session_id: str
@@ -70,6 +71,7 @@ class Ask:
     given: tuple[HistoryItem, ...] | None = None
     client_tools: tuple[dict[str, Any], ...] = ()
     turn_s: float | None = None
+    note: dict[str, Any] | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

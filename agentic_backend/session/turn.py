@@ -474,6 +474,8 @@ class TurnRunner:
             "unattributed_ms": round(ledger.unattributed_ms(latency_ms), 3),
         }
         extras.update(exchange.told_extras)
+        if exchange.turn.restarted:
+            extras["restarted"] = True
         if (usage := usage_of(ledger)) is not None:
             extras["usage"] = usage
         metadata: dict[str, Any] = {"agent_id": exchange.ask.agent_id, "latency_ms": round(latency_ms)}

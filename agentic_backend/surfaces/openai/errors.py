@@ -14,7 +14,7 @@ from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
-from agentic_backend.errors import BadRequest, SessionLimitReached
+from agentic_backend.errors import BadRequest, Conflict, ExchangeNotFound, SessionLimitReached
 from backend_kit.auth import AuthError
 from backend_kit.wire import CODES, Code, ServiceError, dumps, message_for
 
@@ -41,6 +41,25 @@ class Refused(BadRequest):
     `their_code` is its code in OpenAI's shape."""
 
     def __init__(self, sentence: str, field: str | None = None, their_code: str = Code.BAD_REQUEST.value) -> None:
+        super().__init__(sentence, field=field)
+        self.sentence = sentence
+        self.their_code = their_code
+
+
+class NoResponse(ExchangeNotFound):
+    """A response that is not there, or another user's. `field` is where it was named, `their_code` is OpenAI's."""
+
+    sentence: Final = "There is no such response."
+
+    def __init__(self, field: str, their_code: str = "response_not_found") -> None:
+        super().__init__(field=field)
+        self.their_code = their_code
+
+
+class CannotNow(Conflict):
+    """What cannot be done with a response as it is; `sentence` and `field` as in `Refused`."""
+
+    def __init__(self, sentence: str, field: str, their_code: str = Code.CONFLICT.value) -> None:
         super().__init__(sentence, field=field)
         self.sentence = sentence
         self.their_code = their_code
@@ -82,7 +101,7 @@ def response_of(error: ServiceError, language: str | None = None) -> Response:
     """The answer to a request that a `ServiceError` ended."""
     status = status_of(error.code)
     message, code, headers = message_for(error.code, language), their_code(error.code), None
-    if isinstance(error, Refused):
+    if isinstance(error, Refused | NoResponse | CannotNow):
         message, code = error.sentence, error.their_code
     elif isinstance(error, AuthError):
         message, headers = error.detail, {"WWW-Authenticate": "Bearer"}
