@@ -1,10 +1,15 @@
 """The events of one turn for a door, from any place on, as they come."""
 
 import asyncio
+from collections.abc import Iterator
 from types import TracebackType
+from typing import Final
 
 from agentic_backend.chat.follow import Follow
-from agentic_backend.session.stream import Turn, TurnEvent
+from agentic_backend.session.stream import EventLog, Payload, Turn, TurnEvent
+
+EVERYTHING: Final = 1 << 62
+"""More characters than any text has: `EventLog.joined` then joins all fragments that follow each other."""
 
 
 class Following:
@@ -61,3 +66,12 @@ def follow_of(turn: Turn, after: int = 0) -> Follow:
     """The position behind the event with number `after`; 0: before the first event of this run of the exchange, which
     leaves out what it had published before it asked a person."""
     return Follow(turn, turn.after(after) if after or turn.ask.human is None else turn.earlier)
+
+
+def whole_events(events: EventLog) -> Iterator[tuple[int, Payload]]:
+    """The events with their places; fragments that follow each other are one."""
+    place = 0
+    while place < len(events):
+        event, count = events.joined(place, EVERYTHING)
+        yield place, event.payload
+        place += count

@@ -3,16 +3,15 @@
 An exchange of ours is one run, and where the agent asked a person, one more for each answer.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 from zlib import crc32
 
 from agentic_backend.errors import BadRequest, Conflict
-from agentic_backend.session.stream import Awaiting, EventLog, Payload, Turn, Whole
+from agentic_backend.session.stream import Awaiting, Turn, Whole
+from agentic_backend.surfaces.follow import EVERYTHING, whole_events
 from backend_kit.wire import dumps
 
-_EVERYTHING: Final = 1 << 62
 _MAX_ID_CHARS: Final = 64
 
 
@@ -60,7 +59,7 @@ def only_run(start: Start) -> Start:
     events = start.turn.events
     place = start.place
     while place < len(events):
-        event, count = events.joined(place, _EVERYTHING)
+        event, count = events.joined(place, EVERYTHING)
         place += count
         if event.terminal:
             break
@@ -89,7 +88,7 @@ def expect_turn(position: Position, turn: Turn) -> None:
 def start_of_answer(turn: Turn, answer: dict[str, Any]) -> Start | None:
     """Where the run begins that this answer let go on; None where the turn has no such run."""
     asked_at, told = None, False
-    for place, payload in _whole_events(turn.events):
+    for place, payload in whole_events(turn.events):
         if isinstance(payload, Awaiting) and payload.payload.get("checkpoint_id") == answer["checkpoint_id"]:
             asked_at = place
         told = told or (isinstance(payload, Whole) and is_decision(payload, answer))
@@ -114,12 +113,3 @@ def is_decision(whole: Whole, answer: dict[str, Any]) -> bool:
     if not decision.get("cut"):
         return bool(said == answer)
     return isinstance(said, str) and dumps(answer).decode().startswith(said)
-
-
-def _whole_events(events: EventLog) -> Iterator[tuple[int, Payload]]:
-    """The events with their places; fragments that follow each other are one."""
-    place = 0
-    while place < len(events):
-        event, count = events.joined(place, _EVERYTHING)
-        yield place, event.payload
-        place += count

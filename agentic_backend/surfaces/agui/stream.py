@@ -1,7 +1,6 @@
 """One run as Server-Sent Events: what is sent of each event of its turn, and from where on."""
 
 from collections.abc import Sequence
-from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -10,10 +9,9 @@ from agentic_backend.chat.sse import HEARTBEAT
 from agentic_backend.session.stream import Failed, Turn, TurnEvent, Whole
 from agentic_backend.surfaces.agui.places import Position, Start, expect_turn, is_decision, name_of
 from agentic_backend.surfaces.agui.writing import RunNames, RunWriter
+from agentic_backend.surfaces.follow import EVERYTHING
 from backend_kit.http import error_response
 from backend_kit.wire import Code
-
-_EVERYTHING: Final = 1 << 62
 
 
 class RunStream:
@@ -49,7 +47,7 @@ class RunStream:
             return start.place
         place, end = start.place, turn.events.after(position.seq)
         while place < end and not self._writer.ended:
-            event, count = turn.events.joined(place, _EVERYTHING)
+            event, count = turn.events.joined(place, EVERYTHING)
             self._told(event)  # what is open then is all that counts, and does not depend on where a text is cut
             place = min(place + count, end)
         self._seq, self._skipped = position.seq, position.more

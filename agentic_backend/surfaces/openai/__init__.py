@@ -11,6 +11,13 @@ from agentic_backend.surfaces.openai.asked import listed
 from agentic_backend.surfaces.openai.asking import target_of
 from agentic_backend.surfaces.openai.chat import complete_chat
 from agentic_backend.surfaces.openai.errors import OpenAiRoute, Unrouted
+from agentic_backend.surfaces.openai.responses import (
+    cancel_response,
+    create_response,
+    delete_response,
+    input_items,
+    retrieve_response,
+)
 from agentic_backend.surfaces.services import DoorServices
 from backend_kit.auth import Identity
 from backend_kit.wire import dumps
@@ -45,9 +52,37 @@ def add_routes(services: Callable[[], DoorServices], identify: Callable[..., Any
         """The answer of an agent, in one piece or as a stream, in the shapes of OpenAI's chat completions."""
         return await complete_chat(services(), request, identity)
 
+    _add_responses(router, services, caller)
     # Last: it takes whatever of this path the others leave.
     others = Unrouted(router.routes)
     return [*router.routes, Route(PREFIX, others), Route(PREFIX + "/{path:path}", others)]
+
+
+def _add_responses(router: APIRouter, services: Callable[[], DoorServices], caller: Any) -> None:
+    @router.post("/responses", openapi_extra=_BODY)
+    async def create(request: Request, identity: caller) -> Response:
+        """The answer of an agent as a response: in one piece, as a stream, or in the background."""
+        return await create_response(services(), request, identity)
+
+    @router.get("/responses/{response_id}")
+    async def retrieve(response_id: str, request: Request, identity: caller) -> Response:
+        """A response as it is now; with `stream=true` its events, those after `starting_after` alone."""
+        return await retrieve_response(services(), request, identity, response_id)
+
+    @router.post("/responses/{response_id}/cancel")
+    async def cancel(response_id: str, request: Request, identity: caller) -> Response:
+        """Stop a response that runs."""
+        return await cancel_response(services(), request, identity, response_id)
+
+    @router.delete("/responses/{response_id}")
+    async def delete(response_id: str, identity: caller) -> Response:
+        """Delete a response with its conversation, where that has no other."""
+        return await delete_response(services(), identity, response_id)
+
+    @router.get("/responses/{response_id}/input_items")
+    async def items(response_id: str, request: Request, identity: caller) -> Response:
+        """What a response was asked with."""
+        return await input_items(services(), request, identity, response_id)
 
 
 def _unlisted(model: str, created: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from agentic_backend.chat.sse import HEARTBEAT
 from agentic_backend.session.stream import Failed, Payload, Turn, TurnEvent
 from agentic_backend.surfaces.follow import Following
 from agentic_backend.surfaces.openai.errors import error_json, error_response
-from agentic_backend.surfaces.openai.telling import End, Failure, failure_of, told_at_once
+from agentic_backend.surfaces.openai.telling import Failure, failure_of
 
 
 class Encoder(Protocol):
@@ -61,14 +61,15 @@ class WholeAnswer(Response):
     """One JSON document, once the turn has ended."""
 
     def __init__(
-        self, begin: Callable[[], Turn], headers: Mapping[str, str], page: str, encode: Callable[[str, End], bytes]
+        self,
+        begin: Callable[[], Turn],
+        headers: Mapping[str, str],
+        encode: Callable[[Sequence[Payload]], bytes | Failure],
     ) -> None:
-        """`begin` submits the ask. `page` is the origin at which people open our page, `encode` gets the reasoning and
-        the end of an answer."""
+        """`begin` submits the ask, `encode` makes the document of all events of its turn."""
         super().__init__()
         self._begin = begin
         self._given = headers
-        self._page = page
         self._encode = encode
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,11 +86,10 @@ class WholeAnswer(Response):
                 pass
 
     async def _told(self, following: Following) -> Response:
-        payloads = [event.payload async for event in following if event is not None]
-        reasoning, end = told_at_once(payloads, self._page)
-        if end.failure is not None:
-            return failed(end.failure, self._given)
-        return Response(self._encode(reasoning, end), 200, dict(self._given), "application/json")
+        encoded = self._encode([event.payload async for event in following if event is not None])
+        if isinstance(encoded, Failure):
+            return failed(encoded, self._given)
+        return Response(encoded, 200, dict(self._given), "application/json")
 
 
 def failed(failure: Failure, headers: Mapping[str, str]) -> Response:

@@ -5,7 +5,7 @@ Shared by chat completions and responses.
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from uuid import uuid4
 
@@ -14,10 +14,11 @@ from starlette.requests import Request
 from agentic_backend.agent import Catalog
 from agentic_backend.chat.handshake import traceparent_of
 from agentic_backend.errors import AgentNotFound, BadRequest, Forbidden, MessageTooLong
+from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.session.models import HistoryWindow
 from agentic_backend.session.past_exchanges import AWAITING
 from agentic_backend.session.stream import Ask, HumanAnswer, OnDisconnect, Turn
-from agentic_backend.surfaces.openai.asked import Named, named, session_id_of
+from agentic_backend.surfaces.openai.asked import Named, named
 from agentic_backend.surfaces.openai.messages import Conversation
 from agentic_backend.surfaces.openai.people import answer_of, in_words, was_asked
 from agentic_backend.surfaces.services import DoorServices
@@ -35,14 +36,26 @@ _ONE_OF_THEM: Final = "Please answer with one of the choices."
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a request of either shape asks for. `ignored` is what nothing comes of; `turn_s` a deadline of its own."""
+    """What a request of either shape asks for. `history` is what the agent sees before the question. `ignored` is what
+    nothing comes of; `turn_s` a deadline of its own. A turn that `stays` does not end with its client's connection."""
 
     model: str
     conversation: Conversation
+    history: tuple[HistoryItem, ...]
     tools: tuple[dict[str, Any], ...] = ()
-    metadata: Mapping[str, Any] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     turn_s: float | None = None
+    stays: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """An exchange that waits for a person: its question, the agent that asked, and the `rank` of the answer."""
+
+    exchange_id: str
+    question: Mapping[str, Any]
+    rank: int
+    agent_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,40 +68,65 @@ class Prepared:
     instead: str | None = None
 
 
-async def prepare(services: DoorServices, request: Request, identity: Identity, wish: Wish) -> Prepared:
-    """Make the ask of a wish, and open its session where it names one. Raises ServiceError."""
-    expect_page(services, request)
-    check_length(services, wish.conversation)
-    target = target_of(services.catalog, wish.model, identity.may_ask)
-    ask = _ask(request, identity, target, wish)
-    session_id = session_id_of(identity.uid, request.headers, wish.metadata)
-    agent = services.catalog.get(target.agent_id)
-    ignored = wish.ignored if agent.client_tools or not wish.tools else (*wish.ignored, "tools")
-    headers = {WARNING_HEADER: f"ignored: {', '.join(ignored)}"} if ignored else {}
-    headers[EXCHANGE_HEADER] = ask.exchange_id
+async def prepare(
+    services: DoorServices, request: Request, identity: Identity, wish: Wish, session_id: str | None
+) -> Prepared:
+    """Make the ask of a wish, and open the session that it belongs to, if it is kept. Raises ServiceError."""
+    ask, headers = ask_of(services, request, identity, wish)
     if session_id is None:
         return Prepared(lambda: services.unkept.submit(ask), headers)
     headers[SESSION_HEADER] = session_id
-    with services.kpi.phase("session_write"):
-        await services.sessions.open(session_id, identity.uid, target.agent_id)
-    ask = replace(ask, session_id=session_id)
-    waiting = await _waiting(services, ask) if agent.asks_people else None
+    kept = await in_session(services, ask, session_id)
+    waiting = await find_waiting(services, kept)
     if waiting is None:
-        return Prepared(lambda: services.registry.submit(ask), headers)
-    exchange_id, payload = waiting
-    answer = answer_of(payload, ask.message)
-    headers[EXCHANGE_HEADER] = exchange_id
-    resumed = replace(
+        return Prepared(lambda: services.registry.submit(kept), headers)
+    headers[EXCHANGE_HEADER] = waiting.exchange_id
+    resumed = answer_to(waiting, kept)
+    if resumed is None:
+        return Prepared(lambda: services.registry.submit(kept), headers, asked_again(waiting))
+    return Prepared(lambda: services.registry.submit(resumed), headers)
+
+
+def ask_of(services: DoorServices, request: Request, identity: Identity, wish: Wish) -> tuple[Ask, dict[str, str]]:
+    """The ask of a wish, in a session of its own, and the headers of its answer. Raises MessageTooLong or
+    AgentNotFound."""
+    expect_page(services, request)
+    check_length(services, wish.conversation)
+    target = target_of(services.catalog, wish.model, identity.may_ask)
+    agent = services.catalog.get(target.agent_id)
+    ignored = wish.ignored if agent.client_tools or not wish.tools else (*wish.ignored, "tools")
+    headers = {WARNING_HEADER: f"ignored: {', '.join(ignored)}"} if ignored else {}
+    ask = _ask(request, identity, target, wish)
+    headers[EXCHANGE_HEADER] = ask.exchange_id
+    return ask, headers
+
+
+async def in_session(services: DoorServices, ask: Ask, session_id: str) -> Ask:
+    """The ask in its session, which is made where it is new. Raises ServiceError."""
+    with services.kpi.phase("session_write"):
+        await services.sessions.open(session_id, ask.user_id, ask.agent_id)
+    return replace(ask, session_id=session_id)
+
+
+def answer_to(waiting: Waiting, ask: Ask) -> Ask | None:
+    """The ask as the answer to the question of an exchange that waits; None where its words are none."""
+    answer = answer_of(waiting.question, ask.message)
+    if answer is None:
+        return None
+    return replace(
         ask,
-        exchange_id=exchange_id,
+        exchange_id=waiting.exchange_id,
         message="",
         human=HumanAnswer(answer),
         given=None,
         client_tools=(),
         if_busy="reject",
     )
-    instead = f"{_ONE_OF_THEM}\n\n{in_words(payload)}" if answer is None else None
-    return Prepared(lambda: services.registry.submit(resumed), headers, instead)
+
+
+def asked_again(waiting: Waiting) -> str:
+    """What is said to words that must be a choice and are none."""
+    return f"{_ONE_OF_THEM}\n\n{in_words(waiting.question)}"
 
 
 def expect_page(services: DoorServices, request: Request) -> None:
@@ -120,7 +158,7 @@ def target_of(catalog: Catalog, model: str, may_ask: Callable[[str], bool]) -> N
 def _ask(request: Request, identity: Identity, target: Named, wish: Wish) -> Ask:
     """The ask of a wish, in a session of its own. Asks of one session are answered in their order."""
     stays = request.headers.get(DISCONNECT_HEADER, "").strip().lower() == "continue"
-    on_disconnect: OnDisconnect = "continue" if stays else "cancel"
+    on_disconnect: OnDisconnect = "continue" if stays or wish.stays else "cancel"
     return Ask(
         session_id=str(uuid4()),
         agent_id=target.agent_id,
@@ -135,7 +173,7 @@ def _ask(request: Request, identity: Identity, target: Named, wish: Wish) -> Ask
         credentials=request.state.credentials,
         traceparent=traceparent_of(request),
         model=target.model,
-        given=wish.conversation.history,
+        given=wish.history,
         client_tools=wish.tools,
         turn_s=wish.turn_s,
     )
@@ -147,8 +185,8 @@ def _language(accepted: str | None) -> str | None:
     return first[:_MAX_LANGUAGE_CHARS] or None
 
 
-async def _waiting(services: DoorServices, ask: Ask) -> tuple[str, Mapping[str, Any]] | None:
-    """The exchange whose question the user's message answers, with the question; None where it is a new question.
+async def find_waiting(services: DoorServices, ask: Ask) -> Waiting | None:
+    """The exchange whose question the user's message answers; None where it is a new question.
 
     It must wait with this agent, and the client must show it as the newest answer: else its user has gone on to
     something else, or back.
@@ -156,11 +194,13 @@ async def _waiting(services: DoorServices, ask: Ask) -> tuple[str, Mapping[str, 
     history = ask.given or ()
     if not ask.message or not history or history[-1].role != "assistant":
         return None
+    if not services.catalog.get(ask.agent_id).asks_people:
+        return None
     with services.kpi.phase("history_get"):
         newest = await services.store.history(ask.session_id, ask.user_id, HistoryWindow(1))
     message = loads(newest[-1]) if newest else {}
     extras = message.get("metadata", {}).get("extras", {})
     if extras.get("status") != AWAITING or message["metadata"].get("agent_id") != ask.agent_id:
         return None
-    payload: Mapping[str, Any] = extras["awaiting"]["payload"]
-    return (message["exchange_id"], payload) if was_asked(payload, history) else None
+    waiting = Waiting(message["exchange_id"], extras["awaiting"]["payload"], message["rank"], ask.agent_id)
+    return waiting if was_asked(waiting.question, history) else None

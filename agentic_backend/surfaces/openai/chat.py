@@ -1,7 +1,8 @@
 """`POST /v1/chat/completions`."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final
 from uuid import uuid4
 
@@ -10,13 +11,14 @@ from starlette.responses import Response
 
 from agentic_backend.chat.hub import RETRY_S
 from agentic_backend.errors import Draining
+from agentic_backend.session.stream import Payload
 from agentic_backend.surfaces.openai.answering import EncodedStream, WholeAnswer
-from agentic_backend.surfaces.openai.asked import is_task
+from agentic_backend.surfaces.openai.asked import is_task, session_id_of
 from agentic_backend.surfaces.openai.asking import Wish, check_length, expect_page, prepare
 from agentic_backend.surfaces.openai.chunks import Chunks, Completion
 from agentic_backend.surfaces.openai.citations import page_of
 from agentic_backend.surfaces.openai.request import ChatRequest, read_chat_request
-from agentic_backend.surfaces.openai.telling import End, Telling
+from agentic_backend.surfaces.openai.telling import End, Failure, Telling, told_at_once
 from agentic_backend.surfaces.services import DoorServices
 from agentic_backend.surfaces.stream import turn_stream
 from backend_kit.auth import Identity
@@ -34,14 +36,22 @@ async def complete_chat(services: DoorServices, request: Request, identity: Iden
         expect_page(services, request)
         check_length(services, asked.conversation)
         return _at_once(completion, asked, await _task(services, asked, identity.uid), {})
-    wish = Wish(asked.model, asked.conversation, asked.tools, asked.metadata, asked.ignored)
-    prepared = await prepare(services, request, identity, wish)
+    conversation = asked.conversation
+    wish = Wish(asked.model, conversation, conversation.history, asked.tools, asked.ignored)
+    session_id = session_id_of(identity.uid, request.headers, asked.metadata)
+    prepared = await prepare(services, request, identity, wish, session_id)
     if prepared.instead is not None:
         return _at_once(completion, asked, End(prepared.instead, prepared.instead, spent=_NOTHING), prepared.headers)
     if not asked.stream:
-        return WholeAnswer(prepared.begin, prepared.headers, page, completion.whole)
+        return WholeAnswer(prepared.begin, prepared.headers, partial(_whole, completion, page))
     chunks = Chunks(completion, Telling(page), include_usage=asked.include_usage)
     return turn_stream(services, request, identity.uid, prepared.begin, EncodedStream(chunks, prepared.headers))
+
+
+def _whole(completion: Completion, page: str, payloads: Sequence[Payload]) -> bytes | Failure:
+    """The completion in one piece of a turn that has ended, or why there is none."""
+    reasoning, end = told_at_once(payloads, page)
+    return end.failure or completion.whole(reasoning, end)
 
 
 async def _task(services: DoorServices, asked: ChatRequest, user_id: str) -> End:

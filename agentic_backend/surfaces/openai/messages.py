@@ -3,7 +3,7 @@
 The client's list is the whole conversation: its users edit and branch, so nothing that is stored is added to it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from agentic_backend.surfaces.openai import reading
 from agentic_backend.surfaces.openai.errors import Refused
 
 MAX_MESSAGES: Final = 4_000
-_MAX_NAME: Final = 256
+MAX_NAME: Final = 256
 _UNREADABLE: Final = {
     "image_url": "image", "input_image": "image", "input_audio": "audio", "file": "file", "input_file": "file"
 }  # fmt: skip
@@ -46,11 +46,14 @@ def read_messages(given: Any, at: str = "messages") -> Conversation:
         raise Refused(f"{at} has more than {MAX_MESSAGES} messages.", at, "array_above_max_length")
     reader = _Reader(newest=len(items) - 1)
     messages = [reader.read(number, item, f"{at}[{number}]") for number, item in enumerate(items)]
-    last_at = f"{at}[{len(items) - 1}]"
-    left_out = frozenset(reader.left_out)
+    return conversation_of(messages, f"{at}[{len(items) - 1}]", reader.contents.left_out)
+
+
+def conversation_of(messages: Sequence[HistoryItem], last_at: str, left_out: Collection[str]) -> Conversation:
+    """The conversation of messages, at least one, of which the newest is at `last_at`. Raises Refused."""
     newest = messages[-1]
     if newest.role == "tool":
-        return Conversation(tuple(messages), "", last_at, left_out)
+        return Conversation(tuple(messages), "", last_at, frozenset(left_out))
     if newest.role != "user":
         raise Refused(
             f"{last_at}.role must be user or tool: an agent answers, and does not continue an answer.",
@@ -59,42 +62,17 @@ def read_messages(given: Any, at: str = "messages") -> Conversation:
         )
     if not newest.text.strip():
         raise Refused(f"{last_at}.content is empty.", f"{last_at}.content", "invalid_value")
-    return Conversation(tuple(messages[:-1]), newest.text, f"{last_at}.content", left_out)
+    return Conversation(tuple(messages[:-1]), newest.text, f"{last_at}.content", frozenset(left_out))
 
 
-class _Reader:
-    """Reads messages in their order."""
+class Contents:
+    """Reads what messages say: text, whole or in parts. Keeps the words for what it left out, in `left_out`."""
 
-    def __init__(self, newest: int) -> None:
+    def __init__(self) -> None:
         self.left_out: set[str] = set()
-        self._newest = newest
-        self._open_calls: set[str] = set()
 
-    def read(self, number: int, item: Any, at: str) -> HistoryItem:
-        fields = reading.object_at(item, at)
-        role = reading.text(fields, "role", at)
-        is_newest = number == self._newest
-        if role in ("system", "developer"):
-            return HistoryItem("system", self._content(fields, at, is_newest=is_newest))
-        if role == "user":
-            return HistoryItem("user", self._content(fields, at, is_newest=is_newest))
-        if role == "assistant":
-            calls = _calls(fields, at)
-            self._open_calls = {call.id for call in calls}
-            return HistoryItem("assistant", self._content(fields, at, is_newest=False, optional=True), calls=calls)
-        if role == "tool":
-            call_id = reading.text(fields, "tool_call_id", at, most=_MAX_NAME)
-            if call_id not in self._open_calls:
-                where = f"{at}.tool_call_id"
-                raise Refused(f"{where} is no call of the assistant's message before it.", where, "invalid_value")
-            return HistoryItem("tool", self._content(fields, at, is_newest=is_newest), call_id=call_id)
-        raise Refused(
-            f"{at}.role must be one of system, developer, user, assistant, tool.", f"{at}.role", "invalid_value"
-        )
-
-    def _content(self, fields: reading.Object, at: str, *, is_newest: bool, optional: bool = False) -> str:
-        content = fields.get("content")
-        place = f"{at}.content"
+    def read(self, content: Any, place: str, *, is_newest: bool, optional: bool = False) -> str:
+        """The text of what is at `place`. `optional` content may be null. Raises Refused."""
         if isinstance(content, str):
             return content
         if content is None:
@@ -122,6 +100,40 @@ class _Reader:
         return f"[{word}]"
 
 
+class _Reader:
+    """Reads messages in their order."""
+
+    def __init__(self, newest: int) -> None:
+        self.contents = Contents()
+        self._newest = newest
+        self._open_calls: set[str] = set()
+
+    def read(self, number: int, item: Any, at: str) -> HistoryItem:
+        fields = reading.object_at(item, at)
+        role = reading.text(fields, "role", at)
+        is_newest = number == self._newest
+        if role in ("system", "developer"):
+            return HistoryItem("system", self._content(fields, at, is_newest=is_newest))
+        if role == "user":
+            return HistoryItem("user", self._content(fields, at, is_newest=is_newest))
+        if role == "assistant":
+            calls = _calls(fields, at)
+            self._open_calls = {call.id for call in calls}
+            return HistoryItem("assistant", self._content(fields, at, is_newest=False, optional=True), calls=calls)
+        if role == "tool":
+            call_id = reading.text(fields, "tool_call_id", at, most=MAX_NAME)
+            if call_id not in self._open_calls:
+                where = f"{at}.tool_call_id"
+                raise Refused(f"{where} is no call of the assistant's message before it.", where, "invalid_value")
+            return HistoryItem("tool", self._content(fields, at, is_newest=is_newest), call_id=call_id)
+        raise Refused(
+            f"{at}.role must be one of system, developer, user, assistant, tool.", f"{at}.role", "invalid_value"
+        )
+
+    def _content(self, fields: reading.Object, at: str, *, is_newest: bool, optional: bool = False) -> str:
+        return self.contents.read(fields.get("content"), f"{at}.content", is_newest=is_newest, optional=optional)
+
+
 def _calls(fields: reading.Object, at: str) -> tuple[EarlierCall, ...]:
     calls = reading.optional_list(fields, "tool_calls", at)
     return tuple(_call(call, f"{at}.tool_calls[{number}]") for number, call in enumerate(calls))
@@ -132,32 +144,38 @@ def _call(value: Any, at: str) -> EarlierCall:
     function = reading.optional_object(fields, "function", at)
     where = f"{at}.function"
     return EarlierCall(
-        reading.text(fields, "id", at, most=_MAX_NAME),
-        reading.text(function, "name", where, most=_MAX_NAME),
+        reading.text(fields, "id", at, most=MAX_NAME),
+        reading.text(function, "name", where, most=MAX_NAME),
         reading.optional_text(function, "arguments", where) or "{}",
     )
 
 
 def read_tools(given: Sequence[Any], at: str = "tools") -> tuple[dict[str, Any], ...]:
     """The client's function tools, each with `name`, `description` and `parameters`. Raises Refused."""
-    tools = [_tool(tool, f"{at}[{number}]") for number, tool in enumerate(given)]
+    return distinct([(f"{at}[{number}].function", _tool(tool, f"{at}[{number}]")) for number, tool in enumerate(given)])
+
+
+def distinct(tools: Sequence[tuple[str, dict[str, Any]]]) -> tuple[dict[str, Any], ...]:
+    """Tools with the places of their functions. Raises Refused where two have one name."""
     seen: set[str] = set()
-    for number, tool in enumerate(tools):
+    for where, tool in tools:
         if tool["name"] in seen:
-            where = f"{at}[{number}].function.name"
-            raise Refused(f"{where} is that of another tool.", where, "invalid_value")
+            raise Refused(f"{where}.name is that of another tool.", f"{where}.name", "invalid_value")
         seen.add(tool["name"])
-    return tuple(tools)
+    return tuple(tool for _, tool in tools)
 
 
 def _tool(value: Any, at: str) -> dict[str, Any]:
     fields = reading.object_at(value, at)
     if reading.text(fields, "type", at) != "function":
         raise Refused(f"{at}.type must be function.", f"{at}.type", "invalid_value")
-    function = reading.optional_object(fields, "function", at)
-    where = f"{at}.function"
+    return function_of(reading.optional_object(fields, "function", at), f"{at}.function")
+
+
+def function_of(function: reading.Object, where: str) -> dict[str, Any]:
+    """The function at a place as agents have it: `name`, `description`, `parameters`."""
     return {
-        "name": reading.text(function, "name", where, most=_MAX_NAME),
+        "name": reading.text(function, "name", where, most=MAX_NAME),
         "description": reading.optional_text(function, "description", where) or "",
         "parameters": reading.optional_object(function, "parameters", where) or {"type": "object", "properties": {}},
     }

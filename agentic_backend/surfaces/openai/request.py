@@ -8,7 +8,7 @@ from agentic_backend.surfaces.openai.errors import Refused
 from agentic_backend.surfaces.openai.messages import Conversation, read_messages, read_tools
 
 MAX_TOOLS: Final = 128
-_MAX_MODEL_CHARS: Final = 512
+MAX_MODEL_CHARS: Final = 512
 
 # An agent has its own model settings, which its author chose. Each with the value that asks for nothing.
 IGNORED: Final[dict[str, Any]] = {
@@ -53,7 +53,7 @@ class ChatRequest:
 def read_chat_request(body: bytes) -> ChatRequest:
     """The request in a body. Raises Refused, which names the field."""
     fields = reading.read_object(body)
-    model = reading.text(fields, "model", most=_MAX_MODEL_CHARS)
+    model = reading.text(fields, "model", most=MAX_MODEL_CHARS)
     if fields.get("messages") is None:
         raise reading.missing("messages")
     conversation = read_messages(fields["messages"])

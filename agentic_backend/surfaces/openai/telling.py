@@ -2,7 +2,7 @@
 of OpenAI. No encoding here.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -114,13 +114,18 @@ class Telling:
             gap = self._gap()
             rest, before = gap + rest, before + sum(map(len, self._said)) + len(gap)
         calls = calls_of(parts)
-        reason: FinishReason = "tool_calls" if calls else _REASONS.get(metadata.get("finish_reason", ""), "stop")
+        reason = finish_reason_of(calls, metadata)
         return End(
             answer, rest, reason, tuple(citations_of(parts, answer, self._page, before)), calls, spent_in(payload)
         )
 
     def _gap(self) -> str:
         return _GAP if self._said else ""
+
+
+def finish_reason_of(calls: Calls, metadata: Mapping[str, Any]) -> FinishReason:
+    """Why an answer with these calls and this metadata ended."""
+    return "tool_calls" if calls else _REASONS.get(metadata.get("finish_reason", ""), "stop")
 
 
 def spent_in(end: Terminal) -> dict[str, Any] | None:
