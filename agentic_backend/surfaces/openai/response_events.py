@@ -120,7 +120,8 @@ class ResponseEvents:
         if not self._started:
             self._start(told)
         if isinstance(payload, TextDelta):
-            self._say(payload.rank, payload.text, told)
+            if payload.text:
+                self._say(payload.rank, payload.text, told)
         elif isinstance(payload, ThoughtDelta):
             self._think(payload.text, told)
         elif isinstance(payload, Whole):
