@@ -22,7 +22,8 @@ class Asked:
     """What a response was asked with, as it is noted with its question (`note`).
 
     `created_at` is in seconds since the epoch. `before` is what the request had before its question, beside the
-    response that it names as `previous`: None where that was too much to be noted.
+    response that it names as `previous`: None where that was too much to be noted. `answers` is the question to a
+    person that it answers, in words: it is not kept elsewhere.
     """
 
     model: str
@@ -34,11 +35,13 @@ class Asked:
     store: bool = True
     metadata: Mapping[str, str] | None = None
     before: Sequence[HistoryItem] | None = ()
+    answers: str | None = None
 
     def note(self) -> dict[str, Any]:
         """It as JSON. Of more than 64 KiB it says neither the instructions nor what stood before the question."""
         told: dict[str, Any] = {"model": self.model, "created_at": self.created_at}
-        told |= {key: value for key in ("previous", "conversation") if (value := getattr(self, key)) is not None}
+        named = {"previous": self.previous, "conversation": self.conversation, "answers": self.answers}
+        told |= {key: value for key, value in named.items() if value is not None}
         told |= {"background": True} if self.background else {}
         told |= {"metadata": self.metadata} if self.metadata else {}
         more: dict[str, Any] = {"instructions": self.instructions} if self.instructions else {}
@@ -57,6 +60,7 @@ class Asked:
             instructions=note.get("instructions"),
             background=note.get("background", False),
             metadata=note.get("metadata"),
+            answers=note.get("answers"),
             before=None if before is None else tuple(map(HistoryItem.of_stored, before)),
         )
 

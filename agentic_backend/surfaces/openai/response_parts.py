@@ -154,14 +154,16 @@ def _end(turn: Turn, start: int) -> tuple[int | None, bool]:
 
 
 def _cut(turn: Turn, place: int, end: int | None, answered: bool) -> Turn:
-    ask = turn.ask
+    ask, events = turn.ask, turn.events
     alone = Turn(ask)
-    for at in range(place, len(turn.events) if end is None else end):
-        alone.publish(turn.events[at].payload)
-    if answered:
-        # What was asked is not kept once it is answered.
-        session = Session(ask.session_id, ask.user_id, ask.agent_id, "", "")
-        alone.publish(Awaiting({}, (), session))
+    for at in range(place, len(events) if end is None else end):
+        alone.publish(events[at].payload)
+    if answered and end is not None:
+        # History has the answer in place of the question.
+        payload = events[end].payload
+        own = _noted(payload.message.metadata) if isinstance(payload, Whole) else None
+        asked = {"question": own.answers} if own is not None and own.answers else {}
+        alone.publish(Awaiting(asked, (), Session(ask.session_id, ask.user_id, ask.agent_id, "", "")))
     return alone
 
 
@@ -195,11 +197,16 @@ def _keeps_reasoning(turn: Turn, start: int) -> bool:
 
 def _asked(turn: Turn, said: ChatMessage | None) -> Asked:
     """What the response was asked with; of an exchange that another door began, as much as is known."""
-    noted = turn.ask.note if said is None else (said.metadata.get("extras") or {}).get("note")
-    own = noted.get(NOTE) if isinstance(noted, Mapping) else None
+    own = _noted({"extras": {"note": turn.ask.note}} if said is None else said.metadata)
     if own is not None:
-        return Asked.noted(own)
+        return own
     return Asked(turn.ask.agent_id, seconds_of(said.timestamp) if said is not None else int(time.time()))
+
+
+def _noted(metadata: Mapping[str, Any]) -> Asked | None:
+    note = (metadata.get("extras") or {}).get("note") or {}
+    own = note.get(NOTE)
+    return None if own is None else Asked.noted(own)
 
 
 def _is_decision(message: ChatMessage) -> bool:

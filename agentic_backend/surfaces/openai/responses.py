@@ -37,6 +37,7 @@ from agentic_backend.surfaces.openai.citations import page_of
 from agentic_backend.surfaces.openai.earlier import Earlier, all_before, before
 from agentic_backend.surfaces.openai.errors import CannotNow, Refused
 from agentic_backend.surfaces.openai.items import read_input
+from agentic_backend.surfaces.openai.people import in_words
 from agentic_backend.surfaces.openai.response_events import ResponseEvents
 from agentic_backend.surfaces.openai.response_ids import ResponseId
 from agentic_backend.surfaces.openai.response_object import Asked, ResponseObject
@@ -103,7 +104,8 @@ async def create_response(services: DoorServices, request: Request, identity: Id
         resumed = answer_to(waiting, ask)
         if resumed is None:
             return _asked_again(wanted, asked, ask, waiting, headers)
-        name, ask = ResponseId(session_id, waiting.exchange_id, waiting.rank), resumed
+        name = ResponseId(session_id, waiting.exchange_id, waiting.rank)
+        ask = replace(resumed, note=replace(asked, answers=in_words(waiting.question)).note())
     else:
         name = ResponseId(session_id, ask.exchange_id)
     begun = _Begun(name, asked, ask, kept=True, headers=headers)
