@@ -1,4 +1,4 @@
-"""`/v1/responses` on the whole service: by OpenAI's own client, by LangChain's, cut anywhere, killed and begun again."""
+"""`/v1/responses` on the whole service: by OpenAI's client and LangChain's, cut anywhere, killed and begun again."""
 
 import asyncio
 import json

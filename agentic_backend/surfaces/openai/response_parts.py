@@ -12,7 +12,7 @@ from typing import Any, Final
 from agentic_backend.events import ChatMessage
 from agentic_backend.session.models import Session
 from agentic_backend.session.past_exchanges import StoredExchange
-from agentic_backend.session.stream import Accepted, Ask, Awaiting, Turn, Whole
+from agentic_backend.session.stream import Accepted, Ask, Awaiting, Payload, Turn, Whole
 from agentic_backend.surfaces.follow import whole_events
 from agentic_backend.surfaces.openai.errors import CannotNow, NoResponse
 from agentic_backend.surfaces.openai.response_events import OF_A_RERUN, ResponseEvents
@@ -49,7 +49,7 @@ class Part:
         events, waits = self.events(page), True
         for place, payload in whole_events(self.turn.events):
             if place >= self.place:
-                waits = waits and isinstance(payload, Accepted) and payload.queue_position is not None
+                waits = waits and is_waiting(payload)
                 events.take(payload)
         status: Status = "queued" if waits else "in_progress"
         return events.as_it_is(status)
@@ -207,6 +207,11 @@ def _noted(metadata: Mapping[str, Any]) -> Asked | None:
     note = (metadata.get("extras") or {}).get("note") or {}
     own = note.get(NOTE)
     return None if own is None else Asked.noted(own)
+
+
+def is_waiting(payload: Payload) -> bool:
+    """Whether an event says that the turn waits for its place."""
+    return isinstance(payload, Accepted) and payload.queue_position is not None
 
 
 def _is_decision(message: ChatMessage) -> bool:

@@ -41,7 +41,7 @@ from agentic_backend.surfaces.openai.people import in_words
 from agentic_backend.surfaces.openai.response_events import ResponseEvents
 from agentic_backend.surfaces.openai.response_ids import ResponseId
 from agentic_backend.surfaces.openai.response_object import Asked, ResponseObject
-from agentic_backend.surfaces.openai.response_parts import AT, STARTING_AFTER, Part, find_part
+from agentic_backend.surfaces.openai.response_parts import AT, STARTING_AFTER, Part, find_part, is_waiting
 from agentic_backend.surfaces.openai.response_request import ResponseRequest, read_response_request
 from agentic_backend.surfaces.openai.response_stream import ResponseStream
 from agentic_backend.surfaces.openai.telling import Failure, failure_of
@@ -55,6 +55,8 @@ _EVENTS: Final = "text/event-stream"
 _NOTHING: Final = {"input_tokens": 0, "output_tokens": 0}
 _STOP_S: Final = 5.0
 """How long a request waits for a turn that it stops: an agent may ignore that."""
+_PLACE_S: Final = 1.0
+"""How long a request in the background waits for its place, so that a refusal is its answer."""
 _MOST_DIGITS: Final = 15
 
 
@@ -186,12 +188,16 @@ def _whole(events: ResponseEvents, payloads: Sequence[Payload]) -> bytes | Failu
 
 
 async def _in_background(services: DoorServices, begun: _Begun, page: str) -> Response:
-    """The response as it is once its turn has its place, or waits for one."""
-    with Following(begun.submit(services)) as following:
-        first = await anext(following, None)
-    turn = following.turn
-    if first is not None and isinstance(first.payload, Failed) and first.payload.refused:
-        return failed(failure_of(first.payload), begun.headers)
+    """The response as it is once its turn has its place, or has waited for one for a while."""
+    turn = begun.submit(services)
+    with Following(turn) as following, contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_PLACE_S):
+            async for event in following:
+                if event is not None and not is_waiting(event.payload):
+                    break
+    end = turn.events[-1].payload if turn.ended else None
+    if isinstance(end, Failed) and end.session is None:
+        return failed(failure_of(end), begun.headers)  # it was refused, and nothing of it is kept
     part = Part(begun.name, begun.asked, turn, turn.earlier, 0)
     return _json(part.as_it_is(page), begun.headers)
 
@@ -202,7 +208,7 @@ def _asked_again(
     """The question once more, in a response that no turn gave: it is the one that asked, so that it can be answered."""
     name = ResponseId.read(wanted.previous) if wanted.previous is not None else None
     name = name or ResponseId(ask.session_id, waiting.exchange_id)
-    events = ResponseEvents(ResponseObject(replace(name, rank=name.rank), asked), "")
+    events = ResponseEvents(ResponseObject(name, asked), "")
     session = Session(ask.session_id, ask.user_id, ask.agent_id, "", "")
     told = events.take(Awaiting({"question": asked_again(waiting)}, (), session, dict(_NOTHING)))
     if not wanted.stream:
@@ -242,16 +248,7 @@ async def cancel_response(services: DoorServices, request: Request, identity: Id
     page = page_of(services.public_url, request.url.scheme, request.headers)
     part = await find_part(services, identity, response_id)
     await _stop(part.turn)
-    return _json((await _again(services, identity, part)).as_it_is(page), {})
-
-
-async def _again(services: DoorServices, identity: Identity, part: Part) -> Part:
-    """The part after its turn has ended: a turn that was cut off may be told from history by now."""
-    if not part.turn.ended or part.first is None:
-        return part
-    with contextlib.suppress(Exception):
-        return await find_part(services, identity, str(part.name))
-    return part
+    return _json(part.as_it_is(page), {})
 
 
 async def _stop(turn: Turn) -> None:
