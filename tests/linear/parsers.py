@@ -26,7 +26,7 @@ from agentic_backend.session import exchange, titles, turn_report
 from agentic_backend.session.models import Session
 from agentic_backend.surfaces.agui import reading as agui_reading
 from agentic_backend.surfaces.mcp.tools import tool_name
-from agentic_backend.surfaces.openai import asked, reading
+from agentic_backend.surfaces.openai import asked, items, reading, response_request
 from agentic_backend.surfaces.openai import request as chat_request
 from backend_kit import auth, wire
 from backend_kit.auth import api_keys
@@ -459,6 +459,19 @@ CASES: Final[dict[str, Case]] = {
         + raw('{"type":"text","text":"a"},', before=_ASKS, behind='{"type":"text","text":"a"}]}]}')
         + raw("a", "### Task:", before=f'{_ASKS}{{"type":"text","text":"', behind='"}]}]}'),
     ),
+    f"{_OPENAI}/response_request.py::read_response_request": (
+        lambda made: items.read_input(response_request.read_response_request(made).input),
+        raw(
+            '{"role":"user","content":"a"},',
+            '{"type":"function_call","call_id":"a","name":"b"},',
+            '{"type":"function_call","call_id":"a","name":"b"},{"type":"function_call_output","call_id":"a","output":""},',
+            '{"type":"reasoning"},',
+            before='{"model":"a","input":[',
+            behind='{"role":"user","content":"a"}]}',
+        )
+        + raw("a", before='{"model":"a","input":"', behind='"}')
+        + raw('{"type":"web_search"},', before='{"model":"a","input":"a","tools":[', behind='{"type":"web_search"}]}'),
+    ),
     f"{_REST}/attachments.py::file_name": (attachments.file_name, again("a", "/", ".", _MARKS, "\u200b", " ", "é")),
     f"{_REST}/compression.py::chosen": (compression.chosen, again(",", "gzip,", "gzip;q=", ";", " ", "*;q=0.", "a")),
     f"{_REST}/export.py::disposition": (lambda made: export.disposition(_named(made), "md"), _WORDS),
@@ -547,6 +560,7 @@ _OPERATOR: Final = "the operator's own words, typed or configured"
 UNREACHED: Final[dict[str, str]] = {
     f"{_OPENAI}/citations.py::page_of": _OPERATOR,
     f"{_OPENAI}/reading.py::missing": _OURS,
+    f"{_OPENAI}/response_object.py::seconds_of": _OURS,
     f"{_OPENAI}/reading.py::path": _OURS,
     f"{_OPENAI}/reading.py::wrong": _OURS,
     f"{_AGENT}/questions.py::with_what_it_refers_to": "asks `follows_up` of four texts",

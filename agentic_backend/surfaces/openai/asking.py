@@ -49,7 +49,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class OpenQuestion:
     """An exchange that waits for a person: its question, the agent that asked, and the `rank` of the answer."""
 
     exchange_id: str
@@ -108,7 +108,7 @@ async def in_session(services: DoorServices, ask: Ask, session_id: str) -> Ask:
     return replace(ask, session_id=session_id)
 
 
-def answer_to(waiting: Waiting, ask: Ask) -> Ask | None:
+def answer_to(waiting: OpenQuestion, ask: Ask) -> Ask | None:
     """The ask as the answer to the question of an exchange that waits; None where its words are none."""
     answer = answer_of(waiting.question, ask.message)
     if answer is None:
@@ -124,7 +124,7 @@ def answer_to(waiting: Waiting, ask: Ask) -> Ask | None:
     )
 
 
-def asked_again(waiting: Waiting) -> str:
+def asked_again(waiting: OpenQuestion) -> str:
     """What is said to words that must be a choice and are none."""
     return f"{_ONE_OF_THEM}\n\n{in_words(waiting.question)}"
 
@@ -185,7 +185,7 @@ def _language(accepted: str | None) -> str | None:
     return first[:_MAX_LANGUAGE_CHARS] or None
 
 
-async def find_waiting(services: DoorServices, ask: Ask) -> Waiting | None:
+async def find_waiting(services: DoorServices, ask: Ask) -> OpenQuestion | None:
     """The exchange whose question the user's message answers; None where it is a new question.
 
     It must wait with this agent, and the client must show it as the newest answer: else its user has gone on to
@@ -202,5 +202,5 @@ async def find_waiting(services: DoorServices, ask: Ask) -> Waiting | None:
     extras = message.get("metadata", {}).get("extras", {})
     if extras.get("status") != AWAITING or message["metadata"].get("agent_id") != ask.agent_id:
         return None
-    waiting = Waiting(message["exchange_id"], extras["awaiting"]["payload"], message["rank"], ask.agent_id)
+    waiting = OpenQuestion(message["exchange_id"], extras["awaiting"]["payload"], message["rank"], ask.agent_id)
     return waiting if was_asked(waiting.question, history) else None

@@ -8,12 +8,12 @@ from agentic_backend.events import arguments_of, text_of
 from agentic_backend.llm.prompt import EarlierCall, HistoryItem
 from agentic_backend.session.models import HistoryWindow
 from agentic_backend.session.past_exchanges import AWAITING
-from agentic_backend.surfaces.openai.asking import Waiting
+from agentic_backend.surfaces.openai.asking import OpenQuestion
 from agentic_backend.surfaces.openai.errors import CannotNow, NoResponse, Refused
 from agentic_backend.surfaces.openai.messages import MAX_MESSAGES
 from agentic_backend.surfaces.openai.people import in_words
 from agentic_backend.surfaces.openai.response_ids import ResponseId
-from agentic_backend.surfaces.openai.response_object import NOTE, Asked
+from agentic_backend.surfaces.openai.response_object import NOTE, Requested
 from agentic_backend.surfaces.services import DoorServices
 from backend_kit.auth import Identity
 from backend_kit.wire import loads
@@ -34,7 +34,7 @@ class Earlier:
     session_id: str
     items: tuple[HistoryItem, ...] = ()
     open_calls: frozenset[str] = frozenset()
-    waiting: Waiting | None = None
+    waiting: OpenQuestion | None = None
 
 
 async def before(services: DoorServices, identity: Identity, previous: str) -> Earlier:
@@ -137,11 +137,11 @@ def _answer(answer: Message) -> str:
     return text_of(texts[:-1] if "error" in _extras(answer) else texts)
 
 
-def _waiting(messages: list[Message]) -> Waiting | None:
+def _waiting(messages: list[Message]) -> OpenQuestion | None:
     newest = messages[-1]
     if _extras(newest).get("status") != AWAITING:
         return None
-    return Waiting(newest["exchange_id"], _extras(newest)["awaiting"]["payload"], newest["rank"], _agent(newest))
+    return OpenQuestion(newest["exchange_id"], _extras(newest)["awaiting"]["payload"], newest["rank"], _agent(newest))
 
 
 def _is_decision(message: Message) -> bool:
@@ -152,9 +152,9 @@ def _agent(message: Message) -> str:
     return str(message["metadata"].get("agent_id", ""))
 
 
-def _asked(question: Message) -> Asked | None:
+def _asked(question: Message) -> Requested | None:
     noted = (_extras(question).get("note") or {}).get(NOTE)
-    return None if noted is None else Asked.noted(noted)
+    return None if noted is None else Requested.noted(noted)
 
 
 def _extras(message: Message) -> Mapping[str, Any]:

@@ -21,7 +21,7 @@ from agentic_backend.session.stream import (
 from agentic_backend.session.stream import Final as Answered
 from agentic_backend.surfaces.openai.citations import Citation, citations_of
 from agentic_backend.surfaces.openai.people import in_words
-from agentic_backend.surfaces.openai.response_object import Ending, ResponseObject, Status, seconds_of
+from agentic_backend.surfaces.openai.response_object import ResponseEnd, ResponseObject, Status, seconds_of
 from agentic_backend.surfaces.openai.steps import Calls, calls_of
 from agentic_backend.surfaces.openai.telling import Terminal, failure_of, finish_reason_of, spent_in
 from backend_kit.wire import dumps
@@ -156,23 +156,23 @@ class ResponseEvents:
         kind = {"completed": "completed", "failed": "failed"}.get(ending.status, "incomplete")
         self._tell(told, f"response.{kind}", response=self.response)
 
-    def _asks(self, payload: Awaiting, told: list[Event]) -> Ending:
+    def _asks(self, payload: Awaiting, told: list[Event]) -> ResponseEnd:
         """A question to a person is what the response says in the end."""
         self._end_message(told)
         if words := in_words(payload.payload):
             self._say(_NO_RANK, words, told)
             self._end_message(told, final=True)
         at = seconds_of(payload.messages[-1].timestamp) if payload.messages else None
-        return Ending(at=at, spent=payload.usage)
+        return ResponseEnd(at=at, spent=payload.usage)
 
-    def _broken_off(self, payload: Cancelled | Failed, told: list[Event]) -> Ending:
+    def _broken_off(self, payload: Cancelled | Failed, told: list[Event]) -> ResponseEnd:
         self._end_message(told, final=True)
         self._late_from(payload.messages, told)
         if isinstance(payload, Cancelled):
-            return Ending(spent=spent_in(payload), cancelled=True)
-        return Ending(spent=spent_in(payload), failure=failure_of(payload))
+            return ResponseEnd(spent=spent_in(payload), cancelled=True)
+        return ResponseEnd(spent=spent_in(payload), failure=failure_of(payload))
 
-    def _answered(self, payload: Answered, told: list[Event]) -> Ending:
+    def _answered(self, payload: Answered, told: list[Event]) -> ResponseEnd:
         message = payload.messages[-1]
         parts, metadata, text = message.parts, message.metadata, message.text
         calls = calls_of(parts)
@@ -190,7 +190,7 @@ class ResponseEvents:
         self._late_from(payload.messages, told)
         self._client_calls(calls, told)
         reason = finish_reason_of(calls, metadata)
-        return Ending(reason, seconds_of(message.timestamp), spent_in(payload))
+        return ResponseEnd(reason, seconds_of(message.timestamp), spent_in(payload))
 
     # Text and reasoning
 

@@ -18,7 +18,7 @@ _INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Requested:
     """What a response was asked with, as it is noted with its question (`note`).
 
     `created_at` is in seconds since the epoch. `before` is what the request had before its question, beside the
@@ -49,7 +49,7 @@ class Asked:
         return {NOTE: {**told, **(more if len(dumps(more)) <= _NOTE_BYTES else {"before": None})}}
 
     @classmethod
-    def noted(cls, note: Mapping[str, Any]) -> "Asked":
+    def noted(cls, note: Mapping[str, Any]) -> "Requested":
         """The reverse of `note`, from what it has under its name."""
         before = note.get("before", ())
         return cls(
@@ -68,7 +68,7 @@ class Asked:
 class ResponseObject:
     """The resource: everything of it that stays the same while its turn runs."""
 
-    def __init__(self, name: ResponseId, asked: Asked) -> None:
+    def __init__(self, name: ResponseId, asked: Requested) -> None:
         self.name = name
         self._head: dict[str, Any] = {
             "id": str(name),
@@ -99,7 +99,7 @@ class ResponseObject:
             "usage": None
         }
 
-    def ended(self, output: Sequence[Any], end: "Ending") -> dict[str, Any]:
+    def ended(self, output: Sequence[Any], end: "ResponseEnd") -> dict[str, Any]:
         """The response of a turn that has its end."""
         failure, reason = end.failure, _INCOMPLETE.get(end.reason)
         return {
@@ -114,7 +114,7 @@ class ResponseObject:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class ResponseEnd:
     """How a turn ended; `at` is when, in seconds since the epoch, `spent` as in `telling.End`."""
 
     reason: FinishReason = "stop"

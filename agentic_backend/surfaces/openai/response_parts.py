@@ -17,7 +17,7 @@ from agentic_backend.surfaces.follow import whole_events
 from agentic_backend.surfaces.openai.errors import CannotNow, NoResponse
 from agentic_backend.surfaces.openai.response_events import OF_A_RERUN, ResponseEvents
 from agentic_backend.surfaces.openai.response_ids import ResponseId
-from agentic_backend.surfaces.openai.response_object import NOTE, Asked, ResponseObject, Status, seconds_of
+from agentic_backend.surfaces.openai.response_object import NOTE, Requested, ResponseObject, Status, seconds_of
 from agentic_backend.surfaces.openai.telling import Terminal
 from agentic_backend.surfaces.services import DoorServices
 from backend_kit.auth import Identity
@@ -35,7 +35,7 @@ class Part:
     """
 
     name: ResponseId
-    asked: Asked
+    asked: Requested
     turn: Turn
     place: int
     first: int | None
@@ -195,18 +195,18 @@ def _keeps_reasoning(turn: Turn, start: int) -> bool:
     )
 
 
-def _asked(turn: Turn, said: ChatMessage | None) -> Asked:
+def _asked(turn: Turn, said: ChatMessage | None) -> Requested:
     """What the response was asked with; of an exchange that another door began, as much as is known."""
     own = _noted({"extras": {"note": turn.ask.note}} if said is None else said.metadata)
     if own is not None:
         return own
-    return Asked(turn.ask.agent_id, seconds_of(said.timestamp) if said is not None else int(time.time()))
+    return Requested(turn.ask.agent_id, seconds_of(said.timestamp) if said is not None else int(time.time()))
 
 
-def _noted(metadata: Mapping[str, Any]) -> Asked | None:
+def _noted(metadata: Mapping[str, Any]) -> Requested | None:
     note = (metadata.get("extras") or {}).get("note") or {}
     own = note.get(NOTE)
-    return None if own is None else Asked.noted(own)
+    return None if own is None else Requested.noted(own)
 
 
 def is_waiting(payload: Payload) -> bool:

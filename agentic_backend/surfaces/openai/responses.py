@@ -25,7 +25,7 @@ from agentic_backend.surfaces.openai.asked import session_id_of
 from agentic_backend.surfaces.openai.asking import (
     EXCHANGE_HEADER,
     SESSION_HEADER,
-    Waiting,
+    OpenQuestion,
     Wish,
     answer_to,
     ask_of,
@@ -40,7 +40,7 @@ from agentic_backend.surfaces.openai.items import read_input
 from agentic_backend.surfaces.openai.people import in_words
 from agentic_backend.surfaces.openai.response_events import ResponseEvents
 from agentic_backend.surfaces.openai.response_ids import ResponseId
-from agentic_backend.surfaces.openai.response_object import Asked, ResponseObject
+from agentic_backend.surfaces.openai.response_object import Requested, ResponseObject
 from agentic_backend.surfaces.openai.response_parts import AT, STARTING_AFTER, Part, find_part, is_waiting
 from agentic_backend.surfaces.openai.response_request import ResponseRequest, read_response_request
 from agentic_backend.surfaces.openai.response_stream import ResponseStream
@@ -65,7 +65,7 @@ class _Begun:
     """A response that is about to begin: its ask, which goes to the registry of kept turns or to the other one."""
 
     name: ResponseId
-    asked: Asked
+    asked: Requested
     ask: Ask
     kept: bool
     headers: Mapping[str, str]
@@ -135,13 +135,13 @@ def _session_id(request: Request, identity: Identity, wanted: ResponseRequest, e
     return session_id_of(identity.uid, request.headers, wanted.metadata) or str(uuid4())
 
 
-def _asked(wanted: ResponseRequest, history: Sequence[HistoryItem]) -> Asked:
+def _asked(wanted: ResponseRequest, history: Sequence[HistoryItem]) -> Requested:
     # Results of the client's tools are what the question's message has.
     items = list(history)
     if items and items[-1].role == "tool":
         while items and items[-1].role == "tool":
             items.pop()
-    return Asked(
+    return Requested(
         model=wanted.model,
         created_at=int(time.time()),
         previous=wanted.previous,
@@ -203,7 +203,7 @@ async def _in_background(services: DoorServices, begun: _Begun, page: str) -> Re
 
 
 def _asked_again(
-    wanted: ResponseRequest, asked: Asked, ask: Ask, waiting: Waiting, headers: Mapping[str, str]
+    wanted: ResponseRequest, asked: Requested, ask: Ask, waiting: OpenQuestion, headers: Mapping[str, str]
 ) -> Response:
     """The question once more, in a response that no turn gave: it is the one that asked, so that it can be answered."""
     name = ResponseId.read(wanted.previous) if wanted.previous is not None else None
