@@ -38,15 +38,18 @@ class Requested:
     answers: str | None = None
 
     def note(self) -> dict[str, Any]:
-        """It as JSON. Of more than 64 KiB it says neither the instructions nor what stood before the question."""
+        """It as JSON, but for instructions of more than 64 KiB, and for as much before the question."""
         told: dict[str, Any] = {"model": self.model, "created_at": self.created_at}
         named = {"previous": self.previous, "conversation": self.conversation, "answers": self.answers}
         told |= {key: value for key, value in named.items() if value is not None}
         told |= {"background": True} if self.background else {}
         told |= {"metadata": self.metadata} if self.metadata else {}
-        more: dict[str, Any] = {"instructions": self.instructions} if self.instructions else {}
-        more |= {"before": [item.stored() for item in self.before]} if self.before else {}
-        return {NOTE: {**told, **(more if len(dumps(more)) <= _NOTE_BYTES else {"before": None})}}
+        if self.instructions and len(dumps(self.instructions)) <= _NOTE_BYTES:
+            told["instructions"] = self.instructions
+        if self.before:
+            before = [item.stored() for item in self.before]
+            told["before"] = before if len(dumps(before)) <= _NOTE_BYTES else None
+        return {NOTE: told}
 
     @classmethod
     def noted(cls, note: Mapping[str, Any]) -> "Requested":

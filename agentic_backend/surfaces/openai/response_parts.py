@@ -35,14 +35,14 @@ class Part:
     """
 
     name: ResponseId
-    asked: Requested
+    requested: Requested
     turn: Turn
     place: int
     first: int | None
 
     def events(self, page: str) -> ResponseEvents:
         """Its events, none taken."""
-        return ResponseEvents(ResponseObject(self.name, self.asked), page, self.first or 0)
+        return ResponseEvents(ResponseObject(self.name, self.requested), page, self.first or 0)
 
     def as_it_is(self, page: str) -> dict[str, Any]:
         """The response as far as its turn is."""

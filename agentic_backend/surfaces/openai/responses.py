@@ -287,7 +287,7 @@ async def input_items(services: DoorServices, request: Request, identity: Identi
     part = await find_part(services, identity, response_id)
     messages = (payload.message for _, payload in whole_events(part.turn.events) if isinstance(payload, Whole))
     said = next((message for message in messages if message.role == "user"), None)
-    items = [item for one in part.asked.before or () for item in _item(one)]
+    items = [item for one in part.requested.before or () for item in _item(one)]
     items += _question(said) if said is not None else []
     named = [{"id": f"in_{part.name.key}_{number}", **item} for number, item in enumerate(items)]
     if order == "desc":
