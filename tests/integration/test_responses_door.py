@@ -9,13 +9,15 @@ import openai
 import pytest
 from langchain_core.messages import HumanMessage, ToolMessage
 
+from backend_kit.auth import KeyScope
 from tests.agentic_backend.knowledge.fake import fake_knowledge, hit
 from tests.agentic_backend.llm.scripted import scripted
 from tests.agentic_backend.surfaces.openai.told import joined
 from tests.integration.test_human import sections
-from tests.integration.test_openai_door import client_of, langchain_of, sections_on, until
+from tests.integration.test_openai_door import GEORGES, client_of, langchain_of, sections_on, until
 from tests.integration.test_rico import PASSAGE, QUESTION, rico_on
 from tests.support.agentic import start_process
+from tests.support.api_keys import stored_key
 from tests.support.held_model import held_model
 from tests.support.patience import PATIENCE_S
 from tests.support.people import SECURITY, headers_of, token_of
@@ -696,3 +698,50 @@ async def test_what_is_wrong_is_named(service):
         assert await refused(service, "GET", path) == (400, "invalid_type", "starting_after")
     assert await refused(service, "GET", f"{RESPONSES}/resp_1") == (404, "response_not_found", "response_id")
     assert await service.get("/chatbot/sessions") == []
+
+
+async def test_a_key_finds_the_responses_of_its_agents_alone(start_service, database):
+    ask, read = frozenset({KeyScope.ASK}), frozenset({KeyScope.READ})
+    georges, anna = stored_key(database, scopes=ask, agents=("Georges",)), stored_key(database, agents=("Anna",))
+    reader = stored_key(database, scopes=read)
+    async with (
+        start_service(security=SECURITY, ai={"agents": [GEORGES, {**GEORGES, "name": "Anna"}]}) as service,
+        client_of(service, georges) as client,
+    ):
+        answer = await client.responses.create(**ASKED)
+        bearer = {key: {"Authorization": f"Bearer {key}"} for key in (georges, anna, reader)}
+        for key in (georges, reader):
+            assert (await get(service, answer.id, bearer[key]))["id"] == answer.id
+        missing = (404, "response_not_found", "response_id")
+        assert await refused(service, "GET", f"{RESPONSES}/{answer.id}", headers=bearer[anna]) == missing
+        body = {"model": "Anna", "input": "What?", "previous_response_id": answer.id}
+        assert (await refused(service, "POST", RESPONSES, headers=bearer[anna], json=body))[0] == 404
+        for method, what in (("POST", "/cancel"), ("DELETE", "")):
+            path = f"{RESPONSES}/{answer.id}{what}"
+            assert await refused(service, method, path, headers=bearer[reader]) == (403, "forbidden", "scope:ask")
+
+
+async def test_a_conversation_of_which_not_all_was_kept_is_not_taken_for_whole(service):
+    items = [{"role": "user", "content": "x" * 70_000}, {"role": "assistant", "content": "Oh."}]
+    async with client_of(service) as client:
+        answer = await client.responses.create(model="Georges", input=[*items, {"role": "user", "content": "And?"}])
+        with pytest.raises(openai.BadRequestError) as not_whole:
+            await client.responses.create(**ASKED, previous_response_id=answer.id)
+    assert (not_whole.value.param, not_whole.value.code) == ("previous_response_id", "conversation_not_kept")
+
+
+async def test_what_was_asked_elsewhere_in_its_session_is_part_of_a_conversation(start_service):
+    async with (
+        scripted(says("One."), says("Two."), says("Three.")) as model,
+        start_service(**sections_on(model)) as service,
+        client_of(service) as client,
+    ):
+        named = {"X-Turnwise-Session": "s"}
+        await client.responses.create(model="Georges", input="First?", conversation="s")
+        await client.chat.completions.create(
+            model="Georges", messages=[{"role": "user", "content": "Second?"}], extra_headers=named
+        )
+        await client.responses.create(model="Georges", input="Third?", conversation="s")
+    assert [one["content"] for one in model.requests[2].body["messages"][1:]] == [
+        *("First?", "One.", "Second?", "Two.", "Third?")
+    ]
