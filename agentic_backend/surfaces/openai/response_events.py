@@ -36,27 +36,38 @@ _UNNAMED: Final = "tool"
 
 
 class Event(NamedTuple):
-    """One event. Its `text` is what it adds, for pieces of text alone; `head` and `tail` are around it as JSON."""
+    """One event as pieces of its frame, which are encoded once for all deltas of a text: `opening`, the number, `head`,
+    what it adds to a text (None for what is no delta), `tail`."""
 
     number: int
-    kind: bytes
+    opening: bytes
     head: bytes
     tail: bytes
     text: str | None = None
 
     def frame(self, after: int = -1) -> bytes:
-        """It as a Server-Sent Event for a client that has all up to the number `after`."""
-        if self.number <= after:
+        """It as a Server-Sent Event for a client that has all up to the number `after`: of a text the rest."""
+        number, text = self.number, self.text
+        if number <= after:
             return b""
-        text = self.text
         if text is None:
-            return b'event: %b\ndata: {"type":"%b","sequence_number":%d%b\n\n' % (
-                self.kind, self.kind, self.number, self.tail
-            )  # fmt: skip
-        missing = self.number - after
-        return b'event: %b\ndata: {"type":"%b","sequence_number":%d%b%b%b\n\n' % (
-            self.kind, self.kind, self.number, self.head, dumps(text[-missing:]), self.tail
-        )  # fmt: skip
+            return b"%b%d%b%b\n\n" % (self.opening, number, self.head, self.tail)
+        left = number - after
+        return b"%b%d%b%b%b\n\n" % (
+            self.opening,
+            number,
+            self.head,
+            dumps(text if left >= len(text) else text[-left:]),
+            self.tail,
+        )
+
+
+def _opening(kind: str) -> bytes:
+    return b'event: %b\ndata: {"type":"%b","sequence_number":' % (kind.encode(), kind.encode())
+
+
+_SAYS: Final = _opening("response.output_text.delta")
+_REASONS: Final = _opening("response.reasoning_summary_text.delta")
 
 
 class _Text:
@@ -139,7 +150,7 @@ class ResponseEvents:
             self._tell(told, kind, response=response)
 
     def _tell(self, told: list[Event], kind: str, **fields: Any) -> None:
-        told.append(Event(self._next, kind.encode(), b"", b",%b" % dumps(fields)[1:]))
+        told.append(Event(self._next, _opening(kind), b",", dumps(fields)[1:]))
         self._next += 1
 
     def _end(self, payload: Terminal, told: list[Event]) -> None:
@@ -197,8 +208,7 @@ class ResponseEvents:
     def _piece(self, text: _Text, piece: str) -> Event:
         text.pieces.append(piece)
         self._next += len(piece)
-        kind = b"response.output_text.delta" if text is self._message else b"response.reasoning_summary_text.delta"
-        return Event(self._next - 1, kind, text.head, text.tail, piece)
+        return Event(self._next - 1, _REASONS if text.rank is None else _SAYS, text.head, text.tail, piece)
 
     def _say(self, rank: int, piece: str, told: list[Event]) -> None:
         self._end_reasoning(told)

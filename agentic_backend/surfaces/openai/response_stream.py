@@ -30,8 +30,10 @@ class ResponseStream:
 
     def write(self, turn: Turn, event: TurnEvent) -> bytes:  # noqa: ARG002 - of the protocol
         """See `StreamWriter`."""
-        after = self._after
-        return b"".join([one.frame(after) for one in self._events.take(event.payload)])
+        told = self._events.take(event.payload)
+        if len(told) == 1:
+            return told[0].frame(self._after)  # mostly: a token
+        return b"".join([one.frame(self._after) for one in told])
 
     def refuse(self, request: Request, failure: Failed) -> Response:  # noqa: ARG002 - of the protocol
         """See `StreamWriter`."""
