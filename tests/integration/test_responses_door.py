@@ -12,6 +12,7 @@ from langchain_core.messages import HumanMessage, ToolMessage
 from backend_kit.auth import KeyScope
 from tests.agentic_backend.knowledge.fake import fake_knowledge, hit
 from tests.agentic_backend.llm.scripted import scripted
+from tests.agentic_backend.surfaces.openai.front_ends import TASKS
 from tests.agentic_backend.surfaces.openai.told import joined
 from tests.integration.test_human import sections
 from tests.integration.test_openai_door import GEORGES, client_of, langchain_of, sections_on, until
@@ -745,3 +746,40 @@ async def test_what_was_asked_elsewhere_in_its_session_is_part_of_a_conversation
     assert [one["content"] for one in model.requests[2].body["messages"][1:]] == [
         *("First?", "One.", "Second?", "Two.", "Third?")
     ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_front_ends_task_goes_to_the_language_model_and_is_not_kept(start_service, stream):
+    async with scripted(says('{"title": "Turns"}')) as model:
+        language = {"name": "small", "settings": {"base_url": model.base_url}}
+        async with start_service(ai={"default_language_model": language}) as service, client_of(service) as client:
+            asked = {"model": "Georges", "input": TASKS["title"]}
+            if stream:
+                async with client.responses.stream(**asked) as events:
+                    answer = await events.get_final_response()
+            else:
+                answer = await client.responses.create(**asked)
+            assert await service.get("/chatbot/sessions") == []
+    assert (answer.output_text, answer.store) == ('{"title": "Turns"}', False)
+    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (20, 4)
+
+
+async def test_nothing_is_kept_of_a_temporary_chat(service):
+    headers = {"X-OpenWebUI-Chat-Id": "local:abc"}
+    async with service.http.post(RESPONSES, json=ASKED, headers=headers) as answer:
+        told = await answer.json()
+        assert (told["status"], told["store"]) == ("completed", False)
+        assert "X-Turnwise-Session-Id" not in answer.headers
+    body = {**ASKED, "background": True}
+    assert await refused(service, "POST", RESPONSES, json=body, headers=headers) == (400, "invalid_value", "background")
+    assert await service.get("/chatbot/sessions") == []
+
+
+async def test_a_page_of_another_origin_neither_asks_nor_stops(service):
+    async with client_of(service) as client:
+        kept = await client.responses.create(**ASKED)
+    foreign = {"Origin": "https://elsewhere.example"}
+    path = f"{RESPONSES}/{kept.id}"
+    for method, where in (("POST", RESPONSES), ("GET", path), ("POST", f"{path}/cancel"), ("DELETE", path)):
+        assert (await refused(service, method, where, json=ASKED, headers=foreign))[:2] == (403, "forbidden")
+    assert len(await service.get("/chatbot/sessions")) == 1

@@ -75,9 +75,9 @@ def _add_responses(router: APIRouter, services: Callable[[], DoorServices], call
         return await cancel_response(services(), request, identity, response_id)
 
     @router.delete("/responses/{response_id}")
-    async def delete(response_id: str, identity: caller) -> Response:
+    async def delete(response_id: str, request: Request, identity: caller) -> Response:
         """Delete a response with its conversation, where that has no other."""
-        return await delete_response(services(), identity, response_id)
+        return await delete_response(services(), request, identity, response_id)
 
     @router.get("/responses/{response_id}/input_items")
     async def items(response_id: str, request: Request, identity: caller) -> Response:

@@ -42,6 +42,12 @@ def session_id_of(user_id: str, headers: Mapping[str, str], metadata: Mapping[st
     return _session_id(user_id, named, "metadata.session_id")
 
 
+def is_temporary(headers: Mapping[str, str]) -> bool:
+    """Whether a request is of a chat that its user wants nobody to keep."""
+    header, name = _TEMPORARY
+    return headers.get(header, "").strip().partition(":")[0] == name
+
+
 def _session_id(user_id: str, name: str, where: str) -> str:
     if len(name) > _MAX_ID_CHARS:
         raise Refused(f"{where} has more than {_MAX_ID_CHARS} characters.", where, "string_above_max_length")

@@ -13,7 +13,8 @@ from starlette.requests import Request
 
 from agentic_backend.agent import Catalog
 from agentic_backend.chat.handshake import traceparent_of
-from agentic_backend.errors import AgentNotFound, BadRequest, Forbidden, MessageTooLong
+from agentic_backend.chat.hub import RETRY_S
+from agentic_backend.errors import AgentNotFound, BadRequest, Draining, Forbidden, MessageTooLong
 from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.session.models import HistoryWindow
 from agentic_backend.session.past_exchanges import AWAITING
@@ -21,6 +22,7 @@ from agentic_backend.session.stream import Ask, HumanAnswer, OnDisconnect, Turn
 from agentic_backend.surfaces.openai.asked import Named, named
 from agentic_backend.surfaces.openai.messages import Conversation
 from agentic_backend.surfaces.openai.people import answer_of, in_words, was_asked
+from agentic_backend.surfaces.openai.telling import End
 from agentic_backend.surfaces.services import DoorServices
 from backend_kit.auth import Identity
 from backend_kit.http import request_id
@@ -133,6 +135,19 @@ def expect_page(services: DoorServices, request: Request) -> None:
     """Raise Forbidden for a page that may not call. Streams are refused for it anyway; what is no stream asks, too."""
     if services.hub.is_foreign(request):
         raise Forbidden
+
+
+async def told_task(services: DoorServices, request: Request, identity: Identity, conversation: Conversation) -> End:
+    """What the language model makes of a front end's task. Raises ServiceError: `TurnFailed`, `RateLimited`,
+    `Draining`, or where the request may not ask."""
+    expect_page(services, request)
+    check_length(services, conversation)
+    if services.registry.draining:
+        raise Draining(retry_after_s=RETRY_S)
+    services.admit_task(identity.uid)
+    messages = [{"role": item.role, "content": item.text} for item in conversation.history]
+    told = await services.answer_task([*messages, {"role": "user", "content": conversation.question}])
+    return End(told.text, told.text, spent=told.usage or None)
 
 
 def check_length(services: DoorServices, conversation: Conversation) -> None:

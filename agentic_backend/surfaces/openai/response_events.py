@@ -6,6 +6,7 @@ up at once, or is told of it from history.
 """
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from agentic_backend.events import ChatMessage, Part, arguments_of
@@ -141,6 +142,15 @@ class ResponseEvents:
             self._end(payload, told)
         return told
 
+    def at_once(self, text: str, spent: Mapping[str, Any] | None) -> list[Event]:
+        """All events of a response that says this text, and no turn gave."""
+        told: list[Event] = []
+        self._start(told)
+        self._say(_NO_RANK, text, told)
+        self._end_message(told, final=True)
+        self._finish(ResponseEnd(spent=spent), told)
+        return told
+
     # The lifecycle
 
     def _start(self, told: list[Event]) -> None:
@@ -161,6 +171,9 @@ class ResponseEvents:
             ending = self._asks(payload, told)
         else:
             ending = self._broken_off(payload, told)
+        self._finish(ending, told)
+
+    def _finish(self, ending: ResponseEnd, told: list[Event]) -> None:
         for index in sorted(index for places in self._calls.values() for index in places):
             self._done(index, {**self._output[index], "status": "incomplete"}, told)
         self.response = self._resource.ended(self._output, ending)

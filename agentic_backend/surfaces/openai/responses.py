@@ -16,22 +16,22 @@ from agentic_backend.chat.follow import Follow
 from agentic_backend.chat.hub import RETRY_S
 from agentic_backend.events import ChatMessage
 from agentic_backend.llm.prompt import HistoryItem
-from agentic_backend.session.models import Session
-from agentic_backend.session.stream import Ask, Awaiting, Cancelled, Failed, Payload, Turn, Whole
+from agentic_backend.session.stream import Ask, Cancelled, Failed, Payload, Turn, Whole
 from agentic_backend.surfaces.follow import Following, whole_events
 from agentic_backend.surfaces.openai import reading
 from agentic_backend.surfaces.openai.answering import WholeAnswer, failed
-from agentic_backend.surfaces.openai.asked import session_id_of
+from agentic_backend.surfaces.openai.asked import is_task, is_temporary, session_id_of
 from agentic_backend.surfaces.openai.asking import (
     EXCHANGE_HEADER,
     SESSION_HEADER,
-    OpenQuestion,
     Wish,
     answer_to,
     ask_of,
     asked_again,
+    expect_page,
     find_waiting,
     in_session,
+    told_task,
 )
 from agentic_backend.surfaces.openai.citations import page_of
 from agentic_backend.surfaces.openai.earlier import Earlier, all_before, before
@@ -44,7 +44,7 @@ from agentic_backend.surfaces.openai.response_object import Requested, ResponseO
 from agentic_backend.surfaces.openai.response_parts import AT, STARTING_AFTER, Part, find_part, is_waiting
 from agentic_backend.surfaces.openai.response_request import ResponseRequest, read_response_request
 from agentic_backend.surfaces.openai.response_stream import ResponseStream
-from agentic_backend.surfaces.openai.telling import Failure, failure_of
+from agentic_backend.surfaces.openai.telling import End, Failure, failure_of
 from agentic_backend.surfaces.services import DoorServices
 from agentic_backend.surfaces.stream import turn_stream
 from backend_kit.auth import Identity
@@ -77,10 +77,14 @@ class _Begun:
 
 async def create_response(services: DoorServices, request: Request, identity: Identity) -> Response:
     """The answer to `POST /v1/responses`. Raises ServiceError where it cannot be answered."""
-    wanted = read_response_request(await request.body())
+    expect_page(services, request)
+    wanted = _unless_temporary(read_response_request(await request.body()), request)
     page = page_of(services.public_url, request.url.scheme, request.headers)
     earlier = await _earlier(services, identity, wanted)
     conversation = read_input(wanted.input, earlier.open_calls if earlier is not None else ())
+    if earlier is None and is_task(conversation):
+        end = await told_task(services, request, identity, conversation)
+        return _at_once(replace(wanted, store=False), ResponseId(str(uuid4()), str(uuid4())), end, {})
     given = [HistoryItem("system", wanted.instructions)] if wanted.instructions else []
     given += earlier.items if earlier is not None else ()
     wish = Wish(
@@ -105,7 +109,11 @@ async def create_response(services: DoorServices, request: Request, identity: Id
         headers[EXCHANGE_HEADER] = waiting.exchange_id
         resumed = answer_to(waiting, ask)
         if resumed is None:
-            return _asked_again(wanted, asked, ask, waiting, headers)
+            # It is the response that asked, so that it can be answered.
+            asking = ResponseId.read(wanted.previous) if wanted.previous is not None else None
+            asking = asking or ResponseId(session_id, waiting.exchange_id)
+            words = asked_again(waiting)
+            return _at_once(wanted, asking, End(words, words, spent=_NOTHING), headers)
         name = ResponseId(session_id, waiting.exchange_id, waiting.rank)
         ask = replace(resumed, note=replace(asked, answers=in_words(waiting.question)).note())
     else:
@@ -114,6 +122,15 @@ async def create_response(services: DoorServices, request: Request, identity: Id
     if wanted.background and not wanted.stream:
         return await _in_background(services, begun, page)
     return _answer(services, request, wanted, begun, page)
+
+
+def _unless_temporary(wanted: ResponseRequest, request: Request) -> ResponseRequest:
+    """The request, which keeps nothing where its front end says so. Raises Refused for one in the background."""
+    if not is_temporary(request.headers):
+        return wanted
+    if wanted.background:
+        raise Refused("background is not for temporary chats: nothing of them is kept.", "background", "invalid_value")
+    return replace(wanted, store=False)
 
 
 async def _earlier(services: DoorServices, identity: Identity, wanted: ResponseRequest) -> Earlier | None:
@@ -202,15 +219,10 @@ async def _in_background(services: DoorServices, begun: _Begun, page: str) -> Re
     return _json(part.as_it_is(page), begun.headers)
 
 
-def _asked_again(
-    wanted: ResponseRequest, asked: Requested, ask: Ask, waiting: OpenQuestion, headers: Mapping[str, str]
-) -> Response:
-    """The question once more, in a response that no turn gave: it is the one that asked, so that it can be answered."""
-    name = ResponseId.read(wanted.previous) if wanted.previous is not None else None
-    name = name or ResponseId(ask.session_id, waiting.exchange_id)
-    events = ResponseEvents(ResponseObject(name, asked), "")
-    session = Session(ask.session_id, ask.user_id, ask.agent_id, "", "")
-    told = events.take(Awaiting({"question": asked_again(waiting)}, (), session, dict(_NOTHING)))
+def _at_once(wanted: ResponseRequest, name: ResponseId, end: End, headers: Mapping[str, str]) -> Response:
+    """An answer that no turn gave."""
+    events = ResponseEvents(ResponseObject(name, _asked(wanted, ())), "")
+    told = events.at_once(end.answer, end.spent)
     if not wanted.stream:
         return _json(events.response, headers)
     frames = b"".join(one.frame() for one in told)
@@ -223,7 +235,7 @@ async def retrieve_response(services: DoorServices, request: Request, identity: 
     page = page_of(services.public_url, request.url.scheme, request.headers)
     streams = query.get("stream", "").lower() in ("true", "1")
     after = _starting_after(query.get(STARTING_AFTER))
-    part = await find_part(services, identity, response_id)
+    part = await _found(services, request, identity, response_id)
     if not streams:
         return _json(part.as_it_is(page), {})
     code = services.hub.refusal_of_stream(request, identity.uid)
@@ -233,6 +245,11 @@ async def retrieve_response(services: DoorServices, request: Request, identity: 
     place, events = (part.place, part.events(page)) if after is None else part.behind(after, page)
     stream = ResponseStream(events, {}, -1 if after is None else after)
     return services.hub.event_stream(request, identity.uid, lambda: Follow(part.turn, place), stream)
+
+
+async def _found(services: DoorServices, request: Request, identity: Identity, response_id: str) -> Part:
+    expect_page(services, request)
+    return await find_part(services, identity, response_id)
 
 
 def _starting_after(given: str | None) -> int | None:
@@ -246,7 +263,7 @@ def _starting_after(given: str | None) -> int | None:
 async def cancel_response(services: DoorServices, request: Request, identity: Identity, response_id: str) -> Response:
     """The answer to `POST /v1/responses/{id}/cancel`: the response as it is then. One that has ended stays as it is."""
     page = page_of(services.public_url, request.url.scheme, request.headers)
-    part = await find_part(services, identity, response_id)
+    part = await _found(services, request, identity, response_id)
     await _stop(part.turn)
     return _json(part.as_it_is(page), {})
 
@@ -260,9 +277,9 @@ async def _stop(turn: Turn) -> None:
             await turn.wait_ended()
 
 
-async def delete_response(services: DoorServices, identity: Identity, response_id: str) -> Response:
+async def delete_response(services: DoorServices, request: Request, identity: Identity, response_id: str) -> Response:
     """The answer to `DELETE /v1/responses/{id}`: its session goes with it. Raises CannotNow where that has others."""
-    part = await find_part(services, identity, response_id)
+    part = await _found(services, request, identity, response_id)
     name, ran = part.name, not part.turn.ended
     await _stop(part.turn)
     others = await services.store.exchange_ids(name.session_id, identity.uid, 2) - {name.exchange_id}
@@ -284,7 +301,7 @@ async def input_items(services: DoorServices, request: Request, identity: Identi
     order = request.query_params.get("order", "desc")
     if order not in ("asc", "desc"):
         raise Refused("order must be asc or desc.", "order", "invalid_value")
-    part = await find_part(services, identity, response_id)
+    part = await _found(services, request, identity, response_id)
     messages = (payload.message for _, payload in whole_events(part.turn.events) if isinstance(payload, Whole))
     said = next((message for message in messages if message.role == "user"), None)
     items = [item for one in part.requested.before or () for item in _item(one)]
