@@ -290,15 +290,21 @@ async def test_what_the_question_had_before_it_is_kept_with_it(start_service):
 
 async def test_a_conversation_is_one_session_and_goes_on(start_service):
     async with (
-        scripted(says("One."), says("Two."), says("Three.")) as model,
+        scripted(says("One."), says("Two."), says("Three."), says("Four.")) as model,
         start_service(**sections_on(model)) as service,
         client_of(service) as client,
     ):
         for text in ("First?", "Second?"):
             answer = await client.responses.create(model="Georges", input=text, conversation="about turns")
+        whole = [
+            {"role": "user", "content": "Zeroth?"},
+            {"role": "assistant", "content": "Zero."},
+            {"role": "user", "content": "Alone?"},
+        ]
         named = await client.responses.create(
-            model="Georges", input="Alone?", extra_headers={"X-Turnwise-Session": "about turns"}
+            model="Georges", input=whole, extra_headers={"X-Turnwise-Session": "about turns"}
         )
+        await client.responses.create(model="Georges", input="Last?", conversation={"id": "about turns"})
         sessions = await service.get("/chatbot/sessions")
         with pytest.raises(openai.BadRequestError) as both:
             await client.responses.create(**ASKED, conversation="a", previous_response_id=named.id)
@@ -306,7 +312,8 @@ async def test_a_conversation_is_one_session_and_goes_on(start_service):
     assert answer.conversation.id == "about turns"
     assert len(sessions) == 1
     sent = [[one["content"] for one in request.body["messages"][1:]] for request in model.requests]
-    assert sent == [["First?"], ["First?", "One.", "Second?"], ["Alone?"]]
+    assert sent[:2] == [["First?"], ["First?", "One.", "Second?"]]
+    assert sent[2:] == [["Zeroth?", "Zero.", "Alone?"], ["Zeroth?", "Zero.", "Alone?", "Three.", "Last?"]]
 
 
 async def test_citations_are_annotations(start_service):
@@ -491,7 +498,7 @@ async def test_a_background_response_has_a_deadline_of_its_own(start_service):
 
 
 async def test_a_background_response_that_waits_is_queued_and_one_without_room_is_refused(start_service):
-    limits = {"max_turns": 1, "queue_length": 1}
+    limits = {"max_turns": 1, "queue_length": 1, "queue_deadline_s": PATIENCE_S}
     async with (
         held_model() as model,
         start_service(ai=model.ai, limits=limits) as service,

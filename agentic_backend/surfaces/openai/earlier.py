@@ -55,7 +55,7 @@ async def before(services: DoorServices, identity: Identity, previous: str) -> E
     agent_id = exchanges[name.exchange_id][-1]["metadata"].get("agent_id")
     if agent_id is not None and not identity.may_ask(agent_id):
         raise NoResponse(PREVIOUS, _NOT_FOUND)
-    chain = [*_chain(exchanges, name)]
+    chain = [*_chain(exchanges, name.exchange_id)]
     earlier = _earlier(name.session_id, [exchanges[one] for one in reversed(chain)], PREVIOUS)
     # Of an exchange that waits, the response that asked has the last answer before that question.
     answers = [one["rank"] for one in exchanges[name.exchange_id] if _is_decision(one)]
@@ -64,9 +64,11 @@ async def before(services: DoorServices, identity: Identity, previous: str) -> E
 
 
 async def all_before(services: DoorServices, identity: Identity, session_id: str) -> Earlier:
-    """The whole conversation of a session, which may be new. Raises Refused as `before`."""
+    """The conversation of a session, which may be new: what its newest exchange ends. Raises Refused as `before`."""
     exchanges = await _exchanges(services, session_id, identity.uid)
-    return _earlier(session_id, list(exchanges.values()), CONVERSATION)
+    newest = next(reversed(exchanges), None)
+    chain = [] if newest is None else [*_chain(exchanges, newest)]
+    return _earlier(session_id, [exchanges[one] for one in reversed(chain)], CONVERSATION)
 
 
 _NOT_FOUND: Final = "previous_response_not_found"
@@ -82,11 +84,13 @@ async def _exchanges(services: DoorServices, session_id: str, user_id: str) -> d
     return exchanges
 
 
-def _chain(exchanges: Mapping[str, list[Message]], name: ResponseId) -> Iterable[str]:
-    """The exchanges that lead to a response, newest first. One that another door began follows the one before it."""
+def _chain(exchanges: Mapping[str, list[Message]], newest: str) -> Iterable[str]:
+    """The exchanges that lead to one, newest first: what each named as the one before it, or was in its conversation,
+    as is what another door began. Of one that named nothing the request had all that stands before it.
+    """
     order = list(exchanges)
     seen: set[str] = set()
-    here: str | None = name.exchange_id
+    here: str | None = newest
     while here is not None and here in exchanges and here not in seen:
         seen.add(here)
         yield here
