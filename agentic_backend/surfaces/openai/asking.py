@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
+from urllib.parse import quote
 from uuid import uuid4
 
 from starlette.requests import Request
@@ -77,7 +78,7 @@ async def prepare(services: DoorServices, request: Request, identity: Identity, 
         return Prepared(lambda: services.registry.submit(ask), headers)
     exchange_id, payload = waiting
     answer = answer_of(payload, ask.message)
-    headers[EXCHANGE_HEADER] = exchange_id
+    headers[EXCHANGE_HEADER] = quote(exchange_id)  # another client may have named it, by any text
     resumed = replace(
         ask,
         exchange_id=exchange_id,
