@@ -56,7 +56,7 @@ SCOPES: Final[dict[str, Needs]] = {
     "GET //v1/models/{model:path}": _ASK_OR_READ,
     "POST //v1/chat/completions": _ASK,
     "POST //agui/{agent_id}": _ASK,
-    "DELETE //agui/{agent_id}/runs/{exchange_id}": _ASK,
+    "DELETE //agui/{agent_id}/runs/{exchange_id:path}": _ASK,
     "GET //mcp": _ASK,
     "POST //mcp": _ASK,
     "DELETE //mcp": _ASK,

@@ -113,7 +113,7 @@ OPERATIONS: dict[str, Kind | Named] = {
         ),
     ),
     "POST /agui/{agent_id}": Named((403,), ({"json": AGUI_ANSWER}, {"json": AGUI_ANSWER | {"runId": "{exchange_id}"}})),
-    "DELETE /agui/{agent_id}/runs/{exchange_id}": Named((404,)),
+    "DELETE /agui/{agent_id}/runs/{exchange_id:path}": Named((404,)),
 }
 SOCKETS = {"/chatbot/query/ws", "/chatbot/query/ws-baseline"}
 """The frames below are tried on the first; the second keeps nothing that could be anybody's."""
