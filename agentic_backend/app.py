@@ -30,7 +30,6 @@ from agentic_backend.rest.router import ChatServices, build_routes
 from agentic_backend.rest.scopes import SCOPES
 from agentic_backend.session.admission import Admission
 from agentic_backend.session.models import Session
-from agentic_backend.session.opening import Sessions
 from agentic_backend.session.past_exchanges import SessionMemory
 from agentic_backend.session.registry import RegistryRules, TurnRegistry
 from agentic_backend.session.titles import Titles
@@ -54,6 +53,7 @@ from agentic_backend.wiring import (
     make_knowledge,
     make_models,
     make_retention,
+    make_sessions,
     make_task_writer,
     make_title_writer,
     make_toolbox,
@@ -238,8 +238,7 @@ class AgenticService(Service[AgenticSettings, State]):
         await catalog.start()
         turns = self._make_turns(groups, kit, catalog, persistence, tasks, kpi, metrics)
         hub = self._make_hub(metrics, turns.windows)
-        most = settings.ai.max_concurrent_sessions_per_user
-        sessions = Sessions(persistence.store, turns.registry, most=most, limit_hit=metrics.limit_hit)
+        sessions = make_sessions(settings, persistence, turns.registry, metrics)
         chat = ChatServices(
             hub=hub,
             registry=turns.registry,

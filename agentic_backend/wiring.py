@@ -30,6 +30,7 @@ from agentic_backend.rest.configuration import PublicSettings
 from agentic_backend.rest.keys import KeyServices, KeyStore
 from agentic_backend.session.admission import Admission, TurnLimits
 from agentic_backend.session.attachments import Leftovers
+from agentic_backend.session.opening import Sessions
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.session.turn import TurnRules
 from agentic_backend.settings import DEFAULT_MODEL, AgenticSettings, DefaultChatModel, OfferedModel
@@ -90,6 +91,14 @@ def door_routes(
         if on:
             routes += import_module(f"agentic_backend.surfaces.{name}").add_routes(services, identify)
     return routes
+
+
+def make_sessions(
+    settings: AgenticSettings, persistence: Persistence, turns: TurnRegistry, metrics: AgenticMetrics
+) -> Sessions:
+    """What makes sessions, and opens those whose id a client has chosen."""
+    most = settings.ai.max_concurrent_sessions_per_user
+    return Sessions(persistence.store, turns, most=most, limit_hit=metrics.limit_hit)
 
 
 def make_knowledge(settings: AgenticSettings, metrics: AgenticMetrics, deadline_s: float) -> KnowledgeClient:

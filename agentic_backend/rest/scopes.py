@@ -61,7 +61,7 @@ SCOPES: Final[dict[str, Needs]] = {
     "DELETE //v1/responses/{response_id}": _ASK,
     "GET //v1/responses/{response_id}/input_items": _ASK_OR_READ,
     "POST //agui/{agent_id}": _ASK,
-    "DELETE //agui/{agent_id}/runs/{exchange_id}": _ASK,
+    "DELETE //agui/{agent_id}/runs/{exchange_id:path}": _ASK,
     "GET //mcp": _ASK,
     "POST //mcp": _ASK,
     "DELETE //mcp": _ASK,

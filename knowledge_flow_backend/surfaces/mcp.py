@@ -46,6 +46,7 @@ from backend_kit.mcp import (
     mcp_routes,
     refused,
 )
+from knowledge_flow_backend.errors import MessageTooLong
 from knowledge_flow_backend.index import Reader
 from knowledge_flow_backend.library.bodies import MAX_INT
 from knowledge_flow_backend.library.router import LibraryServices
@@ -227,7 +228,10 @@ class DocumentServer:
         request = SearchRequest(question=wanted.query, top_k=wanted.limit, document_library_tags_ids=libraries)
         assert ctx.request is not None
         with logged(self._search.kpi, "search", request_id(ctx.request.scope), ctx.request.headers):
-            answer = await self._search.search(request, reader)
+            try:
+                answer = await self._search.search(request, reader)
+            except MessageTooLong:
+                raise MessageTooLong(field="query") from None
         found = FoundPassages(passages=[_passage_of(hit) for hit in answer.hits])
         listed = [_shown(place, passage) for place, passage in enumerate(found.passages, start=1)]
         return _result("\n\n".join(listed) or "Nothing was found.", found)

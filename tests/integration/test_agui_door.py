@@ -481,21 +481,23 @@ async def test_a_failure_in_mid_text_keeps_what_was_said(start_service):
         assert again.messages == said
 
 
-async def test_a_run_is_stopped_by_its_exchange(start_service, mock_llm):
+@pytest.mark.parametrize("run_id", ["r1", "chat/7/r1"])
+async def test_a_run_is_stopped_by_its_exchange(start_service, mock_llm, run_id):
     async with start_service(SLOW) as service:
         thread = Thread()
         thread.say("Hello")
+        stop = f"/agui/Georges/runs/{run_id}"
         async with asyncio.TaskGroup() as group:
-            running = group.create_task(thread.run(service, "r1"))
+            running = group.create_task(thread.run(service, run_id))
             await until_open(service, mock_llm, 1)
             async with service.http.delete("/agui/Georges/runs/r2") as response:
                 assert response.status == 404
-            async with service.http.delete("/agui/Georges/runs/r1") as response:
+            async with service.http.delete(stop) as response:
                 assert response.status == 204
         events = running.result()
         assert kinds(events) == run_of()
         assert events[-1]["outcome"] == {"type": "cancelled"}
-        async with service.http.delete("/agui/Georges/runs/r1") as response:
+        async with service.http.delete(stop) as response:
             assert response.status == 404
 
 

@@ -112,6 +112,9 @@ OPERATIONS: dict[str, Kind | Named] = {
             {"json": HUMAN | OWN_SESSION},
         ),
     ),
+    "GET /v1/models": Kind.SHARED,
+    "GET /v1/models/{model}": Kind.SHARED,
+    "POST /v1/chat/completions": Kind.OWN,
     "POST /agui/{agent_id}": Named((403,), ({"json": AGUI_ANSWER}, {"json": AGUI_ANSWER | {"runId": "{exchange_id}"}})),
     "DELETE /agui/{agent_id}/runs/{exchange_id}": Named((404,)),
 }
@@ -303,7 +306,7 @@ async def test_every_operation_of_the_document_and_every_socket_is_in_the_table(
     assert sockets == SOCKETS
     assert undocumented <= document, "a route below the base path that the document leaves out"
     for operation, kind in OPERATIONS.items():
-        named = set(re.findall(r"\{(\w+)\}", operation)) - {"uid", "chunk_uid", "agent_id"}
+        named = set(re.findall(r"\{(\w+)\}", operation)) - {"uid", "chunk_uid", "agent_id", "model"}
         assert not named or isinstance(kind, Named), operation
 
 

@@ -10,6 +10,7 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 
+from agentic_backend.surfaces.openai.people import in_words
 from tests.agentic_backend.knowledge.fake import fake_knowledge, hit
 from tests.agentic_backend.llm.scripted import scripted
 from tests.agentic_backend.surfaces.openai.front_ends import (
@@ -22,6 +23,7 @@ from tests.agentic_backend.surfaces.openai.front_ends import (
 )
 from tests.integration.test_human import sections
 from tests.integration.test_rico import PASSAGE, QUESTION, rico_on
+from tests.support.following import ask_frame, stream_events
 from tests.support.held_model import held_model
 from tests.support.patience import PATIENCE_S
 from tests.support.people import SECURITY, headers_of, token_of
@@ -344,6 +346,29 @@ async def test_a_question_to_a_person_is_an_answer_and_the_next_message_its_repl
     assert headers["X-Turnwise-Exchange-Id"] == answered["X-Turnwise-Exchange-Id"]
     assert [message["exchange_id"] for message in history] == [answered["X-Turnwise-Exchange-Id"]] * len(history)
     assert (history[-1]["channel"], history[-1]["parts"][0]["text"]) == ("final", "I noted milk.")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_exchange_that_another_client_named_is_answered_whatever_its_name(start_service, tool_server, stream):
+    """It stands in a header of the answer."""
+    note = wants(("c1", "note", '{"text": "milk"}'))
+    async with (
+        scripted(says("Hello."), note, says("I noted milk.")) as model,
+        start_service(**sections(model, tool_server)) as service,
+    ):
+        named = {"X-Turnwise-Session": "s1"}
+        _, headers, _ = await asked_whole(service, open_webui("Hello", model="Sammy"), named)
+        ask = ask_frame(headers["X-Turnwise-Session-Id"], "été\r\nX-Other: 1", "Note milk", agent_id="Sammy")
+        async with service.http.post("/agentic/v1/chatbot/query/stream", json=ask) as response:
+            question = [json.loads(event["data"]) async for event in stream_events(response) if "data" in event][-1]
+        shown = in_words(question["payload"])
+        reply = open_webui("allow", "Note milk", shown, model="Sammy") | {"stream": stream}
+        async with service.http.post(CHAT, json=reply, headers=named) as response:
+            text = await response.text()
+    assert response.status == 200
+    assert "I noted milk." in text
+    assert response.headers["X-Turnwise-Exchange-Id"] == "%C3%A9t%C3%A9%0D%0AX-Other%3A%201"
+    assert "X-Other" not in response.headers
 
 
 async def test_who_goes_on_to_something_else_asks_anew(start_service, tool_server):

@@ -203,8 +203,8 @@ def test_a_key_is_made_beside_it_by_the_command_and_opens_the_service(
     monkeypatch.setenv("TURNWISE_HOME", str(stack.home / "data"))
     assert main(["key", "--config", str(stack.agentic), "create", "a script"]) == 0
     headers = {"Authorization": f"Bearer {capsys.readouterr().out.strip()}"}
-    asked = urllib.request.Request(f"http://127.0.0.1:{stack.port}/v1/models", headers=headers)
-    with urllib.request.urlopen(asked) as answer:
+    models = f"http://127.0.0.1:{stack.port}/v1/models"
+    with urllib.request.urlopen(urllib.request.Request(models, headers=headers)) as answer:
         assert json.load(answer)["data"]
 
 

@@ -26,7 +26,7 @@ def add_routes(services: Callable[[], DoorServices], identify: Callable[..., Any
         """Run an agent, or continue to receive a run, by an AG-UI RunAgentInput; its events as `text/event-stream`."""
         return await ask_to_run(services(), agent_id, request, identity)
 
-    @router.delete("/{agent_id}/runs/{exchange_id}", status_code=204)
+    @router.delete("/{agent_id}/runs/{exchange_id:path}", status_code=204)
     async def stop(agent_id: str, exchange_id: str, identity: caller) -> None:
         """Stop a run. Its exchange is in the metadata of RUN_STARTED: the run's id, unless it answers a question."""
         cancel_run(services(), agent_id, exchange_id, identity.uid)

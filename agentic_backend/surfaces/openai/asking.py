@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
+from urllib.parse import quote
 from uuid import uuid4
 
 from starlette.requests import Request
@@ -82,7 +83,7 @@ async def prepare(
     waiting = await find_waiting(services, kept)
     if waiting is None:
         return Prepared(lambda: services.registry.submit(kept), headers)
-    headers[EXCHANGE_HEADER] = waiting.exchange_id
+    headers[EXCHANGE_HEADER] = quote(waiting.exchange_id)  # another client may have named it, by any text
     resumed = answer_to(waiting, kept)
     if resumed is None:
         return Prepared(lambda: services.registry.submit(kept), headers, asked_again(waiting))

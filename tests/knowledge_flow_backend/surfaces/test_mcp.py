@@ -118,6 +118,7 @@ async def test_limits_of_a_search_hold_here_too(start_knowledge_flow: StartKnowl
     ):
         result = await client.call_tool("search", {"query": "longer than that", "limit": 1})
         assert result.structured_content["code"] == "message_too_long"
+        assert result.structured_content["field"] == "query"
         french = {"Accept-Language": "fr"}
         async with mcp_client(service.port, headers=french) as fluent:
             refused = await fluent.call_tool("search", {"query": "longer than that"})
