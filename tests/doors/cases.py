@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ from tests.agentic_backend.knowledge.fake import fake_knowledge, hit
 from tests.agentic_backend.llm.scripted import scripted
 from tests.doors.talk import Event, Heard, Talk, Wire, hear, spent, text_of, told, values
 from tests.integration.test_cancel import stats
+from tests.integration.test_channels import told_something
 from tests.integration.test_human import DONE, NOTES, sections, used
 from tests.integration.test_rico import PASSAGE, QUESTION, rico_on
 from tests.support.held_model import held_model
@@ -103,10 +104,10 @@ async def _cut_at(talk: Talk, number: int) -> None:
 async def cancel(door: type[Talk], lab: Lab) -> None:
     """The turn ends, its model's stream with it, and what was said until then is kept."""
     async with held(lab, door) as (talk, _):
-        heard: list[Event] = []
         events = talk.ask("Hello")
-        await until(events, "zero", heard)
-        assert talk.service.turns.running == 1
+        heard = [await anext(events)]
+        if not text_of(heard):
+            await told_something(talk.service, talk.exchange)
         await talk.cancel()
         if door.hears_the_end:
             heard += [event async for event in events]
@@ -118,11 +119,16 @@ async def cancel(door: type[Talk], lab: Lab) -> None:
 
 async def stopped(talk: Talk) -> None:
     """The turn of a conversation has ended without an end of its answer, and history has what there was."""
-    async with asyncio.timeout(PATIENCE_S):
-        while talk.service.turns.running:  # noqa: ASYNC110 - a registry tells nobody
-            await asyncio.sleep(0.01)
+    await idle(talk.service)
     answer = await talk.answer()
     assert (text_in(answer), answer["metadata"]["finish_reason"]) == ("zero", "cancelled")
+
+
+async def idle(service: RunningService) -> None:
+    """Return once no turn runs."""
+    async with asyncio.timeout(PATIENCE_S):
+        while service.turns.running:  # noqa: ASYNC110 - a registry tells nobody
+            await asyncio.sleep(0.01)
 
 
 async def question(door: type[Talk], lab: Lab) -> None:
@@ -167,14 +173,14 @@ async def usage(door: type[Talk], lab: Lab) -> None:
 
 
 async def errors(door: type[Talk], lab: Lab) -> None:
-    """What is wrong with a request, or fails in a turn, has its code, and its field where the door has a word for it."""
+    """What is wrong with a request, or fails in a turn, has its code, and its field where the door names one."""
     async with lab.start("mock;tokens=9;truncate=3", limits={"max_message_chars": 20}) as service:
         expected = door.refusals
         cases = {"Nobody": ("Hello", expected.unknown_agent), "Georges": ("x" * 21, expected.too_long)}
         for agent, (text, wanted) in cases.items():
             talk = await lab.open(door, service, agent)
             heard = await hear(talk.ask(text))
-            assert told(heard) == [Heard("refusal", wanted)]
+            assert told(heard) == [Heard("refusal", wanted)], told(heard)
         talk = await lab.open(door, service)
         heard = await hear(talk.ask("Hello"))
         assert values(heard, "refusal") == [expected.broken]
@@ -182,12 +188,25 @@ async def errors(door: type[Talk], lab: Lab) -> None:
 
 
 async def limits(door: type[Talk], lab: Lab) -> None:
-    """An ask too many in a minute is refused, and others are not answered less."""
+    """An ask too many in a minute is refused, and so is a connection too many, or it ends the user's oldest."""
     async with lab.start(limits={"per_user": {"asks_per_min": 1, "burst": 1}}) as service:
         first = await lab.open(door, service)
         second = await lab.open(door, service)
         assert values(await hear(first.ask("Hello")), "end") == ["stop"]
         assert told(await hear(second.ask("Hello"))) == [Heard("refusal", door.refusals.too_many_asks)]
+    crowded = door.refusals.too_many_open
+    if crowded is None:
+        return
+    async with held(lab, door, limits={"per_user": {"sockets": 1}}) as (first, _):
+        second = await lab.open(door, first.service)
+        async with aclosing(first.ask("Hello")) as older, aclosing(second.ask("Hello")) as newer:  # type: ignore[type-var]
+            heard = [await anext(older)]
+            refused = values([await anext(newer)], "refusal")
+            if door.newest_wins:
+                heard += [event async for event in older]
+                assert (values(heard, "refusal"), refused) == ([crowded], [])
+            else:
+                assert refused == [crowded]
 
 
 COLUMNS: dict[str, Case] = {

@@ -22,6 +22,7 @@ class Chat(Talk):
         Refusal("message_too_long", 400, "messages[0].content"),
         Refusal("llm_protocol", 200),
         Refusal("rate_limited", 429, later=True),
+        Refusal("rate_limited", 429, later=True),
     )
     hears_the_end = False
 
@@ -35,6 +36,7 @@ class Chat(Talk):
         return self._over()
 
     def again(self, heard: list[Event]) -> AsyncIterator[Event]:  # noqa: ARG002 - it knows no position
+        self.messages.pop()
         return self._over()
 
     def allow(self) -> AsyncIterator[Event]:
@@ -49,7 +51,8 @@ class Chat(Talk):
         async with self.service.http.post(CHAT, json=body, headers=headers) as response:
             try:
                 self.wire.note(response.status, *response.headers.items())
-                self.session_id = response.headers.get("X-Turnwise-Session-Id", self.session_id)
+                self.session_id = response.headers.get("X-Turnwise-Session-Id", "")
+                self.exchange = response.headers.get("X-Turnwise-Exchange-Id", "")
                 if response.status != 200:
                     error = (await response.json())["error"]
                     self.wire.note(json.dumps(error))
@@ -102,6 +105,7 @@ class AgUi(Talk):
         Refusal("message_too_long", 422, "messages[0].content"),
         Refusal("llm_protocol", 200),
         Refusal("rate_limited", 429, later=True),
+        Refusal("rate_limited", 429, later=True),
     )
 
     async def begin(self) -> None:
@@ -109,7 +113,6 @@ class AgUi(Talk):
         self.runs = 0
         self.resumed: list[dict[str, Any]] | None = None
         self.interrupt = ""
-        self.exchange = ""
 
     def ask(self, text: str) -> AsyncIterator[Event]:
         self.thread.say(text)

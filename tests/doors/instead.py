@@ -6,12 +6,14 @@ from contextlib import aclosing
 from typing import Any
 
 from tests.agentic_backend.llm.scripted import scripted
-from tests.doors.cases import CUT, WHOLE, Case, Lab, held, stopped, text_in, until
+from tests.doors.cases import WHOLE, Case, Lab, held, idle, question, text_in, until
 from tests.doors.foreign import Chat
 from tests.doors.native import Compatible, Rest, Stream
-from tests.doors.talk import Event, Talk, hear, text_of, values
-from tests.integration.test_human import NOTES, sections, used
-from tests.support.patience import PATIENCE_S
+from tests.doors.talk import Event, Talk, hear, spent, text_of, values
+from tests.doors.tools import Mcp, WithForms
+from tests.integration.test_channels import told_something
+from tests.integration.test_human import DONE, NOTES, sections, used
+from tests.support.held_model import held_model
 from tests.support.service import BASE
 from tests.support.telling_agent import ANSWER, SECRET, telling
 
@@ -23,9 +25,7 @@ async def one_message(door: type[Talk], lab: Lab) -> None:
         first = await anext(events)
         assert text_of([first]) == ""
         waiting = asyncio.ensure_future(anext(events))
-        async with asyncio.timeout(PATIENCE_S):
-            while not talk.service.turns.running:  # noqa: ASYNC110 - a registry tells nobody
-                await asyncio.sleep(0.01)
+        await told_something(talk.service, talk.exchange)
         assert not waiting.done()
         go.set()
         rest = [await waiting, *[event async for event in events]]
@@ -52,20 +52,23 @@ async def kept_reasoning(door: type[Talk], lab: Lab) -> None:
 
 
 async def left_is_stopped(door: type[Talk], lab: Lab) -> None:
-    """A cut ends the turn, wherever it comes; what was said is kept, and the same request is another turn. A client may
-    leave its turn to end: then the whole answer is kept."""
-    async with lab.start(CUT) as service:
-        count = len(await hear((await lab.open(door, service)).ask("Hello")))
-        for number in range(1, count):
+    """A cut ends the turn, before its text and in the middle of it, and what was said is kept."""
+    async with held_model("zero") as model, lab.start(ai=model.ai) as service:
+        heard: list[Event] = []
+        while not text_of(heard):
+            number = len(heard) + 1
             talk = await lab.open(door, service)
-            first = await hear(talk.ask("Hello"), most=number)
-            async with asyncio.timeout(PATIENCE_S):
-                while service.turns.running:  # noqa: ASYNC110 - a registry tells nobody
-                    await asyncio.sleep(0.01)
+            heard = await hear(talk.ask("Hello"), most=number)
+            assert len(heard) == number
+            await idle(service)
             answer = await talk.answer()
-            assert text_in(answer).startswith(text_of(first))
-            ended = bool(values(first, "end")) or answer["metadata"]["finish_reason"] == "stop"
-            assert ended or answer["metadata"]["finish_reason"] == "cancelled"
+            assert answer["metadata"]["finish_reason"] == "cancelled"
+            assert text_in(answer).startswith(text_of(heard))
+
+
+async def left_to_end(door: type[Talk], lab: Lab) -> None:
+    """The same, and a client may leave its turn to end: the whole answer is kept. The same request is another turn."""
+    await left_is_stopped(door, lab)
     async with held(lab, door) as (talk, go):
         assert isinstance(talk, Chat)
         talk.headers = {"X-Turnwise-On-Disconnect": "continue"}
@@ -74,13 +77,30 @@ async def left_is_stopped(door: type[Talk], lab: Lab) -> None:
         await until(events, "zero", heard)
         await events.aclose()  # type: ignore[attr-defined]
         go.set()
-        async with asyncio.timeout(PATIENCE_S):
-            while talk.service.turns.running:  # noqa: ASYNC110 - a registry tells nobody
-                await asyncio.sleep(0.01)
-        assert text_in(await talk.answer()) == WHOLE
-        before = (await talk.answer())["exchange_id"]
+        await idle(talk.service)
+        kept = await talk.answer()
+        assert text_in(kept) == WHOLE
         await hear(talk.again(heard))
-        assert (await talk.answer())["exchange_id"] != before
+        assert (await talk.answer())["exchange_id"] != kept["exchange_id"]
+
+
+async def usage_in_history(door: type[Talk], lab: Lab) -> None:
+    """Not told, but kept."""
+    async with lab.start() as service:
+        talk = await lab.open(door, service)
+        assert values(await hear(talk.ask("Hello")), "usage") == []
+        assert min(spent(await talk.answer())) > 0
+
+
+async def asked_both_ways(door: type[Talk], lab: Lab) -> None:
+    """As a result that the next call replies to, and in a form where the client shows forms."""
+    await question(door, lab)
+    async with scripted(NOTES, DONE) as model, lab.start(**sections(model, lab.tools)) as service:
+        talk = await lab.open(WithForms, service, "Sammy")
+        noted = await used(lab.tools, "note")
+        heard = await hear(talk.ask("Note milk"))
+        assert (text_of(heard), values(heard, "question")) == ("I noted milk.", [])
+        assert await used(lab.tools, "note") == noted + 1
 
 
 async def read_when_it_has_ended(door: type[Talk], lab: Lab) -> None:
@@ -110,7 +130,7 @@ async def read_at_any_time(door: type[Talk], lab: Lab) -> None:
         assert [await reader.events() for _ in range(2)] == [first] * 2
 
 
-async def deleted(door: type[Talk], lab: Lab) -> None:  # noqa: ARG001 - of REST alone
+async def deleted(door: type[Talk], lab: Lab) -> None:
     """Deleting the session ends its turn, of which nothing is kept."""
     async with held(lab, Stream) as (talk, _):
         heard: list[Event] = []
@@ -135,13 +155,13 @@ async def shown_alone(door: type[Talk], lab: Lab) -> None:
         assert await used(lab.tools, "note") == noted
 
 
-async def rest_errors(door: type[Talk], lab: Lab) -> None:  # noqa: ARG001 - of REST alone
+async def rest_errors(door: type[Talk], lab: Lab) -> None:
     """Each request has its own."""
     async with lab.start() as service:
         cases: list[tuple[str, str, Any, int, str, str | None]] = [
             ("POST", "/chatbot/session", {"agent_id": "Nobody"}, 404, "agent_not_found", None),
-            ("POST", "/chatbot/session", {}, 422, "bad_request", "agent_id"),
-            ("GET", "/chatbot/session/unknown/history", None, 404, "session_not_found", None),
+            ("POST", "/chatbot/session", {"session_id": "mine"}, 422, "bad_request", "session_id"),
+            ("GET", "/chatbot/session/unknown/history", None, 403, "session_not_found", None),
         ]
         for method, path, body, status, code, field in cases:
             async with service.http.request(method, BASE + path, json=body) as response:
@@ -150,7 +170,7 @@ async def rest_errors(door: type[Talk], lab: Lab) -> None:  # noqa: ARG001 - of 
                 assert (response.status, detail["code"], detail.get("field")) == (status, code, field), path
 
 
-async def rest_limits(door: type[Talk], lab: Lab) -> None:  # noqa: ARG001 - of REST alone
+async def rest_limits(door: type[Talk], lab: Lab) -> None:
     """A user's sessions are limited."""
     async with lab.start(ai={"max_concurrent_sessions_per_user": 1}) as service:
         await service.create_session()
@@ -163,16 +183,20 @@ async def rest_limits(door: type[Talk], lab: Lab) -> None:  # noqa: ARG001 - of 
 INSTEAD: dict[tuple[str, str], Case] = {
     (Compatible.row, "stream"): one_message,
     (Compatible.row, "reasoning"): no_reasoning,
-    (Chat.row, "resume"): left_is_stopped,
+    (Chat.row, "resume"): left_to_end,
     (Rest.row, "stream"): read_when_it_has_ended,
     (Rest.row, "resume"): read_at_any_time,
     (Rest.row, "cancel"): deleted,
     (Rest.row, "question to a person"): shown_alone,
     (Rest.row, "reasoning"): kept_reasoning,
+    (Mcp.row, "resume"): left_is_stopped,
+    (Mcp.row, "reasoning"): no_reasoning,
+    (Mcp.row, "usage"): usage_in_history,
 }
 """Cells that say no."""
 OWN: dict[tuple[str, str], Case] = {
     (Rest.row, "errors"): rest_errors,
     (Rest.row, "limits"): rest_limits,
+    (Mcp.row, "question to a person"): asked_both_ways,
 }
-"""Cells of a door whose requests are not asks."""
+"""Cells of which a door has more to show, or whose requests are not asks."""

@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import aiohttp
 from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed
 
 from tests.doors.talk import Event, Heard, Refusal, Refusals, Talk, hear, spent
 from tests.support.following import TERMINAL, ask_frame, resume_frame, stream_events
@@ -50,10 +51,12 @@ class Native(Talk):
     row = "WebSocket, native"
     refusals = Refusals(
         Refusal("agent_not_found"),
-        Refusal("message_too_long"),
+        Refusal("message_too_long", field="message"),
         Refusal("llm_protocol"),
         Refusal("rate_limited", later=True),
+        Refusal("", 4409),
     )
+    newest_wins = True
     more: ClassVar[Frame] = {}
     """What its asks have beside the question."""
 
@@ -63,36 +66,32 @@ class Native(Talk):
         self._asked: Frame = {}
 
     def ask(self, text: str) -> AsyncIterator[Event]:
-        self._asked = {**ask_frame(self.session_id, uuid4().hex, text), "agent_id": self.agent, **self.more}
+        self.exchange = uuid4().hex
+        self._asked = {**ask_frame(self.session_id, self.exchange, text), "agent_id": self.agent, **self.more}
         return self._over(self._asked)
 
     def again(self, heard: list[Event]) -> AsyncIterator[Event]:
         if not heard:
             return self._over(self._asked)
-        return self._over(resume_frame(self.session_id, self._exchange, heard[-1].position))
+        return self._over(resume_frame(self.session_id, self.exchange, heard[-1].position))
 
     def allow(self) -> AsyncIterator[Event]:
         answer = {"type": "human_resume", "payload": {"choice_id": "allow"}, "agent_id": self.agent}
-        return self._over({**answer, "session_id": self.session_id, "exchange_id": self._exchange})
+        return self._over({**answer, "session_id": self.session_id, "exchange_id": self.exchange})
 
     async def cancel(self) -> None:
         async with self.service.native() as other:
-            frame = {"type": "cancel", "exchange_id": self._exchange}
+            frame = {"type": "cancel", "exchange_id": self.exchange}
             self.wire.note(json.dumps(frame))
             await say(other, **frame)
             await (await other.ping())
-
-    @property
-    def _exchange(self) -> str:
-        return str(self._asked["client_exchange_id"])
 
     async def _over(self, frame: Frame) -> AsyncIterator[Event]:
         self.wire.note(json.dumps(frame))
         async with self.service.native() as socket:
             try:
                 await say(socket, **frame)
-                while True:
-                    text = await hear_raw(socket)
+                while (text := await self._next(socket)) is not None:
                     self.wire.note(text)
                     heard = json.loads(text)
                     validate_native(heard)
@@ -101,8 +100,21 @@ class Native(Talk):
                     yield Event(of_native(heard), heard.get("seq", 0))
                     if heard["type"] in ENDS:
                         return
+                yield _closed(socket)
             finally:
                 socket.transport.abort()
+
+    async def _next(self, socket: ClientConnection) -> str | None:
+        """The next frame, None where the service has closed the socket."""
+        try:
+            return await hear_raw(socket)
+        except ConnectionClosed:
+            self.wire.note(socket.close_code)
+            return None
+
+
+def _closed(socket: ClientConnection) -> Event:
+    return Event((Heard("refusal", Refusal("", socket.close_code or 0)),))
 
 
 class Compatible(Native):
@@ -115,6 +127,7 @@ class Compatible(Native):
         Refusal("message_too_long", 1011),
         Refusal("llm_protocol"),
         Refusal("rate_limited", 1011),
+        Refusal("", 4409),
     )
 
     def again(self, heard: list[Event]) -> AsyncIterator[Event]:  # noqa: ARG002 - told from the beginning
@@ -132,8 +145,7 @@ class Compatible(Native):
             self._socket: ClientConnection = socket
             try:
                 await say(socket, **frame)
-                while True:
-                    text = await hear_raw(socket)
+                while (text := await self._next(socket)) is not None:
                     self.wire.note(text)
                     heard = json.loads(text)
                     validate_compatible(heard)
@@ -144,6 +156,7 @@ class Compatible(Native):
                     yield Event(_of_compatible(heard, socket.close_code or 0))
                     if heard["type"] in ENDS:
                         return
+                yield _closed(socket)
             finally:
                 socket.transport.abort()
 
@@ -171,10 +184,12 @@ class Stream(Native):
     row = "Event stream"
     refusals = Refusals(
         Refusal("agent_not_found", 404),
-        Refusal("message_too_long", 422),
+        Refusal("message_too_long", 422, "message"),
         Refusal("llm_protocol", 200),
         Refusal("rate_limited", 429, later=True),
+        Refusal("rate_limited", 429, later=True),
     )
+    newest_wins = False
 
     def again(self, heard: list[Event]) -> AsyncIterator[Event]:
         after = heard[-1].position if heard else None

@@ -6,7 +6,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from backend_kit.wire import Code
 from tests.support.service import RunningService
 
 Kind = Literal["text", "reasoning", "citation", "usage", "question", "end", "refusal"]
@@ -25,8 +24,8 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """One thing that a client heard: text and reasoning in fragments, the address of a citation, (input, output) tokens,
-    the words of a question, the reason of an end, a `Refusal`."""
+    """One thing that a client heard: text and reasoning in fragments, the address of a citation, (input, output)
+    tokens, the words of a question, the reason of an end, a `Refusal`."""
 
     kind: Kind
     value: Any
@@ -43,12 +42,14 @@ class Event:
 @dataclass(frozen=True, slots=True)
 class Refusals:
     """What a door says to an agent that is not there, to a question that is too long, to a model that breaks off in the
-    middle of an answer, and to an ask too many in a minute."""
+    middle of an answer, and to an ask too many in a minute. `too_many_open` is to another connection of a user who may
+    have no more (None: the door's do not count), or, of the doors where the newest wins, to the oldest."""
 
     unknown_agent: Refusal
     too_long: Refusal
     broken: Refusal
     too_many_asks: Refusal
+    too_many_open: Refusal | None = None
 
 
 @dataclass(slots=True)
@@ -78,14 +79,17 @@ class Talk(ABC):
     """Whether `again` tells the turn from its first event, in place of what was heard."""
     hears_the_end: ClassVar[bool] = True
     """Whether whoever cancels a turn is still there to hear its end."""
+    newest_wins: ClassVar[bool] = False
+    """Whether a connection too many closes the user's oldest, in place of being refused."""
 
     def __init__(self, service: RunningService, agent: str, wire: Wire) -> None:
         self.service = service
         self.agent = agent
         self.wire = wire
         self.session_id = ""
+        self.exchange = ""
 
-    async def begin(self) -> None:
+    async def begin(self) -> None:  # noqa: B027 - most doors do nothing
         """Do what comes before the first question."""
 
     @abstractmethod
@@ -100,7 +104,7 @@ class Talk(ABC):
         """The events that follow a yes to the question that was heard."""
         raise NotImplementedError
 
-    async def cancel(self) -> None:
+    async def cancel(self) -> None:  # noqa: B027 - at many doors it is to leave
         """Stop the turn, where that is not to leave it."""
 
     async def answer(self) -> dict[str, Any]:
@@ -146,11 +150,6 @@ def values(events: Iterable[Event], kind: Kind) -> list[Any]:
 def text_of(events: Iterable[Event], kind: Kind = "text") -> str:
     """The fragments of one kind as one text."""
     return "".join(values(events, kind))
-
-
-def code(of: Code | str) -> str:
-    """A code as it is on the wire."""
-    return str(of)
 
 
 def spent(message: dict[str, Any]) -> tuple[int, int]:

@@ -10,17 +10,23 @@ from tests.doors.foreign import AgUi, Chat
 from tests.doors.instead import INSTEAD, OWN
 from tests.doors.native import Compatible, LeavingStream, Native, Rest, Stream
 from tests.doors.talk import Talk
+from tests.doors.tools import Following, Mcp
 from tests.support.mock_llm import MockModel
 from tests.support.service import StartService
 from tests.support.tool_server import ToolServer
 
 PAGE = ROOT / "docs/doors.md"
-DOORS: dict[str, type[Talk]] = {door.row: door for door in (Native, Compatible, Stream, Rest, Chat, AgUi)}
-STANDS_IN: dict[tuple[str, str], type[Talk]] = {(Stream.row, "cancel"): LeavingStream}
+DOORS: dict[str, type[Talk]] = {door.row: door for door in (Native, Compatible, Stream, Rest, Chat, AgUi, Mcp)}
+STANDS_IN: dict[tuple[str, str], type[Talk]] = {
+    (Stream.row, "cancel"): LeavingStream,
+    **{(Mcp.row, column): Following for column in ("stream", "resume", "cancel")},
+}
 """Clients of a door that differ from its others for one cell."""
 ROWS = table(PAGE, "door", *COLUMNS)
 CELLS = {
-    (re.sub(r"\]\(.*?\)|\[", "", row[0]), column): said for row in ROWS for column, said in zip(COLUMNS, row[1:], strict=True)
+    (re.sub(r"\]\(.*?\)|\[", "", row[0]), column): said
+    for row in ROWS
+    for column, said in zip(COLUMNS, row[1:], strict=True)
 }
 
 

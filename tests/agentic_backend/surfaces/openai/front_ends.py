@@ -68,7 +68,7 @@ What does the note say?"""
 _LIBRE_CHAT_TITLE = """### Task: a title of five words at most, nothing else.
 <chat_history>User: What is a turn?
 AI: A turn is a question and its answer.</chat_history>"""
-"""As docs/doors/openai.md#librechat has its prompt."""
+"""As docs/doors.md#librechat has its prompt."""
 
 TASKS = {"title": _TITLE, "tags": _TAGS, "autocompletion": _COMPLETE, "LibreChat's title": _LIBRE_CHAT_TITLE}
 NO_TASKS = {
