@@ -280,8 +280,10 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="one round of short windows, bounds five times as wide")
     others = [name for name in DOORS if name != NATIVE]
     parser.add_argument("--only", choices=others, action="append", help="this door; may be given again")
+    parser.add_argument("--rounds", type=int, help="how often each takes its turn")
     options = parser.parse_args()
     size = SHORT if options.short else FULL
+    size = replace(size, rounds=options.rounds or size.rounds)
     chosen = options.only or others
     verdicts = Verdicts()
     print_stage()
