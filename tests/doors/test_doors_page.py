@@ -6,6 +6,7 @@ import pytest
 
 from tests.docs.pages import ROOT, table
 from tests.doors.cases import COLUMNS, Case, Lab
+from tests.doors.clients.__main__ import CLIENTS
 from tests.doors.foreign import AgUi, Chat
 from tests.doors.instead import INSTEAD, OWN
 from tests.doors.native import Compatible, LeavingStream, Native, Rest, Stream
@@ -44,6 +45,14 @@ def test_each_cell_has_its_case_and_each_case_its_cell() -> None:
     assert {*INSTEAD, *OWN, *STANDS_IN} <= {*CELLS}
     assert {cell for cell, said in CELLS.items() if said.startswith("no")} == {*INSTEAD}
     assert "" not in CELLS.values()
+
+
+def test_each_client_that_the_page_names_is_held_by_what_is_there() -> None:
+    rows = table(PAGE, "client", "door", "held by")
+    held_by = {name for row in rows for name in re.findall(r"`(.+?)`", row[2])}
+    assert "make doors-clients" in held_by
+    assert [name for name in held_by - {"make doors-clients"} if not (ROOT / name).is_file()] == []
+    assert sum(row[2] == "`make doors-clients`" for row in rows) == len(CLIENTS)
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: f"{cell[0]}, {cell[1]}")
