@@ -11,6 +11,7 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, Tool
 from langchain_openai import ChatOpenAI
 
 from agentic_backend.surfaces.openai.people import in_words
+from backend_kit.auth import KeyScope
 from tests.agentic_backend.knowledge.fake import fake_knowledge, hit
 from tests.agentic_backend.llm.scripted import scripted
 from tests.agentic_backend.surfaces.openai.front_ends import (
@@ -19,10 +20,12 @@ from tests.agentic_backend.surfaces.openai.front_ends import (
     TASKS,
     libre_chat,
     open_webui,
+    open_webui_signed,
     open_webui_task,
 )
 from tests.integration.test_human import sections
 from tests.integration.test_rico import PASSAGE, QUESTION, rico_on
+from tests.support.api_keys import stored_key
 from tests.support.following import ask_frame, stream_events
 from tests.support.held_model import held_model
 from tests.support.patience import PATIENCE_S
@@ -102,6 +105,12 @@ def content_of(chunks):
 
 async def session_of(service, headers):
     async with service.http.get("/agentic/v1/chatbot/sessions", headers=headers) as response:
+        return await response.json()
+
+
+async def history_of(service, session_id, headers):
+    async with service.http.get(f"/agentic/v1/chatbot/session/{session_id}/history", headers=headers) as response:
+        assert response.status == 200
         return await response.json()
 
 
@@ -209,6 +218,33 @@ async def test_a_front_ends_conversation_is_one_session_with_its_turns_and_their
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (spent["input_tokens"], spent["output_tokens"])
     assert history[-1]["metadata"]["extras"]["ledger"]
     assert "X-Turnwise-Warning" not in answered
+
+
+async def test_a_front_ends_users_have_sessions_of_their_own_by_its_key(start_service, database):
+    secret = "another secret of thirty-two bytes"
+    security = {**SECURITY, "api_keys": {"act_as_secret": secret}}
+    front = stored_key(database, "webui", frozenset({KeyScope.ASK, KeyScope.READ, KeyScope.ACT_AS}))
+    plain = stored_key(database, "webui")
+    async with start_service(security=security) as service:
+        ids = []
+        for user in ("ann", "bob"):
+            headers = open_webui_signed(front, user, secret)
+            answered, events = await streamed(service, open_webui("What is a turn?"), headers)
+            chunks_of(events)
+            await asked_whole(service, open_webui_task(TASKS["follow-ups"]), headers)
+            [session] = await session_of(service, headers)
+            assert session["id"] == answered["X-Turnwise-Session-Id"]
+            assert session["user_id"] == f"via:openwebui:{user}"
+            assert len(await history_of(service, session["id"], headers)) == 2
+            ids.append(session["id"])
+        assert len(set(ids)) == 2
+        refusals = {
+            403: open_webui_signed(plain, "ann", secret),
+            401: {**OPEN_WEBUI_HEADERS, "Authorization": f"Bearer {front}"},
+        }
+        for status, headers in refusals.items():
+            refused = await asked_whole(service, open_webui("What is a turn?"), headers)
+            assert (refused[0], {*refused[2]}) == (status, {"error"})
 
 
 @pytest.mark.parametrize("stream", [False, True])

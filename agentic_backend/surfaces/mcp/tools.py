@@ -128,6 +128,11 @@ class ToolReply(_Shape):
     question: dict[str, Any] | None = None
 
 
+# Made once: the SDK lists the tools at each call, and making them takes longer than the rest of it.
+_ARGUMENTS: Final = AskArguments.model_json_schema()
+_REPLY: Final = ToolReply.model_json_schema()
+
+
 class AgentTools:
     """What the tools do, for whoever has sent the request."""
 
@@ -338,8 +343,8 @@ def _tool(agent: dict[str, Any]) -> Tool:
         name=tool_name(agent["id"]),
         title=agent["name"],
         description=". ".join([f"Ask the agent {agent['name']}", *told]),
-        input_schema=AskArguments.model_json_schema(),
-        output_schema=ToolReply.model_json_schema(),
+        input_schema=_ARGUMENTS,
+        output_schema=_REPLY,
         annotations=ToolAnnotations(destructive_hint=False, open_world_hint=True),
     )
 

@@ -1,7 +1,10 @@
 """Requests as Open WebUI 0.12 and LibreChat send them: headers and bodies, written from what they are known to send."""
 
 import copy
+import time
 from typing import Any
+
+import jwt
 
 OPEN_WEBUI_HEADERS = {
     "Authorization": "Bearer local",
@@ -65,12 +68,37 @@ A clear answer.
 
 What does the note say?"""
 
+_FOLLOW_UPS = """### Task:
+Name three to five questions that the user may ask next, from their point of view.
+### Output:
+JSON format: { "follow_ups": ["Question 1?", "Question 2?"] }
+### Chat History:
+<chat_history>
+USER: What is a turn?
+ASSISTANT: A turn is a question and its answer.
+</chat_history>"""
+_QUERIES = """### Task:
+Say what to search for, if anything, to answer the last question. Today is 2026-11-26.
+### Output:
+{ "queries": ["query1", "query2"] }
+### Chat History:
+<chat_history>
+USER: What is a turn?
+</chat_history>
+"""
 _LIBRE_CHAT_TITLE = """### Task: a title of five words at most, nothing else.
 <chat_history>User: What is a turn?
 AI: A turn is a question and its answer.</chat_history>"""
-"""As docs/doors/openai.md#librechat has its prompt."""
+"""As docs/doors.md#librechat has its prompt."""
 
-TASKS = {"title": _TITLE, "tags": _TAGS, "autocompletion": _COMPLETE, "LibreChat's title": _LIBRE_CHAT_TITLE}
+TASKS = {
+    "title": _TITLE,
+    "tags": _TAGS,
+    "follow-ups": _FOLLOW_UPS,
+    "queries": _QUERIES,
+    "autocompletion": _COMPLETE,
+    "LibreChat's title": _LIBRE_CHAT_TITLE,
+}
 NO_TASKS = {
     "documents": _WITH_DOCUMENTS,
     "a person's heading": "### Task:\nExplain what a turn is.",
@@ -87,7 +115,18 @@ def open_webui(question: str, *earlier: str, model: str = "Georges") -> dict[str
 
 def open_webui_task(prompt: str, model: str = "Georges") -> dict[str, Any]:
     """A task of the front end's own, about a chat."""
-    return {"model": model, "messages": [{"role": "user", "content": prompt}], "stream": False}
+    messages = [{"role": "user", "content": prompt}]
+    return {"model": model, "messages": messages, "stream": False, "max_completion_tokens": 1000}
+
+
+def open_webui_signed(key: str, user: str, secret: str) -> dict[str, str]:
+    """Its headers with a key, where it has a secret to sign its user's name by: in place of the plain ones, for five
+    minutes."""
+    kept = {name: value for name, value in OPEN_WEBUI_HEADERS.items() if "-User-" not in name}
+    now = int(time.time())
+    claims = {"sub": user, "email": f"{user}@example.org", "name": user.title(), "role": "user", "iss": "open-webui"}
+    token = jwt.encode({**claims, "iat": now, "exp": now + 300}, secret, "HS256")
+    return {**kept, "Authorization": f"Bearer {key}", "X-OpenWebUI-User-Jwt": token}
 
 
 def libre_chat(question: str, *earlier: str, model: str = "Georges") -> dict[str, Any]:
