@@ -407,6 +407,17 @@ async def test_an_exchange_that_another_client_named_is_answered_whatever_its_na
     assert "X-Other" not in response.headers
 
 
+async def test_a_call_that_was_stopped_before_its_result_does_not_end_the_conversation(start_service):
+    """Models refuse a call that no result follows."""
+    call = {"id": "c1", "type": "function", "function": {"name": "clock", "arguments": "{}"}}
+    stopped = {"role": "assistant", "content": None, "tool_calls": [call]}
+    async with scripted(says("A turn.")) as model, start_service(**sections_on(model, client_tools=True)) as service:
+        asked = {"model": "Georges", "messages": [USER, stopped, USER], "tools": [CLOCK]}
+        assert (await asked_whole(service, asked))[0] == 200
+        [request] = model.requests
+    assert [message["role"] for message in request.body["messages"]] == ["system", "user", "user"]
+
+
 async def test_who_goes_on_to_something_else_asks_anew(start_service, tool_server):
     note = wants(("c1", "note", '{"text": "milk"}'))
     async with scripted(note, says("Hello.")) as model, start_service(**sections(model, tool_server)) as service:

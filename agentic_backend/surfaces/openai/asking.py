@@ -21,7 +21,7 @@ from agentic_backend.session.models import HistoryWindow
 from agentic_backend.session.past_exchanges import AWAITING
 from agentic_backend.session.stream import Ask, HumanAnswer, OnDisconnect, Turn
 from agentic_backend.surfaces.openai.asked import Named, named
-from agentic_backend.surfaces.openai.messages import Conversation
+from agentic_backend.surfaces.openai.messages import Conversation, with_results
 from agentic_backend.surfaces.openai.people import answer_of, in_words, was_asked
 from agentic_backend.surfaces.openai.telling import End
 from agentic_backend.surfaces.services import DoorServices
@@ -189,7 +189,7 @@ def _ask(request: Request, identity: Identity, target: Named, wish: Wish) -> Ask
         credentials=request.state.credentials,
         traceparent=traceparent_of(request),
         model=target.model,
-        given=wish.history,
+        given=with_results(wish.history),
         client_tools=wish.tools,
         turn_s=wish.turn_s,
     )

@@ -112,6 +112,8 @@ class _Reader:
         fields = reading.object_at(item, at)
         role = reading.text(fields, "role", at)
         is_newest = number == self._newest
+        if role != "tool":
+            self._open_calls = set()
         if role in ("system", "developer"):
             return HistoryItem("system", self._content(fields, at, is_newest=is_newest))
         if role == "user":
@@ -179,3 +181,27 @@ def function_of(function: reading.Object, where: str) -> dict[str, Any]:
         "description": reading.optional_text(function, "description", where) or "",
         "parameters": reading.optional_object(function, "parameters", where) or {"type": "object", "properties": {}},
     }
+
+
+def with_results(history: Sequence[HistoryItem]) -> tuple[HistoryItem, ...]:
+    """A history in which each call has its one result, directly behind the calls of its message: models refuse others.
+
+    Clients send a call without a result where their user has stopped before it, and asks something else.
+    """
+    kept: list[HistoryItem] = []
+    calls: tuple[EarlierCall, ...] = ()
+    results: dict[str, HistoryItem] = {}
+    for item in (*history, None):
+        if item is not None and item.role == "tool":
+            results.setdefault(item.call_id, item)
+            continue
+        if calls:
+            asking = kept.pop()
+            answered = tuple(call for call in calls if call.id in results)
+            if answered or asking.text:
+                kept.append(HistoryItem(asking.role, asking.text, calls=answered))
+            kept += [results[call.id] for call in answered]
+        if item is not None:
+            kept.append(item)
+            calls, results = item.calls, {}
+    return tuple(kept)

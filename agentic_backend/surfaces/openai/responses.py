@@ -90,7 +90,7 @@ async def create_response(services: DoorServices, request: Request, identity: Id
     wish = Wish(
         wanted.model,
         conversation,
-        _answered_calls([*given, *conversation.history]),
+        (*given, *conversation.history),
         wanted.tools,
         (*wanted.ignored, *sorted(conversation.left_out)),
         services.background_s if wanted.background else None,
@@ -169,21 +169,6 @@ def _asked(wanted: ResponseRequest, history: Sequence[HistoryItem]) -> Requested
         metadata=wanted.metadata,
         before=tuple(items),
     )
-
-
-def _answered_calls(items: Sequence[HistoryItem]) -> tuple[HistoryItem, ...]:
-    """The conversation without the calls that nobody answered: models refuse them."""
-    answered = {item.call_id for item in items if item.role == "tool"}
-    told = []
-    for item in items:
-        if item.calls:
-            calls = tuple(call for call in item.calls if call.id in answered)
-            if not calls and not item.text:
-                continue
-            told.append(HistoryItem(item.role, item.text, calls=calls))
-        else:
-            told.append(item)
-    return tuple(told)
 
 
 def _answer(services: DoorServices, request: Request, wanted: ResponseRequest, begun: _Begun, page: str) -> Response:

@@ -2,8 +2,9 @@ import json
 
 import pytest
 
+from agentic_backend.llm.prompt import EarlierCall, HistoryItem
 from agentic_backend.surfaces.openai.errors import Refused
-from agentic_backend.surfaces.openai.messages import MAX_MESSAGES
+from agentic_backend.surfaces.openai.messages import MAX_MESSAGES, with_results
 from agentic_backend.surfaces.openai.request import MAX_TOOLS, read_chat_request
 from tests.agentic_backend.surfaces.openai.front_ends import libre_chat, open_webui, with_image
 
@@ -48,6 +49,22 @@ def test_results_of_the_clients_tools_end_the_history_and_there_is_no_question()
     assert [(call.id, call.name, call.arguments) for call in called.calls] == [("c1", "clock", '{"zone":"UTC"}')]
     assert (result.role, result.text, result.call_id) == ("tool", "noon", "c1")
     assert request.tools == ({"name": "clock", "description": "The time.", "parameters": {"type": "object"}},)
+
+
+def test_calls_without_a_result_and_further_results_are_left_out():
+    first, second = EarlierCall("c1", "clock", "{}"), EarlierCall("c2", "clock", "{}")
+    user, noon, night = (
+        HistoryItem("user", "When?"),
+        *(HistoryItem("tool", text, call_id="c1") for text in ("12", "24")),
+    )
+    both = HistoryItem("assistant", "Let me see.", calls=(first, second))
+    one = HistoryItem("assistant", "Let me see.", calls=(first,))
+    assert with_results([user, both, noon, night, user]) == (user, one, noon, user)
+    assert with_results([user, both, user]) == (user, HistoryItem("assistant", "Let me see."), user)
+    assert with_results([user, HistoryItem("assistant", "", calls=(first,)), user]) == (user, user)
+    assert with_results([user, one, noon]) == (user, one, noon)
+    assert with_results([one]) == (HistoryItem("assistant", "Let me see."),)
+    assert with_results([]) == ()
 
 
 def test_tools_that_are_not_to_be_called_are_not_offered():
@@ -97,6 +114,10 @@ def test_an_image_is_refused_where_it_is_new_and_left_out_where_it_is_not():
         ({"messages": [{"role": "user", "content": [{"type": "video"}]}]}, "messages[0].content[0].type"),
         ({"messages": [CALLED, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id"),
         ({"messages": [CALLED, {"role": "tool", "content": "x", "tool_call_id": "c2"}]}, "messages[1].tool_call_id"),
+        (
+            {"messages": [CALLED, USER, {"role": "tool", "content": "x", "tool_call_id": "c1"}]},
+            "messages[2].tool_call_id",
+        ),
         ({"messages": [{**CALLED, "tool_calls": [{}]}, USER]}, "messages[0].tool_calls[0].id"),
         ({"messages": [{**CALLED, "tool_calls": 3}, USER]}, "messages[0].tool_calls"),
         ({"stream": "yes"}, "stream"),
