@@ -69,7 +69,7 @@ _PROGRESS_S: Final = 0.2
 _MAX_PROGRESS_CHARS: Final = 2000
 _FORM: Final = "answer"
 _MAX_LANGUAGE_CHARS: Final = 35
-_ARGUMENTS: Final = {"message": "question"}
+_ARGUMENT_OF: Final = {"message": "question"}
 """Fields of an ask by the names that arguments have here."""
 
 
@@ -283,7 +283,7 @@ class AgentTools:
             )
         assert isinstance(end, Failed)
         after_s = None if end.retry_after_ms is None else end.retry_after_ms / 1000
-        field = "session_id" if end.code is Code.SESSION_NOT_FOUND else _ARGUMENTS.get(end.field or "", end.field)
+        field = "session_id" if end.code is Code.SESSION_NOT_FOUND else _ARGUMENT_OF.get(end.field or "", end.field)
         return refused(detail(end.code, ask.language, field=field, retry_after_s=after_s))
 
     def _page(self, ctx: Context) -> str:
