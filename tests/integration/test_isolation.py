@@ -115,6 +115,13 @@ OPERATIONS: dict[str, Kind | Named] = {
     "GET /v1/models": Kind.SHARED,
     "GET /v1/models/{model}": Kind.SHARED,
     "POST /v1/chat/completions": Kind.OWN,
+    "POST /v1/responses": Named(
+        (404,), ({"json": {"model": "Georges", "input": "x", "previous_response_id": "{response_id}"}},)
+    ),
+    "GET /v1/responses/{response_id}": Named((404,), ({}, {"params": {"stream": "true"}})),
+    "GET /v1/responses/{response_id}/input_items": Named((404,)),
+    "POST /v1/responses/{response_id}/cancel": Named((404,)),
+    "DELETE /v1/responses/{response_id}": Named((404,)),
     "POST /agui/{agent_id}": Named((403,), ({"json": AGUI_ANSWER}, {"json": AGUI_ANSWER | {"runId": "{exchange_id}"}})),
     "DELETE /agui/{agent_id}/runs/{exchange_id}": Named((404,)),
 }
@@ -182,6 +189,7 @@ class Belongings:
             await say(socket, type="cancel", exchange_id="ann-exchange")
             while (await hear(socket))["type"] != "cancelled":
                 pass
+        response_id = await cls.response(http)
         await service.service.running.persistence.flush(PATIENCE_S)
         await asyncio.to_thread(attach, database, sessions[0])
         body = {"rating": 5, "messageId": "1", "sessionId": sessions[0], "agentName": "Georges", "comment": SECRET_WORD}
@@ -194,6 +202,7 @@ class Belongings:
         ids = {
             "session_id": sessions[0],
             "key_id": key_id,
+            "response_id": response_id,
             "exchange_id": "ann-exchange",
             "feedback_id": feedback_id,
             "attachment_id": "ann-attachment",
@@ -206,6 +215,18 @@ class Belongings:
     async def session(http, user):
         async with http.post(f"{BASE}/chatbot/session", json={"title": SECRET_WORD}, headers=headers_of(user)) as made:
             return (await made.json())["id"]
+
+    @staticmethod
+    async def response(http):
+        """A response of ann's that has ended."""
+        ask = {"model": "Georges", "input": SECRET_WORD, "background": True}
+        async with http.post("/v1/responses", json=ask, headers=headers_of("ann")) as made:
+            url = f"/v1/responses/{(await made.json())['id']}"
+        async with http.post(f"{url}/cancel", headers=headers_of("ann")) as cancelled:
+            assert cancelled.status == 200
+        async with http.get(url, params={"stream": "true"}, headers=headers_of("ann")) as told:
+            await told.read()
+        return url.rpartition("/")[2]
 
     def unknown(self, user):
         """Ids of nothing, of the same shape."""
@@ -238,7 +259,7 @@ class Belongings:
             form = aiohttp.FormData(request.pop("form"))
             form.add_field("file", b"text", filename="notes.txt", content_type="text/plain")
             request["data"] = form
-        below = "" if path.startswith("/agui/") else BASE
+        below = "" if path.startswith(("/agui/", "/v1/")) else BASE
         url = below + filled(path.replace("{agent_id}", "Georges"), ids)
         async with self.service.http.request(method, url, headers=headers_of(user), **request) as response:
             headers = sorted((name.lower(), value) for name, value in response.headers.items())
