@@ -168,6 +168,23 @@ class ChatClient(NamedClient):
         return "".join(choice["delta"].get("content") or "" for choice in event["choices"])
 
 
+class ResponsesClient(NamedClient):
+    """OpenAI's responses, streamed, in a conversation by its name."""
+
+    mark = b"response.output_text.delta"
+    proof = f'"output_tokens":{TOKENS}'
+
+    def request(self, question: str) -> tuple[str, dict[str, str], dict[str, Any]]:
+        body = {"model": self._target.agent, "input": question, "conversation": self._session_id, "stream": True}
+        return "/v1/responses", {}, body
+
+    def take(self, answer: Answer, _heard: str) -> None:
+        self._named = answer.headers["x-turnwise-session-id"]
+
+    def text_of(self, event: dict[str, Any]) -> str:
+        return str(event["delta"]) if event["type"] == "response.output_text.delta" else ""
+
+
 class AgUiClient(NamedClient):
     """AG-UI."""
 
@@ -218,6 +235,7 @@ DOORS: dict[str, type[HttpClient] | None] = {
     "compatible": None,
     "stream": StreamClient,
     "chat": ChatClient,
+    "responses": ResponsesClient,
     "agui": AgUiClient,
     "mcp": McpClient,
 }

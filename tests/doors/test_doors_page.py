@@ -10,6 +10,7 @@ from tests.doors.clients.__main__ import CLIENTS
 from tests.doors.foreign import AgUi, Chat
 from tests.doors.instead import INSTEAD, OWN
 from tests.doors.native import Compatible, LeavingStream, Native, Rest, Stream
+from tests.doors.responses import Background, Responses
 from tests.doors.talk import Talk
 from tests.doors.tools import Following, Mcp
 from tests.support.mock_llm import MockModel
@@ -17,9 +18,12 @@ from tests.support.service import StartService
 from tests.support.tool_server import ToolServer
 
 PAGE = ROOT / "docs/doors.md"
-DOORS: dict[str, type[Talk]] = {door.row: door for door in (Native, Compatible, Stream, Rest, Chat, AgUi, Mcp)}
+DOORS: dict[str, type[Talk]] = {
+    door.row: door for door in (Native, Compatible, Stream, Rest, Chat, Responses, AgUi, Mcp)
+}
 STANDS_IN: dict[tuple[str, str], type[Talk]] = {
     (Stream.row, "cancel"): LeavingStream,
+    (Responses.row, "resume"): Background,
     **{(Mcp.row, column): Following for column in ("stream", "resume", "cancel")},
 }
 """Clients of a door that differ from its others for one cell."""
