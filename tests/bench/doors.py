@@ -271,13 +271,13 @@ def checked(server: Server, answer: str) -> Server:
     return server.answering(answer)
 
 
-def compare(deployment: Deployment, names: list[str], size: Size, verdicts: Verdicts) -> dict[str, Series]:
+def compare(deployment: Deployment, names: list[str], asking: int, size: Size, verdicts: Verdicts) -> dict[str, Series]:
     """Measure the doors in turn, and hold the service to what it has stored."""
-    print(f"\n== {SATURATED.clients} clients, model {SATURATED.model!r}, {size.rounds} x {size.seconds:.0f} s a door")
+    print(f"\n== {asking} clients, model {SATURATED.model!r}, {size.rounds} x {size.seconds:.0f} s a door")
     answer = spoken_answer(deployment, SATURATED.model)
     service = deployment.service("doors", SATURATED.model, change=with_ack(deployment, "doors", "spool"))
     servers = [checked(opened(service, name), answer) for name in names]
-    load = Load(SATURATED.clients, size.seconds, size.warm_s)
+    load = Load(asking, size.seconds, size.warm_s)
     series = alternate(deployment, servers, load, size.rounds)
     samples = [one for each in series.values() for one in each.samples]
     failures = [failure for one in samples for failure in one.failures]
@@ -298,6 +298,7 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="one round of short windows, bounds five times as wide")
     others = [name for name in DOORS if name != NATIVE]
     parser.add_argument("--only", choices=others, action="append", help="this door; may be given again")
+    parser.add_argument("--clients", type=int, default=SATURATED.clients, help="few: tokens are sent one by one")
     parser.add_argument("--rounds", type=int, help="how often each takes its turn")
     options = parser.parse_args()
     size = SHORT if options.short else FULL
@@ -306,7 +307,7 @@ def main() -> int:
     verdicts = Verdicts()
     print_stage()
     with deployed() as deployment:
-        series = compare(deployment, [NATIVE, *chosen], size, verdicts)
+        series = compare(deployment, [NATIVE, *chosen], options.clients, size, verdicts)
     for name in chosen:
         title = f"streamed, saturated: CPU {name} / native"
         verdicts.hold(title, series[name].ratio(series[NATIVE]), BOUND * size.slack, "x")
