@@ -61,10 +61,12 @@ class GraphPool:
         Those before it in the queue are waited for up to 15 s: load is no outage. Then the connection is waited for as
         long as the configuration says (`pool_timeout`), or `patient`ly for up to 15 s.
         """
+        begun = time.perf_counter()
         async with self._slot():
             pool = self._pool if self._ready else await self._prepared()
             assert pool is not None
             async with pool.connection(_PATIENT_S if patient else None) as connection:
+                self._wait.observe(time.perf_counter() - begun)
                 yield connection
 
     @asynccontextmanager
@@ -76,7 +78,9 @@ class GraphPool:
     @asynccontextmanager
     async def store(self) -> AsyncIterator[AsyncPostgresStore]:
         """The store, which takes a connection for each batch."""
+        begun = time.perf_counter()
         async with self._slot():
+            self._wait.observe(time.perf_counter() - begun)
             if not self._ready:
                 await self._prepared()
             assert self._store is not None
@@ -92,13 +96,11 @@ class GraphPool:
     @asynccontextmanager
     async def _slot(self) -> AsyncIterator[None]:
         """The right to one of the connections. Without it a wait for other turns would count as one for Postgres."""
-        begun = time.perf_counter()
         try:
             async with asyncio.timeout(_PATIENT_S):
                 await self._slots.acquire()
         except TimeoutError:
             raise PoolTimeout("all connections are in use") from None
-        self._wait.observe(time.perf_counter() - begun)
         try:
             yield
         finally:

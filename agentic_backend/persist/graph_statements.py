@@ -16,8 +16,10 @@ from agentic_backend.agent.interrupts import strict_serializer
 
 Statement = tuple[str, tuple[Any, ...]]
 
-_FEW: Final = 64
-"""Up to so many values are encoded on the loop: some 20 us each where they are messages, less than a thread takes."""
+_LITTLE: Final = 256
+"""Up to this weight parts are encoded on the loop, where that takes less than the way to a thread and back."""
+_OBJECT: Final = 4
+"""The weight of an object, such as a message; that of a plain value is 1."""
 _IN_ROW: Final = (str, int, float, bool, type(None))
 """Types whose values stand in the row of the checkpoint. Others are blobs beside it."""
 _SERIALIZER: Final = strict_serializer()
@@ -25,7 +27,7 @@ _SERIALIZER: Final = strict_serializer()
 
 async def encoded(parts: Sequence[StatePart]) -> list[Statement]:
     """The statements that store parts, in their order."""
-    if sum(map(_weight, parts)) <= _FEW:
+    if _are_light(parts):
         return _encode(parts)
     return await asyncio.to_thread(_encode, parts)
 
@@ -86,13 +88,30 @@ def _of_writes(part: WritesPart) -> Iterator[Statement]:
         yield query, (*task, number, channel, *_SERIALIZER.dumps_typed(value))
 
 
-def _weight(part: StatePart) -> int:
-    """How many values there are to encode, roughly."""
+def _are_light(parts: Sequence[StatePart]) -> bool:
+    """Whether all that is to be encoded weighs little. It is not looked at further than that."""
+    left = [value for part in parts for value in _values(part)]
+    weight = 0
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            held = list(value.values())
+        elif isinstance(value, list | tuple | set | frozenset):
+            held = list(value)
+        elif hasattr(value, "__dict__"):
+            held = [one for one in vars(value).values() if isinstance(one, list | tuple | dict)]
+            weight += _OBJECT
+        else:
+            held = []
+            weight += 1
+        if weight + len(held) > _LITTLE:
+            return False
+        left += held
+    return True
+
+
+def _values(part: StatePart) -> Iterator[Any]:
     if isinstance(part, WritesPart):
-        return sum(_size(value) for _, value in part.writes)
+        return (value for _, value in part.writes)
     values = part.checkpoint["channel_values"]
-    return sum(_size(values[channel]) for channel in part.new_versions if channel in values)
-
-
-def _size(value: Any) -> int:
-    return len(value) if isinstance(value, list | dict | tuple) else 1
+    return (values[channel] for channel in part.new_versions if channel in values)

@@ -17,6 +17,7 @@ from langgraph.checkpoint.base import (
     CheckpointMetadata,
     CheckpointTuple,
 )
+from langgraph.constants import START
 from langgraph.store.base import (
     BaseStore,
     GetOp,
@@ -83,7 +84,8 @@ class StateRef:
 
 
 class StateSaver(BaseCheckpointSaver[Any]):
-    """LangGraph's checkpointer of all hosted graphs: each turn has connections of its own, so none waits for another.
+    """LangGraph's checkpointer of all hosted graphs. Each read, and what a turn writes at once, has a connection of its
+    own, so that no turn waits for another's saver.
 
     It notes in the current turn which checkpoint of the graph itself was written last. Its serializer reads only plain
     values, what LangGraph deems safe, and the types of a graph's schemas (`with_allowlist`, which LangGraph calls).
@@ -156,9 +158,10 @@ class StateSaver(BaseCheckpointSaver[Any]):
         turn = CURRENT.get()
         left_out = turn.input_part if turn is not None else None
         if turn is not None and left_out is not None and _is_of(left_out, config):
-            if not any(channel in WRITES_IDX_MAP for channel, _ in writes):
+            if task_path.rpartition(", ")[2] == START and not any(channel in WRITES_IDX_MAP for channel, _ in writes):
                 return
-            # The run does not come to a first step: what stops it is part of the state, and so is the input.
+            # The next checkpoint does not hold the same. The run stops before it, or in a graph that no builder has
+            # made, a node works in the step of the input: that is part of the state, and so is the input.
             turn.input_part = None
             await self._write(turn, left_out)
             turn.checkpoint_id = left_out.checkpoint["id"]

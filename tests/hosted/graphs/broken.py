@@ -44,7 +44,7 @@ async def chat(state: MessagesState) -> dict[str, object]:
     try:
         return {"messages": [await hasty.ainvoke(state["messages"])]}
     finally:
-        logger.warning("the node is left")
+        logger.warning("the node is left: %s", state["messages"][-1].content)
 
 
 async def prepare(_state: MessagesState) -> dict[str, object]:

@@ -1,12 +1,15 @@
 """Which checkpoints of a graph are stored: all that a later turn, a person's answer or a restart goes on from."""
 
+import asyncio
+import operator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import pytest
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
-from langgraph.channels import DeltaChannel
+from langgraph.channels import BinaryOperatorAggregate, DeltaChannel
 from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.pregel import NodeBuilder, Pregel
 from langgraph.types import Command, interrupt
 from typing_extensions import TypedDict
 
@@ -109,3 +112,43 @@ async def test_a_channel_of_what_was_added_is_whole_in_each_later_turn():
         _, texts = await asked(graph, question(text))
         assert texts[-2:] == [text, str(2 * number + 1)]
     assert [source for source, _, _ in await kept(state)].count("input") == 4
+
+
+async def test_what_nodes_wrote_in_the_step_of_the_input_is_not_done_again():
+    """In a graph that nobody's builder has made, the input is the state of the first step."""
+    done, handed_over = [], asyncio.Event()
+
+    class Saver(StateSaver):
+        async def aput_writes(self, config, writes, task_id, task_path=""):
+            await super().aput_writes(config, writes, task_id, task_path)
+            handed_over.set()
+
+    async def works(_messages):
+        done.append("worked")
+        return ["a"]
+
+    async def asks(messages):
+        if len(messages) == 1:
+            return ["b"]
+        await handed_over.wait()
+        return [interrupt("Which?")]
+
+    nodes = {
+        name: NodeBuilder().subscribe_only("messages").do(node).write_to("said").build()
+        for name, node in (("works", works), ("asks", asks))
+    }
+    channels = {
+        "messages": BinaryOperatorAggregate(list, operator.add),
+        "said": BinaryOperatorAggregate(list, operator.add),
+    }
+    graph = Pregel(nodes=nodes, channels=channels, input_channels=["messages"], output_channels=["messages", "said"])
+    graph.checkpointer = Saver(MemoryState())
+    await asked(graph, question("A"))
+    handed_over.clear()
+    await asked(graph, question("B"))
+    assert done == ["worked"] * 2
+    (open_question,) = (await graph.aget_state(THREAD)).interrupts
+    with turn():
+        values = await graph.ainvoke(Command(resume={open_question.id: "c"}), THREAD)
+    assert sorted(values["said"]) == ["a", "a", "b", "c"]
+    assert done == ["worked"] * 2
