@@ -25,7 +25,7 @@ from agentic_backend.session.models import Session
 from agentic_backend.session.past_exchanges import KnownSession, StoredExchange
 from agentic_backend.session.restarts import RestartRules, Restarts
 from agentic_backend.session.store import CutOffTurns, TurnLog
-from agentic_backend.session.stream import Ask, Awaiting, Cancelled, Failed, Turn
+from agentic_backend.session.stream import Ask, Awaiting, Cancelled, Failed, Final, Turn
 from agentic_backend.session.turn import TurnRunner, refuse
 from agentic_backend.session.turn_report import loggable
 from backend_kit.aio import TaskRegistry
@@ -58,9 +58,11 @@ class RegistryRules:
 
 @dataclass(slots=True)
 class _Slot:
-    """A session of this process: its state after its last turn, the running turn, the waiting ones."""
+    """A session of this process: its state after its last turn, that turn's exchange, the running turn, the waiting
+    ones."""
 
     known: KnownSession | None = None
+    newest: str | None = None
     running: Turn | None = None
     waiting: deque[tuple[asyncio.Future[None], Turn]] = field(default_factory=deque)
 
@@ -181,6 +183,18 @@ class TurnRegistry:
             self._slot(key).known = self._runner.memory.know(session)
         # Otherwise its first turn reads it, together with its exchange ids.
 
+    def newest(self, session_id: str, user_id: str) -> Turn | None:
+        """The turn that gave the session's newest answer; None where only storage can tell: another one runs or has
+        failed, it is kept no longer, or other processes run turns of the session."""
+        slot = self._slots.get((user_id, session_id))
+        if slot is None or slot.running is not None or slot.known is None or not self._runner.alone:
+            return None
+        turn = self._ended.get((user_id, slot.newest or ""))
+        end = turn.events[-1].payload if turn is not None else None
+        # An older exchange that was only told again is not the newest.
+        is_last = isinstance(end, Final) and end.messages[-1].rank + 1 == slot.known.session.next_rank
+        return turn if is_last else None
+
     def session_of(self, session_id: str, user_id: str) -> Session | None:
         """The session as this process last knew it; None if it does not remember it."""
         slot = self._slots.get((user_id, session_id))
@@ -294,6 +308,7 @@ class TurnRegistry:
                     changed = known.session.preferring(turn.preferences).titled(turn.title)
                     known = replace(known, session=changed)
                 slot.known = known if self._rules.by_session else None
+                slot.newest = ask.exchange_id
             finally:
                 self._free(slot_key, slot)
         except SessionBusy as error:
@@ -335,6 +350,7 @@ class TurnRegistry:
                     slot.waiting.remove((place, turn))  # it would count against those who do wait
                 raise
         slot.running = turn
+        turn.follows = slot.newest
 
     def _free(self, key: _Key, slot: _Slot) -> None:
         while slot.waiting:

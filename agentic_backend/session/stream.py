@@ -385,7 +385,8 @@ class Turn:
 
     Only the turn's own task publishes. `cancel` may be called from anywhere, any number of times. A run that continues
     after a person was asked is a separate turn, which begins with the `earlier` events of the one before. `cut` is the
-    record of the run that the end of a process cut off, where the service runs it again by itself.
+    record of the run that the end of a process cut off, where the service runs it again by itself. `follows` is the id
+    of the exchange that this process ran before it in its session, None if it ran none or does not remember it.
     """
 
     def __init__(self, ask: Ask, before: "Turn | None" = None, *, cut: AskRecord | None = None) -> None:
@@ -394,6 +395,7 @@ class Turn:
         self.events: EventLog = EventLog(None if before is None else before.events)
         self.earlier = len(self.events)
         self._seq = self.events[-1].seq if self.events else 0
+        self.follows: str | None = None
         self.ended = False
         self.ended_at = 0.0
         self.bytes_held: int = 0 if before is None else before.bytes_held

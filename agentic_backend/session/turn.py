@@ -129,6 +129,11 @@ class TurnRunner:
         self._leases = leases
         self._titles = titles
 
+    @property
+    def alone(self) -> bool:
+        """Whether no other process runs turns of the same sessions."""
+        return self._leases is None
+
     async def run_turn(self, turn: Turn, known: KnownSession | None) -> KnownSession | None:
         """Run the turn to its terminal event. Returns the session's state after it, None if it does not exist.
 

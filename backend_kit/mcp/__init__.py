@@ -13,6 +13,7 @@ from backend_kit.mcp.calls import (
     detail,
     expect_scope,
     language_of,
+    no_header_arguments,
     refused,
 )
 from backend_kit.mcp.door import DoorRules, McpDoor, mcp_routes
@@ -30,5 +31,6 @@ __all__ = [
     "expect_scope",
     "language_of",
     "mcp_routes",
+    "no_header_arguments",
     "refused",
 ]

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from contextlib import aclosing
+from functools import partial
 from uuid import UUID
 
 import openai
@@ -153,6 +154,73 @@ async def test_a_response_follows_another_and_an_older_one_may_be_gone_back_to(s
     ]
     assert kept.previous_response_id == first.id
     assert (last.output_text, len(sessions), len(history)) == ("Four.", 1, 8)
+
+
+def said(request):
+    """What a model was sent, without the system's text."""
+    return [(one["role"], one.get("content"), one.get("tool_calls")) for one in request.body["messages"][1:]]
+
+
+def reads(service):
+    """How often history was read from Postgres."""
+    labels = {"op": "history", "pool": "main"}
+    return service.service._registry.get_sample_value("app_db_statement_seconds_count", labels) or 0.0
+
+
+async def test_a_conversation_of_lately_is_what_history_has_without_being_read(start_service):
+    """What follows a response sees the same, whether this process remembers it or has to read it."""
+    items = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": "Zeroth?"},
+        {"role": "assistant", "content": "Zero."},
+        {"role": "user", "content": "First?"},
+    ]
+    outputs = [{"type": "function_call_output", "call_id": "c1", "output": "12:00"}]
+    answers = [says("One."), wants(("c1", "clock", "{}"), text="Let me see."), says("Noon."), says("Other."), says("A.")]
+    more = [says("B."), *(says(f"Then {number}.") for number in range(6)), says("C.")]
+    again = [says(f"Again {number}.") for number in range(7)]
+    async with scripted(*answers, *more, *again) as model:
+        settings = sections_on(model, client_tools=True)
+        asking = {"model": "Georges", "tools": [CLOCK]}
+        async with start_service(**settings) as service, client_of(service) as client:
+            create = partial(client.responses.create, **asking)
+            first = await create(input=items, instructions="In English.")
+            called = await create(input="Now?", previous_response_id=first.id, instructions="In French.")
+            noon = await create(input=outputs, previous_response_id=called.id)
+            other = await create(input="Other?", previous_response_id=called.id)  # the call stays without a result
+            named = [await create(input=text, conversation="c") for text in ("A?", "B?")]
+            followed = [first, called, noon, other, *named]
+            for response in followed:
+                await create(input="Then?", previous_response_id=response.id)
+            await create(input="C?", conversation="c")
+            assert reads(service) == 1  # of the conversation that was new
+        async with start_service(**settings) as service, client_of(service) as client:
+            create = partial(client.responses.create, **asking)
+            for response in followed:
+                await create(input="Then?", previous_response_id=response.id)
+            assert reads(service) == len(followed)
+    sent = list(map(said, model.requests))
+    assert sent[6:12] == sent[13:19]
+    assert sent[12][:4] == sent[11][:4]
+
+
+async def test_what_was_asked_at_once_in_a_conversation_is_all_part_of_it(start_service):
+    """Neither of the two has seen the other: so what they were given is not the conversation that follows."""
+    async with (
+        scripted(says("One."), says("Two."), says("Three.")) as model,
+        start_service(**sections_on(model)) as service,
+        client_of(service) as client,
+    ):
+        ask = partial(client.responses.create, model="Georges", conversation="c")
+        await asyncio.gather(ask(input="First?"), ask(input="First?"))
+        await ask(input="Last?")
+    assert [one[:2] for one in said(model.requests[2])] == [
+        ("user", "First?"),
+        ("assistant", "One."),
+        ("user", "First?"),
+        ("assistant", "Two."),
+        ("user", "Last?"),
+    ]
 
 
 async def test_what_is_not_to_be_stored_is_not(start_service):

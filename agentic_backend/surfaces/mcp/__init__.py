@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute
 
 from agentic_backend.surfaces.mcp.tools import AgentTools
 from agentic_backend.surfaces.services import DoorServices
-from backend_kit.mcp import DoorRules, McpDoor, answering, mcp_routes
+from backend_kit.mcp import DoorRules, McpDoor, answering, mcp_routes, no_header_arguments
 
 _MAX_SESSIONS = 1000
 
@@ -41,6 +41,7 @@ def _door(services: DoorServices) -> McpDoor:
         instructions="Each tool asks one agent. Pass `session_id` of its answer to go on in the same conversation.",
         on_list_tools=tools.list_tools,
         on_call_tool=answering(tools.call_tool),
+        get_tool_input_schema=no_header_arguments,
     )
     sessions, entrance = services.mcp_sessions, services.entrance
     rules = DoorRules(

@@ -224,6 +224,8 @@ class AgentTools:
     async def _waiting(self, ask: Ask) -> tuple[str, Question] | None:
         """The exchange with which the session waits for its user, and the question; None where it does not wait, or
         with another agent."""
+        if not self._services.catalog.get(ask.agent_id).asks_people:
+            return None
         with self._services.kpi.phase("history_get"):
             newest = await self._services.store.history(ask.session_id, ask.user_id, HistoryWindow(1))
         message = loads(newest[-1]) if newest else {}

@@ -17,11 +17,17 @@ _NOTE_BYTES: Final = 64 * 1024
 _INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
+def can_be_noted(said: Any) -> bool:
+    """Whether a part of a request is small enough to be kept beside its question."""
+    return len(dumps(said)) <= _NOTE_BYTES
+
+
 @dataclass(frozen=True, slots=True)
 class Requested:
     """What a response was asked with, as it is noted with its question (`note`).
 
-    `created_at` is in seconds since the epoch. `before` is what the request had before its question, beside the
+    `created_at` is in seconds since the epoch. `after` is the newest exchange of the `conversation` that the request
+    has read, None where that was new. `before` is what the request had before its question, beside the
     response that it names as `previous`: None where that was too much to be noted. `answers` is the question to a
     person that it answers, in words: it is not kept elsewhere.
     """
@@ -30,6 +36,7 @@ class Requested:
     created_at: int
     previous: str | None = None
     conversation: str | None = None
+    after: str | None = None
     instructions: str | None = None
     background: bool = False
     store: bool = True
@@ -40,15 +47,16 @@ class Requested:
     def note(self) -> dict[str, Any]:
         """It as JSON, but for instructions of more than 64 KiB, and for as much before the question."""
         told: dict[str, Any] = {"model": self.model, "created_at": self.created_at}
-        named = {"previous": self.previous, "conversation": self.conversation, "answers": self.answers}
+        named = {"previous": self.previous, "conversation": self.conversation, "after": self.after}
+        named |= {"answers": self.answers}
         told |= {key: value for key, value in named.items() if value is not None}
         told |= {"background": True} if self.background else {}
         told |= {"metadata": self.metadata} if self.metadata else {}
-        if self.instructions and len(dumps(self.instructions)) <= _NOTE_BYTES:
+        if self.instructions and can_be_noted(self.instructions):
             told["instructions"] = self.instructions
         if self.before:
             before = [item.stored() for item in self.before]
-            told["before"] = before if len(dumps(before)) <= _NOTE_BYTES else None
+            told["before"] = before if can_be_noted(before) else None
         return {NOTE: told}
 
     @classmethod
@@ -60,6 +68,7 @@ class Requested:
             created_at=note["created_at"],
             previous=note.get("previous"),
             conversation=note.get("conversation"),
+            after=note.get("after"),
             instructions=note.get("instructions"),
             background=note.get("background", False),
             metadata=note.get("metadata"),

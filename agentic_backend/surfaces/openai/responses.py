@@ -98,7 +98,7 @@ async def create_response(services: DoorServices, request: Request, identity: Id
     )
     ask, headers = ask_of(services, request, identity, wish)
     session_id = _session_id(request, identity, wanted, earlier)
-    asked = _asked(wanted, conversation.history)
+    asked = _asked(wanted, conversation.history, earlier)
     if session_id is None:
         name = ResponseId(ask.session_id, ask.exchange_id)
         return _answer(services, request, wanted, _Begun(name, asked, ask, kept=False, headers=headers), page)
@@ -152,7 +152,7 @@ def _session_id(request: Request, identity: Identity, wanted: ResponseRequest, e
     return session_id_of(identity.uid, request.headers, wanted.metadata) or str(uuid4())
 
 
-def _asked(wanted: ResponseRequest, history: Sequence[HistoryItem]) -> Requested:
+def _asked(wanted: ResponseRequest, history: Sequence[HistoryItem], earlier: Earlier | None) -> Requested:
     # Results of the client's tools are what the question's message has.
     items = list(history)
     if items and items[-1].role == "tool":
@@ -163,6 +163,7 @@ def _asked(wanted: ResponseRequest, history: Sequence[HistoryItem]) -> Requested
         created_at=int(time.time()),
         previous=wanted.previous,
         conversation=wanted.conversation,
+        after=earlier.newest if earlier is not None and wanted.conversation is not None else None,
         instructions=wanted.instructions,
         background=wanted.background,
         store=wanted.store,
@@ -206,7 +207,7 @@ async def _in_background(services: DoorServices, begun: _Begun, page: str) -> Re
 
 def _at_once(wanted: ResponseRequest, name: ResponseId, end: End, headers: Mapping[str, str]) -> Response:
     """An answer that no turn gave."""
-    events = ResponseEvents(ResponseObject(name, _asked(wanted, ())), "")
+    events = ResponseEvents(ResponseObject(name, _asked(wanted, (), None)), "")
     told = events.at_once(end.answer, end.spent)
     if not wanted.stream:
         return _json(events.response, headers)
