@@ -1,6 +1,7 @@
 """The events of one turn for a door, from any place on, as they come."""
 
 import asyncio
+import math
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Final
@@ -13,53 +14,63 @@ EVERYTHING: Final = 1 << 62
 
 
 class Following:
-    """One reader of a turn: an async iterator over its events to the terminal one, and over heartbeats (None).
+    """One reader of a turn: an async iterator over its events to the terminal one.
 
     For doors that do not answer with an event stream; those that do use `turn_stream`. `with` it: leaving it is that
     its client has left, so a turn whose ask says so is cancelled where nobody else follows it. Whoever is behind gets
-    fragments of one message joined, with the number of the last. It waits for the turn without a timer; a heartbeat is
-    what `beat` asks for.
+    fragments of one message joined, with the number of the last.
     """
 
-    def __init__(self, turn: Turn, after: int = 0) -> None:
-        """It begins behind the event with number `after`; 0: with the first of this run of the exchange."""
+    def __init__(self, turn: Turn, after: int = 0, *, pace_s: float = 0.0) -> None:
+        """It begins behind the event with number `after`; 0: with the first of this run of the exchange.
+
+        While the turn runs it wakes at most once in `pace_s` seconds, `math.inf`: not before the end. To wake a task
+        for each token costs more than to say a token.
+        """
         self.turn = turn
         self._follow = follow_of(turn, after)
         self._wake = asyncio.Event()
-        self._beat = False
+        self._loop = asyncio.get_running_loop()
+        self._pace_s = pace_s
+        self._due = math.inf if pace_s == math.inf else 0.0
+        self._timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> "Following":
-        self.turn.follow(self._wake.set)
+        self.turn.follow(self._noticed)
         return self
 
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         turn = self.turn
-        turn.unfollow(self._wake.set)
+        turn.unfollow(self._noticed)
+        if self._timer is not None:
+            self._timer.cancel()
         if not turn.ended and turn.ask.on_disconnect == "cancel" and not turn.followed:
             turn.cancel()
-
-    def beat(self) -> None:
-        """Let the iterator yield None before its next event, or at once where it waits."""
-        self._beat = True
-        self._wake.set()
 
     def __aiter__(self) -> "Following":
         return self
 
-    async def __anext__(self) -> TurnEvent | None:
-        """The next event, None for a heartbeat. Stops after the terminal event, which a refusal is too."""
-        while True:
-            if self._beat:
-                self._beat = False
-                return None
-            if not self._follow.up_to_date:
-                return self._follow.take()
+    async def __anext__(self) -> TurnEvent:
+        """The next event. Stops after the terminal event, which a refusal is too."""
+        while self._follow.up_to_date:
             if self.turn.ended:
                 raise StopAsyncIteration
             await self._wake.wait()
             self._wake.clear()
+            self._due = self._loop.time() + self._pace_s
+        return self._follow.take()
+
+    def _noticed(self) -> None:
+        if self.turn.ended or self._loop.time() >= self._due:
+            self._wake.set()
+        elif self._timer is None and self._due != math.inf:
+            self._timer = self._loop.call_at(self._due, self._due_now)
+
+    def _due_now(self) -> None:
+        self._timer = None
+        self._wake.set()
 
 
 def follow_of(turn: Turn, after: int = 0) -> Follow:

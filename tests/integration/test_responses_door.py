@@ -176,7 +176,13 @@ async def test_a_conversation_of_lately_is_what_history_has_without_being_read(s
         {"role": "user", "content": "First?"},
     ]
     outputs = [{"type": "function_call_output", "call_id": "c1", "output": "12:00"}]
-    answers = [says("One."), wants(("c1", "clock", "{}"), text="Let me see."), says("Noon."), says("Other."), says("A.")]
+    answers = [
+        says("One."),
+        wants(("c1", "clock", "{}"), text="Let me see."),
+        says("Noon."),
+        says("Other."),
+        says("A."),
+    ]
     more = [says("B."), *(says(f"Then {number}.") for number in range(6)), says("C.")]
     again = [says(f"Again {number}.") for number in range(7)]
     async with scripted(*answers, *more, *again) as model:

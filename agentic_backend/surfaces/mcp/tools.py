@@ -2,8 +2,8 @@
 
 import asyncio
 import hashlib
+import math
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from string import ascii_letters, digits
@@ -66,6 +66,7 @@ _MAX_ROUNDS: Final = 10
 _PERSON_S: Final = 600.0
 """How long a call waits for a person; then the question is its result, which the next call may answer."""
 _PROGRESS_S: Final = 0.2
+"""How often a client is told of progress at most."""
 _MAX_PROGRESS_CHARS: Final = 2000
 _FORM: Final = "answer"
 _MAX_LANGUAGE_CHARS: Final = 35
@@ -136,10 +137,8 @@ _REPLY: Final = ToolReply.model_json_schema()
 class AgentTools:
     """What the tools do, for whoever has sent the request."""
 
-    def __init__(self, services: DoorServices, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` spaces notifications of progress, in seconds."""
+    def __init__(self, services: DoorServices) -> None:
         self._services = services
-        self._clock = clock
 
     async def list_tools(self, ctx: Context, _params: PaginatedRequestParams | None) -> ListToolsResult:
         """A tool for each agent that the caller may ask."""
@@ -251,11 +250,10 @@ class AgentTools:
 
     async def _turn(self, ctx: Context, ask: Ask) -> Payload:
         """Follow a turn to its end, which leaving it early brings about."""
-        progress = _Progress(ctx, self._clock)
-        with Following(self._services.registry.submit(ask)) as events:
+        progress = _Progress(ctx)
+        pace_s = _PROGRESS_S if progress.wanted else math.inf
+        with Following(self._services.registry.submit(ask), pace_s=pace_s) as events:
             async for event in events:
-                if event is None:
-                    continue
                 if event.terminal:
                     return event.payload
                 await progress.note(event.payload)
@@ -297,29 +295,20 @@ class AgentTools:
 
 
 class _Progress:
-    """Tells a client that wants it what an agent says, as often as it says something and not too often."""
+    """Tells a client that wants it what an agent says. One that reads slowly is told less often, of more at once."""
 
-    def __init__(self, ctx: Context, clock: Callable[[], float]) -> None:
+    def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
-        self._clock = clock
-        self._wanted = ctx.meta is not None and "progress_token" in ctx.meta
+        self.wanted = ctx.meta is not None and "progress_token" in ctx.meta
         self._done = 0
-        self._text: list[str] = []
-        self._told_at = float("-inf")
 
     async def note(self, payload: Payload) -> None:
-        """Take an event, and tell of it and of what came before. A client that reads slowly is told less often."""
-        if not self._wanted:
+        """Tell of an event."""
+        if not self.wanted:
             return
         if isinstance(payload, TextDelta):
             self._done += len(payload.text)
-            self._text.append(payload.text)
-            now = self._clock()
-            if now - self._told_at < _PROGRESS_S:
-                return
-            self._told_at = now
-            said, self._text = "".join(self._text), []
-            await self._tell(said)
+            await self._tell(payload.text)
         elif (event := _said_of(payload)) is not None:
             self._done += 1
             await self._tell(event)

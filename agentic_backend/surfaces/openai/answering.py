@@ -86,7 +86,7 @@ class WholeAnswer(Response):
                 pass
 
     async def _told(self, following: Following) -> Response:
-        encoded = self._encode([event.payload async for event in following if event is not None])
+        encoded = self._encode([event.payload async for event in following])
         if isinstance(encoded, Failure):
             return failed(encoded, self._given)
         return Response(encoded, 200, dict(self._given), "application/json")

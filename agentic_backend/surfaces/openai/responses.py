@@ -196,7 +196,7 @@ async def _in_background(services: DoorServices, begun: _Begun, page: str) -> Re
     with Following(turn) as following, contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_PLACE_S):
             async for event in following:
-                if event is not None and not is_waiting(event.payload):
+                if not is_waiting(event.payload):
                     break
     end = turn.events[-1].payload if turn.ended else None
     if isinstance(end, Failed) and end.session is None:

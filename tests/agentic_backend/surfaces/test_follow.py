@@ -1,6 +1,7 @@
 """One reader of a turn for a door: what it is told, in which order, and what its leaving does."""
 
 import asyncio
+import math
 
 import pytest
 
@@ -22,7 +23,7 @@ def end(turn: Turn) -> None:
     turn.publish(Failed(Code.INTERNAL, refused=False))
 
 
-async def taken(following: Following) -> TurnEvent | None:
+async def taken(following: Following) -> TurnEvent:
     async with asyncio.timeout(PATIENCE_S):
         return await anext(following)
 
@@ -67,17 +68,34 @@ async def test_an_answer_to_a_question_is_followed_from_where_the_run_goes_on():
         assert (await taken(following)).seq == 3
 
 
-async def test_a_heartbeat_wakes_it_and_loses_nothing():
+async def test_one_with_a_pace_is_woken_again_after_it():
     turn = turn_of()
-    with Following(turn) as following:
+    with Following(turn, pace_s=0.05) as following:
+        for text in "abc":
+            waits = asyncio.ensure_future(taken(following))
+            await asyncio.sleep(0)
+            delta(turn, text)
+            assert (await waits).payload.text == text
+
+
+@pytest.mark.parametrize(("pace_s", "at_once"), [(3600.0, 1), (math.inf, 0)])
+async def test_what_comes_within_its_pace_waits_for_the_end(pace_s, at_once):
+    turn = turn_of()
+    with Following(turn, pace_s=pace_s) as following:
         waits = asyncio.ensure_future(taken(following))
-        await asyncio.sleep(0)
-        following.beat()
-        assert await waits is None
-        turn.publish(Accepted())
-        following.beat()
-        assert await taken(following) is None
-        assert (await taken(following)).seq == 1
+        for text in "abc"[:at_once]:
+            await asyncio.sleep(0)
+            delta(turn, text)
+            assert (await waits).payload.text == text
+            waits = asyncio.ensure_future(taken(following))
+        for text in "abc"[at_once:]:
+            await asyncio.sleep(0.01)
+            delta(turn, text)
+        await asyncio.sleep(0.01)
+        assert not waits.done()
+        end(turn)
+        assert (await waits).payload.text == "abc"[at_once:]
+        assert [event.terminal async for event in following] == [True]
 
 
 @pytest.mark.parametrize(("policy", "stopped"), [("cancel", True), ("continue", False)])
