@@ -214,8 +214,9 @@ class AgenticService(Service[AgenticSettings, State]):
         return dependencies
 
     def _add_routes(self, app: FastAPI, identify: Identify, base: str) -> None:
-        app.router.routes += build_routes(lambda: self.running.chat, identify, base)
+        # Doors first: each of their turns is a request, which looks for its route among all of them in this order.
         app.router.routes += door_routes(self._settings, lambda: self.running.doors, identify)
+        app.router.routes += build_routes(lambda: self.running.chat, identify, base)
         ChatPage(sign_in_at(self._settings)).add_to(app)
         app.add_middleware(Compression, mode=self._settings.server.http_compression)
 

@@ -8,21 +8,21 @@ to one instance.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import Context as ContextVars
 from dataclasses import dataclass
 from string import ascii_letters, digits
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-from fastapi import APIRouter, Depends, Request, Response
-from fastapi.routing import APIRoute
 from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_types import INVALID_REQUEST, ErrorData, JSONRPCError
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from sse_starlette.sse import AppStatus
-from starlette.routing import BaseRoute
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
 from starlette.types import Message, Receive, Scope, Send
 
 from backend_kit.aio import TaskRegistry
@@ -332,16 +332,11 @@ def _unquoted(body: bytes) -> bytes:
     return dumps({**said, "error": {"code": said["error"]["code"], "message": kind}})
 
 
-def mcp_routes(door: Callable[[], McpDoor], identify: Callable[..., Any]) -> list[BaseRoute]:
+def mcp_routes(door: Callable[[], McpDoor], identify: Callable[[Request], Awaitable[Identity]]) -> list[BaseRoute]:
     """The endpoint, for callers whom `identify` knows, and where an issuer is configured what says so (RFC 9728).
 
     `door()` is called at each request: its result exists once the service runs.
     """
-    router = APIRouter(route_class=_challenging(door))
-    caller = Annotated[Identity, Depends(identify)]
-
-    async def endpoint(identity: caller) -> Response:
-        return _Handed(door(), identity)
 
     async def metadata(request: Request) -> Response:
         rules = door().rules
@@ -355,40 +350,32 @@ def mcp_routes(door: Callable[[], McpDoor], identify: Callable[..., Any]) -> lis
         }
         return Response(dumps(found), media_type="application/json", headers={"Cache-Control": "no-cache"})
 
-    router.add_api_route(PATH, endpoint, methods=["GET", "POST", "DELETE"], include_in_schema=False)
-    router.add_api_route(METADATA_PATH, metadata, methods=["GET"], include_in_schema=False)
-    return router.routes
+    return [
+        Route(PATH, _Endpoint(door, identify), methods=["GET", "POST", "DELETE"]),
+        Route(METADATA_PATH, metadata, methods=["GET"]),
+    ]
 
 
-class _Handed(Response):
-    """An answer that the door gives: it reads the request and writes the response."""
+class _Endpoint:
+    """Lets callers in. Its 401 says where a client finds the issuer.
 
-    def __init__(self, door: McpDoor, caller: Identity) -> None:
-        super().__init__()
+    Not a route of FastAPI: there is nothing to validate, and what FastAPI does for a request costs a twentieth of a
+    turn.
+    """
+
+    def __init__(self, door: Callable[[], McpDoor], identify: Callable[[Request], Awaitable[Identity]]) -> None:
         self._door = door
-        self._caller = caller
+        self._identify = identify
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand the exchange over."""
-        await self._door.handle(self._caller, scope, receive, send)
-
-
-def _challenging(door: Callable[[], McpDoor]) -> type[APIRoute]:
-    """Routes whose 401 says where a client finds the issuer."""
-
-    class Challenging(APIRoute):
-        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            handle = super().get_route_handler()
-
-            async def challenged(request: Request) -> Response:
-                try:
-                    return await handle(request)
-                except AuthError as failure:
-                    return _challenge(door().rules, request, failure)
-
-            return challenged
-
-    return Challenging
+        """Answer the request."""
+        request = Request(scope, receive, send)
+        try:
+            caller = await self._identify(request)
+        except AuthError as failure:
+            await _challenge(self._door().rules, request, failure)(scope, receive, send)
+            return
+        await self._door().handle(caller, scope, receive, send)
 
 
 def _challenge(rules: DoorRules, request: Request, failure: AuthError) -> Response:

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
 from agentic_backend.surfaces.openai.asked import listed
 from agentic_backend.surfaces.openai.asking import target_of
 from agentic_backend.surfaces.openai.chat import complete_chat
-from agentic_backend.surfaces.openai.errors import OpenAiRoute, Unrouted
+from agentic_backend.surfaces.openai.errors import OpenAiRoute, Unrouted, refusals
 from agentic_backend.surfaces.openai.responses import (
     cancel_response,
     create_response,
@@ -29,7 +29,7 @@ _BODY = {"requestBody": {"required": True, "content": {"application/json": {"sch
 
 def add_routes(services: Callable[[], DoorServices], identify: Callable[..., Any]) -> list[BaseRoute]:
     """The routes of the door, at the root: clients append `/chat/completions` to a base URL that ends with `/v1`."""
-    router = APIRouter(prefix=PREFIX, tags=["openai"], route_class=OpenAiRoute)
+    router = APIRouter(prefix=PREFIX, tags=["openai"], route_class=OpenAiRoute, responses=refusals())
     caller = Annotated[Identity, Depends(identify)]
     created = int(time.time())
 
@@ -54,8 +54,7 @@ def add_routes(services: Callable[[], DoorServices], identify: Callable[..., Any
 
     _add_responses(router, services, caller)
     # Last: it takes whatever of this path the others leave.
-    others = Unrouted(router.routes)
-    return [*router.routes, Route(PREFIX, others), Route(PREFIX + "/{path:path}", others)]
+    return [*router.routes, Unrouted(PREFIX, router.routes)]
 
 
 def _add_responses(router: APIRouter, services: Callable[[], DoorServices], caller: Any) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, Protocol
 from uuid import UUID, uuid5
 
@@ -51,7 +52,13 @@ def is_temporary(headers: Mapping[str, str]) -> bool:
 def _session_id(user_id: str, name: str, where: str) -> str:
     if len(name) > _MAX_ID_CHARS:
         raise Refused(f"{where} has more than {_MAX_ID_CHARS} characters.", where, "string_above_max_length")
-    return str(uuid5(uuid5(_SESSIONS, user_id), name))
+    return str(uuid5(_sessions_of(user_id), name))
+
+
+@lru_cache(maxsize=1024)
+def _sessions_of(user_id: str) -> UUID:
+    """The namespace of a user's sessions."""
+    return uuid5(_SESSIONS, user_id)
 
 
 def is_task(conversation: Conversation) -> bool:

@@ -71,6 +71,16 @@ def status_of(code: Code) -> int:
     return _UNREADABLE if status == 422 else status
 
 
+def refusals() -> dict[int | str, dict[str, Any]]:
+    """`responses=` of this door: the statuses that any of its routes may answer with."""
+    text = {"type": "string"}
+    fields = {"message": text, "type": text, "param": {"type": ["string", "null"]}, "code": text}
+    error = {"type": "object", "properties": fields, "required": [*fields]}
+    schema = {"type": "object", "properties": {"error": error}, "required": ["error"]}
+    told = {"description": "`error.code` says why", "content": {"application/json": {"schema": schema}}}
+    return {status_of(code): told for code in CODES}
+
+
 def error_json(status: int, message: str, code: str, param: str | None = None) -> bytes:
     """The body of a failure."""
     kind = _TYPES.get(status, "server_error")
@@ -133,16 +143,27 @@ class OpenAiRoute(APIRoute):
         return answer
 
 
-class Unrouted:
+class Unrouted(BaseRoute):
     """Answers what none of the door's routes does: a path that there is not, or not with this method.
 
-    A slash at the end of a path that there is leads to it, as everywhere in the service.
+    A slash at the end of a path that there is leads to it, as everywhere in the service. It takes any path, also one
+    with a line break, which no path of Starlette's routes has.
     """
 
-    def __init__(self, routes: Sequence[BaseRoute]) -> None:
+    methods = None
+
+    def __init__(self, prefix: str, routes: Sequence[BaseRoute]) -> None:
+        self.path = f"{prefix}/{{path:path}}"
+        self._prefix = prefix
         self._routes = routes
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Whether a request is for a path of the door."""
+        path = scope["path"]
+        below = path == self._prefix or path.startswith(f"{self._prefix}/")
+        return (Match.FULL, {"endpoint": self}) if below and scope["type"] == "http" else (Match.NONE, {})
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request."""
         await self._answer(scope)(scope, receive, send)
 

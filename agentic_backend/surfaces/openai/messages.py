@@ -137,6 +137,8 @@ class _Reader:
 
 
 def _calls(fields: reading.Object, at: str) -> tuple[EarlierCall, ...]:
+    if "tool_calls" not in fields:
+        return ()
     calls = reading.optional_list(fields, "tool_calls", at)
     return tuple(_call(call, f"{at}.tool_calls[{number}]") for number, call in enumerate(calls))
 
